@@ -38,7 +38,7 @@ check: $(DEV) ## ruff and mypy --strict
 	@$(BIN)/mypy --strict
 
 aot: $(DEV) $(AOT_PATH) ## compile every GPU kernel for sm_90 and read its machine code
-	@$(if $(AOT_PATH),PYTHONPATH=$(AOT_PATH)) $(BIN)/python -m kernels.gate.aot $(ARGS)
+	@$(if $(AOT_PATH),PYTHONPATH=$(AOT_PATH)) $(BIN)/python -m tailrace.kernels.gate.aot $(ARGS)
 
 bench-frame: $(DEV) ## time encode, decode and relay of a token frame
 	@$(BIN)/python tests/bench/bench_frame.py $(ARGS)

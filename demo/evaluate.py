@@ -19,9 +19,9 @@ from tokenizers import Tokenizer
 from demo.corpus import ASSISTANT, END, USER
 from demo.tasks import KINDS_OF_TASK, draw
 from demo.words import KINDS, MOODS, with_article
-from origin.checkpoint.tokenizer_file import TOKENIZER_FILE
-from origin.models.load import load_model
-from origin.models.model import Model, Piece, context_pages, prefill
+from tailrace.origin.checkpoint.tokenizer_file import TOKENIZER_FILE
+from tailrace.origin.models.load import load_model
+from tailrace.origin.models.model import Model, Piece, context_pages, prefill
 
 QUESTIONS_PER_KIND = 40
 MAX_ANSWER_TOKENS = 120

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save
 
 from demo.net import Net, Shape
-from kernels.linear.ternary import pack_ternary, quantize_absmean
+from tailrace.kernels.linear.ternary import pack_ternary, quantize_absmean
 
 END_ID = 0
 

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from kernels.attention.rope import rope_table
-from kernels.linear.ternary import quantize_absmean, quantize_activations
+from tailrace.kernels.attention.rope import rope_table
+from tailrace.kernels.linear.ternary import quantize_absmean, quantize_activations
 
 
 @dataclass(frozen=True)

@@ -19,18 +19,25 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from edge.access.middleware import caller_of
-from edge.body import Encoder, stream_body
-from edge.errors import AI_SDK_PATH, OLLAMA, error_response
-from edge.generate import stream_headers
-from edge.openai.answers import DONE, data_event
-from edge.openai.messages import missing, read_tools, text_of
-from edge.openai.request import ALL_THERE_IS, OpenAiBody, compact, invalid, open_of, read_body
-from edge.origins.link import Reader, attended, link_of, whole_answer
-from edge.parameters import read_body as whole_body
-from edge.request import Count, Settings
-from ledger.errors import CallerError, NotFound, TailraceError, Unavailable
-from ledger.frame import (
+from tailrace.edge.access.middleware import caller_of
+from tailrace.edge.body import Encoder, stream_body
+from tailrace.edge.errors import AI_SDK_PATH, OLLAMA, error_response
+from tailrace.edge.generate import stream_headers
+from tailrace.edge.openai.answers import DONE, data_event
+from tailrace.edge.openai.messages import missing, read_tools, text_of
+from tailrace.edge.openai.request import (
+    ALL_THERE_IS,
+    OpenAiBody,
+    compact,
+    invalid,
+    open_of,
+    read_body,
+)
+from tailrace.edge.origins.link import Reader, attended, link_of, whole_answer
+from tailrace.edge.parameters import read_body as whole_body
+from tailrace.edge.request import Count, Settings
+from tailrace.ledger.errors import CallerError, NotFound, TailraceError, Unavailable
+from tailrace.ledger.frame import (
     MAX_MESSAGES,
     Call,
     Caller,
@@ -51,7 +58,7 @@ from ledger.frame import (
     decode,
     to_error,
 )
-from ledger.text import AppendedText
+from tailrace.ledger.text import AppendedText
 
 HEADER = {"X-Vercel-AI-UI-Message-Stream": "v1"}
 """By it the AI SDK tells this protocol from others."""

@@ -13,30 +13,36 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from edge import ai_sdk, generate, objects
-from edge.access.bodies import BodyBudget
-from edge.access.middleware import Access, caller_of, head_of
-from edge.access.operators import sees_details
-from edge.access.rules import Rules
-from edge.admin.routes import admin_routes
-from edge.config import EdgeConfig, access_rules
-from edge.errors import client_gone, http_error, internal_error, not_a_websocket, tailrace_error
-from edge.objects import Deploying
-from edge.openai.answers import routes_of
-from edge.openai.chat import CHAT, COMPLETIONS
-from edge.openai.embeddings import embed, list_models, show_model
-from edge.openai.responses.routes import ROUTES as RESPONSE_ROUTES
-from edge.origins.hints import Hints
-from edge.origins.link import Link
-from edge.quic.listen import QuicListener
-from edge.session import ORIGIN_NOT_READY
-from edge.telemetry.metrics import metrics
-from edge.web_files import web_routes
-from ledger.deployment import Deployment
-from ledger.errors import TailraceError
-from ledger.frame import SCHEMA_HASH, STREAM_PATH
-from ledger.hints import Hint
-from ledger.version import tailrace_version
+from tailrace.edge import ai_sdk, generate, objects
+from tailrace.edge.access.bodies import BodyBudget
+from tailrace.edge.access.middleware import Access, caller_of, head_of
+from tailrace.edge.access.operators import sees_details
+from tailrace.edge.access.rules import Rules
+from tailrace.edge.admin.routes import admin_routes
+from tailrace.edge.config import EdgeConfig, access_rules
+from tailrace.edge.errors import (
+    client_gone,
+    http_error,
+    internal_error,
+    not_a_websocket,
+    tailrace_error,
+)
+from tailrace.edge.objects import Deploying
+from tailrace.edge.openai.answers import routes_of
+from tailrace.edge.openai.chat import CHAT, COMPLETIONS
+from tailrace.edge.openai.embeddings import embed, list_models, show_model
+from tailrace.edge.openai.responses.routes import ROUTES as RESPONSE_ROUTES
+from tailrace.edge.origins.hints import Hints
+from tailrace.edge.origins.link import Link
+from tailrace.edge.quic.listen import QuicListener
+from tailrace.edge.session import ORIGIN_NOT_READY
+from tailrace.edge.telemetry.metrics import metrics
+from tailrace.edge.web_files import web_routes
+from tailrace.ledger.deployment import Deployment
+from tailrace.ledger.errors import TailraceError
+from tailrace.ledger.frame import SCHEMA_HASH, STREAM_PATH
+from tailrace.ledger.hints import Hint
+from tailrace.ledger.version import tailrace_version
 
 NO_STORE = {"Cache-Control": "no-store"}
 DRAINING = "this edge is shutting down"

@@ -10,12 +10,12 @@ import structlog
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from edge import sse
-from edge.errors import error_response
-from edge.origins.link import Reader
-from edge.parameters import View
-from ledger.errors import TailraceError
-from ledger.frame import CLOSING, Heartbeat, Opened, encode, tag_of
+from tailrace.edge import sse
+from tailrace.edge.errors import error_response
+from tailrace.edge.origins.link import Reader
+from tailrace.edge.parameters import View
+from tailrace.ledger.errors import TailraceError
+from tailrace.ledger.frame import CLOSING, Heartbeat, Opened, encode, tag_of
 
 log = structlog.get_logger("tailrace.edge")
 

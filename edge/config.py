@@ -12,16 +12,16 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
-from edge.access.connections import RESERVED_FILES, ConnectionLimits
-from edge.access.head import Proxies
-from edge.access.rules import ANY_ORIGIN, Gate, HostRule, OriginRule, Rules, is_loopback
-from edge.origins.open_requests import OpenRequests
-from edge.quic.steer import MAX_PROCESSES, can_steer
-from edge.session import MAX_UNFINISHED
-from edge.unread import DEFAULT_AFTER_S, UnreadDefault
-from ledger.dial import Credentials, LinkAddress, LinkText, check_link, secret_bytes
-from ledger.frame import MAX_CALL_BODY_BYTES, Unread
-from ledger.settings import (
+from tailrace.edge.access.connections import RESERVED_FILES, ConnectionLimits
+from tailrace.edge.access.head import Proxies
+from tailrace.edge.access.rules import ANY_ORIGIN, Gate, HostRule, OriginRule, Rules, is_loopback
+from tailrace.edge.origins.open_requests import OpenRequests
+from tailrace.edge.quic.steer import MAX_PROCESSES, can_steer
+from tailrace.edge.session import MAX_UNFINISHED
+from tailrace.edge.unread import DEFAULT_AFTER_S, UnreadDefault
+from tailrace.ledger.dial import Credentials, LinkAddress, LinkText, check_link, secret_bytes
+from tailrace.ledger.frame import MAX_CALL_BODY_BYTES, Unread
+from tailrace.ledger.settings import (
     MAX_PORT,
     Address,
     CollectorUrl,

@@ -17,8 +17,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from edge.telemetry.exchange import CLIENT_GONE, note_error
-from ledger.errors import CallerError, NotFound, TailraceError, error_body
+from tailrace.edge.telemetry.exchange import CLIENT_GONE, note_error
+from tailrace.ledger.errors import CallerError, NotFound, TailraceError, error_body
 
 RESPONSES_PATH = "/v1/responses"
 CHAT_PATH = "/v1/chat/completions"

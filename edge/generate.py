@@ -11,10 +11,10 @@ from secrets import token_hex
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from edge.access.middleware import caller_of
-from edge.body import ENCODERS, stream_body
-from edge.origins.link import Link, Reader, attended, link_of
-from edge.parameters import (
+from tailrace.edge.access.middleware import caller_of
+from tailrace.edge.body import ENCODERS, stream_body
+from tailrace.edge.origins.link import Link, Reader, attended, link_of
+from tailrace.edge.parameters import (
     View,
     check_idempotency_key,
     choose_view,
@@ -22,10 +22,10 @@ from edge.parameters import (
     parse_stream_id,
     read_body,
 )
-from edge.request import parse_generate, parse_open, parse_steer
-from edge.sse import end_fields, finite, logprobs
-from ledger.errors import TooLarge
-from ledger.frame import (
+from tailrace.edge.request import parse_generate, parse_open, parse_steer
+from tailrace.edge.sse import end_fields, finite, logprobs
+from tailrace.ledger.errors import TooLarge
+from tailrace.ledger.frame import (
     FRAMES_TYPE,
     Caller,
     Cancel,
@@ -52,8 +52,8 @@ from ledger.frame import (
     tag_of,
     to_error,
 )
-from ledger.tasks import together
-from ledger.text import StreamText
+from tailrace.ledger.tasks import together
+from tailrace.ledger.text import StreamText
 
 MAX_DOCUMENT_BYTES = 32 << 20
 """Of the frames of one stream that are kept for a document."""

@@ -21,13 +21,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Scope
 
-from edge.access.middleware import caller_of
-from edge.body import LIVE_HEADERS, NO_TRANSFORM, UNBUFFERED, StreamedBody, answer_of
-from edge.origins.link import Link, Reader, attended, link_of, whole_answer
-from edge.parameters import View, read_body
-from ledger.deployment import DEPLOYMENT, Deployment
-from ledger.errors import CallerError, NotFound, TailraceError
-from ledger.frame import (
+from tailrace.edge.access.middleware import caller_of
+from tailrace.edge.body import LIVE_HEADERS, NO_TRANSFORM, UNBUFFERED, StreamedBody, answer_of
+from tailrace.edge.origins.link import Link, Reader, attended, link_of, whole_answer
+from tailrace.edge.parameters import View, read_body
+from tailrace.ledger.deployment import DEPLOYMENT, Deployment
+from tailrace.ledger.errors import CallerError, NotFound, TailraceError
+from tailrace.ledger.frame import (
     CALL_METHODS,
     FRAMES_TYPE,
     RESERVED_NAME,
@@ -36,8 +36,8 @@ from ledger.frame import (
     Call,
     Header,
 )
-from ledger.objects.object import MAX_KEY_CHARS
-from ledger.tasks import beside
+from tailrace.ledger.objects.object import MAX_KEY_CHARS
+from tailrace.ledger.tasks import beside
 
 PREFIX = STREAM_PATH.encode()
 RESERVED = RESERVED_NAME.encode()

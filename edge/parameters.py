@@ -8,10 +8,10 @@ from enum import Enum
 
 from starlette.requests import Request
 
-from edge.access.bodies import BodyBudget
-from ledger.errors import CallerError, NotFound, TooLarge
-from ledger.frame import FRAMES_TYPE, MAX_IDEMPOTENCY_KEY_CHARS
-from ledger.wire.bare import U64_MAX
+from tailrace.edge.access.bodies import BodyBudget
+from tailrace.ledger.errors import CallerError, NotFound, TooLarge
+from tailrace.ledger.frame import FRAMES_TYPE, MAX_IDEMPOTENCY_KEY_CHARS
+from tailrace.ledger.wire.bare import U64_MAX
 
 MAX_DISCARDED_BYTES = 16 << 20  # of a body over its limit
 

@@ -19,13 +19,13 @@ from time import monotonic
 import structlog
 from hypercorn.config import Config
 
-from edge.access.keys import KeyRing, read_keys
-from edge.access.rules import Gate
-from edge.config import EdgeConfig
-from edge.origins.hints import Hints
-from edge.quic.listen import QuicListener
-from ledger.errors import ConfigError
-from ledger.tasks import beside
+from tailrace.edge.access.keys import KeyRing, read_keys
+from tailrace.edge.access.rules import Gate
+from tailrace.edge.config import EdgeConfig
+from tailrace.edge.origins.hints import Hints
+from tailrace.edge.quic.listen import QuicListener
+from tailrace.ledger.errors import ConfigError
+from tailrace.ledger.tasks import beside
 
 LOOK_S = 1.0
 """How late a change of a file may be noticed."""

@@ -19,10 +19,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic.fields import FieldInfo
 from pydantic_core import from_json, to_json
 
-from edge.session import not_a_clients
-from edge.unread import DEFAULT_AFTER_S
-from ledger.errors import CallerError, FrameError
-from ledger.frame import (
+from tailrace.edge.session import not_a_clients
+from tailrace.edge.unread import DEFAULT_AFTER_S
+from tailrace.ledger.errors import CallerError, FrameError
+from tailrace.ledger.frame import (
     MAX_MESSAGES,
     SAMPLING,
     Durability,

@@ -23,37 +23,37 @@ import structlog
 import uvloop
 from hypercorn.config import Config
 
-from edge.access.connections import RESERVED_FILES, raise_open_files
-from edge.app import create_app
-from edge.config import (
+from tailrace.edge.access.connections import RESERVED_FILES, raise_open_files
+from tailrace.edge.app import create_app
+from tailrace.edge.config import (
     EdgeConfig,
     access_rules,
     connection_limits,
     open_requests,
     too_few_files,
 )
-from edge.origins.hints import Hints
-from edge.origins.link import Link
-from edge.processes import Processes
-from edge.quic.listen import QuicListener
-from edge.reload import Certificate, open_gate, reloaded_keys, reloading, require_keys
-from edge.server.deadlines import Deadlines
-from edge.server.http1 import MAX_HEAD_BYTES
-from edge.server.incoming import Application
-from edge.server.listen import LISTEN_BACKLOG, Sockets, alt_svc, listening
-from edge.server.outlet import Turn
-from edge.server.rest import Rest
-from edge.server.routes import StreamRoutes
-from edge.server.wire import KEEP_ALIVE_TIMEOUT_S, Shared
-from edge.telemetry.exchange import Counts, Observed
-from edge.telemetry.metrics import EdgeMetrics
-from ledger.deployment import Deployment
-from ledger.errors import Unavailable
-from ledger.log import configure_logging
-from ledger.process import Stop, look_less_often
-from ledger.tasks import first_of
-from ledger.telemetry.exposition import exposed
-from ledger.telemetry.traces import Traces
+from tailrace.edge.origins.hints import Hints
+from tailrace.edge.origins.link import Link
+from tailrace.edge.processes import Processes
+from tailrace.edge.quic.listen import QuicListener
+from tailrace.edge.reload import Certificate, open_gate, reloaded_keys, reloading, require_keys
+from tailrace.edge.server.deadlines import Deadlines
+from tailrace.edge.server.http1 import MAX_HEAD_BYTES
+from tailrace.edge.server.incoming import Application
+from tailrace.edge.server.listen import LISTEN_BACKLOG, Sockets, alt_svc, listening
+from tailrace.edge.server.outlet import Turn
+from tailrace.edge.server.rest import Rest
+from tailrace.edge.server.routes import StreamRoutes
+from tailrace.edge.server.wire import KEEP_ALIVE_TIMEOUT_S, Shared
+from tailrace.edge.telemetry.exchange import Counts, Observed
+from tailrace.edge.telemetry.metrics import EdgeMetrics
+from tailrace.ledger.deployment import Deployment
+from tailrace.ledger.errors import Unavailable
+from tailrace.ledger.log import configure_logging
+from tailrace.ledger.process import Stop, look_less_often
+from tailrace.ledger.tasks import first_of
+from tailrace.ledger.telemetry.exposition import exposed
+from tailrace.ledger.telemetry.traces import Traces
 
 GRACEFUL_TIMEOUT_S = 2.0
 """For answers that say that streams are to be resumed elsewhere to leave."""

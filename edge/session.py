@@ -18,10 +18,10 @@ from functools import lru_cache
 from math import inf
 from random import Random
 
-from edge.access.rules import NOBODY
-from edge.unread import UnreadDefault
-from ledger.backoff import spread_ms
-from ledger.errors import (
+from tailrace.edge.access.rules import NOBODY
+from tailrace.edge.unread import UnreadDefault
+from tailrace.ledger.backoff import spread_ms
+from tailrace.ledger.errors import (
     CallerError,
     FrameError,
     SchemaMismatch,
@@ -29,7 +29,7 @@ from ledger.errors import (
     TooLarge,
     Unauthorized,
 )
-from ledger.frame import (
+from tailrace.ledger.frame import (
     CLIENT,
     CLOSING,
     LOGGED,
@@ -58,7 +58,7 @@ from ledger.frame import (
     split,
     tag_and_corr_of,
 )
-from ledger.version import software
+from tailrace.ledger.version import software
 
 MAX_UNFINISHED = 64
 """As many as a worker runs at a time, by default, and a quarter of what an origin takes."""

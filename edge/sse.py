@@ -12,8 +12,8 @@ from json.encoder import encode_basestring
 from operator import itemgetter
 from typing import Any
 
-from ledger.errors import error_body
-from ledger.frame import (
+from tailrace.ledger.errors import error_body
+from tailrace.ledger.frame import (
     LOGGED,
     SMALL_INDEXES,
     Frame,

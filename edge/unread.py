@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from ledger.frame import Open, Resume, Unread
+from tailrace.ledger.frame import Open, Resume, Unread
 
 DEFAULT_AFTER_S = 30
 """Default of the seconds that a stream may be unread."""

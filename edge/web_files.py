@@ -21,8 +21,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from edge.access.rules import FIRST_PAGE, WEB_PATH
-from ledger.errors import NotFound
+from tailrace.edge.access.rules import FIRST_PAGE, WEB_PATH
+from tailrace.ledger.errors import NotFound
 
 FOLDER = Path(__file__).parent / "web"
 INDEX = "index.html"

@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+if __name__ != "tailrace.kernels":  # a second name would be a second copy of every class
+    raise ImportError(f"{__name__}: import tailrace.kernels instead")
+
 GATE = "gate"
 """The folder that reads machine code and draws; nothing in it decides a bit of a result."""
 

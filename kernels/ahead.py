@@ -27,7 +27,7 @@ from triton.runtime import driver
 from triton.runtime.cache import get_cache_key, get_cache_manager
 from triton.runtime.jit import JITCallable
 
-from kernels.processes import ProcessError, Processes
+from tailrace.kernels.processes import ProcessError, Processes
 
 MAX_JOBS = 16
 """Processes that compile at a time, of some 300 MB each."""

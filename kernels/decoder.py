@@ -16,16 +16,16 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from kernels.attention.attention_triton import decode_attention
-from kernels.attention.paged_kv import PagedKv
-from kernels.attention.prefill_triton import prefill_attention
-from kernels.attention.rope import Rope
-from kernels.attention.rope_triton import rope_write
-from kernels.attention.splits_triton import DecodeWorkspace
-from kernels.layers import Head, Layer
-from kernels.one_copy import one_copy
-from kernels.rows.embedding_triton import embed
-from kernels.shapes import DecoderShape
+from tailrace.kernels.attention.attention_triton import decode_attention
+from tailrace.kernels.attention.paged_kv import PagedKv
+from tailrace.kernels.attention.prefill_triton import prefill_attention
+from tailrace.kernels.attention.rope import Rope
+from tailrace.kernels.attention.rope_triton import rope_write
+from tailrace.kernels.attention.splits_triton import DecodeWorkspace
+from tailrace.kernels.layers import Head, Layer
+from tailrace.kernels.one_copy import one_copy
+from tailrace.kernels.rows.embedding_triton import embed
+from tailrace.kernels.shapes import DecoderShape
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,16 +19,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kernels.linear.epilogue import Epilogue
-from kernels.linear.float_triton import Weight, float_linear
-from kernels.linear.int8_triton import GEMV_MAX_IN, int8_gemm, int8_gemv
-from kernels.linear.int8_triton import GEMV_MAX_ROWS as INT8_GEMV_MAX_ROWS
-from kernels.linear.linear_plan import NORM_MAX_INPUTS, NORM_MAX_ROWS, LinearWorkspace
-from kernels.linear.ternary_gemm_triton import ternary_gemm
-from kernels.linear.ternary_triton import GEMV_MAX_ROWS, ternary_gemv
-from kernels.linear.ternary_weights import TernaryWeights
-from kernels.rows.norm_triton import rms_norm, rms_norm_int8
-from kernels.shapes import DecoderShape
+from tailrace.kernels.linear.epilogue import Epilogue
+from tailrace.kernels.linear.float_triton import Weight, float_linear
+from tailrace.kernels.linear.int8_triton import GEMV_MAX_IN, int8_gemm, int8_gemv
+from tailrace.kernels.linear.int8_triton import GEMV_MAX_ROWS as INT8_GEMV_MAX_ROWS
+from tailrace.kernels.linear.linear_plan import NORM_MAX_INPUTS, NORM_MAX_ROWS, LinearWorkspace
+from tailrace.kernels.linear.ternary_gemm_triton import ternary_gemm
+from tailrace.kernels.linear.ternary_triton import GEMV_MAX_ROWS, ternary_gemv
+from tailrace.kernels.linear.ternary_weights import TernaryWeights
+from tailrace.kernels.rows.norm_triton import rms_norm, rms_norm_int8
+from tailrace.kernels.shapes import DecoderShape
 
 
 class Layer(Protocol):

@@ -12,12 +12,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kernels.decoder import Decoder, Rows
-from kernels.one_copy import ALIGNED_BYTES
-from kernels.sampler.sampler import Sampling
-from kernels.sampler.sampler_rows import SamplerRows, SamplerWorkspace, settings_of
-from kernels.sampler.sampler_triton import sample_rows
-from kernels.shapes import PAGE_TOKENS
+from tailrace.kernels.decoder import Decoder, Rows
+from tailrace.kernels.one_copy import ALIGNED_BYTES
+from tailrace.kernels.sampler.sampler import Sampling
+from tailrace.kernels.sampler.sampler_rows import SamplerRows, SamplerWorkspace, settings_of
+from tailrace.kernels.sampler.sampler_triton import sample_rows
+from tailrace.kernels.shapes import PAGE_TOKENS
 
 NO_POSITION = -1
 """Of a row that only fills a step up: it faults, and what faults is written nowhere."""

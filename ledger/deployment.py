@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ledger.errors import CallerError
+from tailrace.ledger.errors import CallerError
 
 DEPLOYMENT = "deployment"
 """The class of the objects that keep deployments, each by the name of its script."""

@@ -16,8 +16,8 @@ from typing import Annotated, NamedTuple, TypeVar
 
 from pydantic import AfterValidator, SecretStr
 
-from ledger.errors import ConfigError
-from ledger.settings import parse_address
+from tailrace.ledger.errors import ConfigError
+from tailrace.ledger.settings import parse_address
 
 TLS = "tls"
 TCP = "tcp"

@@ -10,11 +10,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Container
 
-from ledger import errors
-from ledger.errors import CallerError, FrameError, TailraceError
-from ledger.wire.codec import *
-from ledger.wire.codec import FrameSplitter
-from ledger.wire.schema import *
+from tailrace.ledger import errors
+from tailrace.ledger.errors import CallerError, FrameError, TailraceError
+from tailrace.ledger.wire.codec import *
+from tailrace.ledger.wire.codec import FrameSplitter
+from tailrace.ledger.wire.schema import *
 
 CODEC: Codec[Frame] = Codec(FRAMES)
 FRAMES_TYPE = "application/vnd.tailrace.frames"

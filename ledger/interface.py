@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
-from ledger.errors import CallerError, Conflict, StaleEpoch, TailraceError, WrongIndex
-from ledger.frame import Durability
+from tailrace.ledger.errors import CallerError, Conflict, StaleEpoch, TailraceError, WrongIndex
+from tailrace.ledger.frame import Durability
 
 
 class StreamKind(IntEnum):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Self
 
-from ledger.interface import Record
+from tailrace.ledger.interface import Record
 
 MARK = 2**32 - 1
 """Before the numbers. Token ids have fewer bits."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from enum import IntFlag
 
-from ledger.errors import CallerError
+from tailrace.ledger.errors import CallerError
 
 _TENANT = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
-from ledger.errors import ConfigError
+from tailrace.ledger.errors import ConfigError
 
 DEFAULT_FILE = Path("tailrace.toml")
 TABLES = ("edge", "origin", "models", "ledger", "streams")

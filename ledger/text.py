@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 
-from ledger.frame import Frame, Revision, ScoredToken, Token
+from tailrace.ledger.frame import Frame, Revision, ScoredToken, Token
 
 
 class StreamText:

@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
-from ledger.dial import UNIX, Credentials, LinkAddress, LinkText, check_link, secret_bytes
-from ledger.settings import Address, CollectorUrl, Settings, parse_address, split_at_commas
-from origin.formats import Formats, HeadFormat, KvFormat, WeightsFormat
+from tailrace.ledger.dial import UNIX, Credentials, LinkAddress, LinkText, check_link, secret_bytes
+from tailrace.ledger.settings import Address, CollectorUrl, Settings, parse_address, split_at_commas
+from tailrace.origin.formats import Formats, HeadFormat, KvFormat, WeightsFormat
 
 DEMO_MODEL = Path(__file__).parent / "demo" / "model"
 MAX_RETENTION_S = 100 * 365 * 86_400

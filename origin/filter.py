@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-from ledger.errors import ConfigError, ModelError
-from ledger.frame import FinishReason
-from origin.plugin import load_plugin
+from tailrace.ledger.errors import ConfigError, ModelError
+from tailrace.ledger.frame import FinishReason
+from tailrace.origin.plugin import load_plugin
 
 MAX_HELD_CHARS = 4096
 """Text that a filter may hold back while it is undecided."""

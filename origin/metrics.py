@@ -12,11 +12,11 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
 from prometheus_client.core import Metric
 
-from ledger.frame import FinishReason, Priority, StreamEnd, decode
-from ledger.telemetry.distribution import Distribution
-from ledger.telemetry.traces import TraceContext, Traces
-from origin.workers.liveness import Death
-from origin.workers.worker_frame import Load
+from tailrace.ledger.frame import FinishReason, Priority, StreamEnd, decode
+from tailrace.ledger.telemetry.distribution import Distribution
+from tailrace.ledger.telemetry.traces import TraceContext, Traces
+from tailrace.origin.workers.liveness import Death
+from tailrace.origin.workers.worker_frame import Load
 
 TTFT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 INTER_TOKEN_BUCKETS_S = (

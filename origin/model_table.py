@@ -8,10 +8,10 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ledger.errors import ConfigError
-from ledger.settings import file_of, finding, read_table
-from origin.config import DEMO_MODEL, OriginConfig
-from origin.formats import HeadFormat, KvFormat, WeightsFormat
+from tailrace.ledger.errors import ConfigError
+from tailrace.ledger.settings import file_of, finding, read_table
+from tailrace.origin.config import DEMO_MODEL, OriginConfig
+from tailrace.origin.formats import HeadFormat, KvFormat, WeightsFormat
 
 OF_ONE = ("model", "model_name", "producer", "upstream", "upstream_model", "upstream_key_env")
 """Settings of `[origin]` that say which one model it serves."""

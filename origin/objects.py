@@ -21,12 +21,19 @@ from functools import partial
 import structlog
 from pydantic import BaseModel
 
-from ledger.cron import next_after
-from ledger.deployment import DEPLOYMENT, Deployment, Migration
-from ledger.errors import CallerError, ConfigError, Conflict, NotFound, TailraceError, Unavailable
-from ledger.frame import STREAM_ID_BYTES, Durability
-from ledger.interface import Ledger, ObjectKey
-from ledger.objects.object import (
+from tailrace.ledger.cron import next_after
+from tailrace.ledger.deployment import DEPLOYMENT, Deployment, Migration
+from tailrace.ledger.errors import (
+    CallerError,
+    ConfigError,
+    Conflict,
+    NotFound,
+    TailraceError,
+    Unavailable,
+)
+from tailrace.ledger.frame import STREAM_ID_BYTES, Durability
+from tailrace.ledger.interface import Ledger, ObjectKey
+from tailrace.ledger.objects.object import (
     AT_MS,
     ERASE,
     SCHEDULED,
@@ -39,24 +46,24 @@ from ledger.objects.object import (
     ReadableClass,
     ReadContext,
 )
-from ledger.objects.runtime import ObjectRuntime
-from origin.config import StreamsConfig
-from origin.edges.peers import PLAIN, Peers, Way
-from origin.generations.service import CHAT
-from origin.plugin import load_plugin
-from origin.streams.config import StreamSettings
-from origin.streams.object import stream_class
-from origin.subscriptions.index import MAX_SUBSCRIPTIONS, UPDATE, Updates, index_class
-from origin.subscriptions.object import subscription_class
-from origin.subscriptions.request import INDEX_KEY, SUBSCRIPTION
-from origin.subscriptions.webhook import Webhooks
+from tailrace.ledger.objects.runtime import ObjectRuntime
+from tailrace.origin.config import StreamsConfig
+from tailrace.origin.edges.peers import PLAIN, Peers, Way
+from tailrace.origin.generations.service import CHAT
+from tailrace.origin.plugin import load_plugin
+from tailrace.origin.streams.config import StreamSettings
+from tailrace.origin.streams.object import stream_class
+from tailrace.origin.subscriptions.index import MAX_SUBSCRIPTIONS, UPDATE, Updates, index_class
+from tailrace.origin.subscriptions.object import subscription_class
+from tailrace.origin.subscriptions.request import INDEX_KEY, SUBSCRIPTION
+from tailrace.origin.subscriptions.webhook import Webhooks
 
 LATEST = "latest"
 KEPT_MS = 86_400_000
 """How long after its latest stream has begun a chat is known. What is over is not gone back to."""
 
 FIELD = "origin.objects"
-SHAPE = "write MODULE:CLASS, where CLASS is a ledger.objects.object.DurableObject"
+SHAPE = "write MODULE:CLASS, where CLASS is a tailrace.ledger.objects.object.DurableObject"
 KEPT = "deployment"
 """The name of the value."""
 CRON_LIMIT_S = 900.0

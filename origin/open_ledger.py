@@ -11,12 +11,12 @@ from pathlib import Path
 
 import structlog
 
-from ledger.durable_file import replace_file
-from ledger.errors import ConfigError
-from ledger.interface import Ledger
-from ledger.sqlite.ledger import SqliteLedger
-from ledger.sqlite.retention import RetentionSettings
-from origin.config import LedgerConfig
+from tailrace.ledger.durable_file import replace_file
+from tailrace.ledger.errors import ConfigError
+from tailrace.ledger.interface import Ledger
+from tailrace.ledger.sqlite.ledger import SqliteLedger
+from tailrace.ledger.sqlite.retention import RetentionSettings
+from tailrace.origin.config import LedgerConfig
 
 SEEN_NAME = "ledger.db.seen"
 """In the data folder: where its ledger is, once there was one."""
@@ -50,7 +50,7 @@ async def open_ledger(
         _note_known(path, data)
         return ledger
     try:
-        from ledger.postgres.ledger import PostgresLedger
+        from tailrace.ledger.postgres.ledger import PostgresLedger
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == "ledger":
             raise  # a fault of ours, not of the installation

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any
 
-from ledger.errors import ConfigError
+from tailrace.ledger.errors import ConfigError
 
 
 def load_plugin(spec: str, field: str, shape: str) -> Any:

@@ -26,11 +26,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, cast
 
-from ledger.errors import ConfigError
-from ledger.frame import FinishReason, TokenScores
-from origin.generations.recipe import Recipe
-from origin.plugin import load_plugin
-from origin.tools import CallPiece
+from tailrace.ledger.errors import ConfigError
+from tailrace.ledger.frame import FinishReason, TokenScores
+from tailrace.origin.generations.recipe import Recipe
+from tailrace.origin.plugin import load_plugin
+from tailrace.origin.tools import CallPiece
 
 # ---- what a producer is given ----
 
@@ -161,8 +161,9 @@ class Producer(Protocol):
     def produce(self, request: Request) -> AsyncGenerator[Output, None]:
         """The outputs of one request, not faster than they are taken.
 
-        A cancel raises CancelledError or GeneratorExit in it. An error of `ledger.errors` ends the
-        stream as failed with its message; of any other the reader learns only that there was one.
+        A cancel raises CancelledError or GeneratorExit in it. An error of
+        `tailrace.ledger.errors` ends the stream as failed with its message; of any other the
+        reader learns only that there was one.
         """
 
     async def close(self) -> None:
@@ -195,5 +196,5 @@ def _is_no_producer(place: str, what: str) -> ConfigError:
     return ConfigError(
         f"{place!r} {what}",
         field="origin.producer",
-        hint="name a function without arguments that gives an origin.producer.Producer",
+        hint="name a function without arguments that gives a tailrace.origin.producer.Producer",
     )

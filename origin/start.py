@@ -16,22 +16,22 @@ from typing import TYPE_CHECKING
 import structlog
 import uvloop
 
-from ledger.errors import EXIT_FAILED, EXIT_USAGE, CallerError, ConfigError
-from ledger.log import configure_logging
-from ledger.process import Stop, end_without_threads, look_less_often
-from ledger.tasks import beside
-from origin.checkpoint.folder import check_folder
-from origin.config import LedgerConfig, OriginConfig, StreamsConfig
-from origin.model_table import Tables
-from origin.workers.forked import Launcher
-from origin.workers.kernel_cache import offer
-from origin.workers.liveness import Circuit, Patience
-from origin.workers.program import makes_tokens, program, unused
-from origin.workers.socket_folder import remove_left_folders
-from origin.workers.worker_process import WorkerSlot, worker_environment
+from tailrace.ledger.errors import EXIT_FAILED, EXIT_USAGE, CallerError, ConfigError
+from tailrace.ledger.log import configure_logging
+from tailrace.ledger.process import Stop, end_without_threads, look_less_often
+from tailrace.ledger.tasks import beside
+from tailrace.origin.checkpoint.folder import check_folder
+from tailrace.origin.config import LedgerConfig, OriginConfig, StreamsConfig
+from tailrace.origin.model_table import Tables
+from tailrace.origin.workers.forked import Launcher
+from tailrace.origin.workers.kernel_cache import offer
+from tailrace.origin.workers.liveness import Circuit, Patience
+from tailrace.origin.workers.program import makes_tokens, program, unused
+from tailrace.origin.workers.socket_folder import remove_left_folders
+from tailrace.origin.workers.worker_process import WorkerSlot, worker_environment
 
 if TYPE_CHECKING:
-    from origin.serving.plan import ModelPlan
+    from tailrace.origin.serving.plan import ModelPlan
 
 log = structlog.get_logger("origin")
 
@@ -56,7 +56,7 @@ def run(
     remove_left_folders()
     several: list[ModelPlan] = []
     if tables:
-        from origin.serving.plan import planned  # an origin of one model starts without it
+        from tailrace.origin.serving.plan import planned  # an origin of one model starts without it
 
         several = planned(tables, config)
     for name in unused(*[plan.config for plan in several] or [config]):
@@ -113,9 +113,9 @@ async def _start(
     parts = [slot.keep() for slot in slots] + ([launcher.keep()] if launcher else [])
     async with beside(parts) as running:
         await asyncio.to_thread(
-            import_module, "origin.supervisor"
+            import_module, "tailrace.origin.supervisor"
         )  # meanwhile the loop starts the workers
-        from origin.supervisor import serve
+        from tailrace.origin.supervisor import serve
 
         look_less_often()
         await serve(config, ledger, streams, slots, running, stop, several)

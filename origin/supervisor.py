@@ -1,6 +1,6 @@
 """The supervisor of an origin: ledger, link server and workers' slots in one process. No torch.
 
-`origin.start` has begun the workers by the time that this is imported.
+`tailrace.origin.start` has begun the workers by the time that this is imported.
 """
 
 from __future__ import annotations
@@ -14,37 +14,37 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from ledger.dial import UNIX, listen, os_reason
-from ledger.errors import ConfigError, Damaged, LedgerFailed, Unavailable
-from ledger.frame import encode
-from ledger.interface import Ledger
-from ledger.objects.object import ObjectRequest, ObjectResponse
-from ledger.process import Stop
-from ledger.tasks import first_of
-from ledger.telemetry.exposition import exposed
-from ledger.telemetry.traces import Traces
-from origin.checkpoint.prompt import PromptReader
-from origin.config import LedgerConfig, OriginConfig, StreamsConfig
-from origin.edges.link import EdgeLink
-from origin.edges.peers import Way
-from origin.generations.callers import TokenKeys
-from origin.generations.runs import Runs
-from origin.generations.service import Service
-from origin.history.recorder import recorder_of
-from origin.metrics import Metrics
-from origin.objects import OriginObjects, load_classes
-from origin.open_ledger import open_ledger
-from origin.operator.desk import OperatorDesk
-from origin.operator.streams import LivePages, unix_clock
-from origin.serving.served_model import ServedModel, ServedModels
-from origin.steady_clock import KeptClock, now_ms
-from origin.workers.kernel_cache import KernelCache
-from origin.workers.program import makes_tokens
-from origin.workers.worker_process import WorkerSlot
+from tailrace.ledger.dial import UNIX, listen, os_reason
+from tailrace.ledger.errors import ConfigError, Damaged, LedgerFailed, Unavailable
+from tailrace.ledger.frame import encode
+from tailrace.ledger.interface import Ledger
+from tailrace.ledger.objects.object import ObjectRequest, ObjectResponse
+from tailrace.ledger.process import Stop
+from tailrace.ledger.tasks import first_of
+from tailrace.ledger.telemetry.exposition import exposed
+from tailrace.ledger.telemetry.traces import Traces
+from tailrace.origin.checkpoint.prompt import PromptReader
+from tailrace.origin.config import LedgerConfig, OriginConfig, StreamsConfig
+from tailrace.origin.edges.link import EdgeLink
+from tailrace.origin.edges.peers import Way
+from tailrace.origin.generations.callers import TokenKeys
+from tailrace.origin.generations.runs import Runs
+from tailrace.origin.generations.service import Service
+from tailrace.origin.history.recorder import recorder_of
+from tailrace.origin.metrics import Metrics
+from tailrace.origin.objects import OriginObjects, load_classes
+from tailrace.origin.open_ledger import open_ledger
+from tailrace.origin.operator.desk import OperatorDesk
+from tailrace.origin.operator.streams import LivePages, unix_clock
+from tailrace.origin.serving.served_model import ServedModel, ServedModels
+from tailrace.origin.steady_clock import KeptClock, now_ms
+from tailrace.origin.workers.kernel_cache import KernelCache
+from tailrace.origin.workers.program import makes_tokens
+from tailrace.origin.workers.worker_process import WorkerSlot
 
 if TYPE_CHECKING:  # of several models
-    from origin.serving.keeper import ModelKeeper
-    from origin.serving.plan import ModelPlan
+    from tailrace.origin.serving.keeper import ModelKeeper
+    from tailrace.origin.serving.plan import ModelPlan
 
 ADOPT_S = 0.5
 """How often streams of origins that are gone are looked for, and who reads which."""
@@ -173,8 +173,8 @@ class Supervisor:
     ) -> ModelKeeper:
         """Several models come and go within their caps from now on, by that clock."""
         # numpy comes with it, which takes a while to import
-        from origin.serving.keeper import ModelKeeper, live_pool
-        from origin.serving.plan import KnownModels
+        from tailrace.origin.serving.keeper import ModelKeeper, live_pool
+        from tailrace.origin.serving.plan import KnownModels
 
         known = KnownModels(self._config.data, {plan.name: plan.config for plan in plans})
         self._keeper = keeper = ModelKeeper(

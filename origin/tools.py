@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from ledger.errors import CallerError
+from tailrace.ledger.errors import CallerError
 
 MAX_HEAD_CHARS = 1024
 """From where a call begins to its arguments; what is longer was none."""

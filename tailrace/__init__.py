@@ -8,7 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ledger.errors import (
+    from tailrace.client import Client, Stream
+    from tailrace.ledger.errors import (
         CallerError,
         Conflict,
         NotFound,
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
         Unauthorized,
         Unavailable,
     )
-    from ledger.frame import (
+    from tailrace.ledger.frame import (
         Classification,
         Embedding,
         FinishReason,
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
         Token,
         ToolCall,
     )
-    from tailrace.client import Client, Stream
 
 __all__ = [
     "CallerError",
@@ -58,7 +58,7 @@ __all__ = [
 ]
 
 
-_HOMES = ("ledger.errors", "ledger.frame", "tailrace.client")
+_HOMES = ("tailrace.ledger.errors", "tailrace.ledger.frame", "tailrace.client")
 
 
 def __getattr__(name: str) -> Any:

@@ -13,11 +13,19 @@ from typing import Any
 
 from rich.console import Console
 
-from ledger.errors import Unavailable
-from ledger.frame import FinishReason, Frame, Notice, Revision, ScoredToken, StreamEnd, Token
-from ledger.text import StreamText
 from tailrace.client import Client, State, Stream
 from tailrace.commands.options import api_key
+from tailrace.ledger.errors import Unavailable
+from tailrace.ledger.frame import (
+    FinishReason,
+    Frame,
+    Notice,
+    Revision,
+    ScoredToken,
+    StreamEnd,
+    Token,
+)
+from tailrace.ledger.text import StreamText
 
 # All of C0 and C1 but tab and newline.
 CONTROLS = {

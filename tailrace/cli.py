@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ledger.errors import EXIT_FAILED, EXIT_USAGE, CallerError, ConfigError, TailraceError
 from tailrace.commands.bench import bench_app
 from tailrace.commands.key import key_app
 from tailrace.commands.ledger import ledger_app
@@ -21,9 +20,10 @@ from tailrace.commands.options import LOCAL, ConfigOption, JsonOption, command_g
 from tailrace.commands.top import top
 from tailrace.commands.warm import warm_app
 from tailrace.commands.warm_live import LIVE_COMMANDS
+from tailrace.ledger.errors import EXIT_FAILED, EXIT_USAGE, CallerError, ConfigError, TailraceError
 
 if TYPE_CHECKING:
-    from ledger.settings import Settings
+    from tailrace.ledger.settings import Settings
 
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 
@@ -68,7 +68,7 @@ def main() -> None:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from ledger.version import tailrace_version
+        from tailrace.ledger.version import tailrace_version
 
         typer.echo(f"tailrace {tailrace_version()}")
         raise typer.Exit
@@ -153,8 +153,8 @@ def edge(
     """Run an edge: the relay between clients and an origin."""
     _check_wrangler(wrangler, env, config)
     with extra("edge"):
-        from edge.config import EdgeConfig
-        from edge.serve import run
+        from tailrace.edge.config import EdgeConfig
+        from tailrace.edge.serve import run
 
     flags, deployment = _said(context, EdgeConfig), None
     if wrangler is not None:
@@ -211,9 +211,9 @@ def origin(
 ) -> None:
     """Run an origin: admission, ledger and the workers that generate."""
     with extra("origin"):
-        from origin.config import LedgerConfig, OriginConfig, StreamsConfig
-        from origin.model_table import chosen, load_tables
-        from origin.start import run
+        from tailrace.origin.config import LedgerConfig, OriginConfig, StreamsConfig
+        from tailrace.origin.model_table import chosen, load_tables
+        from tailrace.origin.start import run
 
     tables = {} if producer or upstream else load_tables(config)
     folder = model[0] if model is not None and len(model) == 1 else None
@@ -344,8 +344,8 @@ def config_init(
 
 def _parts() -> tuple[type[Settings], ...]:
     """Of whom there are settings."""
-    from edge.config import EdgeConfig
-    from origin.config import LedgerConfig, OriginConfig, StreamsConfig
+    from tailrace.edge.config import EdgeConfig
+    from tailrace.origin.config import LedgerConfig, OriginConfig, StreamsConfig
 
     return EdgeConfig, OriginConfig, LedgerConfig, StreamsConfig
 

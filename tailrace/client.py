@@ -22,9 +22,9 @@ from uuid import uuid4
 
 import httpx
 
-from ledger.backoff import Backoff
-from ledger.errors import CallerError, FrameError, TailraceError, Unavailable
-from ledger.frame import (
+from tailrace.ledger.backoff import Backoff
+from tailrace.ledger.errors import CallerError, FrameError, TailraceError, Unavailable
+from tailrace.ledger.frame import (
     FRAMES_TYPE,
     Frame,
     Heartbeat,
@@ -37,7 +37,7 @@ from ledger.frame import (
     decode,
     to_error,
 )
-from ledger.version import software
+from tailrace.ledger.version import software
 
 RECONNECT_MIN_S = 0.05
 RECONNECT_MAX_S = 10.0
@@ -408,7 +408,7 @@ MAX_KEPT_CONNECTIONS = 16
 
 
 class SamplingSettings(TypedDict, total=False):
-    """What a caller of `generate` may say of `ledger.frame.Sampling`."""
+    """What a caller of `generate` may say of `tailrace.ledger.frame.Sampling`."""
 
     temperature: float | None
     top_k: int | None

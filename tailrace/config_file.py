@@ -16,14 +16,14 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from edge.config import EdgeConfig
-from edge.wrangler.file import PREFIX, DevVars, Reading, read
-from ledger.errors import ConfigError
-from ledger.settings import DEFAULT_FILE, Settings, all_of
-from origin.config import OriginConfig
-from origin.model_table import ModelTable, Tables, load_tables
-from origin.workers.program import unused
 from tailrace.commands.options import columns
+from tailrace.edge.config import EdgeConfig
+from tailrace.edge.wrangler.file import PREFIX, DevVars, Reading, read
+from tailrace.ledger.errors import ConfigError
+from tailrace.ledger.settings import DEFAULT_FILE, Settings, all_of
+from tailrace.origin.config import OriginConfig
+from tailrace.origin.model_table import ModelTable, Tables, load_tables
+from tailrace.origin.workers.program import unused
 
 WIDTH = 96
 HEAD = """\

@@ -23,14 +23,14 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from rich.console import Console
 from rich.status import Status
 
-from ledger.errors import ConfigError, TailraceError
-from ledger.process import Stop
-from ledger.settings import MAX_PORT
-from ledger.tasks import first_of
-from ledger.version import tailrace_version
 from tailrace.chat import Viewer, printable
 from tailrace.child import Child
 from tailrace.client import Client
+from tailrace.ledger.errors import ConfigError, TailraceError
+from tailrace.ledger.process import Stop
+from tailrace.ledger.settings import MAX_PORT
+from tailrace.ledger.tasks import first_of
+from tailrace.ledger.version import tailrace_version
 
 VALID_DAYS = 14
 REUSE_DAYS = 1  # a certificate with less than this left is made anew

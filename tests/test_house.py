@@ -9,7 +9,6 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,8 @@ import pytest
 import tailrace
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("edge", "kernels", "ledger", "origin", "tailrace")
+SUBPACKAGES = ("edge", "kernels", "ledger", "origin")
+PACKAGES = (*SUBPACKAGES, "tailrace")
 # What each package may import of the others; `tailrace` is what a person touches, and the
 # trainer in demo/ is not shipped.
 ARROWS = {
@@ -48,11 +48,19 @@ SANS_IO = (
 OUTSIDE = {"aiosqlite", "apsw", "asyncio", "httpx", "psycopg", "socket", "sqlite3"}
 # What imports torch in the origin, by itself or by what it builds on: folders and modules.
 WORKER_SIDE = (
-    *("origin.models", "origin.workers.token_worker"),
-    *("origin.engine.drafts", "origin.engine.engine", "origin.engine.generation"),
+    *("tailrace.origin.models", "tailrace.origin.workers.token_worker"),
+    *(
+        "tailrace.origin.engine.drafts",
+        "tailrace.origin.engine.engine",
+        "tailrace.origin.engine.generation",
+    ),
 )
 # What of the ledger needs an extra.
-OF_AN_EXTRA = ("ledger.postgres", "ledger.telemetry", "ledger.tools.postgres_reader")
+OF_AN_EXTRA = (
+    "tailrace.ledger.postgres",
+    "tailrace.ledger.telemetry",
+    "tailrace.ledger.tools.postgres_reader",
+)
 # Folders that git ignores, or that hold no text of ours.
 SKIPPED = {"__pycache__", "build", "dist", "node_modules"}
 
@@ -73,6 +81,8 @@ def files_of_the_tree() -> Iterator[Path]:
     folders = [ROOT]
     while folders:
         for path in folders.pop().iterdir():
+            if path.is_symlink() and path.is_dir():
+                continue  # from `tailrace` to the folders at the top level
             if path.is_dir() and (not path.name.startswith(".") or path.name == ".ci"):
                 if path.name not in SKIPPED:
                     folders.append(path)
@@ -81,19 +91,32 @@ def files_of_the_tree() -> Iterator[Path]:
 
 
 def modules_in(package: str) -> list[Path]:
-    return sorted((ROOT / package).rglob("*.py"))
+    """Return the files of a folder at the top level; links lead from `tailrace` to four of them."""
+    links = {ROOT / "tailrace" / name for name in PACKAGES}
+    found = sorted((ROOT / package).rglob("*.py"))
+    return [path for path in found if links.isdisjoint(path.parents)]
 
 
 def modules_of(package: str) -> list[str]:
-    """`ledger` -> ["ledger", "ledger.interface", "ledger.sqlite", …]."""
+    """`ledger` -> ["tailrace.ledger", "tailrace.ledger.interface", …]."""
     names = [module_name(path) for path in modules_in(package)]
     assert names, f"{package} holds no modules"
     return names
 
 
 def module_name(path: Path) -> str:
+    """Return the one name by which a file is imported."""
     parts = path.relative_to(ROOT).with_suffix("").parts
+    if parts[0] in SUBPACKAGES:
+        parts = ("tailrace", *parts)
     return ".".join(part for part in parts if part != "__init__")
+
+
+def package_of(module: str) -> str:
+    """Return `ledger` for `tailrace.ledger.frame`, and `tailrace` for `tailrace.client`."""
+    first, _, rest = module.partition(".")
+    second = rest.partition(".")[0]
+    return second if first == "tailrace" and second in SUBPACKAGES else first
 
 
 def imports_of(path: Path) -> Iterator[str]:
@@ -102,7 +125,8 @@ def imports_of(path: Path) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            yield node.module
+            if node.module != "tailrace":
+                yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
@@ -202,7 +226,9 @@ def test_what_texts_name_is_there() -> None:
         found = [one for one in paths.findall(text) if one not in entries]
         found = [one for one in found if next(ROOT.glob(one), None) is None]
         found += [one for one in names.findall(text) if one not in known]
-        run = [f"{one.replace('.', '/')}.py" for one in modules.findall(text)]
+        run = [
+            f"{one.removeprefix('tailrace.').replace('.', '/')}.py" for one in modules.findall(text)
+        ]
         found += [one for one in run if one not in files]
         missing += [f"{name}: {one}" for one in found]
     assert missing == []
@@ -213,8 +239,8 @@ def test_packages_import_each_other_along_the_arrows_only(package: str) -> None:
     others = ARROWS.keys() - ARROWS[package] - {package}
     wrong = {
         path.relative_to(ROOT).as_posix(): sorted(found)
-        for path in (ROOT / package).rglob("*.py")
-        if (found := {name.partition(".")[0] for name in imports_of(path)} & others)
+        for path in modules_in(package)
+        if (found := {package_of(name) for name in imports_of(path)} & others)
     }
     assert wrong == {}
 
@@ -237,7 +263,7 @@ def test_no_import_goes_round_in_a_circle_not_even_a_late_one() -> None:
     names = {name for package in ARROWS for name in modules_of(package)}
     graph: TopologicalSorter[str] = TopologicalSorter()
     for package in ARROWS:
-        for path in (ROOT / package).rglob("*.py"):
+        for path in modules_in(package):
             graph.add(module_name(path), *(names & set(imports_of(path))))
     graph.prepare()  # raises CycleError, which names the circle
 
@@ -282,10 +308,10 @@ def test_no_file_of_ours_opens_a_third_copy_of_sqlite() -> None:
 def test_every_module_of_ours_that_is_imported_is_there() -> None:
     """A checker that is told to let a library's missing types pass must not let ours pass."""
     names = {name for package in ARROWS for name in modules_of(package)}
-    for path in (path for package in ARROWS for path in (ROOT / package).rglob("*.py")):
+    for path in (path for package in ARROWS for path in modules_in(package)):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.module is not None:
-                assert node.module.partition(".")[0] not in ARROWS or node.module in names, path
+                assert package_of(node.module) not in ARROWS or node.module in names, path
     mypy = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["mypy"]
     lenient = [one for one in (mypy, *mypy["overrides"]) if "ignore_missing_imports" in one]
     excused = [name.partition(".")[0] for one in lenient for name in one["module"]]
@@ -305,13 +331,23 @@ def test_blocking_torch_does_stop_an_import_of_it() -> None:
     assert "ModuleNotFoundError" in result.stderr
 
 
-def test_the_packages_share_one_parent_directory() -> None:
-    parents = set()
-    for package in PACKAGES:
-        spec = find_spec(package)
-        assert spec is not None and spec.origin is not None, f"{package} is not a package"
-        parents.add(Path(spec.origin).parent.parent)
-    assert parents == {ROOT}
+@pytest.mark.parametrize("package", SUBPACKAGES)
+def test_a_subpackage_is_one_folder_with_one_name(package: str) -> None:
+    assert (ROOT / "tailrace" / package).resolve() == ROOT / package
+    bare = run_python(f"import {package}")
+    assert f"import tailrace.{package} instead" in bare.stderr
+    whole = run_python(f"import tailrace.{package}")
+    assert whole.returncode == 0, whole.stderr
+
+
+def test_no_file_imports_a_subpackage_by_its_bare_name() -> None:
+    tree = (path for path in files_of_the_tree() if path.suffix == ".py")
+    wrong = {
+        path.relative_to(ROOT).as_posix(): sorted(found)
+        for path in tree
+        if (found := {name.partition(".")[0] for name in imports_of(path)} & {*SUBPACKAGES})
+    }
+    assert wrong == {}
 
 
 @pytest.mark.parametrize("filename", ["edge/x.py", "ledger/x.py", "origin/supervisor.py"])

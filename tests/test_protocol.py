@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ledger import errors
-from ledger.errors import FrameError, TailraceError
-from ledger.frame import FRAMES, MAX_FRAME_BYTES, SAMPLING, SCHEMA_HASH, decode, encode
+from tailrace.ledger import errors
+from tailrace.ledger.errors import FrameError, TailraceError
+from tailrace.ledger.frame import FRAMES, MAX_FRAME_BYTES, SAMPLING, SCHEMA_HASH, decode, encode
 from tests.schema_text import CLIENT_SCHEMA, ROOT, read_schema, schema_hash
 from tests.vectors.generate import to_json
 from tests.web import generate as web

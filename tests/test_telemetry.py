@@ -10,13 +10,13 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
-from edge.access.connections import ConnectionLimits
-from edge.origins.link import Link
-from edge.telemetry.exchange import Answered, Counts
-from edge.telemetry.metrics import EdgeMetrics
-from origin.config import LedgerConfig
-from origin.history.recorder import recorder_of
-from origin.metrics import Metrics
+from tailrace.edge.access.connections import ConnectionLimits
+from tailrace.edge.origins.link import Link
+from tailrace.edge.telemetry.exchange import Answered, Counts
+from tailrace.edge.telemetry.metrics import EdgeMetrics
+from tailrace.origin.config import LedgerConfig
+from tailrace.origin.history.recorder import recorder_of
+from tailrace.origin.metrics import Metrics
 from tests.origin.test_metrics import LOAD
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ledger.errors import Overloaded
+from tailrace.ledger.errors import Overloaded
 
 MAX_BODIES_BYTES = 256 << 20
 """Maximum bytes of request bodies under way, of all connections together."""

@@ -14,7 +14,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from typing import Literal, NamedTuple
 
-from edge.access.connections import parsed_address
+from tailrace.edge.access.connections import parsed_address
 
 
 class Head(NamedTuple):

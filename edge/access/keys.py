@@ -29,8 +29,8 @@ from pydantic import (
     ValidationError,
 )
 
-from ledger.errors import CallerError, ConfigError, Unauthorized
-from ledger.rights import DEFAULT_TENANT, Right, check_tenant, parse_rights
+from tailrace.ledger.errors import CallerError, ConfigError, Unauthorized
+from tailrace.ledger.rights import DEFAULT_TENANT, Right, check_tenant, parse_rights
 
 ID_BYTES = 6
 SECRET_BYTES = 32

@@ -10,11 +10,11 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edge.access.head import Head
-from edge.access.rules import Admission, Rules, preflight_headers
-from edge.errors import AI_SDK_PATH, OPENAI_PATHS, noted_response
-from edge.telemetry.exchange import current
-from ledger.frame import STREAM_PATH, Caller
+from tailrace.edge.access.head import Head
+from tailrace.edge.access.rules import Admission, Rules, preflight_headers
+from tailrace.edge.errors import AI_SDK_PATH, OPENAI_PATHS, noted_response
+from tailrace.edge.telemetry.exchange import current
+from tailrace.ledger.frame import STREAM_PATH, Caller
 
 PREFIXES = ("/v1/generate", AI_SDK_PATH, STREAM_PATH, *OPENAI_PATHS)
 """Routes that answer a preflight."""

@@ -8,12 +8,12 @@ the setting `edge.operator_without_key`.
 
 from __future__ import annotations
 
-from edge.access.head import Head
-from edge.access.rules import OriginRule, is_loopback, name_of
-from edge.config import EdgeConfig
-from ledger.errors import Forbidden
-from ledger.frame import Caller
-from ledger.rights import Right
+from tailrace.edge.access.head import Head
+from tailrace.edge.access.rules import OriginRule, is_loopback, name_of
+from tailrace.edge.config import EdgeConfig
+from tailrace.ledger.errors import Forbidden
+from tailrace.ledger.frame import Caller
+from tailrace.ledger.rights import Right
 
 FORWARDED_HEADERS = frozenset(
     (

@@ -28,13 +28,13 @@ from typing import NamedTuple
 
 import structlog
 
-from edge.access.connections import parsed_address
-from edge.access.head import Head, Proxies
-from edge.access.keys import PREFIX, KeyRing, Limits
-from ledger.backoff import spread_ms
-from ledger.bucket import Bucket
-from ledger.errors import CallerError, Forbidden, TailraceError, Unauthorized
-from ledger.frame import STREAM_PATH, Caller
+from tailrace.edge.access.connections import parsed_address
+from tailrace.edge.access.head import Head, Proxies
+from tailrace.edge.access.keys import PREFIX, KeyRing, Limits
+from tailrace.ledger.backoff import spread_ms
+from tailrace.ledger.bucket import Bucket
+from tailrace.ledger.errors import CallerError, Forbidden, TailraceError, Unauthorized
+from tailrace.ledger.frame import STREAM_PATH, Caller
 
 ANY_ORIGIN = "*"
 """Pages of every origin."""

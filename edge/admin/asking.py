@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
-from edge.origins.link import Link, whole_answer
-from ledger.errors import OriginUnreachable, TailraceError, error_body
-from ledger.frame import Call, Caller
+from tailrace.edge.origins.link import Link, whole_answer
+from tailrace.ledger.errors import OriginUnreachable, TailraceError, error_body
+from tailrace.ledger.frame import Call, Caller
 
 Document = dict[str, Any]
 Answers = Mapping[str, Document | TailraceError]

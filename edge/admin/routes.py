@@ -11,9 +11,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from edge.access.middleware import caller_of, head_of
-from edge.access.operators import require_operator
-from edge.admin.asking import (
+from tailrace.edge.access.middleware import caller_of, head_of
+from tailrace.edge.access.operators import require_operator
+from tailrace.edge.admin.asking import (
     SIMULATION_PATIENCE_S,
     Asking,
     one_page,
@@ -21,12 +21,12 @@ from edge.admin.asking import (
     side_by_side,
     whose,
 )
-from edge.config import EdgeConfig
-from edge.origins.link import link_of
-from edge.parameters import parse_stream_id, read_body
-from ledger.errors import CallerError, NotFound
-from ledger.frame import SCHEMA_HASH
-from ledger.version import tailrace_version
+from tailrace.edge.config import EdgeConfig
+from tailrace.edge.origins.link import link_of
+from tailrace.edge.parameters import parse_stream_id, read_body
+from tailrace.ledger.errors import CallerError, NotFound
+from tailrace.ledger.frame import SCHEMA_HASH
+from tailrace.ledger.version import tailrace_version
 
 MAX_MERGED = 1000
 """How far down the streams of several origins are shown as one list; beyond, choose an origin."""

@@ -20,29 +20,29 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from edge.access.middleware import caller_of
-from edge.body import SILENCE_S, Encoder, StreamedBody, stream_body
-from edge.errors import openai_error, openai_fields
-from edge.generate import (
+from tailrace.edge.access.middleware import caller_of
+from tailrace.edge.body import SILENCE_S, Encoder, StreamedBody, stream_body
+from tailrace.edge.errors import openai_error, openai_fields
+from tailrace.edge.generate import (
     MAX_DOCUMENT_BYTES,
     Collected,
     asked_to_read,
     collect,
     stream_headers,
 )
-from edge.openai.request import StreamOptions, compact, flag, read_body
-from edge.origins.link import Link, Reader, attended, link_of
-from edge.parameters import read_body as whole_body
-from edge.sse import short_token
-from edge.telemetry.exchange import note_error
-from ledger.errors import (
+from tailrace.edge.openai.request import StreamOptions, compact, flag, read_body
+from tailrace.edge.origins.link import Link, Reader, attended, link_of
+from tailrace.edge.parameters import read_body as whole_body
+from tailrace.edge.sse import short_token
+from tailrace.edge.telemetry.exchange import note_error
+from tailrace.ledger.errors import (
     CallerError,
     OriginUnreachable,
     TailraceError,
     TooLarge,
     Unavailable,
 )
-from ledger.frame import (
+from tailrace.ledger.frame import (
     CLOSING,
     LOGGED,
     Caller,
@@ -65,7 +65,7 @@ from ledger.frame import (
     tag_of,
     to_error,
 )
-from ledger.tasks import cancel, together
+from tailrace.ledger.tasks import cancel, together
 
 DONE = b"data: [DONE]\n\n"
 PROMPTS_AT_A_TIME = 8

@@ -11,11 +11,11 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from edge.errors import CHAT_PATH, COMPLETIONS_PATH
-from edge.generate import Collected
-from edge.openai.answers import AnswerShape, Dialect, scores_of, text_of
-from edge.openai.messages import read_messages, read_tools
-from edge.openai.request import (
+from tailrace.edge.errors import CHAT_PATH, COMPLETIONS_PATH
+from tailrace.edge.generate import Collected
+from tailrace.edge.openai.answers import AnswerShape, Dialect, scores_of, text_of
+from tailrace.edge.openai.messages import read_messages, read_tools
+from tailrace.edge.openai.request import (
     ALL_THERE_IS,
     MaxTokens,
     StreamedSettings,
@@ -23,10 +23,10 @@ from edge.openai.request import (
     output_format,
     read_texts,
 )
-from edge.request import Count
-from edge.sse import finite
-from ledger.errors import CallerError
-from ledger.frame import Caller, Open, OutputFormat, TokenScores, ToolCall
+from tailrace.edge.request import Count
+from tailrace.edge.sse import finite
+from tailrace.ledger.errors import CallerError
+from tailrace.ledger.frame import Caller, Open, OutputFormat, TokenScores, ToolCall
 
 EXAMPLE = '{"model": "demo", "messages": [{"role": "user", "content": "Hello"}]}'
 

@@ -12,19 +12,19 @@ from pydantic import ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from edge.access.middleware import caller_of
-from edge.generate import HEADERS, Collected, collect
-from edge.openai.answers import check_end
-from edge.openai.chat import key_of
-from edge.openai.request import OpenAiBody, open_of, read_body, read_texts
-from edge.origins.hints import Hints
-from edge.origins.link import Link, Reader, attended, link_of
-from edge.parameters import read_body as whole_body
-from edge.request import Settings
-from ledger.errors import CallerError, NotFound, OriginUnreachable
-from ledger.frame import Caller, Open, Opened, StreamEnd
-from ledger.hints import Hint
-from ledger.tasks import together
+from tailrace.edge.access.middleware import caller_of
+from tailrace.edge.generate import HEADERS, Collected, collect
+from tailrace.edge.openai.answers import check_end
+from tailrace.edge.openai.chat import key_of
+from tailrace.edge.openai.request import OpenAiBody, open_of, read_body, read_texts
+from tailrace.edge.origins.hints import Hints
+from tailrace.edge.origins.link import Link, Reader, attended, link_of
+from tailrace.edge.parameters import read_body as whole_body
+from tailrace.edge.request import Settings
+from tailrace.ledger.errors import CallerError, NotFound, OriginUnreachable
+from tailrace.ledger.frame import Caller, Open, Opened, StreamEnd
+from tailrace.ledger.hints import Hint
+from tailrace.ledger.tasks import together
 
 EXAMPLE = '{"model": "demo", "input": "Once upon a time"}'
 MAX_INPUTS = 2048

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from edge.openai.request import compact, invalid
-from ledger.errors import CallerError
-from ledger.frame import MAX_MESSAGES, Message, ToolChoice, Tools
+from tailrace.edge.openai.request import compact, invalid
+from tailrace.ledger.errors import CallerError
+from tailrace.ledger.frame import MAX_MESSAGES, Message, ToolChoice, Tools
 
 MAX_TOOLS = 128
 ROLES = {

@@ -17,10 +17,10 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import to_json
 
-from edge.parameters import check_idempotency_key
-from edge.request import Count, Settings, read_object, shown
-from ledger.errors import CallerError
-from ledger.frame import Caller, FormatKind, Open, OutputFormat
+from tailrace.edge.parameters import check_idempotency_key
+from tailrace.edge.request import Count, Settings, read_object, shown
+from tailrace.ledger.errors import CallerError
+from tailrace.ledger.frame import Caller, FormatKind, Open, OutputFormat
 
 IGNORED = "Tailrace-Ignored"
 """The header that names the parameters that had no effect."""

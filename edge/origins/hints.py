@@ -11,11 +11,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from ssl import SSLContext
 
-from edge.origins.link import Link, whole_answer
-from edge.origins.origin import now
-from ledger.errors import TailraceError
-from ledger.frame import Call
-from ledger.hints import HINT, Hint
+from tailrace.edge.origins.link import Link, whole_answer
+from tailrace.edge.origins.origin import now
+from tailrace.ledger.errors import TailraceError
+from tailrace.ledger.frame import Call
+from tailrace.ledger.hints import HINT, Hint
 
 EVERY_S = 5.0
 """The same sign is told once in so long."""

@@ -23,18 +23,18 @@ from typing import Any, TypeVar, cast
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
-from edge.origins.choice import PREFIX_CHARS, Wanted, choose
-from edge.origins.open_requests import OpenRequests
-from edge.origins.origin import Origin, now
-from edge.origins.relay import RETRY_AFTER_MS, Route, Sink, route_of, spread, under
-from edge.origins.watchers import Watchers
-from edge.server.outlet import Turn
-from edge.telemetry.exchange import current, note_error, note_stream, traced
-from edge.unread import UnreadDefault
-from ledger.backoff import Backoff, spread_ms
-from ledger.dial import Credentials, LinkAddress
-from ledger.errors import CallerError, Overloaded, TailraceError, TooLarge
-from ledger.frame import (
+from tailrace.edge.origins.choice import PREFIX_CHARS, Wanted, choose
+from tailrace.edge.origins.open_requests import OpenRequests
+from tailrace.edge.origins.origin import Origin, now
+from tailrace.edge.origins.relay import RETRY_AFTER_MS, Route, Sink, route_of, spread, under
+from tailrace.edge.origins.watchers import Watchers
+from tailrace.edge.server.outlet import Turn
+from tailrace.edge.telemetry.exchange import current, note_error, note_stream, traced
+from tailrace.edge.unread import UnreadDefault
+from tailrace.ledger.backoff import Backoff, spread_ms
+from tailrace.ledger.dial import Credentials, LinkAddress
+from tailrace.ledger.errors import CallerError, Overloaded, TailraceError, TooLarge
+from tailrace.ledger.frame import (
     LINK_CODEC,
     MAX_CALL_HEAD_BYTES,
     Answer,
@@ -60,8 +60,8 @@ from ledger.frame import (
     tag_of,
     to_error,
 )
-from ledger.tasks import beside, first_of
-from ledger.window import Window
+from tailrace.ledger.tasks import beside, first_of
+from tailrace.ledger.window import Window
 
 LINK_TICK_S = 0.05
 """How late a deadline may be noticed, and how finely the heartbeats of clients are spread."""

@@ -14,9 +14,9 @@ from math import inf
 from random import Random
 from typing import NamedTuple
 
-from edge.access.connections import place_of
-from ledger.backoff import spread_ms
-from ledger.errors import CallerError
+from tailrace.edge.access.connections import place_of
+from tailrace.ledger.backoff import spread_ms
+from tailrace.ledger.errors import CallerError
 
 RETRY_MS = 1_000
 """Minimum wait that a refused client is told; not all are told the same."""

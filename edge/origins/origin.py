@@ -13,15 +13,15 @@ from typing import cast
 
 import structlog
 
-from edge.origins.choice import Breaker, Candidate, State
-from edge.origins.open_requests import OpenRequests
-from edge.origins.relay import LinkState, Relay
-from edge.server.outlet import Turn
-from ledger.backoff import Backoff
-from ledger.dial import Credentials, LinkAddress, dial
-from ledger.errors import OriginUnreachable, TailraceError
-from ledger.frame import Splitter
-from ledger.silence import Silence
+from tailrace.edge.origins.choice import Breaker, Candidate, State
+from tailrace.edge.origins.open_requests import OpenRequests
+from tailrace.edge.origins.relay import LinkState, Relay
+from tailrace.edge.server.outlet import Turn
+from tailrace.ledger.backoff import Backoff
+from tailrace.ledger.dial import Credentials, LinkAddress, dial
+from tailrace.ledger.errors import OriginUnreachable, TailraceError
+from tailrace.ledger.frame import Splitter
+from tailrace.ledger.silence import Silence
 
 LINK_RECONNECT_MIN_S = 0.1
 LINK_RECONNECT_MAX_S = 2.0

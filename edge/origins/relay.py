@@ -19,11 +19,17 @@ from enum import Enum
 from random import Random
 from typing import Protocol
 
-from edge.origins.choice import ANYBODY, Wanted
-from edge.origins.open_requests import UNCOUNTED, OpenRequests, Owner
-from ledger.backoff import spread_ms
-from ledger.errors import FrameError, OriginUnreachable, SchemaMismatch, TailraceError, Unauthorized
-from ledger.frame import (
+from tailrace.edge.origins.choice import ANYBODY, Wanted
+from tailrace.edge.origins.open_requests import UNCOUNTED, OpenRequests, Owner
+from tailrace.ledger.backoff import spread_ms
+from tailrace.ledger.errors import (
+    FrameError,
+    OriginUnreachable,
+    SchemaMismatch,
+    TailraceError,
+    Unauthorized,
+)
+from tailrace.ledger.frame import (
     CLOSING,
     CORR_OFFSET,
     LOGGED,
@@ -59,8 +65,8 @@ from ledger.frame import (
     to_error,
     with_corr,
 )
-from ledger.version import software
-from ledger.wire.handshake import Handshake, Side, refused
+from tailrace.ledger.version import software
+from tailrace.ledger.wire.handshake import Handshake, Side, refused
 
 CONNECT_PATIENCE_S = 2.0
 """How long a new request waits for a link that is down."""

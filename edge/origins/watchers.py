@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from itertools import islice
 
-from edge.origins.relay import Sink
-from ledger.frame import Heartbeat, encode
+from tailrace.edge.origins.relay import Sink
+from tailrace.ledger.frame import Heartbeat, encode
 
 HEARTBEAT_EVERY_S = 4.0
 """They are owed one every 5 s."""

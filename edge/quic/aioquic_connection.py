@@ -27,8 +27,8 @@ from aioquic.quic.connection import (
 from aioquic.quic.recovery import QuicPacketPacer
 from aioquic.tls import pull_client_hello
 
-from edge.quic.aioquic_packets import PacketConnection
-from edge.quic.core import (
+from tailrace.edge.quic.aioquic_packets import PacketConnection
+from tailrace.edge.quic.core import (
     CONNECTION_WINDOW_BYTES,
     MAX_CONTROL_BYTES,
     MAX_REQUESTS_AT_ONCE,

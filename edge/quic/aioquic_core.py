@@ -48,8 +48,8 @@ from aioquic.quic.packet_builder import QuicPacketBuilder
 from aioquic.quic.retry import QuicRetryTokenHandler
 from aioquic.tls import SessionTicket
 
-from edge.quic.aioquic_connection import AioquicConnection, AskedFor
-from edge.quic.core import (
+from tailrace.edge.quic.aioquic_connection import AioquicConnection, AskedFor
+from tailrace.edge.quic.core import (
     CONNECTION_WINDOW_BYTES,
     IDLE_TIMEOUT_S,
     MAX_HEADER_BYTES,
@@ -70,7 +70,7 @@ from edge.quic.core import (
     Stray,
     TooLong,
 )
-from edge.quic.stateless_reset import StatelessResets
+from tailrace.edge.quic.stateless_reset import StatelessResets
 
 CONNECTION_ID_BYTES = 8
 FIELD_OVERHEAD_BYTES = 32

@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from edge.errors import refusal
-from edge.quic.core import Asked, Came, Code, Core, Event, Left, TooLong
-from edge.server.deadlines import Deadline
-from edge.server.incoming import Behind, Incoming
-from edge.server.outlet import UNSENT_BYTES, Headers, Request
-from ledger.bucket import Bucket
-from ledger.errors import CallerError, TailraceError
+from tailrace.edge.errors import refusal
+from tailrace.edge.quic.core import Asked, Came, Code, Core, Event, Left, TooLong
+from tailrace.edge.server.deadlines import Deadline
+from tailrace.edge.server.incoming import Behind, Incoming
+from tailrace.edge.server.outlet import UNSENT_BYTES, Headers, Request
+from tailrace.ledger.bucket import Bucket
+from tailrace.ledger.errors import CallerError, TailraceError
 
 MAX_RESETS = 200
 """Requests that a client may have reset in a short time; to undo them costs more than to reset."""

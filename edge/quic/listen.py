@@ -15,10 +15,10 @@ from math import inf
 from pathlib import Path
 from time import monotonic
 
-from edge.access.connections import ConnectionLimits
-from edge.quic.core import TIMER_S, Address, Cores, Datagrams
-from edge.quic.server import QuicServer, Way
-from edge.server.incoming import Behind
+from tailrace.edge.access.connections import ConnectionLimits
+from tailrace.edge.quic.core import TIMER_S, Address, Cores, Datagrams
+from tailrace.edge.quic.server import QuicServer, Way
+from tailrace.edge.server.incoming import Behind
 
 PROBE_EVERY_S = 5.0
 PROBE_TIMEOUT_S = 2.0

@@ -15,8 +15,8 @@ from typing import Generic, Protocol, TypeVar
 
 import structlog
 
-from edge.access.connections import ConnectionLimits
-from edge.quic.core import (
+from tailrace.edge.access.connections import ConnectionLimits
+from tailrace.edge.quic.core import (
     Address,
     Code,
     Core,
@@ -28,8 +28,8 @@ from edge.quic.core import (
     Retired,
     Stray,
 )
-from edge.quic.http3 import Http3
-from edge.server.incoming import Behind
+from tailrace.edge.quic.http3 import Http3
+from tailrace.edge.server.incoming import Behind
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import secrets
 
-from ledger.bucket import Bucket
+from tailrace.ledger.bucket import Bucket
 
 TOKEN_BYTES = 16
 MIN_TRIGGER_BYTES = 22

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from edge.errors import refusal
+from tailrace.edge.errors import refusal
 
 MAX_CHUNK_LINE_BYTES = 4096
 """Maximum length of the line before a chunk, with its extensions."""

@@ -13,18 +13,18 @@ from typing import NamedTuple
 
 import h11
 
-from edge.access.middleware import TOKEN_QUERY
-from edge.errors import refusal, too_slow
-from edge.server.chunks import ChunkedBody
-from edge.server.deadlines import Deadline
-from edge.server.flood import REFUSED_POINTS, FloodBudget
-from edge.server.http2 import Http2
-from edge.server.outlet import Admitted, Handler, Headers, Request, Speaker, Wire
-from edge.server.rest import AppRequest
-from edge.server.routes import head_of
-from edge.server.websocket import SESSION_PATH, WebSocket, accepts
-from edge.server.wire import KEEP_ALIVE_TIMEOUT_S, Shared
-from ledger.errors import TailraceError
+from tailrace.edge.access.middleware import TOKEN_QUERY
+from tailrace.edge.errors import refusal, too_slow
+from tailrace.edge.server.chunks import ChunkedBody
+from tailrace.edge.server.deadlines import Deadline
+from tailrace.edge.server.flood import REFUSED_POINTS, FloodBudget
+from tailrace.edge.server.http2 import Http2
+from tailrace.edge.server.outlet import Admitted, Handler, Headers, Request, Speaker, Wire
+from tailrace.edge.server.rest import AppRequest
+from tailrace.edge.server.routes import head_of
+from tailrace.edge.server.websocket import SESSION_PATH, WebSocket, accepts
+from tailrace.edge.server.wire import KEEP_ALIVE_TIMEOUT_S, Shared
+from tailrace.ledger.errors import TailraceError
 
 MAX_HEAD_BYTES = 16 << 10
 MAX_HEADERS = 100

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from edge.errors import refusal
-from edge.server.deadlines import Deadline, nothing
-from edge.server.http2_core import Asked, Came, Happened, Http2Connection, Stream
-from edge.server.incoming import Incoming
-from edge.server.outlet import UNSENT_BYTES, Wire
-from edge.server.wire import KEEP_ALIVE_TIMEOUT_S, Shared
-from ledger.errors import Overloaded
+from tailrace.edge.errors import refusal
+from tailrace.edge.server.deadlines import Deadline, nothing
+from tailrace.edge.server.http2_core import Asked, Came, Happened, Http2Connection, Stream
+from tailrace.edge.server.incoming import Incoming
+from tailrace.edge.server.outlet import UNSENT_BYTES, Wire
+from tailrace.edge.server.wire import KEEP_ALIVE_TIMEOUT_S, Shared
+from tailrace.ledger.errors import Overloaded
 
 MAX_BODY_BYTES = 16 << 20
 """Of all open requests of a connection together, unless the settings let two alone have more."""

@@ -30,8 +30,8 @@ from h2.exceptions import ProtocolError
 from h2.stream import H2Stream
 from hyperframe.frame import RstStreamFrame
 
-from edge.server.flood import FORGIVEN_PER_DATA, REFUSED_POINTS
-from edge.server.http2_library import (
+from tailrace.edge.server.flood import FORGIVEN_PER_DATA, REFUSED_POINTS
+from tailrace.edge.server.http2_library import (
     IDLE_WORK,
     MAX_HEADER_BYTES,
     MAX_HEADERS,
@@ -40,7 +40,7 @@ from edge.server.http2_library import (
     TRAILER_POINTS,
     BoundedConnection,
 )
-from edge.server.outlet import UNSENT_BYTES, Handler, Headers, Request
+from tailrace.edge.server.outlet import UNSENT_BYTES, Handler, Headers, Request
 
 MAX_CONNECTION_UNSENT_BYTES = 256 << 10
 """Of all responses of a connection: where there are many, each may keep less than UNSENT_BYTES."""

@@ -30,7 +30,7 @@ from hyperframe.frame import (
     WindowUpdateFrame,
 )
 
-from edge.server.flood import EMPTY_POINTS, SMALL_PIECE_BYTES, FloodBudget
+from tailrace.edge.server.flood import EMPTY_POINTS, SMALL_PIECE_BYTES, FloodBudget
 
 MAX_STREAMS = 256
 """Open requests of one connection; those beyond are refused one by one, and may be tried again."""

@@ -18,14 +18,14 @@ from urllib.parse import unquote
 import structlog
 from starlette.types import ASGIApp, Message, Scope
 
-from edge.access.bodies import BodyBudget
-from edge.access.middleware import ADMITTED
-from edge.errors import error_response, too_slow
-from edge.server.deadlines import Deadline, Deadlines
-from edge.server.outlet import Admitted, Handler, Headers, Outlet, Request, Routes, Turn
-from edge.telemetry.exchange import PROTOCOLS, Counts, id_field
-from ledger.errors import TailraceError
-from ledger.tasks import cancel
+from tailrace.edge.access.bodies import BodyBudget
+from tailrace.edge.access.middleware import ADMITTED
+from tailrace.edge.errors import error_response, too_slow
+from tailrace.edge.server.deadlines import Deadline, Deadlines
+from tailrace.edge.server.outlet import Admitted, Handler, Headers, Outlet, Request, Routes, Turn
+from tailrace.edge.telemetry.exchange import PROTOCOLS, Counts, id_field
+from tailrace.ledger.errors import TailraceError
+from tailrace.ledger.tasks import cancel
 
 WITHOUT_BODY = (204, 304)
 """Statuses of answers that have none; neither has one to HEAD (RFC 9110, 6.4.1)."""

@@ -14,16 +14,16 @@ import structlog
 from hypercorn.config import Config
 from hypercorn.utils import repr_socket_addr
 
-from edge.config import EdgeConfig
-from edge.quic.aioquic_core import AioquicCores
-from edge.quic.listen import QuicListener
-from edge.quic.steer import steer
-from edge.server.connection import Connection
-from edge.server.deadlines import SLOT_S
-from edge.server.wire import Shared
-from ledger.errors import ConfigError
-from ledger.settings import parse_address
-from ledger.tasks import cancel
+from tailrace.edge.config import EdgeConfig
+from tailrace.edge.quic.aioquic_core import AioquicCores
+from tailrace.edge.quic.listen import QuicListener
+from tailrace.edge.quic.steer import steer
+from tailrace.edge.server.connection import Connection
+from tailrace.edge.server.deadlines import SLOT_S
+from tailrace.edge.server.wire import Shared
+from tailrace.ledger.errors import ConfigError
+from tailrace.ledger.settings import parse_address
+from tailrace.ledger.tasks import cancel
 
 LISTEN_BACKLOG = 1024
 NOT_SENT_BYTES = 8 << 10

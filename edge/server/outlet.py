@@ -16,7 +16,7 @@ from typing import Protocol
 
 import structlog
 
-from edge.access.rules import Admission
+from tailrace.edge.access.rules import Admission
 
 UNSENT_BYTES = 8 << 10
 """What may wait here for one client: `room` is this less what does. A reader's credit at the

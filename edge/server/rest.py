@@ -22,12 +22,12 @@ from hypercorn.protocol import ProtocolWrapper
 from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.typing import ConnectionState
 
-from edge.access.middleware import ADMITTED
-from edge.errors import error_response, refusal
-from edge.server.incoming import Application
-from edge.server.outlet import Admitted, Wire
-from edge.telemetry.exchange import id_field
-from ledger.errors import TailraceError
+from tailrace.edge.access.middleware import ADMITTED
+from tailrace.edge.errors import error_response, refusal
+from tailrace.edge.server.incoming import Application
+from tailrace.edge.server.outlet import Admitted, Wire
+from tailrace.edge.telemetry.exchange import id_field
+from tailrace.ledger.errors import TailraceError
 
 REST_WAITING_BYTES = 64 << 10
 """Of a request's body, until the application takes it; then the client is not read."""

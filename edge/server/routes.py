@@ -13,25 +13,25 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from urllib.parse import parse_qsl, unquote
 
-from edge.access.head import Head
-from edge.access.middleware import TOKEN_QUERY
-from edge.access.rules import Rules
-from edge.body import ENCODERS, Encoder
-from edge.errors import RESPONSES_PATH, error_response
-from edge.generate import asked_to_read, asked_to_start
-from edge.openai.answers import Dialect
-from edge.openai.chat import CHAT, COMPLETIONS
-from edge.openai.request import read_body
-from edge.openai.responses import request as responses
-from edge.openai.responses.events import PREFIX, ResponseEvents
-from edge.origins.link import Link, credited
-from edge.parameters import View, choose_view
-from edge.server.deadlines import Deadlines
-from edge.server.outlet import NOBODY, Admitted, Handler, Headers, Outlet, Request, Turn
-from edge.server.stream_reader import StreamReader, fields_of
-from edge.telemetry.exchange import PROTOCOLS, Counts, Exchange, with_trace
-from ledger.errors import TailraceError
-from ledger.frame import Caller, Open, Resume
+from tailrace.edge.access.head import Head
+from tailrace.edge.access.middleware import TOKEN_QUERY
+from tailrace.edge.access.rules import Rules
+from tailrace.edge.body import ENCODERS, Encoder
+from tailrace.edge.errors import RESPONSES_PATH, error_response
+from tailrace.edge.generate import asked_to_read, asked_to_start
+from tailrace.edge.openai.answers import Dialect
+from tailrace.edge.openai.chat import CHAT, COMPLETIONS
+from tailrace.edge.openai.request import read_body
+from tailrace.edge.openai.responses import request as responses
+from tailrace.edge.openai.responses.events import PREFIX, ResponseEvents
+from tailrace.edge.origins.link import Link, credited
+from tailrace.edge.parameters import View, choose_view
+from tailrace.edge.server.deadlines import Deadlines
+from tailrace.edge.server.outlet import NOBODY, Admitted, Handler, Headers, Outlet, Request, Turn
+from tailrace.edge.server.stream_reader import StreamReader, fields_of
+from tailrace.edge.telemetry.exchange import PROTOCOLS, Counts, Exchange, with_trace
+from tailrace.ledger.errors import TailraceError
+from tailrace.ledger.frame import Caller, Open, Resume
 
 
 @dataclass(frozen=True, slots=True)

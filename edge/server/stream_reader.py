@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
-from edge.body import LIVE_HEADERS, SILENCE_S, Encoder, FrameEncoder
-from edge.generate import TIP_PATIENCE_S, stream_headers
-from edge.origins.link import CORR, WINDOW_BYTES, WINDOW_FRAMES, Link
-from edge.origins.relay import TOKEN, under
-from edge.server.deadlines import Deadline, Deadlines
-from edge.server.outlet import Headers, Outlet, Turn
-from edge.telemetry.exchange import Exchange
-from ledger.frame import (
+from tailrace.edge.body import LIVE_HEADERS, SILENCE_S, Encoder, FrameEncoder
+from tailrace.edge.generate import TIP_PATIENCE_S, stream_headers
+from tailrace.edge.origins.link import CORR, WINDOW_BYTES, WINDOW_FRAMES, Link
+from tailrace.edge.origins.relay import TOKEN, under
+from tailrace.edge.server.deadlines import Deadline, Deadlines
+from tailrace.edge.server.outlet import Headers, Outlet, Turn
+from tailrace.edge.telemetry.exchange import Exchange
+from tailrace.ledger.frame import (
     CLOSING,
     TAG_OFFSET,
     Credit,
@@ -32,7 +32,7 @@ from ledger.frame import (
     tag_of,
     to_error,
 )
-from ledger.window import Window
+from tailrace.ledger.window import Window
 
 TELL_FRAMES, TELL_BYTES = WINDOW_FRAMES // 8, WINDOW_BYTES // 8
 """What passes before the window is told."""

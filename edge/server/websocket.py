@@ -16,15 +16,15 @@ from wsproto.connection import Connection, ConnectionType
 from wsproto.events import BytesMessage, CloseConnection, Ping, Pong, TextMessage
 from wsproto.frame_protocol import CloseReason
 
-from edge.access.operators import sees_details
-from edge.access.rules import PROTOCOLS, Admission
-from edge.origins.relay import under
-from edge.server.deadlines import Deadline
-from edge.server.flood import EMPTY_POINTS, SMALL_PIECE_BYTES, FloodBudget
-from edge.server.outlet import Headers, Request, Wire
-from edge.server.wire import Shared
-from edge.session import MAX_MESSAGE_BYTES, SMALL_BYTES, Session, Unfinished
-from edge.telemetry.exchange import Exchange
+from tailrace.edge.access.operators import sees_details
+from tailrace.edge.access.rules import PROTOCOLS, Admission
+from tailrace.edge.origins.relay import under
+from tailrace.edge.server.deadlines import Deadline
+from tailrace.edge.server.flood import EMPTY_POINTS, SMALL_PIECE_BYTES, FloodBudget
+from tailrace.edge.server.outlet import Headers, Request, Wire
+from tailrace.edge.server.wire import Shared
+from tailrace.edge.session import MAX_MESSAGE_BYTES, SMALL_BYTES, Session, Unfinished
+from tailrace.edge.telemetry.exchange import Exchange
 
 SESSION_PATH = b"/v1/ws"
 SUBPROTOCOL = "tailrace"

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from edge.access.connections import ConnectionLimits
-from edge.access.rules import Rules
-from edge.config import EdgeConfig
-from edge.origins.link import Link
-from edge.server.incoming import Behind
-from edge.server.input import InputTurns
-from edge.server.outlet import Wire
-from edge.server.rest import Rest
+from tailrace.edge.access.connections import ConnectionLimits
+from tailrace.edge.access.rules import Rules
+from tailrace.edge.config import EdgeConfig
+from tailrace.edge.origins.link import Link
+from tailrace.edge.server.incoming import Behind
+from tailrace.edge.server.input import InputTurns
+from tailrace.edge.server.outlet import Wire
+from tailrace.edge.server.rest import Rest
 
 KEEP_ALIVE_TIMEOUT_S = 75.0
 """Longer than the usual 60 s of a proxy, so that the proxy is the one to hang up."""

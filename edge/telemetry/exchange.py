@@ -22,9 +22,9 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ledger.frame import Frame, Open
-from ledger.telemetry.distribution import Distribution
-from ledger.telemetry.traces import HEADER, TraceContext, Traces, context_of
+from tailrace.ledger.frame import Frame, Open
+from tailrace.ledger.telemetry.distribution import Distribution
+from tailrace.ledger.telemetry.traces import HEADER, TraceContext, Traces, context_of
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span

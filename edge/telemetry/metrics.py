@@ -16,20 +16,20 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
-from edge.access.connections import ConnectionLimits
-from edge.access.middleware import caller_of, head_of
-from edge.access.operators import sees_details
-from edge.config import EdgeConfig
-from edge.origins.choice import State
-from edge.origins.link import Link
-from edge.origins.origin import Origin
-from edge.origins.relay import Route
-from edge.telemetry.exchange import OTHER, Counts
-from ledger.errors import Forbidden, NotFound
-from ledger.frame import SCHEMA_HASH
-from ledger.rights import Right
-from ledger.telemetry.exposition import rendered
-from ledger.version import tailrace_version
+from tailrace.edge.access.connections import ConnectionLimits
+from tailrace.edge.access.middleware import caller_of, head_of
+from tailrace.edge.access.operators import sees_details
+from tailrace.edge.config import EdgeConfig
+from tailrace.edge.origins.choice import State
+from tailrace.edge.origins.link import Link
+from tailrace.edge.origins.origin import Origin
+from tailrace.edge.origins.relay import Route
+from tailrace.edge.telemetry.exchange import OTHER, Counts
+from tailrace.ledger.errors import Forbidden, NotFound
+from tailrace.ledger.frame import SCHEMA_HASH
+from tailrace.ledger.rights import Right
+from tailrace.ledger.telemetry.exposition import rendered
+from tailrace.ledger.version import tailrace_version
 
 PREFIX = "tailrace_edge_"
 PROTOCOLS = ("h1", "h2", "h3", "ws")

@@ -15,9 +15,9 @@ from typing import NamedTuple
 from dotenv.parser import parse_stream
 from pydantic import SecretStr
 
-from edge.config import EdgeConfig
-from edge.wrangler import jsonc
-from edge.wrangler.checks import (
+from tailrace.edge.config import EdgeConfig
+from tailrace.edge.wrangler import jsonc
+from tailrace.edge.wrangler.checks import (
     CHECKS,
     Problem,
     Table,
@@ -26,9 +26,9 @@ from edge.wrangler.checks import (
     host_and_path,
     unknown,
 )
-from edge.wrangler.keys import BUILT_IN, KEYS, Effect
-from ledger.deployment import Deployment
-from ledger.errors import ConfigError
+from tailrace.edge.wrangler.keys import BUILT_IN, KEYS, Effect
+from tailrace.ledger.deployment import Deployment
+from tailrace.ledger.errors import ConfigError
 
 PREFIX = "TAILRACE_EDGE_"
 """Of variables and secrets that are settings, as in the environment of the process."""

@@ -27,10 +27,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
-from kernels.attention.paged_attention import check_queries
-from kernels.attention.paged_kv import PagedKv, check_tables
-from kernels.attention.rope import Rope
-from kernels.attention.rope_triton import (
+from tailrace.kernels.attention.paged_attention import check_queries
+from tailrace.kernels.attention.paged_kv import PagedKv, check_tables
+from tailrace.kernels.attention.rope import Rope
+from tailrace.kernels.attention.rope_triton import (
     absent_pointers,
     cells_of,
     check_write,
@@ -43,13 +43,13 @@ from kernels.attention.rope_triton import (
     store_cells,
     turn_of,
 )
-from kernels.attention.softmax_triton import operand, pinned, softmax_plan
-from kernels.attention.splits_triton import DecodeWorkspace, finish, split_span, splits_of
-from kernels.checks import check_same_device, check_tensor
-from kernels.launch import dependent_launch, next_power_of_2
-from kernels.rows.rounding_triton import rounded
-from kernels.shapes import ATTENTION_SHAPES, PAGE_TOKENS, DecoderShape
-from kernels.variant import Variant
+from tailrace.kernels.attention.softmax_triton import operand, pinned, softmax_plan
+from tailrace.kernels.attention.splits_triton import DecodeWorkspace, finish, split_span, splits_of
+from tailrace.kernels.checks import check_same_device, check_tensor
+from tailrace.kernels.launch import dependent_launch, next_power_of_2
+from tailrace.kernels.rows.rounding_triton import rounded
+from tailrace.kernels.shapes import ATTENTION_SHAPES, PAGE_TOKENS, DecoderShape
+from tailrace.kernels.variant import Variant
 
 _PAGE = tl.constexpr(PAGE_TOKENS)
 # Below all scores, and finite: a row of which no position can be read takes it from itself.

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.attention.paged_kv import FP8, SCALED_DTYPES, quantise_heads
-from kernels.shapes import PAGE_TOKENS
+from tailrace.kernels.attention.paged_kv import FP8, SCALED_DTYPES, quantise_heads
+from tailrace.kernels.shapes import PAGE_TOKENS
 
 FP8_VALUES = torch.arange(256, dtype=torch.uint8).view(FP8).float()
 """What each byte of fp8 stands for, NaN included."""

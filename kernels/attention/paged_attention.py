@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.attention.paged_kv import PagedKv, check_tables
-from kernels.checks import check_tensor
-from kernels.shapes import PAGE_TOKENS
+from tailrace.kernels.attention.paged_kv import PagedKv, check_tables
+from tailrace.kernels.checks import check_tensor
+from tailrace.kernels.shapes import PAGE_TOKENS
 
 MAX_SPLITS = 32
 """Programs of decode attention that share a row's pages, an equal number of them each."""

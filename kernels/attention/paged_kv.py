@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.checks import check_same_device, check_tensor
-from kernels.linear.ternary import INT8_MAX, MIN_ABSMAX
-from kernels.shapes import HEAD_DIMS, PAGE_TOKENS
+from tailrace.kernels.checks import check_same_device, check_tensor
+from tailrace.kernels.linear.ternary import INT8_MAX, MIN_ABSMAX
+from tailrace.kernels.shapes import HEAD_DIMS, PAGE_TOKENS
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0

@@ -20,21 +20,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.attention.paged_attention import check_queries
-from kernels.attention.paged_kv import SCALED_DTYPES, PagedKv, check_tables
-from kernels.attention.rope_triton import (
+from tailrace.kernels.attention.paged_attention import check_queries
+from tailrace.kernels.attention.paged_kv import SCALED_DTYPES, PagedKv, check_tables
+from tailrace.kernels.attention.rope_triton import (
     absent_pointers,
     page_at,
     row_fault,
     served_caches,
     signature_of,
 )
-from kernels.attention.softmax_triton import attend_tile, softmax_plan
-from kernels.checks import check_same_device, check_tensor
-from kernels.launch import OPTIONS
-from kernels.rows.rounding_triton import rounded
-from kernels.shapes import ATTENTION_SHAPES, PAGE_TOKENS, DecoderShape
-from kernels.variant import Variant
+from tailrace.kernels.attention.softmax_triton import attend_tile, softmax_plan
+from tailrace.kernels.checks import check_same_device, check_tensor
+from tailrace.kernels.launch import OPTIONS
+from tailrace.kernels.rows.rounding_triton import rounded
+from tailrace.kernels.shapes import ATTENTION_SHAPES, PAGE_TOKENS, DecoderShape
+from tailrace.kernels.variant import Variant
 
 _PAGE = tl.constexpr(PAGE_TOKENS)
 _FAR = tl.constexpr(2**30)

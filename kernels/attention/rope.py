@@ -8,9 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.attention.rope_scaling import LinearScaling, Llama3Scaling, RopeScaling, YarnScaling
-from kernels.checks import check_same_device, check_tensor
-from kernels.rows.norm import order_free_rms_norm
+from tailrace.kernels.attention.rope_scaling import (
+    LinearScaling,
+    Llama3Scaling,
+    RopeScaling,
+    YarnScaling,
+)
+from tailrace.kernels.checks import check_same_device, check_tensor
+from tailrace.kernels.rows.norm import order_free_rms_norm
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,21 +18,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.attention.paged_attention import (
+from tailrace.kernels.attention.paged_attention import (
     FAULT_PAGE,
     FAULT_POSITION,
     FAULT_SEQUENCE,
     check_queries,
 )
-from kernels.attention.paged_kv import FP8, FP8_MAX, SCALED_DTYPES, PagedKv, check_tables
-from kernels.attention.rope import Rope
-from kernels.checks import check_same_device, check_tensor
-from kernels.dependent_triton import wait_for_launches_ahead
-from kernels.launch import INTERPRETED, dependent_launch, next_power_of_2
-from kernels.linear.ternary import INT8_MAX
-from kernels.rows.norm_triton import int8_factor, inverse_rms, normalise, quantise
-from kernels.rows.rounding_triton import rounded
-from kernels.shapes import (
+from tailrace.kernels.attention.paged_kv import FP8, FP8_MAX, SCALED_DTYPES, PagedKv, check_tables
+from tailrace.kernels.attention.rope import Rope
+from tailrace.kernels.checks import check_same_device, check_tensor
+from tailrace.kernels.dependent_triton import wait_for_launches_ahead
+from tailrace.kernels.launch import INTERPRETED, dependent_launch, next_power_of_2
+from tailrace.kernels.linear.ternary import INT8_MAX
+from tailrace.kernels.rows.norm_triton import int8_factor, inverse_rms, normalise, quantise
+from tailrace.kernels.rows.rounding_triton import rounded
+from tailrace.kernels.shapes import (
     ATTENTION_SHAPES,
     DEMO,
     FALCON3_7B,
@@ -43,7 +43,7 @@ from kernels.shapes import (
     DecoderShape,
     Family,
 )
-from kernels.variant import Variant
+from tailrace.kernels.variant import Variant
 
 _PAGE = tl.constexpr(PAGE_TOKENS)
 _FAULT_SEQUENCE = tl.constexpr(FAULT_SEQUENCE)

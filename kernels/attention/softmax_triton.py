@@ -12,8 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.launch import INTERPRETED, next_power_of_2
-from kernels.rows.rounding_triton import rounded
+from tailrace.kernels.launch import INTERPRETED, next_power_of_2
+from tailrace.kernels.rows.rounding_triton import rounded
 
 DOT_TYPES = {torch.float32: tl.float32}
 """What products are computed in; bf16 for all other caches, whose numbers it holds exactly."""

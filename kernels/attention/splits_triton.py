@@ -13,10 +13,10 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.attention.paged_attention import MAX_SPLITS
-from kernels.attention.paged_kv import PagedKv
-from kernels.checks import check_same_device
-from kernels.shapes import PAGE_TOKENS
+from tailrace.kernels.attention.paged_attention import MAX_SPLITS
+from tailrace.kernels.attention.paged_kv import PagedKv
+from tailrace.kernels.checks import check_same_device
+from tailrace.kernels.shapes import PAGE_TOKENS
 
 _PAGE = tl.constexpr(PAGE_TOKENS)
 _MAX_SPLITS = tl.constexpr(MAX_SPLITS)

@@ -1,8 +1,9 @@
 """The ahead-of-time gate: every kernel at its real shapes, compiled for sm_90 and read.
 
-`python -m kernels.gate.aot` needs no GPU. It fails on a kernel that does not compile, that spills
-registers, that adds floats atomically, that lacks an instruction it was written for, that reads
-what it must not, writes or ends before it has waited for the launches ahead (`dependent_triton`),
+`python -m tailrace.kernels.gate.aot` needs no GPU. It fails on a kernel that does not compile,
+that spills registers, that adds floats atomically, that lacks an instruction it was written for,
+that reads what it must not, writes or ends before it has waited for the launches ahead
+(`dependent_triton`),
 that wants more shared memory than the machine has, or that is launched somewhere but planned
 nowhere; and on a decode step of more than five launches per layer. Its last line is JSON.
 """
@@ -17,10 +18,10 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 
-from kernels.gate.aot_gate import Compiled, Gate
-from kernels.gate.aot_report import Progress, print_report
-from kernels.gate.machine_code import Binary, read_machine_code
-from kernels.processes import ProcessError, Processes
+from tailrace.kernels.gate.aot_gate import Compiled, Gate
+from tailrace.kernels.gate.aot_report import Progress, print_report
+from tailrace.kernels.gate.machine_code import Binary, read_machine_code
+from tailrace.kernels.processes import ProcessError, Processes
 
 READ_AT_ONCE = 32
 """Binaries whose instructions are read while others are compiled."""
@@ -28,7 +29,7 @@ READ_AT_ONCE = 32
 
 def compile_all(package: str, only: str, jobs: int, progress: Progress) -> Gate:
     """Compile what there is, identical compilations once; raises ProcessError if it cannot list."""
-    processes = Processes(jobs, "kernels.gate.aot_worker", package)
+    processes = Processes(jobs, "tailrace.kernels.gate.aot_worker", package)
     contents = processes.greeting
     chosen: dict[str, list[int]] = {}
     wanted = [
@@ -66,7 +67,9 @@ def compile_all(package: str, only: str, jobs: int, progress: Progress) -> Gate:
 
 def main(arguments: list[str] | None = None, clock: Callable[[], float] = time.monotonic) -> int:
     """Run the gate; 0 if nothing offends, 1 otherwise."""
-    parser = argparse.ArgumentParser(prog="python -m kernels.gate.aot", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tailrace.kernels.gate.aot", description=__doc__
+    )
     parser.add_argument("--json", action="store_true", help="the line of JSON alone")
     parser.add_argument("--only", default="", metavar="NAME", help="kernels whose name holds NAME")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), metavar="N")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from kernels.dependent_triton import READ_AHEAD, WRITTEN_BEFORE
+from tailrace.kernels.dependent_triton import READ_AHEAD, WRITTEN_BEFORE
 
 MAX_LAUNCHES = 5
 """Launches of a layer's decode step at batch 1."""

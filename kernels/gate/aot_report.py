@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from kernels.gate.aot_gate import Compiled
+from tailrace.kernels.gate.aot_gate import Compiled
 
 COLUMNS = ("kernel", "compiled", "registers", "KiB", "spilled", "instructions", "step")
 """KiB: shared memory of a program. spilled: bytes. instructions: that it must have."""

@@ -22,9 +22,9 @@ from typing import Any
 import triton
 from triton.runtime.jit import KernelInterface
 
-from kernels.gate.machine_code import compiled
-from kernels.shapes import REAL_SHAPES, DecoderShape
-from kernels.variant import Variant
+from tailrace.kernels.gate.machine_code import compiled
+from tailrace.kernels.shapes import REAL_SHAPES, DecoderShape
+from tailrace.kernels.variant import Variant
 
 SUFFIX = "_triton"
 

@@ -28,8 +28,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.cache import get_cache_manager
 
-from kernels.launch import INTERPRETED, OPTIONS
-from kernels.variant import Variant
+from tailrace.kernels.launch import INTERPRETED, OPTIONS
+from tailrace.kernels.variant import Variant
 
 TARGET = GPUTarget("cuda", 90, 32)
 TOOL_SECONDS = 120

@@ -1,8 +1,8 @@
 """What an H200 allows each kernel, what is expected of it, and what a bench measured.
 
-    python -m kernels.gate.roofline                        # the tables of BENCH.md
-    python -m kernels.gate.roofline --measured FILE        # with the figures of `make bench-gpu`
-    python -m kernels.gate.roofline --aot FILE             # counting what is behind the wait
+    python -m tailrace.kernels.gate.roofline                   # print the tables of BENCH.md
+    python -m tailrace.kernels.gate.roofline --measured FILE   # add the figures of `make bench-gpu`
+    python -m tailrace.kernels.gate.roofline --aot FILE        # count instructions behind the wait
 
 A floor is the bytes that an operation must move, divided by the copy bandwidth. What is expected
 adds what the constants below assume of a launch. Bytes come from the kernels' own plans.
@@ -20,11 +20,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from kernels.attention.splits_triton import splits_of
-from kernels.gate.aot_gate import EIGHT_ROWS
-from kernels.launch import MULTIPROCESSORS
-from kernels.shapes import REAL_SHAPES, DecoderShape, Family
-from kernels.variant import Variant
+from tailrace.kernels.attention.splits_triton import splits_of
+from tailrace.kernels.gate.aot_gate import EIGHT_ROWS
+from tailrace.kernels.launch import MULTIPROCESSORS
+from tailrace.kernels.shapes import REAL_SHAPES, DecoderShape, Family
+from tailrace.kernels.variant import Variant
 
 COPY_TB_S = 4.3
 """TB/s, read and written, by a device-to-device copy on an H200 (measured)."""
@@ -292,7 +292,7 @@ def read_behind(path: Path) -> dict[str, int]:
 
 def sections(behind: Mapping[str, int]) -> Iterator[tuple[str, list[Operation]]]:
     """Tables by title: each shape's linears, then attention, then whole steps; see `step`."""
-    from kernels.gate.aot_worker import kernel_modules, planned
+    from tailrace.kernels.gate.aot_worker import kernel_modules, planned
 
     variants: dict[str, list[Variant]] = {}
     for entry in planned(kernel_modules("kernels")):
@@ -359,7 +359,7 @@ def described(operation: Operation, measured: Measured) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Print the tables or the JSON."""
-    parser = argparse.ArgumentParser(prog="python -m kernels.gate.roofline")
+    parser = argparse.ArgumentParser(prog="python -m tailrace.kernels.gate.roofline")
     parser.add_argument("--json", action="store_true", help="one object instead of tables")
     parser.add_argument("--measured", type=Path, metavar="FILE", help="of `make bench-gpu`")
     parser.add_argument("--aot", type=Path, metavar="FILE", help="the last line of `make aot`")

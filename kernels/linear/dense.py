@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.linear.epilogue import Epilogue
-from kernels.rows.norm import order_free_rms_norm
+from tailrace.kernels.linear.epilogue import Epilogue
+from tailrace.kernels.rows.norm import order_free_rms_norm
 
 
 def dense_linear(

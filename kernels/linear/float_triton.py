@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.checks import check_same_device, check_tensor
-from kernels.launch import INTERPRETED, OPTIONS, dependent_launch, next_power_of_2
-from kernels.linear.dense import check_epilogue
-from kernels.linear.epilogue import Epilogue
-from kernels.linear.linear_plan import (
+from tailrace.kernels.checks import check_same_device, check_tensor
+from tailrace.kernels.launch import INTERPRETED, OPTIONS, dependent_launch, next_power_of_2
+from tailrace.kernels.linear.dense import check_epilogue
+from tailrace.kernels.linear.epilogue import Epilogue
+from tailrace.kernels.linear.linear_plan import (
     NORM_MAX_INPUTS,
     NORM_MAX_ROWS,
     ROWS,
@@ -28,10 +28,10 @@ from kernels.linear.linear_plan import (
     LinearWorkspace,
     plan_linear,
 )
-from kernels.linear.linear_triton import linear_kernel
-from kernels.linear.weight_only import GROUP, WORD_BITS, WeightOnly
-from kernels.shapes import LLAMA_8B, DecoderShape, Family
-from kernels.variant import Variant
+from tailrace.kernels.linear.linear_triton import linear_kernel
+from tailrace.kernels.linear.weight_only import GROUP, WORD_BITS, WeightOnly
+from tailrace.kernels.shapes import LLAMA_8B, DecoderShape, Family
+from tailrace.kernels.variant import Variant
 
 Weight = Tensor | WeightOnly
 """bf16, fp16 or fp32 [out, in], or int8 or int4 with bf16 activations."""

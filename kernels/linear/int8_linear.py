@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.checks import check_same_device, check_tensor
-from kernels.linear.ternary import INT8_MAX, quantize_activations
-from kernels.rows.norm import order_free_rms_norm
+from tailrace.kernels.checks import check_same_device, check_tensor
+from tailrace.kernels.linear.ternary import INT8_MAX, quantize_activations
+from tailrace.kernels.rows.norm import order_free_rms_norm
 
 MAX_IN = 2**16
 """Elements of a row: 2**16 * 127 * 128 < 2**31."""

@@ -24,11 +24,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
-from kernels.checks import check_multiple, check_same_device, check_tensor
-from kernels.dependent_triton import prefetch, wait_for_launches_ahead
-from kernels.launch import INTERPRETED, MULTIPROCESSORS, dependent_launch
-from kernels.linear.int8_linear import check_int8_weight
-from kernels.linear.int8_words_triton import (
+from tailrace.kernels.checks import check_multiple, check_same_device, check_tensor
+from tailrace.kernels.dependent_triton import prefetch, wait_for_launches_ahead
+from tailrace.kernels.launch import INTERPRETED, MULTIPROCESSORS, dependent_launch
+from tailrace.kernels.linear.int8_linear import check_int8_weight
+from tailrace.kernels.linear.int8_words_triton import (
     WORD,
     WORDS,
     dp4a,
@@ -36,8 +36,8 @@ from kernels.linear.int8_words_triton import (
     load_row,
     load_weights,
 )
-from kernels.shapes import DecoderShape
-from kernels.variant import Variant
+from tailrace.kernels.shapes import DecoderShape
+from tailrace.kernels.variant import Variant
 
 GEMV_MAX_ROWS = 1
 """Rows that int8_gemv takes: the norms of more, in every program, cost more than a launch."""

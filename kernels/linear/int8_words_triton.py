@@ -20,8 +20,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.linear.ternary import INT8_MAX, MIN_ABSMAX
-from kernels.rows.rounding_triton import fixed_factor, squares
+from tailrace.kernels.linear.ternary import INT8_MAX, MIN_ABSMAX
+from tailrace.kernels.rows.rounding_triton import fixed_factor, squares
 
 WORDS = 32
 """Words of a line: 128 bytes, what a memory transaction holds."""

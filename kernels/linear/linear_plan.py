@@ -39,7 +39,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from kernels.launch import MULTIPROCESSORS
+from tailrace.kernels.launch import MULTIPROCESSORS
 
 NORM_MAX_ROWS = 4
 """Rows up to which a linear computes their norms itself: every program repeats it."""

@@ -21,11 +21,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.dependent_triton import prefetch
-from kernels.linear.epilogue import Epilogue
-from kernels.linear.linear_plan import ROWS
-from kernels.rows.norm_triton import inverse_rms, normalise
-from kernels.rows.rounding_triton import rounded
+from tailrace.kernels.dependent_triton import prefetch
+from tailrace.kernels.linear.epilogue import Epilogue
+from tailrace.kernels.linear.linear_plan import ROWS
+from tailrace.kernels.rows.norm_triton import inverse_rms, normalise
+from tailrace.kernels.rows.rounding_triton import rounded
 
 PREFETCH = 4
 """Tiles that a program asks for before it may read activations: 14.7 MB over 224 programs."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.shapes import WEIGHTS_PER_BYTE
+from tailrace.kernels.shapes import WEIGHTS_PER_BYTE
 
 MIN_ABSMAX = 1e-5
 INT8_MAX = 127

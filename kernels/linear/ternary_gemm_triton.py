@@ -19,20 +19,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.checks import check_same_device, check_tensor
-from kernels.launch import INTERPRETED, OPTIONS
-from kernels.linear.epilogue import Epilogue
-from kernels.linear.ternary_plan import (
+from tailrace.kernels.checks import check_same_device, check_tensor
+from tailrace.kernels.launch import INTERPRETED, OPTIONS
+from tailrace.kernels.linear.epilogue import Epilogue
+from tailrace.kernels.linear.ternary_plan import (
     ROWS_TYPES,
     bitnet_linears,
     bytes_moved,
     check_linear,
     part_constants,
 )
-from kernels.linear.ternary_rows_triton import NARROW_ROWS, gated, part_of, ternary_rows
-from kernels.linear.ternary_weights import TernaryWeights
-from kernels.shapes import DecoderShape
-from kernels.variant import Variant
+from tailrace.kernels.linear.ternary_rows_triton import NARROW_ROWS, gated, part_of, ternary_rows
+from tailrace.kernels.linear.ternary_weights import TernaryWeights
+from tailrace.kernels.shapes import DecoderShape
+from tailrace.kernels.variant import Variant
 
 TILE_PACKED, TILE_ROWS = 64, 64
 """Packed rows and rows of a tile: wide ones read each weight seldom."""

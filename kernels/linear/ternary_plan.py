@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.checks import check_tensor
-from kernels.linear.epilogue import Epilogue
-from kernels.linear.ternary_weights import TernaryWeights
-from kernels.shapes import DecoderShape, Family
+from tailrace.kernels.checks import check_tensor
+from tailrace.kernels.linear.epilogue import Epilogue
+from tailrace.kernels.linear.ternary_weights import TernaryWeights
+from tailrace.kernels.shapes import DecoderShape, Family
 
 ROWS_TYPES = {
     "q_ptr": "*i8",

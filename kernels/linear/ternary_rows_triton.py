@@ -30,13 +30,18 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
-from kernels.launch import INTERPRETED, MULTIPROCESSORS, dependent_launch, next_power_of_2
-from kernels.linear.epilogue import Epilogue
-from kernels.linear.int8_words_triton import parted
-from kernels.linear.ternary_plan import ROWS_TYPES, bitnet_linears, bytes_moved, part_constants
-from kernels.linear.ternary_weights import TernaryWeights
-from kernels.shapes import DecoderShape
-from kernels.variant import Variant
+from tailrace.kernels.launch import INTERPRETED, MULTIPROCESSORS, dependent_launch, next_power_of_2
+from tailrace.kernels.linear.epilogue import Epilogue
+from tailrace.kernels.linear.int8_words_triton import parted
+from tailrace.kernels.linear.ternary_plan import (
+    ROWS_TYPES,
+    bitnet_linears,
+    bytes_moved,
+    part_constants,
+)
+from tailrace.kernels.linear.ternary_weights import TernaryWeights
+from tailrace.kernels.shapes import DecoderShape
+from tailrace.kernels.variant import Variant
 
 NARROW_ROWS = 256
 """Rows up to which a weight is read once for each group of them, or two."""

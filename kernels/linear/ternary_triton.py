@@ -28,10 +28,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
-from kernels.checks import check_same_device, check_tensor
-from kernels.launch import INTERPRETED, dependent_launch
-from kernels.linear.epilogue import Epilogue
-from kernels.linear.int8_words_triton import (
+from tailrace.kernels.checks import check_same_device, check_tensor
+from tailrace.kernels.launch import INTERPRETED, dependent_launch
+from tailrace.kernels.linear.epilogue import Epilogue
+from tailrace.kernels.linear.int8_words_triton import (
     WORD,
     WORDS,
     dp4a,
@@ -40,12 +40,17 @@ from kernels.linear.int8_words_triton import (
     load_row,
     parted,
 )
-from kernels.linear.ternary_gemm_triton import ternary_gemm
-from kernels.linear.ternary_plan import bitnet_linears, bytes_moved, check_linear, part_constants
-from kernels.linear.ternary_rows_triton import gated, part_of
-from kernels.linear.ternary_weights import TernaryWeights
-from kernels.shapes import DecoderShape
-from kernels.variant import Variant
+from tailrace.kernels.linear.ternary_gemm_triton import ternary_gemm
+from tailrace.kernels.linear.ternary_plan import (
+    bitnet_linears,
+    bytes_moved,
+    check_linear,
+    part_constants,
+)
+from tailrace.kernels.linear.ternary_rows_triton import gated, part_of
+from tailrace.kernels.linear.ternary_weights import TernaryWeights
+from tailrace.kernels.shapes import DecoderShape
+from tailrace.kernels.variant import Variant
 
 __all__ = [
     "GEMV_MAX_IN",

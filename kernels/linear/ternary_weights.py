@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.checks import check_multiple, check_same_device, check_tensor
-from kernels.shapes import WEIGHTS_PER_BYTE
+from tailrace.kernels.checks import check_multiple, check_same_device, check_tensor
+from tailrace.kernels.shapes import WEIGHTS_PER_BYTE
 
 MAX_PARTS = 3
 """Query, key and value."""

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.linear.dense import check_epilogue, put
-from kernels.linear.epilogue import Epilogue
-from kernels.rows.norm import order_free_rms_norm
+from tailrace.kernels.linear.dense import check_epilogue, put
+from tailrace.kernels.linear.epilogue import Epilogue
+from tailrace.kernels.rows.norm import order_free_rms_norm
 
 GROUP = 128
 """Inputs that share a scale in int4, and lie together in both formats."""

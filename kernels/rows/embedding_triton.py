@@ -13,11 +13,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
-from kernels.checks import check_same_device, check_tensor
-from kernels.launch import OPTIONS, dependent_launch
-from kernels.rows.embedding import FAULT_TOKEN, TABLE_DTYPES
-from kernels.shapes import DecoderShape
-from kernels.variant import Variant
+from tailrace.kernels.checks import check_same_device, check_tensor
+from tailrace.kernels.launch import OPTIONS, dependent_launch
+from tailrace.kernels.rows.embedding import FAULT_TOKEN, TABLE_DTYPES
+from tailrace.kernels.shapes import DecoderShape
+from tailrace.kernels.variant import Variant
 
 _BLOCK = 1024
 _FAULT_TOKEN = tl.constexpr(FAULT_TOKEN)

@@ -26,13 +26,13 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
-from kernels.checks import check_same_device, check_tensor
-from kernels.launch import INTERPRETED, dependent_launch, next_power_of_2
-from kernels.linear.int8_words_triton import WORD, WORDS, elements, int8_row, load_row
-from kernels.linear.ternary import INT8_MAX, MIN_ABSMAX
-from kernels.rows.rounding_triton import fixed_factor, rounded, squares
-from kernels.shapes import DecoderShape, Family
-from kernels.variant import Variant
+from tailrace.kernels.checks import check_same_device, check_tensor
+from tailrace.kernels.launch import INTERPRETED, dependent_launch, next_power_of_2
+from tailrace.kernels.linear.int8_words_triton import WORD, WORDS, elements, int8_row, load_row
+from tailrace.kernels.linear.ternary import INT8_MAX, MIN_ABSMAX
+from tailrace.kernels.rows.rounding_triton import fixed_factor, rounded, squares
+from tailrace.kernels.shapes import DecoderShape, Family
+from tailrace.kernels.variant import Variant
 
 MAX_COLUMNS = 16_384
 """Elements of a row that the registers of one program hold."""

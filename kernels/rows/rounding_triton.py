@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.rows.norm import EXPONENT_BIAS, FIXED_BITS, MIN_EXPONENT
+from tailrace.kernels.rows.norm import EXPONENT_BIAS, FIXED_BITS, MIN_EXPONENT
 
 # Adding 1.5 * 2**23 rounds |v| <= 2**22 to a whole number, half to even, which is then what the
 # bits of the sum are above those of 1.5 * 2**23.

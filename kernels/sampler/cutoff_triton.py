@@ -12,8 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.sampler.draw_triton import better, draw, key_weights, top_p_weight
-from kernels.sampler.sampler_plan import BINS_PER_UNIT
+from tailrace.kernels.sampler.draw_triton import better, draw, key_weights, top_p_weight
+from tailrace.kernels.sampler.sampler_plan import BINS_PER_UNIT
 
 # What `least_value` sums over the candidates whose value is at most a pivot.
 _COUNT_KEYS = tl.constexpr(0)

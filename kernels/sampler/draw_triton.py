@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.sampler.sampler import (
+from tailrace.kernels.sampler.sampler import (
     EXP_SERIES,
     LN2_HIGH,
     LN2_LOW,
@@ -42,7 +42,7 @@ _NOISE_REACH = tl.constexpr(NOISE_REACH)
 
 @triton.jit
 def weights(scores):
-    """kernels.sampler.sampler.weights, bit for bit: fp32 of at most 0 -> int64."""
+    """tailrace.kernels.sampler.sampler.weights, bit for bit: fp32 of at most 0 -> int64."""
     bounded = tl.maximum(scores, _MIN_WEIGHED_SCORE)
     shifted = bounded * _LOG2_E + _ROUND_TO_WHOLE
     whole = shifted - _ROUND_TO_WHOLE
@@ -79,7 +79,7 @@ def noise_words(ids, seed, position):
 
 @triton.jit
 def noise(ids, seed, position):
-    """kernels.sampler.sampler.gumbel, bit for bit: fp32 [BLOCK]."""
+    """tailrace.kernels.sampler.sampler.gumbel, bit for bit: fp32 [BLOCK]."""
     words = noise_words(ids, seed, position)
     uniform = tl.maximum((words >> 8).to(tl.int32).to(tl.float64), 0.5) * 5.9604644775390625e-08
     exponential = (-tl.log(uniform)).to(tl.float32)
@@ -115,7 +115,7 @@ def draw(scores, ids, seed, position):
 
 @triton.jit
 def least_weight(min_p):
-    """kernels.sampler.sampler.least_weight: fp32 -> int64; 0 where min-p is off."""
+    """tailrace.kernels.sampler.sampler.least_weight: fp32 -> int64; 0 where min-p is off."""
     return (tl.where(min_p > 0, tl.minimum(min_p, 1.0), 0.0) * _WEIGHT_UNIT).to(tl.int64)
 
 

@@ -39,7 +39,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.checks import check_tensor
+from tailrace.kernels.checks import check_tensor
 
 ZERO_TEMPERATURE = 2.0**-150
 """This and less is 0 as an fp32 number."""

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.checks import check_tensor
-from kernels.sampler.sampler import (
+from tailrace.kernels.checks import check_tensor
+from tailrace.kernels.sampler.sampler import (
     MASK_BITS,
     ZERO_TEMPERATURE,
     Sampling,

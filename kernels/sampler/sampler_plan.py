@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernels.launch import next_power_of_2
+from tailrace.kernels.launch import next_power_of_2
 
 SCORE_BINS = 2048
 """Histogram bins of a row; scores at or below -SCORE_BINS / BINS_PER_UNIT are in none."""

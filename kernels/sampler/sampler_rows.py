@@ -8,10 +8,10 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from kernels.checks import check_same_device, check_tensor
-from kernels.one_copy import one_copy
-from kernels.sampler.sampler import MASK_BITS, Sampling
-from kernels.sampler.sampler_plan import SCORE_BINS, SMALLEST_BLOCK
+from tailrace.kernels.checks import check_same_device, check_tensor
+from tailrace.kernels.one_copy import one_copy
+from tailrace.kernels.sampler.sampler import MASK_BITS, Sampling
+from tailrace.kernels.sampler.sampler_plan import SCORE_BINS, SMALLEST_BLOCK
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,11 +35,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.checks import check_same_device, check_tensor
-from kernels.dependent_triton import wait_for_launches_ahead
-from kernels.launch import dependent_launch
-from kernels.sampler.cutoff_triton import cutoff, draw_candidates
-from kernels.sampler.draw_triton import (
+from tailrace.kernels.checks import check_same_device, check_tensor
+from tailrace.kernels.dependent_triton import wait_for_launches_ahead
+from tailrace.kernels.launch import dependent_launch
+from tailrace.kernels.sampler.cutoff_triton import cutoff, draw_candidates
+from tailrace.kernels.sampler.draw_triton import (
     best,
     better,
     draw,
@@ -49,11 +49,16 @@ from kernels.sampler.draw_triton import (
     top_p_weight,
     weights,
 )
-from kernels.sampler.sampler import MASK_BITS
-from kernels.sampler.sampler_plan import BINS_PER_UNIT, SCORE_BINS, SETTLE_WARPS, SamplerPlan
-from kernels.sampler.sampler_rows import SamplerRows, SamplerWorkspace
-from kernels.shapes import DecoderShape
-from kernels.variant import Variant
+from tailrace.kernels.sampler.sampler import MASK_BITS
+from tailrace.kernels.sampler.sampler_plan import (
+    BINS_PER_UNIT,
+    SCORE_BINS,
+    SETTLE_WARPS,
+    SamplerPlan,
+)
+from tailrace.kernels.sampler.sampler_rows import SamplerRows, SamplerWorkspace
+from tailrace.kernels.shapes import DecoderShape
+from tailrace.kernels.variant import Variant
 
 FAULT_NOT_FINITE = 1
 """A logit is NaN or infinite, or is after penalties."""

@@ -14,9 +14,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from ledger.errors import CallerError, Conflict, StreamFull, TailraceError, Unavailable
-from ledger.frame import Durability
-from ledger.interface import Alarm, Append, NewStream, ObjectKey, ObjectWrite
+from tailrace.ledger.errors import CallerError, Conflict, StreamFull, TailraceError, Unavailable
+from tailrace.ledger.frame import Durability
+from tailrace.ledger.interface import Alarm, Append, NewStream, ObjectKey, ObjectWrite
 
 MAX_CALL_DEPTH = 16
 """Objects that may call one another in one chain, the first one included."""

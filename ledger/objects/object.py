@@ -15,11 +15,11 @@ from typing import Protocol, TypeVar
 
 import structlog
 
-from ledger.errors import NotFound, Overloaded, TailraceError
-from ledger.frame import Durability
-from ledger.interface import Alarm, Ledger, ObjectKey
-from ledger.objects.gate import Changes, Event, InputGate, OutputGate, Stage, current, lost
-from ledger.objects.storage import ObjectStorage
+from tailrace.ledger.errors import NotFound, Overloaded, TailraceError
+from tailrace.ledger.frame import Durability
+from tailrace.ledger.interface import Alarm, Ledger, ObjectKey
+from tailrace.ledger.objects.gate import Changes, Event, InputGate, OutputGate, Stage, current, lost
+from tailrace.ledger.objects.storage import ObjectStorage
 
 MAX_KEY_CHARS = 512
 """Longest class and longest name of an object, in characters; the shortest is 1."""

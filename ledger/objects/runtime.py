@@ -61,10 +61,10 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import structlog
 
-from ledger.errors import CallerError, HeldElsewhere, NotFound, TailraceError, Unavailable
-from ledger.interface import Alarm, Ledger, ObjectKey, ObjectStore
-from ledger.objects.gate import Event, Stage, enter, lost
-from ledger.objects.object import (
+from tailrace.ledger.errors import CallerError, HeldElsewhere, NotFound, TailraceError, Unavailable
+from tailrace.ledger.interface import Alarm, Ledger, ObjectKey, ObjectStore
+from tailrace.ledger.objects.gate import Event, Stage, enter, lost
+from tailrace.ledger.objects.object import (
     MAX_KEY_CHARS,
     Instance,
     LiveBody,
@@ -76,7 +76,7 @@ from ledger.objects.object import (
     ReadableClass,
     ReadContext,
 )
-from ledger.objects.storage import is_text
+from tailrace.ledger.objects.storage import is_text
 
 MAX_ALARMS_AT_ONCE = 64
 """Alarm handlers that run at the same time; the others wait, earliest first. Those of classes

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from ledger.errors import CallerError, Conflict, Overloaded, TooLarge
-from ledger.interface import (
+from tailrace.ledger.errors import CallerError, Conflict, Overloaded, TooLarge
+from tailrace.ledger.interface import (
     MAX_LIST,
     Alarm,
     Append,
@@ -19,7 +19,7 @@ from ledger.interface import (
     Record,
     ValueRange,
 )
-from ledger.objects.gate import Changes, OutputGate
+from tailrace.ledger.objects.gate import Changes, OutputGate
 
 MAX_VALUE_BYTES = 2 * 1024 * 1024
 """Largest value, in bytes. What is larger belongs into a stream."""

@@ -14,15 +14,15 @@ from typing import NamedTuple
 
 from psycopg import AsyncConnection, errors
 
-from ledger.errors import ConfigError, Damaged, LedgerAway, LedgerFailed, TailraceError
-from ledger.interface import Append, NewStream, ObjectKey, ObjectWrite
-from ledger.postgres import statements as sql
-from ledger.postgres.plan import GroupPlan, Item, Object
-from ledger.postgres.retention import add_partitions
-from ledger.postgres.rows import Blobs, Flags, Ints, columns
-from ledger.postgres.schema import SID_BITS
-from ledger.postgres.server import WRITE_PATIENCE_S, LastingConnection
-from ledger.postgres.tail import Residents, StreamHead, went_back
+from tailrace.ledger.errors import ConfigError, Damaged, LedgerAway, LedgerFailed, TailraceError
+from tailrace.ledger.interface import Append, NewStream, ObjectKey, ObjectWrite
+from tailrace.ledger.postgres import statements as sql
+from tailrace.ledger.postgres.plan import GroupPlan, Item, Object
+from tailrace.ledger.postgres.retention import add_partitions
+from tailrace.ledger.postgres.rows import Blobs, Flags, Ints, columns
+from tailrace.ledger.postgres.schema import SID_BITS
+from tailrace.ledger.postgres.server import WRITE_PATIENCE_S, LastingConnection
+from tailrace.ledger.postgres.tail import Residents, StreamHead, went_back
 
 MAX_FORMING_BYTES = 4 * 1024 * 1024
 """Bytes of frames and values that may wait for the next commit; who comes then, waits."""

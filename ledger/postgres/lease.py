@@ -12,12 +12,12 @@ from datetime import datetime, timedelta
 
 from psycopg import AsyncConnection
 
-from ledger.errors import ConfigError, Damaged, LedgerAway, LedgerFailed, TailraceError
-from ledger.postgres.commit import replaced
-from ledger.postgres.schema import check_fsync
-from ledger.postgres.server import LastingConnection
-from ledger.postgres.statements import END_OWNER, FORGET_OWNERS, NEW_OWNER, OWN_HOST, RENEW
-from ledger.tasks import cancel
+from tailrace.ledger.errors import ConfigError, Damaged, LedgerAway, LedgerFailed, TailraceError
+from tailrace.ledger.postgres.commit import replaced
+from tailrace.ledger.postgres.schema import check_fsync
+from tailrace.ledger.postgres.server import LastingConnection
+from tailrace.ledger.postgres.statements import END_OWNER, FORGET_OWNERS, NEW_OWNER, OWN_HOST, RENEW
+from tailrace.ledger.tasks import cancel
 
 RENEWALS_PER_LEASE = 3
 """A lease outlives this many renewals less one that do not come through."""

@@ -1,4 +1,4 @@
-"""The ledger on PostgreSQL 15 or newer, for several origins: `ledger.interface.Ledger`.
+"""The ledger on PostgreSQL 15 or newer, for several origins: `tailrace.ledger.interface.Ledger`.
 
 What is acknowledged is committed with synchronous_commit=on, so on a synchronous standby
 too where there is one. Every stream is that durable: one that asks for less is not released
@@ -16,8 +16,8 @@ from typing import Any
 
 from psycopg import AsyncConnection
 
-from ledger.errors import CallerError, HeldElsewhere, unknown_stream
-from ledger.interface import (
+from tailrace.ledger.errors import CallerError, HeldElsewhere, unknown_stream
+from tailrace.ledger.interface import (
     ALL_VALUES,
     Alarm,
     Append,
@@ -35,16 +35,16 @@ from ledger.interface import (
     reused_key,
     taken_id,
 )
-from ledger.postgres import statements as sql
-from ledger.postgres.commit import Writer, key_bytes, notice, ttl_ms
-from ledger.postgres.lease import Lease, Reached
-from ledger.postgres.listener import Listener
-from ledger.postgres.plan import GroupPlan, Item
-from ledger.postgres.retention import Retention, add_partitions, partition_at, purge
-from ledger.postgres.rows import Blobs, Ints, unpack_ids
-from ledger.postgres.schema import prepare
-from ledger.postgres.server import LastingConnection, Pool, Server
-from ledger.postgres.tail import PostgresTail, Residents, StreamHead
+from tailrace.ledger.postgres import statements as sql
+from tailrace.ledger.postgres.commit import Writer, key_bytes, notice, ttl_ms
+from tailrace.ledger.postgres.lease import Lease, Reached
+from tailrace.ledger.postgres.listener import Listener
+from tailrace.ledger.postgres.plan import GroupPlan, Item
+from tailrace.ledger.postgres.retention import Retention, add_partitions, partition_at, purge
+from tailrace.ledger.postgres.rows import Blobs, Ints, unpack_ids
+from tailrace.ledger.postgres.schema import prepare
+from tailrace.ledger.postgres.server import LastingConnection, Pool, Server
+from tailrace.ledger.postgres.tail import PostgresTail, Residents, StreamHead
 
 
 class PostgresLedger:
@@ -313,7 +313,7 @@ class PostgresLedger:
 
 
 class PostgresObjects:
-    """`ledger.interface.ObjectStore`; writes ride in the ledger's group commits.
+    """`tailrace.ledger.interface.ObjectStore`; writes ride in the ledger's group commits.
 
     Epochs of objects come from one sequence, so that one which was forgotten and made again never
     gets an epoch that somebody has had. `lease` is this process's.

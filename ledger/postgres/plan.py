@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ledger.errors import TailraceError, unknown_stream
-from ledger.frame import StreamEnd, tag_of
-from ledger.interface import (
+from tailrace.ledger.errors import TailraceError, unknown_stream
+from tailrace.ledger.frame import StreamEnd, tag_of
+from tailrace.ledger.interface import (
     Alarm,
     Append,
     NewStream,
@@ -22,8 +22,8 @@ from ledger.interface import (
     taken_id,
     why_refused,
 )
-from ledger.postgres.rows import pack_ids
-from ledger.postgres.tail import StreamHead
+from tailrace.ledger.postgres.rows import pack_ids
+from tailrace.ledger.postgres.tail import StreamHead
 
 
 @dataclass(slots=True, eq=False)

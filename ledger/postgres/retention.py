@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable
 
 from psycopg import AsyncConnection, errors, sql
 
-from ledger.errors import unknown_stream
-from ledger.interface import StreamKind
-from ledger.postgres.rows import Ints
-from ledger.postgres.schema import SID_BITS
-from ledger.postgres.server import Pool
-from ledger.postgres.statements import (
+from tailrace.ledger.errors import unknown_stream
+from tailrace.ledger.interface import StreamKind
+from tailrace.ledger.postgres.rows import Ints
+from tailrace.ledger.postgres.schema import SID_BITS
+from tailrace.ledger.postgres.server import Pool
+from tailrace.ledger.postgres.statements import (
     DROP_STREAMS,
     EXPIRED,
     FORGET_EXPIRED,
@@ -29,7 +29,7 @@ from ledger.postgres.statements import (
     PURGE,
     TOUCH,
 )
-from ledger.postgres.tail import PostgresTail, Residents
+from tailrace.ledger.postgres.tail import PostgresTail, Residents
 
 EXPIRE_STREAMS = 64
 """Streams removed per transaction, to keep each one short."""

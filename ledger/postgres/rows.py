@@ -15,7 +15,7 @@ from psycopg.adapt import Dumper
 from psycopg.pq import Format
 from psycopg.types.numeric import Int8BinaryDumper
 
-from ledger.wire.bare import encode_uint
+from tailrace.ledger.wire.bare import encode_uint
 
 # The head of a one-dimensional array in PostgreSQL's binary format (array_send in its
 # arrayfuncs.c): dimensions, null flag, element type, length, lower bound.

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from psycopg import AsyncConnection
 
-from ledger.errors import ConfigError
+from tailrace.ledger.errors import ConfigError
 
 SCHEMA_VERSION = 2
 MIN_SERVER_VERSION = 15_00_00

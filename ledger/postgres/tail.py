@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from ledger.errors import LedgerFailed, unknown_stream
-from ledger.frame import Durability, StreamEnd, tag_of
-from ledger.interface import StreamInfo, StreamKind
-from ledger.postgres.server import Pool
-from ledger.postgres.statements import STREAM
+from tailrace.ledger.errors import LedgerFailed, unknown_stream
+from tailrace.ledger.frame import Durability, StreamEnd, tag_of
+from tailrace.ledger.interface import StreamInfo, StreamKind
+from tailrace.ledger.postgres.server import Pool
+from tailrace.ledger.postgres.statements import STREAM
 
 TAIL_FRAMES = 256
 """Frames of a stream that stay in memory, as many as a subscriber is given at a time."""

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
-from ledger.errors import LedgerFailed
-from ledger.sqlite.storage import Commit, Storage
-from ledger.sqlite.tail import Tail
+from tailrace.ledger.errors import LedgerFailed
+from tailrace.ledger.sqlite.storage import Commit, Storage
+from tailrace.ledger.sqlite.tail import Tail
 
 MAX_FORMING_BYTES = 4 * 1024 * 1024
 """Bytes of frames and values that may wait for the next commit; who comes then, waits."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from socket import gethostname
 from typing import Any
 
-from ledger.errors import (
+from tailrace.ledger.errors import (
     Damaged,
     LedgerAway,
     LedgerFailed,
@@ -25,8 +25,8 @@ from ledger.errors import (
     TailraceError,
     unknown_stream,
 )
-from ledger.frame import Durability
-from ledger.interface import (
+from tailrace.ledger.frame import Durability
+from tailrace.ledger.interface import (
     Append,
     Appends,
     LedgerSize,
@@ -38,24 +38,24 @@ from ledger.interface import (
     reused_key,
     taken_id,
 )
-from ledger.sqlite.disk.file import SqliteFile
-from ledger.sqlite.disk.sync import SyncOf, sync_of
-from ledger.sqlite.group import Group, GroupCommit
-from ledger.sqlite.log import Log, Recovery
-from ledger.sqlite.objects import SqliteObjects
-from ledger.sqlite.packer import Packer
-from ledger.sqlite.replay import Replay
-from ledger.sqlite.residents import Residents
-from ledger.sqlite.retention import Retention, RetentionSettings
-from ledger.sqlite.storage import Commit, Storage, StreamRow
-from ledger.sqlite.tail import Tail
+from tailrace.ledger.sqlite.disk.file import SqliteFile
+from tailrace.ledger.sqlite.disk.sync import SyncOf, sync_of
+from tailrace.ledger.sqlite.group import Group, GroupCommit
+from tailrace.ledger.sqlite.log import Log, Recovery
+from tailrace.ledger.sqlite.objects import SqliteObjects
+from tailrace.ledger.sqlite.packer import Packer
+from tailrace.ledger.sqlite.replay import Replay
+from tailrace.ledger.sqlite.residents import Residents
+from tailrace.ledger.sqlite.retention import Retention, RetentionSettings
+from tailrace.ledger.sqlite.storage import Commit, Storage, StreamRow
+from tailrace.ledger.sqlite.tail import Tail
 
 _POWER = Durability.POWER  # a global is found quicker than an enum's member
 _PROCESS = Durability.PROCESS
 
 
 class SqliteLedger:
-    """`ledger.interface.Ledger` over a `Storage`. One event loop, one owner; see `open`."""
+    """A ledger (`ledger/interface.py`) over a `Storage`. One event loop, one owner; see `open`."""
 
     def __init__(
         self,

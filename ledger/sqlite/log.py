@@ -18,14 +18,21 @@ from itertools import islice
 
 import structlog
 
-from ledger.errors import Damaged, damaged_stream
-from ledger.interface import StreamKind
-from ledger.sqlite.group import Group
-from ledger.sqlite.record import Entry, column, pack_batch, pack_segment, places_of, unpack_batch
-from ledger.sqlite.residents import Residents
-from ledger.sqlite.storage import Commit, SegmentRow, Storage
-from ledger.sqlite.tail import MAX_TAIL_BATCHES, SEGMENT_BYTES, Tail
-from ledger.wire.codec import PREFIX_BYTES
+from tailrace.ledger.errors import Damaged, damaged_stream
+from tailrace.ledger.interface import StreamKind
+from tailrace.ledger.sqlite.group import Group
+from tailrace.ledger.sqlite.record import (
+    Entry,
+    column,
+    pack_batch,
+    pack_segment,
+    places_of,
+    unpack_batch,
+)
+from tailrace.ledger.sqlite.residents import Residents
+from tailrace.ledger.sqlite.storage import Commit, SegmentRow, Storage
+from tailrace.ledger.sqlite.tail import MAX_TAIL_BATCHES, SEGMENT_BYTES, Tail
+from tailrace.ledger.wire.codec import PREFIX_BYTES
 
 SEGMENT_COMMITS = 64
 """Commits over which the segments are spread that are due now. Each takes its share of them, so

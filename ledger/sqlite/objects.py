@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ledger.errors import CallerError, NotFound, TailraceError
-from ledger.frame import Durability
-from ledger.interface import (
+from tailrace.ledger.errors import CallerError, NotFound, TailraceError
+from tailrace.ledger.frame import Durability
+from tailrace.ledger.interface import (
     ALL_VALUES,
     Alarm,
     ObjectKey,
@@ -21,12 +21,12 @@ from ledger.interface import (
     ValueRange,
     stale_object,
 )
-from ledger.sqlite.group import GroupCommit
-from ledger.sqlite.residents import Residents
-from ledger.sqlite.retention import Retention
-from ledger.sqlite.room import ROW_BYTES
-from ledger.sqlite.storage import ObjectRow, Storage, ValueChange
-from ledger.sqlite.tail import Tail
+from tailrace.ledger.sqlite.group import GroupCommit
+from tailrace.ledger.sqlite.residents import Residents
+from tailrace.ledger.sqlite.retention import Retention
+from tailrace.ledger.sqlite.room import ROW_BYTES
+from tailrace.ledger.sqlite.storage import ObjectRow, Storage, ValueChange
+from tailrace.ledger.sqlite.tail import Tail
 
 MAX_OWNED = 65_536
 """Owners that are remembered. One that is forgotten has to claim its object again."""
@@ -43,7 +43,7 @@ class Owned:
 
 
 class SqliteObjects:
-    """`ledger.interface.ObjectStore` over the storage and the group commit of a ledger."""
+    """`tailrace.ledger.interface.ObjectStore` over the storage and the group commit of a ledger."""
 
     def __init__(
         self,

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from ledger.errors import Damaged
-from ledger.sqlite.group import GroupCommit
-from ledger.sqlite.record import Unpacked, pack_cold, unpack_cold, unpack_segment
-from ledger.sqlite.residents import Residents
-from ledger.sqlite.retention import RetentionSettings
-from ledger.sqlite.storage import SegmentRow, Storage
+from tailrace.ledger.errors import Damaged
+from tailrace.ledger.sqlite.group import GroupCommit
+from tailrace.ledger.sqlite.record import Unpacked, pack_cold, unpack_cold, unpack_segment
+from tailrace.ledger.sqlite.residents import Residents
+from tailrace.ledger.sqlite.retention import RetentionSettings
+from tailrace.ledger.sqlite.storage import SegmentRow, Storage
 
 COLD_FRAMES = 1_024
 """Records of one cold segment: what a reader of any of them unpacks."""

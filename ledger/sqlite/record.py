@@ -33,11 +33,11 @@ from typing import NamedTuple
 
 import zstandard
 
-from ledger.errors import Damaged
-from ledger.interface import Record
-from ledger.sqlite.storage import SegmentRow
-from ledger.wire.bare import encode_uint
-from ledger.wire.codec import HEADER_BYTES, LENGTH_MASK, VERSION_BITS
+from tailrace.ledger.errors import Damaged
+from tailrace.ledger.interface import Record
+from tailrace.ledger.sqlite.storage import SegmentRow
+from tailrace.ledger.wire.bare import encode_uint
+from tailrace.ledger.wire.codec import HEADER_BYTES, LENGTH_MASK, VERSION_BITS
 
 MAX_IDS = 2**16 - 1
 """Token ids of one record."""

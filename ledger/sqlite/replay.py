@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
-from ledger.errors import Damaged, damaged_stream, unknown_stream
-from ledger.interface import Record
-from ledger.sqlite.record import Unpacked, segment_frames, unpack_cold, unpack_segment
-from ledger.sqlite.storage import SegmentRow, Storage
-from ledger.sqlite.tail import Tail
+from tailrace.ledger.errors import Damaged, damaged_stream, unknown_stream
+from tailrace.ledger.interface import Record
+from tailrace.ledger.sqlite.record import Unpacked, segment_frames, unpack_cold, unpack_segment
+from tailrace.ledger.sqlite.storage import SegmentRow, Storage
+from tailrace.ledger.sqlite.tail import Tail
 
 READ_SEGMENTS = 64
 """Segments fetched per storage read, at most;"""

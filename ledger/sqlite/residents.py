@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from ledger.errors import unknown_stream
-from ledger.frame import Durability
-from ledger.interface import NewStream, StreamInfo, StreamKind, taken_id
-from ledger.sqlite.storage import Commit, Storage, StreamRow
-from ledger.sqlite.tail import Tail
+from tailrace.ledger.errors import unknown_stream
+from tailrace.ledger.frame import Durability
+from tailrace.ledger.interface import NewStream, StreamInfo, StreamKind, taken_id
+from tailrace.ledger.sqlite.storage import Commit, Storage, StreamRow
+from tailrace.ledger.sqlite.tail import Tail
 
 
 class Residents:

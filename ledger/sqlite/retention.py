@@ -17,13 +17,13 @@ from random import Random
 
 import structlog
 
-from ledger.backoff import spread_ms
-from ledger.errors import LedgerFull, TailraceError
-from ledger.interface import StreamKind
-from ledger.sqlite.group import GroupCommit
-from ledger.sqlite.residents import Residents
-from ledger.sqlite.room import LONG_WAL_BYTES, MIB, Room, Shortage
-from ledger.sqlite.storage import Storage
+from tailrace.ledger.backoff import spread_ms
+from tailrace.ledger.errors import LedgerFull, TailraceError
+from tailrace.ledger.interface import StreamKind
+from tailrace.ledger.sqlite.group import GroupCommit
+from tailrace.ledger.sqlite.residents import Residents
+from tailrace.ledger.sqlite.room import LONG_WAL_BYTES, MIB, Room, Shortage
+from tailrace.ledger.sqlite.storage import Storage
 
 EXPIRE_STREAMS = 16
 """Streams removed per commit, to keep each one short."""

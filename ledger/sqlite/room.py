@@ -11,8 +11,8 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-from ledger.interface import StreamKind
-from ledger.sqlite.storage import Sizes
+from tailrace.ledger.interface import StreamKind
+from tailrace.ledger.sqlite.storage import Sizes
 
 MIB = 1024 * 1024
 

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from ledger.interface import ObjectKey, ValueRange
+from tailrace.ledger.interface import ObjectKey, ValueRange
 
 
 class StreamRow(NamedTuple):

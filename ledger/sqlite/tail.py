@@ -16,12 +16,12 @@ from itertools import pairwise
 
 import structlog
 
-from ledger.errors import FrameError, LedgerFull, StreamFull, TooLarge
-from ledger.frame import HEADER_BYTES, LOGGED, TAG_OFFSET, Durability, StreamEnd
-from ledger.interface import Record, StreamInfo, why_refused
-from ledger.sqlite.record import MAX_ID, MAX_IDS, pack_segment
-from ledger.sqlite.storage import SegmentRow
-from ledger.wire.codec import CORR_OFFSET, LENGTH_MASK, PREFIX_BYTES
+from tailrace.ledger.errors import FrameError, LedgerFull, StreamFull, TooLarge
+from tailrace.ledger.frame import HEADER_BYTES, LOGGED, TAG_OFFSET, Durability, StreamEnd
+from tailrace.ledger.interface import Record, StreamInfo, why_refused
+from tailrace.ledger.sqlite.record import MAX_ID, MAX_IDS, pack_segment
+from tailrace.ledger.sqlite.storage import SegmentRow
+from tailrace.ledger.wire.codec import CORR_OFFSET, LENGTH_MASK, PREFIX_BYTES
 
 log = structlog.get_logger("ledger")
 

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import CollectorRegistry
 
-from ledger.errors import ConfigError
+from tailrace.ledger.errors import ConfigError
 
 PATH = "/metrics"
 REQUEST_TIMEOUT_S = 10.0

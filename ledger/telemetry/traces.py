@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from ledger.errors import ConfigError
-from ledger.version import tailrace_version
+from tailrace.ledger.errors import ConfigError
+from tailrace.ledger.version import tailrace_version
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context

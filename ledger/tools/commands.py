@@ -18,14 +18,14 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from ledger.errors import Damaged, FrameError
-from ledger.frame import Durability, FinishReason, Logged, StreamEnd, decode, tag_of
-from ledger.interface import Ledger, Record, StreamKind
-from ledger.life import StreamLife, tokens_of
-from ledger.sqlite.disk.opening import existing, lock
-from ledger.sqlite.storage import StreamRow
-from ledger.text import StreamText
-from ledger.tools.reader import LedgerReader, StreamPiece, fill, pieces
+from tailrace.ledger.errors import Damaged, FrameError
+from tailrace.ledger.frame import Durability, FinishReason, Logged, StreamEnd, decode, tag_of
+from tailrace.ledger.interface import Ledger, Record, StreamKind
+from tailrace.ledger.life import StreamLife, tokens_of
+from tailrace.ledger.sqlite.disk.opening import existing, lock
+from tailrace.ledger.sqlite.storage import StreamRow
+from tailrace.ledger.text import StreamText
+from tailrace.ledger.tools.reader import LedgerReader, StreamPiece, fill, pieces
 
 TEXT_CHARS = 2_000
 """Characters of a stream's text that `show` gives."""
@@ -141,10 +141,10 @@ def reading(place: Path | str) -> AbstractAsyncContextManager[LedgerReader]:
     """
     # Imported here, because the driver for PostgreSQL is an extra.
     if isinstance(place, Path):
-        from ledger.tools.sqlite_reader import reading_file
+        from tailrace.ledger.tools.sqlite_reader import reading_file
 
         return reading_file(place)
-    from ledger.tools.postgres_reader import reading_database
+    from tailrace.ledger.tools.postgres_reader import reading_database
 
     return reading_database(place)
 

@@ -16,15 +16,15 @@ import psycopg
 from psycopg import IsolationLevel
 from psycopg.pq import TransactionStatus
 
-from ledger.errors import ConfigError, Damaged, LedgerFailed, TailraceError, unknown_stream
-from ledger.frame import StreamEnd, tag_of
-from ledger.interface import Record
-from ledger.postgres.rows import unpack_ids
-from ledger.postgres.schema import SCHEMA_VERSION, version_in
-from ledger.postgres.server import PostgresUrl
-from ledger.postgres.statements import TABLE_BYTES
-from ledger.sqlite.storage import StreamRow
-from ledger.tools.reader import STREAMS_AT_ONCE, LedgerStatus, per_frame
+from tailrace.ledger.errors import ConfigError, Damaged, LedgerFailed, TailraceError, unknown_stream
+from tailrace.ledger.frame import StreamEnd, tag_of
+from tailrace.ledger.interface import Record
+from tailrace.ledger.postgres.rows import unpack_ids
+from tailrace.ledger.postgres.schema import SCHEMA_VERSION, version_in
+from tailrace.ledger.postgres.server import PostgresUrl
+from tailrace.ledger.postgres.statements import TABLE_BYTES
+from tailrace.ledger.sqlite.storage import StreamRow
+from tailrace.ledger.tools.reader import STREAMS_AT_ONCE, LedgerStatus, per_frame
 
 RECORDS_AT_ONCE = 512
 """Records that are in memory at a time: at most 32 MB of objects' 64 KiB chunks."""

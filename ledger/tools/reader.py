@@ -14,9 +14,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ledger.errors import Damaged, NotFound
-from ledger.interface import Record
-from ledger.sqlite.storage import StreamRow
+from tailrace.ledger.errors import Damaged, NotFound
+from tailrace.ledger.interface import Record
+from tailrace.ledger.sqlite.storage import StreamRow
 
 STREAMS_AT_ONCE = 1_000
 """Rows of streams that are in memory at a time."""

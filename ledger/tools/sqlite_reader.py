@@ -19,9 +19,9 @@ from urllib.parse import quote
 
 import aiosqlite
 
-from ledger.errors import ConfigError, Damaged, damaged_stream, unknown_stream
-from ledger.interface import Record, StreamKind
-from ledger.sqlite.disk.checksum import (
+from tailrace.ledger.errors import ConfigError, Damaged, damaged_stream, unknown_stream
+from tailrace.ledger.interface import Record, StreamKind
+from tailrace.ledger.sqlite.disk.checksum import (
     DAMAGED_HINT,
     OBJECT_COLUMNS,
     STREAM_COLUMNS,
@@ -31,7 +31,7 @@ from ledger.sqlite.disk.checksum import (
     checked_value,
     unchecked_stream,
 )
-from ledger.sqlite.disk.opening import (
+from tailrace.ledger.sqlite.disk.opening import (
     BUSY_TIMEOUT_MS,
     Lost,
     existing,
@@ -41,9 +41,9 @@ from ledger.sqlite.disk.opening import (
     refuse_foreign,
     require_closed_here,
 )
-from ledger.sqlite.record import Entry, unpack_batch, unpack_segment
-from ledger.sqlite.storage import SegmentRow, StreamRow
-from ledger.tools.reader import STREAMS_AT_ONCE, LedgerStatus, per_frame
+from tailrace.ledger.sqlite.record import Entry, unpack_batch, unpack_segment
+from tailrace.ledger.sqlite.storage import SegmentRow, StreamRow
+from tailrace.ledger.tools.reader import STREAMS_AT_ONCE, LedgerStatus, per_frame
 
 MX_FRAME = slice(16, 20)
 """In the header of a WAL's index."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from enum import IntEnum
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from ledger.errors import FrameError
+from tailrace.ledger.errors import FrameError
 
 U64_MAX = 2**64 - 1
 UINT_MAX_BYTES = 10

@@ -12,8 +12,8 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import Field, dataclass
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
-from ledger.errors import FrameError
-from ledger.wire.bare import Type, struct_of
+from tailrace.ledger.errors import FrameError
+from tailrace.ledger.wire.bare import Type, struct_of
 
 VERSION = 1
 HEADER_BYTES = 4

@@ -12,8 +12,8 @@ import hmac
 import secrets
 from enum import Enum
 
-from ledger.errors import Unauthorized
-from ledger.wire.schema import MAC_BYTES, Challenge, Proof
+from tailrace.ledger.errors import Unauthorized
+from tailrace.ledger.wire.schema import MAC_BYTES, Challenge, Proof
 
 LABEL = b"tailrace link 1 "
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple, dataclass_transform
 
-from ledger.wire.bare import (
+from tailrace.ledger.wire.bare import (
     SCHEMA_ID_BYTES,
     STR,
     U64_MAX,
@@ -24,8 +24,8 @@ from ledger.wire.bare import (
     list_of,
     struct_of,
 )
-from ledger.wire.codec import F, Tagged, framed
-from ledger.wire.words import *
+from tailrace.ledger.wire.codec import F, Tagged, framed
+from tailrace.ledger.wire.words import *
 
 # The first 8 bytes of SHA-256 over the canonical text of ledger/wire/tailrace.bare. A constant,
 # so that a running process needs no schema file; a test holds it to the file.

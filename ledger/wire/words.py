@@ -6,7 +6,7 @@ import re
 from enum import IntEnum
 from typing import Self
 
-from ledger.errors import CallerError
+from tailrace.ledger.errors import CallerError
 
 
 class Word(IntEnum):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ledger.errors import ModelError
+from tailrace.ledger.errors import ModelError
 
 MAX_JSON_BYTES = 64 * 1024 * 1024
 """The largest real ones are tokenizers, of up to 40 MB."""

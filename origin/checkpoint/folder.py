@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ledger.errors import ConfigError
+from tailrace.ledger.errors import ConfigError
 
 
 def check_folder(directory: Path, field: str | None = None) -> None:

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from kernels.shapes import WEIGHTS_PER_BYTE, Family
-from origin.checkpoint.finding import Findings, JsonObject, read_object, shown
-from origin.checkpoint.model_config import ModelConfig
+from tailrace.kernels.shapes import WEIGHTS_PER_BYTE, Family
+from tailrace.origin.checkpoint.finding import Findings, JsonObject, read_object, shown
+from tailrace.origin.checkpoint.model_config import ModelConfig
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"

@@ -12,22 +12,31 @@ from pathlib import Path
 
 from jinja2 import TemplateError
 
-from kernels.shapes import HEAD_DIMS
-from ledger.errors import ModelError, TailraceError
-from ledger.frame import Message
-from origin.checkpoint.finding import Finding, Findings, read_object
-from origin.checkpoint.layout import StoredTensor, examine_weights, stored_tensors, weight_files
-from origin.checkpoint.model_config import CONFIG_FILE, ModelConfig, examine_config
-from origin.checkpoint.model_memory import (
+from tailrace.kernels.shapes import HEAD_DIMS
+from tailrace.ledger.errors import ModelError, TailraceError
+from tailrace.ledger.frame import Message
+from tailrace.origin.checkpoint.finding import Finding, Findings, read_object
+from tailrace.origin.checkpoint.layout import (
+    StoredTensor,
+    examine_weights,
+    stored_tensors,
+    weight_files,
+)
+from tailrace.origin.checkpoint.model_config import CONFIG_FILE, ModelConfig, examine_config
+from tailrace.origin.checkpoint.model_memory import (
     Footprint,
     cpu_footprint,
     examine_formats,
     gpu_footprint,
     parameters,
 )
-from origin.checkpoint.prompt import PromptReader, examine_template
-from origin.checkpoint.tokenizer_file import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, check_tokenizer
-from origin.formats import AS_STORED, Formats
+from tailrace.origin.checkpoint.prompt import PromptReader, examine_template
+from tailrace.origin.checkpoint.tokenizer_file import (
+    TOKENIZER_CONFIG_FILE,
+    TOKENIZER_FILE,
+    check_tokenizer,
+)
+from tailrace.origin.formats import AS_STORED, Formats
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,16 +10,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernels.attention.rope_scaling import (
+from tailrace.kernels.attention.rope_scaling import (
     LinearScaling,
     Llama3Scaling,
     RopeScaling,
     YarnScaling,
     yarn_attention_factor,
 )
-from kernels.shapes import DecoderShape, Family
-from origin.checkpoint.finding import Findings, JsonObject, read_object, read_object_if_there, shown
-from origin.checkpoint.tokenizer_file import check_tokenizer
+from tailrace.kernels.shapes import DecoderShape, Family
+from tailrace.origin.checkpoint.finding import (
+    Findings,
+    JsonObject,
+    read_object,
+    read_object_if_there,
+    shown,
+)
+from tailrace.origin.checkpoint.tokenizer_file import check_tokenizer
 
 # What is read here.
 READ = frozenset(

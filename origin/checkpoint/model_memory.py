@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernels.shapes import PAGE_TOKENS, WEIGHTS_PER_BYTE, Family, has_fp32_head
-from origin.checkpoint.finding import Findings
-from origin.checkpoint.layout import EMBEDDING, HEAD, StoredTensor, linears, norms
-from origin.checkpoint.model_config import CONFIG_FILE, ModelConfig
-from origin.formats import AS_STORED, Formats
+from tailrace.kernels.shapes import PAGE_TOKENS, WEIGHTS_PER_BYTE, Family, has_fp32_head
+from tailrace.origin.checkpoint.finding import Findings
+from tailrace.origin.checkpoint.layout import EMBEDDING, HEAD, StoredTensor, linears, norms
+from tailrace.origin.checkpoint.model_config import CONFIG_FILE, ModelConfig
+from tailrace.origin.formats import AS_STORED, Formats
 
 WEIGHT_GROUP = 128
 """Inputs that int4 weights of one row share a scale for; int8 ones lie in such groups."""

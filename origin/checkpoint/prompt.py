@@ -25,16 +25,22 @@ from typing import Any, NamedTuple
 from jinja2 import TemplateError
 from tokenizers import Tokenizer
 
-from ledger.errors import CallerError, ModelError, TooLarge
-from ledger.frame import Message, Sampling
-from ledger.process import import_environment
-from origin.checkpoint.finding import Findings, JsonObject, read_object, read_object_if_there, shown
-from origin.checkpoint.model_config import CONFIG_FILE, GENERATION_FILE
-from origin.checkpoint.template_child import MAX_CPU_S, Answer
-from origin.checkpoint.tokenizer_file import TOKENIZER_CONFIG_FILE, load_tokenizer
-from origin.tools import MarkupName, markup_of, read_calls, shows_tools
+from tailrace.ledger.errors import CallerError, ModelError, TooLarge
+from tailrace.ledger.frame import Message, Sampling
+from tailrace.ledger.process import import_environment
+from tailrace.origin.checkpoint.finding import (
+    Findings,
+    JsonObject,
+    read_object,
+    read_object_if_there,
+    shown,
+)
+from tailrace.origin.checkpoint.model_config import CONFIG_FILE, GENERATION_FILE
+from tailrace.origin.checkpoint.template_child import MAX_CPU_S, Answer
+from tailrace.origin.checkpoint.tokenizer_file import TOKENIZER_CONFIG_FILE, load_tokenizer
+from tailrace.origin.tools import MarkupName, markup_of, read_calls, shows_tools
 
-COMMAND = (sys.executable, "-P", "-m", "origin.checkpoint.template_child")
+COMMAND = (sys.executable, "-P", "-m", "tailrace.origin.checkpoint.template_child")
 PATIENCE_S = 30.0
 """Of a clock, for a start or an answer on a machine that has no processor to spare."""
 READ_BYTES = 1 << 16

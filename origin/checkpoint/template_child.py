@@ -1,4 +1,4 @@
-"""The process that renders a chat template: `python -m origin.checkpoint.template_child`.
+"""The process that renders a chat template: `python -m tailrace.origin.checkpoint.template_child`.
 
 A template is code that came with the weights. Jinja's sandbox keeps it from reaching out, but not
 from computing without end or taking all memory, some of it within a single call of the

@@ -13,8 +13,14 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from ledger.errors import ModelError
-from origin.checkpoint.finding import Findings, JsonObject, read_object, read_object_if_there, shown
+from tailrace.ledger.errors import ModelError
+from tailrace.origin.checkpoint.finding import (
+    Findings,
+    JsonObject,
+    read_object,
+    read_object_if_there,
+    shown,
+)
 
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Protocol
 
-from ledger.frame import SAFE_METHODS, Answer, Body, BodyEnd, Call, Header, encode
-from ledger.objects.object import ObjectResponse
-from ledger.window import Window
-from origin.edges.feed import Outlet
+from tailrace.ledger.frame import SAFE_METHODS, Answer, Body, BodyEnd, Call, Header, encode
+from tailrace.ledger.objects.object import ObjectResponse
+from tailrace.ledger.window import Window
+from tailrace.origin.edges.feed import Outlet
 
 MAX_PIECE_BYTES = 16 << 10
 """Of one Body frame: what a token may have to wait for on the same link."""

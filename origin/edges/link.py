@@ -12,8 +12,8 @@ from typing import cast
 
 import structlog
 
-from ledger.backoff import spread_ms
-from ledger.errors import (
+from tailrace.ledger.backoff import spread_ms
+from tailrace.ledger.errors import (
     CallerError,
     FrameError,
     LedgerFailed,
@@ -22,7 +22,7 @@ from ledger.errors import (
     TailraceError,
     Unavailable,
 )
-from ledger.frame import (
+from tailrace.ledger.frame import (
     EDGE,
     LINK_CODEC,
     MAX_LINK_FRAME_BYTES,
@@ -46,14 +46,14 @@ from ledger.frame import (
     encode,
     error_frame,
 )
-from ledger.silence import Silence
-from ledger.window import Window
-from ledger.wire.codec import patch_corrs
-from ledger.wire.handshake import Handshake, Side, refused
-from origin.edges.calls import CallRun
-from origin.edges.feed import INTERNAL_FAULT, Feed
-from origin.edges.peers import SOFTWARE
-from origin.generations.service import CORRS, Service
+from tailrace.ledger.silence import Silence
+from tailrace.ledger.window import Window
+from tailrace.ledger.wire.codec import patch_corrs
+from tailrace.ledger.wire.handshake import Handshake, Side, refused
+from tailrace.origin.edges.calls import CallRun
+from tailrace.origin.edges.feed import INTERNAL_FAULT, Feed
+from tailrace.origin.edges.peers import SOFTWARE
+from tailrace.origin.generations.service import CORRS, Service
 
 MAX_CORRS = CORRS + 4096
 """Maximum number of requests and streams that one link may have open. A request counts until it has

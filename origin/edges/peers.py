@@ -18,9 +18,9 @@ from typing import cast
 
 import structlog
 
-from ledger.dial import TCP, Credentials, LinkAddress, dial
-from ledger.errors import HeldElsewhere, OriginUnreachable, SchemaMismatch, TailraceError
-from ledger.frame import (
+from tailrace.ledger.dial import TCP, Credentials, LinkAddress, dial
+from tailrace.ledger.errors import HeldElsewhere, OriginUnreachable, SchemaMismatch, TailraceError
+from tailrace.ledger.frame import (
     LINK_CODEC,
     SCHEMA_HASH,
     Answer,
@@ -41,12 +41,12 @@ from ledger.frame import (
     encode,
     to_error,
 )
-from ledger.interface import ObjectKey
-from ledger.objects.object import ObjectRequest, ObjectResponse
-from ledger.settings import parse_address
-from ledger.window import Window
-from ledger.wire.handshake import Handshake, Side
-from origin.edges.calls import NO_CONTENT
+from tailrace.ledger.interface import ObjectKey
+from tailrace.ledger.objects.object import ObjectRequest, ObjectResponse
+from tailrace.ledger.settings import parse_address
+from tailrace.ledger.window import Window
+from tailrace.ledger.wire.handshake import Handshake, Side
+from tailrace.origin.edges.calls import NO_CONTENT
 
 SOFTWARE = "tailrace-origin"
 """What an origin calls itself, and knows others by."""

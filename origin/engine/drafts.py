@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from kernels.sampler.sampler import Sampling
-from origin.models.model import PREFILL_CHUNK_TOKENS, Draw, Model, Piece
-from origin.scheduler.pages import PagePool
+from tailrace.kernels.sampler.sampler import Sampling
+from tailrace.origin.models.model import PREFILL_CHUNK_TOKENS, Draw, Model, Piece
+from tailrace.origin.scheduler.pages import PagePool
 
 MAX_DRAFT_TOKENS = 8
 """Drafts that one step verifies of one run."""

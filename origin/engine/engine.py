@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from ledger.errors import CallerError, Conflict, Overloaded, TailraceError, TooLarge
-from ledger.frame import FinishReason, Priority
-from origin.engine.generation import NOT_A_NUMBER, Generation, Surroundings, refuse
-from origin.models.model import (
+from tailrace.ledger.errors import CallerError, Conflict, Overloaded, TailraceError, TooLarge
+from tailrace.ledger.frame import FinishReason, Priority
+from tailrace.origin.engine.generation import NOT_A_NUMBER, Generation, Surroundings, refuse
+from tailrace.origin.models.model import (
     PREFILL_CHUNK_TOKENS,
     AtOnce,
     Draw,
@@ -31,11 +31,11 @@ from origin.models.model import (
     StepDevice,
     drawn_before,
 )
-from origin.scheduler.limits import Limits
-from origin.scheduler.pages import PagePool
-from origin.scheduler.plan import Plan, Work
-from origin.scheduler.scheduler import Scheduler
-from origin.workers.worker_frame import Emission, Load, Run, plain_ids
+from tailrace.origin.scheduler.limits import Limits
+from tailrace.origin.scheduler.pages import PagePool
+from tailrace.origin.scheduler.plan import Plan, Work
+from tailrace.origin.scheduler.scheduler import Scheduler
+from tailrace.origin.workers.worker_frame import Emission, Load, Run, plain_ids
 
 
 @dataclass(slots=True)

@@ -9,16 +9,16 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from kernels.sampler.sampler import Sampling
-from ledger.errors import CallerError
-from ledger.frame import SAMPLING, FinishReason, TokenScores
-from origin.engine.drafts import Asked, Drafter, accepted
-from origin.engine.grammar import GrammarCompiler, OutputGrammar
-from origin.engine.transcript import Transcript, Vocabulary
-from origin.filter import FilterFactory
-from origin.models.model import Draw, Drawn
-from origin.tools import ToolUse
-from origin.workers.worker_frame import Emission, Run, plain_ids
+from tailrace.kernels.sampler.sampler import Sampling
+from tailrace.ledger.errors import CallerError
+from tailrace.ledger.frame import SAMPLING, FinishReason, TokenScores
+from tailrace.origin.engine.drafts import Asked, Drafter, accepted
+from tailrace.origin.engine.grammar import GrammarCompiler, OutputGrammar
+from tailrace.origin.engine.transcript import Transcript, Vocabulary
+from tailrace.origin.filter import FilterFactory
+from tailrace.origin.models.model import Draw, Drawn
+from tailrace.origin.tools import ToolUse
+from tailrace.origin.workers.worker_frame import Emission, Run, plain_ids
 
 NOT_A_NUMBER = "the logits hold NaN or infinite values"
 

@@ -25,9 +25,9 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from ledger.errors import CallerError, ModelError
-from ledger.frame import FormatKind, OutputFormat
-from origin.tools import MARKUPS, Markup, ToolUse, read_functions
+from tailrace.ledger.errors import CallerError, ModelError
+from tailrace.ledger.frame import FormatKind, OutputFormat
+from tailrace.origin.tools import MARKUPS, Markup, ToolUse, read_functions
 
 MAX_REGEX_BYTES = 4 * 1024
 """UTF-8 bytes of an expression, or of one pattern in a schema."""

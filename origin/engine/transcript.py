@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
-from ledger.errors import ModelError
-from ledger.frame import Score, TokenScores
+from tailrace.ledger.errors import ModelError
+from tailrace.ledger.frame import Score, TokenScores
 
 if TYPE_CHECKING:  # it needs torch, and a Transcript does not
-    from origin.models.model import Scores
+    from tailrace.origin.models.model import Scores
 import codecs
 import hashlib
 from collections.abc import Sequence
 
-from ledger.frame import FinishReason, ScoredToken, StreamEnd, Token, ToolCall, encode
-from ledger.wire.bare import pack_u32s
-from origin.filter import FilterFactory, FilterGate
-from origin.tools import MARKUPS, CallPiece, CallReader, Markup, ToolUse
-from origin.workers.worker_frame import ID_BITS, STEER_BEGINS, STEERED, Emission, Run
+from tailrace.ledger.frame import FinishReason, ScoredToken, StreamEnd, Token, ToolCall, encode
+from tailrace.ledger.wire.bare import pack_u32s
+from tailrace.origin.filter import FilterFactory, FilterGate
+from tailrace.origin.tools import MARKUPS, CallPiece, CallReader, Markup, ToolUse
+from tailrace.origin.workers.worker_frame import ID_BITS, STEER_BEGINS, STEERED, Emission, Run
 
 _BYTE_LEVEL = {"type": "ByteLevel"}
 # SentencePiece's vocabularies: U+2581 is a space, <0xE7> a byte.

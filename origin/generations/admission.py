@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
-from ledger.errors import CallerError, Conflict, NotFound, TooLarge
-from ledger.frame import (
+from tailrace.ledger.errors import CallerError, Conflict, NotFound, TooLarge
+from tailrace.ledger.frame import (
     MAX_IDEMPOTENCY_KEY_CHARS,
     SAMPLING,
     FormatKind,
@@ -24,11 +24,11 @@ from ledger.frame import (
     ToolChoice,
     encode,
 )
-from ledger.telemetry.traces import TraceContext
-from origin.checkpoint.prompt import PromptReader
-from origin.generations.callers import tenant_of
-from origin.generations.recipe import Recipe, packed_ids, prompt_hash
-from origin.tools import ToolUse, read_functions
+from tailrace.ledger.telemetry.traces import TraceContext
+from tailrace.origin.checkpoint.prompt import PromptReader
+from tailrace.origin.generations.callers import tenant_of
+from tailrace.origin.generations.recipe import Recipe, packed_ids, prompt_hash
+from tailrace.origin.tools import ToolUse, read_functions
 
 MAX_STOPS = 8
 MAX_STOP_CHARS = 128
@@ -100,7 +100,7 @@ def _token_recipe(
     held = tools is not None and (tools.forced or form is not None)
     if form is not None or held:
         # Imported late: numpy and llguidance are a fifth of a second, in every start of an origin.
-        from origin.engine.grammar import check_format, check_tools
+        from tailrace.origin.engine.grammar import check_format, check_tools
 
         is_open = reader.open_objects
         if form is not None:

@@ -26,10 +26,10 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-from ledger.backoff import spread_ms
-from ledger.bucket import Bucket
-from ledger.durable_file import OWNER_MODE, create_file
-from ledger.errors import (
+from tailrace.ledger.backoff import spread_ms
+from tailrace.ledger.bucket import Bucket
+from tailrace.ledger.durable_file import OWNER_MODE, create_file
+from tailrace.ledger.errors import (
     CallerError,
     ConfigError,
     Forbidden,
@@ -37,10 +37,10 @@ from ledger.errors import (
     Unauthorized,
     unknown_stream,
 )
-from ledger.interface import Ledger, StreamInfo, StreamKind
-from ledger.rights import OF_A_STREAM, Right
-from ledger.wire.schema import Caller
-from origin.streams.protocol import within
+from tailrace.ledger.interface import Ledger, StreamInfo, StreamKind
+from tailrace.ledger.rights import OF_A_STREAM, Right
+from tailrace.ledger.wire.schema import Caller
+from tailrace.origin.streams.protocol import within
 
 MAX_TOKEN_CHARS = 256
 KEY_BYTES = 32

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from ledger.frame import Notice, ScoredToken, StreamEnd, Token, ToolCall, decode
-from ledger.interface import Ledger, Record
-from ledger.life import tokens_of
-from ledger.text import StreamText
+from tailrace.ledger.frame import Notice, ScoredToken, StreamEnd, Token, ToolCall, decode
+from tailrace.ledger.interface import Ledger, Record
+from tailrace.ledger.life import tokens_of
+from tailrace.ledger.text import StreamText
 
 SLICE_RECORDS = 512
 """Records that are read and decoded between two turns of the event loop: a few milliseconds."""

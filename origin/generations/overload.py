@@ -15,15 +15,15 @@ from random import Random
 
 import structlog
 
-from ledger.backoff import spread_ms
-from ledger.errors import Overloaded
-from ledger.frame import Priority
-from origin.generations.recipe import Recipe
-from origin.generations.stream import TEXT, GeneratedStream
-from origin.generations.table import StreamTable
-from origin.metrics import Metrics
-from origin.workers.worker_frame import Ease
-from origin.workers.worker_process import WorkerSlot
+from tailrace.ledger.backoff import spread_ms
+from tailrace.ledger.errors import Overloaded
+from tailrace.ledger.frame import Priority
+from tailrace.origin.generations.recipe import Recipe
+from tailrace.origin.generations.stream import TEXT, GeneratedStream
+from tailrace.origin.generations.table import StreamTable
+from tailrace.origin.metrics import Metrics
+from tailrace.origin.workers.worker_frame import Ease
+from tailrace.origin.workers.worker_process import WorkerSlot
 
 CLIMB_S = 5.0
 """Between two rungs up, while a reading is too high."""

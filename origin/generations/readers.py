@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from ledger.frame import Unread
-from origin.generations.stream import GeneratedStream
+from tailrace.ledger.frame import Unread
+from tailrace.origin.generations.stream import GeneratedStream
 
 UNREAD_GRACE_S = 5.0
 """A stream that was read gives way to others only when nobody has for so long: its reader may

@@ -9,12 +9,12 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator
 
-from ledger.frame import FormatKind, Notice, OutputFormat, Priority, Sampling, Unread
-from ledger.wire.bare import pack_u32s, view_u32s
-from ledger.wire.schema import Word
-from origin.generations.history import History
-from origin.tools import ToolUse
-from origin.workers.worker_frame import Ask, Run
+from tailrace.ledger.frame import FormatKind, Notice, OutputFormat, Priority, Sampling, Unread
+from tailrace.ledger.wire.bare import pack_u32s, view_u32s
+from tailrace.ledger.wire.schema import Word
+from tailrace.origin.generations.history import History
+from tailrace.origin.tools import ToolUse
+from tailrace.origin.workers.worker_frame import Ask, Run
 
 ENGINE = "engine"
 """The code of the notice that says what makes a stream, where its recipe could not."""

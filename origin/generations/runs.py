@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from ledger.backoff import spread_ms
-from ledger.errors import (
+from tailrace.ledger.backoff import spread_ms
+from tailrace.ledger.errors import (
     Conflict,
     Damaged,
     FrameError,
@@ -33,14 +33,14 @@ from ledger.errors import (
     StreamFull,
     Unavailable,
 )
-from ledger.frame import Caller, FinishReason, Priority, Unread
-from ledger.interface import Ledger, Refusal
-from origin.generations.callers import Allowances, tenant_of
-from origin.generations.history import History
-from origin.generations.overload import Overload
-from origin.generations.readers import Attendance, Readers, is_idle, is_left
-from origin.generations.recipe import Recipe
-from origin.generations.stream import (
+from tailrace.ledger.frame import Caller, FinishReason, Priority, Unread
+from tailrace.ledger.interface import Ledger, Refusal
+from tailrace.origin.generations.callers import Allowances, tenant_of
+from tailrace.origin.generations.history import History
+from tailrace.origin.generations.overload import Overload
+from tailrace.origin.generations.readers import Attendance, Readers, is_idle, is_left
+from tailrace.origin.generations.recipe import Recipe
+from tailrace.origin.generations.stream import (
     TEXT,
     GeneratedStream,
     find,
@@ -48,16 +48,24 @@ from origin.generations.stream import (
     record_span,
     tell_first,
 )
-from origin.generations.suspects import judge
-from origin.generations.table import Placed, StreamTable
-from origin.history.recorder import HistoryRecorder, no_history
-from origin.history.schema import COLD, HOT
-from origin.metrics import Metrics
-from origin.serving.served_model import ServedModel, ServedModels
-from origin.workers.liveness import CircuitState
-from origin.workers.load_spans import ColdStarts
-from origin.workers.worker_frame import Attend, Begun, Halt, Load, LoadProgress, Ready, Step
-from origin.workers.worker_process import Owner, WorkerSlot
+from tailrace.origin.generations.suspects import judge
+from tailrace.origin.generations.table import Placed, StreamTable
+from tailrace.origin.history.recorder import HistoryRecorder, no_history
+from tailrace.origin.history.schema import COLD, HOT
+from tailrace.origin.metrics import Metrics
+from tailrace.origin.serving.served_model import ServedModel, ServedModels
+from tailrace.origin.workers.liveness import CircuitState
+from tailrace.origin.workers.load_spans import ColdStarts
+from tailrace.origin.workers.worker_frame import (
+    Attend,
+    Begun,
+    Halt,
+    Load,
+    LoadProgress,
+    Ready,
+    Step,
+)
+from tailrace.origin.workers.worker_process import Owner, WorkerSlot
 
 MOST_WAIT_S = 60.0
 IDLE_STREAM_S = 21_600.0
@@ -70,7 +78,7 @@ CANCEL_TRIES = 3
 log = structlog.get_logger("runs")
 
 if TYPE_CHECKING:  # numpy is behind it, which an origin of one model does not load
-    from origin.serving.keeper import ModelKeeper
+    from tailrace.origin.serving.keeper import ModelKeeper
 
 
 class Runs(Owner):

@@ -16,8 +16,8 @@ from typing import Protocol
 
 import structlog
 
-from ledger.deployment import DEPLOYMENT
-from ledger.errors import (
+from tailrace.ledger.deployment import DEPLOYMENT
+from tailrace.ledger.errors import (
     BeyondEnd,
     CallerError,
     Conflict,
@@ -26,7 +26,7 @@ from ledger.errors import (
     Unauthorized,
     Unavailable,
 )
-from ledger.frame import (
+from tailrace.ledger.frame import (
     CALL_METHODS,
     SAFE_METHODS,
     STREAM_ID_BYTES,
@@ -42,14 +42,14 @@ from ledger.frame import (
     Steer,
     StreamState,
 )
-from ledger.hints import HINT, Hint
-from ledger.interface import Ledger, NewStream, ObjectKey, StreamInfo
-from ledger.objects.object import ObjectRequest, ObjectResponse
-from ledger.rights import OF_A_STREAM, Right
-from origin.checkpoint.prompt import PromptReader
-from origin.config import LedgerConfig, OriginConfig
-from origin.generations.admission import admit, asks_of_engine, check_count, request_hash
-from origin.generations.callers import (
+from tailrace.ledger.hints import HINT, Hint
+from tailrace.ledger.interface import Ledger, NewStream, ObjectKey, StreamInfo
+from tailrace.ledger.objects.object import ObjectRequest, ObjectResponse
+from tailrace.ledger.rights import OF_A_STREAM, Right
+from tailrace.origin.checkpoint.prompt import PromptReader
+from tailrace.origin.config import LedgerConfig, OriginConfig
+from tailrace.origin.generations.admission import admit, asks_of_engine, check_count, request_hash
+from tailrace.origin.generations.callers import (
     TokenKeys,
     Voucher,
     check_right,
@@ -59,12 +59,12 @@ from origin.generations.callers import (
     no_subscriptions,
     rights_on,
 )
-from origin.generations.recipe import Recipe
-from origin.generations.runs import Runs
-from origin.generations.stream import TEXT
-from origin.serving.served_model import ServedModel
-from origin.streams.protocol import generation_id
-from origin.subscriptions.request import SUBSCRIPTION, object_of
+from tailrace.origin.generations.recipe import Recipe
+from tailrace.origin.generations.runs import Runs
+from tailrace.origin.generations.stream import TEXT
+from tailrace.origin.serving.served_model import ServedModel
+from tailrace.origin.streams.protocol import generation_id
+from tailrace.origin.subscriptions.request import SUBSCRIPTION, object_of
 
 CHAT = "chat"
 """The class of objects that are chats, each under its id."""

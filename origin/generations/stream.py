@@ -20,17 +20,24 @@ from typing import NamedTuple
 import structlog
 from pydantic import ValidationError
 
-from ledger.backoff import spread_ms
-from ledger.errors import Conflict, Damaged, NotFound, Overloaded, TailraceError, Unavailable
-from ledger.frame import FinishReason, Notice, StreamEnd, encode
-from ledger.interface import Append, Ledger, Record, Refusal, StreamKind
-from ledger.life import StreamLife
-from ledger.telemetry.traces import TraceContext, Traces
-from origin.generations.history import History, read_history
-from origin.generations.recipe import ENGINE, Recipe
-from origin.generations.suspects import Suspicion
-from origin.workers.worker_frame import ID_BITS, STEER_BEGINS, Ready, Steer
-from origin.workers.worker_process import WorkerSlot
+from tailrace.ledger.backoff import spread_ms
+from tailrace.ledger.errors import (
+    Conflict,
+    Damaged,
+    NotFound,
+    Overloaded,
+    TailraceError,
+    Unavailable,
+)
+from tailrace.ledger.frame import FinishReason, Notice, StreamEnd, encode
+from tailrace.ledger.interface import Append, Ledger, Record, Refusal, StreamKind
+from tailrace.ledger.life import StreamLife
+from tailrace.ledger.telemetry.traces import TraceContext, Traces
+from tailrace.origin.generations.history import History, read_history
+from tailrace.origin.generations.recipe import ENGINE, Recipe
+from tailrace.origin.generations.suspects import Suspicion
+from tailrace.origin.workers.worker_frame import ID_BITS, STEER_BEGINS, Ready, Steer
+from tailrace.origin.workers.worker_process import WorkerSlot
 
 MAX_PENDING_STEERS = 16
 """Of one stream."""

@@ -15,16 +15,21 @@ from math import ceil
 from random import Random
 from typing import Any, NamedTuple
 
-from ledger.backoff import spread_ms
-from ledger.errors import Overloaded
-from ledger.frame import TAG_OFFSET, FinishReason, Priority, StreamEnd
-from ledger.interface import Appends
-from origin.generations.callers import Allowances
-from origin.generations.stream import MAX_ENDED, UNKNOWN_EPOCH, EndedStream, GeneratedStream
-from origin.generations.suspects import slot_for
-from origin.metrics import Metrics
-from origin.workers.worker_frame import Step
-from origin.workers.worker_process import WorkerSlot
+from tailrace.ledger.backoff import spread_ms
+from tailrace.ledger.errors import Overloaded
+from tailrace.ledger.frame import TAG_OFFSET, FinishReason, Priority, StreamEnd
+from tailrace.ledger.interface import Appends
+from tailrace.origin.generations.callers import Allowances
+from tailrace.origin.generations.stream import (
+    MAX_ENDED,
+    UNKNOWN_EPOCH,
+    EndedStream,
+    GeneratedStream,
+)
+from tailrace.origin.generations.suspects import slot_for
+from tailrace.origin.metrics import Metrics
+from tailrace.origin.workers.worker_frame import Step
+from tailrace.origin.workers.worker_process import WorkerSlot
 
 ROOM_SHARES = {Priority.INTERACTIVE: 1.0, Priority.STANDARD: 7 / 8, Priority.BATCH: 3 / 4}
 """How much of `max_streams` a class may fill, together with those that are less urgent."""

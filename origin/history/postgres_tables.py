@@ -8,11 +8,11 @@ from typing import Any, Self
 
 from psycopg import AsyncConnection, DataError
 
-from ledger.errors import ConfigError
-from ledger.postgres.schema import version_in
-from ledger.postgres.server import LastingConnection, Server, first_line
-from origin.history import schema
-from origin.history.schema import HistoryEntry
+from tailrace.ledger.errors import ConfigError
+from tailrace.ledger.postgres.schema import version_in
+from tailrace.ledger.postgres.server import LastingConnection, Server, first_line
+from tailrace.origin.history import schema
+from tailrace.origin.history.schema import HistoryEntry
 
 SCHEMA = "tailrace_history"
 LOCK = 0x54_52_48_31  # "TRH1": of who makes tables, or rolls up

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from ledger.errors import CallerError
-from origin.history.schema import COLD, WARM, HistoryStore
+from tailrace.ledger.errors import CallerError
+from tailrace.origin.history.schema import COLD, WARM, HistoryStore
 
 if TYPE_CHECKING:
-    from origin.warm.trace import ArrivalTrace
+    from tailrace.origin.warm.trace import ArrivalTrace
 
 Document = dict[str, Any]
 MAX_MODELS = 1_000
@@ -35,7 +35,7 @@ async def arrivals(store: HistoryStore, since_ms: int = 0) -> ArrivalTrace:
     # An origin that listens needs none of it, and numpy takes a tenth of a second.
     import numpy as np
 
-    from origin.warm.trace import ArrivalTrace
+    from tailrace.origin.warm.trace import ArrivalTrace
 
     rows = await store.rows(
         "SELECT at_ms, model, coalesce(took_ms, 0) FROM arrival WHERE at_ms >= $1 ORDER BY at_ms",

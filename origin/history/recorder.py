@@ -21,14 +21,14 @@ from typing import Any
 import structlog
 from prometheus_client import CollectorRegistry, Counter
 
-from ledger.errors import Damaged, TailraceError
-from origin.config import URL_SCHEMES, LedgerConfig
-from origin.history import schema
-from origin.history.schema import COLD, DAY_MS, HOT, HistoryEntry, HistoryStore, Keeping
-from origin.history.sqlite_file import SqliteHistory
-from origin.pool.records import PoolDecision, PoolRecord, TierChange
-from origin.steady_clock import now_ms
-from origin.workers.load_spans import WorkerStart
+from tailrace.ledger.errors import Damaged, TailraceError
+from tailrace.origin.config import URL_SCHEMES, LedgerConfig
+from tailrace.origin.history import schema
+from tailrace.origin.history.schema import COLD, DAY_MS, HOT, HistoryEntry, HistoryStore, Keeping
+from tailrace.origin.history.sqlite_file import SqliteHistory
+from tailrace.origin.pool.records import PoolDecision, PoolRecord, TierChange
+from tailrace.origin.steady_clock import now_ms
+from tailrace.origin.workers.load_spans import WorkerStart
 
 MAX_QUEUED = 16_384
 """Entries that wait to be written; more are dropped, and counted."""
@@ -280,7 +280,9 @@ def recorder_of(config: LedgerConfig, data: Path, registry: CollectorRegistry) -
 async def reading(place: str, *, writes: bool = False) -> HistoryStore:
     """The history at a place, in whichever process; to be read beside whoever `writes` it."""
     if place.startswith(URL_SCHEMES):
-        from origin.history.postgres_tables import PostgresHistory  # needs the extra postgres
+        from tailrace.origin.history.postgres_tables import (
+            PostgresHistory,  # needs the extra postgres
+        )
 
         return await PostgresHistory.open(place, make=writes)
     path = Path(place)

@@ -17,9 +17,9 @@ from urllib.parse import quote
 import aiosqlite
 import structlog
 
-from ledger.errors import ConfigError, Damaged, Unavailable
-from origin.history import schema
-from origin.history.schema import HistoryEntry
+from tailrace.ledger.errors import ConfigError, Damaged, Unavailable
+from tailrace.origin.history import schema
+from tailrace.origin.history.schema import HistoryEntry
 
 APPLICATION_ID = 0x54_52_48_31  # "TRH1"
 BUSY_S = 5.0

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.linear.ternary import INT8_MAX, MIN_ABSMAX, unpack_ternary
-from kernels.linear.weight_only import (
+from tailrace.kernels.linear.ternary import INT8_MAX, MIN_ABSMAX, unpack_ternary
+from tailrace.kernels.linear.weight_only import (
     GROUP,
     quantise_int4,
     quantise_int8,
     unpack_words,
 )
-from origin.models.tensors import Part
+from tailrace.origin.models.tensors import Part
 
 TILE_ROWS = 8
 """Rows of the fp32 product whose bits count. So few: MKL sums them in several parts, two to three

@@ -17,22 +17,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-import kernels
-from kernels.attention.attention import causal_attention, row_attention
-from kernels.attention.kv_cache import KvCache, Place
-from kernels.attention.paged_kv import FP8, page_bytes
-from kernels.attention.rope import rope_table
-from kernels.linear.int8_linear import quantise_rows
-from kernels.rows.norm import rms_norm
-from kernels.sampler.sampler_batch import sample_batch
-from kernels.shapes import PAGE_TOKENS, Family
-from ledger.errors import ModelError
-from origin.checkpoint.file_digests import FileDigests
-from origin.checkpoint.layout import EMBEDDING, HEAD
-from origin.checkpoint.model_config import ModelConfig, read_config
-from origin.checkpoint.model_memory import refuse_formats
-from origin.formats import AS_STORED, Formats
-from origin.models.cpu_linear import (
+from tailrace import kernels
+from tailrace.kernels.attention.attention import causal_attention, row_attention
+from tailrace.kernels.attention.kv_cache import KvCache, Place
+from tailrace.kernels.attention.paged_kv import FP8, page_bytes
+from tailrace.kernels.attention.rope import rope_table
+from tailrace.kernels.linear.int8_linear import quantise_rows
+from tailrace.kernels.rows.norm import rms_norm
+from tailrace.kernels.sampler.sampler_batch import sample_batch
+from tailrace.kernels.shapes import PAGE_TOKENS, Family
+from tailrace.ledger.errors import ModelError
+from tailrace.origin.checkpoint.file_digests import FileDigests
+from tailrace.origin.checkpoint.layout import EMBEDDING, HEAD
+from tailrace.origin.checkpoint.model_config import ModelConfig, read_config
+from tailrace.origin.checkpoint.model_memory import refuse_formats
+from tailrace.origin.formats import AS_STORED, Formats
+from tailrace.origin.models.cpu_linear import (
     DenseLinear,
     FloatLinear,
     Int4WeightLinear,
@@ -41,8 +41,8 @@ from origin.models.cpu_linear import (
     Products,
     TernaryLinear,
 )
-from origin.models.logprobs import scores_of
-from origin.models.model import (
+from tailrace.origin.models.logprobs import scores_of
+from tailrace.origin.models.model import (
     DEFAULT_KV_BYTES,
     Draw,
     Drawn,
@@ -52,7 +52,13 @@ from origin.models.model import (
     context_pages,
     fingerprint,
 )
-from origin.models.tensors import LayerTensors, Part, checkpoint_bytes, layer_tensors, read_tensors
+from tailrace.origin.models.tensors import (
+    LayerTensors,
+    Part,
+    checkpoint_bytes,
+    layer_tensors,
+    read_tensors,
+)
 
 Linear = TernaryLinear | FloatLinear
 
@@ -76,7 +82,7 @@ class Batch:
     """What the layers need of the pieces besides their hidden rows."""
 
     cos: Tensor
-    """fp32 [T, 1, head_dim], as is sin; see `kernels.attention.rope.rope_table`."""
+    """fp32 [T, 1, head_dim], as is sin; see `tailrace.kernels.attention.rope.rope_table`."""
     sin: Tensor
     slots: Tensor
     """int64 [T]: where the keys and values of each row go."""

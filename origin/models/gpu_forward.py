@@ -15,15 +15,15 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from kernels.checks import check_tensor
-from kernels.decoder import Chunks, Decoder, Rows
-from kernels.sampler.sampler import MASK_BITS
-from kernels.sampler.sampler_batch import NO_TOKEN
-from kernels.sampler.sampler_rows import SamplerRows, SamplerWorkspace
-from kernels.sampler.sampler_triton import FAULT_EMPTY_MASK, sample_rows
-from kernels.step_graph import NO_PAGE, DrawnStep, StepGraph
-from origin.models.logprobs import scores_of
-from origin.models.model import PREFILL_CHUNK_TOKENS, Draw, Drawn, Piece, drawn_before
+from tailrace.kernels.checks import check_tensor
+from tailrace.kernels.decoder import Chunks, Decoder, Rows
+from tailrace.kernels.sampler.sampler import MASK_BITS
+from tailrace.kernels.sampler.sampler_batch import NO_TOKEN
+from tailrace.kernels.sampler.sampler_rows import SamplerRows, SamplerWorkspace
+from tailrace.kernels.sampler.sampler_triton import FAULT_EMPTY_MASK, sample_rows
+from tailrace.kernels.step_graph import NO_PAGE, DrawnStep, StepGraph
+from tailrace.origin.models.logprobs import scores_of
+from tailrace.origin.models.model import PREFILL_CHUNK_TOKENS, Draw, Drawn, Piece, drawn_before
 
 STEP_ROWS = (1, 2, 4, 8, 16, 32, 64)
 """Rows of a captured step; fewer rows are filled up with such that do nothing."""

@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from kernels.attention.paged_kv import FP8, PagedKv, page_bytes
-from kernels.attention.rope import Rope, rope_table
-from kernels.decoder import Decoder
-from kernels.launch import INTERPRETED
-from kernels.layers import (
+from tailrace.kernels.attention.paged_kv import FP8, PagedKv, page_bytes
+from tailrace.kernels.attention.rope import Rope, rope_table
+from tailrace.kernels.decoder import Decoder
+from tailrace.kernels.launch import INTERPRETED
+from tailrace.kernels.layers import (
     DenseHead,
     DenseLayer,
     Head,
@@ -26,22 +26,22 @@ from kernels.layers import (
     Scratch,
     TernaryLayer,
 )
-from kernels.linear.epilogue import Epilogue
-from kernels.linear.float_triton import Weight, float_plan
-from kernels.linear.int8_linear import quantise_rows
-from kernels.linear.linear_plan import LinearWorkspace
-from kernels.linear.ternary_triton import gemv_rows
-from kernels.linear.ternary_weights import TernaryWeights
-from kernels.linear.weight_only import quantise_int4, quantise_int8
-from kernels.shapes import PAGE_TOKENS, Family, has_fp32_head
-from ledger.errors import ModelError
-from origin.checkpoint.layout import EMBEDDING, HEAD
-from origin.checkpoint.model_config import ModelConfig
-from origin.checkpoint.model_memory import GPU_KV_SHARE
-from origin.formats import Formats
-from origin.models.gpu_forward import MAX_PREFILL_ROWS, MAX_STEP_ROWS
-from origin.models.model import Progress, context_pages
-from origin.models.tensors import LayerTensors, Linear, Part, layer_tensors
+from tailrace.kernels.linear.epilogue import Epilogue
+from tailrace.kernels.linear.float_triton import Weight, float_plan
+from tailrace.kernels.linear.int8_linear import quantise_rows
+from tailrace.kernels.linear.linear_plan import LinearWorkspace
+from tailrace.kernels.linear.ternary_triton import gemv_rows
+from tailrace.kernels.linear.ternary_weights import TernaryWeights
+from tailrace.kernels.linear.weight_only import quantise_int4, quantise_int8
+from tailrace.kernels.shapes import PAGE_TOKENS, Family, has_fp32_head
+from tailrace.ledger.errors import ModelError
+from tailrace.origin.checkpoint.layout import EMBEDDING, HEAD
+from tailrace.origin.checkpoint.model_config import ModelConfig
+from tailrace.origin.checkpoint.model_memory import GPU_KV_SHARE
+from tailrace.origin.formats import Formats
+from tailrace.origin.models.gpu_forward import MAX_PREFILL_ROWS, MAX_STEP_ROWS
+from tailrace.origin.models.model import Progress, context_pages
+from tailrace.origin.models.tensors import LayerTensors, Linear, Part, layer_tensors
 
 MAX_FULL_SEQUENCES = 256
 """Pages are not more than so many sequences of a whole context have."""

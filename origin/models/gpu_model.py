@@ -14,23 +14,29 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-import kernels
-from kernels.ahead import Compilation, compile_ahead, planned
-from kernels.decoder import Chunks, Decoder, Rows
-from kernels.one_copy import ALIGNED_BYTES
-from kernels.processes import ProcessError
-from kernels.sampler.sampler import MASK_BITS, Sampling
-from kernels.sampler.sampler_rows import SamplerRows
-from kernels.shapes import HEAD_DIMS
-from kernels.step_graph import StepInputs
-from ledger.errors import ModelError
-from origin.checkpoint.file_digests import FileDigests
-from origin.checkpoint.model_config import CONFIG_FILE, ModelConfig, read_config
-from origin.checkpoint.model_memory import refuse_formats
-from origin.formats import AS_STORED, Formats
-from origin.models.gpu_forward import MAX_STEP_ROWS, STEP_ROWS, GpuDraw, GpuForward, GpuStep
-from origin.models.gpu_layers import DecoderParts
-from origin.models.model import (
+from tailrace import kernels
+from tailrace.kernels.ahead import Compilation, compile_ahead, planned
+from tailrace.kernels.decoder import Chunks, Decoder, Rows
+from tailrace.kernels.one_copy import ALIGNED_BYTES
+from tailrace.kernels.processes import ProcessError
+from tailrace.kernels.sampler.sampler import MASK_BITS, Sampling
+from tailrace.kernels.sampler.sampler_rows import SamplerRows
+from tailrace.kernels.shapes import HEAD_DIMS
+from tailrace.kernels.step_graph import StepInputs
+from tailrace.ledger.errors import ModelError
+from tailrace.origin.checkpoint.file_digests import FileDigests
+from tailrace.origin.checkpoint.model_config import CONFIG_FILE, ModelConfig, read_config
+from tailrace.origin.checkpoint.model_memory import refuse_formats
+from tailrace.origin.formats import AS_STORED, Formats
+from tailrace.origin.models.gpu_forward import (
+    MAX_STEP_ROWS,
+    STEP_ROWS,
+    GpuDraw,
+    GpuForward,
+    GpuStep,
+)
+from tailrace.origin.models.gpu_layers import DecoderParts
+from tailrace.origin.models.model import (
     PREFILL_CHUNK_TOKENS,
     Draw,
     Drawn,
@@ -41,7 +47,7 @@ from origin.models.model import (
     check_pieces,
     fingerprint,
 )
-from origin.models.tensors import checkpoint_bytes, read_tensors
+from tailrace.origin.models.tensors import checkpoint_bytes, read_tensors
 
 FP8_CAPABILITY = (8, 9)
 """Of a GPU that converts fp8."""

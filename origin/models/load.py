@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
-from kernels.shapes import HEAD_DIMS
-from origin.checkpoint.file_digests import FileDigests
-from origin.checkpoint.model_config import read_config
-from origin.formats import AS_STORED, Formats
-from origin.models.model import (
+from tailrace.kernels.shapes import HEAD_DIMS
+from tailrace.origin.checkpoint.file_digests import FileDigests
+from tailrace.origin.checkpoint.model_config import read_config
+from tailrace.origin.formats import AS_STORED, Formats
+from tailrace.origin.models.model import (
     DEFAULT_KV_BYTES,
     LEAST_CAPABILITY,
     Device,
@@ -46,7 +46,7 @@ def load_model(
     cannot have.
     """
     if device == Device.CUDA or (device == Device.AUTO and _runs_on_gpu(Path(directory))):
-        from origin.models import gpu_model  # triton is not there without a GPU
+        from tailrace.origin.models import gpu_model  # triton is not there without a GPU
 
         return gpu_model.load(
             *(Path(directory), progress, None, kv_bytes),
@@ -54,7 +54,7 @@ def load_model(
             dependent=dependent,
             digests=digests,
         )
-    from origin.models import cpu_model
+    from tailrace.origin.models import cpu_model
 
     kv_bytes = kv_bytes or DEFAULT_KV_BYTES
     model = cpu_model.load(Path(directory), progress, kv_bytes, formats, digests)

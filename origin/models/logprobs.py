@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.sampler.sampler_batch import NO_TOKEN
-from origin.models.model import Draw, Scores
+from tailrace.kernels.sampler.sampler_batch import NO_TOKEN
+from tailrace.origin.models.model import Draw, Scores
 
 
 def scores_of(logits: Tensor, draws: Sequence[Draw], tokens: Sequence[int]) -> list[Scores | None]:

@@ -21,12 +21,12 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from kernels.sampler.sampler import Sampling
-from kernels.shapes import PAGE_TOKENS
-from ledger.errors import ModelError, TooLarge
-from origin.checkpoint.file_digests import FileDigests
-from origin.checkpoint.model_config import ModelConfig
-from origin.models.tensors import checkpoint_files
+from tailrace.kernels.sampler.sampler import Sampling
+from tailrace.kernels.shapes import PAGE_TOKENS
+from tailrace.ledger.errors import ModelError, TooLarge
+from tailrace.origin.checkpoint.file_digests import FileDigests
+from tailrace.origin.checkpoint.model_config import ModelConfig
+from tailrace.origin.models.tensors import checkpoint_files
 
 PREFILL_CHUNK_TOKENS = PAGE_TOKENS
 """A chunk of a prompt fills a page."""

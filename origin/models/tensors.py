@@ -19,19 +19,19 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from kernels.linear.ternary import MIN_ABSMAX, pack_ternary
-from kernels.shapes import Family
-from ledger.errors import ModelError
-from origin.checkpoint.finding import Finding, Findings, refusal
-from origin.checkpoint.layout import (
+from tailrace.kernels.linear.ternary import MIN_ABSMAX, pack_ternary
+from tailrace.kernels.shapes import Family
+from tailrace.ledger.errors import ModelError
+from tailrace.origin.checkpoint.finding import Finding, Findings, refusal
+from tailrace.origin.checkpoint.layout import (
     INDEX_FILE,
     examine_weights,
     is_ignored,
     linears,
     weight_files,
 )
-from origin.checkpoint.model_config import CONFIG_FILE, GENERATION_FILE, ModelConfig
-from origin.checkpoint.tokenizer_file import TOKENIZER_FILE
+from tailrace.origin.checkpoint.model_config import CONFIG_FILE, GENERATION_FILE, ModelConfig
+from tailrace.origin.checkpoint.tokenizer_file import TOKENIZER_FILE
 
 EVEN_BITS = 0x55  # the lower bit of each of the four codes of a byte
 

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from ledger.errors import Forbidden, NotFound, TailraceError, error_body
-from ledger.interface import Ledger, StreamInfo
-from ledger.objects.object import ObjectRequest, ObjectResponse
-from ledger.version import tailrace_version
-from origin.checkpoint.prompt import PromptReader
-from origin.config import OriginConfig
-from origin.generations.callers import generation
-from origin.generations.runs import Runs
-from origin.metrics import Metrics
-from origin.operator.query import Document, Query, require
-from origin.operator.simulation import simulate
-from origin.operator.streams import (
+from tailrace.ledger.errors import Forbidden, NotFound, TailraceError, error_body
+from tailrace.ledger.interface import Ledger, StreamInfo
+from tailrace.ledger.objects.object import ObjectRequest, ObjectResponse
+from tailrace.ledger.version import tailrace_version
+from tailrace.origin.checkpoint.prompt import PromptReader
+from tailrace.origin.config import OriginConfig
+from tailrace.origin.generations.callers import generation
+from tailrace.origin.generations.runs import Runs
+from tailrace.origin.metrics import Metrics
+from tailrace.origin.operator.query import Document, Query, require
+from tailrace.origin.operator.simulation import simulate
+from tailrace.origin.operator.streams import (
     MAX_FRAMES,
     LivePages,
     encoded,
@@ -29,11 +29,11 @@ from origin.operator.streams import (
     prompt_document,
     stored_document,
 )
-from origin.operator.warm import WarmDesk, pool_document
-from origin.workers.worker_process import WorkerSlot
+from tailrace.origin.operator.warm import WarmDesk, pool_document
+from tailrace.origin.workers.worker_process import WorkerSlot
 
 if TYPE_CHECKING:  # numpy is behind it, which an origin of one model does not load
-    from origin.serving.live_pool import LivePool
+    from tailrace.origin.serving.live_pool import LivePool
 
 DEFAULT_FRAMES = 200
 MAX_INDEX = 2**63

@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import BaseModel, ValidationError
 
-from ledger.errors import CallerError
+from tailrace.ledger.errors import CallerError
 
 T = TypeVar("T", bound=BaseModel)
 Document = dict[str, Any]

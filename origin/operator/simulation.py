@@ -1,7 +1,7 @@
 """Policies of the warm pool over a trace, in a process of its own: tokens do not wait for it.
 
-`python -m origin.operator.simulation` reads a request from standard input and answers on standard
-output, as JSON.
+`python -m tailrace.origin.operator.simulation` reads a request from standard input and answers on
+standard output, as JSON.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ledger.errors import CallerError, Overloaded, TailraceError, Unavailable
-from ledger.process import import_environment
-from origin.operator.query import Document, parse_body
+from tailrace.ledger.errors import CallerError, Overloaded, TailraceError, Unavailable
+from tailrace.ledger.process import import_environment
+from tailrace.origin.operator.query import Document, parse_body
 
 HISTORY = "history"
 PATIENCE_S = 60.0
@@ -36,7 +36,7 @@ TOLD = (
 TOLD_OF_TTL = ("ttl_s", "cold_starts", "wasted_gpu_s")
 
 if TYPE_CHECKING:
-    from origin.warm.trace import ArrivalTrace
+    from tailrace.origin.warm.trace import ArrivalTrace
 
 PolicyName = Annotated[str, Field(max_length=40)]
 
@@ -75,7 +75,7 @@ async def simulate(body: bytes, turn: asyncio.Lock, history: str | None = None) 
         raise Overloaded("another simulation is under way", retry_after_ms=2000)
     async with turn:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "origin.operator.simulation"),
+            *(sys.executable, "-P", "-m", "tailrace.origin.operator.simulation"),
             env={**import_environment(), "OMP_NUM_THREADS": "1"},
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -104,9 +104,9 @@ async def recorded(history: str, days: float) -> tuple[ArrivalTrace, float | Non
     """The arrivals of a history, and what a load takes there."""
     import time
 
-    from origin.history import queries
-    from origin.history.recorder import reading
-    from origin.history.schema import DAY_MS
+    from tailrace.origin.history import queries
+    from tailrace.origin.history.recorder import reading
+    from tailrace.origin.history.schema import DAY_MS
 
     store = await reading(history)
     try:
@@ -119,10 +119,10 @@ async def recorded(history: str, days: float) -> tuple[ArrivalTrace, float | Non
 def simulated(request: SimulationRequest, history: str | None) -> Document:
     import numpy as np
 
-    from origin.warm.learned import named_policy
-    from origin.warm.policies import LOAD_S, WarmPrices
-    from origin.warm.simulate import compare, keep_alive_optimum, sweep_ttls
-    from origin.warm.trace import generated, idle_gaps, import_trace
+    from tailrace.origin.warm.learned import named_policy
+    from tailrace.origin.warm.policies import LOAD_S, WarmPrices
+    from tailrace.origin.warm.simulate import compare, keep_alive_optimum, sweep_ttls
+    from tailrace.origin.warm.trace import generated, idle_gaps, import_trace
 
     measured_s, own = None, None
     if history is not None and request.trace == HISTORY and request.csv is None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
-from ledger.frame import (
+from tailrace.ledger.frame import (
     Chunk,
     Classification,
     Embedding,
@@ -28,13 +28,13 @@ from ledger.frame import (
     ToolCall,
     decode,
 )
-from ledger.interface import Ledger, Record, StreamInfo
-from ledger.life import StreamLife, tokens_of
-from origin.checkpoint.prompt import PromptReader
-from origin.generations.recipe import Recipe
-from origin.generations.runs import Runs
-from origin.generations.stream import EndedStream, GeneratedStream
-from origin.operator.query import Document, Query
+from tailrace.ledger.interface import Ledger, Record, StreamInfo
+from tailrace.ledger.life import StreamLife, tokens_of
+from tailrace.origin.checkpoint.prompt import PromptReader
+from tailrace.origin.generations.recipe import Recipe
+from tailrace.origin.generations.runs import Runs
+from tailrace.origin.generations.stream import EndedStream, GeneratedStream
+from tailrace.origin.operator.query import Document, Query
 
 MAX_PAGE = 1000
 """Streams of one page."""

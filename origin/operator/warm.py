@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ledger.errors import Conflict, NotFound, Unavailable
-from origin.generations.runs import Runs
-from origin.history import queries
-from origin.history.recorder import HistoryRecorder
-from origin.history.schema import COLD, DAY_MS, HOT, HOUR_MS, HistoryStore
-from origin.metrics import CLASSES, Metrics
-from origin.operator.query import Document, Query, parse_body, require
-from origin.operator.streams import state_of
-from origin.serving.served_model import ServedModels
-from origin.workers.load_spans import ColdStart
-from origin.workers.worker_frame import Load
-from origin.workers.worker_process import WorkerSlot
+from tailrace.ledger.errors import Conflict, NotFound, Unavailable
+from tailrace.origin.generations.runs import Runs
+from tailrace.origin.history import queries
+from tailrace.origin.history.recorder import HistoryRecorder
+from tailrace.origin.history.schema import COLD, DAY_MS, HOT, HOUR_MS, HistoryStore
+from tailrace.origin.metrics import CLASSES, Metrics
+from tailrace.origin.operator.query import Document, Query, parse_body, require
+from tailrace.origin.operator.streams import state_of
+from tailrace.origin.serving.served_model import ServedModels
+from tailrace.origin.workers.load_spans import ColdStart
+from tailrace.origin.workers.worker_frame import Load
+from tailrace.origin.workers.worker_process import WorkerSlot
 
 if TYPE_CHECKING:  # numpy is behind it, which an origin of one model does not load
-    from origin.pool.kept import KeptModel
-    from origin.serving.live_pool import LivePool
+    from tailrace.origin.pool.kept import KeptModel
+    from tailrace.origin.serving.live_pool import LivePool
 
 TOLD_OF_READY = ("model", "kind", "device", "fingerprint", "context", "load_ms")
 """Of what a worker says when it is ready."""

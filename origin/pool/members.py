@@ -10,8 +10,8 @@ from datetime import datetime, time, timedelta
 from math import inf
 from zoneinfo import ZoneInfo
 
-from ledger.errors import CallerError
-from origin.warm.policies import LOAD_S
+from tailrace.ledger.errors import CallerError
+from tailrace.origin.warm.policies import LOAD_S
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 RIGHT = "such as 'mon-fri 08:00-18:00' or 'sat,sun 22:00-02:00 Europe/Berlin'; UTC without a zone"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from origin.pool.tiers import Tier
+from tailrace.origin.pool.tiers import Tier
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
 
-from origin.pool.warm_pool import PoolOrder, WarmPool
+from tailrace.origin.pool.warm_pool import PoolOrder, WarmPool
 
 LEAVE_S = 0.1
 """What it takes until the memory of a model that leaves is free, unless it was measured."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum, IntEnum
 
-from ledger.errors import Conflict
+from tailrace.ledger.errors import Conflict
 
 
 class Tier(IntEnum):

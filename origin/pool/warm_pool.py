@@ -12,13 +12,19 @@ from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
-from ledger.errors import CallerError, ConfigError
-from ledger.hints import Hint
-from origin.pool.kept import HINT_WINDOW_S, TURN_S, HintRecord, KeptModel, Visit
-from origin.pool.members import LEAST_SIZE, PoolMember
-from origin.pool.records import ArrivalRecord, KeepRecord, PoolChoice, PoolDecision, TierChange
-from origin.pool.tiers import ABOUT_TO_GO, HOLDING_ROOM, PoolEvent, Residence, Tier, follow
-from origin.warm.policies import COLD_COST_GPU_S, GreedyDual, KeepAlivePolicy
+from tailrace.ledger.errors import CallerError, ConfigError
+from tailrace.ledger.hints import Hint
+from tailrace.origin.pool.kept import HINT_WINDOW_S, TURN_S, HintRecord, KeptModel, Visit
+from tailrace.origin.pool.members import LEAST_SIZE, PoolMember
+from tailrace.origin.pool.records import (
+    ArrivalRecord,
+    KeepRecord,
+    PoolChoice,
+    PoolDecision,
+    TierChange,
+)
+from tailrace.origin.pool.tiers import ABOUT_TO_GO, HOLDING_ROOM, PoolEvent, Residence, Tier, follow
+from tailrace.origin.warm.policies import COLD_COST_GPU_S, GreedyDual, KeepAlivePolicy
 
 PRICE_WEIGHT = 0.3
 """Of the newest load in what a load is expected to take."""

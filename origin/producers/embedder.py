@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ledger.errors import CallerError, ConfigError, ModelError
-from origin.producer import About, End, Label, Output, Request, Resumption, Vector
+from tailrace.ledger.errors import CallerError, ConfigError, ModelError
+from tailrace.origin.producer import About, End, Label, Output, Request, Resumption, Vector
 
 MODULES_FILE = "modules.json"
 CONFIG_FILE = "config.json"

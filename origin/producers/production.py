@@ -13,9 +13,9 @@ from dataclasses import replace
 
 import structlog
 
-from ledger import frame
-from ledger.errors import FrameError, TailraceError
-from ledger.frame import (
+from tailrace.ledger import frame
+from tailrace.ledger.errors import FrameError, TailraceError
+from tailrace.ledger.frame import (
     MAX_FRAME_BYTES,
     Chunk,
     Classification,
@@ -29,8 +29,8 @@ from ledger.frame import (
     ToolCall,
     encode,
 )
-from origin.filter import FilterFactory, FilterGate
-from origin.producer import (
+from tailrace.origin.filter import FilterFactory, FilterGate
+from tailrace.origin.producer import (
     Data,
     End,
     Label,
@@ -44,7 +44,7 @@ from origin.producer import (
     Text,
     Vector,
 )
-from origin.tools import CallPiece
+from tailrace.origin.tools import CallPiece
 
 MAX_CHUNK_BYTES = 256 * 1024
 """Of a Chunk's data: a view that writes base64 stays under the frame limit too."""

@@ -25,16 +25,16 @@ from random import Random
 import httpx
 import structlog
 
-from ledger.backoff import Backoff
-from ledger.errors import ConfigError, TailraceError, Unavailable
-from ledger.frame import FinishReason
-from origin.config import OriginConfig
-from origin.producer import About, End, Output, Reasoning, Request, Resumption
-from origin.producers.production import INEXACT
-from origin.producers.upstream_away import AwayLog, reason_of
-from origin.producers.upstream_call import Piece, UpstreamCall, body_of, lost
-from origin.producers.upstream_reply import refusal
-from origin.tools import CallPiece
+from tailrace.ledger.backoff import Backoff
+from tailrace.ledger.errors import ConfigError, TailraceError, Unavailable
+from tailrace.ledger.frame import FinishReason
+from tailrace.origin.config import OriginConfig
+from tailrace.origin.producer import About, End, Output, Reasoning, Request, Resumption
+from tailrace.origin.producers.production import INEXACT
+from tailrace.origin.producers.upstream_away import AwayLog, reason_of
+from tailrace.origin.producers.upstream_call import Piece, UpstreamCall, body_of, lost
+from tailrace.origin.producers.upstream_reply import refusal
+from tailrace.origin.tools import CallPiece
 
 RETRY_MIN_S = 0.2
 RETRY_MAX_S = 5.0

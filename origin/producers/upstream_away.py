@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import httpx
 
-from ledger.errors import TailraceError
+from tailrace.ledger.errors import TailraceError
 
 REMIND_S = 60.0
 """Interval between two lines of the log for the same reason, in seconds."""

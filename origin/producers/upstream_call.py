@@ -24,14 +24,14 @@ from typing import Any, TypeVar
 
 import httpx
 
-from ledger.errors import Unavailable
-from ledger.frame import SAMPLING, FinishReason
-from ledger.silence import LONGEST_LOOK_S, Silence
-from origin.config import OriginConfig
-from origin.generations.admission import ALL_THERE_IS
-from origin.generations.recipe import Recipe
-from origin.producer import Reasoning, Text
-from origin.producers.upstream_reply import (
+from tailrace.ledger.errors import Unavailable
+from tailrace.ledger.frame import SAMPLING, FinishReason
+from tailrace.ledger.silence import LONGEST_LOOK_S, Silence
+from tailrace.origin.config import OriginConfig
+from tailrace.origin.generations.admission import ALL_THERE_IS
+from tailrace.origin.generations.recipe import Recipe
+from tailrace.origin.producer import Reasoning, Text
+from tailrace.origin.producers.upstream_reply import (
     EventReader,
     Reply,
     Usage,
@@ -39,7 +39,7 @@ from origin.producers.upstream_reply import (
     refusal,
     rubbish,
 )
-from origin.tools import CallPiece, read_calls, read_functions
+from tailrace.origin.tools import CallPiece, read_calls, read_functions
 
 NO_TOP_K = -1
 """The `top_k` that turns the filter off: SGLang refuses 0; vLLM and llama.cpp take both."""

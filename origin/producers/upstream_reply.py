@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from ledger.errors import CallerError, TailraceError, Unavailable
-from ledger.frame import FinishReason, Score, TokenScores
-from origin.tools import CallPiece
+from tailrace.ledger.errors import CallerError, TailraceError, Unavailable
+from tailrace.ledger.frame import FinishReason, Score, TokenScores
+from tailrace.origin.tools import CallPiece
 
 MAX_LINE_BYTES = 1 << 20
 MAX_EVENT_BYTES = 1 << 20

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernels.shapes import PAGE_TOKENS
-from origin.scheduler.plan import Plan
+from tailrace.kernels.shapes import PAGE_TOKENS
+from tailrace.origin.scheduler.plan import Plan
 
 INCREASE_TOKENS = 8
 DECREASE = 7 / 8

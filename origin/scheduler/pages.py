@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 
-from kernels.shapes import PAGE_TOKENS
+from tailrace.kernels.shapes import PAGE_TOKENS
 
 
 def page_key(previous: bytes, ids: Sequence[int], prefilled: int) -> bytes:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import NamedTuple
 
-from kernels.shapes import PAGE_TOKENS
-from ledger.wire.schema import Priority
-from origin.scheduler.pages import page_key
+from tailrace.kernels.shapes import PAGE_TOKENS
+from tailrace.ledger.wire.schema import Priority
+from tailrace.origin.scheduler.pages import page_key
 
 Drafts = Callable[[Sequence[tuple[int, int]]], Sequence[Sequence[int]]]
 """drafts([(run, most), …]): for each the ids, at most so many, that come next by its guess."""

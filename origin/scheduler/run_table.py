@@ -28,10 +28,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from math import inf
 
-from kernels.shapes import PAGE_TOKENS
-from ledger.wire.schema import Priority
-from origin.scheduler.pages import PagePool
-from origin.scheduler.plan import ScheduledRun, pages_for
+from tailrace.kernels.shapes import PAGE_TOKENS
+from tailrace.ledger.wire.schema import Priority
+from tailrace.origin.scheduler.pages import PagePool
+from tailrace.origin.scheduler.plan import ScheduledRun, pages_for
 
 # Tokens that a class gets beside each other's when all want more than there is.
 WEIGHTS: Mapping[Priority, int] = {

@@ -23,14 +23,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, count, islice
 
-from kernels.shapes import PAGE_TOKENS
-from ledger.errors import Overloaded, TooLarge
-from ledger.wire.schema import Priority
-from origin.scheduler.limits import Limits, StepLimits
-from origin.scheduler.pages import PagePool
-from origin.scheduler.plan import Drafts, Plan, ScheduledRun, Work, pages_for, rows_of
-from origin.scheduler.run_table import FairQueue, RunTable
-from origin.workers.worker_frame import Load
+from tailrace.kernels.shapes import PAGE_TOKENS
+from tailrace.ledger.errors import Overloaded, TooLarge
+from tailrace.ledger.wire.schema import Priority
+from tailrace.origin.scheduler.limits import Limits, StepLimits
+from tailrace.origin.scheduler.pages import PagePool
+from tailrace.origin.scheduler.plan import Drafts, Plan, ScheduledRun, Work, pages_for, rows_of
+from tailrace.origin.scheduler.run_table import FairQueue, RunTable
+from tailrace.origin.workers.worker_frame import Load
 
 AWAITED = -1
 """In place of a token that is being drawn."""

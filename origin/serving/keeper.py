@@ -17,26 +17,26 @@ from statistics import median
 
 import structlog
 
-from ledger.backoff import spread_ms
-from ledger.errors import CallerError, ConfigError, Unavailable
-from ledger.frame import ModelTier
-from origin.config import OriginConfig
-from origin.generations.stream import GeneratedStream
-from origin.history import queries
-from origin.history.recorder import HistoryRecorder
-from origin.history.schema import HistoryStore
-from origin.metrics import Metrics
-from origin.pool.members import PoolMember, Schedule
-from origin.pool.records import ArrivalRecord, PoolDecision, PoolRecord, TierChange
-from origin.pool.tiers import ABOUT_TO_GO, STAGE_TIERS, Residence, Tier
-from origin.pool.warm_pool import PoolOrder
-from origin.serving.live_pool import MAX_REMEMBERED, LivePool
-from origin.serving.pins import Pins
-from origin.serving.plan import KnownModel, KnownModels, ModelPlan, caps, first_load_s
-from origin.serving.served_model import ServedModel, ServedModels
-from origin.warm.policies import LOAD_S, WarmPrices
-from origin.workers.liveness import CircuitState
-from origin.workers.worker_process import WorkerSlot
+from tailrace.ledger.backoff import spread_ms
+from tailrace.ledger.errors import CallerError, ConfigError, Unavailable
+from tailrace.ledger.frame import ModelTier
+from tailrace.origin.config import OriginConfig
+from tailrace.origin.generations.stream import GeneratedStream
+from tailrace.origin.history import queries
+from tailrace.origin.history.recorder import HistoryRecorder
+from tailrace.origin.history.schema import HistoryStore
+from tailrace.origin.metrics import Metrics
+from tailrace.origin.pool.members import PoolMember, Schedule
+from tailrace.origin.pool.records import ArrivalRecord, PoolDecision, PoolRecord, TierChange
+from tailrace.origin.pool.tiers import ABOUT_TO_GO, STAGE_TIERS, Residence, Tier
+from tailrace.origin.pool.warm_pool import PoolOrder
+from tailrace.origin.serving.live_pool import MAX_REMEMBERED, LivePool
+from tailrace.origin.serving.pins import Pins
+from tailrace.origin.serving.plan import KnownModel, KnownModels, ModelPlan, caps, first_load_s
+from tailrace.origin.serving.served_model import ServedModel, ServedModels
+from tailrace.origin.warm.policies import LOAD_S, WarmPrices
+from tailrace.origin.workers.liveness import CircuitState
+from tailrace.origin.workers.worker_process import WorkerSlot
 
 LEAST_RETRY_S = 1.0
 """Who is refused for a model that loads is told to wait for so long at least."""

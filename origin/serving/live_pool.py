@@ -10,16 +10,22 @@ from typing import Any
 
 import structlog
 
-from ledger.errors import CallerError, ConfigError
-from ledger.hints import Hint
-from origin.pool.members import PoolMember
-from origin.pool.records import ArrivalRecord, KeepRecord, PoolDecision, PoolRecord, TierChange
-from origin.pool.replay import LEAVE_S, PoolCounts, PoolReplay, ShadowPool
-from origin.pool.tiers import Tier
-from origin.pool.warm_pool import PoolOrder, WarmPool
-from origin.serving.pins import Pins
-from origin.warm.learned import named_policy
-from origin.warm.policies import KeepAlivePolicy, WarmPrices
+from tailrace.ledger.errors import CallerError, ConfigError
+from tailrace.ledger.hints import Hint
+from tailrace.origin.pool.members import PoolMember
+from tailrace.origin.pool.records import (
+    ArrivalRecord,
+    KeepRecord,
+    PoolDecision,
+    PoolRecord,
+    TierChange,
+)
+from tailrace.origin.pool.replay import LEAVE_S, PoolCounts, PoolReplay, ShadowPool
+from tailrace.origin.pool.tiers import Tier
+from tailrace.origin.pool.warm_pool import PoolOrder, WarmPool
+from tailrace.origin.serving.pins import Pins
+from tailrace.origin.warm.learned import named_policy
+from tailrace.origin.warm.policies import KeepAlivePolicy, WarmPrices
 
 MAX_REMEMBERED = 20_000
 """Requests that a policy which is applied later learns from."""

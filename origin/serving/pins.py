@@ -9,7 +9,7 @@ from pathlib import Path
 
 import structlog
 
-from ledger.errors import Unavailable
+from tailrace.ledger.errors import Unavailable
 
 VERSION = 1
 PINS_FILE = "pins.json"

@@ -10,20 +10,20 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from ledger.durable_file import replace_file
-from ledger.errors import ConfigError
-from ledger.version import tailrace_version
-from origin.checkpoint.file_digests import identities
-from origin.checkpoint.finding import Findings
-from origin.checkpoint.layout import examine_weights
-from origin.checkpoint.model_config import examine_config
-from origin.checkpoint.model_memory import cpu_footprint, gpu_footprint
-from origin.config import OriginConfig
-from origin.formats import AS_STORED, Formats
-from origin.model_table import ModelTable, Tables
-from origin.warm.policies import LOAD_S
-from origin.workers.program import makes_tokens
-from origin.workers.worker_frame import Ready
+from tailrace.ledger.durable_file import replace_file
+from tailrace.ledger.errors import ConfigError
+from tailrace.ledger.version import tailrace_version
+from tailrace.origin.checkpoint.file_digests import identities
+from tailrace.origin.checkpoint.finding import Findings
+from tailrace.origin.checkpoint.layout import examine_weights
+from tailrace.origin.checkpoint.model_config import examine_config
+from tailrace.origin.checkpoint.model_memory import cpu_footprint, gpu_footprint
+from tailrace.origin.config import OriginConfig
+from tailrace.origin.formats import AS_STORED, Formats
+from tailrace.origin.model_table import ModelTable, Tables
+from tailrace.origin.warm.policies import LOAD_S
+from tailrace.origin.workers.program import makes_tokens
+from tailrace.origin.workers.worker_frame import Ready
 
 VERSION = 1
 KNOWN_FILE = "models.json"

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from random import Random
 
-from ledger.backoff import spread_ms
-from ledger.errors import NotFound, Unavailable
-from origin.checkpoint.prompt import PromptReader
-from origin.workers.liveness import SILENT_S, Circuit
-from origin.workers.load_spans import COMPILE
-from origin.workers.worker_frame import LoadProgress, Ready
-from origin.workers.worker_process import WorkerSlot
+from tailrace.ledger.backoff import spread_ms
+from tailrace.ledger.errors import NotFound, Unavailable
+from tailrace.origin.checkpoint.prompt import PromptReader
+from tailrace.origin.workers.liveness import SILENT_S, Circuit
+from tailrace.origin.workers.load_spans import COMPILE
+from tailrace.origin.workers.worker_frame import LoadProgress, Ready
+from tailrace.origin.workers.worker_process import WorkerSlot
 
 LOADING_RETRY_MS = 500
 FAILED_STARTS = 4

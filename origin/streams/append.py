@@ -15,11 +15,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from ledger.errors import CallerError, Conflict, Forbidden, TailraceError
-from ledger.objects.object import Headers
-from origin.streams.json import Steps, split_json
-from origin.streams.page import Tip
-from origin.streams.protocol import (
+from tailrace.ledger.errors import CallerError, Conflict, Forbidden, TailraceError
+from tailrace.ledger.objects.object import Headers
+from tailrace.origin.streams.json import Steps, split_json
+from tailrace.origin.streams.page import Tip
+from tailrace.origin.streams.protocol import (
     CONTENT_TYPE,
     PRODUCER_EPOCH,
     PRODUCER_EXPECTED_SEQ,
@@ -30,7 +30,7 @@ from origin.streams.protocol import (
     is_json,
     tip_headers,
 )
-from origin.streams.request import AppendRequest, Place
+from tailrace.origin.streams.request import AppendRequest, Place
 
 
 class Decision(Enum):

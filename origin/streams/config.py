@@ -21,10 +21,10 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Any
 
-from ledger.errors import CallerError
-from ledger.wire.schema import Durability
-from origin.streams.page import BEGINNING, Offset, parse_offset
-from origin.streams.protocol import EXPIRES_AT, TTL
+from tailrace.ledger.errors import CallerError
+from tailrace.ledger.wire.schema import Durability
+from tailrace.origin.streams.page import BEGINNING, Offset, parse_offset
+from tailrace.origin.streams.protocol import EXPIRES_AT, TTL
 
 MAX_TTL_S = 100 * 365 * 24 * 3600
 UNWRITTEN_SHARE = 10

@@ -20,10 +20,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ledger.errors import CallerError, Conflict, TailraceError
-from ledger.interface import ObjectKey
-from ledger.objects.object import ObjectContext, ObjectRequest, ObjectResponse
-from origin.streams.config import (
+from tailrace.ledger.errors import CallerError, Conflict, TailraceError
+from tailrace.ledger.interface import ObjectKey
+from tailrace.ledger.objects.object import ObjectContext, ObjectRequest, ObjectResponse
+from tailrace.origin.streams.config import (
     NEVER,
     Create,
     Expiry,
@@ -34,9 +34,9 @@ from origin.streams.config import (
     unpack_order,
     unpack_parts,
 )
-from origin.streams.json import Steps, first_values
-from origin.streams.page import Tip, piece
-from origin.streams.protocol import DEFAULT_TYPE, FORK_OFFSET, FORK_SUB_OFFSET, essence
+from tailrace.origin.streams.json import Steps, first_values
+from tailrace.origin.streams.page import Tip, piece
+from tailrace.origin.streams.protocol import DEFAULT_TYPE, FORK_OFFSET, FORK_SUB_OFFSET, essence
 
 MAX_DEPTH = 64
 """Forks of forks of …: so many ledger streams one stream may be made of."""

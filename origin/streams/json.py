@@ -16,7 +16,7 @@ import re
 from collections.abc import Generator, Iterable
 from typing import TypeVar
 
-from ledger.errors import CallerError
+from tailrace.ledger.errors import CallerError
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]

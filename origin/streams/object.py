@@ -12,16 +12,16 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from urllib.parse import urlsplit
 
-from ledger.errors import CallerError, Conflict, NotFound, TailraceError
-from ledger.frame import STREAM_ID_BYTES
-from ledger.objects.object import (
+from tailrace.ledger.errors import CallerError, Conflict, NotFound, TailraceError
+from tailrace.ledger.frame import STREAM_ID_BYTES
+from tailrace.ledger.objects.object import (
     DurableObject,
     ObjectContext,
     ObjectRequest,
     ObjectResponse,
     ReadableClass,
 )
-from origin.streams.append import (
+from tailrace.origin.streams.append import (
     AppendContext,
     Refused,
     Repeated,
@@ -29,8 +29,8 @@ from origin.streams.append import (
     messages_of,
     place_headers,
 )
-from origin.streams.config import Change, Create, StreamEvent, StreamSettings, packed
-from origin.streams.fork import (
+from tailrace.origin.streams.config import Change, Create, StreamEvent, StreamSettings, packed
+from tailrace.origin.streams.fork import (
     GIVE_BACK,
     TAKE,
     ForkRequest,
@@ -41,8 +41,8 @@ from origin.streams.fork import (
     inherited,
     wake_by,
 )
-from origin.streams.page import BEGINNING, Tip
-from origin.streams.protocol import (
+from tailrace.origin.streams.page import BEGINNING, Tip
+from tailrace.origin.streams.protocol import (
     CONTENT_TYPE,
     LOCATION,
     METHODS,
@@ -55,7 +55,7 @@ from origin.streams.protocol import (
     parted,
     tip_headers,
 )
-from origin.streams.read import (
+from tailrace.origin.streams.read import (
     READS,
     USE,
     StreamReader,
@@ -65,8 +65,8 @@ from origin.streams.read import (
     in_slices,
     read_stream,
 )
-from origin.streams.request import AppendRequest, Place, parse_append, parse_create
-from origin.streams.state import PRODUCER, StoredStream
+from tailrace.origin.streams.request import AppendRequest, Place, parse_append, parse_create
+from tailrace.origin.streams.state import PRODUCER, StoredStream
 
 WRITES = frozenset(("PUT", "POST", "DELETE"))
 """Methods of clients that change a stream, which a generation does not take."""

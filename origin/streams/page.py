@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ledger.errors import CallerError
-from ledger.frame import Chunk, FinishReason, ScoredToken, StreamEnd, Token, decode, encode
-from ledger.interface import Record
+from tailrace.ledger.errors import CallerError
+from tailrace.ledger.frame import Chunk, FinishReason, ScoredToken, StreamEnd, Token, decode, encode
+from tailrace.ledger.interface import Record
 
 BEGINNING = "-1"
 """What a client sends to read from the first byte on."""

@@ -12,11 +12,11 @@ import math
 import re
 from urllib.parse import unquote, urlsplit
 
-from ledger.errors import CallerError, NotFound, TailraceError, error_body
-from ledger.frame import CALL_METHODS, RESERVED_NAME, SAFE_METHODS, STREAM_PATH
-from ledger.objects.object import MAX_KEY_CHARS, Headers, ObjectResponse
-from origin.streams.json import JSON_TYPE
-from origin.streams.page import Offset, Tip
+from tailrace.ledger.errors import CallerError, NotFound, TailraceError, error_body
+from tailrace.ledger.frame import CALL_METHODS, RESERVED_NAME, SAFE_METHODS, STREAM_PATH
+from tailrace.ledger.objects.object import MAX_KEY_CHARS, Headers, ObjectResponse
+from tailrace.origin.streams.json import JSON_TYPE
+from tailrace.origin.streams.page import Offset, Tip
 
 CONTENT_TYPE = "content-type"
 CACHE_CONTROL = "cache-control"

@@ -21,14 +21,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from ledger.errors import CallerError, NotFound
-from ledger.frame import FRAMES_TYPE, Heartbeat, StreamEnd, encode, tag_of
-from ledger.interface import Ledger, StreamKind
-from ledger.objects.object import ObjectRequest, ObjectResponse, ReadContext
-from origin.streams.config import Create, ForkOrder, StreamConfig, StreamSettings
-from origin.streams.fork import Cut, Cutter
-from origin.streams.json import Steps, join_json
-from origin.streams.page import (
+from tailrace.ledger.errors import CallerError, NotFound
+from tailrace.ledger.frame import FRAMES_TYPE, Heartbeat, StreamEnd, encode, tag_of
+from tailrace.ledger.interface import Ledger, StreamKind
+from tailrace.ledger.objects.object import ObjectRequest, ObjectResponse, ReadContext
+from tailrace.origin.streams.config import Create, ForkOrder, StreamConfig, StreamSettings
+from tailrace.origin.streams.fork import Cut, Cutter
+from tailrace.origin.streams.json import Steps, join_json
+from tailrace.origin.streams.page import (
     FIRST_FRAMES,
     Offset,
     Page,
@@ -38,7 +38,7 @@ from origin.streams.page import (
     no_such_offset,
     renumbered,
 )
-from origin.streams.protocol import (
+from tailrace.origin.streams.protocol import (
     CACHE_CONTROL,
     CONTENT_TYPE,
     CURSOR,
@@ -61,8 +61,8 @@ from origin.streams.protocol import (
     position,
     tip_headers,
 )
-from origin.streams.request import Live, Read, parse_read
-from origin.streams.state import CONFIG
+from tailrace.origin.streams.request import Live, Read, parse_read
+from tailrace.origin.streams.state import CONFIG
 
 SLICE_STEPS = 64
 """Steps of reading JSON between two turns of others: 1 to 3 ms."""

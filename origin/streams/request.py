@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from enum import Enum
 from urllib.parse import parse_qsl, urlsplit
 
-from ledger.errors import CallerError, TooLarge
-from ledger.objects.object import ObjectRequest
-from origin.streams.config import Create, ForkOrder, parse_expiry
-from origin.streams.page import START, Offset, parse_cursor, parse_offset
-from origin.streams.protocol import (
+from tailrace.ledger.errors import CallerError, TooLarge
+from tailrace.ledger.objects.object import ObjectRequest
+from tailrace.origin.streams.config import Create, ForkOrder, parse_expiry
+from tailrace.origin.streams.page import START, Offset, parse_cursor, parse_offset
+from tailrace.origin.streams.protocol import (
     CLOSED,
     CONTENT_TYPE,
     EXPIRES_AT,

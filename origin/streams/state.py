@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-from ledger.interface import NewStream, StreamKind
-from ledger.objects.object import ObjectContext
-from ledger.objects.storage import ObjectStorage
-from ledger.wire.schema import Durability
-from origin.streams.config import LastUse, StreamConfig
-from origin.streams.page import Tip, chunks, end
-from origin.streams.request import Sender
+from tailrace.ledger.interface import NewStream, StreamKind
+from tailrace.ledger.objects.object import ObjectContext
+from tailrace.ledger.objects.storage import ObjectStorage
+from tailrace.ledger.wire.schema import Durability
+from tailrace.origin.streams.config import LastUse, StreamConfig
+from tailrace.origin.streams.page import Tip, chunks, end
+from tailrace.origin.streams.request import Sender
 
 CONFIG = "config"
 USED = "used"

@@ -27,19 +27,19 @@ from typing import Protocol
 import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from ledger.errors import CallerError, TailraceError
-from ledger.interface import ObjectKey, ObjectStore, ValueRange
-from ledger.objects.object import (
+from tailrace.ledger.errors import CallerError, TailraceError
+from tailrace.ledger.interface import ObjectKey, ObjectStore, ValueRange
+from tailrace.ledger.objects.object import (
     DurableObject,
     ObjectContext,
     ObjectFactory,
     ObjectRequest,
     ObjectResponse,
 )
-from origin.streams.config import Change, StreamEvent
-from origin.streams.page import BEGINNING
-from origin.subscriptions.request import INDEX_KEY, SUBSCRIPTION
-from origin.subscriptions.subscription import Directory
+from tailrace.origin.streams.config import Change, StreamEvent
+from tailrace.origin.streams.page import BEGINNING
+from tailrace.origin.subscriptions.request import INDEX_KEY, SUBSCRIPTION
+from tailrace.origin.subscriptions.subscription import Directory
 
 UPDATE = "UPDATE"
 """The method that notifies a subscription: it takes its updates."""

@@ -12,19 +12,19 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 import structlog
 
-from ledger.errors import CallerError, Conflict, NotFound, Unavailable
-from ledger.interface import ObjectKey
-from ledger.objects.object import (
+from tailrace.ledger.errors import CallerError, Conflict, NotFound, Unavailable
+from tailrace.ledger.interface import ObjectKey
+from tailrace.ledger.objects.object import (
     DurableObject,
     ObjectContext,
     ObjectFactory,
     ObjectRequest,
     ObjectResponse,
 )
-from origin.streams.json import JSON_TYPE
-from origin.streams.protocol import CONTENT_TYPE, NEXT_OFFSET, answer, error_answer, parted
-from origin.subscriptions.index import ENTER, LEAVE, NAME, SCAN, SIGN, UPDATE, Updates
-from origin.subscriptions.request import (
+from tailrace.origin.streams.json import JSON_TYPE
+from tailrace.origin.streams.protocol import CONTENT_TYPE, NEXT_OFFSET, answer, error_answer, parted
+from tailrace.origin.subscriptions.index import ENTER, LEAVE, NAME, SCAN, SIGN, UPDATE, Updates
+from tailrace.origin.subscriptions.request import (
     INDEX_KEY,
     JWKS,
     ROOT,
@@ -37,7 +37,7 @@ from origin.subscriptions.request import (
     route_of,
     url_of,
 )
-from origin.subscriptions.state import (
+from tailrace.origin.subscriptions.state import (
     EMPTY,
     MAX_LINKS,
     SECRET_BYTES,
@@ -45,8 +45,8 @@ from origin.subscriptions.state import (
     SubscriptionState,
     entry_of,
 )
-from origin.subscriptions.subscription import Glob, Phase, WakeEvent
-from origin.subscriptions.webhook import SIGNATURE, Webhooks
+from tailrace.origin.subscriptions.subscription import Glob, Phase, WakeEvent
+from tailrace.origin.subscriptions.webhook import SIGNATURE, Webhooks
 
 NAMES_PER_READ = 1_000
 """Names of streams that are read at a time, to be matched."""

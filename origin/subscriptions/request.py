@@ -8,11 +8,11 @@ from urllib.parse import quote, unquote, urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ledger.errors import CallerError, NotFound
-from ledger.frame import RESERVED_NAME, STREAM_PATH
-from ledger.interface import ObjectKey
-from origin.streams.protocol import check_name
-from origin.subscriptions.subscription import Glob
+from tailrace.ledger.errors import CallerError, NotFound
+from tailrace.ledger.frame import RESERVED_NAME, STREAM_PATH
+from tailrace.ledger.interface import ObjectKey
+from tailrace.origin.streams.protocol import check_name
+from tailrace.origin.subscriptions.subscription import Glob
 
 ROOT = f"{STREAM_PATH}{RESERVED_NAME}/"
 JWKS = "jwks.json"

@@ -16,13 +16,13 @@ from datetime import UTC, datetime
 
 from pydantic import TypeAdapter
 
-from ledger.errors import CallerError, Conflict, Unauthorized
-from ledger.objects.object import ObjectContext, ObjectRequest
-from ledger.objects.storage import ObjectStorage
-from origin.streams.page import BEGINNING, START, parse_offset
-from origin.subscriptions.index import Update, base64url
-from origin.subscriptions.request import AckBody, CreateBody, HolderBody, parse
-from origin.subscriptions.subscription import (
+from tailrace.ledger.errors import CallerError, Conflict, Unauthorized
+from tailrace.ledger.objects.object import ObjectContext, ObjectRequest
+from tailrace.ledger.objects.storage import ObjectStorage
+from tailrace.origin.streams.page import BEGINNING, START, parse_offset
+from tailrace.origin.subscriptions.index import Update, base64url
+from tailrace.origin.subscriptions.request import AckBody, CreateBody, HolderBody, parse
+from tailrace.origin.subscriptions.subscription import (
     STORED_WAKE,
     Glob,
     Phase,

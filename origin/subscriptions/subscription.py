@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from pydantic import TypeAdapter
 
-from ledger.errors import Conflict
+from tailrace.ledger.errors import Conflict
 
 ONE = "*"
 ANY = "**"

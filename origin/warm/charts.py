@@ -9,8 +9,8 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from origin.warm.simulate import TtlSweep
-from origin.warm.trace import IdleGaps
+from tailrace.origin.warm.simulate import TtlSweep
+from tailrace.origin.warm.trace import IdleGaps
 
 
 def draw_frontier(

@@ -9,8 +9,8 @@ from math import exp, log
 
 import numpy as np
 
-from ledger.errors import CallerError
-from origin.warm.policies import (
+from tailrace.ledger.errors import CallerError
+from tailrace.origin.warm.policies import (
     BreakEven,
     FixedTtl,
     GreedyDual,
@@ -18,7 +18,7 @@ from origin.warm.policies import (
     KeepDecision,
     WarmPrices,
 )
-from origin.warm.trace import Indices, Seconds, cost_of_gaps
+from tailrace.origin.warm.trace import Indices, Seconds, cost_of_gaps
 
 SHARES = (0.0, *np.geomspace(0.02, 1.0, 17).tolist(), 1.5, 2.5)
 """The TTLs, in cold costs."""

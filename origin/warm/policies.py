@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol
 
-from ledger.errors import CallerError
+from tailrace.ledger.errors import CallerError
 
 COLD_COST_GPU_S = 60.0
 """What one cold start is worth unless an operator says otherwise."""

@@ -12,9 +12,9 @@ from typing import Literal
 
 import numpy as np
 
-from ledger.errors import CallerError
-from origin.warm.policies import GreedyDual, KeepAlivePolicy, WarmPrices
-from origin.warm.trace import (
+from tailrace.ledger.errors import CallerError
+from tailrace.origin.warm.policies import GreedyDual, KeepAlivePolicy, WarmPrices
+from tailrace.origin.warm.trace import (
     PROGRESS_EVERY,
     ArrivalTrace,
     BusyPeriods,

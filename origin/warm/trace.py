@@ -20,8 +20,8 @@ from typing import TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from ledger.errors import CallerError
-from origin.warm.policies import WarmPrices
+from tailrace.ledger.errors import CallerError
+from tailrace.origin.warm.policies import WarmPrices
 
 Seconds = NDArray[np.float64]
 Indices = NDArray[np.int64]

@@ -19,9 +19,9 @@ from collections.abc import Mapping, Sequence
 
 import structlog
 
-from ledger.backoff import Backoff
-from origin.workers.launcher import MAX_ORDER_BYTES, Forked
-from origin.workers.load_spans import LoadStage
+from tailrace.ledger.backoff import Backoff
+from tailrace.origin.workers.launcher import MAX_ORDER_BYTES, Forked
+from tailrace.origin.workers.load_spans import LoadStage
 
 PR_SET_CHILD_SUBREAPER = 36
 """Of prctl(2): orphans below this process become its children."""
@@ -150,7 +150,7 @@ class Launcher:
         ours.setblocking(False)
         with ours, theirs:
             fd = theirs.fileno()
-            command = "origin.workers.launcher", str(fd), *self._command
+            command = "tailrace.origin.workers.launcher", str(fd), *self._command
             self._process = process = await launched(*command, env=self._environment, fds=(fd,))
             theirs.close()
             was_ready = False
@@ -199,7 +199,15 @@ async def launched(
 ) -> asyncio.subprocess.Process:
     """A process of its own that runs a worker's module, or the launcher; see `launch`."""
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "origin.workers.launch", str(os.getpid()), module, *argv),
+        *(
+            sys.executable,
+            "-P",
+            "-m",
+            "tailrace.origin.workers.launch",
+            str(os.getpid()),
+            module,
+            *argv,
+        ),
         env=env,
         stdin=asyncio.subprocess.DEVNULL,
         pass_fds=fds,

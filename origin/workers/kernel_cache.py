@@ -25,8 +25,8 @@ from typing import Any
 
 import structlog
 
-from ledger.durable_file import locked, replace_file
-from ledger.errors import CallerError, ConfigError
+from tailrace.ledger.durable_file import locked, replace_file
+from tailrace.ledger.errors import CallerError, ConfigError
 
 FOLDER = "kernels"
 """In the data folder; below it a folder for each fingerprint."""
@@ -46,7 +46,7 @@ log = structlog.get_logger("kernels")
 
 def fingerprint() -> str:
     """Of what decides whether code that was compiled elsewhere is what would be compiled here."""
-    import kernels
+    from tailrace import kernels
 
     digest = hashlib.sha256()
     root = Path(kernels.__file__).parent

@@ -1,4 +1,6 @@
-"""The first thing that a worker's process runs: python -P -m origin.workers.launch PARENT MODULE …
+"""The first module that a worker's process runs.
+
+    python -P -m tailrace.origin.workers.launch PARENT MODULE …
 
 Before anything slow is imported it sees to it that the process ends with its supervisor, and that
 a signal which ends it for a fault leaves a traceback.
@@ -14,7 +16,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from origin.workers.load_spans import OF_THIS_PROCESS
+from tailrace.origin.workers.load_spans import OF_THIS_PROCESS
 
 PR_SET_PDEATHSIG = 1
 """Of prctl(2): the signal that this process gets when the thread that started it ends."""

@@ -1,6 +1,6 @@
 """What workers are forked from: a process that has imported what they need, and begun nothing.
 
-    python -P -m origin.workers.launch PARENT origin.workers.launcher FD MODULE SETTINGS
+    python -P -m tailrace.origin.workers.launch PARENT origin.workers.launcher FD MODULE SETTINGS
 
 FD is a socket of messages to the supervisor (SOCK_SEQPACKET, JSON). One worker is always forked
 ahead, and waits for its order. The first message names it; each order, a worker's arguments, goes
@@ -25,8 +25,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from origin.workers.launch import end_with
-from origin.workers.load_spans import OF_THIS_PROCESS, LoadStage
+from tailrace.origin.workers.launch import end_with
+from tailrace.origin.workers.load_spans import OF_THIS_PROCESS, LoadStage
 
 MAX_ORDER_BYTES = 128 * 1024
 ORDER_FD = 3

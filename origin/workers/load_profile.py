@@ -18,14 +18,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ledger.errors import Unavailable
-from ledger.tasks import beside
-from origin.config import OriginConfig
-from origin.start import launcher_of, slots_of
-from origin.workers.load_spans import WorkerStart
-from origin.workers.program import program
-from origin.workers.worker_frame import Ready
-from origin.workers.worker_process import Owner, WorkerSlot, worker_environment
+from tailrace.ledger.errors import Unavailable
+from tailrace.ledger.tasks import beside
+from tailrace.origin.config import OriginConfig
+from tailrace.origin.start import launcher_of, slots_of
+from tailrace.origin.workers.load_spans import WorkerStart
+from tailrace.origin.workers.program import program
+from tailrace.origin.workers.worker_frame import Ready
+from tailrace.origin.workers.worker_process import Owner, WorkerSlot, worker_environment
 
 PROCESS, IMPORTS = "launcher", "imports"
 """Stages that a start has only where there is no launcher yet."""

@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from ledger.wire.bare import Float64, Uint
+from tailrace.ledger.wire.bare import Float64, Uint
 
 FORKED, SPAWNED = "fork", "spawn"
 """How a worker's process began, and the stage of its start until it runs our code."""

@@ -6,11 +6,11 @@ before a worker can be started, this is imported, and everything else may wait.
 
 from __future__ import annotations
 
-from origin.config import OriginConfig
-from origin.producers.embedder import is_classifier, is_embedding
+from tailrace.origin.config import OriginConfig
+from tailrace.origin.producers.embedder import is_classifier, is_embedding
 
-TOKENS = "origin.workers.token_worker"
-TEXT = "origin.workers.text_worker"
+TOKENS = "tailrace.origin.workers.token_worker"
+TEXT = "tailrace.origin.workers.text_worker"
 
 OF_DECODER = (
     *("step_ms", "running_streams", "fork_workers", "kv_mib", "weights", "kv_cache", "head"),

@@ -1,6 +1,6 @@
 """A worker process of kind `text`: one producer, served over the supervisor's Unix socket.
 
-    python -m origin.workers.text_worker SOCKET SETTINGS
+    python -m tailrace.origin.workers.text_worker SOCKET SETTINGS
 
 It answers each Ask with the frames of its stream. Like `token_worker` beside it, it ends with
 status 0 when the supervisor closes the socket, and with 1 and a line on stderr when its producer
@@ -25,21 +25,21 @@ from dataclasses import dataclass
 import structlog
 from pydantic import ValidationError
 
-from ledger.errors import CallerError, TailraceError
-from ledger.frame import FinishReason, Hello, StreamEnd, tag_of
-from ledger.log import configure_logging
-from ledger.tasks import beside, cancel
-from ledger.wire.codec import FrameSplitter
-from origin.config import OriginConfig
-from origin.filter import FilterFactory, load_filter
-from origin.generations.recipe import Recipe
-from origin.producer import End, Producer, Request, load_producer
-from origin.producers.embedder import open_embedder
-from origin.producers.production import Numbered, Production
-from origin.producers.upstream import Progress, open_upstream
-from origin.workers.liveness import BEAT_S, Watchdog
-from origin.workers.load_spans import OF_THIS_PROCESS
-from origin.workers.worker_frame import (
+from tailrace.ledger.errors import CallerError, TailraceError
+from tailrace.ledger.frame import FinishReason, Hello, StreamEnd, tag_of
+from tailrace.ledger.log import configure_logging
+from tailrace.ledger.tasks import beside, cancel
+from tailrace.ledger.wire.codec import FrameSplitter
+from tailrace.origin.config import OriginConfig
+from tailrace.origin.filter import FilterFactory, load_filter
+from tailrace.origin.generations.recipe import Recipe
+from tailrace.origin.producer import End, Producer, Request, load_producer
+from tailrace.origin.producers.embedder import open_embedder
+from tailrace.origin.producers.production import Numbered, Production
+from tailrace.origin.producers.upstream import Progress, open_upstream
+from tailrace.origin.workers.liveness import BEAT_S, Watchdog
+from tailrace.origin.workers.load_spans import OF_THIS_PROCESS
+from tailrace.origin.workers.worker_frame import (
     MAX_WORKER_FRAME_BYTES,
     SCHEMA_HASH,
     SUPERVISOR,
@@ -204,7 +204,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         asyncio.run(serve(path, config))
     except (TailraceError, OSError) as exc:
-        print(f"origin.workers.text_worker: {type(exc).__name__}: {exc}", file=sys.stderr)
+        print(f"tailrace.origin.workers.text_worker: {type(exc).__name__}: {exc}", file=sys.stderr)
         return 1
     return 0
 

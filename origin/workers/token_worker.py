@@ -1,6 +1,6 @@
 """A worker process: one loaded model, served over the supervisor's Unix socket.
 
-    python -m origin.workers.token_worker SOCKET SETTINGS
+    python -m tailrace.origin.workers.token_worker SOCKET SETTINGS
 
 SETTINGS is the JSON of an OriginConfig. It ends with status 0 when the supervisor closes the
 socket, and 1 with a line on stderr when the model cannot be loaded or the supervisor speaks
@@ -23,20 +23,20 @@ from pathlib import Path
 import torch
 from torch import version
 
-from kernels.sampler.sampler import Sampling
-from ledger.errors import CallerError, ModelError, TailraceError
-from ledger.frame import Hello
-from ledger.wire.codec import FrameSplitter
-from origin.checkpoint.file_digests import FileDigests, Identity, identities
-from origin.checkpoint.tokenizer_file import load_tokenizer
-from origin.config import OriginConfig
-from origin.engine.drafts import Drafter, DraftModel, PromptLookup
-from origin.engine.engine import Engine
-from origin.engine.generation import Surroundings
-from origin.filter import load_filter
-from origin.formats import AS_STORED
-from origin.models.load import load_model
-from origin.models.model import (
+from tailrace.kernels.sampler.sampler import Sampling
+from tailrace.ledger.errors import CallerError, ModelError, TailraceError
+from tailrace.ledger.frame import Hello
+from tailrace.ledger.wire.codec import FrameSplitter
+from tailrace.origin.checkpoint.file_digests import FileDigests, Identity, identities
+from tailrace.origin.checkpoint.tokenizer_file import load_tokenizer
+from tailrace.origin.config import OriginConfig
+from tailrace.origin.engine.drafts import Drafter, DraftModel, PromptLookup
+from tailrace.origin.engine.engine import Engine
+from tailrace.origin.engine.generation import Surroundings
+from tailrace.origin.filter import load_filter
+from tailrace.origin.formats import AS_STORED
+from tailrace.origin.models.load import load_model
+from tailrace.origin.models.model import (
     Device,
     Draw,
     Model,
@@ -44,13 +44,13 @@ from origin.models.model import (
     Progress,
     StepDevice,
 )
-from origin.models.tensors import checkpoint_bytes
-from origin.scheduler.limits import Limits
-from origin.scheduler.pages import PagePool
-from origin.workers.kernel_cache import keep_compiled
-from origin.workers.liveness import BEAT_S, Watchdog
-from origin.workers.load_spans import OF_THIS_PROCESS
-from origin.workers.worker_frame import (
+from tailrace.origin.models.tensors import checkpoint_bytes
+from tailrace.origin.scheduler.limits import Limits
+from tailrace.origin.scheduler.pages import PagePool
+from tailrace.origin.workers.kernel_cache import keep_compiled
+from tailrace.origin.workers.liveness import BEAT_S, Watchdog
+from tailrace.origin.workers.load_spans import OF_THIS_PROCESS
+from tailrace.origin.workers.worker_frame import (
     MAX_WORKER_FRAME_BYTES,
     SCHEMA_HASH,
     SUPERVISOR,
@@ -155,7 +155,7 @@ def main(argv: Sequence[str]) -> int:
             watchdog = Watchdog(config.worker_silence_s, config.worker_start_s)
             serve(FrameSocket(connection, watchdog), config, watchdog)
     except (TailraceError, OSError) as exc:
-        print(f"origin.workers.token_worker: {type(exc).__name__}: {exc}", file=sys.stderr)
+        print(f"tailrace.origin.workers.token_worker: {type(exc).__name__}: {exc}", file=sys.stderr)
         return 1
     return 0
 
@@ -167,10 +167,10 @@ def prepare(settings: str) -> None:
     device = Device(settings if config is None else config.device)
     torch.set_num_threads(TORCH_THREADS)
     if device != Device.CUDA:
-        importlib.import_module("origin.models.cpu_model")
+        importlib.import_module("tailrace.origin.models.cpu_model")
     if device != Device.CPU and version.cuda is not None:
         with suppress(ImportError):  # triton is not there without a GPU
-            importlib.import_module("origin.models.gpu_model")
+            importlib.import_module("tailrace.origin.models.gpu_model")
     # To ask for a GPU may begin it, and no process can be forked then that uses it.
     is_cpu = device == Device.CPU or (device == Device.AUTO and not (version.cuda or version.hip))
     if is_cpu and config is not None:

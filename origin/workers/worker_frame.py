@@ -13,12 +13,12 @@ from itertools import chain, groupby
 from operator import attrgetter
 from typing import cast, dataclass_transform
 
-from ledger.errors import FrameError, SchemaMismatch
-from ledger.frame import Hello, OutputFormat, Sampling
-from ledger.wire.bare import U32Int, U32Ints, Uint
-from ledger.wire.codec import PREFIX_BYTES, Codec, F, Tagged, framed
-from origin.workers.liveness import Death, kind_of
-from origin.workers.load_spans import LoadStage
+from tailrace.ledger.errors import FrameError, SchemaMismatch
+from tailrace.ledger.frame import Hello, OutputFormat, Sampling
+from tailrace.ledger.wire.bare import U32Int, U32Ints, Uint
+from tailrace.ledger.wire.codec import PREFIX_BYTES, Codec, F, Tagged, framed
+from tailrace.origin.workers.liveness import Death, kind_of
+from tailrace.origin.workers.load_spans import LoadStage
 
 # The first 8 bytes of SHA-256 over the canonical text of origin/workers/worker.bare.
 SCHEMA_HASH = bytes.fromhex("71ff63c91262099a")
@@ -226,7 +226,7 @@ class Run(WorkerFrame):
     is the index of the next one. `max_tokens` counts the `generated_ids` too. All of
     `sampling` is settled. `completes`: its text goes on from the prompt's, as an answer in a
     conversation does not. `priority` is a
-    `ledger.frame.Priority`. With `logprobs` every text frame is a ScoredToken with so many
+    `tailrace.ledger.frame.Priority`. With `logprobs` every text frame is a ScoredToken with so many
     alternatives. `tools` is the JSON of a `ToolUse`, whose calls are taken out of the text.
     """
 
@@ -317,7 +317,7 @@ def check_hello(corr: int, frame: Frame) -> None:
 
 
 class AtWork:
-    """A worker's side of `origin.generations.suspects`: it speaks before it works on a run."""
+    """A worker's side of `generations/suspects.py`: it speaks before it works on a run."""
 
     def __init__(self, send: Callable[[Begun], None]) -> None:
         self._send = send

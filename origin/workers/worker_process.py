@@ -17,14 +17,14 @@ from pathlib import Path
 
 import structlog
 
-from ledger.errors import FrameError, SchemaMismatch
-from ledger.frame import Hello
-from ledger.process import import_environment
-from ledger.tasks import cancel
-from ledger.wire.codec import FrameSplitter
-from origin.workers import worker_frame
-from origin.workers.forked import ChildProcess, Launcher, kill, launched
-from origin.workers.liveness import (
+from tailrace.ledger.errors import FrameError, SchemaMismatch
+from tailrace.ledger.frame import Hello
+from tailrace.ledger.process import import_environment
+from tailrace.ledger.tasks import cancel
+from tailrace.ledger.wire.codec import FrameSplitter
+from tailrace.origin.workers import worker_frame
+from tailrace.origin.workers.forked import ChildProcess, Launcher, kill, launched
+from tailrace.origin.workers.liveness import (
     LOOK_S,
     SETTLED_S,
     Circuit,
@@ -35,9 +35,17 @@ from origin.workers.liveness import (
     count_oom_kills,
     kind_of_exit,
 )
-from origin.workers.load_spans import COMPILE, FORKED, SPAWNED, LoadStage, WorkerStart
-from origin.workers.socket_folder import socket_folder
-from origin.workers.worker_frame import Begun, Fault, Frame, Load, LoadProgress, Ready, Step
+from tailrace.origin.workers.load_spans import COMPILE, FORKED, SPAWNED, LoadStage, WorkerStart
+from tailrace.origin.workers.socket_folder import socket_folder
+from tailrace.origin.workers.worker_frame import (
+    Begun,
+    Fault,
+    Frame,
+    Load,
+    LoadProgress,
+    Ready,
+    Step,
+)
 
 STOP_GRACE_S = 2.0
 """A worker that has not exited so long after its socket closed, or after SIGABRT, is killed."""

@@ -14,7 +14,6 @@ from typing import Annotated, Any
 
 import typer
 
-from ledger.errors import CallerError
 from tailrace.commands.options import (
     ChartOption,
     JsonOption,
@@ -24,6 +23,7 @@ from tailrace.commands.options import (
     extra,
     progress,
 )
+from tailrace.ledger.errors import CallerError
 
 bench_app = command_group("Measure a server under load.")
 APIS = ("native", "chat", "completions")
@@ -126,7 +126,7 @@ def serve(
 
 def _times(path: Path, speed: float, seconds: float) -> list[float]:
     with extra("origin"):
-        from origin.warm.trace import import_trace
+        from tailrace.origin.warm.trace import import_trace
     arrivals = import_trace("tailrace", path).arrival_s
     first = float(arrivals[0]) if len(arrivals) else 0.0
     times = ((float(at) - first) / speed for at in arrivals)

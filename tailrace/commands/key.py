@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ledger.errors import CallerError, ConfigError, NotFound
-from ledger.rights import DEFAULT_TENANT
 from tailrace.commands.options import ConfigOption, JsonOption, columns, command_group, tell
+from tailrace.ledger.errors import CallerError, ConfigError, NotFound
+from tailrace.ledger.rights import DEFAULT_TENANT
 
 if TYPE_CHECKING:
-    from edge.access.keys import ApiKey, KeyFile
+    from tailrace.edge.access.keys import ApiKey, KeyFile
 
 key_app = command_group("API keys of an edge, which reads them again while it runs.")
 
@@ -61,8 +61,8 @@ def key_add(
     """
     from pydantic import ValidationError
 
-    from edge.access.keys import ApiKey, Limits, changing, digest_of, make_key
-    from ledger.rights import Right, check_tenant, parse_rights
+    from tailrace.edge.access.keys import ApiKey, Limits, changing, digest_of, make_key
+    from tailrace.ledger.rights import Right, check_tenant, parse_rights
 
     if not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
         raise CallerError("not a name", field="NAME", hint=f"1 to {LONGEST_NAME} characters")
@@ -110,7 +110,7 @@ def key_list(
     keys: KeysOption = None, config: ConfigOption = None, as_json: JsonOption = False
 ) -> None:
     """Show all keys, the revoked ones too; never the keys themselves."""
-    from edge.access.keys import read_keys
+    from tailrace.edge.access.keys import read_keys
 
     stored, now = read_keys(_path(keys, config)), datetime.now(UTC)
     listed = [_fields(key, now, stored) for key in stored.keys]
@@ -135,7 +135,7 @@ def key_revoke(
     as_json: JsonOption = False,
 ) -> None:
     """Refuse a key from now on; streams that it has opened run on."""
-    from edge.access.keys import PREFIX, changing, read_keys
+    from tailrace.edge.access.keys import PREFIX, changing, read_keys
 
     path, now = _path(keys, config), datetime.now(UTC)
     read_keys(path)  # a file that is not there is not made
@@ -149,7 +149,7 @@ def key_revoke(
 
 
 def _path(keys: Path | None, config: Path | None) -> Path:
-    from edge.config import EdgeConfig
+    from tailrace.edge.config import EdgeConfig
 
     if keys is not None and config is not None:
         raise ConfigError("give --keys or --config, not both")

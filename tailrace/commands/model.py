@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ledger.errors import ConfigError
 from tailrace.commands.options import JsonOption, command_group, extra
+from tailrace.ledger.errors import ConfigError
 
 if TYPE_CHECKING:
-    from origin.checkpoint.finding import Finding
-    from origin.checkpoint.model_check import ModelReport
+    from tailrace.origin.checkpoint.finding import Finding
+    from tailrace.origin.checkpoint.model_check import ModelReport
 
 # Of every command that loads a model, or says what loading one takes.
 WeightsOption = Annotated[
@@ -61,16 +61,16 @@ def check(
     """
     memory_bytes = None if memory is None else _bytes(memory)
     with extra("origin"):
-        from origin.checkpoint.folder import check_folder
+        from tailrace.origin.checkpoint.folder import check_folder
 
         check_folder(directory)
-        from origin.checkpoint.model_check import check_model
-        from origin.config import OriginConfig
+        from tailrace.origin.checkpoint.model_check import check_model
+        from tailrace.origin.config import OriginConfig
 
         settings = OriginConfig.load(weights=weights, kv_cache=kv_cache, head=head)
         report = check_model(directory, settings.formats)
         if values and report.supported and report.config is not None:
-            from origin.models.tensors import examine_values
+            from tailrace.origin.models.tensors import examine_values
 
             report.findings.extend(examine_values(directory, report.config))
     if as_json:
@@ -98,9 +98,9 @@ def load_profile(
     import asyncio
 
     with extra("origin"):
-        from ledger.log import configure_logging
-        from origin.config import OriginConfig
-        from origin.workers.load_profile import profile
+        from tailrace.ledger.log import configure_logging
+        from tailrace.origin.config import OriginConfig
+        from tailrace.origin.workers.load_profile import profile
 
         configure_logging("error")
         found = asyncio.run(profile(OriginConfig.load(model=directory), starts))
@@ -110,7 +110,7 @@ def load_profile(
     ]
     if chart is not None:
         with extra("plots"):
-            from origin.warm.charts import draw_waterfall
+            from tailrace.origin.warm.charts import draw_waterfall
         draw_waterfall(chart, [stage[:3] for stage in stages])
     warm_ms = sorted((start.ready_s - start.asked_s) * 1e3 for start in found.warm)
     said = {

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ledger.errors import CallerError, ConfigError
+from tailrace.ledger.errors import CallerError, ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -12,8 +12,8 @@ from typing import Annotated
 
 import typer
 
-from ledger.errors import CallerError
 from tailrace.commands.options import LOCAL, JsonOption, check_url, extra, key_headers, wide_console
+from tailrace.ledger.errors import CallerError
 
 
 def top(

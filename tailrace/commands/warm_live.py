@@ -13,7 +13,6 @@ from typing import Annotated, Any
 
 import typer
 
-from ledger.errors import NotFound
 from tailrace.commands.options import (
     LOCAL,
     ChartOption,
@@ -24,6 +23,7 @@ from tailrace.commands.options import (
     key_headers,
 )
 from tailrace.commands.warm import HISTORY, history_of, show_table
+from tailrace.ledger.errors import NotFound
 
 Document = dict[str, Any]
 EdgeOption = Annotated[
@@ -110,8 +110,8 @@ def apply(
 ) -> None:
     """Have another policy decide from now on, until the origin starts again."""
     with extra("origin"):
-        from origin.warm.learned import named_policy
-        from origin.warm.policies import WarmPrices
+        from tailrace.origin.warm.learned import named_policy
+        from tailrace.origin.warm.policies import WarmPrices
 
     named_policy(policy, WarmPrices(), "POLICY")  # a wrong name is refused before anybody is asked
     told = _change(edge, "apply", {"policy": policy, "shadow": shadow}, origin, as_json)
@@ -206,8 +206,8 @@ def _from_history(history: str, config: Path | None, model: str, limit: int) -> 
     import asyncio
 
     with extra("origin"):
-        from origin.history.recorder import reading
-        from origin.operator.warm import explained
+        from tailrace.origin.history.recorder import reading
+        from tailrace.origin.operator.warm import explained
 
     async def look() -> Document:
         store = await reading(history_of(config) if history == HISTORY else history)
@@ -298,7 +298,7 @@ def _clock(at_ms: int) -> str:
 
 def _draw_residence(chart: Path, answers: Sequence[Document]) -> None:
     with extra("plots"):
-        from origin.warm.charts import draw_residency
+        from tailrace.origin.warm.charts import draw_residency
 
     found = [(one["now_ms"], lane) for one in _answered(list(answers)) for lane in one["residence"]]
     if not found:
@@ -324,7 +324,7 @@ def _lane_name(lane: Document) -> str:
 def _draw_start(chart: Path, loads: Sequence[Document]) -> None:
     """The last start, whose floors are the least of each stage in all that are told."""
     with extra("plots"):
-        from origin.warm.charts import draw_waterfall
+        from tailrace.origin.warm.charts import draw_waterfall
 
     if not loads:
         raise NotFound("no start of it is recorded", field="--chart")

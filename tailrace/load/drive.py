@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 import httpx
 
-from ledger.errors import TailraceError
-from ledger.frame import StreamEnd
 from tailrace.client import Client, http_error
+from tailrace.ledger.errors import TailraceError
+from tailrace.ledger.frame import StreamEnd
 from tailrace.load.samples import Sample
 
 Api = Literal["native", "chat", "completions"]

@@ -22,10 +22,10 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from kernels.sampler.sampler import Sampling  # noqa: E402
-from kernels.shapes import PAGE_TOKENS  # noqa: E402
-from origin.models.cpu_model import CpuModel, load  # noqa: E402
-from origin.models.model import PREFILL_CHUNK_TOKENS, Draw, Piece, prefill  # noqa: E402
+from tailrace.kernels.sampler.sampler import Sampling  # noqa: E402
+from tailrace.kernels.shapes import PAGE_TOKENS  # noqa: E402
+from tailrace.origin.models.cpu_model import CpuModel, load  # noqa: E402
+from tailrace.origin.models.model import PREFILL_CHUNK_TOKENS, Draw, Piece, prefill  # noqa: E402
 from tests.bench.machine import print_line  # noqa: E402
 
 DEMO_MODEL = ROOT / "origin" / "demo" / "model"

@@ -31,12 +31,12 @@ from rich.console import Console
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from ledger.frame import Sampling, Token, tag_of  # noqa: E402
-from origin.checkpoint.tokenizer_file import load_tokenizer  # noqa: E402
-from origin.engine.engine import Engine  # noqa: E402
-from origin.models.load import load_model  # noqa: E402
-from origin.models.model import Device, Model  # noqa: E402
-from origin.workers.worker_frame import Emission, Run  # noqa: E402
+from tailrace.ledger.frame import Sampling, Token, tag_of  # noqa: E402
+from tailrace.origin.checkpoint.tokenizer_file import load_tokenizer  # noqa: E402
+from tailrace.origin.engine.engine import Engine  # noqa: E402
+from tailrace.origin.models.load import load_model  # noqa: E402
+from tailrace.origin.models.model import Device, Model  # noqa: E402
+from tailrace.origin.workers.worker_frame import Emission, Run  # noqa: E402
 from tests.bench.machine import print_line  # noqa: E402
 from tests.origin.engine.exact_trials import draw_trial, frames_alone, frames_cut  # noqa: E402
 from tests.origin.engine.runs import engine_of  # noqa: E402

@@ -30,10 +30,10 @@ os.environ["TORCHDYNAMO_DISABLE"] = "1"
 from demo.corpus import documents  # noqa: E402
 from demo.tokens import windows  # noqa: E402
 from demo.train import Recipe, batches  # noqa: E402
-from origin.checkpoint.model_check import check_model  # noqa: E402
-from origin.formats import AS_STORED, Formats  # noqa: E402
-from origin.models.cpu_model import CpuModel, load  # noqa: E402
-from origin.models.model import context_pages, prefill  # noqa: E402
+from tailrace.origin.checkpoint.model_check import check_model  # noqa: E402
+from tailrace.origin.formats import AS_STORED, Formats  # noqa: E402
+from tailrace.origin.models.cpu_model import CpuModel, load  # noqa: E402
+from tailrace.origin.models.model import context_pages, prefill  # noqa: E402
 from tests.bench.bench_decode import DEMO_MODEL, step_of  # noqa: E402
 from tests.bench.machine import print_line  # noqa: E402
 

@@ -15,7 +15,7 @@ from timeit import repeat
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from ledger.frame import (  # noqa: E402
+from tailrace.ledger.frame import (  # noqa: E402
     CODEC,
     Open,
     Splitter,

@@ -5,7 +5,7 @@
     python tests/bench/bench_gpu.py --rehearse   # without a GPU: tiny shapes, no figures
 
 Weights are random and rotate over more than L2 holds. It ends with one line of JSON; `--write`
-also puts the figures into a file that `python -m kernels.gate.roofline --measured FILE` reads.
+also puts the figures into a file for `python -m tailrace.kernels.gate.roofline --measured FILE`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
-from kernels.shapes import BITNET_2B4T, LLAMA_8B, DecoderShape, Family  # noqa: E402
+from tailrace.kernels.shapes import BITNET_2B4T, LLAMA_8B, DecoderShape, Family  # noqa: E402
 from tests.bench.machine import conditions, print_line  # noqa: E402
 
 if TYPE_CHECKING:

@@ -32,8 +32,8 @@ from rich.console import Console
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from ledger.errors import TailraceError  # noqa: E402
-from ledger.process import look_less_often  # noqa: E402
+from tailrace.ledger.errors import TailraceError  # noqa: E402
+from tailrace.ledger.process import look_less_often  # noqa: E402
 from tests.bench.bench_ledger_cold import measure_cold  # noqa: E402
 from tests.bench.bench_ledger_memory import measure_all  # noqa: E402
 from tests.bench.bench_ledger_ours import OurLedger, OurLedgerOfTasks, OurStorage  # noqa: E402

@@ -19,11 +19,11 @@ import uvloop
 from tokenizers import Tokenizer
 
 from demo import corpus
-from ledger.frame import Durability, FinishReason, StreamEnd, Token, encode
-from ledger.interface import Append, NewStream, Record
-from ledger.sqlite.ledger import SqliteLedger
-from ledger.sqlite.retention import RetentionSettings
-from origin.engine.transcript import Detokeniser, Vocabulary
+from tailrace.ledger.frame import Durability, FinishReason, StreamEnd, Token, encode
+from tailrace.ledger.interface import Append, NewStream, Record
+from tailrace.ledger.sqlite.ledger import SqliteLedger
+from tailrace.ledger.sqlite.retention import RetentionSettings
+from tailrace.origin.engine.transcript import Detokeniser, Vocabulary
 from tests.bench.bench_ledger_ours import TTL_S, now_ms, stream_id
 from tests.bench.bench_ledger_work import folder_bytes
 

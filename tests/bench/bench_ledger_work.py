@@ -16,7 +16,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
 
-from ledger.frame import Token, encode
+from tailrace.ledger.frame import Token, encode
 
 FRAME_BYTES = 18
 LONG_FRAMES = 50_000

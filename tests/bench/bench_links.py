@@ -31,7 +31,7 @@ import uvloop
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from ledger.frame import (  # noqa: E402
+from tailrace.ledger.frame import (  # noqa: E402
     LOGGED,
     SCHEMA_HASH,
     Credit,

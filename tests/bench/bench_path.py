@@ -32,9 +32,9 @@ import uvloop
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from ledger.frame import Durability, Token, encode  # noqa: E402
-from ledger.interface import Appends, LiveTail, NewStream  # noqa: E402
-from ledger.sqlite.ledger import SqliteLedger  # noqa: E402
+from tailrace.ledger.frame import Durability, Token, encode  # noqa: E402
+from tailrace.ledger.interface import Appends, LiveTail, NewStream  # noqa: E402
+from tailrace.ledger.sqlite.ledger import SqliteLedger  # noqa: E402
 from tests.bench.bench_edge import answering  # noqa: E402
 from tests.bench.edge.readers import FRAMES, Reader  # noqa: E402
 from tests.bench.machine import cpu, disk, print_line  # noqa: E402

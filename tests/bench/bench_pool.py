@@ -31,35 +31,35 @@ import structlog
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from ledger.errors import Unavailable  # noqa: E402
-from ledger.frame import Open, Sampling  # noqa: E402
-from ledger.process import Stop  # noqa: E402
-from origin.config import DEMO_MODEL, LedgerConfig, OriginConfig, StreamsConfig  # noqa: E402
-from origin.edges.peers import Way  # noqa: E402
-from origin.generations.service import Service  # noqa: E402
-from origin.model_table import ModelTable  # noqa: E402
-from origin.objects import OriginObjects  # noqa: E402
-from origin.open_ledger import open_ledger  # noqa: E402
-from origin.pool.members import PoolMember  # noqa: E402
-from origin.pool.records import (  # noqa: E402
+from tailrace.ledger.errors import Unavailable  # noqa: E402
+from tailrace.ledger.frame import Open, Sampling  # noqa: E402
+from tailrace.ledger.process import Stop  # noqa: E402
+from tailrace.origin.config import DEMO_MODEL, LedgerConfig, OriginConfig, StreamsConfig  # noqa: E402
+from tailrace.origin.edges.peers import Way  # noqa: E402
+from tailrace.origin.generations.service import Service  # noqa: E402
+from tailrace.origin.model_table import ModelTable  # noqa: E402
+from tailrace.origin.objects import OriginObjects  # noqa: E402
+from tailrace.origin.open_ledger import open_ledger  # noqa: E402
+from tailrace.origin.pool.members import PoolMember  # noqa: E402
+from tailrace.origin.pool.records import (  # noqa: E402
     ArrivalRecord,
     PoolChoice,
     PoolDecision,
     PoolRecord,
     TierChange,
 )
-from origin.pool.replay import LEAVE_S, PoolCounts, PoolReplay  # noqa: E402
-from origin.pool.tiers import Tier  # noqa: E402
-from origin.pool.warm_pool import WarmPool  # noqa: E402
-from origin.serving.keeper import ModelKeeper  # noqa: E402
-from origin.serving.plan import first_load_s, planned  # noqa: E402
-from origin.serving.served_model import ServedModels  # noqa: E402
-from origin.start import launcher_of, slots_of  # noqa: E402
-from origin.steady_clock import KeptClock  # noqa: E402
-from origin.supervisor import Supervisor, served_model  # noqa: E402
-from origin.warm.learned import named_policy  # noqa: E402
-from origin.warm.policies import LOAD_S, WarmPrices  # noqa: E402
-from origin.warm.trace import (  # noqa: E402
+from tailrace.origin.pool.replay import LEAVE_S, PoolCounts, PoolReplay  # noqa: E402
+from tailrace.origin.pool.tiers import Tier  # noqa: E402
+from tailrace.origin.pool.warm_pool import WarmPool  # noqa: E402
+from tailrace.origin.serving.keeper import ModelKeeper  # noqa: E402
+from tailrace.origin.serving.plan import first_load_s, planned  # noqa: E402
+from tailrace.origin.serving.served_model import ServedModels  # noqa: E402
+from tailrace.origin.start import launcher_of, slots_of  # noqa: E402
+from tailrace.origin.steady_clock import KeptClock  # noqa: E402
+from tailrace.origin.supervisor import Supervisor, served_model  # noqa: E402
+from tailrace.origin.warm.learned import named_policy  # noqa: E402
+from tailrace.origin.warm.policies import LOAD_S, WarmPrices  # noqa: E402
+from tailrace.origin.warm.trace import (  # noqa: E402
     DAY_S,
     ArrivalTrace,
     bursty,

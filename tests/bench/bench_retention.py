@@ -35,15 +35,15 @@ import uvloop
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from ledger.frame import Durability, FinishReason, StreamEnd, Token, encode  # noqa: E402
-from ledger.interface import Append, NewStream, Record  # noqa: E402
-from ledger.sqlite import packer  # noqa: E402
-from ledger.sqlite.disk.file import SqliteFile  # noqa: E402
-from ledger.sqlite.disk.wal import Wal  # noqa: E402
-from ledger.sqlite.ledger import SqliteLedger  # noqa: E402
-from ledger.sqlite.retention import RetentionSettings  # noqa: E402
-from ledger.sqlite.room import MIB  # noqa: E402
-from ledger.sqlite.storage import Commit, SegmentRow  # noqa: E402
+from tailrace.ledger.frame import Durability, FinishReason, StreamEnd, Token, encode  # noqa: E402
+from tailrace.ledger.interface import Append, NewStream, Record  # noqa: E402
+from tailrace.ledger.sqlite import packer  # noqa: E402
+from tailrace.ledger.sqlite.disk.file import SqliteFile  # noqa: E402
+from tailrace.ledger.sqlite.disk.wal import Wal  # noqa: E402
+from tailrace.ledger.sqlite.ledger import SqliteLedger  # noqa: E402
+from tailrace.ledger.sqlite.retention import RetentionSettings  # noqa: E402
+from tailrace.ledger.sqlite.room import MIB  # noqa: E402
+from tailrace.ledger.sqlite.storage import Commit, SegmentRow  # noqa: E402
 from tests.bench.machine import cpu, disk, print_line  # noqa: E402
 
 LINES = 64

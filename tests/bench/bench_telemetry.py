@@ -31,14 +31,14 @@ import uvloop
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from edge.body import SseEncoder  # noqa: E402
-from edge.origins.link import WINDOW_BYTES, WINDOW_FRAMES, Link  # noqa: E402
-from edge.origins.origin import Connection  # noqa: E402
-from edge.server.deadlines import Deadlines  # noqa: E402
-from edge.server.outlet import UNSENT_BYTES, Outlet, Turn  # noqa: E402
-from edge.server.stream_reader import StreamReader  # noqa: E402
-from edge.telemetry.exchange import Counts, Exchange  # noqa: E402
-from ledger.frame import SCHEMA_HASH, Heartbeat, Hello, Open, Opened, Token, encode  # noqa: E402
+from tailrace.edge.body import SseEncoder  # noqa: E402
+from tailrace.edge.origins.link import WINDOW_BYTES, WINDOW_FRAMES, Link  # noqa: E402
+from tailrace.edge.origins.origin import Connection  # noqa: E402
+from tailrace.edge.server.deadlines import Deadlines  # noqa: E402
+from tailrace.edge.server.outlet import UNSENT_BYTES, Outlet, Turn  # noqa: E402
+from tailrace.edge.server.stream_reader import StreamReader  # noqa: E402
+from tailrace.edge.telemetry.exchange import Counts, Exchange  # noqa: E402
+from tailrace.ledger.frame import SCHEMA_HASH, Heartbeat, Hello, Open, Opened, Token, encode  # noqa: E402
 from tests.bench.bench_edge import (  # noqa: E402
     OTHER_CORE,
     SERVER_CORE,

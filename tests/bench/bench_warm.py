@@ -27,25 +27,25 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from origin.config import OriginConfig  # noqa: E402
-from origin.warm.learned import (  # noqa: E402
+from tailrace.origin.config import OriginConfig  # noqa: E402
+from tailrace.origin.warm.learned import (  # noqa: E402
     HybridHistogram,
     PredictivePrewarm,
     named_policy,
 )
-from origin.warm.policies import (  # noqa: E402
+from tailrace.origin.warm.policies import (  # noqa: E402
     BreakEven,
     FixedTtl,
     GreedyDual,
     KeepAlivePolicy,
     WarmPrices,
 )
-from origin.warm.simulate import (  # noqa: E402
+from tailrace.origin.warm.simulate import (  # noqa: E402
     compare,
     keep_alive_optimum,
     sweep_ttls,
 )
-from origin.warm.trace import (  # noqa: E402
+from tailrace.origin.warm.trace import (  # noqa: E402
     ENDS,
     GENERATED,
     REGULAR,
@@ -55,7 +55,7 @@ from origin.warm.trace import (  # noqa: E402
     generated,
     idle_gaps,
 )
-from origin.workers.load_profile import profile  # noqa: E402
+from tailrace.origin.workers.load_profile import profile  # noqa: E402
 from tests.bench.bench_kill_workers import measure  # noqa: E402
 from tests.bench.bench_pool import POLICIES, days  # noqa: E402
 from tests.bench.machine import print_line  # noqa: E402

@@ -31,7 +31,7 @@ import uvloop
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from ledger.frame import FRAMES_TYPE  # noqa: E402
+from tailrace.ledger.frame import FRAMES_TYPE  # noqa: E402
 from tests.bench.bench_edge import answering  # noqa: E402
 from tests.bench.edge.readers import FRAMES, stalled, stream_id  # noqa: E402
 from tests.bench.machine import disk, print_line  # noqa: E402

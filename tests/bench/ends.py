@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Protocol, cast
 
-from ledger.frame import (
+from tailrace.ledger.frame import (
     SCHEMA_HASH,
     Credit,
     Detach,

@@ -19,14 +19,14 @@ from typing import Any
 
 import torch
 
-from ledger.frame import SAMPLING, Sampling, Token, decode
-from origin.checkpoint.prompt import PromptReader
-from origin.config import OriginConfig
-from origin.engine.engine import Engine
-from origin.models import cpu_model  # noqa: F401  (as the launcher imports it)
-from origin.scheduler.limits import Limits
-from origin.workers import token_worker
-from origin.workers.worker_frame import Run
+from tailrace.ledger.frame import SAMPLING, Sampling, Token, decode
+from tailrace.origin.checkpoint.prompt import PromptReader
+from tailrace.origin.config import OriginConfig
+from tailrace.origin.engine.engine import Engine
+from tailrace.origin.models import cpu_model  # noqa: F401  (as the launcher imports it)
+from tailrace.origin.scheduler.limits import Limits
+from tailrace.origin.workers import token_worker
+from tailrace.origin.workers.worker_frame import Run
 
 _NEUTRAL: dict[str, Any] = {name: setting.neutral for name, setting in SAMPLING.items()}
 PROMPT = "Once upon a time"

@@ -26,9 +26,9 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from kernels.shapes import PAGE_TOKENS  # noqa: E402
-from ledger.wire.schema import Priority  # noqa: E402
-from origin.scheduler.limits import Limits  # noqa: E402
+from tailrace.kernels.shapes import PAGE_TOKENS  # noqa: E402
+from tailrace.ledger.wire.schema import Priority  # noqa: E402
+from tailrace.origin.scheduler.limits import Limits  # noqa: E402
 from tests.bench.bench_ledger_work import percentile  # noqa: E402
 from tests.bench.machine import print_line  # noqa: E402
 from tests.origin.scheduler.scheduler_simulator import (  # noqa: E402

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ledger.frame import Priority
+from tailrace.ledger.frame import Priority
 from tests.bench.soak_load import Seen
 
 if TYPE_CHECKING:

@@ -28,9 +28,9 @@ import uvloop
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from edge.config import EdgeConfig  # noqa: E402
-from edge.server.deadlines import SLOT_S  # noqa: E402
-from ledger.frame import SCHEMA_HASH, Hello, Open, encode  # noqa: E402
+from tailrace.edge.config import EdgeConfig  # noqa: E402
+from tailrace.edge.server.deadlines import SLOT_S  # noqa: E402
+from tailrace.ledger.frame import SCHEMA_HASH, Hello, Open, encode  # noqa: E402
 from tests.bench.edge.readers import message  # noqa: E402
 from tests.bench.machine import print_line  # noqa: E402
 from tests.bench.measured import resident_kib  # noqa: E402

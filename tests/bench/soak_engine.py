@@ -31,8 +31,8 @@ import uvloop
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from edge.origins.link import Link  # noqa: E402
-from ledger.frame import Priority  # noqa: E402
+from tailrace.edge.origins.link import Link  # noqa: E402
+from tailrace.ledger.frame import Priority  # noqa: E402
 from tests.bench.machine import print_line  # noqa: E402
 from tests.bench.soak_chart import draw  # noqa: E402
 from tests.bench.soak_load import Readers, Seen, class_wait_s  # noqa: E402

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from random import Random
 
-from edge.origins.link import WINDOW_FRAMES, Link, Reader
-from ledger.errors import TailraceError
-from ledger.frame import Open, Priority, Sampling, StreamEnd, Token, decode, tag_of
+from tailrace.edge.origins.link import WINDOW_FRAMES, Link, Reader
+from tailrace.ledger.errors import TailraceError
+from tailrace.ledger.frame import Open, Priority, Sampling, StreamEnd, Token, decode, tag_of
 
 SYSTEM = "You are a friendly fox who answers in short words. " * 6
 """Shared by half of the prompts, so that prefixes are found again."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.shapes import BITNET_2B4T
+from tailrace.kernels.shapes import BITNET_2B4T
 from tests.bench.bench_gpu import step_bytes
 
 BENCH = Path(__file__).parent / "bench_gpu.py"

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ledger.wire.schema import Priority
+from tailrace.ledger.wire.schema import Priority
 from tests.bench.simulate_scheduler import Load, figures, main
 from tests.origin.scheduler.scheduler_simulator import Arrival, Outcome
 

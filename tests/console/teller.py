@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator
 
-from origin.producer import About, End, Output, Request, Resumption, Text
+from tailrace.origin.producer import About, End, Output, Request, Resumption, Text
 
 PACE_S = 0.005
 """Between two words."""

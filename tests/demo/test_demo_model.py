@@ -11,11 +11,11 @@ from tokenizers import Tokenizer
 from demo.corpus import CHAT_TEMPLATE, END, SPECIAL_TOKENS
 from demo.evaluate import answer, chat, false_claims
 from demo.export import END_ID
-from kernels.shapes import WEIGHTS_PER_BYTE
-from origin.checkpoint.model_config import read_config
-from origin.config import DEMO_MODEL
-from origin.models.cpu_model import CpuModel, load
-from origin.models.tensors import read_tensors
+from tailrace.kernels.shapes import WEIGHTS_PER_BYTE
+from tailrace.origin.checkpoint.model_config import read_config
+from tailrace.origin.config import DEMO_MODEL
+from tailrace.origin.models.cpu_model import CpuModel, load
+from tailrace.origin.models.tensors import read_tensors
 
 MODEL_DIRECTORY = DEMO_MODEL
 

@@ -19,8 +19,8 @@ from tokenizers import Tokenizer
 
 from demo.corpus import documents, text
 from demo.evaluate import answer, chat
-from origin.config import DEMO_MODEL
-from origin.models.cpu_model import CpuModel, load
+from tailrace.origin.config import DEMO_MODEL
+from tailrace.origin.models.cpu_model import CpuModel, load
 from tests.origin.models.reference_model import (
     first_difference,
     load_reference,

@@ -11,9 +11,9 @@ from demo.export import tensors
 from demo.net import Net, Shape
 from demo.tokens import IGNORED, encode, windows
 from demo.train import SAVE_EVERY_S, Batch, Recipe, Training, batches, train
-from origin.checkpoint.model_config import read_config
-from origin.models.cpu_model import load
-from origin.models.tensors import read_tensors
+from tailrace.origin.checkpoint.model_config import read_config
+from tailrace.origin.models.cpu_model import load
+from tailrace.origin.models.tensors import read_tensors
 from tests.origin.models.sequences import prompt_logits
 
 TINY = Shape(vocab=320, hidden=32, layers=2, heads=2, kv_heads=1, ffn=64, context=128)

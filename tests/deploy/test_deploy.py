@@ -15,13 +15,13 @@ import yaml
 from starlette.routing import Route
 from typer.testing import CliRunner
 
-from edge.app import create_app
-from edge.config import EdgeConfig
-from edge.origins.link import Link
-from edge.serve import GRACEFUL_TIMEOUT_S
-from ledger.settings import Settings, parse_address
-from origin.config import LedgerConfig, OriginConfig, StreamsConfig
 from tailrace.cli import app
+from tailrace.edge.app import create_app
+from tailrace.edge.config import EdgeConfig
+from tailrace.edge.origins.link import Link
+from tailrace.edge.serve import GRACEFUL_TIMEOUT_S
+from tailrace.ledger.settings import Settings, parse_address
+from tailrace.origin.config import LedgerConfig, OriginConfig, StreamsConfig
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

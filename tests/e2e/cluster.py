@@ -11,9 +11,9 @@ from urllib.parse import urlencode
 import httpx
 from psycopg.conninfo import conninfo_to_dict
 
-from edge.origins.choice import PREFIX_CHARS, Candidate, by_key
-from edge.origins.link import wanted_by
-from ledger.frame import Open
+from tailrace.edge.origins.choice import PREFIX_CHARS, Candidate, by_key
+from tailrace.edge.origins.link import wanted_by
+from tailrace.ledger.frame import Open
 from tests.e2e.processes import Edge, Origin
 from tests.e2e.sse import SSE, Reading, events
 

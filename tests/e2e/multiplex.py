@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from websockets.asyncio.client import ClientConnection, connect
 
-from ledger.frame import (
+from tailrace.ledger.frame import (
     SCHEMA_HASH,
     Credit,
     Frame,

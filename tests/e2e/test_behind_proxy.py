@@ -20,7 +20,7 @@ import pytest
 from curl_cffi import CurlHttpVersion
 from websockets.asyncio.client import connect
 
-from ledger.frame import SCHEMA_HASH, Heartbeat, Hello, decode, encode, split
+from tailrace.ledger.frame import SCHEMA_HASH, Heartbeat, Hello, decode, encode, split
 from tailrace.up import development_certificate
 from tests.e2e.processes import ROOT, Edge, Origin, free_port, running
 from tests.e2e.sse import TIMEOUT

@@ -19,7 +19,7 @@ import httpx
 import pytest
 from playwright.async_api import Browser, Page
 
-from ledger.frame import (
+from tailrace.ledger.frame import (
     SCHEMA_HASH,
     Hello,
     Open,

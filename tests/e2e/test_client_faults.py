@@ -15,8 +15,8 @@ import pytest
 from curl_cffi import CurlHttpVersion
 
 import tailrace.client
-from ledger.text import StreamText
 from tailrace import Client, Stream
+from tailrace.ledger.text import StreamText
 from tailrace.up import development_certificate
 from tests.e2e.cluster import request
 from tests.e2e.fault_proxy import FaultProxy

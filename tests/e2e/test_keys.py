@@ -14,8 +14,10 @@ from typer.testing import CliRunner
 from websockets.asyncio.client import connect
 from websockets.typing import Subprotocol
 
-from ledger.errors import Unauthorized
-from ledger.frame import (
+from tailrace.cli import app
+from tailrace.client import Client
+from tailrace.ledger.errors import Unauthorized
+from tailrace.ledger.frame import (
     SCHEMA_HASH,
     Frame,
     Hello,
@@ -27,8 +29,6 @@ from ledger.frame import (
     encode,
     split,
 )
-from tailrace.cli import app
-from tailrace.client import Client
 from tests.e2e.processes import Edge, Origin, running
 
 pytestmark = pytest.mark.anyio

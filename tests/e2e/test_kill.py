@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ledger.frame import Open, Sampling
+from tailrace.ledger.frame import Open, Sampling
 from tests.e2e.conftest import HeldHouse
 from tests.e2e.held import HeldOrigin
 from tests.e2e.multiplex import Stream, connected

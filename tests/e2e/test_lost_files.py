@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from ledger.frame import Durability, FinishReason, StreamEnd, encode
-from ledger.interface import Append, NewStream, Record
-from ledger.sqlite.ledger import SqliteLedger
-from origin.steady_clock import MARK_NAME, KeptClock, now_ms
+from tailrace.ledger.frame import Durability, FinishReason, StreamEnd, encode
+from tailrace.ledger.interface import Append, NewStream, Record
+from tailrace.ledger.sqlite.ledger import SqliteLedger
+from tailrace.origin.steady_clock import MARK_NAME, KeptClock, now_ms
 from tests.e2e.processes import START_TIMEOUT_S, Origin
 
 pytestmark = pytest.mark.anyio

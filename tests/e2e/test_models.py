@@ -7,11 +7,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from kernels.shapes import Family
-from ledger.frame import Token, decode
-from origin.checkpoint.tokenizer_file import load_tokenizer
-from origin.formats import AS_STORED, Formats
-from origin.models.cpu_model import load
+from tailrace.kernels.shapes import Family
+from tailrace.ledger.frame import Token, decode
+from tailrace.origin.checkpoint.tokenizer_file import load_tokenizer
+from tailrace.origin.formats import AS_STORED, Formats
+from tailrace.origin.models.cpu_model import load
 from tests.e2e.processes import Edge, Origin, running
 from tests.e2e.sse import SSE, Reading, events
 from tests.origin.engine.runs import engine_of, make_run, run_all

@@ -18,8 +18,8 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from ledger.errors import EXIT_USAGE
-from ledger.frame import (
+from tailrace.ledger.errors import EXIT_USAGE
+from tailrace.ledger.frame import (
     SCHEMA_HASH,
     Frame,
     Hello,
@@ -30,7 +30,7 @@ from ledger.frame import (
     encode,
     split,
 )
-from origin.filter import PASS, Verdict
+from tailrace.origin.filter import PASS, Verdict
 from tailrace.up import development_certificate
 from tests.e2e.cluster import Reader, request
 from tests.e2e.held import HeldOrigin

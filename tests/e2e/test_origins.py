@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from origin.config import LedgerConfig
+from tailrace.origin.config import LedgerConfig
 from tests.e2e.cluster import Cluster, Reader, request
 from tests.e2e.processes import Edge, running
 from tests.e2e.sse import SSE, Reading, events, resume, start

@@ -17,7 +17,7 @@ from aioquic.asyncio.client import connect
 from aioquic.h3.connection import H3_ALPN
 from aioquic.quic.configuration import QuicConfiguration
 
-from edge.quic.steer import can_steer
+from tailrace.edge.quic.steer import can_steer
 from tailrace.up import CertificateFiles, development_certificate
 from tests.e2e.processes import Edge, Origin, running
 from tests.e2e.sse import TIMEOUT

@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from ledger.frame import FRAMES_TYPE, Notice, Splitter, decode
-from origin.history.sqlite_file import SqliteHistory
+from tailrace.ledger.frame import FRAMES_TYPE, Notice, Splitter, decode
+from tailrace.origin.history.sqlite_file import SqliteHistory
 from tests.e2e.held import HeldOrigin
 from tests.e2e.processes import Edge, free_port, running
 from tests.e2e.sse import SSE, Reading, events, start

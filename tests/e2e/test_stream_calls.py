@@ -16,7 +16,7 @@ import httpx
 import pytest
 from curl_cffi import CurlHttpVersion
 
-from ledger.frame import Chunk, Splitter, StreamEnd, decode
+from tailrace.ledger.frame import Chunk, Splitter, StreamEnd, decode
 from tailrace.up import development_certificate
 from tests.e2e.processes import Edge, Origin
 from tests.e2e.sse import TIMEOUT

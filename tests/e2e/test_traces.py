@@ -99,6 +99,9 @@ async def test_a_trace_goes_from_the_client_by_the_edge_to_the_origin(
 
 
 def test_who_keeps_no_traces_does_not_load_what_makes_them() -> None:
-    code = "import sys, edge.serve, origin.supervisor; print('opentelemetry' in sys.modules)"
+    code = (
+        "import sys, tailrace.edge.serve, tailrace.origin.supervisor;"
+        " print('opentelemetry' in sys.modules)"
+    )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "False"

@@ -6,8 +6,8 @@ import httpx
 import pytest
 from websockets.asyncio.client import connect
 
-from edge.session import MAX_UNFINISHED
-from ledger.frame import (
+from tailrace.edge.session import MAX_UNFINISHED
+from tailrace.ledger.frame import (
     SCHEMA_HASH,
     Hello,
     Open,

@@ -21,9 +21,9 @@ from typing import Any
 import httpx
 import pytest
 
-from ledger.frame import Reasoning, Token
-from origin.config import DEMO_MODEL
 from tailrace.client import Client
+from tailrace.ledger.frame import Reasoning, Token
+from tailrace.origin.config import DEMO_MODEL
 from tests.e2e.fault_proxy import FaultProxy
 from tests.e2e.processes import START_TIMEOUT_S, Edge, Origin, free_port, running
 from tests.e2e.sse import SSE, TIMEOUT, Event, Reading, events, resume, start

@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Self
 
-from edge.origins.link import Link
-from ledger.backoff import Backoff
-from ledger.errors import BeyondEnd, NotFound, Overloaded, TailraceError
-from ledger.frame import (
+from tailrace.edge.origins.link import Link
+from tailrace.ledger.backoff import Backoff
+from tailrace.ledger.errors import BeyondEnd, NotFound, Overloaded, TailraceError
+from tailrace.ledger.frame import (
     SCHEMA_HASH,
     Body,
     Call,
@@ -38,7 +38,7 @@ from ledger.frame import (
     encode,
     error_frame,
 )
-from ledger.window import Window
+from tailrace.ledger.window import Window
 
 STREAM = bytes(range(16))
 TOKEN = "v1.token"

@@ -3,12 +3,12 @@ from typing import Any
 
 import pytest
 
-from edge.access.connections import RESERVED_FILES
-from edge.config import EdgeConfig, connection_limits, too_few_files
-from ledger.dial import LinkAddress
-from ledger.errors import ConfigError
-from ledger.frame import MAX_CALL_BODY_BYTES
-from ledger.settings import parse_address
+from tailrace.edge.access.connections import RESERVED_FILES
+from tailrace.edge.config import EdgeConfig, connection_limits, too_few_files
+from tailrace.ledger.dial import LinkAddress
+from tailrace.ledger.errors import ConfigError
+from tailrace.ledger.frame import MAX_CALL_BODY_BYTES
+from tailrace.ledger.settings import parse_address
 
 
 @pytest.mark.parametrize(

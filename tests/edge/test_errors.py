@@ -3,8 +3,9 @@ from typing import Any
 
 import pytest
 
-from edge.errors import CHAT_PATH, COMPLETIONS_PATH, RESPONSES_PATH, error_response
-from ledger.errors import (
+from tailrace.client import http_error
+from tailrace.edge.errors import CHAT_PATH, COMPLETIONS_PATH, RESPONSES_PATH, error_response
+from tailrace.ledger.errors import (
     BeyondEnd,
     CallerError,
     NotFound,
@@ -12,7 +13,6 @@ from ledger.errors import (
     TailraceError,
     Unauthorized,
 )
-from tailrace.client import http_error
 
 
 def test_an_error_says_what_is_wrong_and_what_would_be_right() -> None:

@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from edge.app import create_app
-from edge.config import EdgeConfig
-from edge.origins.hints import EVERY_S, Hints
-from edge.origins.link import Link
-from ledger.errors import ConfigError
-from ledger.frame import Answer, BodyEnd, Call
-from ledger.hints import Hint
+from tailrace.edge.app import create_app
+from tailrace.edge.config import EdgeConfig
+from tailrace.edge.origins.hints import EVERY_S, Hints
+from tailrace.edge.origins.link import Link
+from tailrace.ledger.errors import ConfigError
+from tailrace.ledger.frame import Answer, BodyEnd, Call
+from tailrace.ledger.hints import Hint
 from tests.edge.scripted_origin import ScriptedOrigin, until
 
 pytestmark = pytest.mark.anyio

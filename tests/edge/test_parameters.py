@@ -1,7 +1,13 @@
 import pytest
 
-from edge.parameters import View, check_idempotency_key, choose_view, parse_after, parse_stream_id
-from ledger.errors import CallerError, NotFound
+from tailrace.edge.parameters import (
+    View,
+    check_idempotency_key,
+    choose_view,
+    parse_after,
+    parse_stream_id,
+)
+from tailrace.ledger.errors import CallerError, NotFound
 
 # Digits of other scripts, which int() would take.
 FOREIGN_DIGITS = ["٤٢", "\uff14\uff12"]

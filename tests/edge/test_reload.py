@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from edge.access.keys import KeyRing, changing
-from edge.config import EdgeConfig
-from edge.reload import Reloaded, open_gate, reloaded_keys, reloading
-from ledger.errors import ConfigError
+from tailrace.edge.access.keys import KeyRing, changing
+from tailrace.edge.config import EdgeConfig
+from tailrace.edge.reload import Reloaded, open_gate, reloaded_keys, reloading
+from tailrace.ledger.errors import ConfigError
 
 PUBLIC = ("0.0.0.0:80",)
 

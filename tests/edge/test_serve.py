@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from edge.config import EdgeConfig
-from edge.server.listen import Sockets, alt_svc
+from tailrace.edge.config import EdgeConfig
+from tailrace.edge.server.listen import Sockets, alt_svc
 from tailrace.up import development_certificate
 
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from edge.access.rules import NOBODY
-from edge.session import (
+from tailrace.edge.access.rules import NOBODY
+from tailrace.edge.session import (
     LEAST_WINDOW_BYTES,
     LEFT_COUNTS_S,
     MAX_CREDIT_FRAMES,
@@ -18,8 +18,8 @@ from edge.session import (
     Session,
     Unfinished,
 )
-from ledger.errors import CallerError
-from ledger.frame import (
+from tailrace.ledger.errors import CallerError
+from tailrace.ledger.frame import (
     SCHEMA_HASH,
     Caller,
     Cancel,
@@ -160,7 +160,7 @@ def test_detaching_costs_the_same_whatever_waits_for_other_streams(
         looked_at.append(raw)
         return corr_of(raw)
 
-    monkeypatch.setattr("edge.session.corr_of", looks)
+    monkeypatch.setattr("tailrace.edge.session.corr_of", looks)
     session.receive(encode(Detach(), 1))
     assert len(looked_at) < 10
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge import sse
-from ledger.errors import FrameError
-from ledger.frame import (
+from tailrace.edge import sse
+from tailrace.ledger.errors import FrameError
+from tailrace.ledger.frame import (
     Chunk,
     Classification,
     FinishReason,

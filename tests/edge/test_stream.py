@@ -11,12 +11,12 @@ import httpx
 import pytest
 from starlette.types import Message
 
-from edge.access.rules import EXPOSED_HEADERS
-from edge.app import create_app
-from edge.config import EdgeConfig
-from edge.origins.link import WINDOW_BODIES, Link
-from ledger.errors import Conflict, NotFound, TailraceError
-from ledger.frame import (
+from tailrace.edge.access.rules import EXPOSED_HEADERS
+from tailrace.edge.app import create_app
+from tailrace.edge.config import EdgeConfig
+from tailrace.edge.origins.link import WINDOW_BODIES, Link
+from tailrace.ledger.errors import Conflict, NotFound, TailraceError
+from tailrace.ledger.frame import (
     Answer,
     Body,
     BodyEnd,
@@ -283,7 +283,7 @@ async def test_a_header_that_http_1_could_not_carry_is_refused(
 async def test_no_more_calls_are_taken_than_the_edge_can_hold(
     origin: ScriptedOrigin, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edge.origins.link.MAX_HELD_BYTES", 1000)
+    monkeypatch.setattr("tailrace.edge.origins.link.MAX_HELD_BYTES", 1000)
     answers(origin)  # none, so that what is asked stays
     waiting = asyncio.create_task(client.post(PATH, content=b"x" * LIMIT))
     await origin.has_received(1)

@@ -10,9 +10,9 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
-from edge.errors import tailrace_error
-from edge.web_files import FOLDER, web_routes
-from ledger.errors import TailraceError
+from tailrace.edge.errors import tailrace_error
+from tailrace.edge.web_files import FOLDER, web_routes
+from tailrace.ledger.errors import TailraceError
 
 pytestmark = pytest.mark.anyio
 

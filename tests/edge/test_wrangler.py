@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from edge.wrangler import jsonc
-from edge.wrangler.checks import CHECKS
-from edge.wrangler.file import DevVars, Reading, read
-from edge.wrangler.keys import KEYS, Effect
-from ledger.deployment import Deployment
-from ledger.errors import ConfigError
+from tailrace.edge.wrangler import jsonc
+from tailrace.edge.wrangler.checks import CHECKS
+from tailrace.edge.wrangler.file import DevVars, Reading, read
+from tailrace.edge.wrangler.keys import KEYS, Effect
+from tailrace.ledger.deployment import Deployment
+from tailrace.ledger.errors import ConfigError
 
 HEAD = 'name = "relay"\nmain = "src/index.ts"\ncompatibility_date = "2026-01-31"\n'
 OBJECTS = """

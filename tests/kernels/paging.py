@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.attention.paged_kv import FP8, SCALED_DTYPES, PagedKv
-from kernels.attention.rope import Rope, rope_table
-from kernels.shapes import PAGE_TOKENS
+from tailrace.kernels.attention.paged_kv import FP8, SCALED_DTYPES, PagedKv
+from tailrace.kernels.attention.rope import Rope, rope_table
+from tailrace.kernels.shapes import PAGE_TOKENS
 
 GUARD_PAGES = 2
 """Pages of poison before and after a cache."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.attention.paged_kv import PagedKv, quantise_heads
-from kernels.attention.rope import Rope, rope_table
-from kernels.decoder import Decoder
-from kernels.layers import (
+from tailrace.kernels.attention.paged_kv import PagedKv, quantise_heads
+from tailrace.kernels.attention.rope import Rope, rope_table
+from tailrace.kernels.decoder import Decoder
+from tailrace.kernels.layers import (
     DenseHead,
     DenseLayer,
     Head,
@@ -19,13 +19,13 @@ from kernels.layers import (
     Scratch,
     TernaryLayer,
 )
-from kernels.linear.epilogue import Epilogue
-from kernels.linear.float_triton import Weight, float_plan
-from kernels.linear.int8_linear import quantise_rows
-from kernels.linear.linear_plan import LinearWorkspace
-from kernels.linear.ternary_weights import TernaryWeights
-from kernels.linear.weight_only import quantise_int4, quantise_int8
-from kernels.shapes import PAGE_TOKENS, WEIGHTS_PER_BYTE, DecoderShape, Family
+from tailrace.kernels.linear.epilogue import Epilogue
+from tailrace.kernels.linear.float_triton import Weight, float_plan
+from tailrace.kernels.linear.int8_linear import quantise_rows
+from tailrace.kernels.linear.linear_plan import LinearWorkspace
+from tailrace.kernels.linear.ternary_weights import TernaryWeights
+from tailrace.kernels.linear.weight_only import quantise_int4, quantise_int8
+from tailrace.kernels.shapes import PAGE_TOKENS, WEIGHTS_PER_BYTE, DecoderShape, Family
 
 
 @dataclass(frozen=True, slots=True)

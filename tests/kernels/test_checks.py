@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from kernels.checks import check_multiple, check_same_device, check_tensor
+from tailrace.kernels.checks import check_multiple, check_same_device, check_tensor
 
 
 def test_a_tensor_that_fits_passes() -> None:

@@ -4,15 +4,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.attention.paged_attention import FAULT_SEQUENCE, paged_attention
-from kernels.attention.paged_kv import FP8
-from kernels.decoder import Chunks, Decoder, Rows
-from kernels.layers import DenseHead, DenseLayer
-from kernels.linear.dense import dense_linear as dense_oracle
-from kernels.linear.epilogue import Epilogue
-from kernels.linear.float_triton import Weight
-from kernels.linear.weight_only import weight_only_linear as weight_only_oracle
-from kernels.shapes import DecoderShape, Family
+from tailrace.kernels.attention.paged_attention import FAULT_SEQUENCE, paged_attention
+from tailrace.kernels.attention.paged_kv import FP8
+from tailrace.kernels.decoder import Chunks, Decoder, Rows
+from tailrace.kernels.layers import DenseHead, DenseLayer
+from tailrace.kernels.linear.dense import dense_linear as dense_oracle
+from tailrace.kernels.linear.epilogue import Epilogue
+from tailrace.kernels.linear.float_triton import Weight
+from tailrace.kernels.linear.weight_only import weight_only_linear as weight_only_oracle
+from tailrace.kernels.shapes import DecoderShape, Family
 from tests.kernels.random_decoder import Recipe, random_decoder
 
 FAMILIES = list(Family)

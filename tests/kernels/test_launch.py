@@ -1,6 +1,6 @@
 import torch
 
-from kernels.launch import INTERPRETED, OPTIONS, next_power_of_2
+from tailrace.kernels.launch import INTERPRETED, OPTIONS, next_power_of_2
 
 
 def test_kernels_are_interpreted_where_there_is_no_gpu() -> None:

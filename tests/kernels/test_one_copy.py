@@ -1,6 +1,6 @@
 import torch
 
-from kernels.one_copy import ALIGNED_BYTES, one_copy
+from tailrace.kernels.one_copy import ALIGNED_BYTES, one_copy
 
 TENSORS = [
     torch.tensor([0.5, -1.5, torch.inf]),

@@ -3,10 +3,10 @@ from random import Random
 import pytest
 import torch
 
-from kernels.one_copy import ALIGNED_BYTES
-from kernels.sampler.sampler import Sampling
-from kernels.sampler.sampler_rows import SamplerRows
-from kernels.step_graph import NO_PAGE, NO_POSITION, StepInputs
+from tailrace.kernels.one_copy import ALIGNED_BYTES
+from tailrace.kernels.sampler.sampler import Sampling
+from tailrace.kernels.sampler.sampler_rows import SamplerRows
+from tailrace.kernels.step_graph import NO_PAGE, NO_POSITION, StepInputs
 
 
 def test_rows_beyond_those_filled_in_have_no_length_no_position_and_no_pages(

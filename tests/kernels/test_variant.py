@@ -8,7 +8,7 @@ from dataclasses import replace
 import triton
 import triton.language as tl
 
-from kernels.variant import Variant
+from tailrace.kernels.variant import Variant
 
 
 @triton.jit

@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Protocol
 
-from ledger.errors import TailraceError
-from ledger.frame import Durability, FinishReason, StreamEnd, Token, encode, index_of
-from ledger.interface import Append, Ledger, NewStream, Record, StreamKind
-from ledger.postgres.ledger import PostgresLedger
-from ledger.sqlite.ledger import SqliteLedger
+from tailrace.ledger.errors import TailraceError
+from tailrace.ledger.frame import Durability, FinishReason, StreamEnd, Token, encode, index_of
+from tailrace.ledger.interface import Append, Ledger, NewStream, Record, StreamKind
+from tailrace.ledger.postgres.ledger import PostgresLedger
+from tailrace.ledger.sqlite.ledger import SqliteLedger
 
 A, B, C = (bytes([number]) * 16 for number in (1, 2, 3))
 TTL_S = 60.0

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from ledger.interface import Ledger
+from tailrace.ledger.interface import Ledger
 from tests.ledger.backends import Backend, PostgresBackend, SqliteBackend, opened
 
 

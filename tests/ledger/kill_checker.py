@@ -9,10 +9,10 @@ import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from ledger.errors import NotFound
-from ledger.frame import Durability
-from ledger.interface import Record
-from ledger.sqlite.ledger import SqliteLedger
+from tailrace.ledger.errors import NotFound
+from tailrace.ledger.frame import Durability
+from tailrace.ledger.interface import Record
+from tailrace.ledger.sqlite.ledger import SqliteLedger
 from tests.ledger.producer import (
     LENGTH,
     OBJECTS,

@@ -12,11 +12,11 @@ import apsw
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from ledger.frame import Durability, FinishReason, StreamEnd, Token, encode
-from ledger.interface import Append, Ledger, NewStream, ObjectKey, ObjectWrite, Record
-from ledger.sqlite.disk.checksum import add_functions, crc_of, restated
-from ledger.sqlite.disk.opening import require_closed_here
-from ledger.sqlite.record import column, pack_batch
+from tailrace.ledger.frame import Durability, FinishReason, StreamEnd, Token, encode
+from tailrace.ledger.interface import Append, Ledger, NewStream, ObjectKey, ObjectWrite, Record
+from tailrace.ledger.sqlite.disk.checksum import add_functions, crc_of, restated
+from tailrace.ledger.sqlite.disk.opening import require_closed_here
+from tailrace.ledger.sqlite.record import column, pack_batch
 from tests.ledger.backends import Backend, PostgresBackend, SqliteBackend
 
 A, B, C = (bytes([n]) * 16 for n in (1, 2, 3))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ledger.interface import ObjectStore
-from ledger.objects.runtime import HORIZON_MS
+from tailrace.ledger.interface import ObjectStore
+from tailrace.ledger.objects.runtime import HORIZON_MS
 
 
 async def next_alarm_ms(objects: ObjectStore) -> int | None:

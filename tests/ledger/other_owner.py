@@ -15,7 +15,7 @@ from types import TracebackType
 
 import apsw
 
-from ledger.interface import Ledger
+from tailrace.ledger.interface import Ledger
 from tests.ledger.ledger_files import Place, PostgresPlace, SqlitePlace, append, end, three_streams
 from tests.ledger.ledger_files import token as token_at
 

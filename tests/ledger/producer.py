@@ -24,11 +24,11 @@ import sys
 from pathlib import Path
 from random import Random
 
-from ledger.errors import LedgerFailed, NotFound, StaleEpoch
-from ledger.frame import Durability, FinishReason, StreamEnd, Token, encode
-from ledger.interface import Append, NewStream, ObjectKey, ObjectWrite, Record, StreamKind
-from ledger.sqlite.disk import wal
-from ledger.sqlite.ledger import SqliteLedger
+from tailrace.ledger.errors import LedgerFailed, NotFound, StaleEpoch
+from tailrace.ledger.frame import Durability, FinishReason, StreamEnd, Token, encode
+from tailrace.ledger.interface import Append, NewStream, ObjectKey, ObjectWrite, Record, StreamKind
+from tailrace.ledger.sqlite.disk import wal
+from tailrace.ledger.sqlite.ledger import SqliteLedger
 
 LINES = 9
 """Streams at a time, a third of them of each durability."""

@@ -1,6 +1,6 @@
 from random import Random
 
-from ledger.backoff import Backoff
+from tailrace.ledger.backoff import Backoff
 
 
 class Highest(Random):

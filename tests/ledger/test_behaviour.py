@@ -1,4 +1,4 @@
-"""What `ledger.interface` promises, on every backend."""
+"""What `tailrace.ledger.interface` promises, on every backend."""
 
 import asyncio
 import math
@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from ledger.errors import CallerError, Conflict, NotFound, StaleEpoch, WrongIndex
-from ledger.frame import Durability
-from ledger.interface import MAX_TTL_S, Append, Appends, Ledger, Record, StreamKind
+from tailrace.ledger.errors import CallerError, Conflict, NotFound, StaleEpoch, WrongIndex
+from tailrace.ledger.frame import Durability
+from tailrace.ledger.interface import MAX_TTL_S, Append, Appends, Ledger, Record, StreamKind
 from tests.ledger.backends import (
     A,
     B,

@@ -1,12 +1,19 @@
-"""What `ledger.interface` promises of objects, on every backend."""
+"""What `tailrace.ledger.interface` promises of objects, on every backend."""
 
 import asyncio
 
 import pytest
 
-from ledger.errors import CallerError, Conflict, NotFound, StaleEpoch, TailraceError, WrongIndex
-from ledger.frame import Durability
-from ledger.interface import (
+from tailrace.ledger.errors import (
+    CallerError,
+    Conflict,
+    NotFound,
+    StaleEpoch,
+    TailraceError,
+    WrongIndex,
+)
+from tailrace.ledger.frame import Durability
+from tailrace.ledger.interface import (
     Alarm,
     Append,
     Ledger,

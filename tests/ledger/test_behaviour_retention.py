@@ -1,9 +1,9 @@
-"""What `ledger.interface` promises of retention and deletion, on every backend."""
+"""What `tailrace.ledger.interface` promises of retention and deletion, on every backend."""
 
 import pytest
 
-from ledger.errors import NotFound
-from ledger.interface import Append, Ledger
+from tailrace.ledger.errors import NotFound
+from tailrace.ledger.interface import Append, Ledger
 from tests.ledger.backends import (
     TTL_S,
     A,

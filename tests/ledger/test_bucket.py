@@ -1,4 +1,4 @@
-from ledger.bucket import Bucket
+from tailrace.ledger.bucket import Bucket
 
 
 def test_so_much_a_second_and_more_at_once_after_a_quiet_time() -> None:

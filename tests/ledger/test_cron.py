@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from ledger import cron
+from tailrace.ledger import cron
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ledger.dial import Credentials, LinkAddress
-from ledger.errors import ConfigError
+from tailrace.ledger.dial import Credentials, LinkAddress
+from tailrace.ledger.errors import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from ledger.durable_file import OWNER_MODE, create_file, locked, replace_file
-from origin.generations.callers import TokenKeys
+from tailrace.ledger.durable_file import OWNER_MODE, create_file, locked, replace_file
+from tailrace.origin.generations.callers import TokenKeys
 
 
 @pytest.fixture

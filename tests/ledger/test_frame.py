@@ -6,8 +6,8 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from ledger import errors
-from ledger.errors import (
+from tailrace.ledger import errors
+from tailrace.ledger.errors import (
     BeyondEnd,
     CallerError,
     FrameError,
@@ -17,7 +17,7 @@ from ledger.errors import (
     TailraceError,
     Unavailable,
 )
-from ledger.frame import (
+from tailrace.ledger.frame import (
     CLIENT,
     CLOSING,
     EDGE,
@@ -72,8 +72,8 @@ from ledger.frame import (
     to_error,
     with_corr,
 )
-from ledger.wire.bare import field_types
-from ledger.wire.schema import Word
+from tailrace.ledger.wire.bare import field_types
+from tailrace.ledger.wire.schema import Word
 from tests.schema_text import CLIENT_SCHEMA, canonical, read_schema, schema_hash
 
 SCHEMA = read_schema(CLIENT_SCHEMA)

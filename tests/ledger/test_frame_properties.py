@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ledger.errors import FrameError
-from ledger.frame import (
+from tailrace.ledger.errors import FrameError
+from tailrace.ledger.frame import (
     CODEC,
     FRAMES,
     LOGGED,
@@ -28,7 +28,7 @@ from ledger.frame import (
     tag_of,
     with_corr,
 )
-from ledger.wire.bare import F32, F64, STR, U16, U32, U64, UINT, Type
+from tailrace.ledger.wire.bare import F32, F64, STR, U16, U32, U64, UINT, Type
 from tests.frame_strategies import CORRS, TEXTS, UINTS, any_frame
 from tests.pybare_oracle import Oracle
 from tests.schema_text import CLIENT_SCHEMA, read_schema

@@ -2,9 +2,9 @@
 
 import pytest
 
-from ledger.frame import FinishReason, StreamEnd, Token, encode
-from ledger.interface import Record
-from ledger.life import UNKNOWN, StreamLife, tokens_of
+from tailrace.ledger.frame import FinishReason, StreamEnd, Token, encode
+from tailrace.ledger.interface import Record
+from tailrace.ledger.life import UNKNOWN, StreamLife, tokens_of
 
 END = encode(StreamEnd(3, FinishReason.STOP, 2, 4))
 LIFE = StreamLife(3, 14, 1592, 6, 53, 58, resumes=2, takeovers=0)

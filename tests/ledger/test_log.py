@@ -13,7 +13,7 @@ import pytest
 FAILS = """
 import logging
 import structlog
-from ledger.log import configure_logging
+from tailrace.ledger.log import configure_logging
 
 def answer(prompt):
     raise RuntimeError("broken")
@@ -57,7 +57,7 @@ def test_a_traceback_shows_where_and_not_with_what(run: Callable[[str], str]) ->
 TWO_TASKS = """
 import asyncio, logging
 import structlog
-from ledger.log import configure_logging
+from tailrace.ledger.log import configure_logging
 from structlog.contextvars import bind_contextvars
 
 async def request(name):

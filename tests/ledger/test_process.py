@@ -22,9 +22,9 @@ assert gc.get_threshold()[0] > 700, gc.get_threshold()
 @pytest.mark.parametrize(
     ("imports", "start"),
     [
-        ("from ledger.process import *", "look_less_often(); await Stop().asked.wait()"),
+        ("from tailrace.ledger.process import *", "look_less_often(); await Stop().asked.wait()"),
         (
-            "from edge.serve import *",
+            "from tailrace.edge.serve import *",
             "c = EdgeConfig(http=('127.0.0.1:0',), origin=('127.0.0.1:9',));"
             " await serve(c, 1024, Sockets.bound(c), 0)",
         ),

@@ -1,7 +1,7 @@
 import pytest
 
-from ledger.errors import CallerError
-from ledger.rights import ALL_RIGHTS, OF_A_STREAM, Right, check_tenant, parse_rights
+from tailrace.ledger.errors import CallerError
+from tailrace.ledger.rights import ALL_RIGHTS, OF_A_STREAM, Right, check_tenant, parse_rights
 
 
 def test_rights_are_written_as_words_and_read_again() -> None:

@@ -5,8 +5,8 @@ import pytest
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from ledger.errors import ConfigError
-from ledger.settings import Settings
+from tailrace.ledger.errors import ConfigError
+from tailrace.ledger.settings import Settings
 
 
 class Part(Settings):

@@ -1,6 +1,6 @@
 """How long a peer was silent, told by looks at a clock that is a number."""
 
-from ledger.silence import LONGEST_LOOK_S, Silence
+from tailrace.ledger.silence import LONGEST_LOOK_S, Silence
 
 
 def test_silence_is_what_passes_between_looks() -> None:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from ledger.tasks import beside, first_of, together
+from tailrace.ledger.tasks import beside, first_of, together
 
 pytestmark = pytest.mark.anyio
 

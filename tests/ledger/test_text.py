@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.frame import Frame, Notice, Revision, ScoredToken, Token
-from ledger.text import AppendedText, StreamText
+from tailrace.ledger.frame import Frame, Notice, Revision, ScoredToken, Token
+from tailrace.ledger.text import AppendedText, StreamText
 
 
 def text_of(*frames: Frame) -> str:

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.window import MAX_CREDIT_FRAMES, READ_FRAMES, Window
+from tailrace.ledger.window import MAX_CREDIT_FRAMES, READ_FRAMES, Window
 
 
 def test_a_reader_is_sent_no_more_than_its_credit() -> None:

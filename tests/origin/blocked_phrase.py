@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from origin.filter import Verdict
+from tailrace.origin.filter import Verdict
 
 PHRASES = ("secret hill", "狐🐻")
 MESSAGE = "the rest is withheld"

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING
 import pytest
 from tokenizers import Tokenizer
 
-from ledger.sqlite.ledger import SqliteLedger
+from tailrace.ledger.sqlite.ledger import SqliteLedger
 from tests.origin.stage import Stage
 
 if TYPE_CHECKING:
     import torch
 
-    from origin.models.cpu_model import CpuModel
+    from tailrace.origin.models.cpu_model import CpuModel
 
 if find_spec("torch") is not None:
     import torch
 
-    from origin.workers.token_worker import TORCH_THREADS
+    from tailrace.origin.workers.token_worker import TORCH_THREADS
     from tests.interpreter import kernel_device
 
     # As in a worker: a second thread costs more than it brings, and may change the last bits.
@@ -42,7 +42,9 @@ def device() -> torch.device:
 def few_programs(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the interpreter each program takes its time, and no tile changes a bit."""
     if device.type == "cpu":
-        from kernels.linear import ternary_gemm_triton  # after kernel_device has been asked
+        from tailrace.kernels.linear import (
+            ternary_gemm_triton,  # after kernel_device has been asked
+        )
 
         for size, few in (("NARROW_ROWS", 0), ("TILE_PACKED", 256), ("TILE_ROWS", 16)):
             monkeypatch.setattr(ternary_gemm_triton, size, few)
@@ -58,7 +60,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def model(checkpoint: Path) -> CpuModel:
-    from origin.models.cpu_model import load
+    from tailrace.origin.models.cpu_model import load
 
     return load(checkpoint)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from origin.checkpoint.model_config import ModelConfig
+from tailrace.origin.checkpoint.model_config import ModelConfig
 
 
 def held_bytes(holder: object) -> int:

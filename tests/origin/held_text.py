@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from origin.filter import PASS, Verdict
+from tailrace.origin.filter import PASS, Verdict
 
 FACTORY = "tests.origin.held_text:Held"
 PLACE = "HELD_AT"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from ledger.objects.object import DurableObject, ObjectRequest, ObjectResponse
+from tailrace.ledger.objects.object import DurableObject, ObjectRequest, ObjectResponse
 
 threading.Thread(target=threading.Event().wait, name="left").start()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ledger.objects.object import DurableObject, ObjectRequest, ObjectResponse
+from tailrace.ledger.objects.object import DurableObject, ObjectRequest, ObjectResponse
 
 START_MS = 1_800_000_000_000  # at 08:00
 MINUTE_MS = 60_000

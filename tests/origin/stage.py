@@ -5,15 +5,23 @@ from __future__ import annotations
 import asyncio
 from random import Random
 
-from ledger.frame import Durability, FinishReason, Sampling, StreamEnd, Token, decode, encode
-from ledger.interface import NewStream
-from ledger.sqlite.ledger import SqliteLedger
-from origin.generations.recipe import Recipe, packed_ids, prompt_hash
-from origin.generations.runs import Runs
-from origin.metrics import Metrics
-from origin.workers.worker_frame import Begun, Emission, Frame, Halt, Ready, Step
-from origin.workers.worker_frame import encode as encode_order
-from origin.workers.worker_process import WorkerSlot
+from tailrace.ledger.frame import (
+    Durability,
+    FinishReason,
+    Sampling,
+    StreamEnd,
+    Token,
+    decode,
+    encode,
+)
+from tailrace.ledger.interface import NewStream
+from tailrace.ledger.sqlite.ledger import SqliteLedger
+from tailrace.origin.generations.recipe import Recipe, packed_ids, prompt_hash
+from tailrace.origin.generations.runs import Runs
+from tailrace.origin.metrics import Metrics
+from tailrace.origin.workers.worker_frame import Begun, Emission, Frame, Halt, Ready, Step
+from tailrace.origin.workers.worker_frame import encode as encode_order
+from tailrace.origin.workers.worker_process import WorkerSlot
 
 A, B, C = (bytes([n]) * 16 for n in (1, 2, 3))
 READY = Ready("tokens", "demo", "fingerprint", "cpu", context=64, vocab=300, load_ms=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from origin.filter import Verdict
+from tailrace.origin.filter import Verdict
 
 
 class Stuck:

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from ledger.errors import ConfigError
-from origin.config import LedgerConfig, OriginConfig
 from tailrace.config_file import report
+from tailrace.ledger.errors import ConfigError
+from tailrace.origin.config import LedgerConfig, OriginConfig
 
 URL = "postgresql://tailrace:open-sesame@db.example/tailrace"
 

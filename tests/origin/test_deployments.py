@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from ledger.deployment import Deployment
-from ledger.errors import CallerError, ConfigError, Conflict, NotFound, Unavailable
-from ledger.interface import ObjectKey
-from ledger.objects.object import DurableObject, ObjectRequest
-from ledger.sqlite.ledger import SqliteLedger
-from origin.config import StreamsConfig
-from origin.objects import OriginObjects, load_classes
+from tailrace.ledger.deployment import Deployment
+from tailrace.ledger.errors import CallerError, ConfigError, Conflict, NotFound, Unavailable
+from tailrace.ledger.interface import ObjectKey
+from tailrace.ledger.objects.object import DurableObject, ObjectRequest
+from tailrace.ledger.sqlite.ledger import SqliteLedger
+from tailrace.origin.config import StreamsConfig
+from tailrace.origin.objects import OriginObjects, load_classes
 from tests.origin.own_objects import MINUTE_MS, START_MS, Clerk, Counter
 
 pytestmark = pytest.mark.anyio

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.errors import ConfigError
-from ledger.frame import FinishReason
-from origin.filter import MAX_HELD_CHARS, PASS, FilterGate, Verdict, load_filter
+from tailrace.ledger.errors import ConfigError
+from tailrace.ledger.frame import FinishReason
+from tailrace.origin.filter import MAX_HELD_CHARS, PASS, FilterGate, Verdict, load_filter
 from tests.origin import blocked_phrase
 from tests.origin.blocked_phrase import MESSAGE, BlockedPhrases
 

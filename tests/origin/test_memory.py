@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from origin.supervisor import free_memory
+from tailrace.origin.supervisor import free_memory
 
 MEMINFO = "MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 400 kB\n"
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from ledger.errors import ConfigError
-from ledger.frame import FinishReason, StreamEnd, Token, encode
-from ledger.telemetry.exposition import exposed
-from origin.metrics import Metrics
-from origin.workers.worker_frame import Emission, Load, Step
+from tailrace.ledger.errors import ConfigError
+from tailrace.ledger.frame import FinishReason, StreamEnd, Token, encode
+from tailrace.ledger.telemetry.exposition import exposed
+from tailrace.origin.metrics import Metrics
+from tailrace.origin.workers.worker_frame import Emission, Load, Step
 from tests.origin.stage import RECIPE, A, B, Stage
 
 pytestmark = pytest.mark.anyio

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from ledger.errors import ConfigError
-from origin.config import DEMO_MODEL, OriginConfig
-from origin.model_table import ModelTable, chosen, load_tables
-from origin.serving.plan import KV_MIB, MIB, needed
+from tailrace.ledger.errors import ConfigError
+from tailrace.origin.config import DEMO_MODEL, OriginConfig
+from tailrace.origin.model_table import ModelTable, chosen, load_tables
+from tailrace.origin.serving.plan import KV_MIB, MIB, needed
 
 
 def written(folder: Path, text: str) -> Path:

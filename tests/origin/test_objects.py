@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from ledger.errors import CallerError, ConfigError, NotFound
-from ledger.interface import ObjectKey
-from ledger.objects.object import ObjectRequest
-from ledger.objects.runtime import MAX_ALARMS_AT_ONCE
-from ledger.sqlite.ledger import SqliteLedger
-from origin.config import StreamsConfig
-from origin.generations.service import CHAT
-from origin.objects import KEPT_MS, OriginObjects
-from origin.steady_clock import now_ms
-from origin.subscriptions.index import SCAN
-from origin.subscriptions.request import INDEX_KEY, SUBSCRIPTION
-from origin.subscriptions.webhook import MAX_DELIVERIES_PER_HOST
+from tailrace.ledger.errors import CallerError, ConfigError, NotFound
+from tailrace.ledger.interface import ObjectKey
+from tailrace.ledger.objects.object import ObjectRequest
+from tailrace.ledger.objects.runtime import MAX_ALARMS_AT_ONCE
+from tailrace.ledger.sqlite.ledger import SqliteLedger
+from tailrace.origin.config import StreamsConfig
+from tailrace.origin.generations.service import CHAT
+from tailrace.origin.objects import KEPT_MS, OriginObjects
+from tailrace.origin.steady_clock import now_ms
+from tailrace.origin.subscriptions.index import SCAN
+from tailrace.origin.subscriptions.request import INDEX_KEY, SUBSCRIPTION
+from tailrace.origin.subscriptions.webhook import MAX_DELIVERIES_PER_HOST
 from tests.ledger.next_alarm import next_alarm_ms
 from tests.origin.subscriptions.subscription_world import Receiver
 

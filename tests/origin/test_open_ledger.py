@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from ledger.errors import ConfigError
-from ledger.sqlite.ledger import SqliteLedger
-from origin.config import LedgerConfig
-from origin.open_ledger import SEEN_NAME, open_ledger, owner_name
+from tailrace.ledger.errors import ConfigError
+from tailrace.ledger.sqlite.ledger import SqliteLedger
+from tailrace.origin.config import LedgerConfig
+from tailrace.origin.open_ledger import SEEN_NAME, open_ledger, owner_name
 
 pytestmark = pytest.mark.anyio
 
@@ -67,7 +67,7 @@ async def test_without_the_driver_it_is_said_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [*sys.modules]:
-        if name.startswith("ledger.postgres.ledger"):
+        if name.startswith("tailrace.ledger.postgres.ledger"):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "psycopg", None)
     config = LedgerConfig.load(url="postgresql://db.example/tailrace")

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ledger.errors import CallerError, ConfigError
-from ledger.frame import (
+from tailrace.ledger.errors import CallerError, ConfigError
+from tailrace.ledger.frame import (
     MAX_FRAME_BYTES,
     Chunk,
     Classification,
@@ -24,8 +24,8 @@ from ledger.frame import (
     StreamEnd,
     Token,
 )
-from origin import producer as outputs
-from origin.producer import (
+from tailrace.origin import producer as outputs
+from tailrace.origin.producer import (
     About,
     Data,
     End,
@@ -38,7 +38,7 @@ from origin.producer import (
     Vector,
     load_producer,
 )
-from origin.producers.production import (
+from tailrace.origin.producers.production import (
     MAX_CHUNK_BYTES,
     MAX_TEXT_CHARS,
     MAX_VECTOR_VALUES,

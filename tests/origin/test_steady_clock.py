@@ -6,10 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.frame import Durability
-from ledger.interface import Append, NewStream
-from ledger.sqlite.ledger import SqliteLedger
-from origin.steady_clock import MARK_NAME, MAX_LEAP_MS, ClockMark, KeptClock, SteadyClock, now_ms
+from tailrace.ledger.frame import Durability
+from tailrace.ledger.interface import Append, NewStream
+from tailrace.ledger.sqlite.ledger import SqliteLedger
+from tailrace.origin.steady_clock import (
+    MARK_NAME,
+    MAX_LEAP_MS,
+    ClockMark,
+    KeptClock,
+    SteadyClock,
+    now_ms,
+)
 from tests.ledger.backends import end
 
 DAY_MS = 86_400_000

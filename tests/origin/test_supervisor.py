@@ -10,13 +10,13 @@ import apsw
 import pytest
 from structlog.testing import capture_logs
 
-from ledger.frame import Durability
-from ledger.interface import NewStream
-from ledger.sqlite.ledger import SqliteLedger
-from origin.config import LedgerConfig, OriginConfig, StreamsConfig
-from origin.objects import OriginObjects
-from origin.steady_clock import KeptClock, now_ms
-from origin.supervisor import Supervisor
+from tailrace.ledger.frame import Durability
+from tailrace.ledger.interface import NewStream
+from tailrace.ledger.sqlite.ledger import SqliteLedger
+from tailrace.origin.config import LedgerConfig, OriginConfig, StreamsConfig
+from tailrace.origin.objects import OriginObjects
+from tailrace.origin.steady_clock import KeptClock, now_ms
+from tailrace.origin.supervisor import Supervisor
 from tests.ledger.sqlite.faulty_vfs import Disk, FaultyVfs
 
 pytestmark = pytest.mark.anyio

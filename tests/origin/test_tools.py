@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from origin.tools import MARKUPS, CallPiece, CallReader, MarkupName, markup_of
+from tailrace.origin.tools import MARKUPS, CallPiece, CallReader, MarkupName, markup_of
 
 HERMES_CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2, "}]"]}}\n</tool_call>'
 LLAMA_CALL = '{"name": "add", "parameters": {"a": 1, "b": [2, "}]"]}}'

@@ -9,14 +9,14 @@ from random import Random
 
 import pytest
 
-from ledger.errors import Overloaded
-from ledger.frame import Durability, FinishReason, Priority, StreamEnd, Token
-from ledger.interface import NewStream
-from ledger.sqlite.ledger import SqliteLedger
-from origin.generations.readers import UNREAD_GRACE_S
-from origin.generations.runs import IDLE_STREAM_S, Runs
-from origin.metrics import Metrics
-from origin.workers.worker_frame import Attend, Halt, Run, Steer
+from tailrace.ledger.errors import Overloaded
+from tailrace.ledger.frame import Durability, FinishReason, Priority, StreamEnd, Token
+from tailrace.ledger.interface import NewStream
+from tailrace.ledger.sqlite.ledger import SqliteLedger
+from tailrace.origin.generations.readers import UNREAD_GRACE_S
+from tailrace.origin.generations.runs import IDLE_STREAM_S, Runs
+from tailrace.origin.metrics import Metrics
+from tailrace.origin.workers.worker_frame import Attend, Halt, Run, Steer
 from tests.origin.stage import READY, RECIPE, A, B, Slot, Stage
 
 pytestmark = pytest.mark.anyio

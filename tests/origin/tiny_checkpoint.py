@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
-from kernels.linear.ternary import pack_ternary
-from kernels.shapes import Family
+from tailrace.kernels.linear.ternary import pack_ternary
+from tailrace.kernels.shapes import Family
 
 END = "<|end|>"
 END_ID = 0

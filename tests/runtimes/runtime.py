@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar, NamedTuple, Protocol
 
-from ledger.rights import Right
-from origin.generations.callers import TokenKeys
+from tailrace.ledger.rights import Right
+from tailrace.origin.generations.callers import TokenKeys
 from tailrace.up import development_certificate
 from tests.e2e.processes import Edge, Origin
 from tests.worker.workerd import Workerd

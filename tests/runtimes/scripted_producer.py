@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ledger.frame import Score, TokenScores
-from origin.producer import (
+from tailrace.ledger.frame import Score, TokenScores
+from tailrace.origin.producer import (
     About,
     Data,
     Label,
@@ -23,7 +23,7 @@ from origin.producer import (
     Text,
     Vector,
 )
-from origin.tools import CallPiece
+from tailrace.origin.tools import CallPiece
 
 POLL_S = 0.005
 EVERY_KIND: tuple[Output, ...] = (

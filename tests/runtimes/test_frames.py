@@ -11,7 +11,7 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from ledger.frame import (
+from tailrace.ledger.frame import (
     SCHEMA_HASH,
     Cancel,
     Detach,

@@ -10,8 +10,8 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from edge import sse
-from ledger.frame import LOGGED, StreamEnd, Token, decode, encode, split, tag_of
+from tailrace.edge import sse
+from tailrace.ledger.frame import LOGGED, StreamEnd, Token, decode, encode, split, tag_of
 from tests.e2e.multiplex import Stream, connected
 from tests.e2e.sse import SSE, Reading, events, resume, start
 from tests.runtimes.conftest import Scripts

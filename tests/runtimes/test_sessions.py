@@ -12,7 +12,7 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from ledger.frame import Open, StreamEnd, StreamError, decode, encode, split
+from tailrace.ledger.frame import Open, StreamEnd, StreamError, decode, encode, split
 from tests.runtimes.runtime import Runtime
 
 pytestmark = pytest.mark.anyio

@@ -7,9 +7,9 @@ import json
 import re
 from collections.abc import AsyncGenerator
 
-from ledger.frame import FinishReason
-from origin.producer import About, End, Output, Reasoning, Request, Resumption, Text
-from origin.tools import CallPiece
+from tailrace.ledger.frame import FinishReason
+from tailrace.origin.producer import About, End, Output, Reasoning, Request, Resumption, Text
+from tailrace.origin.tools import CallPiece
 
 WORDS = tuple(f"{count}, " for count in range(40))
 

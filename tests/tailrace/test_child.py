@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ledger.errors import Unavailable
 from tailrace.child import START_ATTEMPTS, Child
+from tailrace.ledger.errors import Unavailable
 
 # Connects to argv[1], says its pid and stays until something ends it.
 STAYS = """

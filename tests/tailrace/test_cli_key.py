@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from edge.access.keys import changing, digest_of, read_keys
-from ledger.errors import CallerError, ConfigError, NotFound, TailraceError
 from tailrace.cli import app
+from tailrace.edge.access.keys import changing, digest_of, read_keys
+from tailrace.ledger.errors import CallerError, ConfigError, NotFound, TailraceError
 
 
 def said(*words: object) -> str:

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from ledger.frame import split
 from tailrace.commands.ledger import _readable
+from tailrace.ledger.frame import split
 from tests.ledger.ledger_files import (
     SECRET,
     A,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ledger.errors import CallerError, ConfigError
 from tailrace.cli import app
+from tailrace.ledger.errors import CallerError, ConfigError
 
 SAMPLE = Path(__file__).parents[1] / "origin" / "warm" / "samples" / "burstgpt.csv"
 

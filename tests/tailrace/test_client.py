@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from ledger.errors import CallerError, NotFound, TailraceError
-from ledger.frame import (
+from tailrace.client import Client, SamplingSettings, Stream
+from tailrace.ledger.errors import CallerError, NotFound, TailraceError
+from tailrace.ledger.frame import (
     SAMPLING,
     FinishReason,
     Frame,
@@ -23,7 +24,6 @@ from ledger.frame import (
     encode,
     error_frame,
 )
-from tailrace.client import Client, SamplingSettings, Stream
 
 pytestmark = pytest.mark.anyio
 

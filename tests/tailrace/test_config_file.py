@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from edge.config import EdgeConfig
-from ledger.errors import ConfigError
-from ledger.settings import Settings
-from origin.config import LedgerConfig, OriginConfig, StreamsConfig
 from tailrace.config_file import commented, write
+from tailrace.edge.config import EdgeConfig
+from tailrace.ledger.errors import ConfigError
+from tailrace.ledger.settings import Settings
+from tailrace.origin.config import LedgerConfig, OriginConfig, StreamsConfig
 
 PARTS: list[type[Settings]] = [EdgeConfig, OriginConfig, LedgerConfig, StreamsConfig]
 

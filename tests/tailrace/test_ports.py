@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from ledger.errors import ConfigError
+from tailrace.ledger.errors import ConfigError
 from tailrace.up import HOST, claim_port
 from tests.e2e.processes import free_port
 

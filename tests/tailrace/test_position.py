@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.errors import NotFound
-from ledger.frame import (
+from tailrace.client import Position
+from tailrace.ledger.errors import NotFound
+from tailrace.ledger.frame import (
     FinishReason,
     Frame,
     Heartbeat,
@@ -20,7 +21,6 @@ from ledger.frame import (
     Token,
     encode,
 )
-from tailrace.client import Position
 
 FRAMES: list[Logged] = [
     *(Token(f" {n}", n) for n in range(5)),

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
 
-from ledger.frame import Token
 from tailrace.client import Client
+from tailrace.ledger.frame import Token
 
 TIMEOUT_S = 60.0
 ANY_PORTS = ("--http-port", "0", "--https-port", "0", "--link-port", "0")

@@ -5,9 +5,17 @@ from typing import cast
 
 import pytest
 
-from ledger.frame import FinishReason, Logged, Notice, Revision, ScoredToken, StreamEnd, Token
 from tailrace.chat import Summary, Viewer, printable
 from tailrace.client import Stream
+from tailrace.ledger.frame import (
+    FinishReason,
+    Logged,
+    Notice,
+    Revision,
+    ScoredToken,
+    StreamEnd,
+    Token,
+)
 
 
 class Played:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from edge.config import EdgeConfig
-from ledger.errors import ConfigError
 from tailrace.config_file import load, settings_of
+from tailrace.edge.config import EdgeConfig
+from tailrace.ledger.errors import ConfigError
 
 FILE = """\
 { // a Worker of ours

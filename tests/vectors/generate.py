@@ -13,7 +13,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from ledger.frame import (
+from tailrace.ledger.frame import (
     FRAMES,
     Answer,
     Body,
@@ -65,7 +65,7 @@ from ledger.frame import (
     encode,
     tag_of,
 )
-from ledger.wire.bare import (
+from tailrace.ledger.wire.bare import (
     BOOL,
     DATA,
     F32,
@@ -79,7 +79,7 @@ from ledger.wire.bare import (
     list_of,
     optional,
 )
-from ledger.wire.schema import SCHEMA_HASH, Word
+from tailrace.ledger.wire.schema import SCHEMA_HASH, Word
 from tests.vectors.refused import BAD_HEADERS, BAD_PAYLOADS, STREAM, built
 from tests.vectors.sessions import SESSIONS
 

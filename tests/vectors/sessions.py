@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ledger.frame import (
+from tailrace.ledger.frame import (
     SCHEMA_HASH,
     Call,
     Caller,

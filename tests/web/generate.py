@@ -10,8 +10,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from edge.request import GenerateBody
-from ledger.wire.schema import (
+from tailrace.edge.request import GenerateBody
+from tailrace.ledger.wire.schema import (
     CLIENT,
     CLOSING,
     LOGGED,

@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
-from origin.producer import About, Output, Request, Resumption, Text
+from tailrace.origin.producer import About, Output, Request, Resumption, Text
 from tests.origin.held_text import PLACE, POLL_S, Brake
 
 WORDS_PER_S = 20

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from edge.body import SILENCE_S
-from edge.origins.watchers import HEARTBEAT_EVERY_S
-from edge.server.deadlines import SLOT_S
 from tailrace.client import SILENCE_TIMEOUT_S
+from tailrace.edge.body import SILENCE_S
+from tailrace.edge.origins.watchers import HEARTBEAT_EVERY_S
+from tailrace.edge.server.deadlines import SLOT_S
 from tests.npm import installed
 from tests.schema_text import ROOT
 

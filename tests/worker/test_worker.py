@@ -14,8 +14,8 @@ import apsw
 import httpx
 import pytest
 
-from edge.access.rules import OriginRule, access_headers, preflight_headers
-from ledger.version import tailrace_version
+from tailrace.edge.access.rules import OriginRule, access_headers, preflight_headers
+from tailrace.ledger.version import tailrace_version
 from tests.bench.edge.readers import stream_id
 from tests.bench.worker.source import THOUSAND
 from tests.e2e.processes import ROOT, Edge, Origin, free_port, running

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.wrangler.jsonc import parse
+from tailrace.edge.wrangler.jsonc import parse
 from tests.npm import installed
 from tests.worker.workerd import FOLDER
 

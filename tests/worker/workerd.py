@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from edge.wrangler.jsonc import parse
+from tailrace.edge.wrangler.jsonc import parse
 from tests.e2e.processes import ROOT, STOP_TIMEOUT_S, free_port
 from tests.npm import installed, needs
 

@@ -14,12 +14,12 @@ from typing import Any, ClassVar
 
 from starlette.responses import Response
 
-from edge.body import Encoder
-from edge.errors import RESPONSES_PATH, openai_error, openai_fields
-from edge.openai.answers import data_event, scores_of
-from edge.openai.responses.request import UNSAID, read_note
-from ledger.errors import TailraceError
-from ledger.frame import (
+from tailrace.edge.body import Encoder
+from tailrace.edge.errors import RESPONSES_PATH, openai_error, openai_fields
+from tailrace.edge.openai.answers import data_event, scores_of
+from tailrace.edge.openai.responses.request import UNSAID, read_note
+from tailrace.ledger.errors import TailraceError
+from tailrace.ledger.frame import (
     FinishReason,
     Frame,
     Logged,
@@ -35,7 +35,7 @@ from ledger.frame import (
     decode,
     to_error,
 )
-from ledger.text import AppendedText
+from tailrace.ledger.text import AppendedText
 
 Fields = dict[str, Any]
 """Of a JSON object."""

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from edge.openai.messages import ROLES, missing, read_content, read_tools, role_of, text_of
-from edge.openai.request import (
+from tailrace.edge.openai.messages import ROLES, missing, read_content, read_tools, role_of, text_of
+from tailrace.edge.openai.request import (
     ALL_THERE_IS,
     StreamedSettings,
     compact,
@@ -21,10 +21,10 @@ from edge.openai.request import (
     open_of,
     output_format,
 )
-from edge.request import Count
-from edge.unread import DEFAULT_AFTER_S
-from ledger.errors import CallerError
-from ledger.frame import MAX_MESSAGES, Caller, Message, Open, Overflow, Unread
+from tailrace.edge.request import Count
+from tailrace.edge.unread import DEFAULT_AFTER_S
+from tailrace.ledger.errors import CallerError
+from tailrace.ledger.frame import MAX_MESSAGES, Caller, Message, Open, Overflow, Unread
 
 MAX_INPUT_CHARS = 128 * 1024
 """Of the input, as JSON, that is kept with a stream, beside the ids of its tokens. A longer one is

@@ -16,13 +16,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from edge.access.middleware import caller_of
-from edge.body import stream_body
-from edge.errors import RESPONSES_PATH
-from edge.generate import MAX_DOCUMENT_BYTES, stream_headers
-from edge.openai.request import flag, read_body
-from edge.openai.responses.events import PREFIX, ResponseEvents, StreamedResponse
-from edge.openai.responses.request import (
+from tailrace.edge.access.middleware import caller_of
+from tailrace.edge.body import stream_body
+from tailrace.edge.errors import RESPONSES_PATH
+from tailrace.edge.generate import MAX_DOCUMENT_BYTES, stream_headers
+from tailrace.edge.openai.request import flag, read_body
+from tailrace.edge.openai.responses.events import PREFIX, ResponseEvents, StreamedResponse
+from tailrace.edge.openai.responses.request import (
     EXAMPLE,
     REFERENCE,
     Items,
@@ -30,10 +30,10 @@ from edge.openai.responses.request import (
     read_note,
     to_open,
 )
-from edge.origins.link import Reader, attended, link_of
-from edge.parameters import read_body as whole_body
-from ledger.errors import BeyondEnd, CallerError, NotFound, TooLarge
-from ledger.frame import (
+from tailrace.edge.origins.link import Reader, attended, link_of
+from tailrace.edge.parameters import read_body as whole_body
+from tailrace.ledger.errors import BeyondEnd, CallerError, NotFound, TooLarge
+from tailrace.ledger.frame import (
     CLOSING,
     Cancel,
     Logged,

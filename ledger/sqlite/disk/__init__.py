@@ -1,1 +1,1 @@
-"""The file under a ledger: what stands behind `ledger.sqlite.storage`, and knows SQLite."""
+"""The file under a ledger: `tailrace.ledger.sqlite.storage` on SQLite."""

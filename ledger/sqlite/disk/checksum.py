@@ -13,8 +13,8 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ledger.errors import Damaged, damaged_stream
-from ledger.sqlite.storage import ObjectRow, StreamRow
+from tailrace.ledger.errors import Damaged, damaged_stream
+from tailrace.ledger.sqlite.storage import ObjectRow, StreamRow
 
 if TYPE_CHECKING:
     import apsw

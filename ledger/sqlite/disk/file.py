@@ -19,9 +19,9 @@ from typing import Any
 import apsw
 import structlog
 
-from ledger.errors import ConfigError, Damaged, LedgerAway
-from ledger.interface import ObjectKey, StreamKind, ValueRange
-from ledger.sqlite.disk.checksum import (
+from tailrace.ledger.errors import ConfigError, Damaged, LedgerAway
+from tailrace.ledger.interface import ObjectKey, StreamKind, ValueRange
+from tailrace.ledger.sqlite.disk.checksum import (
     DAMAGED_HINT,
     OBJECT_COLUMNS,
     STREAM_COLUMNS,
@@ -33,12 +33,12 @@ from ledger.sqlite.disk.checksum import (
     restated,
     stream_crc,
 )
-from ledger.sqlite.disk.opening import HighWater, OpenFiles, is_full, lock
-from ledger.sqlite.disk.schema import Lookups, connect_reader, connect_writer
-from ledger.sqlite.disk.sync import SyncOf, WorkThread, sync_of
-from ledger.sqlite.disk.wal import Wal, leave
-from ledger.sqlite.room import ROW_BYTES
-from ledger.sqlite.storage import Commit, ObjectRow, SegmentRow, Sizes, StreamRow
+from tailrace.ledger.sqlite.disk.opening import HighWater, OpenFiles, is_full, lock
+from tailrace.ledger.sqlite.disk.schema import Lookups, connect_reader, connect_writer
+from tailrace.ledger.sqlite.disk.sync import SyncOf, WorkThread, sync_of
+from tailrace.ledger.sqlite.disk.wal import Wal, leave
+from tailrace.ledger.sqlite.room import ROW_BYTES
+from tailrace.ledger.sqlite.storage import Commit, ObjectRow, SegmentRow, Sizes, StreamRow
 
 RECLAIM_BYTES = 128 * 1024
 """Bytes of segments that are taken away in one slice; one segment alone may have more."""
@@ -101,7 +101,7 @@ _TOUCH_GARBAGE = (
 
 
 class SqliteFile:
-    """`ledger.sqlite.storage.Storage` on one file. Make it with `open`."""
+    """`tailrace.ledger.sqlite.storage.Storage` on one file. Make it with `open`."""
 
     def __init__(
         self,

@@ -10,16 +10,16 @@ from typing import Any
 
 import apsw
 
-from ledger.errors import ConfigError, Damaged, LedgerAway, TailraceError
-from ledger.sqlite.disk.checksum import DAMAGED_HINT, add_functions
-from ledger.sqlite.disk.opening import (
+from tailrace.ledger.errors import ConfigError, Damaged, LedgerAway, TailraceError
+from tailrace.ledger.sqlite.disk.checksum import DAMAGED_HINT, add_functions
+from tailrace.ledger.sqlite.disk.opening import (
     APPLICATION_ID,
     BUSY_TIMEOUT_MS,
     SCHEMA_VERSION,
     refuse_foreign,
 )
-from ledger.sqlite.disk.sync import WorkThread
-from ledger.sqlite.disk.wal import WAL_LIMIT_BYTES, leave, renew
+from tailrace.ledger.sqlite.disk.sync import WorkThread
+from tailrace.ledger.sqlite.disk.wal import WAL_LIMIT_BYTES, leave, renew
 
 LEAST_SQLITE = (3, 51, 3)
 _TRANSIENT = (

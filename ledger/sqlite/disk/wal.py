@@ -15,9 +15,14 @@ from threading import Lock
 
 import apsw
 
-from ledger.errors import LedgerFailed
-from ledger.sqlite.disk.opening import BUSY_TIMEOUT_MS, WAL_HEADER_BYTES, HighWater, OpenFiles
-from ledger.sqlite.disk.sync import WorkThread, fill, reserve
+from tailrace.ledger.errors import LedgerFailed
+from tailrace.ledger.sqlite.disk.opening import (
+    BUSY_TIMEOUT_MS,
+    WAL_HEADER_BYTES,
+    HighWater,
+    OpenFiles,
+)
+from tailrace.ledger.sqlite.disk.sync import WorkThread, fill, reserve
 
 CHECKPOINT_PAGES = 4_096
 """WAL pages (4 KiB each) after which they are moved into the database in the background."""

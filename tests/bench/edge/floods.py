@@ -17,7 +17,7 @@ from time import monotonic
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from ledger.frame import SCHEMA_HASH, Credit, Detach, Hello, encode
+from tailrace.ledger.frame import SCHEMA_HASH, Credit, Detach, Hello, encode
 from tests.bench.edge.readers import H2_PREFACE, WS_HANDSHAKE, message
 
 PIECE_BYTES = 64 << 10

@@ -10,7 +10,7 @@ from functools import partial
 from time import monotonic
 from typing import cast
 
-from ledger.frame import SCHEMA_HASH, Credit, Hello, Resume, encode
+from tailrace.ledger.frame import SCHEMA_HASH, Credit, Hello, Resume, encode
 
 SSE, FRAMES, WS, H2 = "sse", "frames", "ws", "h2"
 CREDIT = 1024

@@ -24,8 +24,8 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from edge.sse import event
-from ledger.frame import Resume, Token, encode
+from tailrace.edge.sse import event
+from tailrace.ledger.frame import Resume, Token, encode
 from tests.bench.edge.readers import clock
 from tests.bench.ends import chunk, serve
 from tests.bench.http3.source import EVERY_S, HEAD, Pacer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 
-from origin.producer import About, Output, Request, Resumption, Text
+from tailrace.origin.producer import About, Output, Request, Resumption, Text
 
 WORDS = 16
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kernels.attention.rope import rope_table
-from kernels.shapes import DecoderShape
+from tailrace.kernels.attention.rope import rope_table
+from tailrace.kernels.shapes import DecoderShape
 
 DTYPE = torch.bfloat16
 

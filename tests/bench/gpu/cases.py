@@ -9,23 +9,23 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kernels.attention.attention_triton import decode_attention
-from kernels.attention.paged_kv import PagedKv
-from kernels.attention.splits_triton import DecodeWorkspace
-from kernels.decoder import Decoder, Rows
-from kernels.linear.epilogue import Epilogue
-from kernels.linear.float_triton import float_linear, float_plan
-from kernels.linear.int8_linear import quantise_rows
-from kernels.linear.int8_triton import GEMV_MAX_ROWS as INT8_GEMV_MAX_ROWS
-from kernels.linear.int8_triton import int8_gemm, int8_gemv
-from kernels.linear.linear_plan import LinearPlan, LinearWorkspace, Tile, plan_linear
-from kernels.linear.ternary_gemm_triton import ternary_gemm
-from kernels.linear.ternary_triton import GEMV_MAX_ROWS, ternary_gemv
-from kernels.linear.ternary_weights import TernaryWeights
-from kernels.sampler.sampler import Sampling
-from kernels.sampler.sampler_rows import SamplerRows, SamplerWorkspace
-from kernels.sampler.sampler_triton import sample_rows
-from kernels.shapes import PAGE_TOKENS, DecoderShape
+from tailrace.kernels.attention.attention_triton import decode_attention
+from tailrace.kernels.attention.paged_kv import PagedKv
+from tailrace.kernels.attention.splits_triton import DecodeWorkspace
+from tailrace.kernels.decoder import Decoder, Rows
+from tailrace.kernels.linear.epilogue import Epilogue
+from tailrace.kernels.linear.float_triton import float_linear, float_plan
+from tailrace.kernels.linear.int8_linear import quantise_rows
+from tailrace.kernels.linear.int8_triton import GEMV_MAX_ROWS as INT8_GEMV_MAX_ROWS
+from tailrace.kernels.linear.int8_triton import int8_gemm, int8_gemv
+from tailrace.kernels.linear.linear_plan import LinearPlan, LinearWorkspace, Tile, plan_linear
+from tailrace.kernels.linear.ternary_gemm_triton import ternary_gemm
+from tailrace.kernels.linear.ternary_triton import GEMV_MAX_ROWS, ternary_gemv
+from tailrace.kernels.linear.ternary_weights import TernaryWeights
+from tailrace.kernels.sampler.sampler import Sampling
+from tailrace.kernels.sampler.sampler_rows import SamplerRows, SamplerWorkspace
+from tailrace.kernels.sampler.sampler_triton import sample_rows
+from tailrace.kernels.shapes import PAGE_TOKENS, DecoderShape
 from tests.bench.gpu.timing import Launch, copies
 
 SAMPLING = Sampling(temperature=0.8, top_k=40, top_p=0.95, seed=1)

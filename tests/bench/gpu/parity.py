@@ -12,19 +12,19 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kernels.decoder import Decoder, Rows
-from kernels.linear.float_triton import float_linear, float_plan
-from kernels.linear.int8_linear import int8_linear, quantise_rows
-from kernels.linear.int8_triton import int8_gemm, int8_gemv
-from kernels.linear.linear_plan import LinearWorkspace
-from kernels.linear.ternary import quantize_activations, ternary_linear
-from kernels.linear.ternary_gemm_triton import ternary_gemm
-from kernels.linear.ternary_triton import GEMV_MAX_ROWS, ternary_gemv
-from kernels.sampler.sampler import Sampling, sample
-from kernels.sampler.sampler_rows import SamplerRows, SamplerWorkspace
-from kernels.sampler.sampler_triton import sample_rows
-from kernels.shapes import DecoderShape
-from kernels.step_graph import StepGraph
+from tailrace.kernels.decoder import Decoder, Rows
+from tailrace.kernels.linear.float_triton import float_linear, float_plan
+from tailrace.kernels.linear.int8_linear import int8_linear, quantise_rows
+from tailrace.kernels.linear.int8_triton import int8_gemm, int8_gemv
+from tailrace.kernels.linear.linear_plan import LinearWorkspace
+from tailrace.kernels.linear.ternary import quantize_activations, ternary_linear
+from tailrace.kernels.linear.ternary_gemm_triton import ternary_gemm
+from tailrace.kernels.linear.ternary_triton import GEMV_MAX_ROWS, ternary_gemv
+from tailrace.kernels.sampler.sampler import Sampling, sample
+from tailrace.kernels.sampler.sampler_rows import SamplerRows, SamplerWorkspace
+from tailrace.kernels.sampler.sampler_triton import sample_rows
+from tailrace.kernels.shapes import DecoderShape
+from tailrace.kernels.step_graph import StepGraph
 from tests.kernels.random_decoder import Recipe, random_decoder, random_ternary
 
 BATCHES = (1, 2, 3, 8, 9, 16, 17, 40, 64)

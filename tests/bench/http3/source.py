@@ -18,8 +18,8 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from edge.sse import event
-from ledger.frame import FinishReason, Resume, StreamEnd, Token, encode
+from tailrace.edge.sse import event
+from tailrace.ledger.frame import FinishReason, Resume, StreamEnd, Token, encode
 from tests.bench.ends import chunk, serve
 
 EVERY_S = 0.05

@@ -15,10 +15,10 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from ledger.process import Stop, look_less_often
-from origin.config import LedgerConfig, OriginConfig, StreamsConfig
-from origin.supervisor import serve
-from origin.workers.worker_process import WorkerSlot
+from tailrace.ledger.process import Stop, look_less_often
+from tailrace.origin.config import LedgerConfig, OriginConfig, StreamsConfig
+from tailrace.origin.supervisor import serve
+from tailrace.origin.workers.worker_process import WorkerSlot
 
 
 async def main(link: str, data: str, settings: str) -> None:

@@ -17,11 +17,11 @@ from collections.abc import Callable, Sequence
 from select import select
 from typing import Any, cast
 
-from ledger.frame import Hello, Token
-from ledger.frame import encode as encode_logged
-from ledger.wire.codec import FrameSplitter
-from origin.config import DEMO_MODEL
-from origin.workers.worker_frame import (
+from tailrace.ledger.frame import Hello, Token
+from tailrace.ledger.frame import encode as encode_logged
+from tailrace.ledger.wire.codec import FrameSplitter
+from tailrace.origin.config import DEMO_MODEL
+from tailrace.origin.workers.worker_frame import (
     MAX_WORKER_FRAME_BYTES,
     SCHEMA_HASH,
     SUPERVISOR,

@@ -22,7 +22,7 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from ledger.frame import FRAMES_TYPE, Opened, Resume, Token, encode
+from tailrace.ledger.frame import FRAMES_TYPE, Opened, Resume, Token, encode
 from tests.bench.ends import chunk, serve
 
 FLOOD, THOUSAND, SLOW = range(3)

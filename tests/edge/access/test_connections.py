@@ -2,7 +2,7 @@ import resource
 import subprocess
 import sys
 
-from edge.access.connections import ConnectionLimits
+from tailrace.edge.access.connections import ConnectionLimits
 
 
 def test_connections_are_bounded_in_all_and_by_address() -> None:
@@ -30,7 +30,7 @@ def test_as_many_files_may_be_open_as_the_hard_limit_lets() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     code = (
         "import resource\n"
-        "from edge.access.connections import raise_open_files\n"
+        "from tailrace.edge.access.connections import raise_open_files\n"
         f"resource.setrlimit(resource.RLIMIT_NOFILE, (100, {hard}))\n"
         "print(raise_open_files(), resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
     )

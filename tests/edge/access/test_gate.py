@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from edge.access.head import Head
-from edge.access.keys import ApiKey, KeyRing, Limits, digest_of, make_key
-from edge.access.rules import NOBODY, Gate
-from ledger.errors import CallerError, Unauthorized
-from ledger.frame import Caller
-from ledger.rights import Right
+from tailrace.edge.access.head import Head
+from tailrace.edge.access.keys import ApiKey, KeyRing, Limits, digest_of, make_key
+from tailrace.edge.access.rules import NOBODY, Gate
+from tailrace.ledger.errors import CallerError, Unauthorized
+from tailrace.ledger.frame import Caller
+from tailrace.ledger.rights import Right
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 ID, KEY = make_key(lambda count: b"\x07" * count)

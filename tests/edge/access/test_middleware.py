@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from edge.access.middleware import Access
-from edge.config import EdgeConfig, access_rules
+from tailrace.edge.access.middleware import Access
+from tailrace.edge.config import EdgeConfig, access_rules
 
 pytestmark = pytest.mark.anyio
 

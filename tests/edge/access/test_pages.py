@@ -1,10 +1,10 @@
 import pytest
 from structlog.testing import capture_logs
 
-from edge.access.head import Head
-from edge.access.rules import MAX_LOGGED_REFUSALS, HostRule, OriginRule, is_loopback
-from edge.config import EdgeConfig, access_rules
-from ledger.errors import CallerError, Forbidden
+from tailrace.edge.access.head import Head
+from tailrace.edge.access.rules import MAX_LOGGED_REFUSALS, HostRule, OriginRule, is_loopback
+from tailrace.edge.config import EdgeConfig, access_rules
+from tailrace.ledger.errors import CallerError, Forbidden
 
 
 def asked(host: str, origin: str | None = None) -> Head:

@@ -2,7 +2,7 @@ from ipaddress import ip_network
 
 import pytest
 
-from edge.access.head import Head, Proxies
+from tailrace.edge.access.head import Head, Proxies
 
 NETWORKS = [ip_network("10.0.0.0/8"), ip_network("2001:db8::/32")]
 CLIENT = "203.0.113.7"

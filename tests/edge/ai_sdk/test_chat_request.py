@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from edge.ai_sdk import ChatBody, check_chat, read_messages, to_open
-from ledger.errors import CallerError
-from ledger.frame import Message
+from tailrace.edge.ai_sdk import ChatBody, check_chat, read_messages, to_open
+from tailrace.ledger.errors import CallerError
+from tailrace.ledger.frame import Message
 
 
 def said(role: str, *parts: Any) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from edge.ai_sdk import UiEvents
-from ledger.errors import OriginUnreachable
-from ledger.frame import (
+from tailrace.edge.ai_sdk import UiEvents
+from tailrace.ledger.errors import OriginUnreachable
+from tailrace.ledger.frame import (
     FinishReason,
     Frame,
     Notice,

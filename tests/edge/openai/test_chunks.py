@@ -9,12 +9,12 @@ from typing import Any
 import httpx
 import pytest
 
-from edge.app import create_app
-from edge.config import EdgeConfig
-from edge.openai.answers import PROMPTS_AT_A_TIME, ChunkEncoder
-from edge.openai.chat import ChatShape, CompletionShape
-from ledger.errors import Overloaded
-from ledger.frame import (
+from tailrace.edge.app import create_app
+from tailrace.edge.config import EdgeConfig
+from tailrace.edge.openai.answers import PROMPTS_AT_A_TIME, ChunkEncoder
+from tailrace.edge.openai.chat import ChatShape, CompletionShape
+from tailrace.ledger.errors import Overloaded
+from tailrace.ledger.frame import (
     Classification,
     FinishReason,
     Frame,

@@ -7,12 +7,19 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 from structlog.testing import capture_logs
 
-from edge.origins.choice import TRIPS, Breaker
-from edge.origins.link import MAX_HELD_BYTES, WINDOW_BYTES, WINDOW_FRAMES, Link, Reader, credited
-from edge.origins.origin import Connection
-from ledger.backoff import Backoff
-from ledger.errors import NotFound, Overloaded, TailraceError
-from ledger.frame import (
+from tailrace.edge.origins.choice import TRIPS, Breaker
+from tailrace.edge.origins.link import (
+    MAX_HELD_BYTES,
+    WINDOW_BYTES,
+    WINDOW_FRAMES,
+    Link,
+    Reader,
+    credited,
+)
+from tailrace.edge.origins.origin import Connection
+from tailrace.ledger.backoff import Backoff
+from tailrace.ledger.errors import NotFound, Overloaded, TailraceError
+from tailrace.ledger.frame import (
     Call,
     Credit,
     ModelTier,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from edge.origins.open_requests import OpenRequests, Owner
+from tailrace.edge.origins.open_requests import OpenRequests, Owner
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from edge.origins.relay import (
+from tailrace.edge.origins.relay import (
     CONNECT_PATIENCE_S,
     ORIGIN_PATIENCE_S,
     PATIENCE_S,
@@ -13,8 +13,8 @@ from edge.origins.relay import (
     route_of,
     under,
 )
-from ledger.errors import FrameError, SchemaMismatch, TailraceError, Unavailable
-from ledger.frame import (
+from tailrace.ledger.errors import FrameError, SchemaMismatch, TailraceError, Unavailable
+from tailrace.ledger.frame import (
     LINK_CODEC,
     SCHEMA_HASH,
     Answer,

@@ -2,8 +2,19 @@
 
 import pytest
 
-from edge.origins.relay import MAX_RENEWALS, ORIGIN_PATIENCE_S
-from ledger.frame import Credit, Detach, Frame, Open, Pass, Renew, Resume, Steer, Token, encode
+from tailrace.edge.origins.relay import MAX_RENEWALS, ORIGIN_PATIENCE_S
+from tailrace.ledger.frame import (
+    Credit,
+    Detach,
+    Frame,
+    Open,
+    Pass,
+    Renew,
+    Resume,
+    Steer,
+    Token,
+    encode,
+)
 from tests.edge.origins.test_relay import (
     END,
     OPEN,

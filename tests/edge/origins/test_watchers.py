@@ -2,8 +2,8 @@
 
 import pytest
 
-from edge.origins.watchers import HEARTBEAT_EVERY_S, Watchers
-from ledger.frame import Frame, Heartbeat
+from tailrace.edge.origins.watchers import HEARTBEAT_EVERY_S, Watchers
+from tailrace.ledger.frame import Frame, Heartbeat
 from tests.edge.origins.test_relay import Client
 
 

@@ -15,15 +15,15 @@ from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
 from starlette.types import ASGIApp
 
-from edge.access.connections import ConnectionLimits
-from edge.access.rules import Admission
-from edge.quic.aioquic_core import AioquicCores
-from edge.quic.core import Address, Datagrams
-from edge.quic.server import RETRY_FROM_HANDSHAKES, QuicServer
-from edge.server.deadlines import Deadlines
-from edge.server.incoming import Application, Behind
-from edge.server.outlet import Admitted, Handler, Outlet, Request, Turn
-from edge.server.routes import head_of
+from tailrace.edge.access.connections import ConnectionLimits
+from tailrace.edge.access.rules import Admission
+from tailrace.edge.quic.aioquic_core import AioquicCores
+from tailrace.edge.quic.core import Address, Datagrams
+from tailrace.edge.quic.server import RETRY_FROM_HANDSHAKES, QuicServer
+from tailrace.edge.server.deadlines import Deadlines
+from tailrace.edge.server.incoming import Application, Behind
+from tailrace.edge.server.outlet import Admitted, Handler, Outlet, Request, Turn
+from tailrace.edge.server.routes import head_of
 from tailrace.up import CertificateFiles
 
 STEP_S = 0.005

@@ -13,8 +13,8 @@ from aioquic.quic.packet_builder import QuicSentPacket
 from aioquic.quic.recovery import QuicPacketPacer
 from aioquic.tls import Epoch
 
-from edge.quic.aioquic_core import AioquicCores
-from edge.quic.aioquic_packets import BASE_BYTES, Sent
+from tailrace.edge.quic.aioquic_core import AioquicCores
+from tailrace.edge.quic.aioquic_packets import BASE_BYTES, Sent
 from tailrace.up import CertificateFiles
 from tests.edge.quic.net import Net
 

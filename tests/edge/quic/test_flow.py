@@ -8,9 +8,9 @@ import pytest
 from aioquic.h3.connection import FrameType, encode_frame
 from starlette.types import Receive, Scope, Send
 
-from edge.quic.aioquic_packets import LARGE_BYTES
-from edge.quic.core import CONNECTION_WINDOW_BYTES, STREAM_WINDOW_BYTES
-from edge.server.outlet import UNSENT_BYTES
+from tailrace.edge.quic.aioquic_packets import LARGE_BYTES
+from tailrace.edge.quic.core import CONNECTION_WINDOW_BYTES, STREAM_WINDOW_BYTES
+from tailrace.edge.server.outlet import UNSENT_BYTES
 from tailrace.up import CertificateFiles
 from tests.edge.quic.net import (
     APP,

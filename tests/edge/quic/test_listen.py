@@ -15,12 +15,12 @@ from aioquic.asyncio.client import connect
 from aioquic.h3.connection import H3_ALPN
 from aioquic.quic.configuration import QuicConfiguration
 
-from edge.access.connections import ConnectionLimits
-from edge.app import HTTP3_IS_SILENT, create_app
-from edge.config import EdgeConfig
-from edge.origins.link import Link
-from edge.quic.aioquic_core import AioquicCores
-from edge.quic.listen import (
+from tailrace.edge.access.connections import ConnectionLimits
+from tailrace.edge.app import HTTP3_IS_SILENT, create_app
+from tailrace.edge.config import EdgeConfig
+from tailrace.edge.origins.link import Link
+from tailrace.edge.quic.aioquic_core import AioquicCores
+from tailrace.edge.quic.listen import (
     IPV6_MTU_DISCOVER,
     MAX_SEGMENTS,
     MTU_DISCOVER,
@@ -34,9 +34,9 @@ from edge.quic.listen import (
     answers,
     segments,
 )
-from edge.server.deadlines import Deadlines
-from edge.server.incoming import Application, Behind
-from edge.server.outlet import Turn
+from tailrace.edge.server.deadlines import Deadlines
+from tailrace.edge.server.incoming import Application, Behind
+from tailrace.edge.server.outlet import Turn
 from tailrace.up import CertificateFiles
 from tests.edge.quic.fetching import Fetching
 from tests.edge.quic.net import OPEN, Replies, no_app

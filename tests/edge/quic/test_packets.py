@@ -9,7 +9,7 @@ from aioquic.quic.packet import QuicErrorCode, QuicPacketType
 from aioquic.quic.packet_builder import QuicPacketBuilder
 from aioquic.tls import CIPHER_SUITES, CipherSuite, Epoch
 
-from edge.quic.aioquic_packets import MAX_OFFSET, RESERVED, Packets
+from tailrace.edge.quic.aioquic_packets import MAX_OFFSET, RESERVED, Packets
 from tests.edge.quic.net import Client, Net
 
 BODY = bytes(range(256)) * 40

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edge.quic.aioquic_packets import (
+from tailrace.edge.quic.aioquic_packets import (
     BASE_BYTES,
     LARGE_BYTES,
     LOST_IN_A_ROW,

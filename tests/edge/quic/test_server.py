@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from edge.access.connections import ConnectionLimits
-from edge.quic.aioquic_core import AioquicCore
-from edge.quic.core import Code
-from edge.quic.http3 import Exchange
-from edge.quic.server import HANDSHAKE_TIMEOUT_S
-from edge.server.incoming import Incoming
+from tailrace.edge.access.connections import ConnectionLimits
+from tailrace.edge.quic.aioquic_core import AioquicCore
+from tailrace.edge.quic.core import Code
+from tailrace.edge.quic.http3 import Exchange
+from tailrace.edge.quic.server import HANDSHAKE_TIMEOUT_S
+from tailrace.edge.server.incoming import Incoming
 from tailrace.up import CertificateFiles, development_certificate
 from tests.edge.quic.net import Client, Net
 

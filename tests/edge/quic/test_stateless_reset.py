@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from aioquic.quic.logger import QuicLogger
 
-from edge.quic.aioquic_core import AioquicCores
-from edge.quic.core import Address, Datagrams
-from edge.quic.stateless_reset import (
+from tailrace.edge.quic.aioquic_core import AioquicCores
+from tailrace.edge.quic.core import Address, Datagrams
+from tailrace.edge.quic.stateless_reset import (
     HIDDEN_RESET_BYTES,
     MAX_RESET_BYTES,
     MIN_TRIGGER_BYTES,

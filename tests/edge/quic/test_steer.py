@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from edge.quic.steer import can_steer, steer
+from tailrace.edge.quic.steer import can_steer, steer
 
 pytestmark = pytest.mark.skipif(not can_steer(), reason="the kernel steers on Linux only")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.quic.server import Timer, Timers
+from tailrace.edge.quic.server import Timer, Timers
 
 OWNERS = 3
 NEVER = None

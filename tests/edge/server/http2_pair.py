@@ -10,7 +10,7 @@ from h2.connection import H2Connection
 from h2.events import DataReceived, Event, StreamEnded
 from hyperframe.frame import Frame
 
-from edge.server.http2_core import Asked, Happened, Http2Connection, Stream
+from tailrace.edge.server.http2_core import Asked, Happened, Http2Connection, Stream
 
 GET = [
     (":method", "GET"),

@@ -11,10 +11,10 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from edge.access.bodies import BodyBudget
-from edge.access.keys import KeyRing, Limits
-from ledger.errors import Overloaded
-from ledger.telemetry.traces import Traces
+from tailrace.edge.access.bodies import BodyBudget
+from tailrace.edge.access.keys import KeyRing, Limits
+from tailrace.ledger.errors import Overloaded
+from tailrace.ledger.telemetry.traces import Traces
 from tests.edge.access.test_gate import KEY, api_key
 from tests.edge.scripted_origin import ScriptedOrigin, until
 from tests.edge.server.http2_peer import Peer

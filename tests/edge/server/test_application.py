@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edge.server.incoming import AppExchange, Application
-from edge.server.outlet import Headers, Request, Turn
+from tailrace.edge.server.incoming import AppExchange, Application
+from tailrace.edge.server.outlet import Headers, Request, Turn
 
 pytestmark = pytest.mark.anyio
 

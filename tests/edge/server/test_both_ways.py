@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, cast
 import httpx
 import pytest
 
-from edge.server.outlet import Admitted, Handler, Outlet, Request
-from ledger.frame import Caller, Open, Resume, Sibling, encode
+from tailrace.edge.server.outlet import Admitted, Handler, Outlet, Request
+from tailrace.ledger.frame import Caller, Open, Resume, Sibling, encode
 from tests.edge.scripted_origin import STREAM, ScriptedOrigin
 from tests.edge.server.serving import Client, Served, serving
 

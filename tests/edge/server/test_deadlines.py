@@ -3,7 +3,7 @@
 import gc
 import weakref
 
-from edge.server.deadlines import Deadline, Deadlines
+from tailrace.edge.server.deadlines import Deadline, Deadlines
 
 
 class Clock:

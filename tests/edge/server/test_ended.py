@@ -7,14 +7,14 @@ import gc
 
 import pytest
 
-from edge.server.connection import Connection
-from edge.server.deadlines import Deadline
-from edge.server.http1 import Http1
-from edge.server.http2 import Http2
-from edge.server.rest import AppRequest
-from edge.server.stream_reader import StreamReader
-from edge.server.websocket import WebSocket
-from ledger.frame import SCHEMA_HASH, Hello, Open, encode
+from tailrace.edge.server.connection import Connection
+from tailrace.edge.server.deadlines import Deadline
+from tailrace.edge.server.http1 import Http1
+from tailrace.edge.server.http2 import Http2
+from tailrace.edge.server.rest import AppRequest
+from tailrace.edge.server.stream_reader import StreamReader
+from tailrace.edge.server.websocket import WebSocket
+from tailrace.ledger.frame import SCHEMA_HASH, Hello, Open, encode
 from tests.bench.edge.readers import message
 from tests.edge.scripted_origin import ScriptedOrigin, until
 from tests.edge.server.serving import PATIENCE_S, serving

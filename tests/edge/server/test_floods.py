@@ -14,12 +14,12 @@ from wsproto.connection import Connection as WebSocketConnection
 from wsproto.connection import ConnectionType
 from wsproto.events import BytesMessage, CloseConnection, Ping, Pong
 
-from edge.server.connection import Connection
-from edge.server.flood import FORGIVEN_PER_S, MAX_POINTS, REFUSED_POINTS, FloodBudget
-from edge.server.input import MAX_HELD_BYTES, SLICE_BYTES, TURN_S, InputTurns
-from edge.server.outlet import UNSENT_BYTES
-from edge.session import CloseCode
-from ledger.frame import Credit, Open, Opened, Token, encode
+from tailrace.edge.server.connection import Connection
+from tailrace.edge.server.flood import FORGIVEN_PER_S, MAX_POINTS, REFUSED_POINTS, FloodBudget
+from tailrace.edge.server.input import MAX_HELD_BYTES, SLICE_BYTES, TURN_S, InputTurns
+from tailrace.edge.server.outlet import UNSENT_BYTES
+from tailrace.edge.session import CloseCode
+from tailrace.ledger.frame import Credit, Open, Opened, Token, encode
 from tests.bench.edge import floods
 from tests.edge.scripted_origin import ScriptedOrigin, until
 from tests.edge.server.http2_pair import POST, Pair

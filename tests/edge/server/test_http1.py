@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from edge.server.connection import Connection
-from edge.server.http1 import MAX_EMPTY_LINES
+from tailrace.edge.server.connection import Connection
+from tailrace.edge.server.http1 import MAX_EMPTY_LINES
 from tests.edge.scripted_origin import STREAM, ScriptedOrigin
 from tests.edge.server.serving import Client, Served, serving
 from tests.edge.server.test_both_ways import Noting

@@ -14,8 +14,8 @@ from h2.errors import ErrorCodes
 from hpack import Encoder
 from structlog.testing import capture_logs
 
-from ledger.errors import NotFound
-from ledger.frame import (
+from tailrace.ledger.errors import NotFound
+from tailrace.ledger.frame import (
     Answer,
     Body,
     BodyEnd,

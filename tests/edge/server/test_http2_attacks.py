@@ -20,9 +20,9 @@ from hyperframe.frame import (
     WindowUpdateFrame,
 )
 
-from edge.server.flood import FORGIVEN_PER_S, MAX_POINTS
-from edge.server.http2_core import Asked, Left
-from edge.server.http2_library import MAX_STREAMS
+from tailrace.edge.server.flood import FORGIVEN_PER_S, MAX_POINTS
+from tailrace.edge.server.http2_core import Asked, Left
+from tailrace.edge.server.http2_library import MAX_STREAMS
 from tests.edge.server.http2_pair import GET, PLENTY, POST, Pair
 
 

@@ -12,7 +12,7 @@ from h2.events import (
 )
 from h2.settings import SettingCodes
 
-from edge.server.http2_core import (
+from tailrace.edge.server.http2_core import (
     MAX_CONNECTION_UNSENT_BYTES,
     Asked,
     Came,
@@ -20,8 +20,12 @@ from edge.server.http2_core import (
     Left,
     Stream,
 )
-from edge.server.http2_library import CONNECTION_WINDOW_BYTES, MAX_CLOSED_STREAMS, MAX_STREAMS
-from edge.server.outlet import UNSENT_BYTES
+from tailrace.edge.server.http2_library import (
+    CONNECTION_WINDOW_BYTES,
+    MAX_CLOSED_STREAMS,
+    MAX_STREAMS,
+)
+from tailrace.edge.server.outlet import UNSENT_BYTES
 from tests.edge.server.http2_pair import GET, PLENTY, POST, Pair
 
 

@@ -16,7 +16,7 @@ from hyperframe.frame import FRAMES
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.server.http2_core import (
+from tailrace.edge.server.http2_core import (
     MAX_CONNECTION_UNSENT_BYTES,
     Asked,
     Came,
@@ -24,7 +24,7 @@ from edge.server.http2_core import (
     Left,
     Stream,
 )
-from edge.server.outlet import UNSENT_BYTES
+from tailrace.edge.server.outlet import UNSENT_BYTES
 
 GET = [(":method", "GET"), (":scheme", "https"), (":authority", "edge"), (":path", "/")]
 MAX_PIECE_BYTES = 5_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from edge.server.input import TURN_S, InputTurns
+from tailrace.edge.server.input import TURN_S, InputTurns
 
 
 class Client:

@@ -8,11 +8,11 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from edge.server.outlet import READS_A_TIMED_ONE
-from edge.telemetry.metrics import EdgeMetrics
-from ledger.backoff import Backoff
-from ledger.errors import Overloaded
-from ledger.frame import SCHEMA_HASH, Hello, Open, Token, encode
+from tailrace.edge.server.outlet import READS_A_TIMED_ONE
+from tailrace.edge.telemetry.metrics import EdgeMetrics
+from tailrace.ledger.backoff import Backoff
+from tailrace.ledger.errors import Overloaded
+from tailrace.ledger.frame import SCHEMA_HASH, Hello, Open, Token, encode
 from tests.bench.edge.readers import message
 from tests.edge.scripted_origin import STREAM, ScriptedOrigin, until
 from tests.edge.server.serving import PATIENCE_S, Client, Served, serving

@@ -3,7 +3,7 @@ one read in a few."""
 
 from itertools import count
 
-from edge.server.outlet import FLUSHED_TOGETHER, READS_A_TIMED_ONE, Turn
+from tailrace.edge.server.outlet import FLUSHED_TOGETHER, READS_A_TIMED_ONE, Turn
 
 
 class Noted:

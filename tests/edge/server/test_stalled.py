@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ledger.frame import SCHEMA_HASH, Hello, Open, Token, encode
+from tailrace.ledger.frame import SCHEMA_HASH, Hello, Open, Token, encode
 from tests.bench.edge.readers import message
 from tests.edge.scripted_origin import ScriptedOrigin
 from tests.edge.server.serving import PATIENCE_S, serving

@@ -7,13 +7,13 @@ from typing import cast
 
 import pytest
 
-from edge.body import FrameEncoder
-from edge.origins.link import Link
-from edge.server.deadlines import Deadlines
-from edge.server.outlet import Headers, Turn
-from edge.server.stream_reader import StreamReader
-from edge.telemetry.exchange import Exchange
-from ledger.frame import Credit, Detach, Frame, Open, Opened, Token, decode, encode, split
+from tailrace.edge.body import FrameEncoder
+from tailrace.edge.origins.link import Link
+from tailrace.edge.server.deadlines import Deadlines
+from tailrace.edge.server.outlet import Headers, Turn
+from tailrace.edge.server.stream_reader import StreamReader
+from tailrace.edge.telemetry.exchange import Exchange
+from tailrace.ledger.frame import Credit, Detach, Frame, Open, Opened, Token, decode, encode, split
 from tests.edge.scripted_origin import STREAM, ScriptedOrigin
 from tests.edge.server.serving import PATIENCE_S, Client, Served, serving
 

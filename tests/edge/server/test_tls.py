@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from edge.server.client_hello import NotWhole, offered_protocols
-from edge.server.connection import Connection
+from tailrace.edge.server.client_hello import NotWhole, offered_protocols
+from tailrace.edge.server.connection import Connection
 from tailrace.up import development_certificate
 from tests.edge.scripted_origin import ScriptedOrigin
 from tests.edge.server.serving import PATIENCE_S, serving

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from websockets.asyncio.client import connect
 
-from ledger.frame import SCHEMA_HASH, Hello, Open, Opened, Unread, decode, encode, split
+from tailrace.ledger.frame import SCHEMA_HASH, Hello, Open, Opened, Unread, decode, encode, split
 from tests.edge.scripted_origin import ScriptedOrigin
 from tests.edge.server.serving import PATIENCE_S, serving
 

@@ -19,9 +19,9 @@ from wsproto.events import (
     TextMessage,
 )
 
-from edge.server import websocket
-from edge.session import MAX_MESSAGE_BYTES
-from ledger.frame import (
+from tailrace.edge.server import websocket
+from tailrace.edge.session import MAX_MESSAGE_BYTES
+from tailrace.ledger.frame import (
     SCHEMA_HASH,
     Answer,
     BodyEnd,

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.attention.attention import causal_attention, row_attention
+from tailrace.kernels.attention.attention import causal_attention, row_attention
 
 
 def attend_one_by_one(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -7,19 +7,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.attention.attention_triton import decode_attention
-from kernels.attention.paged_attention import (
+from tailrace.kernels.attention.attention_triton import decode_attention
+from tailrace.kernels.attention.paged_attention import (
     FAULT_PAGE,
     FAULT_POSITION,
     FAULT_SEQUENCE,
     MAX_SPLITS,
     paged_attention,
 )
-from kernels.attention.paged_kv import KV_DTYPES, PagedKv
-from kernels.attention.rope import Rope
-from kernels.attention.rope_triton import rope_write
-from kernels.attention.splits_triton import DecodeWorkspace
-from kernels.shapes import PAGE_TOKENS
+from tailrace.kernels.attention.paged_kv import KV_DTYPES, PagedKv
+from tailrace.kernels.attention.rope import Rope
+from tailrace.kernels.attention.rope_triton import rope_write
+from tailrace.kernels.attention.splits_triton import DecodeWorkspace
+from tailrace.kernels.shapes import PAGE_TOKENS
 from tests.kernels.paging import (
     GuardedCache,
     fill,

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from kernels.attention.kv_cache import KvCache
-from kernels.attention.paged_kv import FP8, PagedKv, page_bytes
-from kernels.shapes import PAGE_TOKENS
+from tailrace.kernels.attention.kv_cache import KvCache
+from tailrace.kernels.attention.paged_kv import FP8, PagedKv, page_bytes
+from tailrace.kernels.shapes import PAGE_TOKENS
 
 HEADS, SIZE = 3, 8
 

@@ -2,8 +2,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.attention.paged_kv import FP8, KV_DTYPES, PagedKv, check_tables, quantise_heads
-from kernels.shapes import HEAD_DIMS, PAGE_TOKENS
+from tailrace.kernels.attention.paged_kv import (
+    FP8,
+    KV_DTYPES,
+    PagedKv,
+    check_tables,
+    quantise_heads,
+)
+from tailrace.kernels.shapes import HEAD_DIMS, PAGE_TOKENS
 from tests.kernels.paging import guarded_cache, int32, is_poison, normal, shuffled_tables
 
 CPU = torch.device("cpu")

@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.attention.paged_attention import (
+from tailrace.kernels.attention.paged_attention import (
     FAULT_PAGE,
     FAULT_POSITION,
     FAULT_SEQUENCE,
     paged_attention,
 )
-from kernels.attention.paged_kv import FP8
-from kernels.attention.prefill_triton import prefill_attention
-from kernels.shapes import PAGE_TOKENS
+from tailrace.kernels.attention.paged_kv import FP8
+from tailrace.kernels.attention.prefill_triton import prefill_attention
+from tailrace.kernels.shapes import PAGE_TOKENS
 from tests.kernels.paging import (
     GuardedCache,
     fill,

@@ -4,8 +4,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from kernels.attention.rope import apply_rope, rope_frequencies, rope_table
-from kernels.attention.rope_scaling import (
+from tailrace.kernels.attention.rope import apply_rope, rope_frequencies, rope_table
+from tailrace.kernels.attention.rope_scaling import (
     LinearScaling,
     Llama3Scaling,
     YarnScaling,

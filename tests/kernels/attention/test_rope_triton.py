@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.attention.paged_attention import FAULT_PAGE, FAULT_POSITION, FAULT_SEQUENCE
-from kernels.attention.paged_kv import KV_DTYPES
-from kernels.attention.rope import Rope
-from kernels.attention.rope_triton import rope_write
-from kernels.shapes import PAGE_TOKENS
+from tailrace.kernels.attention.paged_attention import FAULT_PAGE, FAULT_POSITION, FAULT_SEQUENCE
+from tailrace.kernels.attention.paged_kv import KV_DTYPES
+from tailrace.kernels.attention.rope import Rope
+from tailrace.kernels.attention.rope_triton import rope_write
+from tailrace.kernels.shapes import PAGE_TOKENS
 from tests.kernels.paging import (
     CONTEXT,
     GuardedCache,

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from kernels.attention.paged_kv import KV_DTYPES
-from kernels.gate.aot_worker import kernel_modules, launched_kernels, planned
-from kernels.shapes import HEAD_DIMS, REAL_SHAPES
+from tailrace.kernels.attention.paged_kv import KV_DTYPES
+from tailrace.kernels.gate.aot_worker import kernel_modules, launched_kernels, planned
+from tailrace.kernels.shapes import HEAD_DIMS, REAL_SHAPES
 
 ROOT = Path(__file__).resolve().parents[3]
 STEPS = {"qkv", "attend", "o", "gate_up", "down"}
@@ -27,8 +27,8 @@ from collections.abc import Iterator
 import triton
 import triton.language as tl
 
-from kernels.shapes import DecoderShape
-from kernels.variant import Variant
+from tailrace.kernels.shapes import DecoderShape
+from tailrace.kernels.variant import Variant
 
 @triton.jit
 def {name}(x_ptr, out_ptr, SIZE: tl.constexpr):
@@ -69,7 +69,7 @@ def plant(folder: Path, name: str, body: str, size: int = 128, more: str = "") -
 
 def run_gate(*arguments: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "kernels.gate.aot", *arguments],
+        [sys.executable, "-m", "tailrace.kernels.gate.aot", *arguments],
         cwd=ROOT,
         env={**os.environ, **({"PYTHONPATH": str(path)} if path else {})},
         capture_output=True,
@@ -192,7 +192,7 @@ def test_the_real_plan_covers_every_launch_and_every_step() -> None:
     plan = list(planned(modules))
     compiled = {entry.variant.kernel_name for entry in plan}
     launched = set[str]().union(*map(launched_kernels, modules))
-    assert "kernels.rows.norm_triton.norm_kernel" in launched
+    assert "tailrace.kernels.rows.norm_triton.norm_kernel" in launched
     assert launched <= compiled
     for shape in REAL_SHAPES:
         steps = {entry.variant.step for entry in plan if entry.shape is shape} - {None}
@@ -206,7 +206,9 @@ def test_every_launch_of_a_step_of_one_row_is_planned_as_a_dependent_one() -> No
         own = [e.variant for e in plan if e.shape is shape]
         ordinary = {v.kernel_name for v in own if v.step or "rows=1" in v.name.split()}
         dependent = {v.kernel_name for v in own if v.launch_pdl}
-        assert ordinary - dependent == {"kernels.rows.embedding_triton.embed_kernel"}, shape.name
+        assert ordinary - dependent == {"tailrace.kernels.rows.embedding_triton.embed_kernel"}, (
+            shape.name
+        )
 
 
 def test_attention_is_planned_for_every_head_and_every_cache() -> None:

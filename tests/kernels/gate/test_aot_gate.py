@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from kernels.gate.aot_gate import (
+from tailrace.kernels.gate.aot_gate import (
     EIGHT_ROWS,
     MAX_INSTRUCTIONS,
     MAX_SHARED_BYTES,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernels.gate.machine_code import (
+from tailrace.kernels.gate.machine_code import (
     before_wait,
     behind_wait,
     compiled,
@@ -15,9 +15,9 @@ from kernels.gate.machine_code import (
     resources,
     spills,
 )
-from kernels.launch import INTERPRETED
-from kernels.rows.embedding_triton import variants
-from kernels.shapes import LLAMA_8B
+from tailrace.kernels.launch import INTERPRETED
+from tailrace.kernels.rows.embedding_triton import variants
+from tailrace.kernels.shapes import LLAMA_8B
 
 USAGE = """
 Resource usage:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kernels.gate.aot_gate import EIGHT_ROWS
-from kernels.gate.aot_worker import kernel_modules, planned
-from kernels.gate.roofline import (
+from tailrace.kernels.gate.aot_gate import EIGHT_ROWS
+from tailrace.kernels.gate.aot_worker import kernel_modules, planned
+from tailrace.kernels.gate.roofline import (
     CLOCK_HZ,
     COPY_TB_S,
     DEPENDENT_US,
@@ -32,8 +32,8 @@ from kernels.gate.roofline import (
     step,
     whole_step,
 )
-from kernels.shapes import BITNET_2B4T, LLAMA_8B, DecoderShape
-from kernels.variant import Variant
+from tailrace.kernels.shapes import BITNET_2B4T, LLAMA_8B, DecoderShape
+from tailrace.kernels.variant import Variant
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.linear.ternary import pack_ternary, ternary_linear
-from kernels.linear.ternary_weights import TernaryWeights
+from tailrace.kernels.linear.ternary import pack_ternary, ternary_linear
+from tailrace.kernels.linear.ternary_weights import TernaryWeights
 
 
 def make(outs: tuple[int, ...], width: int, device: torch.device) -> TernaryWeights:

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from kernels.linear.dense import dense_linear
-from kernels.linear.epilogue import Epilogue
-from kernels.rows.norm import order_free_rms_norm
+from tailrace.kernels.linear.dense import dense_linear
+from tailrace.kernels.linear.epilogue import Epilogue
+from tailrace.kernels.rows.norm import order_free_rms_norm
 
 
 def normal(*shape: int, seed: int = 1) -> torch.Tensor:

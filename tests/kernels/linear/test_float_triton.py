@@ -5,21 +5,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import layers
-from kernels.linear import float_triton
-from kernels.linear.dense import dense_linear
-from kernels.linear.epilogue import Epilogue
-from kernels.linear.float_triton import Weight, float_linear, float_plan, variants
-from kernels.linear.linear_plan import LinearWorkspace, plan_linear
-from kernels.linear.weight_only import (
+from tailrace.kernels import layers
+from tailrace.kernels.linear import float_triton
+from tailrace.kernels.linear.dense import dense_linear
+from tailrace.kernels.linear.epilogue import Epilogue
+from tailrace.kernels.linear.float_triton import Weight, float_linear, float_plan, variants
+from tailrace.kernels.linear.linear_plan import LinearWorkspace, plan_linear
+from tailrace.kernels.linear.weight_only import (
     WeightOnly,
     pack_words,
     quantise_int4,
     quantise_int8,
     weight_only_linear,
 )
-from kernels.rows.norm import order_free_rms_norm
-from kernels.shapes import BITNET_2B4T, LLAMA_8B
+from tailrace.kernels.rows.norm import order_free_rms_norm
+from tailrace.kernels.shapes import BITNET_2B4T, LLAMA_8B
 from tests.kernels.guarded import Guarded
 
 STORE = Epilogue.STORE

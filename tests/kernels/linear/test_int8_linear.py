@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from kernels.linear.int8_linear import MAX_IN, int8_linear, quantise_rows
-from kernels.rows.norm import order_free_rms_norm
+from tailrace.kernels.linear.int8_linear import MAX_IN, int8_linear, quantise_rows
+from tailrace.kernels.rows.norm import order_free_rms_norm
 
 
 def normal(*size: int, seed: int = 1) -> torch.Tensor:

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.linear import int8_triton
-from kernels.linear.int8_linear import int8_linear, quantise_rows
-from kernels.linear.int8_triton import (
+from tailrace.kernels.linear import int8_triton
+from tailrace.kernels.linear.int8_linear import int8_linear, quantise_rows
+from tailrace.kernels.linear.int8_triton import (
     GEMV_MAX_IN,
     GEMV_MAX_ROWS,
     TILE_OUT,
@@ -15,9 +15,9 @@ from kernels.linear.int8_triton import (
     int8_gemv,
     variants,
 )
-from kernels.linear.ternary import quantize_activations
-from kernels.rows.norm_triton import rms_norm_int8
-from kernels.shapes import REAL_SHAPES
+from tailrace.kernels.linear.ternary import quantize_activations
+from tailrace.kernels.rows.norm_triton import rms_norm_int8
+from tailrace.kernels.shapes import REAL_SHAPES
 from tests.kernels.guarded import Guarded
 from tests.kernels.refusals import assert_refused
 

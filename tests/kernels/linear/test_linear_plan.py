@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from kernels.launch import MULTIPROCESSORS
-from kernels.linear.linear_plan import (
+from tailrace.kernels.launch import MULTIPROCESSORS
+from tailrace.kernels.linear.linear_plan import (
     MAX_GROUPS,
     MAX_SHARED,
     MIN_CHUNKS,
@@ -12,7 +12,7 @@ from kernels.linear.linear_plan import (
     Tile,
     plan_linear,
 )
-from kernels.shapes import LLAMA_8B, QWEN3_8B
+from tailrace.kernels.shapes import LLAMA_8B, QWEN3_8B
 
 
 def real_plans() -> list[LinearPlan]:

@@ -9,7 +9,7 @@ from math import isqrt
 
 import pytest
 
-from kernels.linear.int8_words_triton import _QUOTIENT_ASM, _ROOT_ASM
+from tailrace.kernels.linear.int8_words_triton import _QUOTIENT_ASM, _ROOT_ASM
 
 _LINE = re.compile(r"^(\w+)[\w.]*\.f32 ([^;]+);", re.M)
 

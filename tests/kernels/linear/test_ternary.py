@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.linear.ternary import (
+from tailrace.kernels.linear.ternary import (
     pack_ternary,
     quantize_absmean,
     quantize_activations,

@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.linear.epilogue import Epilogue
-from kernels.linear.ternary import pack_ternary, quantize_activations
-from kernels.linear.ternary_gemm_triton import ternary_gemm, variants
-from kernels.linear.ternary_rows_triton import NARROW_ROWS
-from kernels.linear.ternary_triton import ternary_gemv
-from kernels.linear.ternary_weights import TernaryWeights
-from kernels.shapes import BITNET_2B4T, QWEN3_8B
+from tailrace.kernels.linear.epilogue import Epilogue
+from tailrace.kernels.linear.ternary import pack_ternary, quantize_activations
+from tailrace.kernels.linear.ternary_gemm_triton import ternary_gemm, variants
+from tailrace.kernels.linear.ternary_rows_triton import NARROW_ROWS
+from tailrace.kernels.linear.ternary_triton import ternary_gemv
+from tailrace.kernels.linear.ternary_weights import TernaryWeights
+from tailrace.kernels.shapes import BITNET_2B4T, QWEN3_8B
 from tests.kernels.guarded import Guarded
 from tests.kernels.linear.ternary_rows import make, oracle
 from tests.kernels.refusals import assert_refused

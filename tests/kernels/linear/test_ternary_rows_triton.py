@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.linear.epilogue import Epilogue
-from kernels.linear.ternary import quantize_activations
-from kernels.linear.ternary_gemm_triton import ternary_gemm
-from kernels.linear.ternary_rows_triton import (
+from tailrace.kernels.linear.epilogue import Epilogue
+from tailrace.kernels.linear.ternary import quantize_activations
+from tailrace.kernels.linear.ternary_gemm_triton import ternary_gemm
+from tailrace.kernels.linear.ternary_rows_triton import (
     CHUNK,
     MAX_STEPS,
     NARROW_ROWS,
@@ -14,8 +14,8 @@ from kernels.linear.ternary_rows_triton import (
     ternary_rows_kernel,
     variants,
 )
-from kernels.linear.ternary_weights import MAX_IN
-from kernels.shapes import BITNET_2B4T, LLAMA_8B
+from tailrace.kernels.linear.ternary_weights import MAX_IN
+from tailrace.kernels.shapes import BITNET_2B4T, LLAMA_8B
 from tests.kernels.linear.ternary_rows import make, oracle
 
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.linear.epilogue import Epilogue
-from kernels.linear.ternary import pack_ternary
-from kernels.linear.ternary_gemm_triton import ternary_gemm
-from kernels.linear.ternary_triton import (
+from tailrace.kernels.linear.epilogue import Epilogue
+from tailrace.kernels.linear.ternary import pack_ternary
+from tailrace.kernels.linear.ternary_gemm_triton import ternary_gemm
+from tailrace.kernels.linear.ternary_triton import (
     GEMV_MAX_IN,
     GEMV_MAX_ROWS,
     GemvPlan,
@@ -16,9 +16,9 @@ from kernels.linear.ternary_triton import (
     ternary_gemv_kernel,
     variants,
 )
-from kernels.rows.norm import order_free_rms_norm
-from kernels.rows.norm_triton import rms_norm_int8
-from kernels.shapes import BITNET_2B4T, LLAMA_8B
+from tailrace.kernels.rows.norm import order_free_rms_norm
+from tailrace.kernels.rows.norm_triton import rms_norm_int8
+from tailrace.kernels.shapes import BITNET_2B4T, LLAMA_8B
 from tests.kernels.guarded import Guarded
 from tests.kernels.linear.ternary_rows import make
 from tests.kernels.linear.ternary_rows import oracle as linear_oracle

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from kernels.linear.ternary import pack_ternary
-from kernels.linear.ternary_weights import MAX_IN, TernaryWeights
+from tailrace.kernels.linear.ternary import pack_ternary
+from tailrace.kernels.linear.ternary_weights import MAX_IN, TernaryWeights
 
 
 def part(out: int, width: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.linear.epilogue import Epilogue
-from kernels.linear.weight_only import (
+from tailrace.kernels.linear.epilogue import Epilogue
+from tailrace.kernels.linear.weight_only import (
     WeightOnly,
     dequantise,
     pack_words,

@@ -1,7 +1,7 @@
 import torch
 
-from kernels.attention.paged_attention import FAULT_PAGE, FAULT_POSITION, FAULT_SEQUENCE
-from kernels.rows.embedding import FAULT_TOKEN, embed
+from tailrace.kernels.attention.paged_attention import FAULT_PAGE, FAULT_POSITION, FAULT_SEQUENCE
+from tailrace.kernels.rows.embedding import FAULT_TOKEN, embed
 
 
 def test_tokens_name_rows_of_the_table() -> None:

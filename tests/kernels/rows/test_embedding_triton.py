@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.rows import embedding
-from kernels.rows.embedding import FAULT_TOKEN, TABLE_DTYPES
-from kernels.rows.embedding_triton import embed, variants
-from kernels.shapes import QWEN3_8B
+from tailrace.kernels.rows import embedding
+from tailrace.kernels.rows.embedding import FAULT_TOKEN, TABLE_DTYPES
+from tailrace.kernels.rows.embedding_triton import embed, variants
+from tailrace.kernels.shapes import QWEN3_8B
 from tests.kernels.guarded import Guarded
 from tests.kernels.refusals import assert_refused
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from kernels.rows.norm import order_free_rms_norm, rms_norm
+from tailrace.kernels.rows.norm import order_free_rms_norm, rms_norm
 
 
 def test_it_equals_the_definition_in_double_precision() -> None:

@@ -4,15 +4,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.linear.ternary import quantize_activations
-from kernels.rows.norm import order_free_rms_norm
-from kernels.rows.norm_triton import (
+from tailrace.kernels.linear.ternary import quantize_activations
+from tailrace.kernels.rows.norm import order_free_rms_norm
+from tailrace.kernels.rows.norm_triton import (
     MAX_COLUMNS,
     rms_norm,
     rms_norm_int8,
     variants,
 )
-from kernels.shapes import BITNET_2B4T, LLAMA_8B
+from tailrace.kernels.shapes import BITNET_2B4T, LLAMA_8B
 from tests.kernels.guarded import Guarded
 from tests.kernels.refusals import assert_refused
 

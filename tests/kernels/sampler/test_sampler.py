@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.sampler.sampler import (
+from tailrace.kernels.sampler.sampler import (
     Sampling,
     allowed_ids,
     gumbel,

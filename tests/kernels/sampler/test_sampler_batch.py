@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.sampler.sampler import Sampling, sample
-from kernels.sampler.sampler_batch import NO_TOKEN, sample_batch
+from tailrace.kernels.sampler.sampler import Sampling, sample
+from tailrace.kernels.sampler.sampler_batch import NO_TOKEN, sample_batch
 
 
 def random_sampling(random: Random) -> Sampling:

@@ -13,17 +13,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.sampler.draw_triton import noise, noise_words, weights
-from kernels.sampler.sampler import Sampling, gumbel, philox, sample
-from kernels.sampler.sampler import weights as oracle_weights
-from kernels.sampler.sampler_rows import SamplerRows, SamplerWorkspace
-from kernels.sampler.sampler_triton import (
+from tailrace.kernels.sampler.draw_triton import noise, noise_words, weights
+from tailrace.kernels.sampler.sampler import Sampling, gumbel, philox, sample
+from tailrace.kernels.sampler.sampler import weights as oracle_weights
+from tailrace.kernels.sampler.sampler_rows import SamplerRows, SamplerWorkspace
+from tailrace.kernels.sampler.sampler_triton import (
     FAULT_EMPTY_MASK,
     FAULT_NOT_FINITE,
     sample_rows,
     variants,
 )
-from kernels.shapes import BITNET_2B4T, QWEN3_8B, DecoderShape
+from tailrace.kernels.shapes import BITNET_2B4T, QWEN3_8B, DecoderShape
 from tests.kernels.guarded import Guarded
 
 PLAIN = Sampling(temperature=0.9, seed=11)
@@ -264,10 +264,10 @@ def test_sizes_of_blocks_change_nothing(
         Sampling(3, 0, 0.9, 3),
     ]
     small = drawn(device, logits, samplings)
-    monkeypatch.setattr("kernels.sampler.sampler_plan.MAX_SMALL_BLOCKS", 0)
+    monkeypatch.setattr("tailrace.kernels.sampler.sampler_plan.MAX_SMALL_BLOCKS", 0)
     assert drawn(device, logits, samplings) == small
-    monkeypatch.setattr("kernels.sampler.sampler_plan.CANDIDATE_BLOCK", 16)
-    monkeypatch.setattr("kernels.sampler.sampler_plan.EDGE_WAYS", 32)
+    monkeypatch.setattr("tailrace.kernels.sampler.sampler_plan.CANDIDATE_BLOCK", 16)
+    monkeypatch.setattr("tailrace.kernels.sampler.sampler_plan.EDGE_WAYS", 32)
     assert drawn(device, logits[2:], samplings[2:], [2, 3]) == small[2:]
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
-from ledger.interface import (
+from tailrace.ledger.interface import (
     ALL_VALUES,
     Alarm,
     Ledger,
@@ -20,15 +20,15 @@ from ledger.interface import (
     ObjectWrite,
     ValueRange,
 )
-from ledger.objects.object import (
+from tailrace.ledger.objects.object import (
     DurableObject,
     ObjectContext,
     ObjectLimits,
     ObjectRequest,
     ObjectResponse,
 )
-from ledger.objects.runtime import ObjectRuntime
-from ledger.sqlite.ledger import SqliteLedger
+from tailrace.ledger.objects.runtime import ObjectRuntime
+from tailrace.ledger.sqlite.ledger import SqliteLedger
 
 START_MS = 1_000_000
 KEY = ObjectKey("thing", "one")

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from ledger.objects.object import ObjectRequest
-from ledger.objects.storage import ObjectStorage
+from tailrace.ledger.objects.object import ObjectRequest
+from tailrace.ledger.objects.storage import ObjectStorage
 from tests.ledger.next_alarm import next_alarm_ms
 from tests.ledger.objects.object_world import START_MS, Scripted, World, world_at
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.errors import LedgerFailed
-from ledger.interface import Alarm, ObjectKey, ObjectWrite
-from ledger.objects.object import ObjectLimits, ObjectRequest, RetryPolicy
-from ledger.objects.runtime import MAX_ALARMS_AT_ONCE, POLL_MS, LoopTimer, ObjectRuntime
-from ledger.objects.storage import ObjectStorage
+from tailrace.ledger.errors import LedgerFailed
+from tailrace.ledger.interface import Alarm, ObjectKey, ObjectWrite
+from tailrace.ledger.objects.object import ObjectLimits, ObjectRequest, RetryPolicy
+from tailrace.ledger.objects.runtime import MAX_ALARMS_AT_ONCE, POLL_MS, LoopTimer, ObjectRuntime
+from tailrace.ledger.objects.storage import ObjectStorage
 from tests.ledger.next_alarm import next_alarm_ms
 from tests.ledger.objects.object_world import (
     KEY,

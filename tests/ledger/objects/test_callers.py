@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from ledger.errors import (
+from tailrace.ledger.errors import (
     CallerError,
     NotFound,
     Unavailable,
 )
-from ledger.interface import ObjectKey
-from ledger.objects.object import DurableObject, ObjectRequest
+from tailrace.ledger.interface import ObjectKey
+from tailrace.ledger.objects.object import DurableObject, ObjectRequest
 from tests.ledger.objects.object_world import (
     OTHER,
     Scripted,

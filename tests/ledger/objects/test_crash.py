@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from ledger.frame import Durability, Token, encode
-from ledger.interface import NewStream, Record, StreamKind
-from ledger.objects.object import ObjectRequest
+from tailrace.ledger.frame import Durability, Token, encode
+from tailrace.ledger.interface import NewStream, Record, StreamKind
+from tailrace.ledger.objects.object import ObjectRequest
 from tests.ledger.next_alarm import next_alarm_ms
 from tests.ledger.objects.object_world import KEY, Script, Scripted, World, crashed, world_at
 

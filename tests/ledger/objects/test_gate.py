@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from ledger.errors import LedgerFailed, StaleEpoch, TailraceError, Unavailable
-from ledger.objects.gate import Changes, InputGate, OutputGate
+from tailrace.ledger.errors import LedgerFailed, StaleEpoch, TailraceError, Unavailable
+from tailrace.ledger.objects.gate import Changes, InputGate, OutputGate
 
 pytestmark = pytest.mark.anyio
 

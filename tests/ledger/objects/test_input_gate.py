@@ -7,12 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from ledger.errors import (
+from tailrace.ledger.errors import (
     Conflict,
     Overloaded,
     Unavailable,
 )
-from ledger.objects.object import DurableObject, ObjectLimits, ObjectRequest, ObjectResponse
+from tailrace.ledger.objects.object import (
+    DurableObject,
+    ObjectLimits,
+    ObjectRequest,
+    ObjectResponse,
+)
 from tests.ledger.objects.object_world import BASIC, KEY, OTHER, Scripted, World, step, world_at
 
 pytestmark = pytest.mark.anyio

@@ -7,16 +7,16 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from ledger.errors import (
+from tailrace.ledger.errors import (
     Conflict,
     LedgerFailed,
     StaleEpoch,
     Unavailable,
     WrongIndex,
 )
-from ledger.frame import Durability, Token, encode
-from ledger.interface import NewStream, Record, StreamKind
-from ledger.objects.object import ObjectRequest, ObjectResponse
+from tailrace.ledger.frame import Durability, Token, encode
+from tailrace.ledger.interface import NewStream, Record, StreamKind
+from tailrace.ledger.objects.object import ObjectRequest, ObjectResponse
 from tests.ledger.objects.object_world import (
     KEY,
     OTHER,

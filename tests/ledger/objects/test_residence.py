@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ledger.errors import (
+from tailrace.ledger.errors import (
     Unavailable,
 )
-from ledger.interface import ObjectKey
-from ledger.objects.object import LiveBody, ObjectLimits, ObjectRequest, ObjectResponse
+from tailrace.ledger.interface import ObjectKey
+from tailrace.ledger.objects.object import LiveBody, ObjectLimits, ObjectRequest, ObjectResponse
 from tests.ledger.objects.object_world import BASIC, KEY, Scripted, World, step, world_at
 
 pytestmark = pytest.mark.anyio

@@ -6,11 +6,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from ledger.errors import CallerError, Conflict, NotFound, Overloaded, TooLarge
-from ledger.frame import Durability, Token, encode
-from ledger.interface import NewStream, Record, StreamKind
-from ledger.objects.object import ObjectRequest
-from ledger.objects.storage import (
+from tailrace.ledger.errors import CallerError, Conflict, NotFound, Overloaded, TooLarge
+from tailrace.ledger.frame import Durability, Token, encode
+from tailrace.ledger.interface import NewStream, Record, StreamKind
+from tailrace.ledger.objects.object import ObjectRequest
+from tailrace.ledger.objects.storage import (
     MAX_CACHE_BYTES,
     MAX_PENDING_BYTES,
     MAX_VALUE_BYTES,

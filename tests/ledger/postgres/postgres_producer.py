@@ -13,8 +13,8 @@ import os
 import sys
 import time
 
-from ledger.interface import Append
-from ledger.postgres.ledger import PostgresLedger
+from tailrace.ledger.interface import Append
+from tailrace.ledger.postgres.ledger import PostgresLedger
 from tests.ledger.backends import new, token
 
 STREAMS = 8

@@ -7,9 +7,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from ledger.errors import ConfigError, LedgerFailed, TailraceError
-from ledger.postgres.ledger import PostgresLedger
-from ledger.postgres.schema import SCHEMA_VERSION
+from tailrace.ledger.errors import ConfigError, LedgerFailed, TailraceError
+from tailrace.ledger.postgres.ledger import PostgresLedger
+from tailrace.ledger.postgres.schema import SCHEMA_VERSION
 from tests.ledger.backends import A, Clock, new, tokens
 from tests.ledger.postgres_server import PostgresServer
 
@@ -66,7 +66,7 @@ async def test_a_database_or_role_that_is_not_there_is_a_setting(
 async def test_a_server_that_is_away_is_worth_another_try(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ledger.postgres.server.OPEN_PATIENCE_S", 0.1)
+    monkeypatch.setattr("tailrace.ledger.postgres.server.OPEN_PATIENCE_S", 0.1)
     error = await refused(f"host={tmp_path} user=postgres dbname=postgres")
     assert isinstance(error, LedgerFailed)
     assert error.retryable
@@ -75,7 +75,7 @@ async def test_a_server_that_is_away_is_worth_another_try(
 
 async def test_a_standby_alone_is_worth_another_try(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be promoted any moment."""
-    monkeypatch.setattr("ledger.postgres.server.OPEN_PATIENCE_S", 0.1)
+    monkeypatch.setattr("tailrace.ledger.postgres.server.OPEN_PATIENCE_S", 0.1)
     server = PostgresServer.make()
     try:
         standby = server.standby()
@@ -119,7 +119,7 @@ async def test_a_server_without_fsync_is_refused() -> None:
 async def test_a_server_that_is_too_old_is_refused(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ledger.postgres.schema.MIN_SERVER_VERSION", 99_00_00)
+    monkeypatch.setattr("tailrace.ledger.postgres.schema.MIN_SERVER_VERSION", 99_00_00)
     error = await refused(database)
     assert isinstance(error, ConfigError)
     assert "too old" in error.message

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ledger.errors import LedgerFailed
-from ledger.interface import Append
-from ledger.postgres.ledger import PostgresLedger
+from tailrace.ledger.errors import LedgerFailed
+from tailrace.ledger.interface import Append
+from tailrace.ledger.postgres.ledger import PostgresLedger
 from tests.ledger.backends import A, B, Clock, everything, new, token, tokens
 from tests.ledger.postgres.postgres_producer import STREAMS, stream_id
 from tests.ledger.postgres_server import PostgresServer
@@ -138,7 +138,7 @@ async def test_a_commit_waits_for_its_standby_even_when_told_not_to(
 async def test_a_server_that_stays_away_fails_the_ledger_and_says_to_retry(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ledger.postgres.commit.WRITE_PATIENCE_S", 0.2)
+    monkeypatch.setattr("tailrace.ledger.postgres.commit.WRITE_PATIENCE_S", 0.2)
     async with opened(server.dsn()) as ledger:
         await ledger.create(new())
         await ledger.append(tokens(A, [0]))

@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from ledger.errors import HeldElsewhere, LedgerFailed, NotFound, StaleEpoch, WrongIndex
-from ledger.interface import Alarm, Append, ObjectKey, ObjectWrite, StreamKind
-from ledger.postgres.commit import MAX_NOTICE_SIDS
-from ledger.postgres.ledger import PostgresLedger
+from tailrace.ledger.errors import HeldElsewhere, LedgerFailed, NotFound, StaleEpoch, WrongIndex
+from tailrace.ledger.interface import Alarm, Append, ObjectKey, ObjectWrite, StreamKind
+from tailrace.ledger.postgres.commit import MAX_NOTICE_SIDS
+from tailrace.ledger.postgres.ledger import PostgresLedger
 from tests.ledger.backends import (
     A,
     B,

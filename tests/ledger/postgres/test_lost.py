@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from ledger.errors import StaleEpoch
-from ledger.interface import ObjectKey, ObjectWrite, StreamKind
-from ledger.postgres.ledger import PostgresLedger
+from tailrace.ledger.errors import StaleEpoch
+from tailrace.ledger.interface import ObjectKey, ObjectWrite, StreamKind
+from tailrace.ledger.postgres.ledger import PostgresLedger
 from tests.ledger.backends import A, B, Clock, PostgresBackend, everything, new, token, tokens
 from tests.ledger.postgres.postgres_proxy import Cut, Proxy
 from tests.ledger.postgres_server import PostgresServer

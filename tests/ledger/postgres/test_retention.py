@@ -5,10 +5,15 @@ import asyncio
 import psycopg
 import pytest
 
-from ledger.errors import NotFound
-from ledger.interface import Append, ObjectKey, ObjectWrite, StreamKind
-from ledger.postgres.retention import EXPIRE_STREAMS, FORGET_OBJECTS_AFTER_MS, HOUR_MS, LINGER_HOURS
-from origin.steady_clock import now_ms
+from tailrace.ledger.errors import NotFound
+from tailrace.ledger.interface import Append, ObjectKey, ObjectWrite, StreamKind
+from tailrace.ledger.postgres.retention import (
+    EXPIRE_STREAMS,
+    FORGET_OBJECTS_AFTER_MS,
+    HOUR_MS,
+    LINGER_HOURS,
+)
+from tailrace.origin.steady_clock import now_ms
 from tests.ledger.backends import (
     TTL_S,
     A,
@@ -210,7 +215,7 @@ async def test_a_stream_made_while_its_partition_is_about_to_go_keeps_its_frames
     backend: PostgresBackend, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By an origin whose clock is hours behind, between the look at who lives and the end."""
-    monkeypatch.setattr("ledger.postgres.retention.DROP_LOCK_MS", 60_000)
+    monkeypatch.setattr("tailrace.ledger.postgres.retention.DROP_LOCK_MS", 60_000)
     async with opened(backend) as late, opened(backend) as sweeping:
         await late.create(new(A))
         await late.delete(A)

@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager, nullcontext
 import psycopg
 import pytest
 
-from ledger.errors import ConfigError, Damaged, LedgerAway, LedgerFailed, StaleEpoch
-from ledger.interface import ObjectKey, ObjectWrite, Refusal
-from ledger.postgres.ledger import PostgresLedger
-from ledger.postgres.schema import Identity
-from ledger.postgres.server import Server, failed, with_last
+from tailrace.ledger.errors import ConfigError, Damaged, LedgerAway, LedgerFailed, StaleEpoch
+from tailrace.ledger.interface import ObjectKey, ObjectWrite, Refusal
+from tailrace.ledger.postgres.ledger import PostgresLedger
+from tailrace.ledger.postgres.schema import Identity
+from tailrace.ledger.postgres.server import Server, failed, with_last
 from tests.ledger.backends import A, B, Clock, everything, new, token, tokens
 from tests.ledger.postgres_server import PostgresServer
 
@@ -226,7 +226,7 @@ async def test_a_primary_that_hangs_is_left_for_the_one_that_took_its_place(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has lost its standby, so its commits wait for ever; it does not know why."""
-    monkeypatch.setattr("ledger.postgres.server.ANSWER_PATIENCE_S", 1.0)
+    monkeypatch.setattr("tailrace.ledger.postgres.server.ANSWER_PATIENCE_S", 1.0)
     standby = await asyncio.to_thread(server.standby)
     try:
         async with opened(f"host={server.folder},{standby.folder} user=postgres") as ledger:
@@ -264,8 +264,8 @@ async def test_a_primary_that_hangs_is_left_for_the_one_that_took_its_place(
 async def test_a_lone_server_that_hangs_fails_the_ledger_in_the_end(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ledger.postgres.server.ANSWER_PATIENCE_S", 0.3)
-    monkeypatch.setattr("ledger.postgres.commit.WRITE_PATIENCE_S", 1.0)
+    monkeypatch.setattr("tailrace.ledger.postgres.server.ANSWER_PATIENCE_S", 0.3)
+    monkeypatch.setattr("tailrace.ledger.postgres.commit.WRITE_PATIENCE_S", 1.0)
     async with opened(server.dsn()) as ledger:
         await ledger.create(new())
         await ledger.append(tokens(A, [0]))
@@ -328,7 +328,7 @@ async def test_a_new_timeline_alone_fails_a_ledger_whose_commits_waited_for_no_s
     async def check(_connection: object) -> tuple[Identity, bool]:
         return said.pop(0)
 
-    monkeypatch.setattr("ledger.postgres.server.check_server", check)
+    monkeypatch.setattr("tailrace.ledger.postgres.server.check_server", check)
     for found, synchronous, error in FOUND:
         said += [(KNOWN, synchronous), (found, synchronous)]
         ours = Server(server.dsn(), "test")

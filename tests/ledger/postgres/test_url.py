@@ -1,8 +1,8 @@
 import psycopg
 import pytest
 
-from ledger.errors import ConfigError
-from ledger.postgres.server import PostgresUrl
+from tailrace.ledger.errors import ConfigError
+from tailrace.ledger.postgres.server import PostgresUrl
 
 
 def test_it_is_shown_without_its_secrets() -> None:

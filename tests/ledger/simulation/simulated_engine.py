@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ledger.errors import LedgerFailed, NotFound, StaleEpoch
-from ledger.frame import StreamEnd, tag_of
-from ledger.interface import Append, Refusal
+from tailrace.ledger.errors import LedgerFailed, NotFound, StaleEpoch
+from tailrace.ledger.frame import StreamEnd, tag_of
+from tailrace.ledger.interface import Append, Refusal
 from tests.ledger.simulation.simulated_life import Life
 from tests.ledger.simulation.simulated_world import Expected, require
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from ledger.sqlite.ledger import SqliteLedger
+from tailrace.ledger.sqlite.ledger import SqliteLedger
 from tests.ledger.simulation.simulated_loop import SimulatedLoop
 from tests.ledger.simulation.simulated_storage import SimulatedStorage
 from tests.ledger.simulation.simulated_world import World

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ledger.errors import StaleEpoch
-from ledger.frame import Token, encode
-from ledger.interface import Append, NewStream, ObjectKey, ObjectWrite, Record
+from tailrace.ledger.errors import StaleEpoch
+from tailrace.ledger.frame import Token, encode
+from tailrace.ledger.interface import Append, NewStream, ObjectKey, ObjectWrite, Record
 from tests.ledger.simulation.simulated_life import Life
 from tests.ledger.simulation.simulated_world import require
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from ledger.errors import LedgerFailed, NotFound
-from ledger.frame import StreamEnd, tag_of
-from ledger.interface import Append, StreamKind
+from tailrace.ledger.errors import LedgerFailed, NotFound
+from tailrace.ledger.frame import StreamEnd, tag_of
+from tailrace.ledger.interface import Append, StreamKind
 from tests.ledger.simulation.simulated_engine import Engine
 from tests.ledger.simulation.simulated_life import Life
 from tests.ledger.simulation.simulated_owner import Owner

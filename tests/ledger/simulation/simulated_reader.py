@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from ledger.errors import NotFound
-from ledger.frame import (
+from tailrace.ledger.errors import NotFound
+from tailrace.ledger.frame import (
     Splitter,
     Status,
     StreamEnd,
@@ -16,8 +16,8 @@ from ledger.frame import (
     tag_of,
     with_corr,
 )
-from ledger.window import Window
-from origin.edges.feed import Feed
+from tailrace.ledger.window import Window
+from tailrace.origin.edges.feed import Feed
 from tests.ledger.simulation.simulated_life import Life
 from tests.ledger.simulation.simulated_world import Reader, require
 

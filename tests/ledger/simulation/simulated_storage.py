@@ -17,10 +17,10 @@ from enum import Enum
 from random import Random
 from typing import NamedTuple
 
-from ledger.errors import LedgerFailed
-from ledger.interface import ObjectKey, ValueRange
-from ledger.sqlite.record import unpack_batch
-from ledger.sqlite.storage import Commit, ObjectRow, SegmentRow, Sizes, StreamRow
+from tailrace.ledger.errors import LedgerFailed
+from tailrace.ledger.interface import ObjectKey, ValueRange
+from tailrace.ledger.sqlite.record import unpack_batch
+from tailrace.ledger.sqlite.storage import Commit, ObjectRow, SegmentRow, Sizes, StreamRow
 
 MAX_DELAY_S = 1.0
 """Of a read or half a sync, in virtual time."""
@@ -177,7 +177,7 @@ class SimulatedDisk:
 
 
 class BoundlessDisk:
-    """`ledger.sqlite.storage.Upkeep` where there is room for all, and nothing is packed."""
+    """`ledger/sqlite/storage.py`'s Upkeep where there is room for all, and nothing is packed."""
 
     written_bytes = 0
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
-from ledger.frame import (
+from tailrace.ledger.frame import (
     Durability,
     FinishReason,
     StreamEnd,
@@ -20,7 +20,7 @@ from ledger.frame import (
     tag_of,
     with_corr,
 )
-from ledger.interface import Append, NewStream, Record, StreamKind
+from tailrace.ledger.interface import Append, NewStream, Record, StreamKind
 from tests.ledger.simulation.simulated_storage import Crash, SimulatedDisk
 
 TTL_MS = 5_000

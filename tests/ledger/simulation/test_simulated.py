@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from ledger.sqlite.group import Group, GroupCommit
-from ledger.sqlite.ledger import SqliteLedger
-from ledger.sqlite.log import Log
-from ledger.sqlite.storage import Commit
-from ledger.sqlite.tail import Tail
+from tailrace.ledger.sqlite.group import Group, GroupCommit
+from tailrace.ledger.sqlite.ledger import SqliteLedger
+from tailrace.ledger.sqlite.log import Log
+from tailrace.ledger.sqlite.storage import Commit
+from tailrace.ledger.sqlite.tail import Tail
 from tests.ledger.simulation.simulated_storage import SimulatedStorage
 from tests.ledger.simulation.simulation import failure, run
 

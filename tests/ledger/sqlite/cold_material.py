@@ -9,12 +9,12 @@ from random import Random
 
 import apsw
 
-from ledger.frame import Durability, FinishReason, StreamEnd, Token, encode
-from ledger.interface import Append, NewStream, Record
-from ledger.sqlite.ledger import SqliteLedger
-from ledger.sqlite.record import pack_segment
-from ledger.sqlite.retention import RetentionSettings
-from ledger.sqlite.storage import SegmentRow
+from tailrace.ledger.frame import Durability, FinishReason, StreamEnd, Token, encode
+from tailrace.ledger.interface import Append, NewStream, Record
+from tailrace.ledger.sqlite.ledger import SqliteLedger
+from tailrace.ledger.sqlite.record import pack_segment
+from tailrace.ledger.sqlite.retention import RetentionSettings
+from tailrace.ledger.sqlite.storage import SegmentRow
 
 WORDS = "the cat sat on a mat and then it went to sleep by an old door of wood".split()
 TTL_S = 1_000.0

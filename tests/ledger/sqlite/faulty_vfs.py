@@ -35,7 +35,7 @@ from typing import NamedTuple
 
 import apsw
 
-from ledger.sqlite.disk.sync import Failed, WorkThread
+from tailrace.ledger.sqlite.disk.sync import Failed, WorkThread
 
 SECTOR_BYTES = 512
 """What a disk writes as a whole; the smallest that is in use."""
@@ -229,7 +229,7 @@ class Disk:
             return lambda: self._end_sync(name, medium, before)
 
     def wal_sync(self, path: Path, _: WorkThread, failed: Failed) -> FaultySync:
-        """`ledger.sqlite.disk.file.SyncOf` for its files."""
+        """`tailrace.ledger.sqlite.disk.file.SyncOf` for its files."""
         return FaultySync(self, path, failed)
 
     def _end_sync(self, name: str, medium: Medium, before: list[Write]) -> bool:
@@ -249,7 +249,7 @@ class Disk:
 
 
 class FaultySync:
-    """`ledger.sqlite.disk.sync.DiskSync` of a file of a disk: some turns of the loop each."""
+    """A DiskSync of a file of a disk: some turns of the loop each."""
 
     def __init__(self, disk: Disk, path: Path, failed: Failed) -> None:
         self._disk = disk

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from ledger.errors import Conflict, NotFound, StaleEpoch, WrongIndex
-from ledger.frame import StreamEnd, tag_of
-from ledger.interface import Append, NewStream, Record, StreamInfo, StreamKind
+from tailrace.ledger.errors import Conflict, NotFound, StaleEpoch, WrongIndex
+from tailrace.ledger.frame import StreamEnd, tag_of
+from tailrace.ledger.interface import Append, NewStream, Record, StreamInfo, StreamKind
 
 
 @dataclass

@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
-from ledger.frame import Durability
-from ledger.interface import (
+from tailrace.ledger.frame import Durability
+from tailrace.ledger.interface import (
     MAX_LIST,
     Alarm,
     NewStream,

@@ -4,8 +4,8 @@ from collections import defaultdict
 from copy import deepcopy
 from dataclasses import dataclass, field
 
-from ledger.errors import StaleEpoch
-from ledger.interface import Alarm, ObjectKey, ObjectWrite
+from tailrace.ledger.errors import StaleEpoch
+from tailrace.ledger.interface import Alarm, ObjectKey, ObjectWrite
 from tests.ledger.sqlite.model import Model
 
 

@@ -19,11 +19,18 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ledger.errors import TailraceError
-from ledger.frame import STREAM_ID_BYTES, Durability, FinishReason, StreamEnd, Token, encode
-from ledger.interface import Append, NewStream, Record
-from ledger.sqlite.ledger import SqliteLedger
-from ledger.sqlite.tail import SEGMENT_BYTES
+from tailrace.ledger.errors import TailraceError
+from tailrace.ledger.frame import (
+    STREAM_ID_BYTES,
+    Durability,
+    FinishReason,
+    StreamEnd,
+    Token,
+    encode,
+)
+from tailrace.ledger.interface import Append, NewStream, Record
+from tailrace.ledger.sqlite.ledger import SqliteLedger
+from tailrace.ledger.sqlite.tail import SEGMENT_BYTES
 from tests.ledger.sqlite.model import Model, ModelStream
 
 T = TypeVar("T")

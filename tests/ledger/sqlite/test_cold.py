@@ -10,11 +10,11 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.errors import Damaged
-from ledger.frame import Chunk, Token, encode
-from ledger.interface import Record
-from ledger.sqlite.packer import COLD_FRAMES
-from ledger.sqlite.record import (
+from tailrace.ledger.errors import Damaged
+from tailrace.ledger.frame import Chunk, Token, encode
+from tailrace.ledger.interface import Record
+from tailrace.ledger.sqlite.packer import COLD_FRAMES
+from tailrace.ledger.sqlite.record import (
     MAX_PAYLOAD_BYTES,
     Unpacked,
     index_tails,
@@ -22,7 +22,7 @@ from ledger.sqlite.record import (
     unpack_cold,
     unpack_segment,
 )
-from ledger.sqlite.storage import SegmentRow
+from tailrace.ledger.sqlite.storage import SegmentRow
 from tests.ledger.sqlite.cold_material import plain_rows, sentence
 
 ROOT = Path(__file__).parents[3]

@@ -13,8 +13,8 @@ import apsw
 import pytest
 from structlog.testing import capture_logs
 
-from ledger.errors import ConfigError, Damaged, LedgerAway
-from ledger.frame import (
+from tailrace.ledger.errors import ConfigError, Damaged, LedgerAway
+from tailrace.ledger.frame import (
     Durability,
     FinishReason,
     StreamEnd,
@@ -24,13 +24,13 @@ from ledger.frame import (
     encode,
     with_corr,
 )
-from ledger.interface import Append, NewStream, ObjectKey, ObjectWrite, Record
-from ledger.sqlite.disk.checksum import crc_of
-from ledger.sqlite.ledger import SqliteLedger
-from ledger.tools.commands import reading, verify
-from ledger.window import Window
-from origin.edges.feed import Feed
-from origin.generations.stream import find
+from tailrace.ledger.interface import Append, NewStream, ObjectKey, ObjectWrite, Record
+from tailrace.ledger.sqlite.disk.checksum import crc_of
+from tailrace.ledger.sqlite.ledger import SqliteLedger
+from tailrace.ledger.tools.commands import reading, verify
+from tailrace.ledger.window import Window
+from tailrace.origin.edges.feed import Feed
+from tailrace.origin.generations.stream import find
 from tests.ledger.backends import Clock, opened_file
 from tests.ledger.sqlite.faulty_vfs import Disk, FaultyVfs
 

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from ledger.errors import LedgerFailed
-from ledger.frame import Durability
-from ledger.interface import Append
-from ledger.sqlite.disk import wal
-from ledger.sqlite.disk.file import SqliteFile
-from ledger.sqlite.disk.sync import DiskSync, Failed, WorkThread
-from ledger.sqlite.ledger import SqliteLedger
-from ledger.sqlite.tail import SEGMENT_BYTES
+from tailrace.ledger.errors import LedgerFailed
+from tailrace.ledger.frame import Durability
+from tailrace.ledger.interface import Append
+from tailrace.ledger.sqlite.disk import wal
+from tailrace.ledger.sqlite.disk.file import SqliteFile
+from tailrace.ledger.sqlite.disk.sync import DiskSync, Failed, WorkThread
+from tailrace.ledger.sqlite.ledger import SqliteLedger
+from tailrace.ledger.sqlite.tail import SEGMENT_BYTES
 from tests.ledger.backends import A, B, Clock, new, token, tokens
 
 pytestmark = pytest.mark.anyio

@@ -17,13 +17,13 @@ from typing import NamedTuple
 
 import pytest
 
-from ledger.errors import ConfigError, LedgerFailed, NotFound
-from ledger.frame import Durability, Token, encode
-from ledger.interface import Append, NewStream, ObjectKey, ObjectWrite, Record
-from ledger.sqlite.disk.file import SqliteFile
-from ledger.sqlite.disk.sync import sync_of
-from ledger.sqlite.ledger import SqliteLedger
-from ledger.sqlite.storage import Commit
+from tailrace.ledger.errors import ConfigError, LedgerFailed, NotFound
+from tailrace.ledger.frame import Durability, Token, encode
+from tailrace.ledger.interface import Append, NewStream, ObjectKey, ObjectWrite, Record
+from tailrace.ledger.sqlite.disk.file import SqliteFile
+from tailrace.ledger.sqlite.disk.sync import sync_of
+from tailrace.ledger.sqlite.ledger import SqliteLedger
+from tailrace.ledger.sqlite.storage import Commit
 from tests.ledger.sqlite.faulty_vfs import Disk, FaultyVfs
 
 pytestmark = pytest.mark.anyio
@@ -37,8 +37,8 @@ CUTS = 60
 @pytest.fixture(autouse=True)
 def _few_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the WAL is moved, and begins anew, while things go wrong."""
-    monkeypatch.setattr("ledger.sqlite.disk.wal.CHECKPOINT_PAGES", 20)
-    monkeypatch.setattr("ledger.sqlite.disk.wal.CHECKPOINT_REST_PAGES", 4)
+    monkeypatch.setattr("tailrace.ledger.sqlite.disk.wal.CHECKPOINT_PAGES", 20)
+    monkeypatch.setattr("tailrace.ledger.sqlite.disk.wal.CHECKPOINT_REST_PAGES", 4)
 
 
 def record(stream: bytes, index: int) -> Record:
@@ -327,7 +327,7 @@ async def test_after_a_sync_that_failed_a_power_cut_while_the_successor_opens_ta
 @pytest.fixture
 def _no_checkpoint(_few_pages: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the WAL is moved when a test says so."""
-    monkeypatch.setattr("ledger.sqlite.disk.wal.CHECKPOINT_PAGES", 4_096)
+    monkeypatch.setattr("tailrace.ledger.sqlite.disk.wal.CHECKPOINT_PAGES", 4_096)
 
 
 @pytest.mark.usefixtures("_no_checkpoint")

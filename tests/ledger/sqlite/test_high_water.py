@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from ledger.errors import Damaged
-from ledger.sqlite.disk import opening
-from ledger.sqlite.disk.opening import HighWater, read_mark
-from ledger.tools.commands import accept, reading, verify
+from tailrace.ledger.errors import Damaged
+from tailrace.ledger.sqlite.disk import opening
+from tailrace.ledger.sqlite.disk.opening import HighWater, read_mark
+from tailrace.ledger.tools.commands import accept, reading, verify
 from tests.ledger.backends import A, everything, indexes, new, opened_file, tokens
 
 pytestmark = pytest.mark.anyio
@@ -26,7 +26,7 @@ OWNER = f"""
 import asyncio, signal, sys
 from pathlib import Path
 from tests.ledger.backends import A, Clock, new, tokens
-from ledger.sqlite.ledger import SqliteLedger
+from tailrace.ledger.sqlite.ledger import SqliteLedger
 
 async def main():
     ledger = await SqliteLedger.open(Path(sys.argv[1]), Clock())
@@ -43,7 +43,7 @@ asyncio.run(main())
 OPENED = """
 import asyncio, os, sys
 from pathlib import Path
-from ledger.sqlite.disk.file import SqliteFile
+from tailrace.ledger.sqlite.disk.file import SqliteFile
 
 asyncio.run(SqliteFile.open(Path(sys.argv[1]), wal_sync=lambda *_: os._exit(9)))
 """
@@ -216,8 +216,8 @@ async def test_a_wal_that_begins_anew_or_is_cut_off_is_no_damage(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The files as they are after each commit are what a kill would leave."""
-    monkeypatch.setattr("ledger.sqlite.disk.wal.CHECKPOINT_PAGES", 8)
-    monkeypatch.setattr("ledger.sqlite.disk.wal.CUT_ABOVE_BYTES", 0)
+    monkeypatch.setattr("tailrace.ledger.sqlite.disk.wal.CHECKPOINT_PAGES", 8)
+    monkeypatch.setattr("tailrace.ledger.sqlite.disk.wal.CUT_ABOVE_BYTES", 0)
     anew = 0
     async with opened_file(path) as ledger:
         before = read_mark(path)

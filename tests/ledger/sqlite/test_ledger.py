@@ -7,13 +7,13 @@ from pathlib import Path
 import apsw
 import pytest
 
-from ledger.errors import ConfigError, Damaged, LedgerFailed, NotFound
-from ledger.frame import Durability
-from ledger.interface import Append
-from ledger.sqlite import log as sqlite_log
-from ledger.sqlite.ledger import SqliteLedger
-from ledger.sqlite.log import PRUNE_ROWS
-from ledger.sqlite.tail import SEGMENT_BYTES
+from tailrace.ledger.errors import ConfigError, Damaged, LedgerFailed, NotFound
+from tailrace.ledger.frame import Durability
+from tailrace.ledger.interface import Append
+from tailrace.ledger.sqlite import log as sqlite_log
+from tailrace.ledger.sqlite.ledger import SqliteLedger
+from tailrace.ledger.sqlite.log import PRUNE_ROWS
+from tailrace.ledger.sqlite.tail import SEGMENT_BYTES
 from tests.ledger.backends import (
     A,
     B,

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ledger.errors import ConfigError, LedgerFailed
-from ledger.frame import Durability
-from ledger.sqlite.disk.sync import DiskSync, Failed, WorkThread, sync_of
-from ledger.sqlite.ledger import SqliteLedger
+from tailrace.ledger.errors import ConfigError, LedgerFailed
+from tailrace.ledger.frame import Durability
+from tailrace.ledger.sqlite.disk.sync import DiskSync, Failed, WorkThread, sync_of
+from tailrace.ledger.sqlite.ledger import SqliteLedger
 from tests.ledger.backends import A, B, Clock, new, opened_file, tokens
 
 pytestmark = pytest.mark.anyio
@@ -52,7 +52,8 @@ def what_another_process_says(path: Path) -> str:
     """When it opens the ledger at `path`; in this one that would be refused for another reason."""
     code = (
         "import asyncio, sys; from pathlib import Path;"
-        " from ledger.sqlite.ledger import SqliteLedger; from tests.ledger.backends import Clock;"
+        " from tailrace.ledger.sqlite.ledger import SqliteLedger;"
+        " from tests.ledger.backends import Clock;"
         " asyncio.run(SqliteLedger.open(Path(sys.argv[1]), Clock()))"
     )
     command = [sys.executable, "-c", code, str(path)]

@@ -7,13 +7,20 @@ from random import Random
 import pytest
 from structlog.testing import capture_logs
 
-from ledger.errors import Damaged, NotFound
-from ledger.frame import Token, encode
-from ledger.interface import Record
-from ledger.sqlite import packer
-from ledger.sqlite.packer import COLD_BYTES, COLD_FRAMES, RUN_SEGMENTS, Packer, SegmentRun, take_run
-from ledger.sqlite.record import Unpacked, pack_cold
-from ledger.sqlite.storage import SegmentRow
+from tailrace.ledger.errors import Damaged, NotFound
+from tailrace.ledger.frame import Token, encode
+from tailrace.ledger.interface import Record
+from tailrace.ledger.sqlite import packer
+from tailrace.ledger.sqlite.packer import (
+    COLD_BYTES,
+    COLD_FRAMES,
+    RUN_SEGMENTS,
+    Packer,
+    SegmentRun,
+    take_run,
+)
+from tailrace.ledger.sqlite.record import Unpacked, pack_cold
+from tailrace.ledger.sqlite.storage import SegmentRow
 from tests.ledger.sqlite.cold_material import (
     COLD_AFTER_S,
     Clock,
@@ -225,7 +232,7 @@ async def test_a_stream_that_is_deleted_while_it_is_packed_leaves_nothing(
 async def test_a_power_cut_while_segments_are_packed_takes_nothing_that_had_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ledger.sqlite.disk.wal.CHECKPOINT_PAGES", 20)
+    monkeypatch.setattr("tailrace.ledger.sqlite.disk.wal.CHECKPOINT_PAGES", 20)
     first = tmp_path / "first"
     first.mkdir()
     clock = Clock()

@@ -2,10 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.errors import Damaged
-from ledger.frame import Token, encode
-from ledger.interface import Record
-from ledger.sqlite.record import (
+from tailrace.ledger.errors import Damaged
+from tailrace.ledger.frame import Token, encode
+from tailrace.ledger.interface import Record
+from tailrace.ledger.sqlite.record import (
     Entry,
     column,
     pack_batch,

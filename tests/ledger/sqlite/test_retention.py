@@ -7,20 +7,28 @@ from pathlib import Path
 import apsw
 import pytest
 
-from ledger.errors import LedgerFailed, LedgerFull, NotFound, StreamFull
-from ledger.frame import Durability, FinishReason, StreamEnd, Token, encode
-from ledger.interface import Append, NewStream, ObjectKey, ObjectWrite, Record, Refusal, StreamKind
-from ledger.sqlite.disk.file import SqliteFile
-from ledger.sqlite.ledger import SqliteLedger
-from ledger.sqlite.retention import (
+from tailrace.ledger.errors import LedgerFailed, LedgerFull, NotFound, StreamFull
+from tailrace.ledger.frame import Durability, FinishReason, StreamEnd, Token, encode
+from tailrace.ledger.interface import (
+    Append,
+    NewStream,
+    ObjectKey,
+    ObjectWrite,
+    Record,
+    Refusal,
+    StreamKind,
+)
+from tailrace.ledger.sqlite.disk.file import SqliteFile
+from tailrace.ledger.sqlite.ledger import SqliteLedger
+from tailrace.ledger.sqlite.retention import (
     EXPIRE_STREAMS,
     KEPT_FREE_BYTES,
     RECLAIM_SEGMENTS,
     VACUUM_PAGES,
     RetentionSettings,
 )
-from ledger.sqlite.room import MIB
-from ledger.sqlite.storage import Commit
+from tailrace.ledger.sqlite.room import MIB
+from tailrace.ledger.sqlite.storage import Commit
 from tests.ledger.sqlite.cold_material import TTL_S, Clock, extend, sentence, store, stream_id
 
 pytestmark = pytest.mark.anyio

@@ -12,18 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.errors import LedgerFull
-from ledger.frame import Durability, FinishReason, StreamEnd, Token, encode
-from ledger.interface import Append, NewStream, ObjectKey, ObjectWrite, Record, StreamKind
-from ledger.sqlite import retention
-from ledger.sqlite.disk import wal as sqlite_wal
-from ledger.sqlite.disk.file import SqliteFile, SqliteUpkeep
-from ledger.sqlite.disk.sync import reserve
-from ledger.sqlite.disk.wal import WAL_BYTES
-from ledger.sqlite.ledger import SqliteLedger
-from ledger.sqlite.retention import RetentionSettings
-from ledger.sqlite.room import DISK_SHARE, HARD_SHARE, LOW_SHARE, MAX_WAL_BYTES, MIB, Room
-from ledger.sqlite.storage import Sizes
+from tailrace.ledger.errors import LedgerFull
+from tailrace.ledger.frame import Durability, FinishReason, StreamEnd, Token, encode
+from tailrace.ledger.interface import Append, NewStream, ObjectKey, ObjectWrite, Record, StreamKind
+from tailrace.ledger.sqlite import retention
+from tailrace.ledger.sqlite.disk import wal as sqlite_wal
+from tailrace.ledger.sqlite.disk.file import SqliteFile, SqliteUpkeep
+from tailrace.ledger.sqlite.disk.sync import reserve
+from tailrace.ledger.sqlite.disk.wal import WAL_BYTES
+from tailrace.ledger.sqlite.ledger import SqliteLedger
+from tailrace.ledger.sqlite.retention import RetentionSettings
+from tailrace.ledger.sqlite.room import DISK_SHARE, HARD_SHARE, LOW_SHARE, MAX_WAL_BYTES, MIB, Room
+from tailrace.ledger.sqlite.storage import Sizes
 from tests.ledger.sqlite.cold_material import TTL_S, Clock, extend, sentence, store, stream_id
 from tests.ledger.sqlite.faulty_vfs import Disk, FaultyVfs
 

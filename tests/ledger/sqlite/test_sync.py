@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from ledger.errors import LedgerFailed
-from ledger.frame import Durability, Token, encode
-from ledger.interface import Append, NewStream, Record
-from ledger.sqlite.disk import sync as disk_sync
-from ledger.sqlite.disk.sync import DiskSync, KernelSync, ThreadSync, WorkThread, sync_of
-from ledger.sqlite.ledger import SqliteLedger
+from tailrace.ledger.errors import LedgerFailed
+from tailrace.ledger.frame import Durability, Token, encode
+from tailrace.ledger.interface import Append, NewStream, Record
+from tailrace.ledger.sqlite.disk import sync as disk_sync
+from tailrace.ledger.sqlite.disk.sync import DiskSync, KernelSync, ThreadSync, WorkThread, sync_of
+from tailrace.ledger.sqlite.ledger import SqliteLedger
 
 pytestmark = pytest.mark.anyio
 

@@ -1,11 +1,11 @@
 import pytest
 
-from ledger.errors import Conflict, FrameError, StaleEpoch, WrongIndex
-from ledger.frame import Detach, Durability, FinishReason, StreamEnd, Token, encode
-from ledger.interface import Record, StreamInfo
-from ledger.sqlite.record import pack_segment
-from ledger.sqlite.storage import SegmentRow
-from ledger.sqlite.tail import SEGMENT_BYTES, Tail
+from tailrace.ledger.errors import Conflict, FrameError, StaleEpoch, WrongIndex
+from tailrace.ledger.frame import Detach, Durability, FinishReason, StreamEnd, Token, encode
+from tailrace.ledger.interface import Record, StreamInfo
+from tailrace.ledger.sqlite.record import pack_segment
+from tailrace.ledger.sqlite.storage import SegmentRow
+from tailrace.ledger.sqlite.tail import SEGMENT_BYTES, Tail
 
 STREAM = bytes(16)
 

@@ -5,9 +5,9 @@ from typing import Any
 
 from hypothesis import given
 
-from ledger.frame import FRAMES, LOGGED, Score, ScoredToken, TokenScores, encode
-from ledger.interface import Record
-from ledger.tools.commands import frame_document
+from tailrace.ledger.frame import FRAMES, LOGGED, Score, ScoredToken, TokenScores, encode
+from tailrace.ledger.interface import Record
+from tailrace.ledger.tools.commands import frame_document
 from tests.frame_strategies import any_frame
 
 

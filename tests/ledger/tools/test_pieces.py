@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from ledger.sqlite.storage import StreamRow
-from ledger.tools import reader as tools_reader
-from ledger.tools.commands import json_lines, raw_frames, reading, verify
-from ledger.tools.reader import LedgerReader
+from tailrace.ledger.sqlite.storage import StreamRow
+from tailrace.ledger.tools import reader as tools_reader
+from tailrace.ledger.tools.commands import json_lines, raw_frames, reading, verify
+from tailrace.ledger.tools.reader import LedgerReader
 from tests.ledger.ledger_files import A, B, C, Place, PostgresPlace, SqlitePlace, three_streams
 from tests.ledger.other_owner import OtherOwner
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from ledger.errors import ConfigError, LedgerFailed, NotFound
-from ledger.interface import StreamKind
-from ledger.postgres.retention import HOUR_MS
-from ledger.tools.commands import Finding, verify
-from ledger.tools.postgres_reader import reading_database
+from tailrace.ledger.errors import ConfigError, LedgerFailed, NotFound
+from tailrace.ledger.interface import StreamKind
+from tailrace.ledger.postgres.retention import HOUR_MS
+from tailrace.ledger.tools.commands import Finding, verify
+from tailrace.ledger.tools.postgres_reader import reading_database
 from tests.ledger.backends import new
 from tests.ledger.ledger_files import A, B, C, PostgresPlace, append, three_streams, token
 from tests.ledger.postgres_server import PostgresServer

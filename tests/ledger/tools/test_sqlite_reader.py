@@ -6,12 +6,12 @@ from pathlib import Path
 import aiosqlite
 import pytest
 
-from ledger.errors import ConfigError
-from ledger.interface import Record
-from ledger.sqlite.ledger import SqliteLedger
-from ledger.sqlite.retention import RetentionSettings
-from ledger.tools.commands import Finding, reading, verify
-from ledger.tools.sqlite_reader import reading_file
+from tailrace.ledger.errors import ConfigError
+from tailrace.ledger.interface import Record
+from tailrace.ledger.sqlite.ledger import SqliteLedger
+from tailrace.ledger.sqlite.retention import RetentionSettings
+from tailrace.ledger.tools.commands import Finding, reading, verify
+from tailrace.ledger.tools.sqlite_reader import reading_file
 from tests.ledger.ledger_files import A, B, C, SqlitePlace, end, three_streams, token
 from tests.ledger.other_owner import OtherOwner
 

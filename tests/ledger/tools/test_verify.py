@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from ledger.frame import Token, encode
-from ledger.tools.commands import Finding, reading, verify
+from tailrace.ledger.frame import Token, encode
+from tailrace.ledger.tools.commands import Finding, reading, verify
 from tests.ledger.ledger_files import (
     A,
     B,

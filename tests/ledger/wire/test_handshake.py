@@ -2,9 +2,9 @@
 
 import pytest
 
-from ledger.errors import Unauthorized
-from ledger.frame import Challenge, Proof
-from ledger.wire.handshake import Handshake, Side
+from tailrace.ledger.errors import Unauthorized
+from tailrace.ledger.frame import Challenge, Proof
+from tailrace.ledger.wire.handshake import Handshake, Side
 
 SECRET = b"a secret of two sides"
 

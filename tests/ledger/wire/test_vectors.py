@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from ledger.errors import FrameError
-from ledger.frame import FRAMES, Splitter, corr_of, decode, encode, index_of, tag_of
-from ledger.wire.schema import LOGGED
+from tailrace.ledger.errors import FrameError
+from tailrace.ledger.frame import FRAMES, Splitter, corr_of, decode, encode, index_of, tag_of
+from tailrace.ledger.wire.schema import LOGGED
 from tests.vectors import generate
 
 

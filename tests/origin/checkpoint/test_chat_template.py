@@ -14,9 +14,9 @@ import pytest
 from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from ledger.errors import ModelError
-from origin.checkpoint.prompt import MAX_TEMPLATE_BYTES, ChatTemplate, load_template
-from origin.checkpoint.template_child import MAX_MEMORY_BYTES
+from tailrace.ledger.errors import ModelError
+from tailrace.origin.checkpoint.prompt import MAX_TEMPLATE_BYTES, ChatTemplate, load_template
+from tailrace.origin.checkpoint.template_child import MAX_MEMORY_BYTES
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 TURNS = [
@@ -246,7 +246,7 @@ def test_a_child_that_gives_no_answer_is_ended_and_the_next_one_answers(
     mercy.start()
     try:
         with monkeypatch.context() as patched:
-            patched.setattr("origin.checkpoint.prompt.PATIENCE_S", 0.1)
+            patched.setattr("tailrace.origin.checkpoint.prompt.PATIENCE_S", 0.1)
             with pytest.raises(ModelError, match=r"it gave no answer for 0\.1 s"):
                 template.render(TURNS)
     finally:
@@ -258,7 +258,7 @@ def test_a_child_that_gives_no_answer_is_ended_and_the_next_one_answers(
 PARENT = """
 import signal, sys
 from pathlib import Path
-from origin.checkpoint.prompt import load_template
+from tailrace.origin.checkpoint.prompt import load_template
 
 template = load_template(Path(sys.argv[1]))
 print(template._process._child.pid, flush=True)

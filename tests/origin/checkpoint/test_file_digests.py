@@ -10,7 +10,7 @@ from threading import Thread
 
 import pytest
 
-from origin.checkpoint.file_digests import FileDigests
+from tailrace.origin.checkpoint.file_digests import FileDigests
 
 LATER_S = 1e12
 """Long after any file here was written."""

@@ -5,15 +5,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from kernels.shapes import Family
-from ledger.errors import ModelError
-from origin.checkpoint.model_check import ModelReport, check_model
-from origin.checkpoint.model_config import read_config
-from origin.checkpoint.model_memory import Footprint
-from origin.formats import AS_STORED, Formats
-from origin.models import cpu_linear, cpu_model
-from origin.models.cpu_model import CpuModel
-from origin.models.tensors import examine_values, read_tensors
+from tailrace.kernels.shapes import Family
+from tailrace.ledger.errors import ModelError
+from tailrace.origin.checkpoint.model_check import ModelReport, check_model
+from tailrace.origin.checkpoint.model_config import read_config
+from tailrace.origin.checkpoint.model_memory import Footprint
+from tailrace.origin.formats import AS_STORED, Formats
+from tailrace.origin.models import cpu_linear, cpu_model
+from tailrace.origin.models.cpu_model import CpuModel
+from tailrace.origin.models.tensors import examine_values, read_tensors
 from tests.origin.held_bytes import held_bytes
 from tests.origin.tiny_checkpoint import Shape, write_checkpoint
 

@@ -6,11 +6,11 @@ import pytest
 from transformers import BitNetConfig, LlamaConfig, PreTrainedConfig, Qwen3Config
 from transformers.utils.quantization_config import BitNetQuantConfig
 
-from kernels.shapes import Family
-from ledger.errors import ModelError
-from origin.checkpoint.finding import Findings
-from origin.checkpoint.model_config import examine_config, read_config
-from origin.checkpoint.model_memory import parameters
+from tailrace.kernels.shapes import Family
+from tailrace.ledger.errors import ModelError
+from tailrace.origin.checkpoint.finding import Findings
+from tailrace.origin.checkpoint.model_config import examine_config, read_config
+from tailrace.origin.checkpoint.model_memory import parameters
 from tests.origin.tiny_checkpoint import Shape, change_json, remove_keys, set_keys, write_checkpoint
 
 LLAMA = Shape(layers=1, family=Family.LLAMA)

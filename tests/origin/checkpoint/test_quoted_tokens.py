@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, normalizers
 
-from ledger.frame import Message
-from origin.checkpoint.prompt import MARK, PromptReader, QuotedTokens
+from tailrace.ledger.frame import Message
+from tailrace.origin.checkpoint.prompt import MARK, PromptReader, QuotedTokens
 from tests.origin.tiny_checkpoint import END, END_ID, Shape, train_tokenizer, write_checkpoint
 
 TEMPLATE = (

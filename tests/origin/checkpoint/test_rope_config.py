@@ -3,11 +3,11 @@ from typing import Any
 
 import pytest
 
-from kernels.attention.rope_scaling import LinearScaling, Llama3Scaling, YarnScaling
-from kernels.shapes import Family
-from ledger.errors import ModelError
-from origin.checkpoint.finding import Findings
-from origin.checkpoint.model_config import examine_config, read_config
+from tailrace.kernels.attention.rope_scaling import LinearScaling, Llama3Scaling, YarnScaling
+from tailrace.kernels.shapes import Family
+from tailrace.ledger.errors import ModelError
+from tailrace.origin.checkpoint.finding import Findings
+from tailrace.origin.checkpoint.model_config import examine_config, read_config
 from tests.origin.tiny_checkpoint import Shape, remove_keys, set_keys, write_checkpoint
 
 LLAMA_31 = {

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from ledger.errors import ModelError
-from origin.checkpoint.model_config import read_config
+from tailrace.ledger.errors import ModelError
+from tailrace.origin.checkpoint.model_config import read_config
 from tests.origin.tiny_checkpoint import Shape, set_keys, write_checkpoint
 
 

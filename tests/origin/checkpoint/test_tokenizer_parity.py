@@ -9,10 +9,10 @@ import pytest
 from tokenizers import Tokenizer, processors
 from transformers import AutoTokenizer
 
-from ledger.errors import ModelError
-from ledger.frame import Message
-from origin.checkpoint.model_config import read_config
-from origin.checkpoint.prompt import PromptReader
+from tailrace.ledger.errors import ModelError
+from tailrace.ledger.frame import Message
+from tailrace.origin.checkpoint.model_config import read_config
+from tailrace.origin.checkpoint.prompt import PromptReader
 from tests.origin.engine.runs import fallback_tokenizer
 from tests.origin.tiny_checkpoint import END, Shape, change_json, write_checkpoint
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
-from ledger.errors import CallerError
-from ledger.frame import Message, Open, OutputFormat, ToolChoice, Tools
-from ledger.wire.words import FormatKind
-from origin.checkpoint.prompt import PromptReader
-from origin.generations.admission import ALL_THERE_IS, admit
-from origin.generations.recipe import Recipe
+from tailrace.ledger.errors import CallerError
+from tailrace.ledger.frame import Message, Open, OutputFormat, ToolChoice, Tools
+from tailrace.ledger.wire.words import FormatKind
+from tailrace.origin.checkpoint.prompt import PromptReader
+from tailrace.origin.generations.admission import ALL_THERE_IS, admit
+from tailrace.origin.generations.recipe import Recipe
 from tests.origin.tiny_checkpoint import END, END_ID, Shape, train_tokenizer, write_checkpoint
 
 # As Qwen's does it.

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from kernels.shapes import Family
-from ledger.errors import ModelError
-from origin.checkpoint.model_config import read_config
-from origin.models.tensors import checkpoint_files, read_tensors
+from tailrace.kernels.shapes import Family
+from tailrace.ledger.errors import ModelError
+from tailrace.origin.checkpoint.model_config import read_config
+from tailrace.origin.models.tensors import checkpoint_files, read_tensors
 from tests.origin.tiny_checkpoint import Shape, write_checkpoint
 
 NORM = "model.norm.weight"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ledger.errors import Conflict, LedgerFailed
-from ledger.frame import (
+from tailrace.ledger.errors import Conflict, LedgerFailed
+from tailrace.ledger.frame import (
     MAX_LINK_FRAME_BYTES,
     SCHEMA_HASH,
     Answer,
@@ -26,10 +26,10 @@ from ledger.frame import (
     StreamError,
     encode,
 )
-from ledger.interface import ObjectKey
-from ledger.objects.object import ObjectRequest, ObjectResponse
-from origin.edges.calls import MAX_PIECE_BYTES
-from origin.subscriptions.request import INDEX_KEY
+from tailrace.ledger.interface import ObjectKey
+from tailrace.ledger.objects.object import ObjectRequest, ObjectResponse
+from tailrace.origin.edges.calls import MAX_PIECE_BYTES
+from tailrace.origin.subscriptions.request import INDEX_KEY
 from tests.origin.edges.test_link import Client, House, opened, serving
 
 pytestmark = pytest.mark.anyio

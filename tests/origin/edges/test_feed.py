@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ledger.errors import LedgerFailed
-from ledger.frame import (
+from tailrace.ledger.errors import LedgerFailed
+from tailrace.ledger.frame import (
     Durability,
     FinishReason,
     Frame,
@@ -23,12 +23,12 @@ from ledger.frame import (
     encode,
     with_corr,
 )
-from ledger.interface import Append, NewStream, Record
-from ledger.sqlite.ledger import SqliteLedger
-from ledger.sqlite.tail import SEGMENT_BYTES
-from ledger.window import READ_FRAMES, Window
-from origin.edges.feed import Feed
-from origin.generations.readers import Readers
+from tailrace.ledger.interface import Append, NewStream, Record
+from tailrace.ledger.sqlite.ledger import SqliteLedger
+from tailrace.ledger.sqlite.tail import SEGMENT_BYTES
+from tailrace.ledger.window import READ_FRAMES, Window
+from tailrace.origin.edges.feed import Feed
+from tailrace.origin.generations.readers import Readers
 
 pytestmark = pytest.mark.anyio
 

@@ -14,8 +14,8 @@ from random import Random
 import apsw
 import pytest
 
-from ledger.errors import Conflict, LedgerFailed, NotFound, TooLarge
-from ledger.frame import (
+from tailrace.ledger.errors import Conflict, LedgerFailed, NotFound, TooLarge
+from tailrace.ledger.frame import (
     LINK_CODEC,
     MAX_MESSAGES,
     SCHEMA_HASH,
@@ -48,19 +48,19 @@ from ledger.frame import (
     decode,
     encode,
 )
-from ledger.interface import NewStream, ObjectKey, StreamKind
-from ledger.objects.object import ObjectRequest, ObjectResponse
-from ledger.rights import Right
-from ledger.sqlite.disk.file import SqliteFile
-from ledger.sqlite.disk.sync import SyncOf, sync_of
-from ledger.sqlite.ledger import SqliteLedger
-from origin.checkpoint.prompt import PromptReader
-from origin.config import LedgerConfig, OriginConfig
-from origin.edges.link import EdgeLink
-from origin.generations.callers import TokenKeys
-from origin.generations.service import LEDGER_SILENCE_S, MAX_STEER_CHARS, Service
-from origin.workers import worker_frame
-from origin.workers.worker_frame import STEER_BEGINS, STEERED, Emission, Run, Step
+from tailrace.ledger.interface import NewStream, ObjectKey, StreamKind
+from tailrace.ledger.objects.object import ObjectRequest, ObjectResponse
+from tailrace.ledger.rights import Right
+from tailrace.ledger.sqlite.disk.file import SqliteFile
+from tailrace.ledger.sqlite.disk.sync import SyncOf, sync_of
+from tailrace.ledger.sqlite.ledger import SqliteLedger
+from tailrace.origin.checkpoint.prompt import PromptReader
+from tailrace.origin.config import LedgerConfig, OriginConfig
+from tailrace.origin.edges.link import EdgeLink
+from tailrace.origin.generations.callers import TokenKeys
+from tailrace.origin.generations.service import LEDGER_SILENCE_S, MAX_STEER_CHARS, Service
+from tailrace.origin.workers import worker_frame
+from tailrace.origin.workers.worker_frame import STEER_BEGINS, STEERED, Emission, Run, Step
 from tests.ledger.sqlite.faulty_vfs import Disk, FaultyVfs
 from tests.ledger.sqlite.test_room import DISK_BYTES, SharedDisk
 from tests.origin.stage import Slot, Stage

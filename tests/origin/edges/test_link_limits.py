@@ -11,7 +11,7 @@ from typing import cast
 
 import pytest
 
-from ledger.frame import (
+from tailrace.ledger.frame import (
     SCHEMA_HASH,
     Call,
     Cancel,
@@ -33,10 +33,10 @@ from ledger.frame import (
     decode,
     encode,
 )
-from ledger.objects.object import ObjectRequest, ObjectResponse
-from origin.config import LedgerConfig
-from origin.edges.link import BULK_HIGH_BYTES, SEND_HIGH_BYTES
-from origin.workers.worker_frame import Halt
+from tailrace.ledger.objects.object import ObjectRequest, ObjectResponse
+from tailrace.origin.config import LedgerConfig
+from tailrace.origin.edges.link import BULK_HIGH_BYTES, SEND_HIGH_BYTES
+from tailrace.origin.workers.worker_frame import Halt
 from tests.origin.edges.test_link import REQUEST, House, opened, refused, serving
 
 pytestmark = pytest.mark.anyio
@@ -51,7 +51,7 @@ async def house(tmp_path: Path, checkpoint: Path) -> AsyncIterator[House]:
 async def test_a_request_beyond_the_corrs_of_a_link_is_refused_on_its_own(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("origin.edges.link.MAX_CORRS", 2)
+    monkeypatch.setattr("tailrace.origin.edges.link.MAX_CORRS", 2)
     client = await house.greeted()
     stream = (await opened(client, 1)).stream
     await opened(client, 2)
@@ -67,7 +67,7 @@ async def test_a_request_beyond_the_corrs_of_a_link_is_refused_on_its_own(
 async def test_calls_beyond_what_is_held_are_refused_and_credit_behind_them_is_read(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("origin.edges.link.CALLS_HIGH_BYTES", 1000)
+    monkeypatch.setattr("tailrace.origin.edges.link.CALLS_HIGH_BYTES", 1000)
     never = asyncio.Event()
 
     async def hang(_request: ObjectRequest) -> ObjectResponse:
@@ -92,7 +92,7 @@ async def test_calls_beyond_what_is_held_are_refused_and_credit_behind_them_is_r
 async def test_who_says_no_hello_is_sent_away(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("origin.edges.link.HELLO_S", 0.05)
+    monkeypatch.setattr("tailrace.origin.edges.link.HELLO_S", 0.05)
     client = await house.connected()
     [error] = await client.errors_until_closed()
     assert (error.code, error.status) == ("timeout", 408)
@@ -147,7 +147,7 @@ async def test_an_edge_that_has_told_no_patience_is_kept(house: House) -> None:
 async def test_a_cancel_counts_until_it_has_been_carried_out_whether_it_is_detached_or_not(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("origin.edges.link.MAX_CORRS", 2)
+    monkeypatch.setattr("tailrace.origin.edges.link.MAX_CORRS", 2)
     client = await house.greeted()
     stream = (await opened(client, 1)).stream
     client.send(Cancel(stream), 2)  # its end is the worker's to say
@@ -191,7 +191,7 @@ async def test_all_cancels_of_a_stream_share_one_wait_for_its_end(house: House) 
 async def test_a_backlog_of_requests_is_handled_in_slices_and_heartbeats_pass_it(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("origin.edges.link.MAX_TURN_FRAMES", 10)
+    monkeypatch.setattr("tailrace.origin.edges.link.MAX_TURN_FRAMES", 10)
     client = await house.greeted()
     stream = (await opened(client, 1)).stream
     there, written = house.link(), Written()
@@ -215,7 +215,7 @@ async def test_a_backlog_of_requests_is_handled_in_slices_and_heartbeats_pass_it
 async def test_an_edge_whose_frames_wait_here_is_not_silent(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("origin.edges.link.MAX_TURN_FRAMES", 1)
+    monkeypatch.setattr("tailrace.origin.edges.link.MAX_TURN_FRAMES", 1)
     there, written = house.link(), Written()
     there.connection_made(cast(asyncio.Transport, written))
     there.data_received(encode(Hello(SCHEMA_HASH, "test")))

@@ -17,11 +17,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from structlog.testing import capture_logs
 
-from edge.origins.link import Link
-from ledger.backoff import Backoff
-from ledger.dial import Credentials, LinkAddress, listen
-from origin.edges.link import EdgeLink
-from origin.edges.peers import Way, connect
+from tailrace.edge.origins.link import Link
+from tailrace.ledger.backoff import Backoff
+from tailrace.ledger.dial import Credentials, LinkAddress, listen
+from tailrace.origin.edges.link import EdgeLink
+from tailrace.origin.edges.peers import Way, connect
 from tests.edge.scripted_origin import until
 from tests.origin.edges.test_link import House, serving
 

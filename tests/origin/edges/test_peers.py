@@ -12,17 +12,17 @@ from typing import cast
 
 import pytest
 
-from ledger.errors import HeldElsewhere, OriginUnreachable, Unavailable
-from ledger.frame import SCHEMA_HASH, Heartbeat, Hello, encode
-from ledger.interface import ObjectKey
-from ledger.objects.object import ObjectRequest, ObjectResponse
-from ledger.postgres.ledger import PostgresLedger
-from ledger.sqlite.ledger import SqliteLedger
-from origin.config import StreamsConfig
-from origin.edges import peers
-from origin.edges.peers import SOFTWARE, Outages
-from origin.objects import OriginObjects
-from origin.steady_clock import now_ms
+from tailrace.ledger.errors import HeldElsewhere, OriginUnreachable, Unavailable
+from tailrace.ledger.frame import SCHEMA_HASH, Heartbeat, Hello, encode
+from tailrace.ledger.interface import ObjectKey
+from tailrace.ledger.objects.object import ObjectRequest, ObjectResponse
+from tailrace.ledger.postgres.ledger import PostgresLedger
+from tailrace.ledger.sqlite.ledger import SqliteLedger
+from tailrace.origin.config import StreamsConfig
+from tailrace.origin.edges import peers
+from tailrace.origin.edges.peers import SOFTWARE, Outages
+from tailrace.origin.objects import OriginObjects
+from tailrace.origin.steady_clock import now_ms
 from tests.e2e.processes import free_port
 from tests.origin.edges.test_calls import LiveBody, answering
 from tests.origin.edges.test_link import House, serving
@@ -173,7 +173,7 @@ def test_an_address_that_failed_once_long_ago_is_waited_for_when_it_fails_again(
 async def test_an_origin_that_lives_but_cannot_be_reached_loses_its_objects(
     database: str, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("origin.edges.peers.PEER_PATIENCE_S", 0.2)
+    monkeypatch.setattr("tailrace.origin.edges.peers.PEER_PATIENCE_S", 0.2)
     async with origin(database, checkpoint) as one, origin(database, checkpoint) as other:
         assert await one.ask("PUT", "s", b"a") == 201
         one.fall_silent()
@@ -186,7 +186,7 @@ async def test_an_origin_that_lives_but_cannot_be_reached_loses_its_objects(
 async def test_what_was_under_way_at_an_origin_that_is_lost_may_have_been_done(
     database: str, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, hangs_up: bool
 ) -> None:
-    monkeypatch.setattr("origin.edges.peers.PEER_SILENCE_S", 30.0 if hangs_up else 0.2)
+    monkeypatch.setattr("tailrace.origin.edges.peers.PEER_SILENCE_S", 30.0 if hangs_up else 0.2)
 
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(encode(Hello(SCHEMA_HASH, SOFTWARE)))
@@ -213,7 +213,7 @@ async def test_what_was_under_way_at_an_origin_that_is_lost_may_have_been_done(
 async def test_an_address_that_leads_to_another_origin_costs_time_and_nothing_else(
     database: str, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("origin.edges.peers.PEER_PATIENCE_S", 0.2)
+    monkeypatch.setattr("tailrace.origin.edges.peers.PEER_PATIENCE_S", 0.2)
     async with origin(database, checkpoint) as other:
         at_the_other = ("127.0.0.1", other.port)
         ledger = await PostgresLedger.open(database, now_ms, owner="lost", reached=at_the_other)

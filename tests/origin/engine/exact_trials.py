@@ -14,13 +14,13 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from ledger.wire.schema import Priority
-from origin.engine.drafts import PromptLookup
-from origin.engine.engine import Engine
-from origin.engine.generation import Surroundings
-from origin.models.model import Model, StepDevice
-from origin.scheduler.limits import Limits
-from origin.workers.worker_frame import Emission
+from tailrace.ledger.wire.schema import Priority
+from tailrace.origin.engine.drafts import PromptLookup
+from tailrace.origin.engine.engine import Engine
+from tailrace.origin.engine.generation import Surroundings
+from tailrace.origin.models.model import Model, StepDevice
+from tailrace.origin.scheduler.limits import Limits
+from tailrace.origin.workers.worker_frame import Emission
 from tests.origin.engine.late_device import LateDevice
 from tests.origin.engine.runs import continuation, engine_of, make_run, run_all
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
-from origin.models.model import AtOnce, Draw, Model, Piece, Results
+from tailrace.origin.models.model import AtOnce, Draw, Model, Piece, Results
 
 
 class LateDevice:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers
 
-from ledger.frame import SAMPLING, Sampling, ScoredToken, StreamEnd, Token, decode
-from origin.workers.worker_frame import Emission, Run
+from tailrace.ledger.frame import SAMPLING, Sampling, ScoredToken, StreamEnd, Token, decode
+from tailrace.origin.workers.worker_frame import Emission, Run
 from tests.origin.tiny_checkpoint import END
 
 if TYPE_CHECKING:
-    from origin.engine.engine import Engine
-    from origin.models.model import Model
-    from origin.scheduler.limits import Limits
+    from tailrace.origin.engine.engine import Engine
+    from tailrace.origin.models.model import Model
+    from tailrace.origin.scheduler.limits import Limits
 
 PLAIN: dict[str, Any] = {
     "prompt_ids": (1, 2, 3),
@@ -114,8 +114,8 @@ def run_all(engine: Engine, runs: dict[int, Run]) -> dict[int, list[Emission]]:
 
 def engine_of(model: Model, tokenizer: Tokenizer, limits: Limits | None = None) -> Engine:
     """With nothing but the model and its tokenizer around."""
-    from origin.engine.engine import Engine
-    from origin.engine.generation import Surroundings
+    from tailrace.origin.engine.engine import Engine
+    from tailrace.origin.engine.generation import Surroundings
 
     config = model.config
     around = Surroundings(tokenizer, config.eos_ids, config.context, config.vocab)

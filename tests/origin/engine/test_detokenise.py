@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from origin.engine.transcript import Detokeniser, Vocabulary
+from tailrace.origin.engine.transcript import Detokeniser, Vocabulary
 from tests.origin.engine.runs import fallback_tokenizer, id_of_byte
 from tests.origin.tiny_checkpoint import END_ID, SENTENCES, train_tokenizer
 

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.sampler.sampler import Sampling
-from origin.engine.drafts import (
+from tailrace.kernels.sampler.sampler import Sampling
+from tailrace.origin.engine.drafts import (
     CATCH_UP_TOKENS,
     FIRST_DRAFT_TOKENS,
     LOOKUP_TOKENS,
@@ -22,9 +22,9 @@ from origin.engine.drafts import (
     PromptLookup,
     accepted,
 )
-from origin.models import cpu_model
-from origin.models.model import PREFILL_CHUNK_TOKENS, Draw, Model, Piece, prefill
-from origin.scheduler.pages import PagePool
+from tailrace.origin.models import cpu_model
+from tailrace.origin.models.model import PREFILL_CHUNK_TOKENS, Draw, Model, Piece, prefill
+from tailrace.origin.scheduler.pages import PagePool
 from tests.origin.tiny_checkpoint import Shape, write_checkpoint
 
 # ---- acceptance ----

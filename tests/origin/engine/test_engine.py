@@ -12,19 +12,26 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from kernels.sampler.sampler import Sampling
-from kernels.shapes import PAGE_TOKENS
-from ledger.errors import Conflict
-from ledger.frame import FinishReason, FormatKind, OutputFormat, ScoredToken, StreamEnd, Token
-from origin.engine.drafts import Asked, DraftModel, PromptLookup
-from origin.engine.engine import Engine
-from origin.engine.generation import Surroundings
-from origin.filter import Verdict
-from origin.models.cpu_model import CpuModel, load
-from origin.models.model import PREFILL_CHUNK_TOKENS, Draw, Drawn, Piece
-from origin.scheduler.limits import Limits
-from origin.scheduler.pages import PagePool
-from origin.workers.worker_frame import AtWork, Begun
+from tailrace.kernels.sampler.sampler import Sampling
+from tailrace.kernels.shapes import PAGE_TOKENS
+from tailrace.ledger.errors import Conflict
+from tailrace.ledger.frame import (
+    FinishReason,
+    FormatKind,
+    OutputFormat,
+    ScoredToken,
+    StreamEnd,
+    Token,
+)
+from tailrace.origin.engine.drafts import Asked, DraftModel, PromptLookup
+from tailrace.origin.engine.engine import Engine
+from tailrace.origin.engine.generation import Surroundings
+from tailrace.origin.filter import Verdict
+from tailrace.origin.models.cpu_model import CpuModel, load
+from tailrace.origin.models.model import PREFILL_CHUNK_TOKENS, Draw, Drawn, Piece
+from tailrace.origin.scheduler.limits import Limits
+from tailrace.origin.scheduler.pages import PagePool
+from tailrace.origin.workers.worker_frame import AtWork, Begun
 from tests.origin.engine.runs import (
     continuation,
     end_of,

@@ -8,10 +8,10 @@ from random import Random
 import pytest
 from tokenizers import Tokenizer
 
-from kernels.attention.paged_kv import page_bytes
-from kernels.shapes import Family
-from origin.formats import AS_STORED, Formats
-from origin.models.cpu_model import KV_DTYPES, load
+from tailrace.kernels.attention.paged_kv import page_bytes
+from tailrace.kernels.shapes import Family
+from tailrace.origin.formats import AS_STORED, Formats
+from tailrace.origin.models.cpu_model import KV_DTYPES, load
 from tests.origin.engine.exact_trials import Engines, draw_trial, frames_alone, frames_cut
 from tests.origin.tiny_checkpoint import Shape, write_checkpoint
 

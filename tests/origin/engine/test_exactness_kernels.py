@@ -10,9 +10,9 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from kernels.shapes import Family
-from origin.formats import AS_STORED, Formats
-from origin.models.gpu_model import load
+from tailrace.kernels.shapes import Family
+from tailrace.origin.formats import AS_STORED, Formats
+from tailrace.origin.models.gpu_model import load
 from tests.origin.engine.exact_trials import (
     Engines,
     Fields,

@@ -11,11 +11,11 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from kernels.sampler.sampler import Sampling, sample
-from ledger.errors import CallerError
-from ledger.frame import FormatKind
-from origin.config import DEMO_MODEL
-from origin.engine.grammar import (
+from tailrace.kernels.sampler.sampler import Sampling, sample
+from tailrace.ledger.errors import CallerError
+from tailrace.ledger.frame import FormatKind
+from tailrace.origin.config import DEMO_MODEL
+from tailrace.origin.engine.grammar import (
     MAX_MESSAGE_CHARS,
     MAX_REGEX_BYTES,
     MAX_SCHEMA_BYTES,
@@ -420,8 +420,8 @@ def test_a_format_that_no_token_begins_fails_with_a_message() -> None:
 def test_the_supervisor_can_check_formats_without_torch() -> None:
     program = (
         "import sys; sys.modules['torch'] = None\n"
-        "from origin.engine.grammar import check_format\n"
-        "from ledger.frame import FormatKind\n"
+        "from tailrace.origin.engine.grammar import check_format\n"
+        "from tailrace.ledger.frame import FormatKind\n"
         "check_format(FormatKind.REGEX, 'a+')"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -9,12 +9,12 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from ledger.frame import FinishReason
-from origin.engine.engine import Engine
-from origin.engine.generation import NOT_A_NUMBER, Surroundings
-from origin.models.cpu_model import CpuModel
-from origin.models.model import Piece
-from origin.workers.worker_frame import STEERED, Emission
+from tailrace.ledger.frame import FinishReason
+from tailrace.origin.engine.engine import Engine
+from tailrace.origin.engine.generation import NOT_A_NUMBER, Surroundings
+from tailrace.origin.models.cpu_model import CpuModel
+from tailrace.origin.models.model import Piece
+from tailrace.origin.workers.worker_frame import STEERED, Emission
 from tests.origin.engine.late_device import LateDevice
 from tests.origin.engine.runs import end_of, make_run, run_all, text_of
 from tests.origin.engine.test_engine import Watched

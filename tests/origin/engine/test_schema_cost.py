@@ -3,8 +3,13 @@ from typing import Any
 
 import pytest
 
-from ledger.frame import FormatKind
-from origin.engine.grammar import MAX_JOINED_PATTERNS, MAX_REGEX_BYTES, check_format, why_costly
+from tailrace.ledger.frame import FormatKind
+from tailrace.origin.engine.grammar import (
+    MAX_JOINED_PATTERNS,
+    MAX_REGEX_BYTES,
+    check_format,
+    why_costly,
+)
 
 
 def patterns(count: int) -> list[dict[str, Any]]:

@@ -1,11 +1,11 @@
-from ledger.frame import Score, ScoredToken, TokenScores, decode, encode
-from origin.engine.transcript import (
+from tailrace.ledger.frame import Score, ScoredToken, TokenScores, decode, encode
+from tailrace.origin.engine.transcript import (
     MAX_FRAME_SCORE_BYTES,
     SCORE_BYTES,
     PendingScores,
     Vocabulary,
 )
-from origin.models.model import Scores
+from tailrace.origin.models.model import Scores
 from tests.origin.tiny_checkpoint import END, END_ID, train_tokenizer
 
 TOKENIZER = train_tokenizer(300)

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from origin.engine.transcript import StopMatcher
+from tailrace.origin.engine.transcript import StopMatcher
 
 
 def feed_all(matcher: StopMatcher, *texts: str) -> list[str]:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
-from ledger.errors import CallerError
-from ledger.frame import (
+from tailrace.ledger.errors import CallerError
+from tailrace.ledger.frame import (
     FinishReason,
     FormatKind,
     OutputFormat,
@@ -22,12 +22,12 @@ from ledger.frame import (
     ToolCall,
     decode,
 )
-from ledger.interface import Record
-from origin.engine.grammar import GrammarCompiler, OutputGrammar, check_tools
-from origin.engine.transcript import Detokeniser, Transcript, Vocabulary
-from origin.generations.history import History
-from origin.tools import MARKUPS, CallPiece, CallReader, ToolUse
-from origin.workers.worker_frame import Emission, Run
+from tailrace.ledger.interface import Record
+from tailrace.origin.engine.grammar import GrammarCompiler, OutputGrammar, check_tools
+from tailrace.origin.engine.transcript import Detokeniser, Transcript, Vocabulary
+from tailrace.origin.generations.history import History
+from tailrace.origin.tools import MARKUPS, CallPiece, CallReader, ToolUse
+from tailrace.origin.workers.worker_frame import Emission, Run
 from tests.origin.engine.runs import make_run
 from tests.origin.tiny_checkpoint import END_ID, train_tokenizer
 

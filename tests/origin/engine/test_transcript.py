@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ledger.frame import (
+from tailrace.ledger.frame import (
     MAX_FRAME_BYTES,
     FinishReason,
     Score,
@@ -15,15 +15,15 @@ from ledger.frame import (
     Token,
     TokenScores,
 )
-from origin.engine.transcript import (
+from tailrace.origin.engine.transcript import (
     MAX_FRAME_SCORE_BYTES,
     MAX_FRAME_TEXT_CHARS,
     SCORE_BYTES,
     Transcript,
     Vocabulary,
 )
-from origin.filter import Filter, FilterFactory
-from origin.workers.worker_frame import STEER_BEGINS, STEERED, Emission, Run, plain_ids
+from tailrace.origin.filter import Filter, FilterFactory
+from tailrace.origin.workers.worker_frame import STEER_BEGINS, STEERED, Emission, Run, plain_ids
 from tests.origin import blocked_phrase
 from tests.origin.engine.runs import (
     continuation,

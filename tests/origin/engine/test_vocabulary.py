@@ -4,9 +4,9 @@ from hypothesis import strategies as st
 from llguidance import LLTokenizer
 from tokenizers import Tokenizer, decoders, models
 
-from ledger.errors import ModelError
-from origin.config import DEMO_MODEL
-from origin.engine.transcript import Vocabulary
+from tailrace.ledger.errors import ModelError
+from tailrace.origin.config import DEMO_MODEL
+from tailrace.origin.engine.transcript import Vocabulary
 from tests.origin.engine.runs import fallback_tokenizer, id_of_byte
 from tests.origin.tiny_checkpoint import END, END_ID, train_tokenizer
 

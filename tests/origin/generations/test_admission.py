@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from ledger.errors import CallerError, Conflict, ModelError, NotFound
-from ledger.frame import (
+from tailrace.ledger.errors import CallerError, Conflict, ModelError, NotFound
+from tailrace.ledger.frame import (
     FormatKind,
     Message,
     Open,
@@ -16,9 +16,9 @@ from ledger.frame import (
     ToolChoice,
     Tools,
 )
-from origin.checkpoint.prompt import PromptReader
-from origin.generations.admission import DEFAULT_MAX_TOKENS, admit, request_hash
-from origin.generations.recipe import Recipe, prompt_hash
+from tailrace.origin.checkpoint.prompt import PromptReader
+from tailrace.origin.generations.admission import DEFAULT_MAX_TOKENS, admit, request_hash
+from tailrace.origin.generations.recipe import Recipe, prompt_hash
 from tests.origin.tiny_checkpoint import Shape, write_checkpoint
 
 CONTEXT = 64

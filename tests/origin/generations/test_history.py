@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from ledger.frame import Durability, Logged, Notice, Revision, Token, encode
-from ledger.interface import Append, NewStream, Record
-from ledger.sqlite.ledger import SqliteLedger
-from origin.generations.history import SLICE_RECORDS, History
-from origin.workers.worker_frame import Run
+from tailrace.ledger.frame import Durability, Logged, Notice, Revision, Token, encode
+from tailrace.ledger.interface import Append, NewStream, Record
+from tailrace.ledger.sqlite.ledger import SqliteLedger
+from tailrace.origin.generations.history import SLICE_RECORDS, History
+from tailrace.origin.workers.worker_frame import Run
 from tests.origin.stage import RECIPE, Stage
 
 pytestmark = pytest.mark.anyio

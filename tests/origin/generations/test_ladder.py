@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from ledger.frame import Priority
-from origin.generations.overload import (
+from tailrace.ledger.frame import Priority
+from tailrace.origin.generations.overload import (
     CLIMB_S,
     DESCEND_S,
     FREE_MEMORY_CRITICAL,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from ledger.errors import Overloaded
-from ledger.frame import FinishReason, Notice, Priority
-from origin.generations.overload import CLIMB_S, SHORT_BATCH_TOKENS, Rung
-from origin.generations.runs import MOST_WAIT_S
-from origin.workers.worker_frame import Ease, Halt
+from tailrace.ledger.errors import Overloaded
+from tailrace.ledger.frame import FinishReason, Notice, Priority
+from tailrace.origin.generations.overload import CLIMB_S, SHORT_BATCH_TOKENS, Rung
+from tailrace.origin.generations.runs import MOST_WAIT_S
+from tailrace.origin.workers.worker_frame import Ease, Halt
 from tests.origin.stage import RECIPE, A, B, C, Stage
 
 pytestmark = pytest.mark.anyio

@@ -10,9 +10,9 @@ from typing import TypeVar
 import pytest
 from pydantic import ValidationError
 
-from origin.generations.history import History
-from origin.generations.recipe import Recipe, packed_ids
-from origin.workers.worker_frame import Run, decode, encode
+from tailrace.origin.generations.history import History
+from tailrace.origin.generations.recipe import Recipe, packed_ids
+from tailrace.origin.workers.worker_frame import Run, decode, encode
 from tests.origin.stage import RECIPE
 
 LONG = 1 << 20

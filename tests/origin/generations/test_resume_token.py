@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.errors import ConfigError, Forbidden, NotFound, TailraceError, Unauthorized
-from ledger.rights import Right
-from origin.generations.callers import TokenKeys
+from tailrace.ledger.errors import ConfigError, Forbidden, NotFound, TailraceError, Unauthorized
+from tailrace.ledger.rights import Right
+from tailrace.origin.generations.callers import TokenKeys
 
 STREAM, OTHER = bytes([1]) * 16, bytes([2]) * 16
 KEYS = TokenKeys({"k1": b"a" * 32, "k0": b"b" * 32})

@@ -10,8 +10,8 @@ from typing import Any
 import apsw
 import pytest
 
-from ledger.errors import Damaged, Overloaded, Unavailable
-from ledger.frame import (
+from tailrace.ledger.errors import Damaged, Overloaded, Unavailable
+from tailrace.ledger.frame import (
     FinishReason,
     FormatKind,
     Logged,
@@ -24,12 +24,12 @@ from ledger.frame import (
     Token,
     encode,
 )
-from origin.generations.history import History
-from origin.generations.runs import MAX_DEATHS
-from origin.generations.suspects import TOGETHER_DEATHS
-from origin.serving.served_model import FAILED_STARTS
-from origin.workers.liveness import MOST_DEATHS
-from origin.workers.worker_frame import (
+from tailrace.origin.generations.history import History
+from tailrace.origin.generations.runs import MAX_DEATHS
+from tailrace.origin.generations.suspects import TOGETHER_DEATHS
+from tailrace.origin.serving.served_model import FAILED_STARTS
+from tailrace.origin.workers.liveness import MOST_DEATHS
+from tailrace.origin.workers.worker_frame import (
     MAX_WORKER_FRAME_BYTES,
     Ask,
     Emission,

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from ledger.errors import Damaged, LedgerFailed, Unavailable
-from ledger.frame import FinishReason, StreamEnd, Token, encode
-from ledger.interface import Record
-from ledger.sqlite.ledger import SqliteLedger
-from ledger.sqlite.retention import RetentionSettings
-from origin.generations.history import read_history
-from origin.generations.runs import MAX_DEATHS
-from origin.workers.worker_frame import Emission, Halt, Step
+from tailrace.ledger.errors import Damaged, LedgerFailed, Unavailable
+from tailrace.ledger.frame import FinishReason, StreamEnd, Token, encode
+from tailrace.ledger.interface import Record
+from tailrace.ledger.sqlite.ledger import SqliteLedger
+from tailrace.ledger.sqlite.retention import RetentionSettings
+from tailrace.origin.generations.history import read_history
+from tailrace.origin.generations.runs import MAX_DEATHS
+from tailrace.origin.workers.worker_frame import Emission, Halt, Step
 from tests.origin.stage import RECIPE, A, B, Stage
 
 pytestmark = pytest.mark.anyio

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from ledger.errors import Conflict, Overloaded, Unavailable
-from ledger.frame import FinishReason, StreamEnd, Token, encode
-from ledger.interface import Append, Record
-from origin.generations.stream import MAX_PENDING_STEERS
-from origin.workers.worker_frame import STEER_BEGINS, STEERED, Emission, Run, Steer, Step
+from tailrace.ledger.errors import Conflict, Overloaded, Unavailable
+from tailrace.ledger.frame import FinishReason, StreamEnd, Token, encode
+from tailrace.ledger.interface import Append, Record
+from tailrace.origin.generations.stream import MAX_PENDING_STEERS
+from tailrace.origin.workers.worker_frame import STEER_BEGINS, STEERED, Emission, Run, Steer, Step
 from tests.origin.stage import RECIPE, A, Slot, Stage
 
 pytestmark = pytest.mark.anyio

@@ -8,8 +8,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from origin.generations.runs import MAX_DEATHS
-from origin.generations.suspects import TOGETHER_DEATHS, Suspicion, judge, slot_for
+from tailrace.origin.generations.runs import MAX_DEATHS
+from tailrace.origin.generations.suspects import TOGETHER_DEATHS, Suspicion, judge, slot_for
 
 
 class Play:

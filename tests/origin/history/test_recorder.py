@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from ledger.errors import CallerError, ConfigError, Unavailable
-from ledger.life import StreamLife
-from ledger.sqlite.ledger import SqliteLedger
-from origin.history import queries, recorder
-from origin.history.recorder import HistoryRecorder
-from origin.history.schema import COLD, DAY_MS, HOT, HistoryEntry, HistoryStore, Keeping
-from origin.history.sqlite_file import SqliteHistory
-from origin.pool.records import PoolChoice, PoolDecision
+from tailrace.ledger.errors import CallerError, ConfigError, Unavailable
+from tailrace.ledger.life import StreamLife
+from tailrace.ledger.sqlite.ledger import SqliteLedger
+from tailrace.origin.history import queries, recorder
+from tailrace.origin.history.recorder import HistoryRecorder
+from tailrace.origin.history.schema import COLD, DAY_MS, HOT, HistoryEntry, HistoryStore, Keeping
+from tailrace.origin.history.sqlite_file import SqliteHistory
+from tailrace.origin.pool.records import PoolChoice, PoolDecision
 from tests.origin.stage import RECIPE, A, B, Stage
 
 pytestmark = pytest.mark.anyio

@@ -8,13 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from ledger.errors import ConfigError
-from origin.history import queries, schema
-from origin.history.recorder import HistoryRecorder
-from origin.history.schema import COLD, DAY_MS, HOT, HOUR_MS, HistoryEntry, HistoryStore, Keeping
-from origin.history.sqlite_file import SqliteHistory
-from origin.pool.records import PoolChoice, PoolDecision
-from origin.workers.load_spans import LoadStage, WorkerStart
+from tailrace.ledger.errors import ConfigError
+from tailrace.origin.history import queries, schema
+from tailrace.origin.history.recorder import HistoryRecorder
+from tailrace.origin.history.schema import (
+    COLD,
+    DAY_MS,
+    HOT,
+    HOUR_MS,
+    HistoryEntry,
+    HistoryStore,
+    Keeping,
+)
+from tailrace.origin.history.sqlite_file import SqliteHistory
+from tailrace.origin.pool.records import PoolChoice, PoolDecision
+from tailrace.origin.workers.load_spans import LoadStage, WorkerStart
 from tests.ledger.postgres_server import PostgresServer
 
 pytestmark = pytest.mark.anyio
@@ -28,7 +36,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     if request.param == "file":
         opened: HistoryStore = await SqliteHistory.open(tmp_path / "history.db", 0)
     else:
-        from origin.history.postgres_tables import PostgresHistory
+        from tailrace.origin.history.postgres_tables import PostgresHistory
 
         opened = await PostgresHistory.open(request.getfixturevalue("database"))
     yield opened
@@ -106,7 +114,7 @@ async def test_a_batch_that_a_table_cannot_hold_is_dropped_and_the_next_is_store
 
 
 async def test_text_that_postgres_refuses_is_a_value_error(database: str) -> None:
-    from origin.history.postgres_tables import PostgresHistory
+    from tailrace.origin.history.postgres_tables import PostgresHistory
 
     store = await PostgresHistory.open(database)
     entry = HistoryEntry(schema.ARRIVED, ("00", "here", 1, "a\0b", HOT))
@@ -195,7 +203,7 @@ async def test_of_too_many_requests_the_oldest_are_rolled_up(store: HistoryStore
 async def test_tables_of_a_newer_version_are_refused(
     database: str, postgres: PostgresServer
 ) -> None:
-    from origin.history.postgres_tables import PostgresHistory
+    from tailrace.origin.history.postgres_tables import PostgresHistory
 
     await (await PostgresHistory.open(database)).close()
     postgres.execute("UPDATE tailrace_history.version SET version = 9", database)

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from triton import knobs
 
-from kernels.ahead import compile_ahead, planned
-from kernels.sampler.sampler import MASK_BITS, Sampling
-from kernels.shapes import PAGE_TOKENS
-from origin.models import gpu_model
-from origin.models.gpu_model import GpuModel, compilations
-from origin.models.model import Draw, Piece
+from tailrace.kernels.ahead import compile_ahead, planned
+from tailrace.kernels.sampler.sampler import MASK_BITS, Sampling
+from tailrace.kernels.shapes import PAGE_TOKENS
+from tailrace.origin.models import gpu_model
+from tailrace.origin.models.gpu_model import GpuModel, compilations
+from tailrace.origin.models.model import Draw, Piece
 from tests.fake_gpu import SM_90, FakeGpu
 
 BATCHES = 60

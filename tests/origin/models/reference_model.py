@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.linear.ternary import quantize_activations
-from origin.models.cpu_linear import TernaryLinear
-from origin.models.cpu_model import CpuModel
-from origin.models.model import context_pages, prefill
+from tailrace.kernels.linear.ternary import quantize_activations
+from tailrace.origin.models.cpu_linear import TernaryLinear
+from tailrace.origin.models.cpu_model import CpuModel
+from tailrace.origin.models.model import context_pages, prefill
 from tests.origin.models.sequences import decoded_rows, prompt_logits
 
 os.environ["TORCHDYNAMO_DISABLE"] = "1"  # transformers compiles parts of BitNet otherwise

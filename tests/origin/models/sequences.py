@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from origin.models.model import Model, Piece, context_pages, prefill
+from tailrace.origin.models.model import Model, Piece, context_pages, prefill
 
 
 def prompt_logits(model: Model, ids: Sequence[int]) -> Tensor:

@@ -3,11 +3,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.linear.int8_linear import int8_linear, quantise_rows
-from kernels.linear.ternary import pack_ternary, ternary_linear
-from kernels.linear.weight_only import quantise_int4, quantise_int8, weight_only_linear
-from origin.models import cpu_linear
-from origin.models.cpu_linear import (
+from tailrace.kernels.linear.int8_linear import int8_linear, quantise_rows
+from tailrace.kernels.linear.ternary import pack_ternary, ternary_linear
+from tailrace.kernels.linear.weight_only import quantise_int4, quantise_int8, weight_only_linear
+from tailrace.origin.models import cpu_linear
+from tailrace.origin.models.cpu_linear import (
     MOST_EXACT_SUM,
     TILE_ROWS,
     DenseLinear,
@@ -17,7 +17,7 @@ from origin.models.cpu_linear import (
     Products,
     TernaryLinear,
 )
-from origin.models.cpu_model import load
+from tailrace.origin.models.cpu_model import load
 from tests.origin.models.sequences import prompt_logits
 
 QUANTISED = {8: (quantise_int8, Int8WeightLinear), 4: (quantise_int4, Int4WeightLinear)}
@@ -195,7 +195,7 @@ def test_where_a_place_in_the_tile_matters_rows_go_one_by_one(
         return out
 
     with monkeypatch.context() as patch:
-        patch.setattr("origin.models.cpu_linear.F.linear", uneven)
+        patch.setattr("tailrace.origin.models.cpu_linear.F.linear", uneven)
         layer = DenseLinear([(noise(40, 24), None)], Products())
     assert layer.rows == (1,)
     x = noise(TILE_ROWS + 3, 24, seed=2)
@@ -208,7 +208,7 @@ def test_products_that_sum_in_another_order_are_not_used(monkeypatch: pytest.Mon
     def other_for_few_or_many(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return product(x, weight) + (0 if len(x) in (4, TILE_ROWS) else 1e-6)
 
-    monkeypatch.setattr("origin.models.cpu_linear.F.linear", other_for_few_or_many)
+    monkeypatch.setattr("tailrace.origin.models.cpu_linear.F.linear", other_for_few_or_many)
     # Of one column no order of sums can differ by itself.
     layer = DenseLinear([(noise(40, 1), None)], Products())
     assert layer.rows == (4, TILE_ROWS)

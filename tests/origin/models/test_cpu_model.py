@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.attention.attention import row_attention
-from kernels.sampler.sampler import Sampling, sample
-from kernels.shapes import PAGE_TOKENS, Family
-from ledger.errors import ModelError, TooLarge
-from origin.checkpoint.model_config import read_config
-from origin.models.cpu_linear import DenseLinear
-from origin.models.cpu_model import CpuModel, load, pages_within
-from origin.models.model import Draw, Piece, context_pages, prefill
-from origin.models.tensors import read_tensors
+from tailrace.kernels.attention.attention import row_attention
+from tailrace.kernels.sampler.sampler import Sampling, sample
+from tailrace.kernels.shapes import PAGE_TOKENS, Family
+from tailrace.ledger.errors import ModelError, TooLarge
+from tailrace.origin.checkpoint.model_config import read_config
+from tailrace.origin.models.cpu_linear import DenseLinear
+from tailrace.origin.models.cpu_model import CpuModel, load, pages_within
+from tailrace.origin.models.model import Draw, Piece, context_pages, prefill
+from tailrace.origin.models.tensors import read_tensors
 from tests.origin.models.sequences import decoded_rows, prompt_logits
 from tests.origin.tiny_checkpoint import Shape, write_checkpoint
 
@@ -300,7 +300,7 @@ def test_pages_are_copied_where_the_bits_depend_on_what_lies_around_them(
         return row_attention(q, keys, values, scale) + keys.stride(0) * 1e-9
 
     expected = prompt_logits(load(checkpoint), [5, 6, 7])
-    monkeypatch.setattr("origin.models.cpu_model.row_attention", uneven)
+    monkeypatch.setattr("tailrace.origin.models.cpu_model.row_attention", uneven)
     model = load(checkpoint)
     assert not model._cache.in_place
     assert torch.equal(prompt_logits(model, [5, 6, 7]), expected)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from kernels.shapes import Family
-from origin.workers.kernel_cache import VARIABLE, KernelCache
+from tailrace.kernels.shapes import Family
+from tailrace.origin.workers.kernel_cache import VARIABLE, KernelCache
 from tests.origin.tiny_checkpoint import KERNEL_SHAPES, write_checkpoint
 
 pytest.importorskip("triton")

@@ -9,11 +9,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.sampler.sampler import Sampling
-from kernels.shapes import Family
-from origin.models import gpu_model
-from origin.models.gpu_model import GpuLaunch, GpuModel
-from origin.models.model import AtOnce, Draw, Drawn, Piece, Results, StepDevice, drawn_before
+from tailrace.kernels.sampler.sampler import Sampling
+from tailrace.kernels.shapes import Family
+from tailrace.origin.models import gpu_model
+from tailrace.origin.models.gpu_model import GpuLaunch, GpuModel
+from tailrace.origin.models.model import (
+    AtOnce,
+    Draw,
+    Drawn,
+    Piece,
+    Results,
+    StepDevice,
+    drawn_before,
+)
 from tests.origin.tiny_checkpoint import KERNEL_SHAPES, write_checkpoint
 
 pytestmark = pytest.mark.usefixtures("few_programs")

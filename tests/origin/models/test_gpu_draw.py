@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.sampler.sampler import Sampling, sample
-from kernels.sampler.sampler_batch import NO_TOKEN
-from origin.models.gpu_forward import GpuDraw
-from origin.models.model import Draw, Drawn
+from tailrace.kernels.sampler.sampler import Sampling, sample
+from tailrace.kernels.sampler.sampler_batch import NO_TOKEN
+from tailrace.origin.models.gpu_forward import GpuDraw
+from tailrace.origin.models.model import Draw, Drawn
 
 VOCAB = 70
 SAMPLED = Sampling(temperature=0.8, top_k=40, top_p=0.95, seed=7)

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.decoder import Decoder
-from kernels.layers import TernaryLayer
-from kernels.shapes import DecoderShape, Family
-from origin.models.gpu_forward import (
+from tailrace.kernels.decoder import Decoder
+from tailrace.kernels.layers import TernaryLayer
+from tailrace.kernels.shapes import DecoderShape, Family
+from tailrace.origin.models.gpu_forward import (
     MAX_STEP_ROWS,
     GpuForward,
     chunk_groups,
@@ -18,8 +18,8 @@ from origin.models.gpu_forward import (
     spans_of,
     step_length,
 )
-from origin.models.model import Piece
-from origin.scheduler.limits import Limits
+from tailrace.origin.models.model import Piece
+from tailrace.origin.scheduler.limits import Limits
 from tests.kernels.random_decoder import Recipe, random_decoder
 
 LENGTH = 320

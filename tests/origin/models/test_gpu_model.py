@@ -10,22 +10,22 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from kernels.attention.paged_kv import page_bytes
-from kernels.sampler.sampler import Sampling
-from kernels.sampler.sampler_triton import sample_rows
-from kernels.shapes import Family
-from ledger.errors import ModelError, TooLarge
-from origin.checkpoint.layout import EMBEDDING, HEAD
-from origin.checkpoint.model_check import check_model
-from origin.checkpoint.model_config import ModelConfig, read_config
-from origin.config import DEMO_MODEL
-from origin.formats import Formats
-from origin.models import cpu_model, gpu_forward, gpu_model
-from origin.models.gpu_layers import INTERPRETED_SEQUENCES, DecoderParts
-from origin.models.gpu_model import GpuModel
-from origin.models.load import load_model
-from origin.models.model import Device, Draw, Drawn, Model, Piece, prefill
-from origin.models.tensors import read_tensors
+from tailrace.kernels.attention.paged_kv import page_bytes
+from tailrace.kernels.sampler.sampler import Sampling
+from tailrace.kernels.sampler.sampler_triton import sample_rows
+from tailrace.kernels.shapes import Family
+from tailrace.ledger.errors import ModelError, TooLarge
+from tailrace.origin.checkpoint.layout import EMBEDDING, HEAD
+from tailrace.origin.checkpoint.model_check import check_model
+from tailrace.origin.checkpoint.model_config import ModelConfig, read_config
+from tailrace.origin.config import DEMO_MODEL
+from tailrace.origin.formats import Formats
+from tailrace.origin.models import cpu_model, gpu_forward, gpu_model
+from tailrace.origin.models.gpu_layers import INTERPRETED_SEQUENCES, DecoderParts
+from tailrace.origin.models.gpu_model import GpuModel
+from tailrace.origin.models.load import load_model
+from tailrace.origin.models.model import Device, Draw, Drawn, Model, Piece, prefill
+from tailrace.origin.models.tensors import read_tensors
 from tests.origin.engine.runs import engine_of, make_run, run_all
 from tests.origin.held_bytes import held_bytes
 from tests.origin.tiny_checkpoint import KERNEL_SHAPES, Shape, write_checkpoint

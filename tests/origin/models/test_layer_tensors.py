@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.shapes import Family
-from ledger.errors import ModelError
-from origin.models.tensors import Part, layer_tensors
+from tailrace.kernels.shapes import Family
+from tailrace.ledger.errors import ModelError
+from tailrace.origin.models.tensors import Part, layer_tensors
 from tests.origin.tiny_checkpoint import Shape, random_tensors
 
 SHAPES = {

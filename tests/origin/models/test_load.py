@@ -13,8 +13,8 @@ STEPS = """
 import sys
 from resource import RUSAGE_SELF, getrusage
 import torch
-from origin.models.load import load_model
-from origin.models.model import Device
+from tailrace.origin.models.load import load_model
+from tailrace.origin.models.model import Device
 
 def step(kib):
     held = [torch.ones(kib << 8) for _ in range(16)]

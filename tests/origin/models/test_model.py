@@ -6,12 +6,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import kernels
-from kernels.rows import norm
-from ledger.errors import ModelError
-from origin.models import cpu_model
-from origin.models.cpu_model import CpuModel, load
-from origin.models.model import (
+from tailrace import kernels
+from tailrace.kernels.rows import norm
+from tailrace.ledger.errors import ModelError
+from tailrace.origin.models import cpu_model
+from tailrace.origin.models.cpu_model import CpuModel, load
+from tailrace.origin.models.model import (
     PREFILL_CHUNK_TOKENS,
     SHARED_CODE,
     Piece,
@@ -19,7 +19,7 @@ from origin.models.model import (
     prefill,
     prefill_chunks,
 )
-from origin.models.tensors import checkpoint_files
+from tailrace.origin.models.tensors import checkpoint_files
 from tests.origin.models.sequences import prompt_logits
 from tests.origin.tiny_checkpoint import Shape, write_checkpoint
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.shapes import Family
-from origin.checkpoint.layout import INDEX_FILE
-from origin.checkpoint.model_config import read_config
-from origin.models.cpu_model import load
-from origin.models.tensors import read_tensors
+from tailrace.kernels.shapes import Family
+from tailrace.origin.checkpoint.layout import INDEX_FILE
+from tailrace.origin.checkpoint.model_config import read_config
+from tailrace.origin.models.cpu_model import load
+from tailrace.origin.models.tensors import read_tensors
 from tests.origin.models.reference_model import (
     first_difference,
     load_reference,

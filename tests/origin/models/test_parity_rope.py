@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.attention.rope import rope_table
-from kernels.shapes import Family
-from origin.checkpoint.model_config import read_config
+from tailrace.kernels.attention.rope import rope_table
+from tailrace.kernels.shapes import Family
+from tailrace.origin.checkpoint.model_config import read_config
 from tests.origin.tiny_checkpoint import Shape, write_checkpoint
 
 LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}

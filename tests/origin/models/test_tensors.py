@@ -6,11 +6,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from kernels.linear.ternary import quantize_absmean, unpack_ternary
-from kernels.shapes import Family
-from ledger.errors import ModelError
-from origin.checkpoint.model_config import read_config
-from origin.models.tensors import absmean, read_tensors
+from tailrace.kernels.linear.ternary import quantize_absmean, unpack_ternary
+from tailrace.kernels.shapes import Family
+from tailrace.ledger.errors import ModelError
+from tailrace.origin.checkpoint.model_config import read_config
+from tailrace.origin.models.tensors import absmean, read_tensors
 from tests.origin.tiny_checkpoint import Shape, random_tensors, write_checkpoint, write_weights
 
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"

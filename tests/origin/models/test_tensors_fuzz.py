@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kernels.shapes import Family
-from ledger.errors import ModelError
-from origin.checkpoint.model_check import check_model
-from origin.checkpoint.model_config import read_config
-from origin.models.tensors import checkpoint_files, read_tensors
+from tailrace.kernels.shapes import Family
+from tailrace.ledger.errors import ModelError
+from tailrace.origin.checkpoint.model_check import check_model
+from tailrace.origin.checkpoint.model_config import read_config
+from tailrace.origin.models.tensors import checkpoint_files, read_tensors
 from tests.origin.tiny_checkpoint import Shape, config, write_checkpoint
 
 QUICK = settings(max_examples=60, suppress_health_check=[*HealthCheck])

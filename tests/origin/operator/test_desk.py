@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from ledger.errors import Forbidden
-from ledger.frame import Call, Caller
-from ledger.interface import StreamInfo
-from ledger.objects.object import ObjectRequest
-from ledger.rights import Right
-from ledger.sqlite.ledger import SqliteLedger
-from origin.config import OriginConfig
-from origin.operator.desk import OperatorDesk
-from origin.operator.streams import LivePages
-from origin.workers.load_spans import FORKED, LoadStage, WorkerStart
-from origin.workers.worker_frame import LoadProgress
+from tailrace.ledger.errors import Forbidden
+from tailrace.ledger.frame import Call, Caller
+from tailrace.ledger.interface import StreamInfo
+from tailrace.ledger.objects.object import ObjectRequest
+from tailrace.ledger.rights import Right
+from tailrace.ledger.sqlite.ledger import SqliteLedger
+from tailrace.origin.config import OriginConfig
+from tailrace.origin.operator.desk import OperatorDesk
+from tailrace.origin.operator.streams import LivePages
+from tailrace.origin.workers.load_spans import FORKED, LoadStage, WorkerStart
+from tailrace.origin.workers.worker_frame import LoadProgress
 from tests.origin.edges.test_link import House as LinkHouse
 from tests.origin.stage import READY, RECIPE, A, B, C, Stage
 

@@ -11,20 +11,20 @@ from typing import Any
 
 import pytest
 
-from ledger.errors import TailraceError
-from origin.history.recorder import HistoryRecorder
-from origin.history.schema import DAY_MS, HOT, Keeping
-from origin.history.sqlite_file import SqliteHistory
-from origin.operator.query import Query
-from origin.operator.simulation import simulate
-from origin.operator.warm import WarmDesk
-from origin.pool.members import PoolMember
-from origin.pool.records import PoolRecord
-from origin.pool.warm_pool import PoolOrder
-from origin.serving.live_pool import LivePool
-from origin.serving.served_model import ServedModel, ServedModels
-from origin.warm.policies import WarmPrices
-from origin.workers.worker_process import WorkerSlot
+from tailrace.ledger.errors import TailraceError
+from tailrace.origin.history.recorder import HistoryRecorder
+from tailrace.origin.history.schema import DAY_MS, HOT, Keeping
+from tailrace.origin.history.sqlite_file import SqliteHistory
+from tailrace.origin.operator.query import Query
+from tailrace.origin.operator.simulation import simulate
+from tailrace.origin.operator.warm import WarmDesk
+from tailrace.origin.pool.members import PoolMember
+from tailrace.origin.pool.records import PoolRecord
+from tailrace.origin.pool.warm_pool import PoolOrder
+from tailrace.origin.serving.live_pool import LivePool
+from tailrace.origin.serving.served_model import ServedModel, ServedModels
+from tailrace.origin.warm.policies import WarmPrices
+from tailrace.origin.workers.worker_process import WorkerSlot
 from tests.origin.history.test_stores import NOON_MS, Pool
 from tests.origin.stage import READY
 

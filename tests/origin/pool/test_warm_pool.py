@@ -10,18 +10,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ledger.errors import CallerError, ConfigError, Conflict
-from ledger.hints import Hint
-from origin.pool.kept import TURN_S
-from origin.pool.members import PoolMember, Schedule
-from origin.pool.records import ArrivalRecord, PoolChoice, PoolDecision, PoolRecord, TierChange
-from origin.pool.replay import PoolCounts, PoolReplay, ShadowPool
-from origin.pool.tiers import HOLDING_ROOM, TRANSITIONS, PoolEvent, Residence, Tier, follow
-from origin.pool.warm_pool import PoolOrder, WarmPool
-from origin.warm.learned import named_policy
-from origin.warm.policies import BreakEven, FixedTtl, GreedyDual, KeepAlivePolicy, WarmPrices
-from origin.warm.simulate import replay, replay_capped
-from origin.warm.trace import ArrivalTrace, generated, idle_gaps
+from tailrace.ledger.errors import CallerError, ConfigError, Conflict
+from tailrace.ledger.hints import Hint
+from tailrace.origin.pool.kept import TURN_S
+from tailrace.origin.pool.members import PoolMember, Schedule
+from tailrace.origin.pool.records import (
+    ArrivalRecord,
+    PoolChoice,
+    PoolDecision,
+    PoolRecord,
+    TierChange,
+)
+from tailrace.origin.pool.replay import PoolCounts, PoolReplay, ShadowPool
+from tailrace.origin.pool.tiers import HOLDING_ROOM, TRANSITIONS, PoolEvent, Residence, Tier, follow
+from tailrace.origin.pool.warm_pool import PoolOrder, WarmPool
+from tailrace.origin.warm.learned import named_policy
+from tailrace.origin.warm.policies import (
+    BreakEven,
+    FixedTtl,
+    GreedyDual,
+    KeepAlivePolicy,
+    WarmPrices,
+)
+from tailrace.origin.warm.simulate import replay, replay_capped
+from tailrace.origin.warm.trace import ArrivalTrace, generated, idle_gaps
 from tests.origin.warm.costs import play_trace
 
 PRICES = WarmPrices(60.0, 10.0)

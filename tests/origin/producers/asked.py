@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ledger.frame import SAMPLING, Frame, Sampling, decode
-from origin.generations.recipe import Recipe, packed_ids, prompt_hash
-from origin.producer import Producer, Request
-from origin.producers.production import Production
+from tailrace.ledger.frame import SAMPLING, Frame, Sampling, decode
+from tailrace.origin.generations.recipe import Recipe, packed_ids, prompt_hash
+from tailrace.origin.producer import Producer, Request
+from tailrace.origin.producers.production import Production
 
 
 def recipe(prompt: str | None = "Say it.", **more: Any) -> Recipe:

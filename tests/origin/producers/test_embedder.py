@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from ledger.errors import ModelError
-from ledger.frame import Classification, Embedding, FinishReason, StreamEnd, Token
-from origin.config import OriginConfig
-from origin.producers.embedder import is_classifier, is_embedding, open_embedder
-from origin.workers.program import makes_tokens, program
+from tailrace.ledger.errors import ModelError
+from tailrace.ledger.frame import Classification, Embedding, FinishReason, StreamEnd, Token
+from tailrace.origin.config import OriginConfig
+from tailrace.origin.producers.embedder import is_classifier, is_embedding, open_embedder
+from tailrace.origin.workers.program import makes_tokens, program
 from tests.origin.producers.asked import frames, recipe, request
 from tests.origin.workers.test_text_worker import worker
 
@@ -143,7 +143,7 @@ def test_the_folder_says_which_program_serves_it(encoder: Path, classifier: Path
     for folder in (encoder, classifier):
         config = OriginConfig(model=folder)
         assert not makes_tokens(config)
-        assert program(config)[0] == "origin.workers.text_worker"
+        assert program(config)[0] == "tailrace.origin.workers.text_worker"
 
 
 async def test_a_worker_process_serves_embeddings(encoder: Path, tmp_path: Path) -> None:

@@ -6,10 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.frame import FinishReason, Notice, StreamEnd, Token, decode
-from origin.filter import Verdict
-from origin.producer import About, Data, End, Label, Output, Request, Resumption, Revision, Text
-from origin.producers.production import Production, TextFilter
+from tailrace.ledger.frame import FinishReason, Notice, StreamEnd, Token, decode
+from tailrace.origin.filter import Verdict
+from tailrace.origin.producer import (
+    About,
+    Data,
+    End,
+    Label,
+    Output,
+    Request,
+    Resumption,
+    Revision,
+    Text,
+)
+from tailrace.origin.producers.production import Production, TextFilter
 from tests.origin.blocked_phrase import MESSAGE, BlockedPhrases
 from tests.origin.producers.asked import request
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from ledger.frame import FinishReason, Notice, Reasoning, StreamEnd, Token, decode
-from origin.config import OriginConfig
-from origin.producer import Request, Text
-from origin.producers.production import Production
-from origin.producers.upstream import (
+from tailrace.ledger.frame import FinishReason, Notice, Reasoning, StreamEnd, Token, decode
+from tailrace.origin.config import OriginConfig
+from tailrace.origin.producer import Request, Text
+from tailrace.origin.producers.production import Production
+from tailrace.origin.producers.upstream import (
     BROKEN_TRIES,
     RETRY_MAX_S,
     RETRY_MIN_S,
@@ -25,8 +25,8 @@ from origin.producers.upstream import (
     Upstream,
     client_of,
 )
-from origin.producers.upstream_call import UpstreamCall
-from origin.producers.upstream_reply import MAX_LINE_BYTES
+from tailrace.origin.producers.upstream_call import UpstreamCall
+from tailrace.origin.producers.upstream_reply import MAX_LINE_BYTES
 from tests.origin.blocked_phrase import make as blocked_phrases
 from tests.origin.producers.asked import frames, request
 from tests.origin.producers.raw_server import (
@@ -521,7 +521,7 @@ def _usage(completion_tokens: int) -> dict[str, int]:
 async def test_a_stall_after_the_finish_costs_only_the_usage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("origin.producers.upstream_call.AFTER_FINISH_S", 0.05)
+    monkeypatch.setattr("tailrace.origin.producers.upstream_call.AFTER_FINISH_S", 0.05)
     async with serving(stalls_after(STREAM_HEAD + completion("a") + finish())) as server:
         made = await asked_of(server, request())
     assert made == [Token("a", 0), StreamEnd(1, FinishReason.STOP, 1, 0)]

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from ledger.errors import ConfigError
-from origin.config import OriginConfig
-from origin.producers.upstream import Retry, choose_model, open_upstream
+from tailrace.ledger.errors import ConfigError
+from tailrace.origin.config import OriginConfig
+from tailrace.origin.producers.upstream import Retry, choose_model, open_upstream
 from tailrace.up import development_certificate
 from tests.origin.producers.raw_server import Asked, RawServer, answer, serving
 

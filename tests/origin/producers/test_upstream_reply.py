@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from ledger.errors import CallerError, TailraceError, Unavailable
-from ledger.frame import FinishReason
-from origin.producers.upstream_reply import Reply, ServerEvent, Usage, read_reply, refusal
+from tailrace.ledger.errors import CallerError, TailraceError, Unavailable
+from tailrace.ledger.frame import FinishReason
+from tailrace.origin.producers.upstream_reply import Reply, ServerEvent, Usage, read_reply, refusal
 
 
 def reply(said: object, name: str = "message") -> Reply:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.errors import Unavailable
-from origin.producers.upstream_reply import (
+from tailrace.ledger.errors import Unavailable
+from tailrace.origin.producers.upstream_reply import (
     MAX_EVENT_BYTES,
     MAX_LINE_BYTES,
     EventReader,

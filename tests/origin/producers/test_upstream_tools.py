@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ledger.frame import (
+from tailrace.ledger.frame import (
     FinishReason,
     Score,
     ScoredToken,
@@ -16,8 +16,8 @@ from ledger.frame import (
     TokenScores,
     ToolCall,
 )
-from origin.producer import Request
-from origin.tools import ToolUse
+from tailrace.origin.producer import Request
+from tailrace.origin.tools import ToolUse
 from tests.origin.producers.asked import recipe, request
 from tests.origin.producers.raw_server import (
     DONE,

@@ -8,7 +8,7 @@ import signal
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
-from origin.producer import About, Data, End, Output, Request, Resumption, Revision, Text
+from tailrace.origin.producer import About, Data, End, Output, Request, Resumption, Revision, Text
 
 CHILD_S = 120
 """A forked child that nobody ended is gone after so long."""

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from math import inf
 from random import Random
 
-from kernels.shapes import PAGE_TOKENS
-from ledger.errors import Overloaded
-from ledger.wire.schema import Priority
-from origin.scheduler.limits import Limits
-from origin.scheduler.pages import PagePool
-from origin.scheduler.plan import Drafts, Plan, Work
-from origin.scheduler.scheduler import Scheduler
+from tailrace.kernels.shapes import PAGE_TOKENS
+from tailrace.ledger.errors import Overloaded
+from tailrace.ledger.wire.schema import Priority
+from tailrace.origin.scheduler.limits import Limits
+from tailrace.origin.scheduler.pages import PagePool
+from tailrace.origin.scheduler.plan import Drafts, Plan, Work
+from tailrace.origin.scheduler.scheduler import Scheduler
 
 VOCABULARY = 50_000
 

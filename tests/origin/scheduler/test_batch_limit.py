@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.wire.schema import Priority
-from origin.scheduler.limits import DECREASE, INCREASE_TOKENS, BatchLimit, Limits
-from origin.scheduler.pages import PagePool
-from origin.scheduler.scheduler import Scheduler
+from tailrace.ledger.wire.schema import Priority
+from tailrace.origin.scheduler.limits import DECREASE, INCREASE_TOKENS, BatchLimit, Limits
+from tailrace.origin.scheduler.pages import PagePool
+from tailrace.origin.scheduler.scheduler import Scheduler
 
 LEAST, MOST, SECONDS = 128, 4096, 0.05
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.wire.schema import Priority
-from origin.scheduler.plan import ScheduledRun
-from origin.scheduler.run_table import WEIGHTS, FairQueue
+from tailrace.ledger.wire.schema import Priority
+from tailrace.origin.scheduler.plan import ScheduledRun
+from tailrace.origin.scheduler.run_table import WEIGHTS, FairQueue
 
 INTERACTIVE, STANDARD, BATCH = Priority
 

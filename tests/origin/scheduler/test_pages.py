@@ -10,8 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kernels.shapes import PAGE_TOKENS
-from origin.scheduler.pages import PagePool, page_key
+from tailrace.kernels.shapes import PAGE_TOKENS
+from tailrace.origin.scheduler.pages import PagePool, page_key
 
 IDS = tuple(range(PAGE_TOKENS))
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from origin.scheduler.limits import RowLimit
+from tailrace.origin.scheduler.limits import RowLimit
 
 LEAST, MOST, SECONDS, PATIENCE = 8, 128, 0.05, 32
 

@@ -6,11 +6,11 @@ from itertools import count
 
 import pytest
 
-from kernels.shapes import PAGE_TOKENS
-from ledger.wire.schema import Priority
-from origin.scheduler.pages import PagePool
-from origin.scheduler.plan import ScheduledRun
-from origin.scheduler.run_table import PASSING_TOKENS, FairQueue, RunTable
+from tailrace.kernels.shapes import PAGE_TOKENS
+from tailrace.ledger.wire.schema import Priority
+from tailrace.origin.scheduler.pages import PagePool
+from tailrace.origin.scheduler.plan import ScheduledRun
+from tailrace.origin.scheduler.run_table import PASSING_TOKENS, FairQueue, RunTable
 
 INTERACTIVE, STANDARD, BATCH = Priority
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from kernels.shapes import PAGE_TOKENS
-from ledger.errors import Overloaded, TooLarge
-from ledger.wire.schema import Priority
-from origin.scheduler.limits import Limits
-from origin.scheduler.pages import PagePool
-from origin.scheduler.plan import Drafts, Plan, Work
-from origin.scheduler.scheduler import Scheduler
+from tailrace.kernels.shapes import PAGE_TOKENS
+from tailrace.ledger.errors import Overloaded, TooLarge
+from tailrace.ledger.wire.schema import Priority
+from tailrace.origin.scheduler.limits import Limits
+from tailrace.origin.scheduler.pages import PagePool
+from tailrace.origin.scheduler.plan import Drafts, Plan, Work
+from tailrace.origin.scheduler.scheduler import Scheduler
 
 INTERACTIVE, STANDARD, BATCH = Priority
 SECONDS = 0.03

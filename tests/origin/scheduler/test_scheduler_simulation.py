@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.shapes import PAGE_TOKENS
-from ledger.wire.schema import Priority
-from origin.scheduler import run_table
-from origin.scheduler.limits import Limits
-from origin.scheduler.plan import Plan, pages_for
-from origin.scheduler.run_table import WEIGHTS
+from tailrace.kernels.shapes import PAGE_TOKENS
+from tailrace.ledger.wire.schema import Priority
+from tailrace.origin.scheduler import run_table
+from tailrace.origin.scheduler.limits import Limits
+from tailrace.origin.scheduler.plan import Plan, pages_for
+from tailrace.origin.scheduler.run_table import WEIGHTS
 from tests.origin.scheduler.scheduler_simulator import Arrival, Cost, Simulator
 
 INTERACTIVE, STANDARD, BATCH = Priority

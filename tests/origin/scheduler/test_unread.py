@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from ledger.wire.schema import Priority
-from origin.scheduler.limits import Limits
-from origin.scheduler.pages import PagePool
-from origin.scheduler.plan import Plan
-from origin.scheduler.scheduler import Scheduler
+from tailrace.ledger.wire.schema import Priority
+from tailrace.origin.scheduler.limits import Limits
+from tailrace.origin.scheduler.pages import PagePool
+from tailrace.origin.scheduler.plan import Plan
+from tailrace.origin.scheduler.scheduler import Scheduler
 
 
 def decoding(target: Scheduler, unread: int, read: int) -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ledger.errors import CallerError
-from ledger.hints import Hint
-from origin.pool.members import PoolMember
-from origin.pool.records import PoolDecision, PoolRecord
-from origin.pool.replay import PoolReplay
-from origin.pool.tiers import Residence
-from origin.pool.warm_pool import PoolOrder
-from origin.serving.live_pool import LivePool
-from origin.warm.policies import WarmPrices
+from tailrace.ledger.errors import CallerError
+from tailrace.ledger.hints import Hint
+from tailrace.origin.pool.members import PoolMember
+from tailrace.origin.pool.records import PoolDecision, PoolRecord
+from tailrace.origin.pool.replay import PoolReplay
+from tailrace.origin.pool.tiers import Residence
+from tailrace.origin.pool.warm_pool import PoolOrder
+from tailrace.origin.serving.live_pool import LivePool
+from tailrace.origin.warm.policies import WarmPrices
 
 pytestmark = pytest.mark.anyio
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from ledger.errors import ConfigError
-from origin.config import DEMO_MODEL, OriginConfig
-from origin.model_table import ModelTable
-from origin.serving.plan import caps, planned
+from tailrace.ledger.errors import ConfigError
+from tailrace.origin.config import DEMO_MODEL, OriginConfig
+from tailrace.origin.model_table import ModelTable
+from tailrace.origin.serving.plan import caps, planned
 
 
 def table(**more: Any) -> ModelTable:

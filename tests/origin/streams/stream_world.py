@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
-from ledger.interface import Ledger, ObjectKey
-from ledger.objects.object import ObjectFactory, ObjectRequest, ObjectResponse
-from ledger.objects.runtime import ObjectRuntime
-from ledger.sqlite.ledger import SqliteLedger
-from ledger.sqlite.retention import RetentionSettings
-from origin.streams.config import StreamEvent, StreamSettings
-from origin.streams.object import stream_class
+from tailrace.ledger.interface import Ledger, ObjectKey
+from tailrace.ledger.objects.object import ObjectFactory, ObjectRequest, ObjectResponse
+from tailrace.ledger.objects.runtime import ObjectRuntime
+from tailrace.ledger.sqlite.ledger import SqliteLedger
+from tailrace.ledger.sqlite.retention import RetentionSettings
+from tailrace.origin.streams.config import StreamEvent, StreamSettings
+from tailrace.origin.streams.object import stream_class
 from tests.ledger.objects.object_world import HandClock
 
 ROOT = "http://host/v1/stream/"

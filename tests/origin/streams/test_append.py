@@ -1,7 +1,7 @@
 import pytest
 
-from ledger.errors import CallerError
-from origin.streams.append import (
+from tailrace.ledger.errors import CallerError
+from tailrace.origin.streams.append import (
     AppendContext,
     Refused,
     Repeated,
@@ -9,8 +9,8 @@ from origin.streams.append import (
     judge,
     messages_of,
 )
-from origin.streams.page import Tip
-from origin.streams.request import AppendRequest, Place, Sender
+from tailrace.origin.streams.page import Tip
+from tailrace.origin.streams.request import AppendRequest, Place, Sender
 from tests.origin.streams.stream_world import done
 
 OPEN, CLOSED = Tip(3, closed=False), Tip(3, closed=True)

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.errors import CallerError
-from origin.streams.config import (
+from tailrace.ledger.errors import CallerError
+from tailrace.origin.streams.config import (
     NEVER,
     Create,
     Expiry,
@@ -14,7 +14,7 @@ from origin.streams.config import (
     format_rfc3339,
     parse_expiry,
 )
-from origin.streams.page import Offset
+from tailrace.origin.streams.page import Offset
 
 ids = st.binary(min_size=16, max_size=16)
 counts = st.integers(0, 10**15)

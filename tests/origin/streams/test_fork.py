@@ -10,11 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.errors import CallerError, Conflict, LedgerFailed
-from ledger.interface import Ledger
-from ledger.objects.object import ObjectContext, ObjectFactory, ObjectRequest, ObjectResponse
-from ledger.sqlite.ledger import SqliteLedger
-from origin.streams.config import (
+from tailrace.ledger.errors import CallerError, Conflict, LedgerFailed
+from tailrace.ledger.interface import Ledger
+from tailrace.ledger.objects.object import (
+    ObjectContext,
+    ObjectFactory,
+    ObjectRequest,
+    ObjectResponse,
+)
+from tailrace.ledger.sqlite.ledger import SqliteLedger
+from tailrace.origin.streams.config import (
     NEVER,
     Create,
     Expiry,
@@ -24,7 +29,7 @@ from origin.streams.config import (
     StreamSettings,
     packed,
 )
-from origin.streams.fork import (
+from tailrace.origin.streams.fork import (
     GIVE_BACK,
     MAX_DEPTH,
     RETRY_MS,
@@ -37,9 +42,9 @@ from origin.streams.fork import (
     created,
     inherited,
 )
-from origin.streams.json import join_json
-from origin.streams.object import StreamObject, stream_class
-from origin.streams.page import CHUNK_BYTES, START, Offset, Tip, chunks, piece
+from tailrace.origin.streams.json import join_json
+from tailrace.origin.streams.object import StreamObject, stream_class
+from tailrace.origin.streams.page import CHUNK_BYTES, START, Offset, Tip, chunks, piece
 from tests.ledger.next_alarm import next_alarm_ms
 from tests.ledger.objects.object_world import crashed
 from tests.origin.streams.stream_world import ROOT, ZERO, StreamWorld, done, streams_at

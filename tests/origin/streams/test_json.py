@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.errors import CallerError
-from origin.streams.json import (
+from tailrace.ledger.errors import CallerError
+from tailrace.origin.streams.json import (
     MAX_DEPTH,
     MESSAGE_BYTES,
     RUN,

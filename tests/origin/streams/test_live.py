@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.frame import (
+from tailrace.ledger.frame import (
     FRAMES_TYPE,
     Chunk,
     FinishReason,
@@ -19,10 +19,10 @@ from ledger.frame import (
     StreamEnd,
     decode,
 )
-from ledger.objects.object import ObjectResponse
-from origin.streams.config import StreamSettings
-from origin.streams.page import START, Offset, Page, PageBuilder, Tip, chunks
-from origin.streams.read import (
+from tailrace.ledger.objects.object import ObjectResponse
+from tailrace.origin.streams.config import StreamSettings
+from tailrace.origin.streams.page import START, Offset, Page, PageBuilder, Tip, chunks
+from tailrace.origin.streams.read import (
     SILENCE,
     EventTexts,
     control_event,
@@ -210,7 +210,7 @@ async def test_an_event_stream_ends_in_time(tmp_path: Path) -> None:
 async def test_a_silent_body_shows_that_it_lives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("origin.streams.read.SILENCE_S", 0.0)
+    monkeypatch.setattr("tailrace.origin.streams.read.SILENCE_S", 0.0)
     async with streams_at(tmp_path, settings=PATIENT) as world:
         await world.put("a")
         events = body_of(await world.ask("GET", "a", query="?offset=-1&live=sse"))

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from ledger.errors import StreamFull
-from ledger.interface import ObjectKey, ValueRange
-from ledger.objects.object import ObjectResponse
-from ledger.sqlite.retention import RetentionSettings
-from origin.streams import state
-from origin.streams.config import Change, StreamEvent, StreamSettings
-from origin.streams.json import RUN
-from origin.streams.page import Offset
-from origin.streams.read import SLICE_STEPS
+from tailrace.ledger.errors import StreamFull
+from tailrace.ledger.interface import ObjectKey, ValueRange
+from tailrace.ledger.objects.object import ObjectResponse
+from tailrace.ledger.sqlite.retention import RetentionSettings
+from tailrace.origin.streams import state
+from tailrace.origin.streams.config import Change, StreamEvent, StreamSettings
+from tailrace.origin.streams.json import RUN
+from tailrace.origin.streams.page import Offset
+from tailrace.origin.streams.read import SLICE_STEPS
 from tests.ledger.objects.object_world import crashed
 from tests.origin.streams.stream_world import ROOT, ZERO, StreamWorld, streams_at
 

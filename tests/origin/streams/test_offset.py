@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.errors import CallerError
-from origin.streams.page import (
+from tailrace.ledger.errors import CallerError
+from tailrace.origin.streams.page import (
     EPOCH_MS,
     INTERVAL_MS,
     MAX_JITTER_S,

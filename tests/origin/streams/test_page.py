@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.errors import CallerError
-from ledger.frame import (
+from tailrace.ledger.errors import CallerError
+from tailrace.ledger.frame import (
     Chunk,
     FinishReason,
     Revision,
@@ -16,7 +16,7 @@ from ledger.frame import (
     encode,
     index_of,
 )
-from origin.streams.page import (
+from tailrace.origin.streams.page import (
     CHUNK_BYTES,
     MAX_PAGE_BYTES,
     MAX_PAGE_FRAMES,

@@ -2,10 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.errors import CallerError
-from ledger.objects.object import ObjectRequest
-from origin.streams.append import Decision, decide, due_seq
-from origin.streams.request import MAX_NUMBER, Place, Sender, parse_producer
+from tailrace.ledger.errors import CallerError
+from tailrace.ledger.objects.object import ObjectRequest
+from tailrace.origin.streams.append import Decision, decide, due_seq
+from tailrace.origin.streams.request import MAX_NUMBER, Place, Sender, parse_producer
 
 small = st.integers(0, 3)
 places = st.builds(Place, small, small)

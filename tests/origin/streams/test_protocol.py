@@ -1,7 +1,7 @@
 import pytest
 
-from ledger.errors import CallerError, NotFound
-from origin.streams.protocol import (
+from tailrace.ledger.errors import CallerError, NotFound
+from tailrace.origin.streams.protocol import (
     check_name,
     essence,
     generation_id,

@@ -9,14 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from ledger.frame import Durability, FinishReason, Frame, Revision, StreamEnd, Token, encode
-from ledger.interface import Append, Ledger, NewStream, ObjectKey, Record, StreamKind
-from ledger.objects.object import ObjectRequest, ObjectResponse
-from ledger.objects.runtime import ObjectRuntime
-from origin.streams.config import StreamConfig, StreamSettings
-from origin.streams.object import stream_class
-from origin.streams.protocol import NEXT_OFFSET, TTL
-from origin.streams.state import CONFIG
+from tailrace.ledger.frame import (
+    Durability,
+    FinishReason,
+    Frame,
+    Revision,
+    StreamEnd,
+    Token,
+    encode,
+)
+from tailrace.ledger.interface import Append, Ledger, NewStream, ObjectKey, Record, StreamKind
+from tailrace.ledger.objects.object import ObjectRequest, ObjectResponse
+from tailrace.ledger.objects.runtime import ObjectRuntime
+from tailrace.origin.streams.config import StreamConfig, StreamSettings
+from tailrace.origin.streams.object import stream_class
+from tailrace.origin.streams.protocol import NEXT_OFFSET, TTL
+from tailrace.origin.streams.state import CONFIG
 from tests.ledger.backends import A, PostgresBackend, token, tokens
 from tests.ledger.postgres_server import PostgresServer
 from tests.origin.streams.stream_world import TIMEOUT_S, StreamWorld, streams_at
@@ -180,7 +188,7 @@ async def test_what_is_not_there_leaves_nothing_behind_where_it_was_asked_for(
 async def test_reads_take_nobodys_ownership_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ledger.sqlite.objects.MAX_OWNED", 2)
+    monkeypatch.setattr("tailrace.ledger.sqlite.objects.MAX_OWNED", 2)
     async with streams_at(tmp_path) as world:
         await world.put("s", b"x")
         epoch = (await world.ledger.objects.claim(ObjectKey("other", "o"))).epoch

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from ledger.errors import (
+from tailrace.ledger.errors import (
     LedgerFailed,
     LedgerFull,
     Overloaded,
@@ -19,13 +19,13 @@ from ledger.errors import (
     TailraceError,
     Unavailable,
 )
-from ledger.frame import Durability
-from ledger.interface import Ledger, ObjectKey, ObjectStore
-from ledger.objects import storage
-from ledger.objects.object import ObjectResponse
-from ledger.sqlite.ledger import SqliteLedger
-from origin.streams.config import StreamSettings
-from origin.streams.page import CHUNK_BYTES
+from tailrace.ledger.frame import Durability
+from tailrace.ledger.interface import Ledger, ObjectKey, ObjectStore
+from tailrace.ledger.objects import storage
+from tailrace.ledger.objects.object import ObjectResponse
+from tailrace.ledger.sqlite.ledger import SqliteLedger
+from tailrace.origin.streams.config import StreamSettings
+from tailrace.origin.streams.page import CHUNK_BYTES
 from tests.ledger.objects.object_world import HeldStore, LedgerWithObjects, step
 from tests.origin.streams.stream_world import StreamWorld, streams_at
 

@@ -1,10 +1,10 @@
 import pytest
 
-from ledger.errors import CallerError, NotFound, TooLarge
-from ledger.objects.object import Headers, ObjectRequest
-from origin.streams.config import Create, Expiry, ForkOrder
-from origin.streams.page import START, Offset
-from origin.streams.request import (
+from tailrace.ledger.errors import CallerError, NotFound, TooLarge
+from tailrace.ledger.objects.object import Headers, ObjectRequest
+from tailrace.origin.streams.config import Create, Expiry, ForkOrder
+from tailrace.origin.streams.page import START, Offset
+from tailrace.origin.streams.request import (
     AppendRequest,
     Live,
     Place,

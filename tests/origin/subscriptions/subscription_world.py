@@ -12,16 +12,16 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from ledger.interface import ObjectKey
-from ledger.objects.object import ObjectFactory, ObjectRequest, ObjectResponse
-from ledger.objects.runtime import ObjectRuntime
-from ledger.sqlite.ledger import SqliteLedger
-from origin.streams.config import StreamEvent, StreamSettings
-from origin.streams.object import stream_class
-from origin.subscriptions.index import Updates, index_class
-from origin.subscriptions.object import subscription_class
-from origin.subscriptions.request import INDEX_KEY, SUBSCRIPTION, object_of
-from origin.subscriptions.webhook import Webhooks
+from tailrace.ledger.interface import ObjectKey
+from tailrace.ledger.objects.object import ObjectFactory, ObjectRequest, ObjectResponse
+from tailrace.ledger.objects.runtime import ObjectRuntime
+from tailrace.ledger.sqlite.ledger import SqliteLedger
+from tailrace.origin.streams.config import StreamEvent, StreamSettings
+from tailrace.origin.streams.object import stream_class
+from tailrace.origin.subscriptions.index import Updates, index_class
+from tailrace.origin.subscriptions.object import subscription_class
+from tailrace.origin.subscriptions.request import INDEX_KEY, SUBSCRIPTION, object_of
+from tailrace.origin.subscriptions.webhook import Webhooks
 from tests.ledger.next_alarm import next_alarm_ms
 from tests.ledger.objects.object_world import HandClock
 

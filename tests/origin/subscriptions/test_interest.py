@@ -9,9 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.errors import CallerError
-from origin.subscriptions.request import CreateBody, parse
-from origin.subscriptions.subscription import MAX_ANY, MAX_SEGMENTS, Directory, Glob, Interest
+from tailrace.ledger.errors import CallerError
+from tailrace.origin.subscriptions.request import CreateBody, parse
+from tailrace.origin.subscriptions.subscription import (
+    MAX_ANY,
+    MAX_SEGMENTS,
+    Directory,
+    Glob,
+    Interest,
+)
 
 PARTS = st.sampled_from(["a", "b", "*", "**"])
 WHOLE_PATTERNS = (

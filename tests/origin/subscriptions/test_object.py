@@ -13,7 +13,7 @@ import pytest
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from origin.subscriptions.webhook import SIGNATURE
+from tailrace.origin.subscriptions.webhook import SIGNATURE
 from tests.ledger.objects.object_world import crashed
 from tests.origin.subscriptions.subscription_world import (
     BASE,

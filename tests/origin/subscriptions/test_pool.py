@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from origin.subscriptions.webhook import (
+from tailrace.origin.subscriptions.webhook import (
     FAILURES,
     FIRST_PAUSE_MS,
     MAX_DELIVERIES_PER_HOST,

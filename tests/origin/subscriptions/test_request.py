@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ledger.errors import CallerError, NotFound
-from ledger.interface import ObjectKey
-from origin.subscriptions.request import (
+from tailrace.ledger.errors import CallerError, NotFound
+from tailrace.ledger.interface import ObjectKey
+from tailrace.origin.subscriptions.request import (
     INDEX_KEY,
     MAX_ID_CHARS,
     Action,

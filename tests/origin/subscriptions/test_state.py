@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from origin.subscriptions import index, object, state
+from tailrace.origin.subscriptions import index, object, state
 from tests.origin.subscriptions.subscription_world import SubscriptionWorld, subscriptions_at
 
 pytestmark = pytest.mark.anyio

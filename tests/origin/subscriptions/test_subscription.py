@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.errors import Conflict
-from origin.subscriptions.subscription import (
+from tailrace.ledger.errors import Conflict
+from tailrace.origin.subscriptions.subscription import (
     FIRST_RETRY_MS,
     JITTER,
     MAX_RETRY_MS,

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from ledger.errors import Unavailable
-from ledger.frame import Durability
-from ledger.interface import ObjectKey, ObjectWrite
-from ledger.objects.object import ObjectRequest, ObjectResponse
-from ledger.sqlite.ledger import SqliteLedger
-from origin.streams.config import Change, StreamEvent
-from origin.subscriptions.index import ENTRY, SCAN, UPDATE, VERSION, Update, Updates
-from origin.subscriptions.request import INDEX_KEY
+from tailrace.ledger.errors import Unavailable
+from tailrace.ledger.frame import Durability
+from tailrace.ledger.interface import ObjectKey, ObjectWrite
+from tailrace.ledger.objects.object import ObjectRequest, ObjectResponse
+from tailrace.ledger.sqlite.ledger import SqliteLedger
+from tailrace.origin.streams.config import Change, StreamEvent
+from tailrace.origin.subscriptions.index import ENTRY, SCAN, UPDATE, VERSION, Update, Updates
+from tailrace.origin.subscriptions.request import INDEX_KEY
 
 pytestmark = pytest.mark.anyio
 

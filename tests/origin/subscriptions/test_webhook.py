@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from ledger.errors import CallerError
-from origin.subscriptions.webhook import (
+from tailrace.ledger.errors import CallerError
+from tailrace.origin.subscriptions.webhook import (
     FAILURES,
     FIRST_PAUSE_MS,
     MAX_ANSWER_BYTES,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from origin.pool.replay import PoolReplay
-from origin.warm.policies import WarmPrices
-from origin.warm.trace import ArrivalTrace, IdleGaps
+from tailrace.origin.pool.replay import PoolReplay
+from tailrace.origin.warm.policies import WarmPrices
+from tailrace.origin.warm.trace import ArrivalTrace, IdleGaps
 
 
 def prewarm_optimum(gaps: IdleGaps, prices: WarmPrices) -> float:

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ledger.errors import CallerError
-from origin.warm.trace import TokenSpeeds, import_trace, write_trace
+from tailrace.ledger.errors import CallerError
+from tailrace.origin.warm.trace import TokenSpeeds, import_trace, write_trace
 
 SAMPLES = Path(__file__).parent / "samples"
 FILES = {

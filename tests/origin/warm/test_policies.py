@@ -7,11 +7,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ledger.errors import CallerError
-from origin.config import OriginConfig
-from origin.warm.learned import AdaptiveTtl, HybridHistogram, PredictivePrewarm, named_policy
-from origin.warm.policies import BreakEven, FixedTtl, GreedyDual, KeepAlivePolicy, WarmPrices
-from origin.warm.simulate import (
+from tailrace.ledger.errors import CallerError
+from tailrace.origin.config import OriginConfig
+from tailrace.origin.warm.learned import (
+    AdaptiveTtl,
+    HybridHistogram,
+    PredictivePrewarm,
+    named_policy,
+)
+from tailrace.origin.warm.policies import (
+    BreakEven,
+    FixedTtl,
+    GreedyDual,
+    KeepAlivePolicy,
+    WarmPrices,
+)
+from tailrace.origin.warm.simulate import (
     CappedPool,
     _instants,
     capped_optimum,
@@ -21,7 +32,7 @@ from origin.warm.simulate import (
     replay_capped,
     sweep_ttls,
 )
-from origin.warm.trace import GENERATED, ArrivalTrace, busy_periods, generated, idle_gaps
+from tailrace.origin.warm.trace import GENERATED, ArrivalTrace, busy_periods, generated, idle_gaps
 from tests.origin.warm.costs import hindsight_cost, prewarm_optimum
 
 PRICES = WarmPrices(60.0, 10.0)

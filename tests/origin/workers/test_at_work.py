@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from origin.workers.worker_frame import AtWork
+from tailrace.origin.workers.worker_frame import AtWork
 
 
 def test_a_run_is_named_while_it_is_taken_and_from_its_first_step_until_it_makes_something() -> (

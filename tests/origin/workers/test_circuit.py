@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from origin.workers.liveness import (
+from tailrace.origin.workers.liveness import (
     MOST_DEATHS,
     OPEN_MAX_S,
     OPEN_MIN_S,

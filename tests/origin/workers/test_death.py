@@ -9,8 +9,8 @@ import sys
 import pytest
 import torch
 
-from origin.workers.liveness import Death, kind_of, kind_of_exit
-from origin.workers.worker_frame import Fault
+from tailrace.origin.workers.liveness import Death, kind_of, kind_of_exit
+from tailrace.origin.workers.worker_frame import Fault
 
 
 def raised_by_torch_for_want_of_memory() -> BaseException:

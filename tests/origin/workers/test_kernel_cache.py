@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ledger.errors import CallerError, ConfigError
-from origin.workers.kernel_cache import MANIFEST, VARIABLE, KernelCache, fingerprint
+from tailrace.ledger.errors import CallerError, ConfigError
+from tailrace.origin.workers.kernel_cache import MANIFEST, VARIABLE, KernelCache, fingerprint
 
 pytest.importorskip("triton")
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from threading import Barrier, Thread
 
-from origin.workers.kernel_cache import MANIFEST, KernelCache
+from tailrace.origin.workers.kernel_cache import MANIFEST, KernelCache
 
 WORKERS = 16
 

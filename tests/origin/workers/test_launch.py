@@ -18,8 +18,8 @@ SUPERVISOR = """
 import ctypes, json, os, socket, subprocess, sys
 ctypes.CDLL(None).prctl(36, 1)  # orphans become its children
 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-command = [sys.executable, "-P", "-m", "origin.workers.launch", str(os.getpid())]
-command += ["origin.workers.launcher", str(theirs.fileno()), "held", ""]
+command = [sys.executable, "-P", "-m", "tailrace.origin.workers.launch", str(os.getpid())]
+command += ["tailrace.origin.workers.launcher", str(theirs.fileno()), "held", ""]
 launcher = subprocess.Popen(command, pass_fds=[theirs.fileno()])
 print(launcher.pid, flush=True)
 ours.recv(65_536)
@@ -78,7 +78,7 @@ def test_a_launcher_and_its_workers_end_with_their_supervisor(tmp_path: Path, mo
 
 def test_a_worker_whose_supervisor_is_gone_already_imports_nothing() -> None:
     gone = str(os.getppid())
-    command = [sys.executable, "-P", "-m", "origin.workers.launch", gone, "no_such_module"]
+    command = [sys.executable, "-P", "-m", "tailrace.origin.workers.launch", gone, "no_such_module"]
     done = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, check=False
     )

@@ -16,15 +16,21 @@ from typing import Any
 
 import pytest
 
-from ledger.frame import Hello
-from ledger.wire.codec import FrameSplitter
-from origin.config import OriginConfig
-from origin.workers import token_worker
-from origin.workers.forked import PR_SET_CHILD_SUBREAPER, ForkedProcess, Launcher
-from origin.workers.program import program
-from origin.workers.worker_frame import MAX_WORKER_FRAME_BYTES, SCHEMA_HASH, Ready, decode, encode
-from origin.workers.worker_frame import WORKER as WORKER_SAYS
-from origin.workers.worker_process import worker_environment
+from tailrace.ledger.frame import Hello
+from tailrace.ledger.wire.codec import FrameSplitter
+from tailrace.origin.config import OriginConfig
+from tailrace.origin.workers import token_worker
+from tailrace.origin.workers.forked import PR_SET_CHILD_SUBREAPER, ForkedProcess, Launcher
+from tailrace.origin.workers.program import program
+from tailrace.origin.workers.worker_frame import (
+    MAX_WORKER_FRAME_BYTES,
+    SCHEMA_HASH,
+    Ready,
+    decode,
+    encode,
+)
+from tailrace.origin.workers.worker_frame import WORKER as WORKER_SAYS
+from tailrace.origin.workers.worker_process import worker_environment
 
 pytestmark = [
     pytest.mark.anyio,

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from origin.workers.liveness import BLIND_S, LOOK_S, SILENT_S, WATCHDOG_LEAD_S, Patience, Pulse
+from tailrace.origin.workers.liveness import (
+    BLIND_S,
+    LOOK_S,
+    SILENT_S,
+    WATCHDOG_LEAD_S,
+    Patience,
+    Pulse,
+)
 
 PATIENCE = Patience(silence_s=30, start_s=600)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from origin.workers.load_spans import LoadSpans, LoadStage, WorkerStart
+from tailrace.origin.workers.load_spans import LoadSpans, LoadStage, WorkerStart
 
 
 def test_stages_follow_one_another_without_gaps_and_one_that_is_named_again_goes_on() -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from ledger.errors import ConfigError
-from origin.config import OriginConfig
-from origin.workers.program import makes_tokens, program
-from origin.workers.text_worker import open_producer
+from tailrace.ledger.errors import ConfigError
+from tailrace.origin.config import OriginConfig
+from tailrace.origin.workers.program import makes_tokens, program
+from tailrace.origin.workers.text_worker import open_producer
 
 pytestmark = pytest.mark.anyio
 URL = "https://there.example/v1"
@@ -28,7 +28,7 @@ def test_a_checkpoint_of_a_decoder_runs_our_own(tmp_path: Path) -> None:
     )
     assert makes_tokens(config)
     module, said = read(config)
-    assert module == "origin.workers.token_worker"
+    assert module == "tailrace.origin.workers.token_worker"
     assert said == config.model_copy(
         update={
             "model": config.model.resolve(),
@@ -43,7 +43,7 @@ def test_what_is_said_about_an_upstream_server_reaches_the_worker() -> None:
         upstream=URL, upstream_model="-m", upstream_key_env="KEY", upstream_first_token_s=7
     )
     module, said = read(config)
-    assert module == "origin.workers.text_worker"
+    assert module == "tailrace.origin.workers.text_worker"
     assert said == config.model_copy(update={"model": config.model.resolve()})
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from origin.workers.socket_folder import OWNER, remove_left_folders, socket_folder
+from tailrace.origin.workers.socket_folder import OWNER, remove_left_folders, socket_folder
 
 HELD = """
 import sys, tempfile
-from origin.workers.socket_folder import socket_folder
+from tailrace.origin.workers.socket_folder import socket_folder
 tempfile.tempdir = sys.argv[1]
 with socket_folder() as folder:
     print(folder, flush=True)

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from ledger.frame import FinishReason, Hello, Notice, StreamEnd, Token
-from ledger.frame import decode as decode_client
-from ledger.wire.codec import FrameSplitter
-from origin.config import OriginConfig
-from origin.workers.program import program
-from origin.workers.text_worker import OUTBOX_FRAMES, TextWorker
-from origin.workers.worker_frame import (
+from tailrace.ledger.frame import FinishReason, Hello, Notice, StreamEnd, Token
+from tailrace.ledger.frame import decode as decode_client
+from tailrace.ledger.wire.codec import FrameSplitter
+from tailrace.origin.config import OriginConfig
+from tailrace.origin.workers.program import program
+from tailrace.origin.workers.text_worker import OUTBOX_FRAMES, TextWorker
+from tailrace.origin.workers.worker_frame import (
     MAX_WORKER_FRAME_BYTES,
     SCHEMA_HASH,
     WORKER,
@@ -133,7 +133,7 @@ async def worker(folder: Path, config: OriginConfig, **environment: str) -> Asyn
     came: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue(1)
     server = await asyncio.start_unix_server(lambda *streams: came.put_nowait(streams), path)
     module, settings = program(config)
-    assert module == "origin.workers.text_worker"
+    assert module == "tailrace.origin.workers.text_worker"
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", module, str(path), settings),
         env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
@@ -339,7 +339,7 @@ async def test_a_supervisor_that_goes_while_nothing_is_ready_ends_the_worker(
 async def test_a_stream_too_many_ends_at_once_to_be_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("origin.workers.text_worker.MAX_WAITING_STREAMS", 1)
+    monkeypatch.setattr("tailrace.origin.workers.text_worker.MAX_WAITING_STREAMS", 1)
     ours, theirs = socket.socketpair()
     _, writer = await asyncio.open_connection(sock=ours)
     reader, other = await asyncio.open_connection(sock=theirs)

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from ledger.frame import FinishReason, Hello, StreamEnd
-from ledger.wire.codec import FrameSplitter
-from origin.config import OriginConfig
-from origin.models.cpu_model import CpuModel
-from origin.workers.liveness import Watchdog
-from origin.workers.program import program
-from origin.workers.token_worker import MAX_STEP_BYTES, FrameSocket, steps
-from origin.workers.worker_frame import (
+from tailrace.ledger.frame import FinishReason, Hello, StreamEnd
+from tailrace.ledger.wire.codec import FrameSplitter
+from tailrace.origin.config import OriginConfig
+from tailrace.origin.models.cpu_model import CpuModel
+from tailrace.origin.workers.liveness import Watchdog
+from tailrace.origin.workers.program import program
+from tailrace.origin.workers.token_worker import MAX_STEP_BYTES, FrameSocket, steps
+from tailrace.origin.workers.worker_frame import (
     MAX_WORKER_FRAME_BYTES,
     SCHEMA_HASH,
     WORKER,

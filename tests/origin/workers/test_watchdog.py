@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from origin.workers.liveness import ARM_AGAIN_S, Watchdog
+from tailrace.origin.workers.liveness import ARM_AGAIN_S, Watchdog
 
 
 class Timer:

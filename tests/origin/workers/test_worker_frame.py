@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger import frame as client
-from ledger.errors import FrameError
-from ledger.frame import PREFIX_BYTES, Hello, OutputFormat, Sampling, corr_of
-from ledger.wire.bare import field_types
-from ledger.wire.codec import FrameSplitter
-from origin.workers.worker_frame import (
+from tailrace.ledger import frame as client
+from tailrace.ledger.errors import FrameError
+from tailrace.ledger.frame import PREFIX_BYTES, Hello, OutputFormat, Sampling, corr_of
+from tailrace.ledger.wire.bare import field_types
+from tailrace.ledger.wire.codec import FrameSplitter
+from tailrace.origin.workers.worker_frame import (
     FRAMES,
     MAX_WORKER_FRAME_BYTES,
     SCHEMA_HASH,

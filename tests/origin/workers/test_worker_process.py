@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from ledger.frame import StreamEnd, Token
-from ledger.frame import decode as decode_client
-from origin.config import OriginConfig
-from origin.workers.liveness import MOST_DEATHS, CircuitState, Death, Patience
-from origin.workers.program import program
-from origin.workers.worker_frame import Ask, Ready, Step
-from origin.workers.worker_process import Owner, WorkerSlot
+from tailrace.ledger.frame import StreamEnd, Token
+from tailrace.ledger.frame import decode as decode_client
+from tailrace.origin.config import OriginConfig
+from tailrace.origin.workers.liveness import MOST_DEATHS, CircuitState, Death, Patience
+from tailrace.origin.workers.program import program
+from tailrace.origin.workers.worker_frame import Ask, Ready, Step
+from tailrace.origin.workers.worker_process import Owner, WorkerSlot
 from tests.origin.producers.asked import recipe
 
 pytestmark = pytest.mark.anyio
@@ -179,7 +179,7 @@ async def test_a_worker_is_heard_while_it_is_given_its_streams(
 async def test_a_worker_that_is_stopped_is_silent_until_it_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("origin.workers.liveness.SILENT_S", 1.5)
+    monkeypatch.setattr("tailrace.origin.workers.liveness.SILENT_S", 1.5)
     async with owned("echo") as it:
         await it.readies.get()
         os.kill(it.pid, signal.SIGSTOP)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.openai.responses.events import ResponseEvents, StreamedResponse
-from edge.openai.responses.request import ResponseNote
-from ledger.errors import OriginUnreachable
-from ledger.frame import (
+from tailrace.edge.openai.responses.events import ResponseEvents, StreamedResponse
+from tailrace.edge.openai.responses.request import ResponseNote
+from tailrace.ledger.errors import OriginUnreachable
+from tailrace.ledger.frame import (
     Classification,
     FinishReason,
     Frame,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from edge.openai.responses.request import (
+from tailrace.edge.openai.responses.request import (
     MAX_ASKED_CHARS,
     MAX_INPUT_CHARS,
     ResponseNote,
     read_note,
 )
-from origin.generations.admission import MAX_NOTE_CHARS
+from tailrace.origin.generations.admission import MAX_NOTE_CHARS
 
 ITEM = {"type": "message", "role": "user", "content": "é"}
 

@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
-from edge.app import create_app
-from edge.config import EdgeConfig
-from edge.openai.request import ALL_THERE_IS
-from edge.openai.responses.request import read_note
-from ledger.frame import (
+from tailrace.edge.app import create_app
+from tailrace.edge.config import EdgeConfig
+from tailrace.edge.openai.request import ALL_THERE_IS
+from tailrace.edge.openai.responses.request import read_note
+from tailrace.ledger.frame import (
     Cancel,
     FormatKind,
     Message,
@@ -125,7 +125,7 @@ async def test_what_is_gone_on_from_has_a_limit_all_together(
     assert answer.status_code == 200
     reads = [frame for frame in origin.received if isinstance(frame, Resume)]
     assert [read.follow for read in reads] == [False]
-    monkeypatch.setattr("edge.openai.responses.routes.MAX_EARLIER_BYTES", 40)
+    monkeypatch.setattr("tailrace.edge.openai.responses.routes.MAX_EARLIER_BYTES", 40)
     for body in (asked, {"model": "demo", "input": "?", "previous_response_id": ID}):
         refused = await client.post("/v1/responses", json=body)
         assert (refused.status_code, refused.json()["error"]["code"]) == (413, "too_large")
