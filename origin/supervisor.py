@@ -23,7 +23,6 @@ from tailrace.ledger.process import Stop
 from tailrace.ledger.tasks import first_of
 from tailrace.ledger.telemetry.exposition import exposed
 from tailrace.ledger.telemetry.traces import Traces
-from tailrace.origin.checkpoint.prompt import PromptReader
 from tailrace.origin.config import LedgerConfig, OriginConfig, StreamsConfig
 from tailrace.origin.edges.link import EdgeLink
 from tailrace.origin.edges.peers import Way
@@ -41,6 +40,9 @@ from tailrace.origin.steady_clock import KeptClock, now_ms
 from tailrace.origin.workers.kernel_cache import KernelCache
 from tailrace.origin.workers.program import makes_tokens
 from tailrace.origin.workers.worker_process import WorkerSlot
+
+if TYPE_CHECKING:
+    from tailrace.origin.checkpoint.prompt import PromptReader
 
 if TYPE_CHECKING:  # of several models
     from tailrace.origin.serving.keeper import ModelKeeper
@@ -73,7 +75,7 @@ async def serve(
     """
     own = load_classes(config.objects)
     models = [served_model(plan, slots) for plan in several]
-    reader = _reader(config) if not models and makes_tokens(config) else None
+    reader = None if models else _reader_of(config)
     clock = KeptClock(config.data)
     ledger = await open_ledger(retention, config.data, clock, config.reached_at)
     clock.keep()
@@ -91,13 +93,18 @@ async def serve(
 
 
 def served_model(plan: ModelPlan, slots: Sequence[WorkerSlot]) -> ServedModel:
-    reader = _reader(plan.config) if makes_tokens(plan.config) else None
-    model = ServedModel(plan.name, reader)
+    model = ServedModel(plan.name, _reader_of(plan.config))
     model.slots = [slot for slot in slots if slot.model == plan.name]
     return model
 
 
-def _reader(config: OriginConfig) -> PromptReader:
+def _reader_of(config: OriginConfig) -> PromptReader | None:
+    """Return the reader of a checkpoint's prompts; None for a producer or an upstream server."""
+    if not makes_tokens(config):
+        return None
+    # it needs the packages of the extra `torch`, which an origin of an upstream server lacks
+    from tailrace.origin.checkpoint.prompt import PromptReader
+
     return PromptReader(config.model, open_objects=config.open_objects)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tailrace.ledger.errors import CallerError, Conflict, NotFound, TooLarge
 from tailrace.ledger.frame import (
@@ -25,10 +25,12 @@ from tailrace.ledger.frame import (
     encode,
 )
 from tailrace.ledger.telemetry.traces import TraceContext
-from tailrace.origin.checkpoint.prompt import PromptReader
 from tailrace.origin.generations.callers import tenant_of
 from tailrace.origin.generations.recipe import Recipe, packed_ids, prompt_hash
 from tailrace.origin.tools import ToolUse, read_functions
+
+if TYPE_CHECKING:  # it needs tokenizers, which only models of our own need
+    from tailrace.origin.checkpoint.prompt import PromptReader
 
 MAX_STOPS = 8
 MAX_STOP_CHARS = 128

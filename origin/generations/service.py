@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
@@ -46,7 +46,6 @@ from tailrace.ledger.hints import HINT, Hint
 from tailrace.ledger.interface import Ledger, NewStream, ObjectKey, StreamInfo
 from tailrace.ledger.objects.object import ObjectRequest, ObjectResponse
 from tailrace.ledger.rights import OF_A_STREAM, Right
-from tailrace.origin.checkpoint.prompt import PromptReader
 from tailrace.origin.config import LedgerConfig, OriginConfig
 from tailrace.origin.generations.admission import admit, asks_of_engine, check_count, request_hash
 from tailrace.origin.generations.callers import (
@@ -65,6 +64,9 @@ from tailrace.origin.generations.stream import TEXT
 from tailrace.origin.serving.served_model import ServedModel
 from tailrace.origin.streams.protocol import generation_id
 from tailrace.origin.subscriptions.request import SUBSCRIPTION, object_of
+
+if TYPE_CHECKING:  # it needs tokenizers, which only models of our own need
+    from tailrace.origin.checkpoint.prompt import PromptReader
 
 CHAT = "chat"
 """The class of objects that are chats, each under its id."""

@@ -14,7 +14,6 @@ from tailrace.ledger.errors import Forbidden, NotFound, TailraceError, error_bod
 from tailrace.ledger.interface import Ledger, StreamInfo
 from tailrace.ledger.objects.object import ObjectRequest, ObjectResponse
 from tailrace.ledger.version import tailrace_version
-from tailrace.origin.checkpoint.prompt import PromptReader
 from tailrace.origin.config import OriginConfig
 from tailrace.origin.generations.callers import generation
 from tailrace.origin.generations.runs import Runs
@@ -31,6 +30,9 @@ from tailrace.origin.operator.streams import (
 )
 from tailrace.origin.operator.warm import WarmDesk, pool_document
 from tailrace.origin.workers.worker_process import WorkerSlot
+
+if TYPE_CHECKING:  # it needs tokenizers, which only models of our own need
+    from tailrace.origin.checkpoint.prompt import PromptReader
 
 if TYPE_CHECKING:  # numpy is behind it, which an origin of one model does not load
     from tailrace.origin.serving.live_pool import LivePool

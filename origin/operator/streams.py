@@ -12,7 +12,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tailrace.ledger.frame import (
     Chunk,
@@ -30,11 +30,13 @@ from tailrace.ledger.frame import (
 )
 from tailrace.ledger.interface import Ledger, Record, StreamInfo
 from tailrace.ledger.life import StreamLife, tokens_of
-from tailrace.origin.checkpoint.prompt import PromptReader
 from tailrace.origin.generations.recipe import Recipe
 from tailrace.origin.generations.runs import Runs
 from tailrace.origin.generations.stream import EndedStream, GeneratedStream
 from tailrace.origin.operator.query import Document, Query
+
+if TYPE_CHECKING:  # it needs tokenizers, which only models of our own need
+    from tailrace.origin.checkpoint.prompt import PromptReader
 
 MAX_PAGE = 1000
 """Streams of one page."""

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from random import Random
+from typing import TYPE_CHECKING
 
 from tailrace.ledger.backoff import spread_ms
 from tailrace.ledger.errors import NotFound, Unavailable
-from tailrace.origin.checkpoint.prompt import PromptReader
 from tailrace.origin.workers.liveness import SILENT_S, Circuit
 from tailrace.origin.workers.load_spans import COMPILE
 from tailrace.origin.workers.worker_frame import LoadProgress, Ready
 from tailrace.origin.workers.worker_process import WorkerSlot
+
+if TYPE_CHECKING:  # it needs tokenizers, which only models of our own need
+    from tailrace.origin.checkpoint.prompt import PromptReader
 
 LOADING_RETRY_MS = 500
 FAILED_STARTS = 4
