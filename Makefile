@@ -108,13 +108,13 @@ $(MADE):
 
 $(RUNTIME): pyproject.toml constraints.txt | $(MADE)
 	@echo "==> installing edge, origin and ledger (the first time takes about a minute; torch is the largest)"
-	@$(PIP_INSTALL) -e '.[edge,origin]'
+	@$(PIP_INSTALL) -e '.[torch]'
 	@$(BIN)/python -m tailrace.python_build
 	@touch $@
 
 $(DEV): pyproject.toml constraints.txt | $(MADE)
 	@echo "==> installing edge, origin and ledger with what the tests need (the first time takes minutes)"
-	@$(PIP_INSTALL) -e '.[edge,origin,postgres,dev]'
+	@$(PIP_INSTALL) -e '.[torch,postgres,dev]'
 	@$(BIN)/python -m tailrace.python_build
 	@touch $@ $(RUNTIME)
 

@@ -6,7 +6,7 @@ FROM python:${PYTHON} AS build
 ARG PIP_ARGS=
 COPY . /src
 RUN python -m venv /opt/tailrace \
-    && /opt/tailrace/bin/pip install --no-cache-dir ${PIP_ARGS} -c /src/constraints.txt '/src[edge]'
+    && /opt/tailrace/bin/pip install --no-cache-dir ${PIP_ARGS} -c /src/constraints.txt /src
 
 FROM python:${PYTHON}
 COPY --from=build /opt/tailrace /opt/tailrace

@@ -64,11 +64,4 @@ _HOMES = ("tailrace.ledger.errors", "tailrace.ledger.frame", "tailrace.client")
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        return next(vars(home)[name] for home in map(import_module, _HOMES) if name in vars(home))
-    except ModuleNotFoundError as error:
-        if error.name != "httpx":
-            raise
-        raise ModuleNotFoundError(
-            f"tailrace.{name} needs the package 'httpx': pip install 'tailrace[edge]'", name="httpx"
-        ) from error
+    return next(vars(home)[name] for home in map(import_module, _HOMES) if name in vars(home))

@@ -106,8 +106,7 @@ def up(
     """Serve the demo model on loopback: origin, edge and ledger."""
     import asyncio
 
-    with extra("edge"):
-        from tailrace.up import serve
+    from tailrace.up import serve
 
     asyncio.run(serve(data, http_port, https_port, link_port, sample=sample, as_json=as_json))
 
@@ -152,9 +151,8 @@ def edge(
 ) -> None:
     """Run an edge: the relay between clients and an origin."""
     _check_wrangler(wrangler, env, config)
-    with extra("edge"):
-        from tailrace.edge.config import EdgeConfig
-        from tailrace.edge.serve import run
+    from tailrace.edge.config import EdgeConfig
+    from tailrace.edge.serve import run
 
     flags, deployment = _said(context, EdgeConfig), None
     if wrangler is not None:
@@ -210,7 +208,7 @@ def origin(
     until_eof: UntilEofOption = False,
 ) -> None:
     """Run an origin: admission, ledger and the workers that generate."""
-    with extra("origin"):
+    with extra("torch"):
         from tailrace.origin.config import LedgerConfig, OriginConfig, StreamsConfig
         from tailrace.origin.model_table import chosen, load_tables
         from tailrace.origin.start import run
@@ -223,7 +221,7 @@ def origin(
     models = {} if is_alone else chosen(tables, model or (), settings)
     retention, streams = LedgerConfig.load(config), StreamsConfig.load(config)
     _watch_parent(until_eof)
-    with extra("origin"):  # most of it is imported only now
+    with extra("torch"):  # most of it is imported only now
         run(settings, retention, streams, models)
 
 
@@ -276,8 +274,7 @@ def chat(
     """Stream an answer to PROMPT."""
     import asyncio
 
-    with extra("edge"):
-        from tailrace.chat import chat as answered
+    from tailrace.chat import chat as answered
 
     said = {"prompt": prompt} if raw_prompt else {"messages": [{"role": "user", "content": prompt}]}
     request = {

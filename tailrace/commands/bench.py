@@ -77,9 +77,8 @@ def serve(
 
     TAILRACE_API_KEY is sent, if it is set.
     """
-    with extra("edge"):
-        from tailrace.load.drive import Demand, drive, poisson
-        from tailrace.load.samples import Goal, compare, report
+    from tailrace.load.drive import Demand, drive, poisson
+    from tailrace.load.samples import Goal, compare, report
 
     if api not in APIS:
         raise CallerError(f"{api!r} is no API", field="--api", hint=", ".join(APIS))
@@ -125,7 +124,7 @@ def serve(
 
 
 def _times(path: Path, speed: float, seconds: float) -> list[float]:
-    with extra("origin"):
+    with extra("torch"):
         from tailrace.origin.warm.trace import import_trace
     arrivals = import_trace("tailrace", path).arrival_s
     first = float(arrivals[0]) if len(arrivals) else 0.0

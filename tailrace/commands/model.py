@@ -60,7 +60,7 @@ def check(
     The exit status is 0 if the model can be served, and 1 if not.
     """
     memory_bytes = None if memory is None else _bytes(memory)
-    with extra("origin"):
+    with extra("torch"):
         from tailrace.origin.checkpoint.folder import check_folder
 
         check_folder(directory)
@@ -97,7 +97,7 @@ def load_profile(
     """
     import asyncio
 
-    with extra("origin"):
+    with extra("torch"):
         from tailrace.ledger.log import configure_logging
         from tailrace.origin.config import OriginConfig
         from tailrace.origin.workers.load_profile import profile

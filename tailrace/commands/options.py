@@ -98,7 +98,7 @@ def extra(name: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package in ("edge", "kernels", "ledger", "origin", "tailrace"):
+        if package == "tailrace":
             raise  # a fault of ours, not of the installation
         raise ConfigError(
             f"the package {package!r} is not installed",

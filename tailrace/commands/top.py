@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from tailrace.commands.options import LOCAL, JsonOption, check_url, extra, key_headers, wide_console
+from tailrace.commands.options import LOCAL, JsonOption, check_url, key_headers, wide_console
 from tailrace.ledger.errors import CallerError
 
 
@@ -32,12 +32,11 @@ def top(
 
 
 async def _top(url: str, interval: float, rows: int, once: bool, as_json: bool) -> None:
-    with extra("edge"):
-        import httpx
-
-        from tailrace.client import unreachable
-        from tailrace.top import TIMEOUT_S, document, look, shown
+    import httpx
     from rich.live import Live
+
+    from tailrace.client import unreachable
+    from tailrace.top import TIMEOUT_S, document, look, shown
 
     async with httpx.AsyncClient(base_url=url, headers=key_headers(), timeout=TIMEOUT_S) as http:
         try:

@@ -83,7 +83,7 @@ def simulate(
     as_json: JsonOption = False,
 ) -> None:
     """Put a trace through policies, and say what each would have cost beside the optimum."""
-    with extra("origin"):
+    with extra("torch"):
         from tailrace.origin.warm.learned import named_policy
         from tailrace.origin.warm.policies import WarmPrices
         from tailrace.origin.warm.simulate import compare
@@ -133,7 +133,7 @@ def frontier(
     as_json: JsonOption = False,
 ) -> None:
     """Cold starts against wasted GPU-seconds for TTLs from a second to a day, without a cap."""
-    with extra("origin"):
+    with extra("torch"):
         import numpy as np
 
         from tailrace.origin.warm.policies import WarmPrices
@@ -193,7 +193,7 @@ def import_(
     as_json: JsonOption = False,
 ) -> None:
     """Make of a public trace what `simulate` and `frontier` read."""
-    with extra("origin"):
+    with extra("torch"):
         from tailrace.origin.warm.trace import TokenSpeeds, import_trace, write_trace
 
     speeds = TokenSpeeds(prefill, decode)
@@ -240,7 +240,7 @@ def import_cache(
 
 
 def _kernel_cache(config: Path | None, data: Path | None) -> KernelCache:
-    with extra("origin"):
+    with extra("torch"):
         from tailrace.origin.config import OriginConfig
         from tailrace.origin.workers.kernel_cache import KernelCache
 

@@ -109,7 +109,7 @@ def apply(
     as_json: JsonOption = False,
 ) -> None:
     """Have another policy decide from now on, until the origin starts again."""
-    with extra("origin"):
+    with extra("torch"):
         from tailrace.origin.warm.learned import named_policy
         from tailrace.origin.warm.policies import WarmPrices
 
@@ -160,10 +160,9 @@ def _ask(
 ) -> list[Document]:
     """What each origin answers; raises the error of an edge, or of all of its origins."""
     check_url(edge, "--edge")
-    with extra("edge"):
-        import httpx
+    import httpx
 
-        from tailrace.client import http_error, unreachable
+    from tailrace.client import http_error, unreachable
 
     url = f"{edge.rstrip('/')}/v1/admin/{asked}"
     try:
@@ -205,7 +204,7 @@ def _of(origin: str | None) -> dict[str, str]:
 def _from_history(history: str, config: Path | None, model: str, limit: int) -> Document:
     import asyncio
 
-    with extra("origin"):
+    with extra("torch"):
         from tailrace.origin.history.recorder import reading
         from tailrace.origin.operator.warm import explained
 
