@@ -98,17 +98,58 @@ def up(
     link_port: Annotated[
         int, typer.Option(min=0, max=65535, help="Link from edge to origin; 0: any free one.")
     ] = 8470,
+    upstream: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="Serve an OpenAI-compatible server, such as http://HOST:8000/v1."
+        ),
+    ] = None,
+    api_key_env: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Environment variable with that server's API key."),
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Model of that server; repeatable. Default: all."),
+    ] = None,
     sample: Annotated[bool, typer.Option(help="Stream a sample that is cut and resumed.")] = True,
     as_json: Annotated[
         bool, typer.Option("--json", help="One line of JSON on stdout when ready.")
     ] = False,
 ) -> None:
-    """Serve the demo model on loopback: origin, edge and ledger."""
+    """Serve on loopback: origin, edge and ledger, with the demo model or in front of your server.
+
+    tailrace up --upstream http://127.0.0.1:8000/v1 makes the streams of vLLM, Ollama, llama.cpp
+    or a hosted API resumable.
+    """
     import asyncio
+    from importlib.util import find_spec
 
     from tailrace.up import serve
+    from tailrace.upstream import find_upstream
 
-    asyncio.run(serve(data, http_port, https_port, link_port, sample=sample, as_json=as_json))
+    if upstream is None and (api_key_env is not None or model is not None):
+        flag = "--api-key-env" if api_key_env is not None else "--model"
+        raise ConfigError("is for --upstream URL", field=flag, hint="tailrace origin serves models")
+    if upstream is None and find_spec("torch") is None:
+        raise ConfigError(
+            "the demo model needs PyTorch",
+            hint="pip install 'tailrace[torch]', or serve a server of yours: --upstream URL",
+        )
+
+    async def run() -> None:
+        server = upstream and await find_upstream(upstream, api_key_env, model or ())
+        await serve(
+            data,
+            http_port,
+            https_port,
+            link_port,
+            upstream=server or None,
+            sample=sample,
+            as_json=as_json,
+        )
+
+    asyncio.run(run())
 
 
 @app.command()

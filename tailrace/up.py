@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 import httpx
 from cryptography import x509
@@ -31,6 +32,7 @@ from tailrace.ledger.process import Stop
 from tailrace.ledger.settings import MAX_PORT
 from tailrace.ledger.tasks import first_of
 from tailrace.ledger.version import tailrace_version
+from tailrace.upstream import UpstreamServer
 
 VALID_DAYS = 14
 REUSE_DAYS = 1  # a certificate with less than this left is made anew
@@ -111,6 +113,7 @@ DRAWS = 20  # of a port that must be free twice, over TCP and over UDP
 READY_POLL_S = 0.1
 READY_TIMEOUT_S = 1.0  # for one answer of /readyz
 SAMPLE_PROMPT = "Once upon a time"
+SAMPLE_QUESTION = "Tell me a short story about a fox."
 SAMPLE_TOKENS = 64
 SAMPLE_SEED = 7
 SAMPLE_CUT_AFTER = 24  # tokens
@@ -135,9 +138,18 @@ class Addresses:
 
 
 async def serve(
-    data: Path, http_port: int, https_port: int, link_port: int, *, sample: bool, as_json: bool
+    data: Path,
+    http_port: int,
+    https_port: int,
+    link_port: int,
+    *,
+    upstream: UpstreamServer | None = None,
+    sample: bool,
+    as_json: bool,
 ) -> None:
-    """Serve until SIGINT or SIGTERM; a port of 0 stands for any free one.
+    """Serve the demo model, or the models of `upstream`, until SIGINT or SIGTERM.
+
+    A port of 0 stands for any free one.
 
     Raises TailraceError if it cannot start or stay up.
     """
@@ -150,7 +162,7 @@ async def serve(
         link=f"{HOST}:{claim_port(link_port, '--link-port')}",
         data=data.absolute(),
     )
-    children = _children(place, console)
+    children = _children(place, upstream, console)
 
     async def welcome() -> None:
         await wait_until_ready(place, console)
@@ -159,10 +171,10 @@ async def serve(
             child.proven = True
         if as_json:
             pids = {child.name: child.pid for child in children}
-            print(ready_line(place, pids, ready_s), flush=True)
-        print_addresses(place, ready_s, console)
+            print(ready_line(place, upstream, pids, ready_s), flush=True)
+        print_addresses(place, upstream, ready_s, console)
         if sample:
-            await print_sample(place, console)
+            await print_sample(place, upstream, console)
         console.print("\nCtrl-C stops it.", style="dim")
         await asyncio.Event().wait()
 
@@ -174,7 +186,7 @@ async def serve(
 # ---- the children ----
 
 
-def _children(place: Addresses, console: Console) -> list[Child]:
+def _children(place: Addresses, upstream: UpstreamServer | None, console: Console) -> list[Child]:
     """The origin and the edge, not yet started."""
     logs = place.data / "logs"
     logs.mkdir(parents=True, exist_ok=True)
@@ -190,6 +202,9 @@ def _children(place: Addresses, console: Console) -> list[Child]:
             "--operator-without-key": True,  # it listens on loopback alone: HOST
         },
     }
+
+    if upstream is not None:
+        flags["origin"] |= upstream.origin_flags(place.data)
 
     def announce(line: str) -> None:
         console.print(line, style="yellow", markup=False, soft_wrap=True)
@@ -276,10 +291,15 @@ def _show_progress(reason: str, status: Status, console: Console) -> None:
         console.print(f"  {reason}", markup=False)
 
 
-def ready_line(place: Addresses, pids: dict[str, int | None], ready_s: float) -> str:
+def ready_line(
+    place: Addresses, upstream: UpstreamServer | None, pids: dict[str, int | None], ready_s: float
+) -> str:
+    """Return the line of `--json`: where everything is served, and by which processes."""
     return json.dumps(
         {
             "ready": True,
+            "models": ["demo"] if upstream is None else list(upstream.models),
+            "upstream": None if upstream is None else upstream.url,
             "http": place.http_url,
             "https": place.https_url,
             "link": place.link,
@@ -290,24 +310,37 @@ def ready_line(place: Addresses, pids: dict[str, int | None], ready_s: float) ->
     )
 
 
-def print_addresses(place: Addresses, ready_s: float, console: Console) -> None:
-    request = json.dumps({"model": "demo", "prompt": SAMPLE_PROMPT, "max_tokens": 200})
+def print_addresses(
+    place: Addresses, upstream: UpstreamServer | None, ready_s: float, console: Console
+) -> None:
+    """Print where everything is, and a first request that can be copied."""
+    if upstream is None:
+        serves = "the demo model"
+        request = {"model": "demo", "prompt": SAMPLE_PROMPT, "max_tokens": 200}
+        flags, path = "-H 'Accept: text/event-stream' ", "/v1/generate"
+    else:
+        serves = f"{', '.join(upstream.models)} of {upstream.url}"
+        turn = {"role": "user", "content": SAMPLE_QUESTION}
+        request = {"model": upstream.models[0], "messages": [turn], "stream": True}
+        flags, path = "-H 'Content-Type: application/json' ", "/v1/chat/completions"
     console.print(
-        f"Tailrace {tailrace_version()} serves the demo model, ready after {ready_s:.1f} s\n\n"
+        f"Tailrace {tailrace_version()} serves {serves}, ready after {ready_s:.1f} s\n\n"
         f"  HTTP           {place.http_url}\n"
         f"  HTTPS, HTTP/3  {place.https_url}\n"
         f"  console        {place.http_url}/\n"
         f"  origin link    {place.link}\n"
         f"  data and logs  {place.data}\n\n"
         "Try it:\n\n"
-        f"  curl -N {place.http_url}/v1/generate -H 'Accept: text/event-stream' -d '{request}'",
+        f"  curl -N {place.http_url}{path} {flags}-d '{json.dumps(request)}'\n\n"
+        "Point any OpenAI SDK at it:\n\n"
+        f"  export OPENAI_BASE_URL={place.http_url}/v1 OPENAI_API_KEY=unused",
         markup=False,
         soft_wrap=True,  # a wrapped command cannot be copied
     )
 
 
-async def print_sample(place: Addresses, console: Console) -> None:
-    """One short stream through the edge, cut on the way; a failure is told, not fatal."""
+async def print_sample(place: Addresses, upstream: UpstreamServer | None, console: Console) -> None:
+    """Show one short stream that is cut on the way and resumed; a failure is told, not fatal."""
     console.print(f"\nA sample, cut after {SAMPLE_CUT_AFTER} tokens and resumed:\n")
 
     def write(text: str) -> None:
@@ -317,14 +350,18 @@ async def print_sample(place: Addresses, console: Console) -> None:
         console.print(text, end="", style="bold cyan", markup=False, soft_wrap=True)
 
     viewer = Viewer(write, note, SAMPLE_CUT_AFTER)
-    write(f"  {SAMPLE_PROMPT}")
+    request: dict[str, Any]
+    if upstream is None:
+        request = {"prompt": SAMPLE_PROMPT, "seed": SAMPLE_SEED}
+        write(f"  {SAMPLE_PROMPT}")
+    else:
+        turn = {"role": "user", "content": SAMPLE_QUESTION}
+        request = {"model": upstream.models[0], "messages": [turn]}
+        write(f"  > {SAMPLE_QUESTION}\n\n  ")
     try:
         # trust_env: a proxy of the environment is no way to loopback.
         async with Client([place.http_url], on_state=viewer.on_state, trust_env=False) as client:
-            sample = client.generate(
-                prompt=SAMPLE_PROMPT, max_tokens=SAMPLE_TOKENS, seed=SAMPLE_SEED
-            )
-            _, summary = await viewer.follow(sample)
+            _, summary = await viewer.follow(client.generate(**request, max_tokens=SAMPLE_TOKENS))
     except TailraceError as error:
         console.print(f"\nthe sample failed: {error}", style="red", markup=False)
         return

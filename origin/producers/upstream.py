@@ -228,7 +228,7 @@ async def open_upstream(
         failures = 0
         while True:
             try:
-                models = await _models(client)
+                models = await list_models(client)
                 made = Upstream(config, choose_model(models, config.upstream_model), client, retry)
                 if failures:
                     log.info("upstream.back", url=url, tries=failures)
@@ -271,8 +271,8 @@ def _key(variable: str) -> str:
     return key
 
 
-async def _models(client: httpx.AsyncClient) -> list[str] | None:
-    """The names of the server's models; None where it answers, and keeps no list."""
+async def list_models(client: httpx.AsyncClient) -> list[str] | None:
+    """Return the names of the server's models; None if it answers but keeps no list."""
     try:
         async with asyncio.timeout(ANSWER_S), client.stream("GET", "models") as response:
             body = b""

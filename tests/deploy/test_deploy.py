@@ -304,7 +304,9 @@ def test_keys_and_data_lie_where_something_is_mounted() -> None:
 def test_images_install_the_extra_of_their_part_and_an_edge_no_other() -> None:
     for name, what in (("edge", "/src"), ("origin", "'/src[torch,postgres]'")):
         [installed] = [rest for first, rest in dockerfile(name) if "pip install" in rest]
-        assert f"constraints.txt {what} " in f"{installed} " and "-c /src/constraints.txt" in installed
+        assert (
+            f"constraints.txt {what} " in f"{installed} " and "-c /src/constraints.txt" in installed
+        )
     context = (ROOT / ".dockerignore").read_text().splitlines()
     needed = {line.removeprefix("!") for line in context if line.startswith("!")}
     packages = {"edge", "kernels", "ledger", "origin", "tailrace"}

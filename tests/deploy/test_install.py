@@ -56,7 +56,7 @@ def install(folder: Path) -> Path:
 
 
 def size_of(packages: Path) -> int:
-    """Return the bytes that Tailrace and what it needs bring: no bytecode, nothing of venv's own."""
+    """Return the bytes of the packages themselves: no bytecode, and nothing of venv's own."""
     of_venv = {"pip", "setuptools", "pkg_resources", "_distutils_hack"}
     return sum(
         file.lstat().st_size

@@ -11,9 +11,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 from urllib.parse import urlsplit
+
+import openai
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from tailrace.client import Client
 from tailrace.ledger.frame import Token
@@ -114,3 +118,62 @@ def test_a_port_in_use_ends_up_with_the_flag_that_chooses_another(tmp_path: Path
     assert result.returncode == 2
     assert f"error: --http-port: port {port} is in use" in result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def up_refused(data: Path, *arguments: str) -> str:
+    """Run `tailrace up` with flags that are wrong; return the line that it prints."""
+    result = subprocess.run(
+        [sys.executable, "-m", "tailrace.cli", "up", "--data", str(data), *ANY_PORTS, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 2 and not data.exists(), result
+    [line] = result.stderr.splitlines()
+    return line
+
+
+def test_up_in_front_of_a_server_cuts_and_resumes_a_sample_of_it(tmp_path: Path) -> None:
+    with tailrace_up(tmp_path / "server", "--no-sample", *ANY_PORTS) as (_, server):
+        url = f"{server['http']}/v1"
+        front = ("--upstream", url, *ANY_PORTS)
+        with tailrace_up(tmp_path / "front", *front) as (process, ready):
+            assert (ready["models"], ready["upstream"]) == (["demo"], url)
+            shown = "".join(lines_until(process.stderr, "Ctrl-C stops it."))
+            with openai.OpenAI(base_url=f"{ready['http']}/v1", api_key="unused") as client:
+                turn = {"role": "user", "content": "Tell me a story about a fox."}
+                answer = client.chat.completions.with_raw_response.create(
+                    model="demo", messages=[cast(Any, turn)], max_tokens=40, stream=True, seed=3
+                )
+                with answer.parse() as chunks:  # the connection is cut in the middle
+                    head = list(islice(chunks, 12))
+                last = (head[-1].model_extra or {})["sequence_number"]
+                stream = answer.headers["tailrace-stream"]
+                rest = client.get(
+                    f"/chat/completions/{stream}",
+                    options={"params": {"stream": True, "starting_after": last}},
+                    cast_to=ChatCompletionChunk,
+                    stream=True,
+                    stream_cls=openai.Stream[ChatCompletionChunk],
+                )
+                text = "".join(text_of(chunk) for chunk in [*head, *rest])
+                whole = client.get(f"/chat/completions/{stream}", cast_to=ChatCompletion)
+        assert text and text == whole.choices[0].message.content
+        assert f"⟨cut after 24 tokens · resumed on {ready['http']}, from index 24⟩" in shown
+        assert f"serves demo of {url}" in shown
+        assert f"export OPENAI_BASE_URL={ready['http']}/v1" in shown
+
+        data = tmp_path / "nothing"
+        assert "did you mean demo?" in up_refused(data, *front, "--model", "dem")
+        assert f"--upstream {url}" in up_refused(data, "--upstream", server["http"])
+    assert "no OpenAI-compatible server answers" in up_refused(data, *front)
+
+
+def text_of(chunk: ChatCompletionChunk) -> str:
+    return "".join(choice.delta.content or "" for choice in chunk.choices)
+
+
+def test_models_and_keys_are_flags_of_an_upstream_server(tmp_path: Path) -> None:
+    assert "--model: is for --upstream" in up_refused(tmp_path / "data", "--model", "demo")
+    key = up_refused(tmp_path / "data", "--api-key-env", "PATH")
+    assert "--api-key-env: is for --upstream" in key
