@@ -119,7 +119,7 @@ async def recorded(history: str, days: float) -> tuple[ArrivalTrace, float | Non
 def simulated(request: SimulationRequest, history: str | None) -> Document:
     import numpy as np
 
-    from tailrace.origin.warm.learned import named_policy
+    from tailrace.origin.warm.named_policy import named_policy
     from tailrace.origin.warm.policies import LOAD_S, WarmPrices
     from tailrace.origin.warm.simulate import compare, keep_alive_optimum, sweep_ttls
     from tailrace.origin.warm.trace import generated, idle_gaps, import_trace

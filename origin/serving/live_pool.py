@@ -24,7 +24,7 @@ from tailrace.origin.pool.replay import LEAVE_S, PoolCounts, PoolReplay, ShadowP
 from tailrace.origin.pool.tiers import Tier
 from tailrace.origin.pool.warm_pool import PoolOrder, WarmPool
 from tailrace.origin.serving.pins import Pins
-from tailrace.origin.warm.learned import named_policy
+from tailrace.origin.warm.named_policy import named_policy
 from tailrace.origin.warm.policies import KeepAlivePolicy, WarmPrices
 
 MAX_REMEMBERED = 20_000

@@ -84,7 +84,7 @@ def simulate(
 ) -> None:
     """Put a trace through policies, and say what each would have cost beside the optimum."""
     with extra("torch"):
-        from tailrace.origin.warm.learned import named_policy
+        from tailrace.origin.warm.named_policy import named_policy
         from tailrace.origin.warm.policies import WarmPrices
         from tailrace.origin.warm.simulate import compare
 

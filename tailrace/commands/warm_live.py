@@ -110,7 +110,7 @@ def apply(
 ) -> None:
     """Have another policy decide from now on, until the origin starts again."""
     with extra("torch"):
-        from tailrace.origin.warm.learned import named_policy
+        from tailrace.origin.warm.named_policy import named_policy
         from tailrace.origin.warm.policies import WarmPrices
 
     named_policy(policy, WarmPrices(), "POLICY")  # a wrong name is refused before anybody is asked

@@ -57,7 +57,7 @@ from tailrace.origin.serving.served_model import ServedModels  # noqa: E402
 from tailrace.origin.start import launcher_of, slots_of  # noqa: E402
 from tailrace.origin.steady_clock import KeptClock  # noqa: E402
 from tailrace.origin.supervisor import Supervisor, served_model  # noqa: E402
-from tailrace.origin.warm.learned import named_policy  # noqa: E402
+from tailrace.origin.warm.named_policy import named_policy  # noqa: E402
 from tailrace.origin.warm.policies import LOAD_S, WarmPrices  # noqa: E402
 from tailrace.origin.warm.trace import (  # noqa: E402
     DAY_S,

@@ -28,11 +28,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tailrace.origin.config import OriginConfig  # noqa: E402
-from tailrace.origin.warm.learned import (  # noqa: E402
-    HybridHistogram,
-    PredictivePrewarm,
-    named_policy,
-)
+from tailrace.origin.warm.learned import HybridHistogram, PredictivePrewarm  # noqa: E402
+from tailrace.origin.warm.named_policy import named_policy  # noqa: E402
 from tailrace.origin.warm.policies import (  # noqa: E402
     BreakEven,
     FixedTtl,

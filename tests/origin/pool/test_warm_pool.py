@@ -24,7 +24,7 @@ from tailrace.origin.pool.records import (
 from tailrace.origin.pool.replay import PoolCounts, PoolReplay, ShadowPool
 from tailrace.origin.pool.tiers import HOLDING_ROOM, TRANSITIONS, PoolEvent, Residence, Tier, follow
 from tailrace.origin.pool.warm_pool import PoolOrder, WarmPool
-from tailrace.origin.warm.learned import named_policy
+from tailrace.origin.warm.named_policy import named_policy
 from tailrace.origin.warm.policies import (
     BreakEven,
     FixedTtl,

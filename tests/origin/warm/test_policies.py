@@ -9,12 +9,9 @@ from hypothesis import strategies as st
 
 from tailrace.ledger.errors import CallerError
 from tailrace.origin.config import OriginConfig
-from tailrace.origin.warm.learned import (
-    AdaptiveTtl,
-    HybridHistogram,
-    PredictivePrewarm,
-    named_policy,
-)
+from tailrace.origin.warm.adaptive_ttl import AdaptiveTtl
+from tailrace.origin.warm.learned import HybridHistogram, PredictivePrewarm
+from tailrace.origin.warm.named_policy import named_policy
 from tailrace.origin.warm.policies import (
     BreakEven,
     FixedTtl,
