@@ -14,10 +14,6 @@ from tailrace.ledger.durable_file import replace_file
 from tailrace.ledger.errors import ConfigError
 from tailrace.ledger.version import tailrace_version
 from tailrace.origin.checkpoint.file_digests import identities
-from tailrace.origin.checkpoint.finding import Findings
-from tailrace.origin.checkpoint.layout import examine_weights
-from tailrace.origin.checkpoint.model_config import examine_config
-from tailrace.origin.checkpoint.model_memory import cpu_footprint, gpu_footprint
 from tailrace.origin.config import OriginConfig
 from tailrace.origin.formats import AS_STORED, Formats
 from tailrace.origin.model_table import ModelTable, Tables
@@ -156,6 +152,12 @@ def first_load_s(config: OriginConfig) -> float:
 
 
 def _weights(folder: Path, device: str, formats: Formats) -> int:
+    # only a checkpoint needs them: they import tokenizers, which an upstream server does without
+    from tailrace.origin.checkpoint.finding import Findings
+    from tailrace.origin.checkpoint.layout import examine_weights
+    from tailrace.origin.checkpoint.model_config import examine_config
+    from tailrace.origin.checkpoint.model_memory import cpu_footprint, gpu_footprint
+
     findings = Findings()
     config = examine_config(folder, findings)
     findings.refuse()
