@@ -380,6 +380,19 @@ def config_init(
     typer.echo(f"{file} has every setting, commented out")
 
 
+@config_app.command("schema")
+def config_schema() -> None:
+    """Print the JSON Schema of tailrace.toml.
+
+    Editors complete and check the file with it: tailrace config schema > tailrace.schema.json
+    """
+    import json
+
+    from tailrace.config_schema import config_schema
+
+    typer.echo(json.dumps(config_schema(_parts()), indent=2))
+
+
 def _parts() -> tuple[type[Settings], ...]:
     """Of whom there are settings."""
     from tailrace.edge.config import EdgeConfig

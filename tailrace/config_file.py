@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from tailrace.commands.options import columns
+from tailrace.config_schema import SCHEMA_FILE
 from tailrace.edge.config import EdgeConfig
 from tailrace.edge.wrangler.file import PREFIX, DevVars, Reading, read
 from tailrace.ledger.errors import ConfigError
@@ -26,7 +27,10 @@ from tailrace.origin.model_table import ModelTable, Tables, load_tables
 from tailrace.origin.workers.program import unused
 
 WIDTH = 96
-HEAD = """\
+HEAD = f"""\
+#:schema ./{SCHEMA_FILE}
+# For an editor that knows the line above: tailrace config schema > {SCHEMA_FILE}
+#
 # Settings of Tailrace; `tailrace config check` shows what holds, and where it comes from.
 # The environment (TAILRACE_EDGE_HTTP, …) wins over this file, and a flag over both.
 # What is commented out is the default. A setting without a value has none.

@@ -72,7 +72,7 @@ def test_a_file_that_is_there_is_left_alone(tmp_path: Path) -> None:
     ("words", "completed"),
     [
         ("ke", {"key"}),
-        ("config ", {"check", "init"}),
+        ("config ", {"check", "init", "schema"}),
         ("edge --allow", {"--allow-public-without-keys"}),
     ],
 )
