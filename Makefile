@@ -16,11 +16,15 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_AR
 MADE := $(VENV)/.stamp-made
 RUNTIME := $(VENV)/.stamp-runtime
 DEV := $(VENV)/.stamp-dev
+RELEASE := $(VENV)/.stamp-release
+# The folder that `make dist` makes anew.
+DIST ?= dist
+NPM_INSTALL := npm install --no-package-lock --ignore-scripts --no-audit --no-fund --prefer-offline --silent
 # Another Triton lies beside the environment, and is found before the one in it.
 AOT_PATH := $(if $(AOT_TRITON),$(abspath $(VENV)/triton-$(AOT_TRITON)))
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check aot bench-frame bench-decode bench-resume bench-ledger bench-path bench-edge bench-worker bench-telemetry bench-kill bench-kill-workers bench-engine bench-formats bench-scheduler bench-warm soak soak-edge bench-gpu clean
+.PHONY: help up test check aot dist bench-frame bench-decode bench-resume bench-ledger bench-path bench-edge bench-worker bench-telemetry bench-kill bench-kill-workers bench-engine bench-formats bench-scheduler bench-warm soak soak-edge bench-gpu clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -39,6 +43,18 @@ check: $(DEV) ## ruff and mypy --strict
 
 aot: $(DEV) $(AOT_PATH) ## compile every GPU kernel for sm_90 and read its machine code
 	@$(if $(AOT_PATH),PYTHONPATH=$(AOT_PATH)) $(BIN)/python -m tailrace.kernels.gate.aot $(ARGS)
+
+dist: $(RELEASE) ## build the wheel, the sdist, the npm package and the Worker into dist/
+	@rm -rf $(DIST) && mkdir -p $(DIST)
+	@$(BIN)/python -m hatchling build -d $(DIST)
+	@$(BIN)/python -m twine check --strict $(DIST)/*.whl $(DIST)/*.tar.gz
+	@npm pack --silent --pack-destination $(abspath $(DIST)) ./edge/web/tailrace
+	@cd wrangler-compat && $(NPM_INSTALL) && node_modules/.bin/esbuild src/worker.ts --bundle \
+	  --format=esm --target=es2024 '--external:cloudflare:*' --log-level=warning \
+	  --outfile=$(abspath $(DIST))/worker/worker.js
+	@sed -e 's|src/worker.ts|worker.js|' -e '/"$$schema"/d' wrangler-compat/wrangler.jsonc > $(DIST)/worker/wrangler.jsonc
+	@cp wrangler-compat/README.md LICENSE $(DIST)/worker/
+	@ls -l $(DIST) $(DIST)/worker
 
 bench-frame: $(DEV) ## time encode, decode and relay of a token frame
 	@$(BIN)/python tests/bench/bench_frame.py $(ARGS)
@@ -117,6 +133,11 @@ $(DEV): pyproject.toml constraints.txt | $(MADE)
 	@$(PIP_INSTALL) -e '.[torch,postgres,dev]'
 	@$(BIN)/python -m tailrace.python_build
 	@touch $@ $(RUNTIME)
+
+$(RELEASE): pyproject.toml constraints.txt | $(MADE)
+	@echo "==> installing what builds a release"
+	@$(PIP_INSTALL) --quiet 'hatchling>=1.26,<2' 'twine>=6,<8' 'uv>=0.9,<1'
+	@touch $@
 
 $(abspath $(VENV))/triton-%: | $(MADE)
 	@echo "==> installing triton $*"
