@@ -134,8 +134,8 @@ def test_the_wheel_has_one_top_level_name_and_is_what_the_sdist_builds(
         assert needed in names
     run(["tar", "xzf", only(dist, "*.tar.gz")], tmp_path)
     again = tmp_path / "again"
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", again]
-    run([*command], only(tmp_path, "tailrace-*"))
+    command: list[str | Path] = [sys.executable, "-m", "hatchling", "build", "-t", "wheel"]
+    run([*command, "-d", again], only(tmp_path, "tailrace-*"))
     with zipfile.ZipFile(only(again, "*.whl")) as wheel:
         assert set(wheel.namelist()) == names
 
