@@ -148,7 +148,8 @@ async def _answer(request: Request, wanted: Call) -> Response:
         for header in end_to_end((h.name, h.value) for h in answer.headers)
     ]
     body.headers["X-Content-Type-Options"] = "nosniff"
-    make_live(body.headers, waits=wanted.object == "stream" and "live" in request.query_params)
+    if answer.status < 400:
+        make_live(body.headers, waits=wanted.object == "stream" and "live" in request.query_params)
     return body
 
 
