@@ -179,6 +179,11 @@ class OpenStream:
         return self.granted_bytes
 
 
+def none_left() -> int:
+    """Return 0: no request has been left."""
+    return 0
+
+
 @dataclass(slots=True, eq=False)
 class Session:
     """Feed it `receive` and `deliver`; send what `next_message` gives until `close` is set.
@@ -196,7 +201,7 @@ class Session:
     caller: Caller | None = None
     sees_details: bool = True
     unread: UnreadDefault = field(default_factory=UnreadDefault)
-    left: Callable[[], int] = lambda: 0
+    left: Callable[[], int] = none_left
     failed: Callable[[str], None] = lambda _code: None
     spend: Callable[[float], bool] = lambda _points: True
     close: Close | None = None

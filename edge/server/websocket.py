@@ -23,7 +23,7 @@ from tailrace.edge.server.deadlines import Deadline
 from tailrace.edge.server.flood import EMPTY_POINTS, SMALL_PIECE_BYTES, FloodBudget
 from tailrace.edge.server.outlet import Headers, Request, Wire
 from tailrace.edge.server.wire import Shared
-from tailrace.edge.session import MAX_MESSAGE_BYTES, SMALL_BYTES, Session, Unfinished
+from tailrace.edge.session import MAX_MESSAGE_BYTES, SMALL_BYTES, Session, Unfinished, none_left
 from tailrace.edge.telemetry.exchange import Exchange
 
 SESSION_PATH = b"/v1/ws"
@@ -251,6 +251,7 @@ class WebSocket:
         self._closed = True
         self._deadline.end()
         self._link.forget(self)
+        self._session.left = none_left  # it refers to this object, which would be garbage
         self._done()
         self._exchange.ended()
 
