@@ -42,7 +42,16 @@ class StreamReader:
     """A `Sink` of the link, and the `Handler` of its outlet."""
 
     __slots__ = (
-        *("_access", "_deadline", "_deadlines", "_done", "_encoder", "_exchange", "_flows"),
+        *(
+            "_access",
+            "_deadline",
+            "_deadlines",
+            "_done",
+            "_encoder",
+            "_exchange",
+            "_flows",
+            "_headers",
+        ),
         *("_held_s", "_link", "_outlet", "_over", "_passed", "_passed_bytes", "_patience"),
         *("_queue", "_spoke_s", "_started", "_swell", "_turn", "_wanted", "_window", "_writes"),
     )
@@ -67,6 +76,7 @@ class StreamReader:
         self._outlet = outlet
         self._wanted: Open | Resume | None = wanted
         self._access = access
+        self._headers: dict[str, str] = {}
         self._done = done
         self._encoder = encoder
         self._queue: list[bytes] = []
@@ -226,8 +236,7 @@ class StreamReader:
         assert isinstance(answer, Opened), answer
         self._exchange.stream = answer.stream.hex()
         self._encoder.opened(answer)
-        headers = stream_headers(answer, self._encoder.media_type) | LIVE_HEADERS
-        self._access = [*fields_of(headers), *self._access]
+        self._headers = stream_headers(answer, self._encoder.media_type)
         if isinstance(wanted, Resume) and wanted.after is not None and not self._queue:
             loop = asyncio.get_running_loop()
             self._patience = loop.call_later(TIP_PATIENCE_S, self._waited)
@@ -250,12 +259,13 @@ class StreamReader:
         has_all = first is not None and resumes and tag_of(first) == Status.tag
         if has_all and self._encoder.ends_by_204:
             self._exchange.answered(204)
-            self._outlet.start(204, self._access)
+            self._outlet.start(204, [*fields_of(self._headers), *self._access])
             self._end()
             return False
         self._exchange.answered(200)
-        media_type = self._encoder.media_type.encode()
-        self._outlet.start(200, [*self._access, (b"content-type", media_type)])
+        media_type = (b"content-type", self._encoder.media_type.encode())
+        live = fields_of(self._headers | LIVE_HEADERS)
+        self._outlet.start(200, [*live, *self._access, media_type])
         if begin := self._encoder.frames([]):
             self._outlet.write(begin)
         self._deadline.set(SILENCE_S)

@@ -232,7 +232,9 @@ async def test_a_worker_is_told_who_gives_way(stage: Audience) -> None:
 async def test_less_urgent_streams_leave_room_for_more_urgent_ones(tmp_path: Path) -> None:
     ledger = await SqliteLedger.open(tmp_path / "ledger.db", lambda: 0)
     runs = Runs(ledger, 16, lambda: None, Metrics(), random=Random(1))
-    await runs.worker_ready(Slot(0, runs), READY)
+    slot = Slot(0, runs)
+    slot.ready = READY
+    await runs.worker_ready(slot, READY)
     with runs.room(12, Priority.BATCH):
         with pytest.raises(Overloaded), runs.room(1, Priority.BATCH):
             pass
