@@ -24,7 +24,7 @@ NPM_INSTALL := npm install --no-package-lock --ignore-scripts --no-audit --no-fu
 AOT_PATH := $(if $(AOT_TRITON),$(abspath $(VENV)/triton-$(AOT_TRITON)))
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check aot dist bench-frame bench-decode bench-resume bench-ledger bench-path bench-edge bench-worker bench-telemetry bench-kill bench-kill-workers bench-engine bench-formats bench-scheduler bench-warm soak soak-edge bench-gpu clean
+.PHONY: help up test check aot dist bench-frame bench-decode bench-resume bench-ledger bench-stream-http bench-path bench-edge bench-worker bench-telemetry bench-kill bench-kill-workers bench-engine bench-formats bench-scheduler bench-warm soak soak-edge bench-gpu clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -67,6 +67,9 @@ bench-resume: $(DEV) ## time what a reader waits when something is cut or killed
 
 bench-ledger: $(DEV) ## time the ledger beside Redis, NATS, PostgreSQL and Durable Streams
 	@$(BIN)/python tests/bench/bench_ledger.py $(ARGS)
+
+bench-stream-http: $(DEV) ## time appends to durable streams over HTTP, beside the reference server
+	@$(BIN)/python tests/bench/bench_stream_http.py $(ARGS)
 
 bench-path: $(DEV) ## time a token from worker to reader, process by process
 	@$(BIN)/python tests/bench/bench_path.py $(ARGS)

@@ -56,7 +56,7 @@ class DurableStreams(Replayer):
         port = free_port()
         data = folder / "data"
         data.mkdir()
-        self._server = Server([node, SCRIPT, _installed(), port, data], "ready")
+        self._server = Server([node, SCRIPT, installed_server(), port, data], "ready")
         self._port = port
 
     def append(self, batch: Batch) -> Sample:
@@ -115,7 +115,7 @@ class DurableStreams(Replayer):
         return run
 
 
-def _installed() -> Path:
+def installed_server() -> Path:
     """The folder that holds the server's package; installed there once by npm."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = cache / "tailrace-bench" / f"durable-streams-{VERSION}"
