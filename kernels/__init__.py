@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
-if __name__ != "tailrace.kernels":  # a second name would be a second copy of every class
-    raise ImportError(f"{__name__}: import tailrace.kernels instead")
+if __name__ != "tailrace.kernels":
+    # transformers looks for Hugging Face's package of this name and imports what it finds. In a
+    # checkout that may be this folder: nothing below it is there to be imported a second time.
+    __path__ = []
 
 GATE = "gate"
 """The folder that reads machine code and draws; nothing in it decides a bit of a result."""

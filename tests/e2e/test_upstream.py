@@ -8,6 +8,7 @@ needs (fastapi, uvicorn, openai).
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -317,6 +318,29 @@ async def test_a_real_server_is_served_as_it_would_answer_itself(
             assert end["prompt_tokens"] > 0
             again = Reading(reading.stream, reading.token, reading.events[:3])
             assert (await resume(client, edge.url, again)).events == reading.events
+
+
+@needs_serve
+async def test_up_puts_itself_in_front_of_a_real_server(serve: Serve, tmp_path: Path) -> None:
+    ports = ("--http-port", "0", "--https-port", "0", "--link-port", "0")
+    front = ("--upstream", serve.url, "--model", str(DEMO_MODEL), "--data", str(tmp_path / "data"))
+    up = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tailrace.cli", "up", "--json", *ports, *front),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert up.stdout is not None and up.stderr is not None
+    shown = ""
+    try:
+        async with asyncio.timeout(4 * START_TIMEOUT_S):
+            ready = json.loads(await up.stdout.readline())
+            while "Ctrl-C stops it." not in shown:
+                shown += (await up.stderr.readline()).decode()
+    finally:
+        up.terminate()
+        await up.communicate()
+    assert ready["models"] == [str(DEMO_MODEL)] and ready["upstream"] == serve.url
+    assert f"⟨cut after 24 tokens · resumed on {ready['http']}, from index 24⟩" in shown, shown
 
 
 class Holding(FaultProxy):
