@@ -59,11 +59,15 @@ def _node_major() -> int:
 
 
 def _is_current(folder: Path) -> bool:
-    """Whether every package that is pinned is there at its version."""
+    """Return True if every package that is pinned is there at its version."""
     manifest = json.loads((folder / "package.json").read_text())
     pinned = manifest.get("dependencies", {}) | manifest.get("devDependencies", {})
     modules = folder / "node_modules"
-    return all(_version(modules / package) == version for package, version in pinned.items())
+    # A package under another name is pinned as "npm:ai@6.0.326".
+    return all(
+        _version(modules / package) == version.rpartition("@")[2]
+        for package, version in pinned.items()
+    )
 
 
 def _version(package: Path) -> str | None:

@@ -1,13 +1,15 @@
 // The AI SDK against a real edge: its chat with the way back, its providers, and an EventSource.
-// node ai_sdk.mjs EDGE OTHER_EDGE
+// node ai_sdk.mjs MAJOR EDGE OTHER_EDGE
 
-import { createOpenAI } from "@ai-sdk/openai";
-import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
-import { generateText, jsonSchema, stepCountIs, streamText, tool } from "ai";
 import { EventSource } from "eventsource";
-import { Chat } from "./chat.mjs";
+import { chatOf } from "./chat.mjs";
+import { aiSdk } from "./majors.mjs";
 
-const [edge, other] = process.argv.slice(2);
+const [major, edge, other] = process.argv.slice(2);
+const sdk = await aiSdk(major);
+const { createOpenAI, createOpenAICompatible, generateText, jsonSchema, stepCountIs, streamText, tool } = sdk;
+const Chat = chatOf(sdk);
+const ID = `chat-${major}`;
 const FIXED = { seed: 7, ignore_eos: true, temperature: 0.8, max_tokens: 60 };
 
 const textOf = (message) =>
@@ -19,7 +21,7 @@ const textOf = (message) =>
 // A message that is read without a break, then its answer once more.
 async function conversation() {
   const ends = [];
-  const chat = new Chat({ url: edge, body: FIXED, id: "chat-1", onFinish: (end) => ends.push(end) });
+  const chat = new Chat({ url: edge, body: FIXED, id: ID, onFinish: (end) => ends.push(end) });
   await chat.sendMessage({ text: "Once upon a time" });
   await chat.sendMessage({ text: "And then?" });
   await chat.regenerate();
@@ -47,7 +49,7 @@ async function again(messages) {
     part: [...before, partial],
     whole: structuredClone(messages),
   })) {
-    const chat = new Chat({ url: other, id: "chat-1", messages: kept });
+    const chat = new Chat({ url: other, id: ID, messages: kept });
     await chat.resumeStream();
     const { status, error } = chat;
     told[name] = { status, error: error?.message, texts: chat.messages.map(textOf) };

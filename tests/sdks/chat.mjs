@@ -1,7 +1,5 @@
 // The AI SDK's chat, without a framework: what useChat keeps in React are plain fields here.
 
-import { AbstractChat, DefaultChatTransport } from "ai";
-
 class State {
   status = "ready";
   error = undefined;
@@ -14,12 +12,14 @@ class State {
   snapshot = (value) => structuredClone(value);
 }
 
-export class Chat extends AbstractChat {
-  constructor({ url, body, messages, ...more }) {
-    super({
-      ...more,
-      state: new State(messages),
-      transport: new DefaultChatTransport({ api: `${url}/api/chat`, body }),
-    });
-  }
-}
+/** The class of a chat by one major version of the AI SDK. */
+export const chatOf = ({ AbstractChat, DefaultChatTransport }) =>
+  class extends AbstractChat {
+    constructor({ url, body, messages, ...more }) {
+      super({
+        transport: new DefaultChatTransport({ api: `${url}/api/chat`, body }),
+        ...more,
+        state: new State(messages),
+      });
+    }
+  };

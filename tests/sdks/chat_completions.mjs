@@ -1,7 +1,8 @@
-// node chat_completions.mjs EDGE CHAT TOOL: what the SDK of npm makes of a chat, streamed and with a tool.
-import OpenAI from "openai";
+// node chat_completions.mjs MAJOR EDGE CHAT TOOL: what the SDK of npm makes of a chat, streamed and with a tool.
+import { openAi } from "./majors.mjs";
 
-const [edge, chat, tool] = process.argv.slice(2);
+const [major, edge, chat, tool] = process.argv.slice(2);
+const OpenAI = await openAi(major);
 const asked = JSON.parse(chat);
 const client = new OpenAI({ apiKey: "none", baseURL: `${edge}/v1`, maxRetries: 0 });
 

@@ -20,6 +20,8 @@ __all__ = ["client", "house", "standing_house"]
 HERE = Path(__file__).parent
 PINS = HERE / "python_clients.txt"
 SCRIPT_TIMEOUT_S = 120.0
+MAJORS = ("7", "6")
+"""The major versions of `ai` and `openai` of npm that are tried (majors.mjs)."""
 OFFLINE = {
     "HF_HOME": str(HERE / ".python_clients/huggingface"),
     "HF_HUB_OFFLINE": "1",

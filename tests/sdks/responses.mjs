@@ -1,9 +1,10 @@
 // Responses by the SDK of npm: cut off behind each of the numbers, and gone on with at the other edge.
-// node responses.mjs EDGE OTHER_EDGE N,N,…
+// node responses.mjs MAJOR EDGE OTHER_EDGE N,N,…
 
-import OpenAI from "openai";
+import { openAi } from "./majors.mjs";
 
-const [edge, other, points] = process.argv.slice(2);
+const [major, edge, other, points] = process.argv.slice(2);
+const OpenAI = await openAi(major);
 const [here, there] = [edge, other].map(
   (url) => new OpenAI({ baseURL: `${url}/v1`, apiKey: "unused", maxRetries: 0 }),
 );

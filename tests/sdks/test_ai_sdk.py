@@ -7,15 +7,16 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import House
-from tests.sdks.conftest import Script
+from tests.sdks.conftest import MAJORS, Script
 
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture(scope="module")
-async def told(house: House, node: Script) -> dict[str, Any]:
-    """What the script has seen."""
-    seen: dict[str, Any] = await node("ai_sdk.mjs", *(edge.url for edge in house.edges))
+@pytest.fixture(scope="module", params=MAJORS)
+async def told(request: pytest.FixtureRequest, house: House, node: Script) -> dict[str, Any]:
+    """What the script has seen, with each major version of the AI SDK."""
+    urls = (edge.url for edge in house.edges)
+    seen: dict[str, Any] = await node("ai_sdk.mjs", request.param, *urls)
     return seen
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.conftest import House
 from tests.e2e.sse import TIMEOUT
-from tests.sdks.conftest import Script
+from tests.sdks.conftest import MAJORS, Script
 
 pytestmark = pytest.mark.anyio
 
@@ -364,8 +364,10 @@ async def test_leaving_does_not_cancel(
     assert "chat.completion.chunk" in read.text
 
 
-async def test_the_sdk_of_node_streams_and_calls(house: House, node: Script) -> None:
-    said = await node("chat_completions.mjs", house.edges[0].url, json.dumps(CHAT), json.dumps(ADD))
+@pytest.mark.parametrize("major", MAJORS)
+async def test_the_sdk_of_node_streams_and_calls(house: House, node: Script, major: str) -> None:
+    asked = (json.dumps(CHAT), json.dumps(ADD))
+    said = await node("chat_completions.mjs", major, house.edges[0].url, *asked)
     async with of(house.edges[1].url) as sdk:
         whole = await sdk.chat.completions.create(**CHAT)
     assert said["text"] == whole.choices[0].message.content

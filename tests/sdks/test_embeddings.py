@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from tests.e2e.processes import Edge, Origin, running
-from tests.sdks.conftest import Script
+from tests.sdks.conftest import MAJORS, Script
 
 pytestmark = [
     pytest.mark.anyio,
@@ -86,8 +86,10 @@ async def test_other_clients_have_the_same(
     edge: Edge, sdk: openai.AsyncOpenAI, node: Script, python: Script
 ) -> None:
     right, texts = await vectors(sdk), json.dumps(TEXTS)
-    said = await node("embeddings.mjs", edge.url, texts)
-    said |= await python("embeddings.py", edge.url, texts)
-    assert said.keys() == {"openai", "ai", "litellm", "langchain"}
+    said = await python("embeddings.py", edge.url, texts)
+    for major in MAJORS:
+        by_npm = await node("embeddings.mjs", major, edge.url, texts)
+        said |= {f"{client} {major}": found for client, found in by_npm.items()}
+    assert said.keys() == {"openai 7", "ai 7", "openai 6", "ai 6", "litellm", "langchain"}
     for client, found in said.items():
         assert found == right, client

@@ -13,7 +13,7 @@ from openai.types.responses import ResponseStreamEvent
 
 from tests.e2e.processes import Edge, Origin, running
 from tests.sdks.adder import WORDS
-from tests.sdks.conftest import Script
+from tests.sdks.conftest import MAJORS, Script
 
 pytestmark = pytest.mark.anyio
 
@@ -122,8 +122,11 @@ async def test_what_tools_gave_goes_back_in_any_of_the_ways_that_the_api_has(
         assert (refused.value.code, refused.value.param) == ("item_not_found", "input")
 
 
-async def test_the_ai_sdk_calls_tools_and_goes_on_by_itself(house: House, node: Script) -> None:
-    told = await node("tools.mjs", house.edges[0].url)
+@pytest.mark.parametrize("major", MAJORS)
+async def test_the_ai_sdk_calls_tools_and_goes_on_by_itself(
+    house: House, node: Script, major: str
+) -> None:
+    told = await node("tools.mjs", major, house.edges[0].url)
     assert told["chat"]["status"] == "ready" and told["chat"].get("error") is None
     assert told["chat"]["parts"] == [
         *("step-start", "reasoning", "text", "tool-add", "tool-now", "step-start", "text"),
@@ -222,10 +225,11 @@ async def test_the_death_of_an_origin_is_a_pause_in_the_same_response(tmp_path: 
     assert last.type == "response.incomplete" and last.response.output_text == TEXT
 
 
+@pytest.mark.parametrize("major", MAJORS)
 async def test_a_chat_that_is_being_answered_is_had_whole_by_who_comes_back(
-    house: House, node: Script
+    house: House, node: Script, major: str
 ) -> None:
-    told = await node("waiting.mjs", *(edge.url for edge in house.edges))
+    told = await node("waiting.mjs", major, *(edge.url for edge in house.edges))
     assert told == {
         "header": "v1",
         "roles": ["user", "assistant"],

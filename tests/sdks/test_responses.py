@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from tests.e2e.conftest import House
 from tests.e2e.processes import Edge
 from tests.e2e.sse import TIMEOUT
-from tests.sdks.conftest import Script
+from tests.sdks.conftest import MAJORS, Script
 
 pytestmark = pytest.mark.anyio
 
@@ -105,12 +105,14 @@ async def test_a_response_that_is_cut_off_anywhere_goes_on_at_another_edge(
         assert text_of(events) == final(events).output_text == text
 
 
+@pytest.mark.parametrize("major", MAJORS)
 async def test_both_sdks_of_npm_and_python_have_the_same_text_after_each_cut(
-    house: House, node: Script, whole: list[ResponseStreamEvent]
+    house: House, node: Script, whole: list[ResponseStreamEvent], major: str
 ) -> None:
     points = cut_points(len(whole))
     told = await node(
         "responses.mjs",
+        major,
         *(edge.url for edge in house.edges),
         ",".join(map(str, points)),
     )

@@ -1,12 +1,13 @@
 // The AI SDK with tools: its chat, whose page runs them, and its providers, whose server does.
-// node tools.mjs EDGE
+// node tools.mjs MAJOR EDGE
 
-import { createOpenAI } from "@ai-sdk/openai";
-import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
-import { generateText, jsonSchema, lastAssistantMessageIsCompleteWithToolCalls, stepCountIs, tool } from "ai";
-import { Chat } from "./chat.mjs";
+import { chatOf } from "./chat.mjs";
+import { aiSdk } from "./majors.mjs";
 
-const [edge] = process.argv.slice(2);
+const [major, edge] = process.argv.slice(2);
+const sdk = await aiSdk(major);
+const { createOpenAI, createOpenAICompatible, generateText, jsonSchema, stepCountIs, tool } = sdk;
+const Chat = chatOf(sdk);
 const numbers = { type: "object", properties: { numbers: { type: "array", items: { type: "number" } } } };
 const run = {
   add: ({ numbers }) => String(numbers.reduce((one, other) => one + other, 0)),
@@ -22,9 +23,9 @@ async function chat() {
   ];
   const made = new Chat({
     url: edge,
-    id: "chat-tools",
+    id: `chat-tools-${major}`,
     body: { tools: functions },
-    sendAutomaticallyWhen: lastAssistantMessageIsCompleteWithToolCalls,
+    sendAutomaticallyWhen: sdk.lastAssistantMessageIsCompleteWithToolCalls,
     onToolCall: ({ toolCall: { toolName, toolCallId, input } }) => {
       made.addToolOutput({ tool: toolName, toolCallId, output: run[toolName](input) });
     },

@@ -1,10 +1,12 @@
 // A page that is closed while its chat is answered, and opened again at another edge.
-// node waiting.mjs EDGE OTHER_EDGE
+// node waiting.mjs MAJOR EDGE OTHER_EDGE
 
-import { Chat } from "./chat.mjs";
+import { chatOf } from "./chat.mjs";
+import { aiSdk } from "./majors.mjs";
 
-const [edge, other] = process.argv.slice(2);
-const id = "chat-waiting";
+const [major, edge, other] = process.argv.slice(2);
+const Chat = chatOf(await aiSdk(major));
+const id = `chat-waiting-${major}`;
 const asked = { id: "u1", role: "user", parts: [{ type: "text", text: "Count, and wait." }] };
 
 const begun = await fetch(`${edge}/api/chat`, {
