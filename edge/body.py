@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import ExitStack
+from random import Random, SystemRandom
 from typing import Protocol
 
 import structlog
@@ -71,18 +72,25 @@ class NativeEncoder(Encoder):
         return error_response(error)
 
 
-class SseEncoder(NativeEncoder):
-    __slots__ = ("_begun",)
+JITTER = SystemRandom()
+"""Source of the times in `retry:`. It has no state, which processes that are forked would share."""
 
-    def __init__(self) -> None:
+
+class SseEncoder(NativeEncoder):
+    """The view of a stream as events."""
+
+    __slots__ = ("_begun", "_random")
+
+    def __init__(self, random: Random = JITTER) -> None:
         self._begun = False
+        self._random = random
 
     def frames(self, frames: list[bytes]) -> bytes:
         events = sse.events(frames)
         if self._begun:
             return events
         self._begun = True
-        return sse.RETRY + events
+        return sse.retry(self._random) + events
 
 
 class FrameEncoder(NativeEncoder):

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from json.encoder import encode_basestring
 from operator import itemgetter
+from random import Random
 from typing import Any
 
 from tailrace.ledger.errors import error_body
@@ -47,11 +48,21 @@ LEAST_RUN = 8
 """Frames from which on it is less work to look at all of them together."""
 _between: list[bytes] = []  # the text of the index and that of the next one, as far as was asked
 
-RETRY = b"retry: 500\n\n"
-"""The first words of a body: a browser that loses it asks again after half a second, not after the
-three to five that it would choose. Nothing is lost meanwhile, it only pauses for as long."""
+MIN_RETRY_MS = 500
+"""Minimum time in ms after which an EventSource that lost its connection asks again."""
+MAX_RETRY_MS = 2_000
+"""Maximum of that time in ms. Browsers would wait three to five seconds, all equally long."""
 PING = b": ping\n\n"
 """A comment: keeps the connection alive, and no client sees an event."""
+
+
+def retry(random: Random) -> bytes:
+    """Return the first field of a body: the time after which its EventSource asks again.
+
+    Each body has a time of its own. When an edge dies, its thousands of readers so come back one
+    after another and not in the same moment.
+    """
+    return b"retry: %d\n\n" % random.randint(MIN_RETRY_MS, MAX_RETRY_MS)
 
 
 def events(frames: Sequence[bytes]) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,6 +59,18 @@ async def events(response: httpx.Response) -> AsyncIterator[Event]:
             name = fields.get("event", "message")
             yield Event(int(fields.get("id", -1)), name, json.loads(fields["data"]))
             fields = {}
+
+
+def retry_ms(text: str) -> int:
+    """Return the time in `retry:` with which a body of events begins."""
+    found = re.match(r"retry: ([0-9]+)\n\n", text)
+    assert found is not None, text[:50]
+    return int(found[1])
+
+
+def after_retry(text: str) -> str:
+    """Return a body of events without the `retry:` that it must begin with."""
+    return text.removeprefix(f"retry: {retry_ms(text)}\n\n")
 
 
 async def start(

@@ -1,10 +1,12 @@
 import json
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.edge import sse
+from tailrace.edge.body import SseEncoder
 from tailrace.ledger.errors import FrameError
 from tailrace.ledger.frame import (
     Chunk,
@@ -24,6 +26,15 @@ from tailrace.ledger.frame import (
     TokenScores,
     encode,
 )
+from tests.e2e.sse import retry_ms
+
+
+def test_each_body_says_another_time_to_come_back_between_the_bounds() -> None:
+    random = Random(1)
+    said = [retry_ms(sse.retry(random).decode()) for _ in range(200)]
+    assert sse.MIN_RETRY_MS <= min(said) < max(said) <= sse.MAX_RETRY_MS
+    assert len(set(said)) > 150
+    assert SseEncoder(Random(1)).frames([]) == sse.retry(Random(1))
 
 
 def test_a_token_is_a_plain_event_with_its_index_as_id() -> None:

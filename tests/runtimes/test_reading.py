@@ -13,7 +13,7 @@ import pytest
 from tailrace.edge import sse
 from tailrace.ledger.frame import LOGGED, StreamEnd, Token, decode, encode, split, tag_of
 from tests.e2e.multiplex import Stream, connected
-from tests.e2e.sse import SSE, Reading, events, resume, start
+from tests.e2e.sse import SSE, Reading, after_retry, events, resume, retry_ms, start
 from tests.runtimes.conftest import Scripts
 from tests.runtimes.runtime import Runtime
 
@@ -51,6 +51,18 @@ async def test_a_post_that_is_repeated_reads_the_same_stream_in_every_view(
     document = as_json.json()
     assert (document["text"], document["finish_reason"]) == (told.text, "stop")
     assert shown[-1].data["finish_reason"] == "stop"
+
+
+async def test_each_answer_says_another_time_after_which_an_event_source_comes_back(
+    client: httpx.AsyncClient, script: Scripts
+) -> None:
+    made = await client.post("/v1/generate", json=script(1).body, headers=SSE)
+    path = f"/v1/generate/{made.headers['Tailrace-Stream']}"
+    texts = [made.text] + [(await client.get(path, headers=SSE)).text for _ in range(7)]
+    said = [retry_ms(text) for text in texts]
+    assert all(sse.MIN_RETRY_MS <= ms <= sse.MAX_RETRY_MS for ms in said)
+    assert len(set(said)) > 1
+    assert len({after_retry(text) for text in texts}) == 1
 
 
 async def test_every_kind_of_frame_is_read_in_every_view_and_resumed(

@@ -9,8 +9,9 @@ import { FRAMES, type View } from "./request";
 const text = new TextEncoder();
 const fromUtf8 = new TextDecoder();
 
-/** The first words of a body: a browser that loses it asks again after half a second. */
-const RETRY = "retry: 500\n\n";
+/** Bounds of the time in ms after which an EventSource that lost its connection asks again. */
+const MIN_RETRY_MS = 500;
+const MAX_RETRY_MS = 2_000;
 const PING = text.encode(": ping\n\n");
 
 /** How frames become bytes of one body. */
@@ -24,8 +25,15 @@ export interface Encoder {
   failure(error: TailraceError): Uint8Array;
 }
 
-export function encoderOf(view: View): Encoder {
-  return view === FRAMES ? new RawFrames() : new Events();
+export function encoderOf(view: View, random: () => number = Math.random): Encoder {
+  return view === FRAMES ? new RawFrames() : new Events(random);
+}
+
+/** Return the first field of a body. Each body has a time of its own, so that the readers of a
+ * Worker that dies do not come back in the same moment. `random` gives numbers from 0 up to 1. */
+function retry(random: () => number): string {
+  const ms = MIN_RETRY_MS + Math.floor(random() * (MAX_RETRY_MS - MIN_RETRY_MS + 1));
+  return `retry: ${ms}\n\n`;
 }
 
 class RawFrames implements Encoder {
@@ -61,6 +69,11 @@ class RawFrames implements Encoder {
 
 class Events implements Encoder {
   #begun = false;
+  readonly #random: () => number;
+
+  constructor(random: () => number) {
+    this.#random = random;
+  }
 
   frames(run: FrameRun): Uint8Array {
     let events = this.#begin();
@@ -83,7 +96,7 @@ class Events implements Encoder {
   #begin(): string {
     if (this.#begun) return "";
     this.#begun = true;
-    return RETRY;
+    return retry(this.#random);
   }
 }
 

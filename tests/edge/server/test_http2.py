@@ -27,6 +27,7 @@ from tailrace.ledger.frame import (
     error_frame,
     split,
 )
+from tests.e2e.sse import after_retry
 from tests.edge.scripted_origin import STREAM, ScriptedOrigin
 from tests.edge.server.http2_peer import Peer
 from tests.edge.server.serving import PATIENCE_S, Served, serving
@@ -81,7 +82,7 @@ async def test_every_route_answers(served: Served, origin: ScriptedOrigin) -> No
         stream = await client.get("/v1/ws")
     assert document.http_version == "HTTP/2"
     assert document.json()["text"] == " w0 w1 w2"
-    assert events.text.startswith('retry: 500\n\nid: 0\ndata: {"text":" w0","index":0}\n\n')
+    assert after_retry(events.text).startswith('id: 0\ndata: {"text":" w0","index":0}\n\n')
     assert [decode(raw)[1] for raw in split(frames.content)] == origin.frames
     assert (head.status_code, head.content) == (200, b"")
     answers = (missing, wrong, large, stream)
