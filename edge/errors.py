@@ -63,11 +63,31 @@ FIELDS = {
 """The names that fields have at each path, where the origin has other names for them."""
 
 
+def is_openai_path(path: str) -> bool:
+    """Return True if the request is for one of the routes of OpenAI's API."""
+    return _OPENAI_PATH.match(path) is not None
+
+
+TOKENS_QUOTA = "tokens"
+"""Name of the limit of a tenant's tokens in `RateLimit`. An origin applies it, so an edge knows
+how much of it is left only when the origin has refused a request for it."""
+
+
+def go_duration(seconds: float) -> str:
+    """Return a time as OpenAI's headers have it: `120ms`, `8s`, `6m0s`; whole seconds round up."""
+    if seconds < 1:
+        return f"{math.ceil(seconds * 1000)}ms"
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    return f"{minutes}m{rest}s" if minutes else f"{rest}s"
+
+
 def error_headers(error: TailraceError) -> dict[str, str]:
     """Of an answer that is an error, whatever the dialect (RFC 9110, 10.2.3)."""
     headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
     if error.retry_after_ms is not None:
         headers["Retry-After"] = str(math.ceil(error.retry_after_ms / 1000))
+        if error.code == "too_many_tokens":
+            headers["RateLimit"] = f'"{TOKENS_QUOTA}";r=0;t={headers["Retry-After"]}'
     return headers
 
 
@@ -121,6 +141,9 @@ def openai_error(error: TailraceError, path: str = "") -> JSONResponse:
     headers = error_headers(error) | {"X-Should-Retry": "true" if error.retryable else "false"}
     if error.retry_after_ms is not None:
         headers["Retry-After-Ms"] = str(error.retry_after_ms)
+        if error.code == "too_many_tokens":
+            headers["X-RateLimit-Remaining-Tokens"] = "0"
+            headers["X-RateLimit-Reset-Tokens"] = go_duration(error.retry_after_ms / 1000)
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     status = STATUSES.get(error.code, error.status)
@@ -135,7 +158,7 @@ def error_response(error: TailraceError, path: str = "") -> Response:
 
     It has the shape that clients of a route at `path` know.
     """
-    if _OPENAI_PATH.match(path):
+    if is_openai_path(path):
         return openai_error(error, path)
     headers = error_headers(error)
     if error.status == 401:

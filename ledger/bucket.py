@@ -29,6 +29,16 @@ class Bucket:
             return 0.0
         return (count - self._level) / self._rate
 
+    def level(self, now: float) -> float:
+        """Return how much is in it; negative for a debt."""
+        self._fill(now)
+        return self._level
+
+    def full_in_s(self, now: float) -> float:
+        """Return the seconds until it is full, if nothing more is taken out."""
+        self._fill(now)
+        return (self._most - self._level) / self._rate
+
     def charge(self, count: float, now: float) -> None:
         """Take out what has been used already; it may leave a debt."""
         self._fill(now)

@@ -97,6 +97,8 @@ def _adding(headers: Mapping[str, str], send: Send) -> Send:
             for name, value in headers.items():
                 if name == "Vary":
                     sent.add_vary_header(value)
+                elif name == "RateLimit":  # a list: an error may have an item of its own
+                    sent.append(name, value)
                 else:
                     sent[name] = value
         await send(message)

@@ -30,7 +30,16 @@ import structlog
 
 from tailrace.edge.access.connections import parsed_address
 from tailrace.edge.access.head import Head, Proxies
-from tailrace.edge.access.keys import PREFIX, KeyRing, Limits
+from tailrace.edge.access.keys import PREFIX, UNBOUNDED, KeyRing, Limits
+from tailrace.edge.access.quotas import (
+    Quota,
+    burst,
+    concurrency_quota,
+    quota_headers,
+    quotas_of_origins,
+    request_quota,
+)
+from tailrace.edge.errors import is_openai_path
 from tailrace.ledger.backoff import spread_ms
 from tailrace.ledger.bucket import Bucket
 from tailrace.ledger.errors import CallerError, Forbidden, TailraceError, Unauthorized
@@ -154,7 +163,10 @@ EXPOSED_HEADERS = ", ".join(
         *("Stream-TTL", "Stream-Expires-At", "Stream-SSE-Data-Encoding"),
         *("Producer-Epoch", "Producer-Seq", "Producer-Expected-Seq", "Producer-Received-Seq"),
         *("ETag", "Location", "Retry-After", "Content-Encoding", "Vary"),
-        *("X-Request-Id", "Retry-After-Ms", "X-Should-Retry"),
+        *("X-Request-Id", "Retry-After-Ms", "X-Should-Retry", "RateLimit", "RateLimit-Policy"),
+        *("X-RateLimit-Limit-Requests", "X-RateLimit-Remaining-Requests"),
+        *("X-RateLimit-Reset-Requests", "X-RateLimit-Limit-Tokens"),
+        *("X-RateLimit-Remaining-Tokens", "X-RateLimit-Reset-Tokens"),
     )
 )
 
@@ -191,8 +203,6 @@ def preflight_headers(access: Mapping[str, str]) -> dict[str, str]:
     return headers
 
 
-BURST_S = 2.0
-"""After a quiet time a tenant may ask so much at once as it may in so long; once at least."""
 CONCURRENT_RETRY_MS = 500
 """At least; not all are told the same."""
 FIRST_PAGE = "/"
@@ -216,11 +226,28 @@ _STREAMS = "/v1/(?:generate|chat/completions|completions|responses)"
 _OF_A_STREAM = re.compile(rf"{_STREAMS}/[^/]+(/\w+)?|{STREAM_PATH}[0-9a-f]{{32}}")
 
 
+NO_HEADERS: Mapping[str, str] = {}
+
+
 class Grant(NamedTuple):
-    """Who asks: None where the edge has no keys. `head` is without the key."""
+    """Who asks: None where the edge has no keys. `head` is without the key.
+
+    `headers` tell the tenant what is left of its limits; they go with the answer.
+    """
 
     caller: Caller | None
     head: Head
+    headers: Mapping[str, str] = NO_HEADERS
+
+
+class OverLimit(CallerError, code="too_many_requests", status=429, retryable=True):
+    """A tenant asks more than it may. `headers` tell it its limits."""
+
+    def __init__(
+        self, message: str, *, hint: str, retry_after_ms: int, headers: Mapping[str, str]
+    ) -> None:
+        super().__init__(message, hint=hint, retry_after_ms=retry_after_ms)
+        self.headers = headers
 
 
 @dataclass(slots=True)
@@ -239,9 +266,9 @@ class Gate:
     _under_way: Counter[str] = field(default_factory=Counter)
 
     def admit(self, head: Head, *, has_token: bool = False) -> Grant:
-        """Who asks; `has_token` says that the request has a resume token besides its headers.
+        """Return who asks; `has_token` says that the request has a resume token in its query.
 
-        Raises Unauthorized, or CallerError (429) where a tenant asks too much.
+        Raises Unauthorized, or OverLimit where a tenant asks too much.
         """
         if self.ring is None:
             return Grant(None, head)
@@ -253,10 +280,12 @@ class Gate:
             return Grant(NOBODY, head)
         key = self.ring.find(text, self.now())
         limits = self.ring.limits(key.tenant)
-        self._count(key.tenant, limits)
+        quotas = self._count(key.tenant, limits, openai=is_openai_path(head.path))
         self._under_way[key.tenant] += 1
         return Grant(
-            Caller(key.tenant, key.granted, limits.max_unfinished, limits.tokens_per_s), head
+            Caller(key.tenant, key.granted, limits.max_unfinished, limits.tokens_per_s),
+            head,
+            quotas,
         )
 
     def done(self, caller: Caller | None) -> None:
@@ -278,45 +307,48 @@ class Gate:
             hint="send Authorization: Bearer KEY",
         )
 
-    def _count(self, tenant: str, limits: Limits) -> None:
-        most = limits.max_concurrent
-        if most is not None and self._under_way[tenant] >= most:
-            raise _too_many(
-                f"{most} requests of this tenant are under way",
-                f"at most {most} at once",
-                spread_ms(CONCURRENT_RETRY_MS, self.random),
-            )
-        rate, now = limits.requests_per_s, self.clock()
+    def _count(self, tenant: str, limits: Limits, *, openai: bool) -> Mapping[str, str]:
+        """Count one more request of a tenant, and return the headers about its limits.
+
+        Raises OverLimit if the tenant may not send one now. `openai` adds the headers of that API.
+        """
+        rate, most = limits.requests_per_s, limits.max_concurrent
         if rate is None:
             self._buckets.pop(tenant, None)
-            return
-        burst = max(1.0, rate * BURST_S)
-        bucket = self._buckets.setdefault(tenant, Bucket(rate, burst, now))
-        bucket.set_rate(rate, burst, now)
-        wait_s = bucket.take(1, now)
-        if wait_s > 0:
-            raise _too_many(
-                "this tenant asks too often",
-                f"{rate:g} requests a second on average",
-                spread_ms(ceil(wait_s * 1000), self.random),
-            )
+        if limits is UNBOUNDED:
+            return NO_HEADERS
+        under_way, now, quotas = self._under_way[tenant], self.clock(), list[Quota]()
+        refusal: tuple[str, str, int] | None = None
+        if most is not None and under_way >= most:
+            message = f"{most} requests of this tenant are under way"
+            after_ms = spread_ms(CONCURRENT_RETRY_MS, self.random)
+            refusal = message, f"at most {most} at once", after_ms
+            quotas.append(concurrency_quota(most, under_way, after_ms / 1000))
+        if rate is not None:
+            size = burst(rate)
+            bucket = self._buckets.setdefault(tenant, Bucket(rate, size, now))
+            bucket.set_rate(rate, size, now)
+            wait_s = bucket.take(1, now) if refusal is None else 0.0
+            reset_s = bucket.full_in_s(now)
+            if wait_s > 0:
+                after_ms = spread_ms(ceil(wait_s * 1000), self.random)
+                hint = f"{rate:g} requests a second on average"
+                refusal = "this tenant asks too often", hint, after_ms
+                reset_s = after_ms / 1000
+            quotas.append(request_quota(rate, bucket.level(now), reset_s))
+        if most is not None and under_way < most:
+            quotas.append(concurrency_quota(most, under_way + (refusal is None)))
+        headers = quota_headers([*quotas, *quotas_of_origins(limits)], openai=openai)
+        if refusal is not None:
+            message, hint, after_ms = refusal
+            raise OverLimit(message, hint=hint, retry_after_ms=after_ms, headers=headers)
+        return headers
 
 
 def _is_open(head: Head) -> bool:
     """Return True if the request needs no key."""
     path = head.path
     return path in OPEN_PATHS or path.startswith(WEB_PATH) or head.method == "OPTIONS"
-
-
-def _too_many(message: str, hint: str, after_ms: int) -> CallerError:
-    return CallerError(
-        message,
-        code="too_many_requests",
-        status=429,
-        retryable=True,
-        hint=hint,
-        retry_after_ms=after_ms,
-    )
 
 
 def _take_key(head: Head) -> tuple[str | None, Head]:
@@ -409,9 +441,13 @@ class Rules:
             self.hosts.check(head)
             self.pages.check(head)
             grant = self.gate.admit(head, has_token=has_token)
+        except OverLimit as error:
+            return Admission(head, {**headers, **error.headers}, error)
         except TailraceError as error:
             self.refusals.note(error, head)
             return Admission(head, headers, error)
+        if grant.headers:
+            headers = {**headers, **grant.headers}
         return Admission(grant.head, headers, None, grant.caller)
 
     def done(self, admission: Admission) -> None:

@@ -19,7 +19,10 @@ const EXPOSED_HEADERS = [
   ...["Stream-TTL", "Stream-Expires-At", "Stream-SSE-Data-Encoding"],
   ...["Producer-Epoch", "Producer-Seq", "Producer-Expected-Seq", "Producer-Received-Seq"],
   ...["ETag", "Location", "Retry-After", "Content-Encoding", "Vary"],
-  ...["X-Request-Id", "Retry-After-Ms", "X-Should-Retry"],
+  ...["X-Request-Id", "Retry-After-Ms", "X-Should-Retry", "RateLimit", "RateLimit-Policy"],
+  ...["X-RateLimit-Limit-Requests", "X-RateLimit-Remaining-Requests"],
+  ...["X-RateLimit-Reset-Requests", "X-RateLimit-Limit-Tokens"],
+  ...["X-RateLimit-Remaining-Tokens", "X-RateLimit-Reset-Tokens"],
 ].join(", ");
 
 /** Throws where a page asks that may not; programs send no Origin and are not meant. */

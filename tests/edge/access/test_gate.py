@@ -10,7 +10,7 @@ import pytest
 
 from tailrace.edge.access.head import Head
 from tailrace.edge.access.keys import ApiKey, KeyRing, Limits, digest_of, make_key
-from tailrace.edge.access.rules import NOBODY, Gate
+from tailrace.edge.access.rules import NOBODY, Gate, Grant
 from tailrace.ledger.errors import CallerError, Unauthorized
 from tailrace.ledger.frame import Caller
 from tailrace.ledger.rights import Right
@@ -43,7 +43,7 @@ def asked(path: str, *headers: tuple[str, str], method: str = "POST") -> Head:
 def test_without_keys_everybody_is_let_in_as_nobody_in_particular() -> None:
     gate = Gate(None, lambda: 0.0, lambda: NOW)
     head = asked("/v1/generate", ("authorization", "Bearer of-somebody-else"))
-    assert gate.admit(head) == (None, head)
+    assert gate.admit(head) == Grant(None, head)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_key_says_who_asks_and_goes_no_further(
 
 def test_a_bearer_token_that_is_no_key_is_for_the_origin() -> None:
     head = asked("/healthz", ("authorization", "Bearer of-a-subscription"))
-    assert House().gate.admit(head) == (NOBODY, head)
+    assert House().gate.admit(head) == Grant(NOBODY, head)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_key_is_heard_where_it_opens_more_and_nowhere_else_that_is_open() -> N
 
 def test_requests_are_bounded_by_tenant_and_come_again_with_time() -> None:
     house = House(Limits(requests_per_s=2))
-    for _ in range(4):  # what it may ask in BURST_S
+    for _ in range(4):  # what it may ask in REQUEST_BURST_S
         house.ask()
     with pytest.raises(CallerError) as refused:
         house.ask()

@@ -1,0 +1,102 @@
+"""Response headers that tell a tenant its limits and how much of them is left.
+
+`RateLimit-Policy` and `RateLimit` are those of draft-ietf-httpapi-ratelimit-headers-11. OpenAI's
+routes have that API's own `x-ratelimit-*` as well, which its clients read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from tailrace.edge.access.keys import Limits
+from tailrace.edge.errors import TOKENS_QUOTA, go_duration
+
+REQUEST_BURST_S = 2.0
+"""Burst size, in seconds of the tenant's rate of requests (at least one request)."""
+TOKEN_WINDOW_S = 60
+"""Burst size of a tenant's tokens, in seconds of its rate: an origin's bucket holds as much."""
+
+MAX_INTEGER = 999_999_999_999_999
+"""Maximum of an integer in a structured field (RFC 9651, 3.3.1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """One limit of a tenant. `unit` is None for requests, the default of the draft.
+
+    `remaining` is None if only the origin knows it; `reset_s` is None if no time restores it.
+    """
+
+    name: str
+    size: int
+    window_s: int | None = None
+    unit: str | None = None
+    remaining: int | None = None
+    reset_s: float | None = None
+
+    @property
+    def policy(self) -> str:
+        """Return the item of `RateLimit-Policy`."""
+        unit = "" if self.unit is None else f';qu="{self.unit}"'
+        window = "" if self.window_s is None else f";w={self.window_s}"
+        return f'"{self.name}";q={self.size}{unit}{window}'
+
+    @property
+    def state(self) -> str:
+        """Return the item of `RateLimit`."""
+        reset = "" if self.reset_s is None else f";t={ceil(self.reset_s)}"
+        return f'"{self.name}";r={self.remaining}{reset}'
+
+
+def burst(requests_per_s: float) -> float:
+    """Return the number of requests that a tenant may send at once after a quiet time."""
+    return max(1.0, requests_per_s * REQUEST_BURST_S)
+
+
+def request_quota(requests_per_s: float, level: float, reset_s: float) -> Quota:
+    """Return the quota of a bucket of requests that holds `level`."""
+    most = burst(requests_per_s)
+    window_s = ceil(min(most / requests_per_s, MAX_INTEGER))
+    remaining = int(min(max(0.0, level), MAX_INTEGER))
+    size = int(min(most, MAX_INTEGER))
+    reset_s = min(reset_s, MAX_INTEGER)
+    return Quota("requests", size, window_s, remaining=remaining, reset_s=reset_s)
+
+
+def concurrency_quota(size: int, under_way: int, reset_s: float | None = None) -> Quota:
+    """Return the quota of requests that are under way at the same time."""
+    remaining = max(0, size - under_way)
+    unit = "concurrent-requests"
+    return Quota("concurrent", size, unit=unit, remaining=remaining, reset_s=reset_s)
+
+
+def quotas_of_origins(limits: Limits) -> list[Quota]:
+    """Return the limits that origins apply; an edge does not know how much of them is left."""
+    quotas = []
+    if limits.max_unfinished is not None:
+        quotas.append(Quota("unfinished", limits.max_unfinished, unit="streams"))
+    if limits.tokens_per_s is not None:
+        size = min(limits.tokens_per_s * TOKEN_WINDOW_S, MAX_INTEGER)
+        quotas.append(Quota(TOKENS_QUOTA, size, TOKEN_WINDOW_S, TOKENS_QUOTA))
+    return quotas
+
+
+def quota_headers(quotas: Sequence[Quota], *, openai: bool) -> dict[str, str]:
+    """Return the headers for these quotas; `openai` adds the ones of that API."""
+    headers: dict[str, str] = {}
+    if policies := ", ".join(each.policy for each in quotas):
+        headers["RateLimit-Policy"] = policies
+    if states := ", ".join(each.state for each in quotas if each.remaining is not None):
+        headers["RateLimit"] = states
+    if not openai:
+        return headers
+    for each in quotas:
+        if each.name in ("requests", TOKENS_QUOTA):
+            headers[f"X-RateLimit-Limit-{each.name.title()}"] = str(each.size)
+            if each.remaining is not None:
+                headers[f"X-RateLimit-Remaining-{each.name.title()}"] = str(each.remaining)
+            if each.reset_s is not None:
+                headers[f"X-RateLimit-Reset-{each.name.title()}"] = go_duration(each.reset_s)
+    return headers
