@@ -19,8 +19,8 @@ USER = "<|user|>"
 ASSISTANT = "<|assistant|>"
 SPECIAL_TOKENS = (END, SYSTEM, USER, ASSISTANT)
 
-# What `exchange` and `conversation` write, in Jinja. The result of a tool is text that is given, as
-# a user's is: the model was not trained on any.
+# The text that `exchange` and `conversation` write, in Jinja. A tool's result is given as text,
+# like a turn of a user: the model was not trained on tools.
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{% if message.role == 'system' %}<|system|>{{ message.content }}"

@@ -1,4 +1,4 @@
-"""What becomes of streams that nobody reads, where the client's request does not say."""
+"""The edge's default for streams without a reader, used if the request says nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may see and do what is meant for operators: `/v1/admin`, `/metrics`, details of `/readyz`.
+"""Access to what is meant for operators: `/v1/admin`, `/metrics`, details of `/readyz`.
 
 With API keys an operator is a key with the right `admin`. Without keys it is a program or a page on
 this machine, and a request that a proxy has forwarded is none: to the edge it comes from loopback

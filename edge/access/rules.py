@@ -230,7 +230,7 @@ NO_HEADERS: Mapping[str, str] = {}
 
 
 class Grant(NamedTuple):
-    """Who asks: None where the edge has no keys. `head` is without the key.
+    """Return the caller, or None if the edge has no keys. `head` is without the key.
 
     `headers` tell the tenant what is left of its limits; they go with the answer.
     """

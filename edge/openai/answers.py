@@ -116,7 +116,7 @@ class AnswerShape(Protocol):
     """
 
     path: str
-    """Of the route."""
+    """The path of the route."""
     prefix: str
     """Of the id of an answer."""
     kind: str

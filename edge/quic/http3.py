@@ -20,7 +20,7 @@ from tailrace.ledger.errors import CallerError, TailraceError
 MAX_RESETS = 200
 """Requests that a client may have reset in a short time; to undo them costs more than to reset."""
 RESETS_PER_S = 20.0
-"""So many of those are forgotten in a second."""
+"""Points of the flood budget that are given back each second."""
 MAX_REFUSED = 200
 """Maximum requests that a client may send in a short time which are refused at once."""
 REFUSED_PER_S = 20.0

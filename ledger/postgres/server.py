@@ -88,7 +88,7 @@ _PLACE = ("host", "hostaddr", "port")
 _LOST = ("08", "57P01", "57P02", "57P03", "57P05", "25006", "25P03")
 # Undone by the server, and none of it is stored: it crossed another one, or was cancelled there.
 _UNDONE = ("40001", "40P01", "55P03", "57014")
-# What the server could not do now: it lacks memory or disk, or a read has failed.
+# The server could not do it now: it lacks memory or disk, or a read has failed.
 _PASSING = ("53", "58030")
 
 

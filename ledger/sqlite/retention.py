@@ -98,7 +98,7 @@ class Retention:
         self._grown = 0
         self._look_at_bytes = MEASURE_BYTES
         self.holds = False
-        """Whether running generations are held back, because the disk is full."""
+        """Return True if running generations are held back because the disk is full."""
         self._holding = asyncio.Lock()
         self._gave_up = False  # it has been full for the whole of the grace
 

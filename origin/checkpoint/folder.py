@@ -1,4 +1,4 @@
-"""Whether there is a checkpoint folder at all, before anything in it is read."""
+"""Check that a checkpoint folder exists, before anything in it is read."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ Costs = list[float]
 
 
 class _Sums:
-    """What each TTL has cost above the optimum, summed with decay, and over how many gaps."""
+    """Decayed sums of the cost of each TTL above the optimum, and the number of gaps in them."""
 
     def __init__(self) -> None:
         self.sums: Costs = [0.0] * len(SHARES)

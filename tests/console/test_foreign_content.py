@@ -1,4 +1,4 @@
-"""What others write to streams, opened in a browser beside the console of the same edge."""
+"""Streams with active content, opened in a browser next to the console of the same edge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What proxies need of an edge: headers of live answers; the real nginx and Caddy before one."""
+"""An edge behind a proxy: the headers of live answers, and the real nginx and Caddy."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from tailrace.origin.generations.callers import TokenKeys
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """What is asked of the system from now on: the call, and the file's name without its end."""
+    """Record the system calls from now on: the call, and the file's name without its suffix."""
     made: list[tuple[str, str]] = []
 
     def noted(name: str, file_of: Callable[..., object]) -> None:

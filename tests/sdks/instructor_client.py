@@ -17,7 +17,7 @@ CHAT = (
 
 
 class Animal(BaseModel):
-    """What the model tells of one."""
+    """A person, as the model describes one."""
 
     animal: Literal["fox", "owl"]
     legs: Literal[2, 4]

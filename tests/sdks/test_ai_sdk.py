@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture(scope="module", params=MAJORS)
 async def told(request: pytest.FixtureRequest, house: House, node: Script) -> dict[str, Any]:
-    """What the script has seen, with each major version of the AI SDK."""
+    """Run the script with each major version of the AI SDK; return what it saw."""
     urls = (edge.url for edge in house.edges)
     seen: dict[str, Any] = await node("ai_sdk.mjs", request.param, *urls)
     return seen

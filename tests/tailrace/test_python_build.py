@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from tailrace.cli import app
 from tailrace.python_build import Built, python_build
 
-# What `sysconfig` says of builds that exist, cut to what matters.
+# Values of `sysconfig` from builds that exist, cut to what matters.
 DEBIAN_12: dict[str, Any] = {
     "CONFIG_ARGS": "'--enable-shared' '--prefix=/usr' 'CFLAGS=-g   -fstack-protector-strong '",
     "PGO_PROF_GEN_FLAG": "-fprofile-generate",

@@ -9,7 +9,7 @@ import { byFetch } from "./fetch.js";
 /** The most that a message to the server may be long. */
 const MAX_MESSAGE_BYTES = 65_536;
 
-/** What of the program is needed for WebSockets alone is loaded when the first one is wanted.
+/** The code that only WebSockets need is loaded when the first one is opened.
  * @type {Connect}
  */
 function bySocket(asked, system, report) {

@@ -1,4 +1,4 @@
-"""What a tenant is told of its limits."""
+"""The headers that tell a tenant its limits."""
 
 from __future__ import annotations
 

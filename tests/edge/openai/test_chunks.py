@@ -280,7 +280,7 @@ async def test_of_many_prompts_only_a_few_are_under_way_at_a_time(
     async with origin.serving() as link, served(link) as client:
         asking = asyncio.create_task(client.post("/v1/completions", json=many))
         await origin.has_received(PROMPTS_AT_A_TIME)
-        # What is sent on the same link later comes later.
+        # Frames on one link come in the order in which they were sent.
         await client.get(f"/v1/chat/completions/chatcmpl-{STREAM.hex()}")
         opens = [frame for frame in origin.received if isinstance(frame, Open)]
         assert len(opens) == PROMPTS_AT_A_TIME

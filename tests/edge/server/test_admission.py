@@ -55,7 +55,7 @@ async def test_nothing_of_a_body_is_awaited_of_whom_no_key_speaks_for(path: str)
         await client.send(asked[:-900])
         answer = await client.answer()
         assert (answer.status, served.shared.bodies.used_bytes) == (401, 0)
-        # What still comes of it is dropped, and the connection goes on.
+        # The rest of the body is dropped, and the connection goes on.
         await client.send(asked[-900:] + posted(GENERATE, BODY))
         assert (await client.answer()).status == 200
 

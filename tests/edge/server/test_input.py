@@ -25,7 +25,7 @@ class Client:
 
 
 class Loop:
-    """What an event loop gives: a clock, and a call in the next turn."""
+    """The parts of an event loop that are used: a clock, and calls in the next turn."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -1,4 +1,4 @@
-"""What becomes of streams without a reader, by the edge's settings: over every way to open one."""
+"""The edge's default for streams without a reader, for every way to open one."""
 
 from __future__ import annotations
 
