@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tailrace.edge.access.middleware import caller_of
-from tailrace.edge.body import Encoder, stream_body
+from tailrace.edge.body import Encoder, FrameEncoder, stream_body
 from tailrace.edge.errors import AI_SDK_PATH, OLLAMA, error_response
 from tailrace.edge.generate import stream_headers
 from tailrace.edge.openai.answers import DONE, data_event
@@ -38,6 +38,7 @@ from tailrace.edge.parameters import read_body as whole_body
 from tailrace.edge.request import Count, Settings
 from tailrace.ledger.errors import CallerError, NotFound, TailraceError, Unavailable
 from tailrace.ledger.frame import (
+    FRAMES_TYPE,
     MAX_MESSAGES,
     Call,
     Caller,
@@ -369,15 +370,19 @@ ROUTES = [
 async def _answered(
     request: Request, wanted: Open | Resume, headers: dict[str, str], chat: str | None = None
 ) -> Response:
-    """`chat` is one that knows of the stream before anybody is told."""
-    encoder = UiEvents()
+    """Return the answer that shows the stream: in parts of a message, or in frames if the request
+    accepts them. The object of `chat` knows the stream before the client does.
+    """
+    as_frames = FRAMES_TYPE in request.headers.get("Accept", "")
+    encoder: Encoder = FrameEncoder() if as_frames else UiEvents()
     with ExitStack() as source:
         reader = source.enter_context(closing(Reader(link_of(request))))
         opened = await attended(request.receive, reader.open(wanted))
         if chat is not None:
             await attended(request.receive, _ask(request, "PUT", chat, opened.stream))
         encoder.opened(opened)
-        return stream_body(source, reader, encoder, headers | stream_headers(opened) | HEADER)
+        headers |= stream_headers(opened) | ({} if as_frames else HEADER)
+        return stream_body(source, reader, encoder, headers)
 
 
 async def _ask(request: Request, method: str, chat: str, body: bytes = b"") -> bytes:

@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from tailrace.edge.telemetry.exchange import CLIENT_GONE, note_error
 from tailrace.ledger.errors import CallerError, NotFound, TailraceError, error_body
+from tailrace.ledger.frame import FRAMES_TYPE
 
 RESPONSES_PATH = "/v1/responses"
 CHAT_PATH = "/v1/chat/completions"
@@ -200,7 +201,9 @@ def refusal(status: int) -> TailraceError:
 
 async def tailrace_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, TailraceError)
-    return noted_response(error, request.url.path)
+    # Clients that accept frames read errors in Tailrace's own shape, on every route.
+    accepts_frames = FRAMES_TYPE in request.headers.get("Accept", "")
+    return noted_response(error, "" if accepts_frames else request.url.path)
 
 
 def noted_response(error: TailraceError, path: str) -> Response:

@@ -39,7 +39,8 @@ house = standing_house  # no test here hurts it
 def node() -> Script:
     """With the packages of npm."""
     npm.installed(HERE)
-    return lambda script, *arguments: said_by("node", HERE / script, *arguments)
+    flag = "--experimental-websocket"  # Node.js 20 has none without it
+    return lambda script, *arguments: said_by("node", flag, HERE / script, *arguments)
 
 
 @pytest.fixture(scope="session")

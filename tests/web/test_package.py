@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -19,9 +20,11 @@ from tests.web.test_client import HERE, PACKAGE, run
 
 pytestmark = pytest.mark.anyio
 
+SDKS = HERE.parent / "sdks"
 STEER = " And then a whale came"
 USER = """
 import { resume, stream, type Options, TailraceError } from "tailrace";
+import { TailraceChatTransport } from "tailrace/ai-sdk";
 import { useStream } from "tailrace/react";
 import { smooth } from "tailrace/smooth";
 import { decode } from "tailrace/wire";
@@ -53,12 +56,36 @@ export async function read(storage: Storage): Promise<string> {
   const found: TailraceError | null = error;
   (await cancel())?.next_index.toFixed(Number(quiet));
   (await steer(found?.hint ?? ""))?.state.length;
+  new TailraceChatTransport({ url: found?.hint ?? "" }).streamOf("chat-1")?.id?.length;
   return end ? text : "";
 }
+"""
+CHAT = """
+import type { ChatTransport, UIMessage } from "ai";
+import { TailraceChatTransport } from "tailrace/ai-sdk";
+
+type Titled = UIMessage<{ title: string }>;
+export const plain: ChatTransport<UIMessage> = new TailraceChatTransport();
+const own = new TailraceChatTransport({
+  url: "https://edge.example.com",
+  apiKey: "key",
+  headers: async () => ({ "X-Own": "1" }),
+  body: () => ({ model: "demo" }),
+  stop: "leave",
+  onStream: (reading, chatId) => reading.watch(() => `${chatId} ${reading.state}`),
+  onStopError: ({ code, retryable }) => console.warn(code, retryable),
+});
+export const titled: ChatTransport<Titled> = own;
+export async function cancel(chatId: string): Promise<string | undefined> {
+  return (await own.streamOf(chatId)?.cancel())?.next_index.toFixed();
+}
+// @ts-expect-error: "cancel" or "leave"
+new TailraceChatTransport({ stop: "pause" });
 """
 
 
 READER = """
+import { TailraceChatTransport } from "tailrace/ai-sdk";
 import { stream } from "tailrace";
 import { decode, encode } from "tailrace/wire";
 
@@ -80,6 +107,17 @@ for await (const _ of reading) if (reading.content.includes(STEER)) break;
 const { frame } = decode(encode({ type: "Token", text: "fox", index: 7 }));
 const said = { status, id: reading.id, state: reading.state, text: reading.content, frame };
 said.cancelled = await reading.cancel();
+const url = new URL(URL_OF_IT, globalThis.location?.href).origin;
+const transport = new TailraceChatTransport({ url });
+const parts = [{ type: "text", text: "Once upon a time" }];
+const messages = [{ id: "1", role: "user", parts }];
+const request = { chatId: "chat-1", messages, trigger: "submit-message", body: { max_tokens: 5 } };
+said.chunks = [];
+const chunks = (await transport.sendMessages(request)).getReader();
+for (let { value } = await chunks.read(); value; { value } = await chunks.read()) {
+  said.chunks.push(value.type);
+}
+said.message = transport.streamOf("chat-1").id;
 """
 
 
@@ -116,13 +154,28 @@ async def edge(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Edge]:
     "how", [("esnext", "bundler"), ("nodenext", "nodenext")], ids=["bundler", "nodenext"]
 )
 def test_who_writes_typescript_is_helped(project: Path, how: tuple[str, str]) -> None:
-    (project / "user.ts").write_text(USER)
     types = project / "node_modules/@types"
     if not types.exists():
         types.symlink_to(HERE / "node_modules/@types")  # of react, which the hook's user has
+    (project / "user.ts").write_text(USER)
+    compile_strictly(project / "user.ts", how)
+
+
+@pytest.mark.parametrize("package", ["ai", "ai-6"])
+def test_the_transport_is_one_of_the_ai_sdk(project: Path, package: str) -> None:
+    installed(SDKS)
+    ai = project / "node_modules/ai"
+    ai.unlink(missing_ok=True)
+    ai.symlink_to(SDKS / "node_modules" / package)
+    (project / "chat.ts").write_text(CHAT)
+    # The types of `ai` themselves need those of Node.js.
+    compile_strictly(project / "chat.ts", ("esnext", "bundler"), "--skipLibCheck")
+
+
+def compile_strictly(file: Path, how: tuple[str, str], *more: str) -> None:
     strict = ("--strict", "--noEmit", "--target", "es2022", "--lib", "es2022,dom,dom.asynciterable")
     module = ("--module", how[0], "--moduleResolution", how[1], "--types", "")
-    run(installed(HERE) / "tsc", "--ignoreConfig", *strict, *module, project / "user.ts")
+    run(installed(HERE) / "tsc", "--ignoreConfig", *strict, *module, *more, file)
 
 
 def check(said: dict[str, Any]) -> None:
@@ -130,6 +183,9 @@ def check(said: dict[str, Any]) -> None:
     assert said["status"]["id"] == said["cancelled"]["id"] == said["id"]
     assert said["status"]["state"] in ("waiting", "running")
     assert said["state"] in ("detached", "ended") and said["cancelled"]["state"] == "ended"
+    assert said["chunks"][:3] == ["start", "start-step", "text-start"]
+    assert said["chunks"][-3:] == ["text-end", "finish-step", "finish"]
+    assert re.fullmatch("[0-9a-f]{32}", said["message"])
     assert said["frame"] == {"type": "Token", "text": "fox", "index": 7}
 
 
@@ -144,8 +200,8 @@ async def test_node_imports_it_reads_steers_and_cancels(project: Path, edge: Edg
 
 
 async def test_a_page_needs_no_bundler(project: Path, edge: Edge) -> None:
-    entries = {"tailrace": "index.js", "tailrace/wire": "wire.js"}
-    names = {name: f"/node_modules/tailrace/{file}" for name, file in entries.items()}
+    files = {"tailrace": "index.js", "tailrace/ai-sdk": "ai-sdk.js", "tailrace/wire": "wire.js"}
+    names = {name: f"/node_modules/tailrace/{file}" for name, file in files.items()}
     script = reader("/v1/generate") + "window.said = said;"
     page_of_it = (
         f'<script type="importmap">{json.dumps({"imports": names})}</script>'

@@ -6,6 +6,7 @@ export const SILENCE_MS = 10_000;
 /**
  * @typedef {object} Asked a stream that is to be made, of `input`, or the rest of the one with `id`
  * @property {string} url of /v1/generate
+ * @property {string} openUrl the URL that a new stream is requested at, by fetch
  * @property {string | null} id
  * @property {string | null} token
  * @property {import("./schema.js").GenerateInput | null} input

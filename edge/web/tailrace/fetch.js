@@ -47,7 +47,7 @@ export function byFetch(asked, system, report) {
 /** @param {import("./connection.js").Asked} asked @param {AbortSignal} signal
  * @returns {[string, RequestInit]}
  */
-function requestOf({ url, id, input, idempotencyKey, token, nextIndex, headers }, signal) {
+function requestOf({ url, openUrl, id, input, idempotencyKey, token, nextIndex, headers }, signal) {
   const init = { signal, cache: /** @type {const} */ ("no-store") };
   const accept = { ...headers, Accept: FRAMES };
   if (id) {
@@ -56,7 +56,7 @@ function requestOf({ url, id, input, idempotencyKey, token, nextIndex, headers }
   }
   const more = { "Content-Type": "application/json", "Idempotency-Key": idempotencyKey };
   const body = JSON.stringify(input);
-  return [url, { ...init, method: "POST", headers: { ...accept, ...more }, body }];
+  return [openUrl, { ...init, method: "POST", headers: { ...accept, ...more }, body }];
 }
 
 /** @param {string | null} token @returns {Record<string, string>} */
@@ -77,7 +77,9 @@ const siblingsIn = (header) =>
  */
 export async function httpError(response) {
   const { status } = response;
-  const { error = {} } = await response.json().catch(() => ({}));
+  const said = await response.text().catch(() => "");
+  const isText = response.headers.get("Content-Type")?.startsWith("text/plain") && said;
+  const error = parsed(said)?.error ?? (isText ? { message: said } : {});
   const after = response.headers.get("Retry-After") ?? "";
   return new TailraceError(error.message ?? `the answer was HTTP status ${status}`, {
     code: error.code ?? "http_error",
@@ -87,6 +89,15 @@ export async function httpError(response) {
     hint: error.hint,
     retryAfterMs: /^\d+$/.test(after) ? 1000 * Number(after) : null,
   });
+}
+
+/** Return what the text is in JSON, or null where it is no JSON. @param {string} text */
+function parsed(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return null;
+  }
 }
 
 /** Return what `fetch` or the reading of a body threw as an error of ours.

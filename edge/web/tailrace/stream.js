@@ -24,6 +24,8 @@ import { CONNECT, choose, countFetches, worked } from "./transport.js";
  * @property {string} [apiKey]
  * @property {Record<string, string>} [headers] of every request by fetch
  * @property {string} [idempotencyKey] two streams with one key are the same stream
+ * @property {string} [openUrl] where a new stream is requested, by fetch, instead of at `url`: another
+ *   route of the edge that answers with frames, such as /api/chat
  * @property {{leastMs?: number, mostMs?: number, patienceMs?: number}} [backoff]
  * @property {System} [system] for tests
  */
@@ -181,18 +183,7 @@ export class Stream {
   /** End it for everybody who reads it. What it is then: `{id, state, next_index}`. */
   async cancel() {
     await this.#begun();
-    const patience = new Core(0, this.#system.random, this.#options.backoff);
-    for (;;) {
-      patience.start(this.#system.now());
-      try {
-        return await this.#post("cancel");
-      } catch (error) {
-        patience.lost(asTailraceError(error, this.#url), this.#system.now());
-        if (patience.state === "failed") throw patience.fault;
-        const wait = (patience.due ?? 0) - this.#system.now();
-        await new Promise((ring) => this.#system.setTimer(() => ring(null), wait));
-      }
-    }
+    return patiently(() => this.#post("cancel"), this.#url, this.#system, this.#options.backoff);
   }
 
   /** Let it go on from a text of yours: the same answer. It is sent once, as twice would be two texts.
@@ -315,17 +306,17 @@ export class Stream {
   }
 
   #dial() {
-    const { apiKey = null, transport = "auto" } = this.#options;
+    const { apiKey = null, openUrl = this.#url, transport = "auto" } = this.#options;
     const { failures, allowance, nextIndex } = this.#core;
     const body = this.id ? 0 : 3 * JSON.stringify(this.#input).length;
-    const chosen =
-      transport === "auto"
-        ? choose(this.#url, failures, Boolean(this.#system.WebSocket), body)
-        : transport;
+    const hasSockets = Boolean(this.#system.WebSocket);
+    let chosen = transport === "auto" ? choose(this.#url, failures, hasSockets, body) : transport;
+    if (!this.id && openUrl !== this.#url) chosen = "fetch";
     if (chosen === "fetch") countFetches(this.#url, 1);
     this.transport = chosen;
     const asked = {
       url: this.#url,
+      openUrl,
       id: this.id,
       token: this.token,
       input: this.#input,
@@ -394,10 +385,8 @@ export class Stream {
     };
   }
 
-  /** @returns {Record<string, string>} */
   get #headers() {
-    const { apiKey, headers = {} } = this.#options;
-    return apiKey ? { ...headers, Authorization: `Bearer ${apiKey}` } : headers;
+    return headersOf(this.#options);
   }
 
   /** @param {string} what @param {string} [body] */
@@ -447,6 +436,34 @@ export function partsOf(url) {
   const { origin, pathname } = new URL(url, globalThis.location?.href);
   const [, base, id] = pathname.match(OPENED) ?? [];
   return [origin + (base ?? pathname), id];
+}
+
+/** The headers of every request. @param {Pick<Options, "apiKey" | "headers">} options
+ * @returns {Record<string, string>}
+ */
+export const headersOf = ({ apiKey, headers = {} }) =>
+  apiKey ? { ...headers, Authorization: `Bearer ${apiKey}` } : headers;
+
+/** Repeat a request that may be sent twice until it succeeds, or the patience of `backoff` is over.
+ * @template T
+ * @param {() => Promise<T>} request
+ * @param {string} url
+ * @param {System} system
+ * @param {Options["backoff"]} backoff
+ */
+export async function patiently(request, url, system, backoff) {
+  const patience = new Core(0, system.random, backoff);
+  for (;;) {
+    patience.start(system.now());
+    try {
+      return await request();
+    } catch (error) {
+      patience.lost(asTailraceError(error, url), system.now());
+      if (patience.state === "failed") throw patience.fault;
+      const wait = (patience.due ?? 0) - system.now();
+      await new Promise((ring) => system.setTimer(() => ring(null), wait));
+    }
+  }
 }
 
 /** @param {Options} options @param {string} url */

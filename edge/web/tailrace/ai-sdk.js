@@ -1,0 +1,231 @@
+// A transport for the chat of the AI SDK (`useChat`), whose answers outlive the network and the page.
+
+import { system as theSystem } from "./connection.js";
+import { TailraceError, broken } from "./errors.js";
+import { httpError } from "./fetch.js";
+import { Stream, headersOf, patiently } from "./stream.js";
+import { UiChunks } from "./ui_chunks.js";
+
+/** @typedef {import("./ui_chunks.js").UiChunk} UiChunk */
+/** @typedef {import("./stream.js").Options} StreamOptions */
+/** @typedef {Pick<StreamOptions, "apiKey" | "transport" | "backoff" | "system">} Passed */
+/** @typedef {Record<string, string>} RequestHeaders */
+
+/** @template T @typedef {T | (() => T | Promise<T>)} Resolvable a value, or a function that gives it */
+
+/**
+ * @typedef {object} Own
+ * @property {string} [url] of the edge; the page's own origin if left out
+ * @property {Resolvable<RequestHeaders>} [headers] of every request by fetch
+ * @property {Resolvable<object>} [body] what is sent beside the messages: `model`, `max_tokens`, …
+ * @property {"cancel" | "leave"} [stop] what the chat's `stop()` does: end the generation for everybody
+ *   (the default), or stop reading only
+ * @property {(stream: Stream, chatId: string) => void} [onStream] called with each stream that is read
+ * @property {(error: TailraceError, chatId: string) => void} [onStopError] called when a generation
+ *   could not be cancelled; logged if left out
+ */
+
+/** @typedef {Own & Passed} Options */
+
+/** One answer of a chat that is read, or was read last.
+ * @typedef {{stream: Stream | null, isSuperseded: boolean}} Answer
+ */
+
+/**
+ * @typedef {object} Reconnecting
+ * @property {string} chatId
+ * @property {AbortSignal} [abortSignal]
+ * @property {RequestHeaders | Headers} [headers] beside those of the options
+ */
+
+/**
+ * @typedef {object} OfMessages
+ * @property {readonly object[]} messages of the chat
+ * @property {string} trigger
+ * @property {string} [messageId]
+ * @property {object} [body] beside that of the options
+ */
+
+/** @typedef {Reconnecting & OfMessages} Sending */
+
+/**
+ * A `ChatTransport` that reads the answers of /api/chat of an edge as streams of frames.
+ *
+ * A connection that breaks is made anew by itself, and goes on with the next frame. It needs nothing of
+ * the package `ai`, and its types fit the ChatTransport of `ai` 6 and 7.
+ */
+export class TailraceChatTransport {
+  /** Tells the AI SDK that a stream it resumes comes from its start, and replaces the message. */
+  resumeStreamIsReplay = true;
+
+  #options;
+  #system;
+  #url;
+  /** @type {Map<string, Answer>} */
+  #answers = new Map();
+
+  /** @param {Options} [options] */
+  constructor(options = {}) {
+    this.#options = options;
+    this.#system = options.system ?? theSystem;
+    this.#url = (options.url ?? "").replace(/\/+$/, "");
+  }
+
+  /** Return the stream that is the chat's answer of this page, read or being read: its `id`, its
+   * `state`, `cancel()`. Null before there is one.
+   * @param {string} chatId
+   */
+  streamOf(chatId) {
+    return this.#answers.get(chatId)?.stream ?? null;
+  }
+
+  /** @param {Sending} request @returns {Promise<ReadableStream<UiChunk>>} */
+  async sendMessages({ chatId, messages, trigger, messageId, abortSignal, headers, body }) {
+    const answer = this.#begin(chatId);
+    const given = await this.#given(headers);
+    const own = await resolved(this.#options.body);
+    abortSignal?.throwIfAborted();
+    const input = /** @type {any} */ ({ ...own, ...body, id: chatId, messages, trigger, messageId });
+    answer.stream = new Stream(
+      `${this.#url}/v1/generate`,
+      { ...given, input, openUrl: `${this.#url}/api/chat` },
+      this.#system,
+      null,
+    );
+    return this.#read(chatId, answer, answer.stream, abortSignal);
+  }
+
+  /** @param {Reconnecting} request @returns {Promise<ReadableStream<UiChunk> | null>} */
+  async reconnectToStream({ chatId, abortSignal, headers }) {
+    const before = this.#answers.get(chatId);
+    if (before) before.isSuperseded = true;
+    const answer = this.#begin(chatId);
+    const given = await this.#given(headers);
+    const found = await this.#find(chatId, given, abortSignal);
+    if (!found) return null;
+    const url = `${this.#url}/v1/generate/${found.id}`;
+    answer.stream = new Stream(url, { ...given, token: found.token }, this.#system, null);
+    return this.#read(chatId, answer, answer.stream, abortSignal);
+  }
+
+  /** @param {string} chatId */
+  #begin(chatId) {
+    /** @type {Answer} */
+    const answer = { stream: null, isSuperseded: false };
+    this.#answers.set(chatId, answer);
+    return answer;
+  }
+
+  /** Return the options of a stream. @param {RequestHeaders | Headers | undefined} more */
+  async #given(more) {
+    const { apiKey, transport, backoff } = this.#options;
+    const own = await resolved(this.#options.headers);
+    const headers = { ...own, ...Object.fromEntries(new Headers(more)) };
+    return { apiKey, transport, backoff, headers };
+  }
+
+  /** Return the chat's latest stream, or null where there is none. The edge knows it.
+   * @param {string} chatId
+   * @param {StreamOptions} given
+   * @param {AbortSignal} [signal]
+   */
+  async #find(chatId, given, signal) {
+    const url = `${this.#url}/api/chat/${encodeURIComponent(chatId)}/stream`;
+    const init = { method: "HEAD", cache: /** @type {const} */ ("no-store"), headers: headersOf(given) };
+    const request = async () => {
+      if (signal?.aborted) return null;
+      const response = await this.#system.fetch(url, init);
+      if (response.status === 204) return null;
+      if (!response.ok) throw await httpError(response);
+      const id = response.headers.get("Tailrace-Stream");
+      if (!id) throw broken("not_frames", "something else answers in the place of an edge");
+      return { id, token: response.headers.get("Tailrace-Token") ?? undefined };
+    };
+    const found = await patiently(request, url, this.#system, given.backoff);
+    // Nothing was read yet: who leaves now, as a component that React mounts twice, cancels nothing.
+    signal?.throwIfAborted();
+    return found;
+  }
+
+  /** Return the chunks of a stream's message, from its beginning. Throws what refused it.
+   * @param {string} chatId
+   * @param {Answer} answer
+   * @param {Stream} stream
+   * @param {AbortSignal} [signal]
+   * @returns {Promise<ReadableStream<UiChunk>>}
+   */
+  async #read(chatId, answer, stream, signal) {
+    this.#options.onStream?.(stream, chatId);
+    const frames = stream[Symbol.asyncIterator]();
+    const aborted = () => {
+      if (stream.id) stream.detach(); // else its id has to come before it can be cancelled
+      this.#stop(chatId, answer, stream);
+    };
+    const forget = () => signal?.removeEventListener("abort", aborted);
+    if (signal?.aborted) aborted();
+    else signal?.addEventListener("abort", aborted, { once: true });
+    const next = async () => {
+      try {
+        const { value } = await frames.next();
+        signal?.throwIfAborted();
+        if (!value || value.type === "StreamEnd") forget();
+        return value;
+      } catch (error) {
+        forget();
+        throw error;
+      }
+    };
+    let frame = await Promise.race([next(), ...(signal ? [abortOf(signal)] : [])]);
+    const chunks = new UiChunks(stream.id ?? "");
+    const waiting = chunks.begin();
+    return new ReadableStream(
+      {
+        async pull(controller) {
+          while (!waiting.length || frame) {
+            if (frame) waiting.push(...chunks.add(frame, stream.content));
+            frame = undefined;
+            if (waiting.length) break;
+            frame = await next();
+            if (!frame) return controller.close();
+          }
+          for (const chunk of waiting.splice(0)) controller.enqueue(chunk);
+        },
+        cancel: () => {
+          forget();
+          stream.detach();
+        },
+      },
+      { highWaterMark: 0 },
+    );
+  }
+
+  /** The chat does not want the answer any more.
+   * @param {string} chatId
+   * @param {Answer} answer
+   * @param {Stream} stream
+   */
+  async #stop(chatId, answer, stream) {
+    await null; // who resumes a chat twice stops the first reading, and begins the second at once
+    if (this.#options.stop !== "leave" && !answer.isSuperseded) {
+      try {
+        await stream.cancel();
+      } catch (error) {
+        const { onStopError = (/** @type {unknown} */ fault) => console.error(fault) } = this.#options;
+        onStopError(/** @type {TailraceError} */ (error), chatId);
+      }
+    }
+    stream.detach();
+  }
+}
+
+/** Reject as soon as the signal is aborted. @param {AbortSignal} signal @returns {Promise<never>} */
+const abortOf = (signal) =>
+  new Promise((_, reject) => {
+    if (signal.aborted) reject(signal.reason);
+    else signal.addEventListener("abort", () => reject(signal.reason), { once: true });
+  });
+
+/** @template T @param {Resolvable<T> | undefined} given */
+async function resolved(given) {
+  return typeof given === "function" ? /** @type {() => T | Promise<T>} */ (given)() : given;
+}
