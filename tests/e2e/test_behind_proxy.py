@@ -19,6 +19,7 @@ import httpx
 import pytest
 from curl_cffi import CurlHttpVersion
 from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
 
 from tailrace.ledger.frame import SCHEMA_HASH, Heartbeat, Hello, decode, encode, split
 from tailrace.up import development_certificate
@@ -32,7 +33,10 @@ PATIENCE_S = 45.0
 PROMPT = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 8, "seed": 1}
 MESSAGES = [{"role": "user", "content": "Once upon a time"}]
 CHAT = {"model": "demo", "messages": MESSAGES, "max_tokens": 8, "stream": True}
+LONG_TOKENS = 400
+"""More than are generated before a first text has been seen and a cancel has come."""
 SSE, FRAMES = {"Accept": "text/event-stream"}, {"Accept": "application/vnd.tailrace.frames"}
+CHAT_ID = "a-chat-before"
 TURN = {"id": "1", "role": "user", "parts": [{"type": "text", "text": "Once upon a time"}]}
 LIVE_ROUTES: dict[str, tuple[str, str, dict[str, str], dict[str, Any] | None]] = {
     "events": ("POST", "/v1/generate", SSE, PROMPT),
@@ -50,6 +54,8 @@ LIVE_ROUTES: dict[str, tuple[str, str, dict[str, str], dict[str, Any] | None]] =
     ),
     "response again": ("GET", "/v1/responses/resp_{id}?stream=true", {}, None),
     "AI SDK": ("POST", "/api/chat", {}, {"id": "c", "model": "demo", "messages": [TURN]}),
+    "AI SDK again": ("GET", f"/api/chat/{CHAT_ID}/stream", {}, None),
+    "prompts": ("POST", "/v1/completions", {}, PROMPT | {"stream": True, "prompt": ["a", "b"]}),
     "stream as events": ("GET", "/v1/stream/notes?offset=-1&live=sse", {}, None),
     "stream as frames": ("GET", "/v1/stream/notes?offset=-1&live=frames", {}, None),
     "long poll": ("GET", "/v1/stream/notes?offset=-1&live=long-poll", {}, None),
@@ -73,6 +79,9 @@ async def place(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Place
     edge = Edge(origin, certificate=(files.certificate, files.key))
     async with running(origin, edge), httpx.AsyncClient(timeout=TIMEOUT) as client:
         made = await client.post(f"{edge.url}/v1/generate", json=PROMPT)
+        asked = {"id": CHAT_ID, "model": "demo", "messages": [TURN], "max_tokens": 8}
+        chat = await client.post(f"{edge.url}/api/chat", json=asked)
+        assert (chat.status_code, chat.text.endswith("data: [DONE]\n\n")) == (200, True)
         closed = {"Content-Type": "text/plain", "Stream-Closed": "true"}
         put = await client.put(f"{edge.url}/v1/stream/notes", content="a", headers=closed)
         assert (made.status_code, put.status_code) == (200, 201)
@@ -168,11 +177,19 @@ def nginx(folder: Path, block: str, port: int) -> Any:
     return proxy(program("nginx"), "-c", str(file), "-p", str(folder), port=port)
 
 
+def caddy(folder: Path, site: str, port: int) -> Any:
+    """Caddy with its default settings and this site; it opens no port but that one."""
+    options = "{\n\tadmin off\n\tauto_https disable_redirects\n}\n"
+    (folder / "Caddyfile").write_text(options + site)
+    command = (program("caddy"), "run", "--config", str(folder / "Caddyfile"))
+    kept = {"XDG_DATA_HOME": str(folder), "XDG_CONFIG_HOME": str(folder)}
+    return proxy(*command, port=port, environment=kept)
+
+
 def documented(language: str) -> str:
-    """The one block of docs/deploy.md in that language."""
-    text = (ROOT / "docs/deploy.md").read_text()
-    [block] = re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
-    return str(block)
+    """Return the first block of docs/proxies.md in that language."""
+    text = (ROOT / "docs/proxies.md").read_text()
+    return str(re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)[0])
 
 
 async def news_comes_at_once(url: str, client: httpx.AsyncClient) -> None:
@@ -193,21 +210,93 @@ async def news_comes_at_once(url: str, client: httpx.AsyncClient) -> None:
                 seen += (await anext(pieces)).decode("latin-1")
 
 
-async def test_nginx_in_its_default_settings_shows_a_live_stream_at_once(
-    place: Place, tmp_path: Path
+async def a_long_poll_is_answered_when_there_is_news(url: str, client: httpx.AsyncClient) -> None:
+    text = {"Content-Type": "text/plain"}
+    put = await client.put(url, content="old", headers=text)
+    assert put.status_code == 201
+    waits = asyncio.create_task(
+        client.get(f"{url}?offset={put.headers['Stream-Next-Offset']}&live=long-poll")
+    )
+    await client.post(url, content="new", headers=text)
+    answer = await waits
+    assert (answer.status_code, answer.text) == (200, "new")
+
+
+async def a_chat_is_shown_while_it_is_made(url: str, client: httpx.AsyncClient) -> None:
+    """An answer that is cancelled when its first text has been seen ends as a cancelled one.
+
+    A proxy that holds answers back shows the text of this one when the generation has ended.
+    """
+    chat = {"id": url.rpartition(":")[2], "model": "demo", "messages": [TURN]}
+    asked = chat | {"max_tokens": LONG_TOKENS, "ignore_eos": True}
+    async with (
+        client.stream("POST", f"{url}/api/chat", json=asked) as answer,
+        asyncio.timeout(PATIENCE_S),
+    ):
+        assert answer.status_code == 200
+        stream, seen, pieces = answer.headers["Tailrace-Stream"], "", answer.aiter_text()
+        while "text-delta" not in seen:
+            seen += await anext(pieces)
+        cancelled = await client.post(f"{url}/v1/generate/{stream}/cancel")
+        assert cancelled.status_code == 200
+        async for piece in pieces:
+            seen += piece
+    assert '"type":"abort"' in seen
+    again = await client.get(f"{url}/api/chat/{chat['id']}/stream")
+    assert '"type":"abort"' in again.text
+
+
+def websocket(url: str, **options: Any) -> connect:
+    return connect(f"{url.replace('http', 'ws', 1)}/v1/ws", compression=None, proxy=None, **options)
+
+
+async def a_session_is_served(socket: connect) -> None:
+    async with socket as session, asyncio.timeout(PATIENCE_S):
+        await session.send(encode(Hello(SCHEMA_HASH, "test")))
+        heard: list[object] = []
+        while not any(isinstance(frame, Heartbeat) for frame in heard):
+            heard += [decode(raw)[1] for raw in split(await session.recv(decode=False))]
+
+
+def default_nginx(folder: Path, port: int, edge: Edge) -> Any:
+    where = f"location / {{ proxy_pass {edge.url}; }}"
+    return nginx(folder, f"server {{ listen 127.0.0.1:{port}; {where} }}", port)
+
+
+def default_caddy(folder: Path, port: int, edge: Edge) -> Any:
+    site = f"http://127.0.0.1:{port} {{\n\treverse_proxy 127.0.0.1:{edge.port}\n}}\n"
+    return caddy(folder, site, port)
+
+
+@pytest.mark.parametrize(
+    ("started", "is_transparent"), [(default_nginx, False), (default_caddy, True)]
+)
+async def test_in_their_default_settings_proxies_do_what_the_guide_says(
+    place: Place, tmp_path: Path, started: Callable[[Path, int, Edge], Any], is_transparent: bool
 ) -> None:
     port = free_port()
-    where = f"location / {{ proxy_pass {place.edge.url}; }}"
-    block = f"server {{ listen 127.0.0.1:{port}; {where} }}"
     async with (
-        nginx(tmp_path, block, port),
+        started(tmp_path, port, place.edge),
         httpx.AsyncClient(timeout=TIMEOUT, trust_env=False) as client,
     ):
         url = f"http://127.0.0.1:{port}"
-        await news_comes_at_once(f"{url}/v1/stream/by-nginx", client)
+        await news_comes_at_once(f"{url}/v1/stream/{started.__name__}", client)
+        await a_long_poll_is_answered_when_there_is_news(
+            f"{url}/v1/stream/{started.__name__}-poll", client
+        )
+        await a_chat_is_shown_while_it_is_made(url, client)
+        page = await client.post(f"{url}/v1/generate", json=PROMPT, headers={"Origin": url})
+        if is_transparent:
+            assert page.status_code == 200
+            await a_session_is_served(websocket(url))
+        else:
+            assert (page.status_code, page.json()["error"]["code"]) == (403, "foreign_origin")
+            with pytest.raises(InvalidStatus) as refused:
+                await a_session_is_served(websocket(url))
+            assert refused.value.response.status_code == 426
         # To the edge that request comes from this machine, and for this machine.
-        refused = await client.get(f"{url}/v1/admin/streams")
-        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "missing_right")
+        admin = await client.get(f"{url}/v1/admin/streams")
+        assert (admin.status_code, admin.json()["error"]["code"]) == (403, "missing_right")
         assert (await client.get(f"{url}/readyz")).json() == {"ready": True, "reasons": []}
         assert (await client.get(f"{place.edge.url}/v1/admin/streams")).status_code == 200
 
@@ -229,11 +318,7 @@ def documented_caddy(folder: Path, port: int, edge: Edge, certificate: Path) -> 
     block = block.replace(
         "edge.example {", f"https://edge.example:{port} {{\n\tbind 127.0.0.1\n\t{tls}"
     )
-    options = "{\n\tadmin off\n\tauto_https disable_redirects\n}\n"
-    (folder / "Caddyfile").write_text(options + block)
-    command = (program("caddy"), "run", "--config", str(folder / "Caddyfile"))
-    kept = {"XDG_DATA_HOME": str(folder), "XDG_CONFIG_HOME": str(folder)}
-    return proxy(*command, port=port, environment=kept)
+    return caddy(folder, block, port)
 
 
 @pytest.mark.parametrize("started", [documented_nginx, documented_caddy])
@@ -273,18 +358,11 @@ async def test_the_documented_settings_work_with_the_documented_proxy(
             assert page.status_code == 200
             refused = await client.get(f"{url}/v1/admin/streams")
             assert refused.status_code == 403
-            socket = connect(
-                f"wss://edge.example:{port}/v1/ws",
-                host="127.0.0.1",
-                port=port,
-                ssl=trusted,
-                compression=None,
-                proxy=None,
+            name_of_it = {"host": "127.0.0.1", "port": port, "ssl": trusted}
+            await a_session_is_served(websocket(f"https://edge.example:{port}", **name_of_it))
+            await a_long_poll_is_answered_when_there_is_news(
+                f"{url}/v1/stream/{started.__name__}-poll", client
             )
-            async with socket as session, asyncio.timeout(PATIENCE_S):
-                await session.send(encode(Hello(SCHEMA_HASH, "test")))
-                heard: list[object] = []
-                while not any(isinstance(frame, Heartbeat) for frame in heard):
-                    heard += [decode(raw)[1] for raw in split(await session.recv(decode=False))]
+            await a_chat_is_shown_while_it_is_made(url, client)
     finally:
         await edge.stop()
