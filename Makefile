@@ -17,6 +17,7 @@ MADE := $(VENV)/.stamp-made
 RUNTIME := $(VENV)/.stamp-runtime
 DEV := $(VENV)/.stamp-dev
 RELEASE := $(VENV)/.stamp-release
+DOCS := $(VENV)/.stamp-docs
 # The folder that `make dist` makes anew.
 DIST ?= dist
 NPM_INSTALL := npm install --no-package-lock --ignore-scripts --no-audit --no-fund --prefer-offline --silent
@@ -24,7 +25,7 @@ NPM_INSTALL := npm install --no-package-lock --ignore-scripts --no-audit --no-fu
 AOT_PATH := $(if $(AOT_TRITON),$(abspath $(VENV)/triton-$(AOT_TRITON)))
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check aot dist bench-frame bench-decode bench-resume bench-ledger bench-stream-http bench-path bench-edge bench-worker bench-telemetry bench-kill bench-kill-workers bench-engine bench-formats bench-scheduler bench-warm soak soak-edge bench-gpu clean
+.PHONY: help up test check docs docs-serve aot dist bench-frame bench-decode bench-resume bench-ledger bench-stream-http bench-path bench-edge bench-worker bench-telemetry bench-kill bench-kill-workers bench-engine bench-formats bench-scheduler bench-warm soak soak-edge bench-gpu clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -40,6 +41,12 @@ check: $(DEV) ## ruff and mypy --strict
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy --strict
+
+docs: $(DOCS) ## build the documentation as a site into site/; every link is checked
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+docs-serve: $(DOCS) ## serve the documentation on http://127.0.0.1:8000/, built again after each change
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve $(ARGS)
 
 aot: $(DEV) $(AOT_PATH) ## compile every GPU kernel for sm_90 and read its machine code
 	@$(if $(AOT_PATH),PYTHONPATH=$(AOT_PATH)) $(BIN)/python -m tailrace.kernels.gate.aot $(ARGS)
@@ -111,7 +118,7 @@ bench-gpu: ## time the kernels on a GPU, with the torch and triton that $(PYTHON
 	@$(PYTHON) tests/bench/bench_gpu.py $(ARGS)
 
 clean: ## remove caches and builds; keeps the environment and .tailrace
-	@rm -rf build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 $(MADE):
@@ -140,6 +147,11 @@ $(DEV): pyproject.toml constraints.txt | $(MADE)
 $(RELEASE): pyproject.toml constraints.txt | $(MADE)
 	@echo "==> installing what builds a release"
 	@$(PIP_INSTALL) --quiet 'hatchling>=1.26,<2' 'twine>=6,<8' 'uv>=0.9,<1'
+	@touch $@
+
+$(DOCS): pyproject.toml constraints.txt | $(MADE)
+	@echo "==> installing what builds the documentation"
+	@$(PIP_INSTALL) --quiet -e . 'mkdocs-material>=9.7,<10'
 	@touch $@
 
 $(abspath $(VENV))/triton-%: | $(MADE)

@@ -62,7 +62,7 @@ OF_AN_EXTRA = (
     "tailrace.ledger.tools.postgres_reader",
 )
 # Folders that git ignores, or that hold no text of ours.
-SKIPPED = {"__pycache__", "build", "dist", "node_modules"}
+SKIPPED = {"__pycache__", "build", "dist", "node_modules", "site"}
 
 BLOCKED_IMPORT = """
 import importlib, sys
