@@ -62,7 +62,7 @@ changes with each answer."""
 MIN_COMPRESSED_BYTES = 512
 """A smaller file fits in one packet with its headers, compressed or not."""
 GZIP_LEVEL, ZSTD_LEVEL = 9, 19
-"""Each file is compressed once for each version of it."""
+"""Each document is compressed once for each version of it."""
 _ACCEPTED = re.compile(r"\s*([a-z*]+)\s*(?:;\s*q\s*=\s*([01](?:\.[0-9]{0,3})?))?\s*", re.IGNORECASE)
 
 
@@ -75,22 +75,38 @@ class Representation(NamedTuple):
     """For Content-Encoding; `identity` if the file is sent as it is."""
 
 
-class WebFile:
-    """One file that is served, compressed when it is first asked for in that coding."""
+class StaticDocument:
+    """A document that is the same for every client, compressed when a coding is first asked for."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.is_page = path.suffix == ".html"
-        self.is_compressed = path.suffix in COMPRESSED_TYPES
+    def __init__(
+        self, media_type: str, load: Callable[[], bytes], *, is_compressed: bool = True
+    ) -> None:
+        """`load` returns the document as it is now; it may block."""
+        self.media_type = media_type
+        self.is_compressed = is_compressed
+        self._load = load
         self._made: dict[str, Representation] = {}
         self._digest = b""
 
+    async def answer(self, request: Request) -> Response:
+        """Return the document, or 304 if the client has it already (RFC 9110, 13.1.2)."""
+        codings = accepted_codings(request.headers)
+        data, tag, coding = await to_thread.run_sync(self.read, codings)
+        headers = HEADERS | {"ETag": tag}
+        if self.is_compressed:
+            headers["Vary"] = "Accept-Encoding"
+        if _names(request.headers.get("if-none-match", ""), tag):
+            return Response(None, 304, headers)
+        if coding != "identity":
+            headers["Content-Encoding"] = coding
+        return Response(data, 200, headers | {"Content-Type": self.media_type})
+
     def read(self, codings: Sequence[str]) -> Representation:
-        """Return the file as it is on disk now, in the first of the codings that makes it smaller.
+        """Return the document as it is now, in the first of the codings that makes it smaller.
 
         Blocks; `identity` is always among the codings that can be returned.
         """
-        data = self.path.read_bytes()
+        data = self._load()
         digest = sha256(data).digest()
         if digest != self._digest:
             self._made, self._digest = {}, digest
@@ -101,6 +117,15 @@ class WebFile:
             if len(self._made[coding].data) < len(data):
                 return self._made[coding]
         return Representation(data, f'"{digest.hex()[:32]}"', "identity")
+
+
+class WebFile(StaticDocument):
+    """One file of the folder, as it is on disk when it is asked for."""
+
+    def __init__(self, path: Path) -> None:
+        is_compressed = path.suffix in COMPRESSED_TYPES
+        super().__init__(TYPES[path.suffix], path.read_bytes, is_compressed=is_compressed)
+        self.is_page = path.suffix == ".html"
 
 
 def _gzip(data: bytes) -> bytes:
@@ -129,19 +154,10 @@ def web_routes(
         file = files.get(asked)
         if file is None:
             raise NotFound(f"nothing is served at {request.url.path}")
-        codings = accepted_codings(request.headers)
-        data, tag, coding = await to_thread.run_sync(file.read, codings)
-        typed = {"Content-Type": TYPES[file.path.suffix]}
-        if file.is_page:
-            return _page(data, HEADERS | typed)
-        headers = HEADERS | {"ETag": tag}
-        if file.is_compressed:
-            headers["Vary"] = "Accept-Encoding"
-        if _names(request.headers.get("if-none-match", ""), tag):
-            return Response(None, 304, headers)
-        if coding != "identity":
-            headers["Content-Encoding"] = coding
-        return Response(data, 200, headers | typed)
+        if not file.is_page:
+            return await file.answer(request)
+        page = await to_thread.run_sync(file.read, ())
+        return _page(page.data, HEADERS | {"Content-Type": file.media_type})
 
     return [Route(FIRST_PAGE, serve), Route(f"{WEB_PATH}{{path:path}}", serve)]
 
@@ -180,6 +196,6 @@ def _files_in(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _names(if_none_match: str, tag: str) -> bool:
-    """Whether the client has it already (RFC 9110, 13.1.2)."""
+    """Return True if the client has the representation `tag` already (RFC 9110, 13.1.2)."""
     members = [member.strip().removeprefix("W/") for member in if_none_match.split(",")]
     return tag in members or members == ["*"]
