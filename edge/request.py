@@ -37,6 +37,7 @@ from tailrace.ledger.frame import (
     Unread,
     decode,
 )
+from tailrace.ledger.wire.words import Word
 
 UINT_MAX = 2**64 - 1
 GENERATE_EXAMPLE = '{"model": "demo", "prompt": "Once upon"}'
@@ -55,8 +56,13 @@ _PART = re.compile(rb""""[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{,]""", re.DOTALL)
 Body = TypeVar("Body", bound=BaseModel)
 
 
-def _words(enum: type[Durability | Overflow | Priority | Unread]) -> str:
+def _words(enum: type[Word]) -> str:
     return "one of " + ", ".join(member.word for member in enum)
+
+
+def _among(enum: type[Word], *more: None) -> dict[str, Any]:
+    """Return what the JSON schema of a word says besides; `to_open` checks the word."""
+    return {"enum": [*(member.word for member in enum), *more]}
 
 
 # Each description is the hint that an error on the field gives.
@@ -100,7 +106,10 @@ class UnreadBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    then: Annotated[str, Field(description=_words(Unread))]
+    then: Annotated[
+        str,
+        Field(description=_words(Unread), json_schema_extra=_among(Unread)),
+    ]
     after_s: Count | None = Field(None, description="an integer of at least 1, in seconds")
 
 
@@ -122,11 +131,20 @@ class _Settings(BaseModel):
         None, description="a string or a list of strings"
     )
     ignore_eos: bool | None = Field(None, description="true or false")
-    overflow: str | None = Field(None, description=_words(Overflow))
+    overflow: str | None = Field(
+        None, description=_words(Overflow), json_schema_extra=_among(Overflow, None)
+    )
     n: Count | None = Field(None, ge=1, description="an integer from 1 to 16")
-    durability: str | None = Field(None, description=_words(Durability))
-    priority: str | None = Field(None, description=_words(Priority))
-    unread: Annotated[UnreadBody | None, BeforeValidator(_as_object)] = Field(
+    durability: str | None = Field(
+        None, description=_words(Durability), json_schema_extra=_among(Durability, None)
+    )
+    priority: str | None = Field(
+        None, description=_words(Priority), json_schema_extra=_among(Priority, None)
+    )
+    unread: Annotated[
+        UnreadBody | None,
+        BeforeValidator(_as_object, json_schema_input_type=UnreadBody | str | None),
+    ] = Field(
         None, description='"run", "pause", "cancel" or such as {"then": "pause", "after_s": 30}'
     )
 
@@ -157,10 +175,13 @@ class _Settings(BaseModel):
 
 
 def _field(hint: object, setting: SamplingRange) -> tuple[Any, Any]:
-    """What the wire can carry of a setting; its range is the origin's to judge."""
+    """Return the field of a setting: it takes what the wire can carry, and its JSON schema tells
+    the range, which is the origin's to judge."""
     kind: dict[str, Any] = {"allow_inf_nan": False} if hint == float | None else {"le": UINT_MAX}
     least: dict[str, Any] = {"ge": 0} if setting.least >= 0 else {}
-    return hint, Field(None, description=setting.hint, **kind, **least)
+    lower = "exclusiveMinimum" if setting.above else "minimum"
+    told: dict[str, Any] = {lower: setting.least, "maximum": setting.most}
+    return hint, Field(None, description=setting.hint, json_schema_extra=told, **kind, **least)
 
 
 _HINTS = get_type_hints(Sampling)
