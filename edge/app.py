@@ -32,6 +32,7 @@ from tailrace.edge.openai.answers import routes_of
 from tailrace.edge.openai.chat import CHAT, COMPLETIONS
 from tailrace.edge.openai.embeddings import embed, list_models, show_model
 from tailrace.edge.openai.responses.routes import ROUTES as RESPONSE_ROUTES
+from tailrace.edge.openapi.document import description_routes
 from tailrace.edge.origins.hints import Hints
 from tailrace.edge.origins.link import Link
 from tailrace.edge.quic.listen import QuicListener
@@ -89,6 +90,7 @@ def create_app(
             Route("/readyz", readyz),
             Route("/version", version),
             Route("/metrics", metrics),
+            *description_routes(),
             *web_routes(opened=lambda request: request.app.state.hints.say(Hint.PAGE)),
         ],
         middleware=[Middleware(Access, rules=rules or access_rules(config))],

@@ -210,7 +210,9 @@ WEB_PATH = "/web/"
 """Below it are the files that browsers get: the first page's, and the client that pages import."""
 READY_PATH = "/readyz"
 """An open path that tells more to callers with a key."""
-OPEN_PATHS = frozenset(("/healthz", "/health", READY_PATH, "/version", FIRST_PAGE))
+DESCRIPTIONS = ("/openapi.json", "/llms.txt")
+"""Descriptions of the API for machines; they say nothing of this edge."""
+OPEN_PATHS = frozenset(("/healthz", "/health", READY_PATH, "/version", FIRST_PAGE, *DESCRIPTIONS))
 """Paths that need no key; nor does what is below `WEB_PATH`."""
 KEY_HEADER = b"tailrace-key"
 TOKEN_HEADER = b"tailrace-token"

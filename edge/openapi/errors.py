@@ -1,0 +1,89 @@
+"""The errors of `/openapi.json`: the codes of each status, and the shape of each dialect."""
+
+from __future__ import annotations
+
+from enum import Enum
+from http import HTTPStatus
+from typing import Any
+
+from tailrace.edge.openapi.schemas import STRING, ref
+
+CODES: dict[int, str] = {
+    400: "invalid_request invalid_json unknown_field bad_frame corr_in_use too_much_credit"
+    " prompt_too_long bad_format format_too_costly invalid_function_parameters",
+    401: "bad_token no_key bad_key",
+    403: "missing_right foreign_origin",
+    404: "not_found unknown_model unknown_stream subscriptions_off unknown_binding unknown_object",
+    405: "method_not_allowed",
+    406: "not_acceptable",
+    408: "request_timeout",
+    409: "conflict unsupported stale_epoch wrong_index",
+    410: "gone",
+    413: "too_large stream_full",
+    416: "beyond_end",
+    421: "foreign_host",
+    426: "bad_version upgrade_required schema_mismatch",
+    429: "too_many_streams too_many_requests too_many_tokens too_many_subscriptions too_many_links",
+    431: "headers_too_large",
+    500: "internal damaged bad_config bad_model",
+    503: "unavailable loading origin_unreachable outcome_unknown overloaded not_deployed"
+    " held_elsewhere ledger_away ledger_full ledger_failed",
+}
+"""The codes of each status. A test holds them to the table in PROTOCOL.md."""
+ALWAYS = (400, 403, 408, 421, 431, 500)
+"""Statuses that any request may have: it is malformed, too slow, too large or not for this edge."""
+KEYED = (*ALWAYS, 401, 429, 503)
+"""Statuses of routes that need an API key, where the edge has keys, and an origin."""
+BEFORE_ROUTES = (408, 431)
+"""Statuses of requests whose head or body was never whole: no route has seen them."""
+
+
+class ErrorShape(Enum):
+    """What errors of a route look like; the value begins the names of the responses."""
+
+    NATIVE = "Error"
+    OPENAI = "OpenAiError"
+    AI_SDK = "AiSdkError"
+
+
+Responses = dict[str, dict[str, Any]]
+
+
+def error_ref(shape: ErrorShape, status: int) -> dict[str, str]:
+    """Return a reference to the response of an error."""
+    if status in BEFORE_ROUTES:
+        shape = ErrorShape.NATIVE
+    return {"$ref": f"#/components/responses/{shape.value}{status}"}
+
+
+def error_responses() -> Responses:
+    """Return every error of every shape, by the names that `error_ref` gives them."""
+    return {
+        f"{shape.value}{status}": _response(shape, status)
+        for shape in ErrorShape
+        for status in CODES
+        if shape is ErrorShape.NATIVE or status not in BEFORE_ROUTES
+    }
+
+
+def _response(shape: ErrorShape, status: int) -> dict[str, Any]:
+    codes = ", ".join(f"`{code}`" for code in CODES[status].split())
+    named = HTTPStatus(status).phrase
+    description = f"{named}: {codes}."
+    content: dict[str, Any] = {"application/json": {"schema": ref("Error")}}
+    names = ["X-Request-Id"]
+    if status in (408, 429, 503):
+        names.append("Retry-After")
+    if status == 401:
+        names.append("WWW-Authenticate")
+    if status == 405:
+        names.append("Allow")
+    if shape is ErrorShape.OPENAI:
+        description = f"{named}. `code` is the word of OpenAI's API where it has one, else ours."
+        content = {"application/json": {"schema": ref("OpenAiError")}}
+        names += ["X-Should-Retry", "Retry-After-Ms"]
+    if shape is ErrorShape.AI_SDK:
+        description = f"{named}: a sentence that `useChat` shows as `error.message`."
+        content = {"text/plain": {"schema": STRING}}
+    headers = {name: {"$ref": f"#/components/headers/{name}"} for name in names}
+    return {"description": description, "headers": headers, "content": content}

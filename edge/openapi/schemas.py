@@ -1,0 +1,572 @@
+"""The schemas of `/openapi.json`: what requests, answers and events look like.
+
+Requests are the pydantic models that read them, and events the classes of frames, so that a field
+is named in one place. Answers have no models: their schemas are written here, and tests hold the
+answers of a real edge to them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from functools import cache
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel
+
+from tailrace.edge import ai_sdk
+from tailrace.edge.openai.answers import CANCELLED, FINISH
+from tailrace.edge.openai.chat import ChatBody, CompletionBody
+from tailrace.edge.openai.embeddings import EmbeddingBody
+from tailrace.edge.openai.request import IGNORED, OpenAiBody
+from tailrace.edge.openai.responses.events import PREFIX
+from tailrace.edge.openai.responses.request import UNSAID, ResponseBody
+from tailrace.edge.request import GenerateBody, SteerBody
+from tailrace.ledger.frame import FRAMES, Logged, StreamEnd, StreamState
+from tailrace.ledger.wire.words import Word
+
+Schema = dict[str, Any]
+Schemas = dict[str, Schema]
+
+ORIGIN_BODIES = Path(__file__).parent / "origin_bodies.json"
+"""The schemas of bodies that origins read. An edge does not import an origin: this file is written
+from the origin's models by `python -m tests.origin_bodies`, and a test fails when it is old."""
+
+STRING: Schema = {"type": "string"}
+INTEGER: Schema = {"type": "integer"}
+COUNT: Schema = {"type": "integer", "minimum": 0}
+NUMBER: Schema = {"type": "number"}
+BOOLEAN: Schema = {"type": "boolean"}
+ANY_OBJECT: Schema = {"type": "object"}
+STREAM_ID: Schema = {
+    "type": "string",
+    "pattern": "^[0-9a-f]{32}$",
+    "description": "The id of a stream.",
+}
+
+
+def ref(name: str) -> Schema:
+    """Return a reference to a schema of the document."""
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def array(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+def const(value: object) -> Schema:
+    return {"const": value}
+
+
+def one_of(*schemas: Schema) -> Schema:
+    """Return the schema of a value that fits at least one of these."""
+    return {"anyOf": list(schemas)}
+
+
+def nullable(schema: Schema) -> Schema:
+    return one_of(schema, {"type": "null"})
+
+
+def described(description: str, schema: Schema) -> Schema:
+    return schema | {"description": description}
+
+
+def record(
+    description: str, required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None
+) -> Schema:
+    """Return the schema of an object; an answer may have more fields in a later release."""
+    return {
+        "type": "object",
+        "description": description,
+        "properties": {**required, **(optional or {})},
+        "required": list(required),
+    }
+
+
+# ---- requests: the models that read them ----
+
+REQUESTS: dict[str, tuple[type[BaseModel], str]] = {
+    "GenerateRequest": (
+        GenerateBody,
+        "A stream to generate. Exactly one of `prompt` and `messages` is given. `null` counts as"
+        " left out.",
+    ),
+    "SteerRequest": (SteerBody, "Text to add to a running generation."),
+    "ChatCompletionRequest": (ChatBody, "A request of OpenAI's chat completions."),
+    "CompletionRequest": (CompletionBody, "A request of OpenAI's completions."),
+    "ResponseRequest": (ResponseBody, "A request of OpenAI's Responses API."),
+    "EmbeddingRequest": (EmbeddingBody, "A request of OpenAI's embeddings."),
+    "AiSdkChatRequest": (
+        ai_sdk.ChatBody,
+        "What the AI SDK's `useChat` sends. `model` may be left out where the edge has one model.",
+    ),
+}
+_LENIENT = (
+    f" A parameter that is not known is ignored, and named in the header `{IGNORED}`. Beside the"
+    " API's own parameters stand those of `POST /v1/generate`."
+)
+
+
+def _requests() -> Schemas:
+    made: Schemas = {}
+    for name, (model, about) in REQUESTS.items():
+        description = about
+        schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+        made |= {inner: plain(one) for inner, one in schema.pop("$defs", {}).items()}
+        if issubclass(model, OpenAiBody):
+            description += _LENIENT
+            if model.cannot:
+                names = ", ".join(f"`{one}`" for one in model.cannot)
+                description += f" Refused where they would change the answer: {names}."
+        made[name] = plain(schema) | {"description": description}
+    return made
+
+
+def plain(schema: Any) -> Any:
+    """Return a schema of pydantic's without the titles, and without the defaults that are null."""
+    if isinstance(schema, list):
+        return [plain(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        name: {key: plain(one) for key, one in value.items()}
+        if name == "properties"
+        else plain(value)
+        for name, value in schema.items()
+        if name != "title" and not (name == "default" and value is None)
+    }
+
+
+# ---- events: the classes of frames ----
+
+_EVENTS = {
+    "Token": "A piece of the text. It is the plain event, without an `event:` line.",
+    "ScoredToken": "A piece of the text, with the scores of its tokens: the plain event of a"
+    " request for `logprobs`.",
+    "StreamEnd": "The stream has ended. This is its last event.",
+    "Classification": "A label, and how sure the model is of it.",
+    "Embedding": "A vector.",
+    "Chunk": "A piece of bulk output; `data` is base64.",
+    "Revision": "`text` takes the place of the text of all events from index `replaces` on.",
+    "Notice": "Something that readers should know of the stream, such as `loading` or `inexact`.",
+    "Reasoning": "What a model thinks apart from its answer; it is no part of the text.",
+    "ToolCall": "A piece of a call of a tool; the `arguments` of one `call` together are JSON.",
+}
+"""What each logged frame says as an event; a test holds the table to the frames there are."""
+
+
+def _frame_events() -> Schemas:
+    """Return a schema of each event of `text/event-stream`: its id, its name and its data."""
+    made: Schemas = {}
+    for cls in FRAMES.values():
+        if not issubclass(cls, Logged):
+            continue
+        called = cls.__name__
+        name = {"StreamEnd": "end", "Token": "message", "ScoredToken": "message"}.get(
+            called, called.lower()
+        )
+        data = _data_of(cls)
+        if called == "ScoredToken":  # whose scores are told under another name
+            del data["properties"]["scores"]
+            data["properties"]["logprobs"] = array(ref("TokenScores"))
+            data["required"] = list(data["properties"])
+        parts = {"id": described("The index of the frame.", COUNT), "data": data}
+        named = {"event": const(name)}
+        is_plain = name == "message"
+        made[event_name(called)] = record(
+            _EVENTS[called], parts if is_plain else parts | named, named if is_plain else None
+        )
+    made["ErrorEvent"] = record(
+        "The stream broke off, and no `end` came. The event has no id: resume after the last one.",
+        {"event": const("error"), "data": ref("Error")},
+    )
+    names = [*made]
+    made["GenerateEvent"] = {
+        "description": "One event of a stream: its `event:`, `id:` and `data:` (as JSON). The"
+        " first line of a body is `retry: 500`, and a comment `: ping` comes after 4 to 6 s of"
+        " silence.",
+        "anyOf": [ref(name) for name in names],
+    }
+    return made
+
+
+def event_name(frame: str) -> str:
+    """Return the name of the schema of a frame's event."""
+    return "EndEvent" if frame == "StreamEnd" else f"{frame}Event"
+
+
+def _data_of(cls: type[Logged]) -> Schema:
+    """Return the schema of a frame's fields as JSON."""
+    hints = get_type_hints(cls)
+    schema: Schema = {"type": "object", "properties": {}, "required": []}
+    for field in fields(cls):
+        optional = field.default is not MISSING
+        hint = hints[field.name]
+        schema["properties"][field.name] = _kind(_not_none(hint) if optional else hint)
+        if not optional:
+            schema["required"].append(field.name)
+    return schema
+
+
+def _not_none(hint: Any) -> Any:
+    """Return an optional's own type: in events an absent one is left out."""
+    if get_origin(hint) in (Union, UnionType):
+        [hint] = [one for one in get_args(hint) if one is not NoneType]
+    return hint
+
+
+def _kind(hint: Any) -> Schema:
+    if get_origin(hint) is tuple:
+        return array(_kind(get_args(hint)[0]))
+    if isinstance(hint, type) and issubclass(hint, Word):
+        return words(hint)
+    kinds: dict[Any, Schema] = {
+        str: STRING,
+        bool: BOOLEAN,
+        int: COUNT,
+        float: nullable(NUMBER),  # null where JSON does not know the number
+        bytes: {"type": "string", "contentEncoding": "base64"},
+    }
+    return kinds.get(hint, ANY_OBJECT)
+
+
+def words(enum: type[Word]) -> Schema:
+    """Return the schema of an enum's value as JSON has it."""
+    return {"type": "string", "enum": [member.word for member in enum]}
+
+
+# ---- answers: `/v1/generate` ----
+
+
+def _generate() -> Schemas:
+    end = _data_of(StreamEnd)["properties"]
+    ended = {name: end[name] for name in ("finish_reason", "total_tokens", "message", "retryable")}
+    made = ended | {
+        "logprobs": array(ref("TokenScores")),
+        "embedding": array(nullable(NUMBER)),
+        "embeddings": array(array(nullable(NUMBER))),
+        "classification": array(
+            record("A label.", {"label": STRING, "confidence": nullable(NUMBER)})
+        ),
+        "data": described("Bulk output, in base64.", STRING),
+        "reasoning": STRING,
+        "tool_calls": array(
+            record("A call of a tool.", {"id": STRING, "name": STRING, "arguments": STRING})
+        ),
+        "notices": array(record("A notice.", {"code": STRING, "message": STRING})),
+    }
+    score = {"id": COUNT, "token": STRING, "logprob": nullable(NUMBER)}
+    split = {"bytes": described("Where the token is no text by itself.", array(COUNT))}
+    begin = {"id": STREAM_ID, "model": STRING, "prompt_tokens": COUNT}
+    choice = record("One stream of several.", {"id": STREAM_ID, "text": STRING}, made)
+    return {
+        "TokenScore": record("A token, and the logarithm of its chance.", score, split),
+        "TokenScores": record(
+            "The token that was drawn, and the likeliest ones, best first.",
+            score,
+            split | {"top": array(ref("TokenScore"))},
+        ),
+        "GenerateAnswer": record(
+            "A stream that has ended. With `n` above 1 what belongs to one stream is in `choices`.",
+            begin,
+            {"text": STRING, **made, "choices": array(choice)},
+        ),
+        "StreamDocument": record(
+            "A stream as far as it has got. The fields of its end are there once it has ended.",
+            {**begin, "state": words(StreamState), "next_index": COUNT, "text": STRING},
+            made,
+        ),
+        "StreamStatus": record(
+            "Where a stream is. `running` after a cancel says that its end is yet to be written.",
+            {"id": STREAM_ID, "state": words(StreamState), "next_index": COUNT},
+        ),
+    }
+
+
+# ---- errors ----
+
+
+def _errors() -> Schemas:
+    error = record(
+        "Why a request was refused. A client goes by `code` where it knows it, else by the status.",
+        {
+            "code": described("A stable word.", STRING),
+            "message": described("For people.", STRING),
+            "retryable": described("The same request may succeed later, unchanged.", BOOLEAN),
+        },
+        {
+            "field": described("The part of the request at fault.", STRING),
+            "hint": described("What would be right.", STRING),
+        },
+    )
+    openai = record(
+        "An error in the shape of OpenAI's API.",
+        {
+            "message": STRING,
+            "type": {"enum": ["invalid_request_error", "rate_limit_error", "server_error"]},
+            "param": nullable(STRING),
+            "code": nullable(STRING),
+        },
+    )
+    return {
+        "Error": record("An error.", {"error": error}),
+        "OpenAiError": record("An error of OpenAI's routes.", {"error": openai}),
+    }
+
+
+# ---- answers: OpenAI's dialects ----
+
+
+def _openai() -> Schemas:
+    reasons = {"enum": [*FINISH.values(), CANCELLED, None]}
+    usage = record(
+        "What was counted.",
+        {"prompt_tokens": COUNT, "completion_tokens": COUNT, "total_tokens": COUNT},
+    )
+    call = record(
+        "A call of a tool, or a piece of one.",
+        {"function": record("The function.", {"arguments": STRING}, {"name": STRING})},
+        {"id": STRING, "type": const("function"), "index": COUNT},
+    )
+    message = record(
+        "What the model said.",
+        {"role": const("assistant"), "content": nullable(STRING), "refusal": {"type": "null"}},
+        {"reasoning_content": STRING, "tool_calls": array(call)},
+    )
+    delta = record(
+        "What is new.",
+        {},
+        {
+            "role": const("assistant"),
+            "content": nullable(STRING),
+            "reasoning_content": STRING,
+            "tool_calls": array(call),
+        },
+    )
+    common = {"index": COUNT, "logprobs": nullable(ANY_OBJECT), "finish_reason": reasons}
+
+    def head(kind: str, choice: Schema) -> Schemas:
+        named = {"id": STRING, "object": const(kind), "created": COUNT, "model": STRING}
+        return named | {"choices": array(record("One choice.", choice))}
+
+    more = {
+        "sequence_number": described("The index of the frame: `starting_after` goes on.", COUNT),
+        "usage": nullable(usage),
+        "notice": record("A notice.", {"code": STRING, "message": STRING}),
+    }
+    failed = {"error": openai_error()}
+    chat, text = common | {"message": message}, common | {"text": STRING}
+    chunks = {
+        "ChatCompletionChunk": head("chat.completion.chunk", common | {"delta": delta}),
+        "CompletionChunk": head("text_completion", text),
+    }
+    return {
+        "ChatCompletion": record(
+            "A chat completion.", head("chat.completion", chat) | {"usage": usage}
+        ),
+        "Completion": record("A completion.", head("text_completion", text) | {"usage": usage}),
+        **{name: record("A `data:` line of a stream.", one, more) for name, one in chunks.items()},
+        **{
+            f"{name}Event": {
+                "description": "One event; the last one's data is `[DONE]`.",
+                "type": "object",
+                "properties": {
+                    "data": one_of(ref(name), const("[DONE]"), record("An error.", failed))
+                },
+                "required": ["data"],
+            }
+            for name in chunks
+        },
+        "Model": record(
+            "A model that the origins serve.",
+            {"id": STRING, "object": const("model"), "created": COUNT, "owned_by": STRING},
+        ),
+        "ModelList": record("Models.", {"object": const("list"), "data": array(ref("Model"))}),
+        "EmbeddingList": record(
+            "Vectors, in the order of the texts.",
+            {
+                "object": const("list"),
+                "model": STRING,
+                "data": array(
+                    record(
+                        "A vector: numbers, or base64 of little-endian 32-bit floats.",
+                        {
+                            "object": const("embedding"),
+                            "index": COUNT,
+                            "embedding": one_of(array(NUMBER), STRING),
+                        },
+                    )
+                ),
+                "usage": record("Usage.", {"prompt_tokens": COUNT, "total_tokens": COUNT}),
+            },
+        ),
+    }
+
+
+def openai_error() -> Schema:
+    """Return a reference to what is below `error` in OpenAI's shape."""
+    return {"$ref": "#/components/schemas/OpenAiError/properties/error"}
+
+
+def _responses() -> Schemas:
+    item = record(
+        "An item: a message, reasoning, or a call of a function.",
+        {"id": STRING, "type": STRING},
+        {"status": STRING, "role": STRING, "content": {}, "call_id": STRING, "name": STRING},
+    )
+    response = {
+        "id": {"type": "string", "pattern": f"^{PREFIX}[0-9a-f]{{32}}$"},
+        "object": const("response"),
+        "created_at": COUNT,
+        "model": STRING,
+        "status": {
+            "enum": ["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+        },
+        "output": array(item),
+        "error": nullable(record("Why it failed.", {"code": STRING, "message": STRING})),
+        "incomplete_details": nullable(record("Why it is cut off.", {"reason": STRING})),
+        "usage": nullable(
+            record(
+                "What was counted.",
+                {"input_tokens": COUNT, "output_tokens": COUNT, "total_tokens": COUNT},
+            )
+        ),
+    }
+    repeated = {name: described("Repeated from the request.", {}) for name in UNSAID}
+    return {
+        "Response": record("A response as far as it has got.", response | repeated),
+        "ResponseEvent": record(
+            "One event of a response; `event:` repeats the type. The last one is"
+            " `response.completed`, `response.incomplete` or `response.failed`.",
+            {
+                "event": STRING,
+                "data": record(
+                    "The event.",
+                    {"type": STRING, "sequence_number": INTEGER},
+                    {"response": ref("Response"), "delta": STRING, "item": item},
+                ),
+            },
+        ),
+        "ResponseDeleted": record(
+            "A response that was deleted.",
+            {"id": STRING, "object": const("response"), "deleted": const(True)},
+        ),
+        "ResponseInput": record(
+            "Items that a response was given.",
+            {
+                "object": const("list"),
+                "data": array(record("An item.", {"id": STRING, "type": STRING})),
+                "first_id": nullable(STRING),
+                "last_id": nullable(STRING),
+                "has_more": BOOLEAN,
+            },
+        ),
+        "UiMessageEvent": record(
+            "One event of the AI SDK's UI-message stream: a part of one message, or `[DONE]`.",
+            {"data": one_of(record("A part.", {"type": STRING}), const("[DONE]"))},
+        ),
+    }
+
+
+# ---- answers: the edge, its origins, the Durable Streams protocol ----
+
+
+def _edge() -> Schemas:
+    origin = record("An origin.", {"origin": described("Its address.", STRING)})
+    return {
+        "Alive": record("The edge runs.", {"ok": const(True)}),
+        "Readiness": record(
+            "True while new streams are taken, else why not: as words for strangers, as sentences"
+            " for callers with a key or on the edge's machine.",
+            {"ready": BOOLEAN, "reasons": array(STRING)},
+            {"models": array(STRING), "devices": array(STRING), "origins": array(ANY_OBJECT)},
+        ),
+        "Version": record(
+            "The release, and the identity of the wire schema.",
+            {"tailrace": STRING, "schema": {"type": "string", "pattern": "^[0-9a-f]{16}$"}},
+        ),
+        "LiveStreams": record(
+            "The streams that run or wait, one page of them, and those that ended lately.",
+            {
+                **dict.fromkeys(("now_ms", "live", "paused", "found"), COUNT),
+                "states": ANY_OBJECT,
+                "streams": array(record("A stream.", {"id": STREAM_ID})),
+                "ended": array(record("A stream that has ended.", {"id": STREAM_ID})),
+                "cursor": described("For `since` of the next request.", STRING),
+                "origins": array(origin),
+            },
+        ),
+        "StoredStream": record(
+            "One stream as its origin has it: settings, state, end.",
+            {
+                "id": STREAM_ID,
+                "tenant": STRING,
+                **dict.fromkeys(("created_ms", "epoch", "next_index"), COUNT),
+                "durability": STRING,
+                "ended": BOOLEAN,
+                "recipe": ANY_OBJECT,
+                "end": nullable(ANY_OBJECT),
+                "live": nullable(ANY_OBJECT),
+                "lately": nullable(ANY_OBJECT),
+            },
+            {"origin": STRING, "prompt": nullable(STRING), "messages": array(ANY_OBJECT)},
+        ),
+        "FramePage": record(
+            "Frames of a stream.",
+            {
+                "id": STREAM_ID,
+                "next_index": COUNT,
+                "ended": BOOLEAN,
+                "frames": array(
+                    record(
+                        "A frame.",
+                        {
+                            "index": COUNT,
+                            "type": STRING,
+                            "bytes": COUNT,
+                            "tokens": COUNT,
+                            "at_ms": nullable(INTEGER),
+                        },
+                    )
+                ),
+            },
+        ),
+        "Health": record(
+            "This edge, and each origin as the edge sees it and as it sees itself.",
+            {
+                "edge": record("The edge.", {"version": STRING, "ready": BOOLEAN}),
+                "origins": array(record("An origin.", {"itself": origin})),
+            },
+        ),
+        "EachOrigin": record(
+            "What each origin says; one that could not be asked has an `error` instead.",
+            {"origins": array(origin)},
+        ),
+        "Simulation": record("What each policy would have cost.", {}),
+        "DurableStreamEvent": record(
+            "One event of `live=sse`: `data` is what was appended, `control` where the reader is.",
+            {"event": {"enum": ["data", "control"]}, "data": {}},
+        ),
+        "Subscription": record("A subscription, and its standing.", {}),
+        "Wake": record("What the holder of a wake is told.", {}),
+        "KeySet": record("The keys that sign webhooks.", {"keys": array(ANY_OBJECT)}),
+    }
+
+
+@cache
+def schemas() -> Schemas:
+    """Return all schemas of the document, by name."""
+    made = {
+        **_requests(),
+        **_frame_events(),
+        **_generate(),
+        **_errors(),
+        **_openai(),
+        **_responses(),
+        **_edge(),
+        **json.loads(ORIGIN_BODIES.read_text("utf-8")),
+    }
+    return {name: made[name] for name in sorted(made)}
