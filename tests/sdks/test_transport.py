@@ -36,7 +36,7 @@ async def seen(request: pytest.FixtureRequest, edges: list[Edge], node: Script) 
 async def test_a_message_that_is_cut_before_any_frame_comes_whole(seen: dict[str, Any]) -> None:
     cut = seen["cut"]
     assert cut["frames"] > 10
-    assert len(cut["parts"]) == 3 * cut["frames"] + 1
+    assert len(cut["parts"]) == 3 * cut["frames"] + 2
     for parts in cut["parts"]:
         assert parts == cut["plain"]
     kinds = [part["type"] for part in cut["plain"]]

@@ -60,7 +60,14 @@ async function cut() {
     frames = Math.max(frames, frame.index + 1);
     return [raw];
   };
-  const parts = [(await asked(counting)).chat.messages.at(-1).parts];
+  const whole = (await asked(counting)).chat;
+  const parts = [whole.messages.at(-1).parts];
+  const kept = structuredClone(whole.messages); // by a page that is reloaded in the middle of a call
+  kept[1].parts = kept[1].parts.slice(0, 4);
+  Object.assign(kept[1].parts[3], { state: "input-streaming", input: undefined });
+  const reloaded = chatWith({ id: whole.id, messages: kept, url: other }).chat;
+  await reloaded.resumeStream();
+  parts.push(reloaded.messages.at(-1).parts);
   const connections = [];
   for (const transport of ["fetch", "auto", "websocket"]) {
     for (let at = 0; at < frames; at++) {
@@ -128,6 +135,15 @@ async function twice() {
   const first = chatWith({ id });
   const sent = first.chat.sendMessage(COUNT);
   await counted(first.chat);
+  const gone = chatWith({
+    id, url: other, messages: [ASKED],
+    fetch(url, init, send) {
+      gone.stopping ??= gone.chat.stop();
+      return send(url, init);
+    },
+  });
+  await gone.chat.resumeStream();
+  await gone.stopping;
   const { chat, transport, cancels } = chatWith({ id, url: other, messages: [ASKED] });
   const resuming = [chat.resumeStream()];
   const stopping = chat.stop();
@@ -140,7 +156,7 @@ async function twice() {
   await until(() => transport.streamOf(id) !== before && transport.streamOf(id)?.nextIndex === 40);
   const stream = first.transport.streamOf(id);
   const running = (await about(stream.id)).state;
-  const cancelled = cancels();
+  const cancelled = cancels() + gone.cancels();
   await chat.stop();
   await Promise.all([sent, ...resuming]);
   return { running, before: cancelled, after: cancels(), texts: chat.messages.map(textOf), reason: (await about(stream.id)).finish_reason };
