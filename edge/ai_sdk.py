@@ -24,7 +24,7 @@ from tailrace.edge.body import Encoder, FrameEncoder, stream_body
 from tailrace.edge.errors import AI_SDK_PATH, OLLAMA, error_response
 from tailrace.edge.generate import stream_headers
 from tailrace.edge.openai.answers import DONE, data_event
-from tailrace.edge.openai.messages import missing, read_tools, text_of
+from tailrace.edge.openai.messages import TOOL_SCHEMA, missing, read_tools, text_of
 from tailrace.edge.openai.request import (
     ALL_THERE_IS,
     OpenAiBody,
@@ -220,7 +220,9 @@ class ChatBody(Settings, OpenAiBody):
     messageId: str | None = Field(None, description="a string")  # noqa: N815, as it is sent
     system: str | None = Field(None, description="a string")
     max_tokens: Count | None = Field(None, ge=1, description="an integer of at least 1")
-    tools: list[Any] | None = Field(None, description="a list of functions")
+    tools: list[Any] | None = Field(
+        None, description="a list of functions", json_schema_extra={"items": TOOL_SCHEMA}
+    )
     tool_choice: Any = None
 
 

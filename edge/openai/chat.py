@@ -14,9 +14,15 @@ from pydantic import Field
 from tailrace.edge.errors import CHAT_PATH, COMPLETIONS_PATH
 from tailrace.edge.generate import Collected
 from tailrace.edge.openai.answers import AnswerShape, Dialect, scores_of, text_of
-from tailrace.edge.openai.messages import read_messages, read_tools
+from tailrace.edge.openai.messages import (
+    MESSAGE_SCHEMA,
+    TOOL_SCHEMA,
+    read_messages,
+    read_tools,
+)
 from tailrace.edge.openai.request import (
     ALL_THERE_IS,
+    TEXTS,
     MaxTokens,
     StreamedSettings,
     open_of,
@@ -44,12 +50,16 @@ class ChatBody(StreamedSettings):
         "modalities": (["text"],),
     }
 
-    messages: list[Any] = Field(description="a list of messages")
+    messages: list[Any] = Field(
+        description="a list of messages", json_schema_extra={"items": MESSAGE_SCHEMA}
+    )
     max_tokens: MaxTokens = None
     max_completion_tokens: MaxTokens = None
     logprobs: bool | None = Field(None, description="true or false")
     top_logprobs: Count | None = Field(None, description="an integer from 0 to 20")
-    tools: list[Any] | None = Field(None, description="a list of tools")
+    tools: list[Any] | None = Field(
+        None, description="a list of tools", json_schema_extra={"items": TOOL_SCHEMA}
+    )
     tool_choice: str | dict[str, Any] | None = Field(
         None, description="none, auto, required, or an object that names a function"
     )
@@ -175,7 +185,7 @@ class CompletionBody(StreamedSettings):
 
     cannot: ClassVar = {"echo": (False,), "suffix": ("",), "best_of": (1,), "logit_bias": ({},)}
 
-    prompt: Any = Field(description="a string or a list of strings")
+    prompt: Any = Field(description="a string or a list of strings", json_schema_extra=TEXTS)
     max_tokens: MaxTokens = None
     logprobs: Annotated[Count | None, Field(le=MAX_LOGPROBS)] = Field(
         None, description=f"an integer from 0 to {MAX_LOGPROBS}"

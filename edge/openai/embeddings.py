@@ -16,7 +16,7 @@ from tailrace.edge.access.middleware import caller_of
 from tailrace.edge.generate import HEADERS, Collected, collect
 from tailrace.edge.openai.answers import check_end
 from tailrace.edge.openai.chat import key_of
-from tailrace.edge.openai.request import OpenAiBody, open_of, read_body, read_texts
+from tailrace.edge.openai.request import TEXTS, OpenAiBody, open_of, read_body, read_texts
 from tailrace.edge.origins.hints import Hints
 from tailrace.edge.origins.link import Link, Reader, attended, link_of
 from tailrace.edge.parameters import read_body as whole_body
@@ -40,7 +40,7 @@ class EmbeddingBody(OpenAiBody):
     cannot: ClassVar = {"dimensions": ()}
 
     model: str = Field(min_length=1, description='a model, such as "demo"')
-    input: Any = Field(description="a string or a list of strings")
+    input: Any = Field(description="a string or a list of strings", json_schema_extra=TEXTS)
     encoding_format: Literal["float", "base64"] | None = Field(None, description="float or base64")
     priority: str | None = Field(None, description="a word")
 

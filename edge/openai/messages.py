@@ -20,6 +20,68 @@ ROLES = {
 }
 """What the API calls those who speak, and what chat templates do."""
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+_STRING = {"type": "string"}
+_TEXT_PART = {
+    "type": "object",
+    "properties": {"type": {"enum": ["text", "input_text", "output_text"]}, "text": _STRING},
+    "required": ["type", "text"],
+}
+_REFUSAL_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "refusal"}, "refusal": _STRING},
+    "required": ["type", "refusal"],
+}
+_CALL = {
+    "type": "object",
+    "properties": {
+        "id": _STRING,
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "properties": {"name": _STRING, "arguments": _STRING},
+            "required": ["name", "arguments"],
+        },
+    },
+    "required": ["id", "function"],
+}
+MESSAGE_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "role": {"enum": [*ROLES]},
+        "content": {
+            "anyOf": [
+                _STRING,
+                {"type": "array", "items": {"anyOf": [_TEXT_PART, _REFUSAL_PART]}},
+                {"type": "null"},
+            ],
+            "description": "Text. Only a message with `tool_calls` may be without it.",
+        },
+        "tool_calls": {"anyOf": [{"type": "array", "items": _CALL}, {"type": "null"}]},
+        "tool_call_id": {"description": "Of a message of the role `tool`: the call it answers."},
+    },
+    "required": ["role"],
+}
+"""The JSON schema of a message that `read_messages` takes."""
+_FUNCTION: dict[str, Any] = {
+    "name": {"type": "string", "pattern": f"^{_NAME.pattern}$"},
+    "description": {"type": ["string", "null"]},
+    "parameters": {"type": ["object", "null"], "description": "a JSON schema"},
+}
+FLAT_TOOL_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"type": {"const": "function"}, **_FUNCTION},
+    "required": ["type", "name"],
+}
+"""The JSON schema of a tool whose parts are not nested, as the Responses API has it."""
+TOOL_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "function"},
+        "function": {"type": "object", "properties": _FUNCTION, "required": ["name"]},
+    },
+    "required": ["type", "function"],
+}
+"""The JSON schema of a tool of a chat."""
 
 
 def read_messages(given: list[Any]) -> tuple[Message, ...]:

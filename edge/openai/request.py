@@ -131,6 +131,12 @@ def invalid(field: str, value: object, right: str) -> CallerError:
     )
 
 
+TEXTS: dict[str, Any] = {
+    "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]
+}
+"""The JSON schema of what `read_texts` takes."""
+
+
 def read_texts(field: str, given: object, most: int, called: str) -> list[str]:
     """One text, or a list of them."""
     texts = [given] if isinstance(given, str) else given

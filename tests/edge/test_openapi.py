@@ -24,10 +24,12 @@ from tailrace.edge.access.keys import KeyRing
 from tailrace.edge.access.rules import EXPOSED_HEADERS, Gate
 from tailrace.edge.app import create_app
 from tailrace.edge.config import EdgeConfig, access_rules
+from tailrace.edge.openai.chat import ChatBody
 from tailrace.edge.openapi.document import HEADERS, LLMS_FILE, openapi_document
 from tailrace.edge.openapi.errors import CODES
 from tailrace.edge.openapi.operations import EVENT_SCHEMA, OPERATIONS, Operation
 from tailrace.edge.openapi.schemas import ORIGIN_BODIES, event_name
+from tailrace.ledger.errors import CallerError
 from tailrace.ledger.frame import FRAMES, Logged, StreamError
 from tests import origin_bodies
 from tests.e2e.processes import Edge, Origin, running
@@ -184,6 +186,61 @@ def test_the_examples_fit_what_they_are_examples_of() -> None:
         for parameter in operation.parameters:
             if parameter.example is not None:
                 assert faults(parameter.schema, parameter.example) == [], operation.name
+
+
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+FLAT_TOOL = {"type": "function", "name": "f", "description": "does"}
+
+
+@pytest.mark.parametrize(
+    ("body", "is_taken"),
+    [
+        ({"messages": [{"role": "user", "content": "Hi"}]}, True),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]}, True),
+        ({"messages": [{"role": "assistant", "content": None, "tool_calls": [CALL]}]}, True),
+        ({"messages": [{"role": "tool", "content": "1", "tool_call_id": "c"}]}, True),
+        ({"messages": [{"role": "user", "content": "Hi"}], "tools": [TOOL]}, True),
+        ({"messages": [{"role": "nobody", "content": "Hi"}]}, False),
+        ({"messages": [{"content": "Hi"}]}, False),
+        ({"messages": [{"role": "user", "content": 1}]}, False),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, False),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "c"}]}]}, False),
+        ({"messages": [{"role": "user", "content": "Hi"}], "tools": [FLAT_TOOL]}, False),
+    ],
+)
+def test_messages_fit_the_description_if_they_are_taken(
+    body: dict[str, Any], is_taken: bool
+) -> None:
+    said = {"model": "demo", **body}
+    assert (faults({"$ref": "#/components/schemas/ChatCompletionRequest"}, said) == []) == is_taken
+    try:
+        ChatBody.model_validate(said).opens(None, None)
+    except CallerError:
+        assert not is_taken
+    else:
+        assert is_taken
+
+
+@pytest.mark.parametrize(
+    ("schema", "body", "is_taken"),
+    [
+        ("CompletionRequest", {"prompt": "a"}, True),
+        ("CompletionRequest", {"prompt": ["a", "b"]}, True),
+        ("CompletionRequest", {"prompt": []}, False),
+        ("EmbeddingRequest", {"input": ["a"]}, True),
+        ("EmbeddingRequest", {"input": [1, 2]}, False),
+        ("GenerateRequest", {"prompt": "a", "unread": "pause", "priority": None}, True),
+        ("GenerateRequest", {"prompt": "a", "unread": {"then": "never"}}, False),
+        ("GenerateRequest", {"prompt": "a", "priority": "first"}, False),
+        ("GenerateRequest", {"prompt": "a", "temperature": 3}, False),
+        ("ResponseRequest", {"input": "a", "tools": [FLAT_TOOL]}, True),
+        ("ResponseRequest", {"input": "a", "tools": [TOOL]}, False),
+    ],
+)
+def test_requests_fit_the_description(schema: str, body: dict[str, Any], is_taken: bool) -> None:
+    found = faults({"$ref": f"#/components/schemas/{schema}"}, {"model": "demo", **body})
+    assert (found == []) == is_taken, found
 
 
 # ---- the table of requests and answers ----

@@ -12,7 +12,15 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tailrace.edge.openai.messages import ROLES, missing, read_content, read_tools, role_of, text_of
+from tailrace.edge.openai.messages import (
+    FLAT_TOOL_SCHEMA,
+    ROLES,
+    missing,
+    read_content,
+    read_tools,
+    role_of,
+    text_of,
+)
 from tailrace.edge.openai.request import (
     ALL_THERE_IS,
     StreamedSettings,
@@ -93,7 +101,9 @@ class ResponseBody(StreamedSettings):
     instructions: str | None = Field(None, description="a string")
     max_output_tokens: Count | None = Field(None, ge=1, description="an integer of at least 1")
     metadata: dict[str, str] | None = Field(None, description="an object of strings")
-    tools: list[Any] | None = Field(None, description="a list of functions")
+    tools: list[Any] | None = Field(
+        None, description="a list of functions", json_schema_extra={"items": FLAT_TOOL_SCHEMA}
+    )
     tool_choice: Any = None
     parallel_tool_calls: bool | None = Field(None, description="true or false")
     text: TextBody | None = Field(None, description="an object with a format")
