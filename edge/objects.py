@@ -103,7 +103,10 @@ def make_live(headers: MutableHeaders, *, waits: bool) -> None:
     by caches if the object says so: it is never sent again under the same URL.
     """
     if essence_of(headers) in LIVE_TYPES:
+        of_streams = "no-cache" in headers.get("Cache-Control", "")
         headers.update(LIVE_HEADERS)
+        if of_streams:  # clients of Durable Streams look for it
+            headers["Cache-Control"] = f"no-cache, {LIVE_HEADERS['Cache-Control']}"
     elif waits:
         stated = headers.get("Cache-Control")
         headers["Cache-Control"] = f"{stated}, {NO_TRANSFORM}" if stated else NO_TRANSFORM

@@ -73,7 +73,9 @@ def main(arguments: list[str] | None = None, clock: Callable[[], float] = time.m
     parser.add_argument("--json", action="store_true", help="the line of JSON alone")
     parser.add_argument("--only", default="", metavar="NAME", help="kernels whose name holds NAME")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), metavar="N")
-    parser.add_argument("--package", default="kernels", help="where the *_triton modules lie")
+    parser.add_argument(
+        "--package", default="tailrace.kernels", help="where the *_triton modules lie"
+    )
     chosen = parser.parse_args(arguments)
     begun = clock()
     try:

@@ -43,7 +43,7 @@ def _row(name: str, compiled: list[Compiled]) -> tuple[str, ...]:
         return max((code[field] for code in codes), default=0)
 
     return (
-        name.removeprefix("kernels."),
+        name.removeprefix("tailrace.kernels."),
         f"{len(codes)}/{len(compiled)}",
         str(most("registers")),
         f"{most('shared_bytes') / 1024:.1f}",

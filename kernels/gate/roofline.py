@@ -295,7 +295,7 @@ def sections(behind: Mapping[str, int]) -> Iterator[tuple[str, list[Operation]]]
     from tailrace.kernels.gate.aot_worker import kernel_modules, planned
 
     variants: dict[str, list[Variant]] = {}
-    for entry in planned(kernel_modules("kernels")):
+    for entry in planned(kernel_modules("tailrace.kernels")):
         variants.setdefault(entry.shape.name, []).append(entry.variant)
     for shape in REAL_SHAPES:
         yield f"{shape.name}: linears", list(linears(shape, variants[shape.name]).values())

@@ -23,9 +23,9 @@ def tensors_of(holder: object, seen: set[int] | None = None) -> list[torch.Tenso
         return [holder] if fresh else []
     if isinstance(holder, list | tuple):
         parts: list[Any] = list(holder)
-    elif not type(holder).__module__.startswith(("kernels.", "origin.")) or isinstance(
-        holder, ModelConfig | Enum
-    ):
+    elif not type(holder).__module__.startswith(
+        ("tailrace.kernels.", "tailrace.origin.")
+    ) or isinstance(holder, ModelConfig | Enum):
         return []
     elif hasattr(holder, "__dict__"):
         parts = list(vars(holder).values())

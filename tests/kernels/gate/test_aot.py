@@ -188,7 +188,7 @@ def test_a_gate_that_compiles_nothing_fails(tmp_path: Path) -> None:
 
 
 def test_the_real_plan_covers_every_launch_and_every_step() -> None:
-    modules = kernel_modules("kernels")
+    modules = kernel_modules("tailrace.kernels")
     plan = list(planned(modules))
     compiled = {entry.variant.kernel_name for entry in plan}
     launched = set[str]().union(*map(launched_kernels, modules))
@@ -201,7 +201,7 @@ def test_the_real_plan_covers_every_launch_and_every_step() -> None:
 
 
 def test_every_launch_of_a_step_of_one_row_is_planned_as_a_dependent_one() -> None:
-    plan = list(planned(kernel_modules("kernels")))
+    plan = list(planned(kernel_modules("tailrace.kernels")))
     for shape in REAL_SHAPES:
         own = [e.variant for e in plan if e.shape is shape]
         ordinary = {v.kernel_name for v in own if v.step or "rows=1" in v.name.split()}
@@ -212,7 +212,7 @@ def test_every_launch_of_a_step_of_one_row_is_planned_as_a_dependent_one() -> No
 
 
 def test_attention_is_planned_for_every_head_and_every_cache() -> None:
-    modules = [m for m in kernel_modules("kernels") if getattr(m, "SHAPES", None)]
+    modules = [m for m in kernel_modules("tailrace.kernels") if getattr(m, "SHAPES", None)]
     assert len(modules) == 3
     for module in modules:
         plan = list(planned([module]))

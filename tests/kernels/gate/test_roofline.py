@@ -39,7 +39,7 @@ from tailrace.kernels.variant import Variant
 @pytest.fixture(scope="module")
 def plan() -> dict[DecoderShape, list[Variant]]:
     found: dict[DecoderShape, list[Variant]] = {}
-    for entry in planned(kernel_modules("kernels")):
+    for entry in planned(kernel_modules("tailrace.kernels")):
         found.setdefault(entry.shape, []).append(entry.variant)
     return found
 
