@@ -246,7 +246,6 @@ class Supervisor:
             server.close()
             for link in list(self._links):
                 link.close()
-            await server.wait_closed()
             if self._metrics.traces is not None:
                 await asyncio.to_thread(self._metrics.traces.close)
 

@@ -155,7 +155,8 @@ class WorkerSlot:
         with socket_folder() as folder:
             path = folder / "worker.sock"
             server = await asyncio.start_unix_server(self._accept, path)
-            async with server:
+            # Not `async with`: from Python 3.12 on that waits until every client has disconnected.
+            with contextlib.closing(server):
                 while True:
                     wait_s = self.circuit.wait_s(self.number, time.monotonic())
                     if not self.is_wanted:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -93,7 +93,7 @@ async def some_site() -> AsyncIterator[str]:
         await writer.wait_closed()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server:
+    with closing(server):
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -34,7 +34,7 @@ async def secure(folder: Path) -> AsyncIterator[int]:
         server = await loop.create_server(
             lambda: Connection(served.shared, context), "127.0.0.1", 0
         )
-        async with server:
+        with closing(server):
             yield server.sockets[0].getsockname()[1]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -198,7 +198,7 @@ async def test_what_was_under_way_at_an_origin_that_is_lost_may_have_been_done(
         writer.close()
 
     port = free_port()
-    async with await asyncio.start_server(greet, "127.0.0.1", port):
+    with closing(await asyncio.start_server(greet, "127.0.0.1", port)):
         dying = await PostgresLedger.open(
             database, now_ms, owner="dying", reached=("127.0.0.1", port)
         )
@@ -242,12 +242,13 @@ async def test_an_origin_that_is_asked_is_waited_for_as_long_as_it_has_told(
     loop = asyncio.get_running_loop()
     server = await loop.create_server(partial(Mute, told_ms), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    async with server, asyncio.timeout(PATIENCE_S):
-        _, link = await loop.create_connection(peers.PeerLink, "127.0.0.1", port)
-        await link.greeted.wait()
-        with pytest.raises(Unavailable) as caught:
-            await link.call(ObjectKey("stream", "a"), ObjectRequest("GET", URL + "a"))
-        link.close()
+    with closing(server):
+        async with asyncio.timeout(PATIENCE_S):
+            _, link = await loop.create_connection(peers.PeerLink, "127.0.0.1", port)
+            await link.greeted.wait()
+            with pytest.raises(Unavailable) as caught:
+                await link.call(ObjectKey("stream", "a"), ObjectRequest("GET", URL + "a"))
+            link.close()
     assert caught.value.code == "outcome_unknown"
 
 

@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 import threading
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ async def close(history: HistoryRecorder) -> None:
 
 def statement(path: Path, text: str) -> list[Any]:
     """By anything that reads SQLite."""
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         return connection.execute(text).fetchall()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -126,8 +126,5 @@ async def serving(*scripts: bytes | Script) -> AsyncIterator[RawServer]:
     made = RawServer(list(scripts))
     server = await asyncio.start_server(made._serve, "127.0.0.1", 0)
     made.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-    try:
+    with closing(server):
         yield made
-    finally:
-        server.close()
-        await server.wait_closed()

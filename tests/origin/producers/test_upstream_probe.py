@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -103,7 +104,9 @@ async def test_a_server_that_is_away_is_logged_with_the_cause(tmp_path: Path) ->
     files = development_certificate(tmp_path, datetime.now(UTC))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(files.certificate, files.key)
-    async with await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, ssl=context) as server:
+    with closing(
+        await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, ssl=context)
+    ) as server:
         port = server.sockets[0].getsockname()[1]
         assert "certificate is refused: self" in await why_away(f"https://localhost:{port}/v1")
 
@@ -111,7 +114,7 @@ async def test_a_server_that_is_away_is_logged_with_the_cause(tmp_path: Path) ->
         writer.write(b"220 hello\r\n")
         writer.close()
 
-    async with await asyncio.start_server(say_no_tls, "127.0.0.1", 0) as server:
+    with closing(await asyncio.start_server(say_no_tls, "127.0.0.1", 0)) as server:
         port = server.sockets[0].getsockname()[1]
         assert "TLS failed" in await why_away(f"https://127.0.0.1:{port}/v1")
     with socket.socket() as unused:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -64,7 +64,7 @@ class Receiver:
     async def listening(self, tls: ssl.SSLContext | None = None) -> AsyncIterator[None]:
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=tls)
         self.port = server.sockets[0].getsockname()[1]
-        async with server:
+        with closing(server):
             yield
 
     async def post(self, count: int = 1) -> Post:

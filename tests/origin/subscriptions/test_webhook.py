@@ -9,6 +9,7 @@ import socket
 import ssl
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -310,7 +311,7 @@ async def test_a_host_that_speaks_no_tls_is_not_spoken_to_without() -> None:
     server = await asyncio.start_server(plain, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     webhooks = Webhooks(["127.0.0.1"])
-    async with server:
+    with closing(server):
         delivery = await webhooks.post(f"https://127.0.0.1:{port}/", b"secret", {})
     assert not delivery.taken
     assert b"secret" not in b"".join(heard)

@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -140,8 +140,9 @@ async def worker(folder: Path, config: OriginConfig, **environment: str) -> Asyn
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        async with server, asyncio.timeout(TIMEOUT_S):
-            reader, writer = await came.get()
+        with closing(server):
+            async with asyncio.timeout(TIMEOUT_S):
+                reader, writer = await came.get()
         yield Worker(process, reader, writer)
         writer.close()
     finally:
