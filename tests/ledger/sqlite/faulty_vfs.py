@@ -15,7 +15,9 @@ own, and may tear one in the middle. Nothing is really synced, which makes it qu
 
 After a failed sync Linux marks the pages clean and never writes them again ("Can
 Applications Recover from fsync Failures?", USENIX ATC 2020). So does this disk: readers go
-on seeing such a write, no later sync makes it durable, and a power cut may lose it.
+on seeing such a write, no later sync makes it durable, and a power cut may lose it. Linux also
+reports the failure once to every descriptor that was open when it happened (since 4.13; fsync(2)
+and Documentation/filesystems/vfs.rst), by the next sync of that descriptor. So does this disk.
 
 Syncs by a descriptor, past SQLite, are not seen: of the database file less is durable here
 than would be after `SqliteFile._move_and_sync`.
@@ -75,13 +77,14 @@ class Write(NamedTuple):
 class Medium:
     """One file: its `durable` bytes, and what was written `since` the last sync.
 
-    `linked` says that its name is durable.
+    `linked` says that its name is durable. `failures` counts the syncs of it that failed.
     """
 
     size: int = 0
     durable: bytearray = field(default_factory=bytearray)
     since: list[Write] = field(default_factory=list)
     linked: bool = False
+    failures: int = 0
 
     def synced(self) -> None:
         for write in self.since:
@@ -92,6 +95,7 @@ class Medium:
         """Some of it has reached the medium, and the rest never will."""
         self.durable[:] = self.after_power_cut(random)
         self.since.clear()
+        self.failures += 1
 
     def after_power_cut(self, random: Random) -> bytes:
         """The durable bytes and whatever else has reached the medium."""
@@ -206,20 +210,27 @@ class Disk:
                 (_, callback), self._at_write = self._at_write, None
                 callback()
 
-    def sync(self, name: str, medium: Medium) -> bool:
-        """Whether it succeeds."""
+    def sync(self, name: str, medium: Medium) -> int:
+        """Sync a file; return how many syncs of it have failed by then, this one included."""
         with self.lock:
             self.syncs += 1
             if self.syncs == self._failing:
                 medium.sync_failed(self._random)
-                return False
+                return medium.failures
             medium.synced()
             if not medium.linked and name.endswith(("-journal", "-wal")):
                 self._sync_folder()
-            return True
+            return medium.failures
 
-    def begin_sync(self, name: str) -> Callable[[], bool]:
-        """A sync that takes a while; call what is returned at its end, and it may have failed.
+    def failures(self, name: str) -> int:
+        """Return how many syncs of a file have failed; 0 for a file that is not there."""
+        with self.lock:
+            medium = self._files.get(name)
+            return 0 if medium is None else medium.failures
+
+    def begin_sync(self, name: str) -> Callable[[], int]:
+        """Begin a sync that takes a while. Call what is returned at its end; it returns what
+        `sync` does.
 
         Nothing of it is durable before, and nothing that is written meanwhile is by it.
         """
@@ -232,14 +243,14 @@ class Disk:
         """`tailrace.ledger.sqlite.disk.file.SyncOf` for its files."""
         return FaultySync(self, path, failed)
 
-    def _end_sync(self, name: str, medium: Medium, before: list[Write]) -> bool:
+    def _end_sync(self, name: str, medium: Medium, before: list[Write]) -> int:
         with self.lock:
             old = set(map(id, before))
             later = [write for write in medium.since if id(write) not in old]
             medium.since[:] = [write for write in medium.since if id(write) in old]
-            succeeds = self.sync(name, medium)
+            failures = self.sync(name, medium)
             medium.since += later
-            return succeeds
+            return failures
 
     def _sync_folder(self) -> None:
         """SQLite does so with the first sync of a new journal or WAL, and so do we."""
@@ -255,6 +266,7 @@ class FaultySync:
         self._disk = disk
         self._path = path
         self._failed = failed
+        self._reported = disk.failures(str(path))
 
     def begin(self) -> asyncio.Future[None]:
         return asyncio.ensure_future(self._sync(self._disk.begin_sync(str(self._path))))
@@ -262,10 +274,11 @@ class FaultySync:
     async def close(self) -> None:
         """Nothing is open."""
 
-    async def _sync(self, end: Callable[[], bool]) -> None:
+    async def _sync(self, end: Callable[[], int]) -> None:
         for _ in range(SYNC_TURNS):
             await asyncio.sleep(0)
-        if not end():
+        reported, self._reported = self._reported, end()
+        if self._reported > reported:
             raise self._failed(OSError(errno.EIO, "the disk does not sync"))
 
 
@@ -293,6 +306,7 @@ class FaultyFile(apsw.VFSFile):
         self._disk = disk
         self._name = name.filename() if isinstance(name, apsw.URIFilename) else name or ""
         self._medium = disk.opened(self._name, self.xFileSize()) if name else Medium()
+        self._reported = self._medium.failures
 
     def xRead(self, amount: int, offset: int) -> bytes:  # noqa: N802
         if self._disk.misread is not None:
@@ -315,7 +329,8 @@ class FaultyFile(apsw.VFSFile):
             self._disk.wrote(self._medium, Write(newsize, None))
 
     def xSync(self, flags: int) -> None:  # noqa: N802
-        if not self._disk.sync(self._name, self._medium):
+        reported, self._reported = self._reported, self._disk.sync(self._name, self._medium)
+        if self._reported > reported:
             raise apsw.exception_for(apsw.SQLITE_IOERR_FSYNC)
 
     def excepthook(

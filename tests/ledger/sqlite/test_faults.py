@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from random import Random
+from threading import Event, current_thread
 from typing import NamedTuple
 
 import pytest
@@ -24,7 +25,7 @@ from tailrace.ledger.sqlite.disk.file import SqliteFile
 from tailrace.ledger.sqlite.disk.sync import sync_of
 from tailrace.ledger.sqlite.ledger import SqliteLedger
 from tailrace.ledger.sqlite.storage import Commit
-from tests.ledger.sqlite.faulty_vfs import Disk, FaultyVfs
+from tests.ledger.sqlite.faulty_vfs import Disk, FaultyFile, FaultyVfs, Medium
 
 pytestmark = pytest.mark.anyio
 
@@ -322,6 +323,39 @@ async def test_after_a_sync_that_failed_a_power_cut_while_the_successor_opens_ta
             lost = await outside.lost(ledger)
             assert (lost.power, lost.object) == (0, 0), f"write {nth}"
     assert cuts > 1
+
+
+async def test_a_checkpoint_under_way_when_a_sync_fails_moves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commits' sync fails when the checkpoint has begun and has not yet synced the WAL.
+
+    A database with pages of commits that the failed sync has dropped would meet a WAL without them.
+    """
+    has_failed, left = Event(), list[bytes]()
+    database = folder(tmp_path, "disk") / "ledger.db"
+    sync, sync_failed = FaultyFile.xSync, Medium.sync_failed
+
+    def late(file: FaultyFile, flags: int) -> None:
+        if current_thread().name == "ledger-checkpoint" and not has_failed.is_set():
+            disk.fail_sync()
+            has_failed.wait()
+        sync(file, flags)
+
+    def fails(medium: Medium, random: Random) -> None:
+        sync_failed(medium, random)
+        left.append(database.read_bytes())
+        has_failed.set()
+
+    monkeypatch.setattr(Medium, "sync_failed", fails)
+    outside = Outside()
+    with faulty(Random(1)) as disk:
+        async with opened(database.parent, disk) as ledger:
+            await create(ledger)
+            await outside.work(ledger, 10)
+            monkeypatch.setattr(FaultyFile, "xSync", late)
+            await until_it_fails(outside, ledger)
+    assert [database.read_bytes()] == left
 
 
 @pytest.fixture
