@@ -1,8 +1,8 @@
 """MkDocs hook: pages from files outside docs/, generated reference pages, and checks of the result.
 
 Each text exists once in the repository. Files such as PROTOCOL.md become pages of the site, and
-relative links are rewritten, so that one link works in a checkout and on the site. Settings come
-from the settings models, the command line from its own help.
+relative links are rewritten, so that one link works in a checkout and on the site.
+docs/reference_pages.py writes settings, commands and the HTTP API.
 """
 
 from __future__ import annotations
@@ -13,17 +13,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-import click
-import typer.main
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from reference_pages import api_page, commands_page, settings_page
 
-from tailrace.cli import app
-from tailrace.config_schema import config_schema
-from tailrace.edge.config import EdgeConfig
-from tailrace.origin.config import LedgerConfig, OriginConfig, StreamsConfig
+from tailrace.edge.openapi.document import openapi_document
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = "docs/"
@@ -41,8 +37,6 @@ OUTSIDE_DOCS = {
     "tests/vectors/README.md": "reference/vectors.md",
 }
 SOURCES = {page: source for source, page in OUTSIDE_DOCS.items()}
-PARTS = (EdgeConfig, OriginConfig, LedgerConfig, StreamsConfig)
-HELP_COLUMNS = 88
 
 _FENCE = re.compile(r"^ *(```|~~~)")
 _LINK = re.compile(r"(!?)\[((?:[^\]\[]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
@@ -59,6 +53,8 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     pages = {page: (ROOT / source).read_text("utf-8") for source, page in OUTSIDE_DOCS.items()}
     pages["reference/settings.md"] = settings_page()
     pages["reference/commands.md"] = commands_page()
+    pages["reference/api.md"] = api_page()
+    pages["reference/openapi.json"] = json.dumps(openapi_document(), indent=1)
     for uri, content in pages.items():
         files.append(File.generated(config, uri, content=content))
     return files
@@ -116,76 +112,3 @@ def _relinked(link: re.Match[str], source: str, uri: str, files: Files) -> str:
         return text
     relative = posixpath.relpath(on_site, posixpath.dirname(uri) or ".")
     return f"{picture}[{text}]({relative}{hash_mark}{anchor})"
-
-
-def settings_page() -> str:
-    """Return the reference of all settings, with types, defaults and ranges from the models."""
-    tables = config_schema(PARTS)["properties"]
-    lines = [
-        "# Settings",
-        "",
-        "Generated from the settings models. `tailrace config init` writes these settings as a",
-        "commented `tailrace.toml`. `tailrace config check` shows which value holds and where it",
-        "comes from. `tailrace config schema` prints the JSON Schema for your editor. A flag wins",
-        "over the environment, and the environment over the file.",
-    ]
-    for table, schema in tables.items():
-        name = "models.NAME" if table == "models" else table
-        properties = schema.get("properties") or schema["additionalProperties"]["properties"]
-        lines += ["", f"## [{name}]"]
-        if table == "models":
-            lines += ["", schema["description"]]
-        for key, about in properties.items():
-            lines += ["", f"### `{name}.{key}`", "", _sentence(about.get("description", ""))]
-            facts = list(_facts(about))
-            if table != "models":
-                facts.append(f"Environment: `TAILRACE_{table.upper()}_{key.upper()}`")
-            lines += ["", " · ".join(facts)]
-    return "\n".join(lines) + "\n"
-
-
-def _sentence(description: str) -> str:
-    text = description[:1].upper() + description[1:]
-    return text if text.endswith(".") else f"{text}."
-
-
-def _facts(about: dict[str, Any]) -> list[str]:
-    """Return default, type and range of one setting, as short pieces of text."""
-    default = about.get("default")
-    facts = [f"Default: `{json.dumps(default)}`" if default is not None else "Default: none"]
-    kinds = [kind for kind in about.get("anyOf", [about]) if kind.get("type") != "null"]
-    if "type" in kinds[0]:
-        facts.append(f"Type: {kinds[0]['type']}")
-    for kind in kinds:
-        if "enum" in kind:
-            facts.append("One of: " + ", ".join(f"`{value}`" for value in kind["enum"]))
-        for bound, words in (
-            ("minimum", "at least"),
-            ("exclusiveMinimum", "above"),
-            ("maximum", "at most"),
-            ("exclusiveMaximum", "below"),
-        ):
-            if bound in kind:
-                facts.append(f"{words} {kind[bound]:,}")
-    return facts
-
-
-def commands_page() -> str:
-    """Return the help of every command, as `tailrace COMMAND --help` prints it."""
-    lines = ["# Command line", "", "Generated from the help of each command."]
-    root = typer.main.get_command(app)
-    _add_help(root, click.Context(root, info_name="tailrace", **_WIDE), lines)
-    return "\n".join(lines) + "\n"
-
-
-_WIDE: dict[str, Any] = {"terminal_width": HELP_COLUMNS, "max_content_width": HELP_COLUMNS}
-
-
-def _add_help(command: click.Command, context: click.Context, lines: list[str]) -> None:
-    path = context.command_path
-    lines += ["", f"{'#' * min(path.count(' ') + 2, 3)} {path}", "", "```text"]
-    lines += [line.rstrip() for line in command.get_help(context).splitlines()] + ["```"]
-    for name, child in getattr(command, "commands", {}).items():
-        if not child.hidden:
-            within = click.Context(child, info_name=name, parent=context, **_WIDE)
-            _add_help(child, within, lines)

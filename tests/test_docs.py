@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from docs.reference_pages import PARTS, api_page, commands_page, settings_page
+from tailrace.edge.openapi.document import openapi_document
 from tests.test_house import ROOT, files_of_the_tree
 
 FENCE = re.compile(r"^ *(```|~~~)")
@@ -15,7 +17,7 @@ LINK = re.compile(r"\]\(([^)\s]+)\)|<img[^>]* src=\"([^\"]+)\"")
 SCHEME = re.compile(r"[a-z][a-z+.-]*:|//")
 PAGES = sorted(path for path in files_of_the_tree() if path.suffix == ".md")
 # Pages that the build of the site writes: docs/site_hook.py.
-GENERATED = {"reference/commands.md", "reference/settings.md"}
+GENERATED = {"reference/api.md", "reference/commands.md", "reference/settings.md"}
 
 
 def lines_outside_code(page: Path) -> Iterator[str]:
@@ -83,3 +85,13 @@ def test_the_site_lists_every_page_of_docs() -> None:
     outside = set(re.findall(r'^    "[\w/.]+": "([\w/]+\.md)",$', hook, re.MULTILINE))
     docs = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
     assert listed == docs | outside | GENERATED
+
+
+def test_the_reference_has_every_setting_command_and_route() -> None:
+    settings, commands, api = settings_page(), commands_page(), api_page()
+    names = [f"{part.table}.{name}" for part in PARTS for name in part.model_fields]
+    assert [name for name in names if f"### `{name}`\n" not in settings] == []
+    for command in ("tailrace up", "tailrace ledger verify", "tailrace warm simulate"):
+        assert f"# {command}\n" in commands
+    assert "--until-eof" not in commands  # hidden
+    assert [path for path in openapi_document()["paths"] if f" {path}`\n" not in api] == []
