@@ -25,7 +25,7 @@ NPM_INSTALL := npm install --no-package-lock --ignore-scripts --no-audit --no-fu
 AOT_PATH := $(if $(AOT_TRITON),$(abspath $(VENV)/triton-$(AOT_TRITON)))
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check docs docs-serve aot dist bench-frame bench-decode bench-resume bench-ledger bench-stream-http bench-path bench-edge bench-worker bench-telemetry bench-kill bench-kill-workers bench-engine bench-formats bench-scheduler bench-warm soak soak-edge bench-gpu clean
+.PHONY: help up test check docs docs-serve aot wheel dist bench-frame bench-decode bench-resume bench-ledger bench-stream-http bench-path bench-edge bench-worker bench-telemetry bench-kill bench-kill-workers bench-engine bench-formats bench-scheduler bench-warm soak soak-edge bench-gpu clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -51,10 +51,12 @@ docs-serve: $(DOCS) ## serve the documentation on http://127.0.0.1:8000/, built 
 aot: $(DEV) $(AOT_PATH) ## compile every GPU kernel for sm_90 and read its machine code
 	@$(if $(AOT_PATH),PYTHONPATH=$(AOT_PATH)) $(BIN)/python -m tailrace.kernels.gate.aot $(ARGS)
 
-dist: $(RELEASE) ## build the wheel, the sdist, the npm package and the Worker into dist/
+wheel: $(RELEASE) ## build the wheel and the sdist into dist/
 	@rm -rf $(DIST) && mkdir -p $(DIST)
 	@$(BIN)/python -m hatchling build -d $(DIST)
 	@$(BIN)/python -m twine check --strict $(DIST)/*.whl $(DIST)/*.tar.gz
+
+dist: wheel ## build the wheel, the sdist, the npm package and the Worker into dist/; needs npm
 	@npm pack --silent --pack-destination $(abspath $(DIST)) ./edge/web/tailrace
 	@cd wrangler-compat && $(NPM_INSTALL) && node_modules/.bin/esbuild src/worker.ts --bundle \
 	  --format=esm --target=es2024 '--external:cloudflare:*' --log-level=warning \
