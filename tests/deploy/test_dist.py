@@ -7,6 +7,7 @@ workerd's own bundle format is what the Worker is.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -14,14 +15,16 @@ import subprocess
 import sys
 import venv
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.npm import needs
+from tests.worker.workerd import Workerd
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -97,10 +100,12 @@ def installed(folder: Path, *what: str | Path) -> Path:
 
 
 @contextmanager
-def serving(bin_: Path, data: Path, *flags: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """Run `tailrace up` of an environment; give its ready line, and what it showed of a sample."""
+def serving(
+    tailrace: Sequence[str | Path], data: Path, *flags: str
+) -> Iterator[tuple[dict[str, Any], str]]:
+    """Run `tailrace up`; give its ready line, and what it showed of a sample."""
     process = subprocess.Popen(
-        [bin_ / "tailrace", "up", "--json", "--data", data, *ANY_PORTS, *flags],
+        [*tailrace, "up", "--json", "--data", data, *ANY_PORTS, *flags],
         cwd=data.parent,
         env=clean_environment(),
         stdout=subprocess.PIPE,
@@ -143,12 +148,12 @@ def test_the_wheel_has_one_top_level_name_and_is_what_the_sdist_builds(
 def test_the_wheel_serves_the_demo_model_and_a_base_install_is_in_front_of_it(
     dist: Path, whole: Path, tmp_path: Path
 ) -> None:
-    with serving(whole, tmp_path / "data") as (ready, sample):
+    with serving([whole / "tailrace"], tmp_path / "data") as (ready, sample):
         assert "⟨cut after 24 tokens · resumed on" in sample and "the sample failed" not in sample
 
         base = installed(tmp_path / "base", only(dist, "*.whl"))
         front = ("--upstream", f"{ready['http']}/v1")
-        with serving(base, tmp_path / "front", *front) as (before, seen):
+        with serving([base / "tailrace"], tmp_path / "front", *front) as (before, seen):
             assert before["models"] == ["demo"]
             assert "⟨cut after 24 tokens · resumed on" in seen
 
@@ -160,23 +165,30 @@ def test_the_wheel_serves_the_demo_model_and_a_base_install_is_in_front_of_it(
         text = run(["node", "read.mjs", ready["http"]], project)
         assert len(text) > 12
 
+        assert asyncio.run(generated_by_worker(dist / "worker", ready["http"], tmp_path)) == 12
 
-def test_uvx_runs_the_wheel_in_front_of_a_server(dist: Path, tmp_path: Path) -> None:
+
+async def generated_by_worker(built: Path, edge: str, folder: Path) -> int:
+    """Ask the Worker in front of an edge for an answer; return its number of tokens."""
+    runtime = Workerd(edge, folder / "worker")
+    runtime.built = built
+    async with runtime as worker, httpx.AsyncClient(timeout=60) as client:
+        body = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 12, "seed": 1}
+        answer = await client.post(f"{worker.url}/v1/generate", json=body)
+        return int(answer.raise_for_status().json()["total_tokens"])
+
+
+def test_uvx_runs_the_wheel_in_front_of_a_server(dist: Path, whole: Path, tmp_path: Path) -> None:
     uv = Path(sys.executable).with_name("uv")
-    command = [uv, "tool", "run", "--python", sys.executable, "--constraints", CONSTRAINTS]
-    flags = ["--from", only(dist, "*.whl"), "tailrace", "up", "--upstream", "http://127.0.0.1:1/v1"]
-    done = subprocess.run(
-        list(map(str, [*command, *flags])),
-        cwd=tmp_path,
-        env=clean_environment() | {"UV_CACHE_DIR": str(tmp_path / "cache")},
-        capture_output=True,
-        text=True,
-        timeout=INSTALL_TIMEOUT_S,
-        check=False,
-    )
-    assert done.returncode == 2, done
-    assert "no OpenAI-compatible server answers at http://127.0.0.1:1/v1" in done.stderr
-    assert not (tmp_path / ".tailrace").exists()
+    command: list[str | Path] = [uv, "tool", "run", "--python", sys.executable]
+    command += ["--constraints", CONSTRAINTS]
+    command += ["--from", only(dist, "*.whl"), "tailrace"]
+    with (
+        serving([whole / "tailrace"], tmp_path / "server", "--no-sample") as (server, _),
+        serving(command, tmp_path / "front", "--upstream", f"{server['http']}/v1") as (ready, seen),
+    ):
+        assert ready["models"] == ["demo"]
+        assert "⟨cut after 24 tokens · resumed on" in seen
 
 
 def test_the_wheel_lives_beside_hugging_faces_kernels(whole: Path, tmp_path: Path) -> None:

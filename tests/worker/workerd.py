@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Mapping
@@ -97,6 +98,9 @@ class Workerd:
     `variables` take the place of those of the wrangler file. It keeps its port over a restart.
     """
 
+    built: Path | None = None
+    """A folder that `make dist` made; None for the sources."""
+
     def __init__(self, origin_url: str, disk: Path, **variables: str) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -122,9 +126,13 @@ class Workerd:
         self._disk.mkdir(parents=True, exist_ok=True)
         objects = self._disk / "objects"
         objects.mkdir(exist_ok=True)
-        config = parse((FOLDER / "wrangler.jsonc").read_text())
+        config = parse(((self.built or FOLDER) / "wrangler.jsonc").read_text())
         assert isinstance(config, dict)
-        said = capnp(config, bundle(self._disk), objects, self._variables)
+        if self.built is None:
+            script = bundle(self._disk)
+        else:
+            script = Path(shutil.copy(self.built / config["main"], self._disk))
+        said = capnp(config, script, objects, self._variables)
         file = self._disk / "worker.capnp"
         file.write_text(said)
         self._command = [str(runtime()), "serve", str(file), "config", "--experimental"]
