@@ -60,7 +60,11 @@ class Machine:
         text = re.sub(rf"(?<![\w/])({folders})(?![\w-])", lambda m: str(self.path(m[1])), text)
         text = re.sub(r"\b(0\.0\.0\.0|origin|edge)(?=:\d)", "127.0.0.1", text)
         ports = "|".join(map(str, PORTS))
-        return re.sub(rf"(?<=:)({ports})\b", lambda m: str(self.ports[int(m[1])]), text)
+        # in an address, or in the arguments of a health check: ('127.0.0.1', 8470)
+        return re.sub(rf"(?<=:)(?:{ports})\b|(?<=', )(?:{ports})\b", self._port_here, text)
+
+    def _port_here(self, found: re.Match[str]) -> str:
+        return str(self.ports[int(found[0])])
 
     def environment(self, said: Mapping[str, str]) -> dict[str, str]:
         return {name: self.here(value) for name, value in said.items() if name != "PATH"}
