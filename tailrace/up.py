@@ -189,8 +189,15 @@ async def serve(
 def _children(place: Addresses, upstream: UpstreamServer | None, console: Console) -> list[Child]:
     """The origin and the edge, not yet started."""
     logs = place.data / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
-    certificate = development_certificate(place.data / "certificate", datetime.now(UTC))
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+        certificate = development_certificate(place.data / "certificate", datetime.now(UTC))
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write to {place.data}: {error.strerror}",
+            field="--data",
+            hint="name a folder that you may write to: --data FOLDER",
+        ) from error
     flags: dict[str, dict[str, object]] = {
         "origin": {"--link": place.link, "--data": place.data},
         "edge": {

@@ -173,6 +173,12 @@ def text_of(chunk: ChatCompletionChunk) -> str:
     return "".join(choice.delta.content or "" for choice in chunk.choices)
 
 
+def test_a_data_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    data = tmp_path / "file" / "data"
+    assert f"error: --data: cannot write to {data}: Not a directory" in up_refused(data)
+
+
 def test_models_and_keys_are_flags_of_an_upstream_server(tmp_path: Path) -> None:
     assert "--model: is for --upstream" in up_refused(tmp_path / "data", "--model", "demo")
     key = up_refused(tmp_path / "data", "--api-key-env", "PATH")
