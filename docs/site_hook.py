@@ -41,7 +41,7 @@ SOURCES = {page: source for source, page in OUTSIDE_DOCS.items()}
 _FENCE = re.compile(r"^ *(```|~~~)")
 _LINK = re.compile(r"(!?)\[((?:[^\]\[]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 _SCHEME = re.compile(r"^[a-z][a-z+.-]*:|^//")
-# What a browser would fetch from elsewhere while it shows a page.
+# References that a browser would fetch from other sites while it shows a page.
 _FETCHED = re.compile(
     r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["'](?:https?:)?//[^"']*"""
     r"""|<link\b[^>]*\brel=["']?(?:stylesheet|preconnect|preload|icon)[^>]*href=["'](?:https?:)?//[^"']*"""

@@ -408,7 +408,7 @@ MAX_KEPT_CONNECTIONS = 16
 
 
 class SamplingSettings(TypedDict, total=False):
-    """What a caller of `generate` may say of `tailrace.ledger.frame.Sampling`."""
+    """The settings of `tailrace.ledger.frame.Sampling` that `generate` accepts."""
 
     temperature: float | None
     top_k: int | None

@@ -39,7 +39,7 @@ BEFORE_ROUTES = (408, 431)
 
 
 class ErrorShape(Enum):
-    """What errors of a route look like; the value begins the names of the responses."""
+    """The shape of a route's errors; the value begins the names of the responses."""
 
     NATIVE = "Error"
     OPENAI = "OpenAiError"

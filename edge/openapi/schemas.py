@@ -155,7 +155,7 @@ _EVENTS = {
     "Reasoning": "What a model thinks apart from its answer; it is no part of the text.",
     "ToolCall": "A piece of a call of a tool; the `arguments` of one `call` together are JSON.",
 }
-"""What each logged frame says as an event; a test holds the table to the frames there are."""
+"""Description of each logged frame as an event; a test compares it with the frames."""
 
 
 def _frame_events() -> Schemas:

@@ -272,7 +272,7 @@ def test_files_lie_where_something_is_mounted() -> None:
         assert process.environment["TAILRACE_EDGE_API_KEYS"] == "/keys/api-keys.json"
         named = flags(process)
         assert (named["certificate"], named["key"]) == ("/tls/tls.crt", "/tls/tls.key")
-    # What certbot's hook writes is what the edge reads; the port 80 serves certbot's challenges.
+    # The edge reads what certbot's hook writes; port 80 serves certbot's challenges.
     assert mounts["certbot"]["/tls"] == mounts["edge"]["/tls"]
     assert mounts["certbot"]["/webroot"] == mounts["port-80"]["/webroot"]
     named_volumes = {

@@ -1,4 +1,4 @@
-"""What `tailrace.ledger.interface` promises, on every backend."""
+"""The promises of `tailrace.ledger.interface`, on every backend."""
 
 import asyncio
 import math

@@ -1,4 +1,4 @@
-"""What `tailrace.ledger.interface` promises of objects, on every backend."""
+"""The promises of `tailrace.ledger.interface` for objects, on every backend."""
 
 import asyncio
 

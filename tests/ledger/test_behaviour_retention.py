@@ -1,4 +1,4 @@
-"""What `tailrace.ledger.interface` promises of retention and deletion, on every backend."""
+"""The promises of `tailrace.ledger.interface` for retention and deletion, on every backend."""
 
 import pytest
 

@@ -27,7 +27,7 @@ async def edges(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[list[
 
 @pytest.fixture(scope="module", params=MAJORS)
 async def seen(request: pytest.FixtureRequest, edges: list[Edge], node: Script) -> dict[str, Any]:
-    """What the script saw, with each major version of the AI SDK."""
+    """Run the script with each major version of the AI SDK; return what it saw."""
     urls = (edge.url for edge in edges)
     found: dict[str, Any] = await node("transport.mjs", request.param, *urls)
     return found
