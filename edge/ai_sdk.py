@@ -59,7 +59,7 @@ from tailrace.ledger.frame import (
     decode,
     to_error,
 )
-from tailrace.ledger.text import AppendedText
+from tailrace.ledger.stream_text import AppendedText
 
 HEADER = {"X-Vercel-AI-UI-Message-Stream": "v1"}
 """By it the AI SDK tells this protocol from others."""

@@ -39,11 +39,11 @@ from tailrace.edge.quic.listen import QuicListener
 from tailrace.edge.session import ORIGIN_NOT_READY
 from tailrace.edge.telemetry.metrics import metrics
 from tailrace.edge.web_files import web_routes
-from tailrace.ledger.deployment import Deployment
 from tailrace.ledger.errors import TailraceError
 from tailrace.ledger.frame import SCHEMA_HASH, STREAM_PATH
-from tailrace.ledger.hints import Hint
-from tailrace.ledger.version import tailrace_version
+from tailrace.ledger.links.hints import Hint
+from tailrace.ledger.objects.deployment import Deployment
+from tailrace.ledger.process.version import tailrace_version
 
 NO_STORE = {"Cache-Control": "no-store"}
 DRAINING = "this edge is shutting down"

@@ -19,9 +19,15 @@ from tailrace.edge.origins.open_requests import OpenRequests
 from tailrace.edge.quic.steer import MAX_PROCESSES, can_steer
 from tailrace.edge.session import MAX_UNFINISHED
 from tailrace.edge.unread import DEFAULT_AFTER_S, UnreadDefault
-from tailrace.ledger.dial import Credentials, LinkAddress, LinkText, check_link, secret_bytes
 from tailrace.ledger.frame import MAX_CALL_BODY_BYTES, Unread
-from tailrace.ledger.settings import (
+from tailrace.ledger.links.transport import (
+    Credentials,
+    LinkAddress,
+    LinkText,
+    check_link,
+    secret_bytes,
+)
+from tailrace.ledger.process.settings import (
     MAX_PORT,
     Address,
     CollectorUrl,

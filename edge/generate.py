@@ -52,8 +52,8 @@ from tailrace.ledger.frame import (
     tag_of,
     to_error,
 )
-from tailrace.ledger.tasks import together
-from tailrace.ledger.text import StreamText
+from tailrace.ledger.process.tasks import together
+from tailrace.ledger.stream_text import StreamText
 
 MAX_DOCUMENT_BYTES = 32 << 20
 """Of the frames of one stream that are kept for a document."""

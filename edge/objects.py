@@ -25,7 +25,6 @@ from tailrace.edge.access.middleware import caller_of
 from tailrace.edge.body import LIVE_HEADERS, NO_TRANSFORM, UNBUFFERED, StreamedBody, answer_of
 from tailrace.edge.origins.link import Link, Reader, attended, link_of, whole_answer
 from tailrace.edge.parameters import View, read_body
-from tailrace.ledger.deployment import DEPLOYMENT, Deployment
 from tailrace.ledger.errors import CallerError, NotFound, TailraceError
 from tailrace.ledger.frame import (
     CALL_METHODS,
@@ -36,8 +35,9 @@ from tailrace.ledger.frame import (
     Call,
     Header,
 )
+from tailrace.ledger.objects.deployment import DEPLOYMENT, Deployment
 from tailrace.ledger.objects.object import MAX_KEY_CHARS
-from tailrace.ledger.tasks import beside
+from tailrace.ledger.process.tasks import beside
 
 PREFIX = STREAM_PATH.encode()
 RESERVED = RESERVED_NAME.encode()

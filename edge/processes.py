@@ -20,7 +20,7 @@ import structlog
 
 from tailrace.edge.server.listen import Sockets
 from tailrace.ledger.errors import EXIT_USAGE, ConfigError
-from tailrace.ledger.process import STOP_SIGNALS
+from tailrace.ledger.process.lifecycle import STOP_SIGNALS
 
 RESTART_AFTER_S = 1.0
 """A process that was lost comes back so much later: what ended it may end it again."""

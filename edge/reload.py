@@ -25,7 +25,7 @@ from tailrace.edge.config import EdgeConfig
 from tailrace.edge.origins.hints import Hints
 from tailrace.edge.quic.listen import QuicListener
 from tailrace.ledger.errors import ConfigError
-from tailrace.ledger.tasks import beside
+from tailrace.ledger.process.tasks import beside
 
 LOOK_S = 1.0
 """How late a change of a file may be noticed."""

@@ -47,11 +47,11 @@ from tailrace.edge.server.routes import StreamRoutes
 from tailrace.edge.server.wire import KEEP_ALIVE_TIMEOUT_S, Shared
 from tailrace.edge.telemetry.exchange import Counts, Observed
 from tailrace.edge.telemetry.metrics import EdgeMetrics
-from tailrace.ledger.deployment import Deployment
 from tailrace.ledger.errors import Unavailable
-from tailrace.ledger.log import configure_logging
-from tailrace.ledger.process import Stop, look_less_often
-from tailrace.ledger.tasks import first_of
+from tailrace.ledger.objects.deployment import Deployment
+from tailrace.ledger.process.lifecycle import Stop, look_less_often
+from tailrace.ledger.process.logging_setup import configure_logging
+from tailrace.ledger.process.tasks import first_of
 from tailrace.ledger.telemetry.exposition import exposed
 from tailrace.ledger.telemetry.traces import Traces
 

@@ -20,7 +20,6 @@ from random import Random
 
 from tailrace.edge.access.rules import NOBODY
 from tailrace.edge.unread import UnreadDefault
-from tailrace.ledger.backoff import spread_ms
 from tailrace.ledger.errors import (
     CallerError,
     FrameError,
@@ -29,6 +28,7 @@ from tailrace.ledger.errors import (
     TooLarge,
     Unauthorized,
 )
+from tailrace.ledger.flow.backoff import spread_ms
 from tailrace.ledger.frame import (
     CLIENT,
     CLOSING,
@@ -58,7 +58,7 @@ from tailrace.ledger.frame import (
     split,
     tag_and_corr_of,
 )
-from tailrace.ledger.version import software
+from tailrace.ledger.process.version import software
 
 MAX_UNFINISHED = 64
 """As many as a worker runs at a time, by default, and a quarter of what an origin takes."""

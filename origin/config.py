@@ -9,8 +9,21 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
-from tailrace.ledger.dial import UNIX, Credentials, LinkAddress, LinkText, check_link, secret_bytes
-from tailrace.ledger.settings import Address, CollectorUrl, Settings, parse_address, split_at_commas
+from tailrace.ledger.links.transport import (
+    UNIX,
+    Credentials,
+    LinkAddress,
+    LinkText,
+    check_link,
+    secret_bytes,
+)
+from tailrace.ledger.process.settings import (
+    Address,
+    CollectorUrl,
+    Settings,
+    parse_address,
+    split_at_commas,
+)
 from tailrace.origin.formats import Formats, HeadFormat, KvFormat, WeightsFormat
 
 DEMO_MODEL = Path(__file__).parent / "demo" / "model"

@@ -21,8 +21,6 @@ from functools import partial
 import structlog
 from pydantic import BaseModel
 
-from tailrace.ledger.cron import next_after
-from tailrace.ledger.deployment import DEPLOYMENT, Deployment, Migration
 from tailrace.ledger.errors import (
     CallerError,
     ConfigError,
@@ -33,6 +31,8 @@ from tailrace.ledger.errors import (
 )
 from tailrace.ledger.frame import STREAM_ID_BYTES, Durability
 from tailrace.ledger.interface import Ledger, ObjectKey
+from tailrace.ledger.objects.cron import next_after
+from tailrace.ledger.objects.deployment import DEPLOYMENT, Deployment, Migration
 from tailrace.ledger.objects.object import (
     AT_MS,
     ERASE,

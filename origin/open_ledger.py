@@ -11,9 +11,9 @@ from pathlib import Path
 
 import structlog
 
-from tailrace.ledger.durable_file import replace_file
 from tailrace.ledger.errors import ConfigError
 from tailrace.ledger.interface import Ledger
+from tailrace.ledger.process.durable_file import replace_file
 from tailrace.ledger.sqlite.ledger import SqliteLedger
 from tailrace.ledger.sqlite.retention import RetentionSettings
 from tailrace.origin.config import LedgerConfig

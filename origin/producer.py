@@ -30,7 +30,7 @@ from tailrace.ledger.errors import ConfigError
 from tailrace.ledger.frame import FinishReason, TokenScores
 from tailrace.origin.generations.recipe import Recipe
 from tailrace.origin.plugin import load_plugin
-from tailrace.origin.tools import CallPiece
+from tailrace.origin.tool_calls import CallPiece
 
 # ---- what a producer is given ----
 

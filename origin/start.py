@@ -17,13 +17,13 @@ import structlog
 import uvloop
 
 from tailrace.ledger.errors import EXIT_FAILED, EXIT_USAGE, CallerError, ConfigError
-from tailrace.ledger.log import configure_logging
-from tailrace.ledger.process import Stop, end_without_threads, look_less_often
-from tailrace.ledger.tasks import beside
+from tailrace.ledger.process.lifecycle import Stop, end_without_threads, look_less_often
+from tailrace.ledger.process.logging_setup import configure_logging
+from tailrace.ledger.process.tasks import beside
 from tailrace.origin.checkpoint.folder import check_folder
 from tailrace.origin.config import LedgerConfig, OriginConfig, StreamsConfig
-from tailrace.origin.model_table import Tables
-from tailrace.origin.workers.forked import Launcher
+from tailrace.origin.pool.model_table import Tables
+from tailrace.origin.workers.fork_client import Launcher
 from tailrace.origin.workers.kernel_cache import offer
 from tailrace.origin.workers.liveness import Circuit, Patience
 from tailrace.origin.workers.program import makes_tokens, program, unused

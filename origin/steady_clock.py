@@ -18,8 +18,8 @@ from pathlib import Path
 
 import structlog
 
-from tailrace.ledger.durable_file import replace_file
-from tailrace.ledger.process import boot_id
+from tailrace.ledger.process.durable_file import replace_file
+from tailrace.ledger.process.lifecycle import boot_id
 
 MAX_LEAP_MS = 60_000
 """What the clock may be set ahead by at once, and by as much again in each such time."""

@@ -14,27 +14,27 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from tailrace.ledger.dial import UNIX, listen, os_reason
 from tailrace.ledger.errors import ConfigError, Damaged, LedgerFailed, Unavailable
 from tailrace.ledger.frame import encode
 from tailrace.ledger.interface import Ledger
+from tailrace.ledger.links.transport import UNIX, listen, os_reason
 from tailrace.ledger.objects.object import ObjectRequest, ObjectResponse
-from tailrace.ledger.process import Stop
-from tailrace.ledger.tasks import first_of
+from tailrace.ledger.process.lifecycle import Stop
+from tailrace.ledger.process.tasks import first_of
 from tailrace.ledger.telemetry.exposition import exposed
 from tailrace.ledger.telemetry.traces import Traces
+from tailrace.origin.admin.desk import OperatorDesk
+from tailrace.origin.admin.streams import LivePages, unix_clock
 from tailrace.origin.config import LedgerConfig, OriginConfig, StreamsConfig
 from tailrace.origin.edges.link import EdgeLink
 from tailrace.origin.edges.peers import Way
 from tailrace.origin.generations.callers import TokenKeys
 from tailrace.origin.generations.runs import Runs
 from tailrace.origin.generations.service import Service
-from tailrace.origin.history.recorder import recorder_of
 from tailrace.origin.metrics import Metrics
 from tailrace.origin.objects import OriginObjects, load_classes
 from tailrace.origin.open_ledger import open_ledger
-from tailrace.origin.operator.desk import OperatorDesk
-from tailrace.origin.operator.streams import LivePages, unix_clock
+from tailrace.origin.pool.history.recorder import recorder_of
 from tailrace.origin.serving.served_model import ServedModel, ServedModels
 from tailrace.origin.steady_clock import KeptClock, now_ms
 from tailrace.origin.workers.kernel_cache import KernelCache

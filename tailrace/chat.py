@@ -25,7 +25,7 @@ from tailrace.ledger.frame import (
     StreamEnd,
     Token,
 )
-from tailrace.ledger.text import StreamText
+from tailrace.ledger.stream_text import StreamText
 
 # All of C0 and C1 but tab and newline.
 CONTROLS = {

@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tailrace.ledger.backoff import Backoff
 from tailrace.ledger.errors import EXIT_USAGE, Unavailable
+from tailrace.ledger.flow.backoff import Backoff
 
 STOP_GRACE_S = 8.0  # between SIGTERM and SIGKILL
 ORPHAN_GRACE_S = 8.0  # for a child whose parent is gone, before it leaves the hard way

@@ -23,7 +23,7 @@ from tailrace.commands.warm_live import LIVE_COMMANDS
 from tailrace.ledger.errors import EXIT_FAILED, EXIT_USAGE, CallerError, ConfigError, TailraceError
 
 if TYPE_CHECKING:
-    from tailrace.ledger.settings import Settings
+    from tailrace.ledger.process.settings import Settings
 
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 
@@ -68,7 +68,7 @@ def main() -> None:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from tailrace.ledger.version import tailrace_version
+        from tailrace.ledger.process.version import tailrace_version
 
         typer.echo(f"tailrace {tailrace_version()}")
         raise typer.Exit
@@ -251,7 +251,7 @@ def origin(
     """Run an origin: admission, ledger and the workers that generate."""
     with extra("torch"):
         from tailrace.origin.config import LedgerConfig, OriginConfig, StreamsConfig
-        from tailrace.origin.model_table import chosen, load_tables
+        from tailrace.origin.pool.model_table import chosen, load_tables
         from tailrace.origin.start import run
 
     tables = {} if producer or upstream else load_tables(config)

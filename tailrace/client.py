@@ -22,8 +22,8 @@ from uuid import uuid4
 
 import httpx
 
-from tailrace.ledger.backoff import Backoff
 from tailrace.ledger.errors import CallerError, FrameError, TailraceError, Unavailable
+from tailrace.ledger.flow.backoff import Backoff
 from tailrace.ledger.frame import (
     FRAMES_TYPE,
     Frame,
@@ -37,7 +37,7 @@ from tailrace.ledger.frame import (
     decode,
     to_error,
 )
-from tailrace.ledger.version import software
+from tailrace.ledger.process.version import software
 
 RECONNECT_MIN_S = 0.05
 RECONNECT_MAX_S = 10.0

@@ -21,9 +21,9 @@ from tailrace.config_schema import SCHEMA_FILE
 from tailrace.edge.config import EdgeConfig
 from tailrace.edge.wrangler.file import PREFIX, DevVars, Reading, read
 from tailrace.ledger.errors import ConfigError
-from tailrace.ledger.settings import DEFAULT_FILE, Settings, all_of
+from tailrace.ledger.process.settings import DEFAULT_FILE, Settings, all_of
 from tailrace.origin.config import OriginConfig
-from tailrace.origin.model_table import ModelTable, Tables, load_tables
+from tailrace.origin.pool.model_table import ModelTable, Tables, load_tables
 from tailrace.origin.workers.program import unused
 
 WIDTH = 96

@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from tailrace.ledger.settings import Settings, split_at_commas
-from tailrace.ledger.version import tailrace_version
-from tailrace.origin.model_table import ModelTable
+from tailrace.ledger.process.settings import Settings, split_at_commas
+from tailrace.ledger.process.version import tailrace_version
+from tailrace.origin.pool.model_table import ModelTable
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 OF_A_LIST = {"type", "items", "minItems", "maxItems"}

@@ -28,10 +28,10 @@ from tailrace.chat import Viewer, printable
 from tailrace.child import Child
 from tailrace.client import Client
 from tailrace.ledger.errors import ConfigError, TailraceError
-from tailrace.ledger.process import Stop
-from tailrace.ledger.settings import MAX_PORT
-from tailrace.ledger.tasks import first_of
-from tailrace.ledger.version import tailrace_version
+from tailrace.ledger.process.lifecycle import Stop
+from tailrace.ledger.process.settings import MAX_PORT
+from tailrace.ledger.process.tasks import first_of
+from tailrace.ledger.process.version import tailrace_version
 from tailrace.upstream import UpstreamServer
 
 VALID_DAYS = 14

@@ -10,8 +10,8 @@ import json
 from pydantic import BaseModel
 
 from tailrace.edge.openapi.schemas import ORIGIN_BODIES, Schemas, plain
-from tailrace.origin.operator.simulation import SimulationRequest
-from tailrace.origin.operator.warm import WantedModel, WantedPin, WantedPolicy
+from tailrace.origin.admin.simulation import SimulationRequest
+from tailrace.origin.admin.warm import WantedModel, WantedPin, WantedPolicy
 from tailrace.origin.subscriptions.request import ClaimBody, CreateBody, HolderBody, StreamsBody
 
 MODELS: dict[str, tuple[type[BaseModel], str]] = {

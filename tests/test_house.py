@@ -37,11 +37,11 @@ SANS_IO = (
     *("edge/session.py", "edge/sse.py", "edge/server/outlet.py", "edge/server/deadlines.py"),
     *("edge/quic/core.py", "edge/quic/aioquic_*.py", "edge/quic/http3.py", "edge/quic/server.py"),
     *("edge/server/http1.py", "edge/server/http2*.py"),
-    *("ledger/frame.py", "ledger/window.py", "ledger/wire/*.py"),
-    *("ledger/sqlite/record.py", "ledger/sqlite/room.py", "ledger/sqlite/tail.py"),
+    *("ledger/frame.py", "ledger/flow/credit_window.py", "ledger/wire/*.py"),
+    *("ledger/sqlite/encoding.py", "ledger/sqlite/capacity.py", "ledger/sqlite/tail.py"),
     *("origin/engine/*.py", "origin/scheduler/*.py", "origin/streams/append.py"),
-    *("origin/generations/overload.py", "origin/workers/liveness.py"),
-    *("origin/streams/page.py", "origin/streams/request.py", "origin/warm/*.py"),
+    *("origin/generations/load_shedding.py", "origin/workers/liveness.py"),
+    *("origin/streams/page.py", "origin/streams/request.py", "origin/pool/policies/*.py"),
     "origin/pool/*.py",
     "origin/subscriptions/subscription.py",
 )
@@ -59,7 +59,7 @@ WORKER_SIDE = (
 OF_AN_EXTRA = (
     "tailrace.ledger.postgres",
     "tailrace.ledger.telemetry",
-    "tailrace.ledger.tools.postgres_reader",
+    "tailrace.ledger.inspection.postgres_reader",
 )
 # Folders that git ignores, or that hold no text of ours.
 SKIPPED = {"__pycache__", "build", "dist", "node_modules", "site"}
@@ -289,7 +289,10 @@ def test_who_writes_a_ledger_file_and_who_reads_it_load_different_copies_of_sqli
 
     `ledger.sqlite.disk.opening` refuses that when it happens; here no module leads to it.
     """
-    writers, readers = modules_of("ledger/sqlite"), {*modules_of("ledger/tools")} - {*OF_AN_EXTRA}
+    writers, readers = (
+        modules_of("ledger/sqlite"),
+        {*modules_of("ledger/inspection")} - {*OF_AN_EXTRA},
+    )
     result = run_python(BLOCKED_IMPORT, "aiosqlite,sqlite3", *writers)
     assert result.returncode == 0, result.stderr
     result = run_python(BLOCKED_IMPORT, "apsw", *readers)
@@ -304,9 +307,12 @@ def test_no_file_of_ours_opens_a_third_copy_of_sqlite() -> None:
         if path.suffix == ".py" and path.relative_to(ROOT).parts[0] in (*ARROWS, "tests")
         if {name.partition(".")[0] for name in imports_of(path)} & {"aiosqlite", "sqlite3"}
     }
-    readers = {"ledger/tools/sqlite_reader.py", "tests/ledger/tools/test_sqlite_reader.py"}
+    readers = {
+        "ledger/inspection/sqlite_reader.py",
+        "tests/ledger/inspection/test_sqlite_reader.py",
+    }
     # Of a file that is no ledger, and that apsw never opens.
-    readers |= {"origin/history/sqlite_file.py", "tests/origin/history/test_recorder.py"}
+    readers |= {"origin/pool/history/sqlite_file.py", "tests/origin/pool/history/test_recorder.py"}
     assert users == readers
 
 

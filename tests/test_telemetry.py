@@ -15,8 +15,8 @@ from tailrace.edge.origins.link import Link
 from tailrace.edge.telemetry.exchange import Answered, Counts
 from tailrace.edge.telemetry.metrics import EdgeMetrics
 from tailrace.origin.config import LedgerConfig
-from tailrace.origin.history.recorder import recorder_of
 from tailrace.origin.metrics import Metrics
+from tailrace.origin.pool.history.recorder import recorder_of
 from tests.origin.test_metrics import LOAD
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -30,7 +30,7 @@ from pydantic import (
 )
 
 from tailrace.ledger.errors import CallerError, ConfigError, Unauthorized
-from tailrace.ledger.rights import DEFAULT_TENANT, Right, check_tenant, parse_rights
+from tailrace.ledger.links.rights import DEFAULT_TENANT, Right, check_tenant, parse_rights
 
 ID_BYTES = 6
 SECRET_BYTES = 32

@@ -13,7 +13,7 @@ from tailrace.edge.access.rules import OriginRule, is_loopback, name_of
 from tailrace.edge.config import EdgeConfig
 from tailrace.ledger.errors import Forbidden
 from tailrace.ledger.frame import Caller
-from tailrace.ledger.rights import Right
+from tailrace.ledger.links.rights import Right
 
 FORWARDED_HEADERS = frozenset(
     (

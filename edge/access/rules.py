@@ -40,9 +40,9 @@ from tailrace.edge.access.quotas import (
     request_quota,
 )
 from tailrace.edge.errors import is_openai_path
-from tailrace.ledger.backoff import spread_ms
-from tailrace.ledger.bucket import Bucket
 from tailrace.ledger.errors import CallerError, Forbidden, TailraceError, Unauthorized
+from tailrace.ledger.flow.backoff import spread_ms
+from tailrace.ledger.flow.token_bucket import Bucket
 from tailrace.ledger.frame import STREAM_PATH, Caller
 
 ANY_ORIGIN = "*"

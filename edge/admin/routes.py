@@ -26,7 +26,7 @@ from tailrace.edge.origins.link import link_of
 from tailrace.edge.parameters import parse_stream_id, read_body
 from tailrace.ledger.errors import CallerError, NotFound
 from tailrace.ledger.frame import SCHEMA_HASH
-from tailrace.ledger.version import tailrace_version
+from tailrace.ledger.process.version import tailrace_version
 
 MAX_MERGED = 1000
 """How far down the streams of several origins are shown as one list; beyond, choose an origin."""

@@ -65,7 +65,7 @@ from tailrace.ledger.frame import (
     tag_of,
     to_error,
 )
-from tailrace.ledger.tasks import cancel, together
+from tailrace.ledger.process.tasks import cancel, together
 
 DONE = b"data: [DONE]\n\n"
 PROMPTS_AT_A_TIME = 8

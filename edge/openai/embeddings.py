@@ -23,8 +23,8 @@ from tailrace.edge.parameters import read_body as whole_body
 from tailrace.edge.request import Settings
 from tailrace.ledger.errors import CallerError, NotFound, OriginUnreachable
 from tailrace.ledger.frame import Caller, Open, Opened, StreamEnd
-from tailrace.ledger.hints import Hint
-from tailrace.ledger.tasks import together
+from tailrace.ledger.links.hints import Hint
+from tailrace.ledger.process.tasks import together
 
 EXAMPLE = '{"model": "demo", "input": "Once upon a time"}'
 MAX_INPUTS = 2048

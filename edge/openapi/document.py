@@ -24,7 +24,7 @@ from tailrace.edge.openapi.operations import (
 )
 from tailrace.edge.openapi.schemas import COUNT, STREAM_ID, STRING, Schema, ref, schemas
 from tailrace.edge.web_files import StaticDocument
-from tailrace.ledger.version import tailrace_version
+from tailrace.ledger.process.version import tailrace_version
 
 LLMS_FILE = Path(__file__).parent / "llms.txt"
 API_KEY, KEY_HEADER, TOKEN, TOKEN_QUERY = "ApiKey", "ApiKeyHeader", "ResumeToken", "TokenInUrl"

@@ -20,7 +20,7 @@ from tailrace.edge.openapi.errors import ALWAYS, KEYED, ErrorShape
 from tailrace.edge.openapi.schemas import STRING, Schema, ref
 from tailrace.edge.request import GENERATE_EXAMPLE, STEER_EXAMPLE
 from tailrace.ledger.frame import FRAMES_TYPE
-from tailrace.ledger.rights import Right
+from tailrace.ledger.links.rights import Right
 
 JSON = "application/json"
 SSE = "text/event-stream"

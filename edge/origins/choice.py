@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from hashlib import blake2b
 
-from tailrace.ledger.backoff import Backoff
+from tailrace.ledger.flow.backoff import Backoff
 
 LOAD_SLACK = 0.25
 """How far above the average load an origin may be and still get what belongs to it..."""

@@ -15,7 +15,7 @@ from tailrace.edge.origins.link import Link, whole_answer
 from tailrace.edge.origins.origin import now
 from tailrace.ledger.errors import TailraceError
 from tailrace.ledger.frame import Call
-from tailrace.ledger.hints import HINT, Hint
+from tailrace.ledger.links.hints import HINT, Hint
 
 EVERY_S = 5.0
 """The same sign is told once in so long."""

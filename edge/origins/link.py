@@ -31,9 +31,9 @@ from tailrace.edge.origins.watchers import Watchers
 from tailrace.edge.server.outlet import Turn
 from tailrace.edge.telemetry.exchange import current, note_error, note_stream, traced
 from tailrace.edge.unread import UnreadDefault
-from tailrace.ledger.backoff import Backoff, spread_ms
-from tailrace.ledger.dial import Credentials, LinkAddress
 from tailrace.ledger.errors import CallerError, Overloaded, TailraceError, TooLarge
+from tailrace.ledger.flow.backoff import Backoff, spread_ms
+from tailrace.ledger.flow.credit_window import Window
 from tailrace.ledger.frame import (
     LINK_CODEC,
     MAX_CALL_HEAD_BYTES,
@@ -60,8 +60,8 @@ from tailrace.ledger.frame import (
     tag_of,
     to_error,
 )
-from tailrace.ledger.tasks import beside, first_of
-from tailrace.ledger.window import Window
+from tailrace.ledger.links.transport import Credentials, LinkAddress
+from tailrace.ledger.process.tasks import beside, first_of
 
 LINK_TICK_S = 0.05
 """How late a deadline may be noticed, and how finely the heartbeats of clients are spread."""

@@ -15,8 +15,8 @@ from random import Random
 from typing import NamedTuple
 
 from tailrace.edge.access.connections import place_of
-from tailrace.ledger.backoff import spread_ms
 from tailrace.ledger.errors import CallerError
+from tailrace.ledger.flow.backoff import spread_ms
 
 RETRY_MS = 1_000
 """Minimum wait that a refused client is told; not all are told the same."""

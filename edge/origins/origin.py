@@ -17,11 +17,11 @@ from tailrace.edge.origins.choice import Breaker, Candidate, State
 from tailrace.edge.origins.open_requests import OpenRequests
 from tailrace.edge.origins.relay import LinkState, Relay
 from tailrace.edge.server.outlet import Turn
-from tailrace.ledger.backoff import Backoff
-from tailrace.ledger.dial import Credentials, LinkAddress, dial
 from tailrace.ledger.errors import OriginUnreachable, TailraceError
+from tailrace.ledger.flow.backoff import Backoff
+from tailrace.ledger.flow.idle_timer import Silence
 from tailrace.ledger.frame import Splitter
-from tailrace.ledger.silence import Silence
+from tailrace.ledger.links.transport import Credentials, LinkAddress, dial
 
 LINK_RECONNECT_MIN_S = 0.1
 LINK_RECONNECT_MAX_S = 2.0

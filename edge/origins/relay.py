@@ -21,7 +21,6 @@ from typing import Protocol
 
 from tailrace.edge.origins.choice import ANYBODY, Wanted
 from tailrace.edge.origins.open_requests import UNCOUNTED, OpenRequests, Owner
-from tailrace.ledger.backoff import spread_ms
 from tailrace.ledger.errors import (
     FrameError,
     OriginUnreachable,
@@ -29,6 +28,7 @@ from tailrace.ledger.errors import (
     TailraceError,
     Unauthorized,
 )
+from tailrace.ledger.flow.backoff import spread_ms
 from tailrace.ledger.frame import (
     CLOSING,
     CORR_OFFSET,
@@ -65,7 +65,7 @@ from tailrace.ledger.frame import (
     to_error,
     with_corr,
 )
-from tailrace.ledger.version import software
+from tailrace.ledger.process.version import software
 from tailrace.ledger.wire.handshake import Handshake, Side, refused
 
 CONNECT_PATIENCE_S = 2.0

@@ -14,8 +14,8 @@ from tailrace.edge.quic.core import Asked, Came, Code, Core, Event, Left, TooLon
 from tailrace.edge.server.deadlines import Deadline
 from tailrace.edge.server.incoming import Behind, Incoming
 from tailrace.edge.server.outlet import UNSENT_BYTES, Headers, Request
-from tailrace.ledger.bucket import Bucket
 from tailrace.ledger.errors import CallerError, TailraceError
+from tailrace.ledger.flow.token_bucket import Bucket
 
 MAX_RESETS = 200
 """Requests that a client may have reset in a short time; to undo them costs more than to reset."""

@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import secrets
 
-from tailrace.ledger.bucket import Bucket
+from tailrace.ledger.flow.token_bucket import Bucket
 
 TOKEN_BYTES = 16
 MIN_TRIGGER_BYTES = 22

@@ -25,7 +25,7 @@ from tailrace.edge.server.deadlines import Deadline, Deadlines
 from tailrace.edge.server.outlet import Admitted, Handler, Headers, Outlet, Request, Routes, Turn
 from tailrace.edge.telemetry.exchange import PROTOCOLS, Counts, id_field
 from tailrace.ledger.errors import TailraceError
-from tailrace.ledger.tasks import cancel
+from tailrace.ledger.process.tasks import cancel
 
 WITHOUT_BODY = (204, 304)
 """Statuses of answers that have none; neither has one to HEAD (RFC 9110, 6.4.1)."""

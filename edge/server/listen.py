@@ -22,8 +22,8 @@ from tailrace.edge.server.connection import Connection
 from tailrace.edge.server.deadlines import SLOT_S
 from tailrace.edge.server.wire import Shared
 from tailrace.ledger.errors import ConfigError
-from tailrace.ledger.settings import parse_address
-from tailrace.ledger.tasks import cancel
+from tailrace.ledger.process.settings import parse_address
+from tailrace.ledger.process.tasks import cancel
 
 LISTEN_BACKLOG = 1024
 NOT_SENT_BYTES = 8 << 10

@@ -17,6 +17,7 @@ from tailrace.edge.origins.relay import TOKEN, under
 from tailrace.edge.server.deadlines import Deadline, Deadlines
 from tailrace.edge.server.outlet import Headers, Outlet, Turn
 from tailrace.edge.telemetry.exchange import Exchange
+from tailrace.ledger.flow.credit_window import Window
 from tailrace.ledger.frame import (
     CLOSING,
     TAG_OFFSET,
@@ -32,7 +33,6 @@ from tailrace.ledger.frame import (
     tag_of,
     to_error,
 )
-from tailrace.ledger.window import Window
 
 TELL_FRAMES, TELL_BYTES = WINDOW_FRAMES // 8, WINDOW_BYTES // 8
 """What passes before the window is told."""

@@ -27,9 +27,9 @@ from tailrace.edge.origins.relay import Route
 from tailrace.edge.telemetry.exchange import OTHER, Counts
 from tailrace.ledger.errors import Forbidden, NotFound
 from tailrace.ledger.frame import SCHEMA_HASH
-from tailrace.ledger.rights import Right
+from tailrace.ledger.links.rights import Right
+from tailrace.ledger.process.version import tailrace_version
 from tailrace.ledger.telemetry.exposition import rendered
-from tailrace.ledger.version import tailrace_version
 
 PREFIX = "tailrace_edge_"
 PROTOCOLS = ("h1", "h2", "h3", "ws")

@@ -11,7 +11,7 @@ from datetime import date
 from difflib import get_close_matches
 from typing import NamedTuple
 
-from tailrace.ledger import cron
+from tailrace.ledger.objects import cron
 
 Table = Mapping[str, object]
 NAME = re.compile(r"[a-z0-9_][a-z0-9_-]*")

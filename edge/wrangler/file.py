@@ -27,8 +27,8 @@ from tailrace.edge.wrangler.checks import (
     unknown,
 )
 from tailrace.edge.wrangler.keys import BUILT_IN, KEYS, Effect
-from tailrace.ledger.deployment import Deployment
 from tailrace.ledger.errors import ConfigError
+from tailrace.ledger.objects.deployment import Deployment
 
 PREFIX = "TAILRACE_EDGE_"
 """Of variables and secrets that are settings, as in the environment of the process."""

@@ -17,7 +17,7 @@ from tailrace.ledger.postgres.commit import replaced
 from tailrace.ledger.postgres.schema import check_fsync
 from tailrace.ledger.postgres.server import LastingConnection
 from tailrace.ledger.postgres.statements import END_OWNER, FORGET_OWNERS, NEW_OWNER, OWN_HOST, RENEW
-from tailrace.ledger.tasks import cancel
+from tailrace.ledger.process.tasks import cancel
 
 RENEWALS_PER_LEASE = 3
 """A lease outlives this many renewals less one that do not come through."""

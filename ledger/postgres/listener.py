@@ -14,13 +14,13 @@ from functools import partial
 import psycopg
 from psycopg import AsyncConnection
 
-from tailrace.ledger.backoff import Backoff
 from tailrace.ledger.errors import ConfigError, LedgerAway, LedgerFailed, TailraceError
+from tailrace.ledger.flow.backoff import Backoff
 from tailrace.ledger.postgres.rows import Ints
 from tailrace.ledger.postgres.server import RETRY_MAX_S, RETRY_MIN_S, Pool, Server
 from tailrace.ledger.postgres.statements import CHANNEL, NEWS
 from tailrace.ledger.postgres.tail import TAIL_FRAMES, PostgresTail, Residents, StreamHead
-from tailrace.ledger.tasks import cancel
+from tailrace.ledger.process.tasks import cancel
 
 
 class Listener:

@@ -27,11 +27,11 @@ from psycopg.conninfo import make_conninfo
 from psycopg.errors import Diagnostic
 from psycopg.pq import Conninfo, PGconn, Ping, TransactionStatus
 
-from tailrace.ledger.backoff import Backoff
 from tailrace.ledger.errors import ConfigError, Damaged, LedgerAway, LedgerFailed, TailraceError
+from tailrace.ledger.flow.backoff import Backoff
 from tailrace.ledger.postgres.rows import register
 from tailrace.ledger.postgres.schema import Identity, check_server
-from tailrace.ledger.settings import MAX_PORT
+from tailrace.ledger.process.settings import MAX_PORT
 
 T = TypeVar("T")
 Work = Callable[[AsyncConnection], Awaitable[T]]

@@ -38,14 +38,14 @@ from tailrace.ledger.interface import (
     reused_key,
     taken_id,
 )
+from tailrace.ledger.sqlite.commit_log import Log, Recovery
+from tailrace.ledger.sqlite.compaction import Packer
 from tailrace.ledger.sqlite.disk.file import SqliteFile
 from tailrace.ledger.sqlite.disk.sync import SyncOf, sync_of
 from tailrace.ledger.sqlite.group import Group, GroupCommit
-from tailrace.ledger.sqlite.log import Log, Recovery
 from tailrace.ledger.sqlite.objects import SqliteObjects
-from tailrace.ledger.sqlite.packer import Packer
+from tailrace.ledger.sqlite.open_streams import Residents
 from tailrace.ledger.sqlite.replay import Replay
-from tailrace.ledger.sqlite.residents import Residents
 from tailrace.ledger.sqlite.retention import Retention, RetentionSettings
 from tailrace.ledger.sqlite.storage import Commit, Storage, StreamRow
 from tailrace.ledger.sqlite.tail import Tail

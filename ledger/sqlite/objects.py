@@ -21,10 +21,10 @@ from tailrace.ledger.interface import (
     ValueRange,
     stale_object,
 )
+from tailrace.ledger.sqlite.capacity import ROW_BYTES
 from tailrace.ledger.sqlite.group import GroupCommit
-from tailrace.ledger.sqlite.residents import Residents
+from tailrace.ledger.sqlite.open_streams import Residents
 from tailrace.ledger.sqlite.retention import Retention
-from tailrace.ledger.sqlite.room import ROW_BYTES
 from tailrace.ledger.sqlite.storage import ObjectRow, Storage, ValueChange
 from tailrace.ledger.sqlite.tail import Tail
 

@@ -7,7 +7,7 @@ from typing import NoReturn, TypeVar
 
 from tailrace.ledger.errors import Damaged, damaged_stream, unknown_stream
 from tailrace.ledger.interface import Record
-from tailrace.ledger.sqlite.record import Unpacked, segment_frames, unpack_cold, unpack_segment
+from tailrace.ledger.sqlite.encoding import Unpacked, segment_frames, unpack_cold, unpack_segment
 from tailrace.ledger.sqlite.storage import SegmentRow, Storage
 from tailrace.ledger.sqlite.tail import Tail
 

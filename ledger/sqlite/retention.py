@@ -17,12 +17,12 @@ from random import Random
 
 import structlog
 
-from tailrace.ledger.backoff import spread_ms
 from tailrace.ledger.errors import LedgerFull, TailraceError
+from tailrace.ledger.flow.backoff import spread_ms
 from tailrace.ledger.interface import StreamKind
+from tailrace.ledger.sqlite.capacity import LONG_WAL_BYTES, MIB, Room, Shortage
 from tailrace.ledger.sqlite.group import GroupCommit
-from tailrace.ledger.sqlite.residents import Residents
-from tailrace.ledger.sqlite.room import LONG_WAL_BYTES, MIB, Room, Shortage
+from tailrace.ledger.sqlite.open_streams import Residents
 from tailrace.ledger.sqlite.storage import Storage
 
 EXPIRE_STREAMS = 16

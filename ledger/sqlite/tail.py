@@ -19,7 +19,7 @@ import structlog
 from tailrace.ledger.errors import FrameError, LedgerFull, StreamFull, TooLarge
 from tailrace.ledger.frame import HEADER_BYTES, LOGGED, TAG_OFFSET, Durability, StreamEnd
 from tailrace.ledger.interface import Record, StreamInfo, why_refused
-from tailrace.ledger.sqlite.record import MAX_ID, MAX_IDS, pack_segment
+from tailrace.ledger.sqlite.encoding import MAX_ID, MAX_IDS, pack_segment
 from tailrace.ledger.sqlite.storage import SegmentRow
 from tailrace.ledger.wire.codec import CORR_OFFSET, LENGTH_MASK, PREFIX_BYTES
 

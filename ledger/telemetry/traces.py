@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from tailrace.ledger.errors import ConfigError
-from tailrace.ledger.version import tailrace_version
+from tailrace.ledger.process.version import tailrace_version
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from tailrace.ledger.durable_file import locked, replace_file
+from tailrace.ledger.process.durable_file import locked, replace_file
 
 VERSION = 1
 SETTLED_S = 2.0

@@ -27,7 +27,7 @@ from tokenizers import Tokenizer
 
 from tailrace.ledger.errors import CallerError, ModelError, TooLarge
 from tailrace.ledger.frame import Message, Sampling
-from tailrace.ledger.process import import_environment
+from tailrace.ledger.process.lifecycle import import_environment
 from tailrace.origin.checkpoint.finding import (
     Findings,
     JsonObject,
@@ -38,7 +38,7 @@ from tailrace.origin.checkpoint.finding import (
 from tailrace.origin.checkpoint.model_config import CONFIG_FILE, GENERATION_FILE
 from tailrace.origin.checkpoint.template_child import MAX_CPU_S, Answer
 from tailrace.origin.checkpoint.tokenizer_file import TOKENIZER_CONFIG_FILE, load_tokenizer
-from tailrace.origin.tools import MarkupName, markup_of, read_calls, shows_tools
+from tailrace.origin.tool_calls import MarkupName, markup_of, read_calls, shows_tools
 
 COMMAND = (sys.executable, "-P", "-m", "tailrace.origin.checkpoint.template_child")
 PATIENCE_S = 30.0

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Protocol
 
+from tailrace.ledger.flow.credit_window import Window
 from tailrace.ledger.frame import SAFE_METHODS, Answer, Body, BodyEnd, Call, Header, encode
 from tailrace.ledger.objects.object import ObjectResponse
-from tailrace.ledger.window import Window
 from tailrace.origin.edges.feed import Outlet
 
 MAX_PIECE_BYTES = 16 << 10

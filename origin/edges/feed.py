@@ -10,11 +10,11 @@ from typing import Protocol
 import structlog
 
 from tailrace.ledger.errors import TailraceError, unknown_stream
+from tailrace.ledger.flow.credit_window import Window
 from tailrace.ledger.frame import Status, StreamEnd, StreamState, encode, error_frame
 from tailrace.ledger.interface import Ledger, LiveTail
-from tailrace.ledger.window import Window
 from tailrace.ledger.wire.codec import TAG_OFFSET
-from tailrace.origin.generations.readers import Readers
+from tailrace.origin.generations.presence import Readers
 from tailrace.origin.generations.service import status
 
 INTERNAL_FAULT = "the origin has a fault; its log has the details"

@@ -12,7 +12,6 @@ from typing import cast
 
 import structlog
 
-from tailrace.ledger.backoff import spread_ms
 from tailrace.ledger.errors import (
     CallerError,
     FrameError,
@@ -22,6 +21,9 @@ from tailrace.ledger.errors import (
     TailraceError,
     Unavailable,
 )
+from tailrace.ledger.flow.backoff import spread_ms
+from tailrace.ledger.flow.credit_window import Window
+from tailrace.ledger.flow.idle_timer import Silence
 from tailrace.ledger.frame import (
     EDGE,
     LINK_CODEC,
@@ -46,8 +48,6 @@ from tailrace.ledger.frame import (
     encode,
     error_frame,
 )
-from tailrace.ledger.silence import Silence
-from tailrace.ledger.window import Window
 from tailrace.ledger.wire.codec import patch_corrs
 from tailrace.ledger.wire.handshake import Handshake, Side, refused
 from tailrace.origin.edges.calls import CallRun

@@ -18,8 +18,8 @@ from typing import cast
 
 import structlog
 
-from tailrace.ledger.dial import TCP, Credentials, LinkAddress, dial
 from tailrace.ledger.errors import HeldElsewhere, OriginUnreachable, SchemaMismatch, TailraceError
+from tailrace.ledger.flow.credit_window import Window
 from tailrace.ledger.frame import (
     LINK_CODEC,
     SCHEMA_HASH,
@@ -42,9 +42,9 @@ from tailrace.ledger.frame import (
     to_error,
 )
 from tailrace.ledger.interface import ObjectKey
+from tailrace.ledger.links.transport import TCP, Credentials, LinkAddress, dial
 from tailrace.ledger.objects.object import ObjectRequest, ObjectResponse
-from tailrace.ledger.settings import parse_address
-from tailrace.ledger.window import Window
+from tailrace.ledger.process.settings import parse_address
 from tailrace.ledger.wire.handshake import Handshake, Side
 from tailrace.origin.edges.calls import NO_CONTENT
 

@@ -17,7 +17,7 @@ from tailrace.origin.engine.grammar import GrammarCompiler, OutputGrammar
 from tailrace.origin.engine.transcript import Transcript, Vocabulary
 from tailrace.origin.filter import FilterFactory
 from tailrace.origin.models.model import Draw, Drawn
-from tailrace.origin.tools import ToolUse
+from tailrace.origin.tool_calls import ToolUse
 from tailrace.origin.workers.worker_frame import Emission, Run, plain_ids
 
 NOT_A_NUMBER = "the logits hold NaN or infinite values"

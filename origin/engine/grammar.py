@@ -27,7 +27,7 @@ from tokenizers import Tokenizer
 
 from tailrace.ledger.errors import CallerError, ModelError
 from tailrace.ledger.frame import FormatKind, OutputFormat
-from tailrace.origin.tools import MARKUPS, Markup, ToolUse, read_functions
+from tailrace.origin.tool_calls import MARKUPS, Markup, ToolUse, read_functions
 
 MAX_REGEX_BYTES = 4 * 1024
 """UTF-8 bytes of an expression, or of one pattern in a schema."""

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from tailrace.ledger.frame import FinishReason, ScoredToken, StreamEnd, Token, ToolCall, encode
 from tailrace.ledger.wire.bare import pack_u32s
 from tailrace.origin.filter import FilterFactory, FilterGate
-from tailrace.origin.tools import MARKUPS, CallPiece, CallReader, Markup, ToolUse
+from tailrace.origin.tool_calls import MARKUPS, CallPiece, CallReader, Markup, ToolUse
 from tailrace.origin.workers.worker_frame import ID_BITS, STEER_BEGINS, STEERED, Emission, Run
 
 _BYTE_LEVEL = {"type": "ByteLevel"}

@@ -27,7 +27,7 @@ from tailrace.ledger.frame import (
 from tailrace.ledger.telemetry.traces import TraceContext
 from tailrace.origin.generations.callers import tenant_of
 from tailrace.origin.generations.recipe import Recipe, packed_ids, prompt_hash
-from tailrace.origin.tools import ToolUse, read_functions
+from tailrace.origin.tool_calls import ToolUse, read_functions
 
 if TYPE_CHECKING:  # it needs tokenizers, which only models of our own need
     from tailrace.origin.checkpoint.prompt import PromptReader

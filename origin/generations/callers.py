@@ -26,9 +26,6 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-from tailrace.ledger.backoff import spread_ms
-from tailrace.ledger.bucket import Bucket
-from tailrace.ledger.durable_file import OWNER_MODE, create_file
 from tailrace.ledger.errors import (
     CallerError,
     ConfigError,
@@ -37,8 +34,11 @@ from tailrace.ledger.errors import (
     Unauthorized,
     unknown_stream,
 )
+from tailrace.ledger.flow.backoff import spread_ms
+from tailrace.ledger.flow.token_bucket import Bucket
 from tailrace.ledger.interface import Ledger, StreamInfo, StreamKind
-from tailrace.ledger.rights import OF_A_STREAM, Right
+from tailrace.ledger.links.rights import OF_A_STREAM, Right
+from tailrace.ledger.process.durable_file import OWNER_MODE, create_file
 from tailrace.ledger.wire.schema import Caller
 from tailrace.origin.streams.protocol import within
 

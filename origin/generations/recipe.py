@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidat
 from tailrace.ledger.frame import FormatKind, Notice, OutputFormat, Priority, Sampling, Unread
 from tailrace.ledger.wire.bare import pack_u32s, view_u32s
 from tailrace.ledger.wire.schema import Word
-from tailrace.origin.generations.history import History
-from tailrace.origin.tools import ToolUse
+from tailrace.origin.generations.stream_log import History
+from tailrace.origin.tool_calls import ToolUse
 from tailrace.origin.workers.worker_frame import Ask, Run
 
 ENGINE = "engine"

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from tailrace.ledger.backoff import spread_ms
 from tailrace.ledger.errors import (
     Conflict,
     Damaged,
@@ -33,12 +32,13 @@ from tailrace.ledger.errors import (
     StreamFull,
     Unavailable,
 )
+from tailrace.ledger.flow.backoff import spread_ms
 from tailrace.ledger.frame import Caller, FinishReason, Priority, Unread
 from tailrace.ledger.interface import Ledger, Refusal
 from tailrace.origin.generations.callers import Allowances, tenant_of
-from tailrace.origin.generations.history import History
-from tailrace.origin.generations.overload import Overload
-from tailrace.origin.generations.readers import Attendance, Readers, is_idle, is_left
+from tailrace.origin.generations.load_shedding import Overload
+from tailrace.origin.generations.poison_streams import judge
+from tailrace.origin.generations.presence import Attendance, Readers, is_idle, is_left
 from tailrace.origin.generations.recipe import Recipe
 from tailrace.origin.generations.stream import (
     TEXT,
@@ -48,11 +48,11 @@ from tailrace.origin.generations.stream import (
     record_span,
     tell_first,
 )
-from tailrace.origin.generations.suspects import judge
+from tailrace.origin.generations.stream_log import History
 from tailrace.origin.generations.table import Placed, StreamTable
-from tailrace.origin.history.recorder import HistoryRecorder, no_history
-from tailrace.origin.history.schema import COLD, HOT
 from tailrace.origin.metrics import Metrics
+from tailrace.origin.pool.history.recorder import HistoryRecorder, no_history
+from tailrace.origin.pool.history.schema import COLD, HOT
 from tailrace.origin.serving.served_model import ServedModel, ServedModels
 from tailrace.origin.workers.liveness import CircuitState
 from tailrace.origin.workers.load_spans import ColdStarts

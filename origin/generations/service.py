@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
-from tailrace.ledger.deployment import DEPLOYMENT
 from tailrace.ledger.errors import (
     BeyondEnd,
     CallerError,
@@ -42,10 +41,11 @@ from tailrace.ledger.frame import (
     Steer,
     StreamState,
 )
-from tailrace.ledger.hints import HINT, Hint
 from tailrace.ledger.interface import Ledger, NewStream, ObjectKey, StreamInfo
+from tailrace.ledger.links.hints import HINT, Hint
+from tailrace.ledger.links.rights import OF_A_STREAM, Right
+from tailrace.ledger.objects.deployment import DEPLOYMENT
 from tailrace.ledger.objects.object import ObjectRequest, ObjectResponse
-from tailrace.ledger.rights import OF_A_STREAM, Right
 from tailrace.origin.config import LedgerConfig, OriginConfig
 from tailrace.origin.generations.admission import admit, asks_of_engine, check_count, request_hash
 from tailrace.origin.generations.callers import (

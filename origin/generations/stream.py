@@ -20,7 +20,6 @@ from typing import NamedTuple
 import structlog
 from pydantic import ValidationError
 
-from tailrace.ledger.backoff import spread_ms
 from tailrace.ledger.errors import (
     Conflict,
     Damaged,
@@ -29,13 +28,14 @@ from tailrace.ledger.errors import (
     TailraceError,
     Unavailable,
 )
+from tailrace.ledger.flow.backoff import spread_ms
 from tailrace.ledger.frame import FinishReason, Notice, StreamEnd, encode
 from tailrace.ledger.interface import Append, Ledger, Record, Refusal, StreamKind
-from tailrace.ledger.life import StreamLife
+from tailrace.ledger.stream_stats import StreamLife
 from tailrace.ledger.telemetry.traces import TraceContext, Traces
-from tailrace.origin.generations.history import History, read_history
+from tailrace.origin.generations.poison_streams import Suspicion
 from tailrace.origin.generations.recipe import ENGINE, Recipe
-from tailrace.origin.generations.suspects import Suspicion
+from tailrace.origin.generations.stream_log import History, read_history
 from tailrace.origin.workers.worker_frame import ID_BITS, STEER_BEGINS, Ready, Steer
 from tailrace.origin.workers.worker_process import WorkerSlot
 

@@ -15,18 +15,18 @@ from math import ceil
 from random import Random
 from typing import Any, NamedTuple
 
-from tailrace.ledger.backoff import spread_ms
 from tailrace.ledger.errors import Overloaded
+from tailrace.ledger.flow.backoff import spread_ms
 from tailrace.ledger.frame import TAG_OFFSET, FinishReason, Priority, StreamEnd
 from tailrace.ledger.interface import Appends
 from tailrace.origin.generations.callers import Allowances
+from tailrace.origin.generations.poison_streams import slot_for
 from tailrace.origin.generations.stream import (
     MAX_ENDED,
     UNKNOWN_EPOCH,
     EndedStream,
     GeneratedStream,
 )
-from tailrace.origin.generations.suspects import slot_for
 from tailrace.origin.metrics import Metrics
 from tailrace.origin.workers.worker_frame import Step
 from tailrace.origin.workers.worker_process import WorkerSlot

@@ -6,10 +6,10 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from math import inf
 
-from tailrace.ledger.hints import Hint
+from tailrace.ledger.links.hints import Hint
 from tailrace.origin.pool.members import PoolMember
+from tailrace.origin.pool.policies.policies import KeepAlivePolicy
 from tailrace.origin.pool.tiers import Residence, Tier
-from tailrace.origin.warm.policies import KeepAlivePolicy
 
 HINT_WINDOW_S = 30.0
 """A request within so long after a hint makes it a right one; so long it keeps a model, too."""

@@ -11,7 +11,7 @@ from math import inf
 from zoneinfo import ZoneInfo
 
 from tailrace.ledger.errors import CallerError
-from tailrace.origin.warm.policies import LOAD_S
+from tailrace.origin.pool.policies.policies import LOAD_S
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 RIGHT = "such as 'mon-fri 08:00-18:00' or 'sat,sun 22:00-02:00 Europe/Berlin'; UTC without a zone"

@@ -13,9 +13,10 @@ from math import inf
 from typing import Protocol
 
 from tailrace.ledger.errors import CallerError, ConfigError
-from tailrace.ledger.hints import Hint
+from tailrace.ledger.links.hints import Hint
 from tailrace.origin.pool.kept import HINT_WINDOW_S, TURN_S, HintRecord, KeptModel, Visit
 from tailrace.origin.pool.members import LEAST_SIZE, PoolMember
+from tailrace.origin.pool.policies.policies import COLD_COST_GPU_S, GreedyDual, KeepAlivePolicy
 from tailrace.origin.pool.records import (
     ArrivalRecord,
     KeepRecord,
@@ -24,7 +25,6 @@ from tailrace.origin.pool.records import (
     TierChange,
 )
 from tailrace.origin.pool.tiers import ABOUT_TO_GO, HOLDING_ROOM, PoolEvent, Residence, Tier, follow
-from tailrace.origin.warm.policies import COLD_COST_GPU_S, GreedyDual, KeepAlivePolicy
 
 PRICE_WEIGHT = 0.3
 """Of the newest load in what a load is expected to take."""

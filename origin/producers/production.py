@@ -44,7 +44,7 @@ from tailrace.origin.producer import (
     Text,
     Vector,
 )
-from tailrace.origin.tools import CallPiece
+from tailrace.origin.tool_calls import CallPiece
 
 MAX_CHUNK_BYTES = 256 * 1024
 """Of a Chunk's data: a view that writes base64 stays under the frame limit too."""

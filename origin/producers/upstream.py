@@ -25,8 +25,8 @@ from random import Random
 import httpx
 import structlog
 
-from tailrace.ledger.backoff import Backoff
 from tailrace.ledger.errors import ConfigError, TailraceError, Unavailable
+from tailrace.ledger.flow.backoff import Backoff
 from tailrace.ledger.frame import FinishReason
 from tailrace.origin.config import OriginConfig
 from tailrace.origin.producer import About, End, Output, Reasoning, Request, Resumption
@@ -34,7 +34,7 @@ from tailrace.origin.producers.production import INEXACT
 from tailrace.origin.producers.upstream_away import AwayLog, reason_of
 from tailrace.origin.producers.upstream_call import Piece, UpstreamCall, body_of, lost
 from tailrace.origin.producers.upstream_reply import refusal
-from tailrace.origin.tools import CallPiece
+from tailrace.origin.tool_calls import CallPiece
 
 RETRY_MIN_S = 0.2
 RETRY_MAX_S = 5.0

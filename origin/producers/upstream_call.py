@@ -25,8 +25,8 @@ from typing import Any, TypeVar
 import httpx
 
 from tailrace.ledger.errors import Unavailable
+from tailrace.ledger.flow.idle_timer import LONGEST_LOOK_S, Silence
 from tailrace.ledger.frame import SAMPLING, FinishReason
-from tailrace.ledger.silence import LONGEST_LOOK_S, Silence
 from tailrace.origin.config import OriginConfig
 from tailrace.origin.generations.admission import ALL_THERE_IS
 from tailrace.origin.generations.recipe import Recipe
@@ -39,7 +39,7 @@ from tailrace.origin.producers.upstream_reply import (
     refusal,
     rubbish,
 )
-from tailrace.origin.tools import CallPiece, read_calls, read_functions
+from tailrace.origin.tool_calls import CallPiece, read_calls, read_functions
 
 NO_TOP_K = -1
 """The `top_k` that turns the filter off: SGLang refuses 0; vLLM and llama.cpp take both."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from tailrace.ledger.errors import CallerError, TailraceError, Unavailable
 from tailrace.ledger.frame import FinishReason, Score, TokenScores
-from tailrace.origin.tools import CallPiece
+from tailrace.origin.tool_calls import CallPiece
 
 MAX_LINE_BYTES = 1 << 20
 MAX_EVENT_BYTES = 1 << 20

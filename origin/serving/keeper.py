@@ -17,16 +17,17 @@ from statistics import median
 
 import structlog
 
-from tailrace.ledger.backoff import spread_ms
 from tailrace.ledger.errors import CallerError, ConfigError, Unavailable
+from tailrace.ledger.flow.backoff import spread_ms
 from tailrace.ledger.frame import ModelTier
 from tailrace.origin.config import OriginConfig
 from tailrace.origin.generations.stream import GeneratedStream
-from tailrace.origin.history import queries
-from tailrace.origin.history.recorder import HistoryRecorder
-from tailrace.origin.history.schema import HistoryStore
 from tailrace.origin.metrics import Metrics
+from tailrace.origin.pool.history import queries
+from tailrace.origin.pool.history.recorder import HistoryRecorder
+from tailrace.origin.pool.history.schema import HistoryStore
 from tailrace.origin.pool.members import PoolMember, Schedule
+from tailrace.origin.pool.policies.policies import LOAD_S, WarmPrices
 from tailrace.origin.pool.records import ArrivalRecord, PoolDecision, PoolRecord, TierChange
 from tailrace.origin.pool.tiers import ABOUT_TO_GO, STAGE_TIERS, Residence, Tier
 from tailrace.origin.pool.warm_pool import PoolOrder
@@ -34,7 +35,6 @@ from tailrace.origin.serving.live_pool import MAX_REMEMBERED, LivePool
 from tailrace.origin.serving.pins import Pins
 from tailrace.origin.serving.plan import KnownModel, KnownModels, ModelPlan, caps, first_load_s
 from tailrace.origin.serving.served_model import ServedModel, ServedModels
-from tailrace.origin.warm.policies import LOAD_S, WarmPrices
 from tailrace.origin.workers.liveness import CircuitState
 from tailrace.origin.workers.worker_process import WorkerSlot
 

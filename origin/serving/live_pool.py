@@ -11,8 +11,10 @@ from typing import Any
 import structlog
 
 from tailrace.ledger.errors import CallerError, ConfigError
-from tailrace.ledger.hints import Hint
+from tailrace.ledger.links.hints import Hint
 from tailrace.origin.pool.members import PoolMember
+from tailrace.origin.pool.policies.named_policy import named_policy
+from tailrace.origin.pool.policies.policies import KeepAlivePolicy, WarmPrices
 from tailrace.origin.pool.records import (
     ArrivalRecord,
     KeepRecord,
@@ -24,8 +26,6 @@ from tailrace.origin.pool.replay import LEAVE_S, PoolCounts, PoolReplay, ShadowP
 from tailrace.origin.pool.tiers import Tier
 from tailrace.origin.pool.warm_pool import PoolOrder, WarmPool
 from tailrace.origin.serving.pins import Pins
-from tailrace.origin.warm.named_policy import named_policy
-from tailrace.origin.warm.policies import KeepAlivePolicy, WarmPrices
 
 MAX_REMEMBERED = 20_000
 """Requests that a policy which is applied later learns from."""

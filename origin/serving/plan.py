@@ -10,14 +10,14 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from tailrace.ledger.durable_file import replace_file
 from tailrace.ledger.errors import ConfigError
-from tailrace.ledger.version import tailrace_version
+from tailrace.ledger.process.durable_file import replace_file
+from tailrace.ledger.process.version import tailrace_version
 from tailrace.origin.checkpoint.file_digests import identities
 from tailrace.origin.config import OriginConfig
 from tailrace.origin.formats import AS_STORED, Formats
-from tailrace.origin.model_table import ModelTable, Tables
-from tailrace.origin.warm.policies import LOAD_S
+from tailrace.origin.pool.model_table import ModelTable, Tables
+from tailrace.origin.pool.policies.policies import LOAD_S
 from tailrace.origin.workers.program import makes_tokens
 from tailrace.origin.workers.worker_frame import Ready
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from random import Random
 from typing import TYPE_CHECKING
 
-from tailrace.ledger.backoff import spread_ms
 from tailrace.ledger.errors import NotFound, Unavailable
+from tailrace.ledger.flow.backoff import spread_ms
 from tailrace.origin.workers.liveness import SILENT_S, Circuit
 from tailrace.origin.workers.load_spans import COMPILE
 from tailrace.origin.workers.worker_frame import LoadProgress, Ready

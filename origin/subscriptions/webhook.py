@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 import httpx
 
 from tailrace.ledger.errors import CallerError, Unavailable
-from tailrace.ledger.settings import MAX_PORT
+from tailrace.ledger.process.settings import MAX_PORT
 
 FAILURES = 3
 """Deliveries to a host, one after the other, that get no answer before it is left alone."""

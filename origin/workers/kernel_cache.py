@@ -25,8 +25,8 @@ from typing import Any
 
 import structlog
 
-from tailrace.ledger.durable_file import locked, replace_file
 from tailrace.ledger.errors import CallerError, ConfigError
+from tailrace.ledger.process.durable_file import locked, replace_file
 
 FOLDER = "kernels"
 """In the data folder; below it a folder for each fingerprint."""

@@ -16,7 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 from random import Random
 
-from tailrace.ledger.backoff import Backoff
+from tailrace.ledger.flow.backoff import Backoff
 
 VMSTAT = Path("/proc/vmstat")
 OOM_COUNT = "oom_kill"

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tailrace.ledger.errors import Unavailable
-from tailrace.ledger.tasks import beside
+from tailrace.ledger.process.tasks import beside
 from tailrace.origin.config import OriginConfig
 from tailrace.origin.start import launcher_of, slots_of
 from tailrace.origin.workers.load_spans import WorkerStart

@@ -27,8 +27,8 @@ from pydantic import ValidationError
 
 from tailrace.ledger.errors import CallerError, TailraceError
 from tailrace.ledger.frame import FinishReason, Hello, StreamEnd, tag_of
-from tailrace.ledger.log import configure_logging
-from tailrace.ledger.tasks import beside, cancel
+from tailrace.ledger.process.logging_setup import configure_logging
+from tailrace.ledger.process.tasks import beside, cancel
 from tailrace.ledger.wire.codec import FrameSplitter
 from tailrace.origin.config import OriginConfig
 from tailrace.origin.filter import FilterFactory, load_filter

@@ -19,11 +19,11 @@ import structlog
 
 from tailrace.ledger.errors import FrameError, SchemaMismatch
 from tailrace.ledger.frame import Hello
-from tailrace.ledger.process import import_environment
-from tailrace.ledger.tasks import cancel
+from tailrace.ledger.process.lifecycle import import_environment
+from tailrace.ledger.process.tasks import cancel
 from tailrace.ledger.wire.codec import FrameSplitter
 from tailrace.origin.workers import worker_frame
-from tailrace.origin.workers.forked import ChildProcess, Launcher, kill, launched
+from tailrace.origin.workers.fork_client import ChildProcess, Launcher, kill, launched
 from tailrace.origin.workers.liveness import (
     LOOK_S,
     SETTLED_S,

@@ -125,7 +125,7 @@ def serve(
 
 def _times(path: Path, speed: float, seconds: float) -> list[float]:
     with extra("torch"):
-        from tailrace.origin.warm.trace import import_trace
+        from tailrace.origin.pool.policies.trace import import_trace
     arrivals = import_trace("tailrace", path).arrival_s
     first = float(arrivals[0]) if len(arrivals) else 0.0
     times = ((float(at) - first) / speed for at in arrivals)

@@ -12,7 +12,7 @@ import typer
 
 from tailrace.commands.options import ConfigOption, JsonOption, columns, command_group, tell
 from tailrace.ledger.errors import CallerError, ConfigError, NotFound
-from tailrace.ledger.rights import DEFAULT_TENANT
+from tailrace.ledger.links.rights import DEFAULT_TENANT
 
 if TYPE_CHECKING:
     from tailrace.edge.access.keys import ApiKey, KeyFile
@@ -62,7 +62,7 @@ def key_add(
     from pydantic import ValidationError
 
     from tailrace.edge.access.keys import ApiKey, Limits, changing, digest_of, make_key
-    from tailrace.ledger.rights import Right, check_tenant, parse_rights
+    from tailrace.ledger.links.rights import Right, check_tenant, parse_rights
 
     if not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
         raise CallerError("not a name", field="NAME", hint=f"1 to {LONGEST_NAME} characters")

@@ -19,9 +19,9 @@ from tailrace.commands.options import ConfigOption, JsonOption, command_group, e
 from tailrace.ledger.errors import ConfigError
 
 if TYPE_CHECKING:
+    from tailrace.ledger.inspection.reader import LedgerReader
     from tailrace.ledger.interface import Ledger
     from tailrace.ledger.sqlite.storage import StreamRow
-    from tailrace.ledger.tools.reader import LedgerReader
 
 ledger_app = command_group(
     "Look into the ledger: its streams, whether they are whole, what they take."
@@ -82,8 +82,8 @@ async def show(
     as_json: JsonOption = False,
 ) -> None:
     """Tell of one stream: its state, its text so far, what it takes."""
-    from tailrace.ledger.tools.commands import TEXT_CHARS, stream_document, summary
-    from tailrace.ledger.tools.reader import parse_stream
+    from tailrace.ledger.inspection.commands import TEXT_CHARS, stream_document, summary
+    from tailrace.ledger.inspection.reader import parse_stream
 
     async with _reading(path, url, config) as reader:
         row = await reader.stream(parse_stream(stream))
@@ -128,8 +128,8 @@ async def tail(
 ) -> None:
     """Print a stream's text as it grows, until it ends."""
     from tailrace.ledger.frame import ScoredToken, Token, decode
-    from tailrace.ledger.tools.commands import follow, frame_document
-    from tailrace.ledger.tools.reader import parse_stream
+    from tailrace.ledger.inspection.commands import follow, frame_document
+    from tailrace.ledger.inspection.reader import parse_stream
 
     start = 0 if after is None else after + 1
     place = _place(path, url, config)
@@ -154,7 +154,7 @@ async def verify(
     """Prove that every stream is contiguous, ends once and matches its checksums."""
     from dataclasses import asdict
 
-    from tailrace.ledger.tools.commands import verify as check
+    from tailrace.ledger.inspection.commands import verify as check
 
     async with _reading(path, url, config) as reader:
         with progress("streams") as told:
@@ -189,8 +189,8 @@ async def export(
     config: ConfigOption = None,
 ) -> None:
     """Write streams for other programs, or a consistent copy of a file."""
-    from tailrace.ledger.tools.commands import json_lines, raw_frames
-    from tailrace.ledger.tools.reader import parse_stream
+    from tailrace.ledger.inspection.commands import json_lines, raw_frames
+    from tailrace.ledger.inspection.reader import parse_stream
 
     if form == "copy":
         await _copy(_place(path, url, config), streams, out)
@@ -224,7 +224,7 @@ async def gc(
     """
     from dataclasses import asdict
 
-    from tailrace.ledger.tools.commands import collect
+    from tailrace.ledger.inspection.commands import collect
     from tailrace.origin.config import OriginConfig
     from tailrace.origin.steady_clock import KeptClock
 
@@ -247,7 +247,7 @@ def accept(path: PathOption = None, config: ConfigOption = None) -> None:
 
     For when its WAL was damaged and there is no copy to restore: what is missing stays lost.
     """
-    from tailrace.ledger.tools.commands import accept as go_on
+    from tailrace.ledger.inspection.commands import accept as go_on
 
     place = _place(path, None, config)
     if not isinstance(place, Path):
@@ -280,7 +280,7 @@ def _place(path: Path | None, url: str | None, config: Path | None) -> Path | st
 def _reading(
     path: Path | None, url: str | None, config: Path | None
 ) -> AbstractAsyncContextManager[LedgerReader]:
-    from tailrace.ledger.tools.commands import reading
+    from tailrace.ledger.inspection.commands import reading
 
     return reading(_place(path, url, config))
 
@@ -289,7 +289,7 @@ def _opening(place: Path | str, config: Path | None) -> Callable[[], Awaitable[L
     """Opens the ledger as one more origin, with the settings of one."""
     from pydantic import SecretStr
 
-    from tailrace.ledger.log import configure_logging
+    from tailrace.ledger.process.logging_setup import configure_logging
     from tailrace.origin.config import LedgerConfig, OriginConfig
     from tailrace.origin.open_ledger import open_ledger
     from tailrace.origin.steady_clock import KeptClock
@@ -313,7 +313,7 @@ async def _copy(place: Path | str, streams: list[str] | None, out: Path | None) 
         raise ConfigError(
             "a copy is of the whole ledger, in a file", field="--format", hint="give --out alone"
         )
-    from tailrace.ledger.tools.sqlite_reader import reading_file
+    from tailrace.ledger.inspection.sqlite_reader import reading_file
 
     async with reading_file(place) as reader:
         await reader.copy_to(out)

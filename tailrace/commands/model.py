@@ -98,7 +98,7 @@ def load_profile(
     import asyncio
 
     with extra("torch"):
-        from tailrace.ledger.log import configure_logging
+        from tailrace.ledger.process.logging_setup import configure_logging
         from tailrace.origin.config import OriginConfig
         from tailrace.origin.workers.load_profile import profile
 
@@ -110,7 +110,7 @@ def load_profile(
     ]
     if chart is not None:
         with extra("plots"):
-            from tailrace.origin.warm.charts import draw_waterfall
+            from tailrace.origin.pool.policies.charts import draw_waterfall
         draw_waterfall(chart, [stage[:3] for stage in stages])
     warm_ms = sorted((start.ready_s - start.asked_s) * 1e3 for start in found.warm)
     said = {

@@ -25,7 +25,7 @@ from tailrace.commands.options import (
 from tailrace.ledger.errors import CallerError
 
 if TYPE_CHECKING:
-    from tailrace.origin.warm.trace import ArrivalTrace
+    from tailrace.origin.pool.policies.trace import ArrivalTrace
     from tailrace.origin.workers.kernel_cache import KernelCache
 
 warm_app = command_group("What keeping models loaded costs: look, simulate, change.")
@@ -84,9 +84,9 @@ def simulate(
 ) -> None:
     """Put a trace through policies, and say what each would have cost beside the optimum."""
     with extra("torch"):
-        from tailrace.origin.warm.named_policy import named_policy
-        from tailrace.origin.warm.policies import WarmPrices
-        from tailrace.origin.warm.simulate import compare
+        from tailrace.origin.pool.policies.named_policy import named_policy
+        from tailrace.origin.pool.policies.policies import WarmPrices
+        from tailrace.origin.pool.policies.simulate import compare
 
     arrivals, load = _trace(trace, seed, days, load, config)
     prices = WarmPrices(cold_cost, load)
@@ -136,9 +136,9 @@ def frontier(
     with extra("torch"):
         import numpy as np
 
-        from tailrace.origin.warm.policies import WarmPrices
-        from tailrace.origin.warm.simulate import keep_alive_optimum, sweep_ttls
-        from tailrace.origin.warm.trace import idle_gaps
+        from tailrace.origin.pool.policies.policies import WarmPrices
+        from tailrace.origin.pool.policies.simulate import keep_alive_optimum, sweep_ttls
+        from tailrace.origin.pool.policies.trace import idle_gaps
 
     if here is not None and not here >= 0:
         raise CallerError("is to be zero or more seconds", field="--here")
@@ -155,7 +155,7 @@ def frontier(
     rows = list(zip(*(column.tolist() for column in columns), strict=True))
     if chart is not None:
         with extra("plots"):
-            from tailrace.origin.warm.charts import draw_frontier
+            from tailrace.origin.pool.policies.charts import draw_frontier
         draw_frontier(chart, gaps, sweep, optimum, here)
     if as_json:
         keys = ("ttl_s", "cold_starts", "wasted_gpu_s", "over_optimum")
@@ -194,7 +194,7 @@ def import_(
 ) -> None:
     """Make of a public trace what `simulate` and `frontier` read."""
     with extra("torch"):
-        from tailrace.origin.warm.trace import TokenSpeeds, import_trace, write_trace
+        from tailrace.origin.pool.policies.trace import TokenSpeeds, import_trace, write_trace
 
     speeds = TokenSpeeds(prefill, decode)
     with progress("requests") as told:
@@ -251,9 +251,9 @@ def _trace(
     name: str, seed: int, days: float, load_s: float | None, config: Path | None
 ) -> tuple[ArrivalTrace, float]:
     """The arrivals, and what a cold start takes: as given, or as was measured."""
-    from tailrace.origin.history.sqlite_file import is_sqlite
-    from tailrace.origin.warm.policies import LOAD_S
-    from tailrace.origin.warm.trace import GENERATED, generated, import_trace
+    from tailrace.origin.pool.history.sqlite_file import is_sqlite
+    from tailrace.origin.pool.policies.policies import LOAD_S
+    from tailrace.origin.pool.policies.trace import GENERATED, generated, import_trace
 
     default_s = LOAD_S if load_s is None else load_s
     if name in GENERATED:
@@ -261,7 +261,7 @@ def _trace(
     if name == HISTORY or is_sqlite(Path(name)):
         import asyncio
 
-        from tailrace.origin.operator.simulation import recorded
+        from tailrace.origin.admin.simulation import recorded
 
         place = history_of(config) if name == HISTORY else name
         with progress("history") as told:
@@ -275,7 +275,7 @@ def _trace(
 def history_of(config: Path | None) -> str:
     """Where the settings have the history."""
     from tailrace.origin.config import LedgerConfig, OriginConfig
-    from tailrace.origin.history.recorder import history_place
+    from tailrace.origin.pool.history.recorder import history_place
 
     return history_place(LedgerConfig.load(config), OriginConfig.load(config).data)
 

@@ -110,8 +110,8 @@ def apply(
 ) -> None:
     """Have another policy decide from now on, until the origin starts again."""
     with extra("torch"):
-        from tailrace.origin.warm.named_policy import named_policy
-        from tailrace.origin.warm.policies import WarmPrices
+        from tailrace.origin.pool.policies.named_policy import named_policy
+        from tailrace.origin.pool.policies.policies import WarmPrices
 
     named_policy(policy, WarmPrices(), "POLICY")  # a wrong name is refused before anybody is asked
     told = _change(edge, "apply", {"policy": policy, "shadow": shadow}, origin, as_json)
@@ -205,8 +205,8 @@ def _from_history(history: str, config: Path | None, model: str, limit: int) -> 
     import asyncio
 
     with extra("torch"):
-        from tailrace.origin.history.recorder import reading
-        from tailrace.origin.operator.warm import explained
+        from tailrace.origin.admin.warm import explained
+        from tailrace.origin.pool.history.recorder import reading
 
     async def look() -> Document:
         store = await reading(history_of(config) if history == HISTORY else history)
@@ -297,7 +297,7 @@ def _clock(at_ms: int) -> str:
 
 def _draw_residence(chart: Path, answers: Sequence[Document]) -> None:
     with extra("plots"):
-        from tailrace.origin.warm.charts import draw_residency
+        from tailrace.origin.pool.policies.charts import draw_residency
 
     found = [(one["now_ms"], lane) for one in _answered(list(answers)) for lane in one["residence"]]
     if not found:
@@ -323,7 +323,7 @@ def _lane_name(lane: Document) -> str:
 def _draw_start(chart: Path, loads: Sequence[Document]) -> None:
     """The last start, whose floors are the least of each stage in all that are told."""
     with extra("plots"):
-        from tailrace.origin.warm.charts import draw_waterfall
+        from tailrace.origin.pool.policies.charts import draw_waterfall
 
     if not loads:
         raise NotFound("no start of it is recorded", field="--chart")

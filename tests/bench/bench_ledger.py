@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tailrace.ledger.errors import TailraceError  # noqa: E402
-from tailrace.ledger.process import look_less_often  # noqa: E402
+from tailrace.ledger.process.lifecycle import look_less_often  # noqa: E402
 from tests.bench.bench_ledger_cold import measure_cold  # noqa: E402
 from tests.bench.bench_ledger_memory import measure_all  # noqa: E402
 from tests.bench.bench_ledger_ours import OurLedger, OurLedgerOfTasks, OurStorage  # noqa: E402

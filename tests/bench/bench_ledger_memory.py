@@ -27,10 +27,10 @@ import uvloop
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from tailrace.ledger.flow.credit_window import Window  # noqa: E402
 from tailrace.ledger.frame import Durability, Sampling  # noqa: E402
 from tailrace.ledger.interface import Append, NewStream, Record  # noqa: E402
 from tailrace.ledger.sqlite.ledger import SqliteLedger  # noqa: E402
-from tailrace.ledger.window import Window  # noqa: E402
 from tailrace.origin.edges.feed import Feed  # noqa: E402
 from tailrace.origin.generations.recipe import Recipe, packed_ids  # noqa: E402
 from tests.bench.bench_ledger_ours import TOKEN_ID, TTL_S, now_ms, stream_id  # noqa: E402

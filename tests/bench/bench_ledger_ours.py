@@ -17,15 +17,15 @@ from typing import Any, TypeVar
 
 import uvloop
 
+from tailrace.ledger.flow.credit_window import MAX_CREDIT_FRAMES, Window
 from tailrace.ledger.frame import Durability, FinishReason, StreamEnd, encode
 from tailrace.ledger.interface import Append, Appends, NewStream, Record
+from tailrace.ledger.sqlite.commit_log import SEGMENT_COMMITS
 from tailrace.ledger.sqlite.disk.file import SqliteFile
+from tailrace.ledger.sqlite.encoding import column, pack_batch, pack_segment
 from tailrace.ledger.sqlite.ledger import SqliteLedger
-from tailrace.ledger.sqlite.log import SEGMENT_COMMITS
-from tailrace.ledger.sqlite.record import column, pack_batch, pack_segment
 from tailrace.ledger.sqlite.storage import Commit, SegmentRow, StreamRow
 from tailrace.ledger.sqlite.tail import SEGMENT_BYTES
-from tailrace.ledger.window import MAX_CREDIT_FRAMES, Window
 from tests.bench.bench_ledger_work import (
     FRAME_BYTES,
     Batch,

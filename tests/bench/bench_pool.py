@@ -33,14 +33,23 @@ sys.path.insert(0, str(ROOT))
 
 from tailrace.ledger.errors import Unavailable  # noqa: E402
 from tailrace.ledger.frame import Open, Sampling  # noqa: E402
-from tailrace.ledger.process import Stop  # noqa: E402
+from tailrace.ledger.process.lifecycle import Stop  # noqa: E402
 from tailrace.origin.config import DEMO_MODEL, LedgerConfig, OriginConfig, StreamsConfig  # noqa: E402
 from tailrace.origin.edges.peers import Way  # noqa: E402
 from tailrace.origin.generations.service import Service  # noqa: E402
-from tailrace.origin.model_table import ModelTable  # noqa: E402
 from tailrace.origin.objects import OriginObjects  # noqa: E402
 from tailrace.origin.open_ledger import open_ledger  # noqa: E402
 from tailrace.origin.pool.members import PoolMember  # noqa: E402
+from tailrace.origin.pool.model_table import ModelTable  # noqa: E402
+from tailrace.origin.pool.policies.named_policy import named_policy  # noqa: E402
+from tailrace.origin.pool.policies.policies import LOAD_S, WarmPrices  # noqa: E402
+from tailrace.origin.pool.policies.trace import (  # noqa: E402
+    DAY_S,
+    ArrivalTrace,
+    bursty,
+    clockwork,
+    diurnal,
+)
 from tailrace.origin.pool.records import (  # noqa: E402
     ArrivalRecord,
     PoolChoice,
@@ -57,17 +66,8 @@ from tailrace.origin.serving.served_model import ServedModels  # noqa: E402
 from tailrace.origin.start import launcher_of, slots_of  # noqa: E402
 from tailrace.origin.steady_clock import KeptClock  # noqa: E402
 from tailrace.origin.supervisor import Supervisor, served_model  # noqa: E402
-from tailrace.origin.warm.named_policy import named_policy  # noqa: E402
-from tailrace.origin.warm.policies import LOAD_S, WarmPrices  # noqa: E402
-from tailrace.origin.warm.trace import (  # noqa: E402
-    DAY_S,
-    ArrivalTrace,
-    bursty,
-    clockwork,
-    diurnal,
-)
 from tests.bench.machine import print_line  # noqa: E402
-from tests.origin.warm.costs import play_trace  # noqa: E402
+from tests.origin.pool.policies.costs import play_trace  # noqa: E402
 
 POLICIES = (
     *("adaptive-ttl", "ttl-300", "ttl-3600", "break-even"),

@@ -37,12 +37,12 @@ sys.path.insert(0, str(ROOT))
 
 from tailrace.ledger.frame import Durability, FinishReason, StreamEnd, Token, encode  # noqa: E402
 from tailrace.ledger.interface import Append, NewStream, Record  # noqa: E402
-from tailrace.ledger.sqlite import packer  # noqa: E402
+from tailrace.ledger.sqlite import compaction  # noqa: E402
+from tailrace.ledger.sqlite.capacity import MIB  # noqa: E402
 from tailrace.ledger.sqlite.disk.file import SqliteFile  # noqa: E402
 from tailrace.ledger.sqlite.disk.wal import Wal  # noqa: E402
 from tailrace.ledger.sqlite.ledger import SqliteLedger  # noqa: E402
 from tailrace.ledger.sqlite.retention import RetentionSettings  # noqa: E402
-from tailrace.ledger.sqlite.room import MIB  # noqa: E402
 from tailrace.ledger.sqlite.storage import Commit, SegmentRow  # noqa: E402
 from tests.bench.machine import cpu, disk, print_line  # noqa: E402
 
@@ -145,7 +145,7 @@ class Bench:
     @contextmanager
     def _watch_holds(self, kind: str) -> Iterator[None]:
         """Notes how long commits with clean-up in them take, ends of checkpoints, and packing."""
-        apply, end, pack = SqliteFile._apply, Wal.end_checkpoint, packer._packed
+        apply, end, pack = SqliteFile._apply, Wal.end_checkpoint, compaction._packed
 
         def timed_apply(file: SqliteFile, commit: Commit, *, full: bool) -> None:
             with self._held(kind, "commit") if commit.upkeep else nullcontext():
@@ -155,14 +155,14 @@ class Bench:
             with self._held(kind, "checkpoint"):
                 end(wal)
 
-        def timed_pack(run: packer.SegmentRun, name: str) -> SegmentRow | None:
+        def timed_pack(run: compaction.SegmentRun, name: str) -> SegmentRow | None:
             with self._held(kind, "pack"):
                 return pack(run, name)
 
         with (
             patch.object(SqliteFile, "_apply", timed_apply),
             patch.object(Wal, "end_checkpoint", timed_end),
-            patch.object(packer, "_packed", timed_pack),
+            patch.object(compaction, "_packed", timed_pack),
         ):
             yield
 

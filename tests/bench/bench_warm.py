@@ -28,21 +28,21 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tailrace.origin.config import OriginConfig  # noqa: E402
-from tailrace.origin.warm.learned import HybridHistogram, PredictivePrewarm  # noqa: E402
-from tailrace.origin.warm.named_policy import named_policy  # noqa: E402
-from tailrace.origin.warm.policies import (  # noqa: E402
+from tailrace.origin.pool.policies.learned import HybridHistogram, PredictivePrewarm  # noqa: E402
+from tailrace.origin.pool.policies.named_policy import named_policy  # noqa: E402
+from tailrace.origin.pool.policies.policies import (  # noqa: E402
     BreakEven,
     FixedTtl,
     GreedyDual,
     KeepAlivePolicy,
     WarmPrices,
 )
-from tailrace.origin.warm.simulate import (  # noqa: E402
+from tailrace.origin.pool.policies.simulate import (  # noqa: E402
     compare,
     keep_alive_optimum,
     sweep_ttls,
 )
-from tailrace.origin.warm.trace import (  # noqa: E402
+from tailrace.origin.pool.policies.trace import (  # noqa: E402
     ENDS,
     GENERATED,
     REGULAR,
@@ -56,7 +56,7 @@ from tailrace.origin.workers.load_profile import profile  # noqa: E402
 from tests.bench.bench_kill_workers import measure  # noqa: E402
 from tests.bench.bench_pool import POLICIES, days  # noqa: E402
 from tests.bench.machine import print_line  # noqa: E402
-from tests.origin.warm.costs import hindsight_cost, prewarm_optimum  # noqa: E402
+from tests.origin.pool.policies.costs import hindsight_cost, prewarm_optimum  # noqa: E402
 
 Found = dict[str, Any]
 STREAMS, BATCH = 32, 190

@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 from tailrace.cli import app
 from tailrace.ledger.frame import Answer, Body, BodyEnd, Call, Frame
 from tailrace.ledger.sqlite.ledger import SqliteLedger
+from tailrace.origin.admin.query import Query
+from tailrace.origin.admin.streams import LivePages, encoded
 from tailrace.origin.edges.calls import MAX_PIECE_BYTES
 from tailrace.origin.generations.runs import Runs
 from tailrace.origin.metrics import Metrics
-from tailrace.origin.operator.query import Query
-from tailrace.origin.operator.streams import LivePages, encoded
 from tests.console.conftest import Scene
 from tests.console.pages import DESKTOP, PHONE, visiting
 from tests.e2e.processes import Edge, running

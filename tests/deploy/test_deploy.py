@@ -21,7 +21,7 @@ from tailrace.edge.origins.link import Link
 from tailrace.edge.serve import GRACEFUL_TIMEOUT_S
 from tailrace.edge.telemetry.exchange import Counts
 from tailrace.edge.telemetry.metrics import EdgeMetrics
-from tailrace.ledger.settings import Settings, parse_address
+from tailrace.ledger.process.settings import Settings, parse_address
 from tailrace.origin.config import LedgerConfig, OriginConfig, StreamsConfig
 from tests.deploy.files import (
     DEPLOY,

@@ -16,7 +16,7 @@ from curl_cffi import CurlHttpVersion
 
 import tailrace.client
 from tailrace import Client, Stream
-from tailrace.ledger.text import StreamText
+from tailrace.ledger.stream_text import StreamText
 from tailrace.up import development_certificate
 from tests.e2e.cluster import request
 from tests.e2e.fault_proxy import FaultProxy

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tailrace.ledger.frame import FRAMES_TYPE, Notice, Splitter, decode
-from tailrace.origin.history.sqlite_file import SqliteHistory
+from tailrace.origin.pool.history.sqlite_file import SqliteHistory
 from tests.e2e.held import HeldOrigin
 from tests.e2e.processes import Edge, free_port, running
 from tests.e2e.sse import SSE, Reading, events, start

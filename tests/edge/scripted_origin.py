@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import Self
 
 from tailrace.edge.origins.link import Link
-from tailrace.ledger.backoff import Backoff
 from tailrace.ledger.errors import BeyondEnd, NotFound, Overloaded, TailraceError
+from tailrace.ledger.flow.backoff import Backoff
+from tailrace.ledger.flow.credit_window import Window
 from tailrace.ledger.frame import (
     SCHEMA_HASH,
     Body,
@@ -38,7 +39,6 @@ from tailrace.ledger.frame import (
     encode,
     error_frame,
 )
-from tailrace.ledger.window import Window
 
 STREAM = bytes(range(16))
 TOKEN = "v1.token"

@@ -5,10 +5,10 @@ import pytest
 
 from tailrace.edge.access.connections import RESERVED_FILES
 from tailrace.edge.config import EdgeConfig, connection_limits, too_few_files
-from tailrace.ledger.dial import LinkAddress
 from tailrace.ledger.errors import ConfigError
 from tailrace.ledger.frame import MAX_CALL_BODY_BYTES
-from tailrace.ledger.settings import parse_address
+from tailrace.ledger.links.transport import LinkAddress
+from tailrace.ledger.process.settings import parse_address
 
 
 @pytest.mark.parametrize(

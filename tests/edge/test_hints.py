@@ -14,7 +14,7 @@ from tailrace.edge.origins.hints import EVERY_S, Hints
 from tailrace.edge.origins.link import Link
 from tailrace.ledger.errors import ConfigError
 from tailrace.ledger.frame import Answer, BodyEnd, Call
-from tailrace.ledger.hints import Hint
+from tailrace.ledger.links.hints import Hint
 from tests.edge.scripted_origin import ScriptedOrigin, until
 
 pytestmark = pytest.mark.anyio

@@ -12,8 +12,8 @@ from tailrace.edge.wrangler import jsonc
 from tailrace.edge.wrangler.checks import CHECKS
 from tailrace.edge.wrangler.file import DevVars, Reading, read
 from tailrace.edge.wrangler.keys import KEYS, Effect
-from tailrace.ledger.deployment import Deployment
 from tailrace.ledger.errors import ConfigError
+from tailrace.ledger.objects.deployment import Deployment
 
 HEAD = 'name = "relay"\nmain = "src/index.ts"\ncompatibility_date = "2026-01-31"\n'
 OBJECTS = """

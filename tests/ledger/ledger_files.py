@@ -16,7 +16,7 @@ from tailrace.ledger.frame import Durability, FinishReason, StreamEnd, Token, en
 from tailrace.ledger.interface import Append, Ledger, NewStream, ObjectKey, ObjectWrite, Record
 from tailrace.ledger.sqlite.disk.checksum import add_functions, crc_of, restated
 from tailrace.ledger.sqlite.disk.opening import require_closed_here
-from tailrace.ledger.sqlite.record import column, pack_batch
+from tailrace.ledger.sqlite.encoding import column, pack_batch
 from tests.ledger.backends import Backend, PostgresBackend, SqliteBackend
 
 A, B, C = (bytes([n]) * 16 for n in (1, 2, 3))

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tailrace.ledger.deployment import Deployment
 from tailrace.ledger.errors import CallerError, ConfigError, Conflict, NotFound, Unavailable
 from tailrace.ledger.interface import ObjectKey
+from tailrace.ledger.objects.deployment import Deployment
 from tailrace.ledger.objects.object import DurableObject, ObjectRequest
 from tailrace.ledger.sqlite.ledger import SqliteLedger
 from tailrace.origin.config import StreamsConfig

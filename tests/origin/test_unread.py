@@ -13,7 +13,7 @@ from tailrace.ledger.errors import Overloaded
 from tailrace.ledger.frame import Durability, FinishReason, Priority, StreamEnd, Token
 from tailrace.ledger.interface import NewStream
 from tailrace.ledger.sqlite.ledger import SqliteLedger
-from tailrace.origin.generations.readers import UNREAD_GRACE_S
+from tailrace.origin.generations.presence import UNREAD_GRACE_S
 from tailrace.origin.generations.runs import IDLE_STREAM_S, Runs
 from tailrace.origin.metrics import Metrics
 from tailrace.origin.workers.worker_frame import Attend, Halt, Run, Steer

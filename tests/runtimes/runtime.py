@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar, NamedTuple, Protocol
 
-from tailrace.ledger.rights import Right
+from tailrace.ledger.links.rights import Right
 from tailrace.origin.generations.callers import TokenKeys
 from tailrace.up import development_certificate
 from tests.e2e.processes import Edge, Origin

@@ -23,7 +23,7 @@ from tailrace.origin.producer import (
     Text,
     Vector,
 )
-from tailrace.origin.tools import CallPiece
+from tailrace.origin.tool_calls import CallPiece
 
 POLL_S = 0.005
 EVERY_KIND: tuple[Output, ...] = (

@@ -13,7 +13,7 @@ import pytest
 from curl_cffi import CurlHttpVersion, CurlOpt
 
 from tailrace.ledger.frame import SCHEMA_HASH
-from tailrace.ledger.rights import ALL_RIGHTS, Right
+from tailrace.ledger.links.rights import ALL_RIGHTS, Right
 from tests.e2e.sse import TIMEOUT
 from tests.runtimes.cases import Answer, Case, Request, Values, table
 from tests.runtimes.runtime import RUNTIMES, Door, Runtime, token_for

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 
 from tailrace.ledger.frame import FinishReason
 from tailrace.origin.producer import About, End, Output, Reasoning, Request, Resumption, Text
-from tailrace.origin.tools import CallPiece
+from tailrace.origin.tool_calls import CallPiece
 
 WORDS = tuple(f"{count}, " for count in range(40))
 

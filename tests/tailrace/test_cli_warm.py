@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from tailrace.cli import app
 from tailrace.ledger.errors import CallerError, ConfigError
 
-SAMPLE = Path(__file__).parents[1] / "origin" / "warm" / "samples" / "burstgpt.csv"
+SAMPLE = Path(__file__).parents[1] / "origin" / "pool" / "policies" / "samples" / "burstgpt.csv"
 
 
 def warm(*words: str) -> str:

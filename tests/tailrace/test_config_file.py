@@ -12,7 +12,7 @@ import pytest
 from tailrace.config_file import commented, write
 from tailrace.edge.config import EdgeConfig
 from tailrace.ledger.errors import ConfigError
-from tailrace.ledger.settings import Settings
+from tailrace.ledger.process.settings import Settings
 from tailrace.origin.config import LedgerConfig, OriginConfig, StreamsConfig
 
 PARTS: list[type[Settings]] = [EdgeConfig, OriginConfig, LedgerConfig, StreamsConfig]

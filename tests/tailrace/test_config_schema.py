@@ -17,9 +17,9 @@ from tailrace.config_file import commented
 from tailrace.config_schema import DIALECT, SCHEMA_FILE
 from tailrace.edge.config import EdgeConfig
 from tailrace.ledger.errors import ConfigError
-from tailrace.ledger.settings import Settings
+from tailrace.ledger.process.settings import Settings
 from tailrace.origin.config import LedgerConfig, OriginConfig, StreamsConfig
-from tailrace.origin.model_table import load_tables
+from tailrace.origin.pool.model_table import load_tables
 
 PARTS: tuple[type[Settings], ...] = (EdgeConfig, OriginConfig, LedgerConfig, StreamsConfig)
 

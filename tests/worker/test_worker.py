@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from tailrace.edge.access.rules import OriginRule, access_headers, preflight_headers
-from tailrace.ledger.version import tailrace_version
+from tailrace.ledger.process.version import tailrace_version
 from tests.bench.edge.readers import stream_id
 from tests.bench.worker.source import THOUSAND
 from tests.e2e.processes import ROOT, Edge, Origin, free_port, running

@@ -35,7 +35,7 @@ from tailrace.ledger.frame import (
     decode,
     to_error,
 )
-from tailrace.ledger.text import AppendedText
+from tailrace.ledger.stream_text import AppendedText
 
 Fields = dict[str, Any]
 """Of a JSON object."""

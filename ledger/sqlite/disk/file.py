@@ -21,6 +21,7 @@ import structlog
 
 from tailrace.ledger.errors import ConfigError, Damaged, LedgerAway
 from tailrace.ledger.interface import ObjectKey, StreamKind, ValueRange
+from tailrace.ledger.sqlite.capacity import ROW_BYTES
 from tailrace.ledger.sqlite.disk.checksum import (
     DAMAGED_HINT,
     OBJECT_COLUMNS,
@@ -37,7 +38,6 @@ from tailrace.ledger.sqlite.disk.opening import HighWater, OpenFiles, is_full, l
 from tailrace.ledger.sqlite.disk.schema import Lookups, connect_reader, connect_writer
 from tailrace.ledger.sqlite.disk.sync import SyncOf, WorkThread, sync_of
 from tailrace.ledger.sqlite.disk.wal import Wal, leave
-from tailrace.ledger.sqlite.room import ROW_BYTES
 from tailrace.ledger.sqlite.storage import Commit, ObjectRow, SegmentRow, Sizes, StreamRow
 
 RECLAIM_BYTES = 128 * 1024

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import structlog
 
 from tailrace.ledger.errors import ConfigError, Damaged, LedgerFailed
-from tailrace.ledger.process import boot_id
+from tailrace.ledger.process.lifecycle import boot_id
 
 SCHEMA_VERSION = 6
 APPLICATION_ID = 0x54_52_4C_31  # "TRL1"

@@ -15,7 +15,7 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from tailrace.ledger.process import Stop, look_less_often
+from tailrace.ledger.process.lifecycle import Stop, look_less_often
 from tailrace.origin.config import LedgerConfig, OriginConfig, StreamsConfig
 from tailrace.origin.supervisor import serve
 from tailrace.origin.workers.worker_process import WorkerSlot

@@ -13,7 +13,7 @@ from tailrace.edge.access.keys import ApiKey, KeyRing, Limits, digest_of, make_k
 from tailrace.edge.access.rules import NOBODY, Gate, Grant
 from tailrace.ledger.errors import CallerError, Unauthorized
 from tailrace.ledger.frame import Caller
-from tailrace.ledger.rights import Right
+from tailrace.ledger.links.rights import Right
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 ID, KEY = make_key(lambda count: b"\x07" * count)

@@ -16,10 +16,10 @@ from tailrace.edge.access.keys import ApiKey, KeyRing, digest_of, make_key
 from tailrace.edge.access.rules import Gate
 from tailrace.edge.app import create_app
 from tailrace.edge.config import EdgeConfig, access_rules
-from tailrace.ledger.backoff import Backoff
 from tailrace.ledger.errors import NotFound
+from tailrace.ledger.flow.backoff import Backoff
 from tailrace.ledger.frame import Answer, Body, BodyEnd, Call, error_frame
-from tailrace.ledger.rights import ALL_RIGHTS, DEFAULT_TENANT, OF_A_STREAM, Right
+from tailrace.ledger.links.rights import ALL_RIGHTS, DEFAULT_TENANT, OF_A_STREAM, Right
 from tests.edge.scripted_origin import ScriptedOrigin, linked, until
 
 pytestmark = pytest.mark.anyio

@@ -1,7 +1,7 @@
 """The breaker of one origin, on a clock that is a number."""
 
 from tailrace.edge.origins.choice import PROBE_S, TRIPS, Breaker, State
-from tailrace.ledger.backoff import Backoff
+from tailrace.ledger.flow.backoff import Backoff
 
 
 def tripped() -> Breaker:

@@ -17,8 +17,8 @@ from tailrace.edge.origins.link import (
     credited,
 )
 from tailrace.edge.origins.origin import Connection
-from tailrace.ledger.backoff import Backoff
 from tailrace.ledger.errors import NotFound, Overloaded, TailraceError
+from tailrace.ledger.flow.backoff import Backoff
 from tailrace.ledger.frame import (
     Call,
     Credit,

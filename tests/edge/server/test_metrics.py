@@ -10,8 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tailrace.edge.server.outlet import READS_A_TIMED_ONE
 from tailrace.edge.telemetry.metrics import EdgeMetrics
-from tailrace.ledger.backoff import Backoff
 from tailrace.ledger.errors import Overloaded
+from tailrace.ledger.flow.backoff import Backoff
 from tailrace.ledger.frame import SCHEMA_HASH, Hello, Open, Token, encode
 from tests.bench.edge.readers import message
 from tests.edge.scripted_origin import STREAM, ScriptedOrigin, until

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from tailrace.ledger.errors import NotFound
+from tailrace.ledger.flow.credit_window import Window
 from tailrace.ledger.frame import (
     Splitter,
     Status,
@@ -16,7 +17,6 @@ from tailrace.ledger.frame import (
     tag_of,
     with_corr,
 )
-from tailrace.ledger.window import Window
 from tailrace.origin.edges.feed import Feed
 from tests.ledger.simulation.simulated_life import Life
 from tests.ledger.simulation.simulated_world import Reader, require

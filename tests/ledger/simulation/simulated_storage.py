@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from tailrace.ledger.errors import LedgerFailed
 from tailrace.ledger.interface import ObjectKey, ValueRange
-from tailrace.ledger.sqlite.record import unpack_batch
+from tailrace.ledger.sqlite.encoding import unpack_batch
 from tailrace.ledger.sqlite.storage import Commit, ObjectRow, SegmentRow, Sizes, StreamRow
 
 MAX_DELAY_S = 1.0

@@ -23,13 +23,13 @@ from dataclasses import dataclass
 from random import Random
 from types import ModuleType
 
+import tailrace.ledger.flow.credit_window
+import tailrace.ledger.sqlite.commit_log
 import tailrace.ledger.sqlite.group
 import tailrace.ledger.sqlite.ledger
-import tailrace.ledger.sqlite.log
 import tailrace.ledger.sqlite.replay
 import tailrace.ledger.sqlite.retention
 import tailrace.ledger.sqlite.tail
-import tailrace.ledger.window
 from tests.ledger.simulation.simulated_loop import SimulatedLoop
 from tests.ledger.simulation.simulated_process import Process
 from tests.ledger.simulation.simulated_storage import Crash
@@ -41,15 +41,15 @@ CRASH_STEPS = 500
 MAX_CRASHES = 3
 _LIMITS: list[tuple[ModuleType, str, tuple[int, ...]]] = [
     (tailrace.ledger.sqlite.tail, "SEGMENT_BYTES", (1, 60, 200)),
-    (tailrace.ledger.sqlite.log, "MAX_TAIL_BATCHES", (3, 10, 600)),
-    (tailrace.ledger.sqlite.log, "MAX_RIPE_FOR_AGE", (1, 4, 256)),
-    (tailrace.ledger.sqlite.log, "SEGMENT_COMMITS", (1, 2, 64)),
-    (tailrace.ledger.sqlite.log, "PRUNE_ROWS", (1, 3, 64)),
-    (tailrace.ledger.sqlite.log, "LOG_ROWS_AT_ONCE", (1, 3, 64)),
+    (tailrace.ledger.sqlite.commit_log, "MAX_TAIL_BATCHES", (3, 10, 600)),
+    (tailrace.ledger.sqlite.commit_log, "MAX_RIPE_FOR_AGE", (1, 4, 256)),
+    (tailrace.ledger.sqlite.commit_log, "SEGMENT_COMMITS", (1, 2, 64)),
+    (tailrace.ledger.sqlite.commit_log, "PRUNE_ROWS", (1, 3, 64)),
+    (tailrace.ledger.sqlite.commit_log, "LOG_ROWS_AT_ONCE", (1, 3, 64)),
     (tailrace.ledger.sqlite.replay, "READ_SEGMENTS", (1, 2, 64)),
     (tailrace.ledger.sqlite.retention, "EXPIRE_STREAMS", (1, 2, 64)),
     (tailrace.ledger.sqlite.group, "MAX_FORMING_BYTES", (30, 200, 10_000)),
-    (tailrace.ledger.window, "READ_FRAMES", (1, 3, 256)),
+    (tailrace.ledger.flow.credit_window, "READ_FRAMES", (1, 3, 256)),
 ]
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from tailrace.ledger.sqlite.commit_log import Log
 from tailrace.ledger.sqlite.group import Group, GroupCommit
 from tailrace.ledger.sqlite.ledger import SqliteLedger
-from tailrace.ledger.sqlite.log import Log
 from tailrace.ledger.sqlite.storage import Commit
 from tailrace.ledger.sqlite.tail import Tail
 from tests.ledger.simulation.simulated_storage import SimulatedStorage

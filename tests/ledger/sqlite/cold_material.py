@@ -11,8 +11,8 @@ import apsw
 
 from tailrace.ledger.frame import Durability, FinishReason, StreamEnd, Token, encode
 from tailrace.ledger.interface import Append, NewStream, Record
+from tailrace.ledger.sqlite.encoding import pack_segment
 from tailrace.ledger.sqlite.ledger import SqliteLedger
-from tailrace.ledger.sqlite.record import pack_segment
 from tailrace.ledger.sqlite.retention import RetentionSettings
 from tailrace.ledger.sqlite.storage import SegmentRow
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tailrace.ledger.errors import Damaged
 from tailrace.ledger.frame import Chunk, Token, encode
 from tailrace.ledger.interface import Record
-from tailrace.ledger.sqlite.packer import COLD_FRAMES
-from tailrace.ledger.sqlite.record import (
+from tailrace.ledger.sqlite.compaction import COLD_FRAMES
+from tailrace.ledger.sqlite.encoding import (
     MAX_PAYLOAD_BYTES,
     Unpacked,
     index_tails,

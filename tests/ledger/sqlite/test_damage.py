@@ -14,6 +14,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tailrace.ledger.errors import ConfigError, Damaged, LedgerAway
+from tailrace.ledger.flow.credit_window import Window
 from tailrace.ledger.frame import (
     Durability,
     FinishReason,
@@ -24,11 +25,10 @@ from tailrace.ledger.frame import (
     encode,
     with_corr,
 )
+from tailrace.ledger.inspection.commands import reading, verify
 from tailrace.ledger.interface import Append, NewStream, ObjectKey, ObjectWrite, Record
 from tailrace.ledger.sqlite.disk.checksum import crc_of
 from tailrace.ledger.sqlite.ledger import SqliteLedger
-from tailrace.ledger.tools.commands import reading, verify
-from tailrace.ledger.window import Window
 from tailrace.origin.edges.feed import Feed
 from tailrace.origin.generations.stream import find
 from tests.ledger.backends import Clock, opened_file

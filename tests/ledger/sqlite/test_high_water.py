@@ -14,9 +14,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from tailrace.ledger.errors import Damaged
+from tailrace.ledger.inspection.commands import accept, reading, verify
 from tailrace.ledger.sqlite.disk import opening
 from tailrace.ledger.sqlite.disk.opening import HighWater, read_mark
-from tailrace.ledger.tools.commands import accept, reading, verify
 from tests.ledger.backends import A, everything, indexes, new, opened_file, tokens
 
 pytestmark = pytest.mark.anyio

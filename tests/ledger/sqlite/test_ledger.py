@@ -10,9 +10,9 @@ import pytest
 from tailrace.ledger.errors import ConfigError, Damaged, LedgerFailed, NotFound
 from tailrace.ledger.frame import Durability
 from tailrace.ledger.interface import Append
-from tailrace.ledger.sqlite import log as sqlite_log
+from tailrace.ledger.sqlite import commit_log as sqlite_log
+from tailrace.ledger.sqlite.commit_log import PRUNE_ROWS
 from tailrace.ledger.sqlite.ledger import SqliteLedger
-from tailrace.ledger.sqlite.log import PRUNE_ROWS
 from tailrace.ledger.sqlite.tail import SEGMENT_BYTES
 from tests.ledger.backends import (
     A,

@@ -18,6 +18,7 @@ from tailrace.ledger.interface import (
     Refusal,
     StreamKind,
 )
+from tailrace.ledger.sqlite.capacity import MIB
 from tailrace.ledger.sqlite.disk.file import SqliteFile
 from tailrace.ledger.sqlite.ledger import SqliteLedger
 from tailrace.ledger.sqlite.retention import (
@@ -27,7 +28,6 @@ from tailrace.ledger.sqlite.retention import (
     VACUUM_PAGES,
     RetentionSettings,
 )
-from tailrace.ledger.sqlite.room import MIB
 from tailrace.ledger.sqlite.storage import Commit
 from tests.ledger.sqlite.cold_material import TTL_S, Clock, extend, sentence, store, stream_id
 

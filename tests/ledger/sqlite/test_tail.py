@@ -3,7 +3,7 @@ import pytest
 from tailrace.ledger.errors import Conflict, FrameError, StaleEpoch, WrongIndex
 from tailrace.ledger.frame import Detach, Durability, FinishReason, StreamEnd, Token, encode
 from tailrace.ledger.interface import Record, StreamInfo
-from tailrace.ledger.sqlite.record import pack_segment
+from tailrace.ledger.sqlite.encoding import pack_segment
 from tailrace.ledger.sqlite.storage import SegmentRow
 from tailrace.ledger.sqlite.tail import SEGMENT_BYTES, Tail
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tailrace.ledger.errors import LedgerFailed
+from tailrace.ledger.flow.credit_window import READ_FRAMES, Window
 from tailrace.ledger.frame import (
     Durability,
     FinishReason,
@@ -26,9 +27,8 @@ from tailrace.ledger.frame import (
 from tailrace.ledger.interface import Append, NewStream, Record
 from tailrace.ledger.sqlite.ledger import SqliteLedger
 from tailrace.ledger.sqlite.tail import SEGMENT_BYTES
-from tailrace.ledger.window import READ_FRAMES, Window
 from tailrace.origin.edges.feed import Feed
-from tailrace.origin.generations.readers import Readers
+from tailrace.origin.generations.presence import Readers
 
 pytestmark = pytest.mark.anyio
 

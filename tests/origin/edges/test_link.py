@@ -49,8 +49,8 @@ from tailrace.ledger.frame import (
     encode,
 )
 from tailrace.ledger.interface import NewStream, ObjectKey, StreamKind
+from tailrace.ledger.links.rights import Right
 from tailrace.ledger.objects.object import ObjectRequest, ObjectResponse
-from tailrace.ledger.rights import Right
 from tailrace.ledger.sqlite.disk.file import SqliteFile
 from tailrace.ledger.sqlite.disk.sync import SyncOf, sync_of
 from tailrace.ledger.sqlite.ledger import SqliteLedger
@@ -62,7 +62,7 @@ from tailrace.origin.generations.service import LEDGER_SILENCE_S, MAX_STEER_CHAR
 from tailrace.origin.workers import worker_frame
 from tailrace.origin.workers.worker_frame import STEER_BEGINS, STEERED, Emission, Run, Step
 from tests.ledger.sqlite.faulty_vfs import Disk, FaultyVfs
-from tests.ledger.sqlite.test_room import DISK_BYTES, SharedDisk
+from tests.ledger.sqlite.test_capacity import DISK_BYTES, SharedDisk
 from tests.origin.stage import Slot, Stage
 from tests.origin.tiny_checkpoint import write_checkpoint
 

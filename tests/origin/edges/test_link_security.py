@@ -18,8 +18,8 @@ from cryptography.x509.oid import NameOID
 from structlog.testing import capture_logs
 
 from tailrace.edge.origins.link import Link
-from tailrace.ledger.backoff import Backoff
-from tailrace.ledger.dial import Credentials, LinkAddress, listen
+from tailrace.ledger.flow.backoff import Backoff
+from tailrace.ledger.links.transport import Credentials, LinkAddress, listen
 from tailrace.origin.edges.link import EdgeLink
 from tailrace.origin.edges.peers import Way, connect
 from tests.edge.scripted_origin import until

@@ -10,8 +10,8 @@ import pytest
 
 from tailrace.ledger.errors import CallerError, Forbidden, NotFound, TailraceError, Unauthorized
 from tailrace.ledger.frame import Call, Caller, Cancel, Header, Open, Resume, Steer
+from tailrace.ledger.links.rights import ALL_RIGHTS, Right
 from tailrace.ledger.objects.object import ObjectRequest, ObjectResponse
-from tailrace.ledger.rights import ALL_RIGHTS, Right
 from tests.origin.edges.test_link import House, serving
 
 pytestmark = pytest.mark.anyio

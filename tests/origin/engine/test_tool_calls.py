@@ -25,8 +25,8 @@ from tailrace.ledger.frame import (
 from tailrace.ledger.interface import Record
 from tailrace.origin.engine.grammar import GrammarCompiler, OutputGrammar, check_tools
 from tailrace.origin.engine.transcript import Detokeniser, Transcript, Vocabulary
-from tailrace.origin.generations.history import History
-from tailrace.origin.tools import MARKUPS, CallPiece, CallReader, ToolUse
+from tailrace.origin.generations.stream_log import History
+from tailrace.origin.tool_calls import MARKUPS, CallPiece, CallReader, ToolUse
 from tailrace.origin.workers.worker_frame import Emission, Run
 from tests.origin.engine.runs import make_run
 from tests.origin.tiny_checkpoint import END_ID, train_tokenizer

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from tailrace.ledger.frame import Priority
-from tailrace.origin.generations.overload import (
+from tailrace.origin.generations.load_shedding import (
     CLIMB_S,
     DESCEND_S,
     FREE_MEMORY_CRITICAL,

@@ -10,8 +10,8 @@ from typing import TypeVar
 import pytest
 from pydantic import ValidationError
 
-from tailrace.origin.generations.history import History
 from tailrace.origin.generations.recipe import Recipe, packed_ids
+from tailrace.origin.generations.stream_log import History
 from tailrace.origin.workers.worker_frame import Run, decode, encode
 from tests.origin.stage import RECIPE
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.ledger.errors import ConfigError, Forbidden, NotFound, TailraceError, Unauthorized
-from tailrace.ledger.rights import Right
+from tailrace.ledger.links.rights import Right
 from tailrace.origin.generations.callers import TokenKeys
 
 STREAM, OTHER = bytes([1]) * 16, bytes([2]) * 16

@@ -24,9 +24,9 @@ from tailrace.ledger.frame import (
     Token,
     encode,
 )
-from tailrace.origin.generations.history import History
+from tailrace.origin.generations.poison_streams import TOGETHER_DEATHS
 from tailrace.origin.generations.runs import MAX_DEATHS
-from tailrace.origin.generations.suspects import TOGETHER_DEATHS
+from tailrace.origin.generations.stream_log import History
 from tailrace.origin.serving.served_model import FAILED_STARTS
 from tailrace.origin.workers.liveness import MOST_DEATHS
 from tailrace.origin.workers.worker_frame import (

@@ -11,9 +11,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tailrace.ledger.errors import CallerError, ConfigError, Conflict
-from tailrace.ledger.hints import Hint
+from tailrace.ledger.links.hints import Hint
 from tailrace.origin.pool.kept import TURN_S
 from tailrace.origin.pool.members import PoolMember, Schedule
+from tailrace.origin.pool.policies.named_policy import named_policy
+from tailrace.origin.pool.policies.policies import (
+    BreakEven,
+    FixedTtl,
+    GreedyDual,
+    KeepAlivePolicy,
+    WarmPrices,
+)
+from tailrace.origin.pool.policies.simulate import replay, replay_capped
+from tailrace.origin.pool.policies.trace import ArrivalTrace, generated, idle_gaps
 from tailrace.origin.pool.records import (
     ArrivalRecord,
     PoolChoice,
@@ -24,17 +34,7 @@ from tailrace.origin.pool.records import (
 from tailrace.origin.pool.replay import PoolCounts, PoolReplay, ShadowPool
 from tailrace.origin.pool.tiers import HOLDING_ROOM, TRANSITIONS, PoolEvent, Residence, Tier, follow
 from tailrace.origin.pool.warm_pool import PoolOrder, WarmPool
-from tailrace.origin.warm.named_policy import named_policy
-from tailrace.origin.warm.policies import (
-    BreakEven,
-    FixedTtl,
-    GreedyDual,
-    KeepAlivePolicy,
-    WarmPrices,
-)
-from tailrace.origin.warm.simulate import replay, replay_capped
-from tailrace.origin.warm.trace import ArrivalTrace, generated, idle_gaps
-from tests.origin.warm.costs import play_trace
+from tests.origin.pool.policies.costs import play_trace
 
 PRICES = WarmPrices(60.0, 10.0)
 NAMES = ("a", "b", "c")

@@ -17,7 +17,7 @@ from tailrace.ledger.frame import (
     ToolCall,
 )
 from tailrace.origin.producer import Request
-from tailrace.origin.tools import ToolUse
+from tailrace.origin.tool_calls import ToolUse
 from tests.origin.producers.asked import recipe, request
 from tests.origin.producers.raw_server import (
     DONE,

@@ -14,10 +14,11 @@ from structlog.testing import capture_logs
 from tailrace.ledger.errors import Unavailable
 from tailrace.origin.config import DEMO_MODEL, OriginConfig
 from tailrace.origin.generations.stream import GeneratedStream
-from tailrace.origin.history.sqlite_file import SqliteHistory
 from tailrace.origin.metrics import Metrics
+from tailrace.origin.pool.history.sqlite_file import SqliteHistory
 from tailrace.origin.pool.kept import TURN_S
 from tailrace.origin.pool.members import PoolMember
+from tailrace.origin.pool.policies.policies import WarmPrices
 from tailrace.origin.pool.records import PoolDecision, PoolRecord
 from tailrace.origin.pool.tiers import Residence
 from tailrace.origin.pool.warm_pool import PoolOrder
@@ -26,12 +27,11 @@ from tailrace.origin.serving.live_pool import LivePool
 from tailrace.origin.serving.pins import Pins
 from tailrace.origin.serving.plan import KnownModel, KnownModels, first_load_s
 from tailrace.origin.serving.served_model import ServedModel, ServedModels
-from tailrace.origin.warm.policies import WarmPrices
 from tailrace.origin.workers.liveness import CircuitState
 from tailrace.origin.workers.load_spans import FORKED, LoadStage, WorkerStart
 from tailrace.origin.workers.worker_frame import Ready
 from tailrace.origin.workers.worker_process import WorkerSlot
-from tests.origin.history.test_stores import Pool
+from tests.origin.pool.history.test_stores import Pool
 from tests.origin.stage import READY, RECIPE, A, B
 
 pytestmark = pytest.mark.anyio

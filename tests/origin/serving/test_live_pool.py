@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from tailrace.ledger.errors import CallerError
-from tailrace.ledger.hints import Hint
+from tailrace.ledger.links.hints import Hint
 from tailrace.origin.pool.members import PoolMember
+from tailrace.origin.pool.policies.policies import WarmPrices
 from tailrace.origin.pool.records import PoolDecision, PoolRecord
 from tailrace.origin.pool.replay import PoolReplay
 from tailrace.origin.pool.tiers import Residence
 from tailrace.origin.pool.warm_pool import PoolOrder
 from tailrace.origin.serving.live_pool import LivePool
-from tailrace.origin.warm.policies import WarmPrices
 
 pytestmark = pytest.mark.anyio
 

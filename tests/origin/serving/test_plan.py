@@ -8,7 +8,7 @@ import pytest
 
 from tailrace.ledger.errors import ConfigError
 from tailrace.origin.config import DEMO_MODEL, OriginConfig
-from tailrace.origin.model_table import ModelTable
+from tailrace.origin.pool.model_table import ModelTable
 from tailrace.origin.serving.plan import caps, planned
 
 

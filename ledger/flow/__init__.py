@@ -1,0 +1,1 @@
+"""Flow control and pacing: credit windows, token buckets, back-off and idle timers."""

@@ -1,0 +1,305 @@
+"""What `tailrace ledger` does with a ledger or with one stream, one function for each command.
+
+`summary` tells a stream from its beginning to its tip, and `follow` reads it as it grows, while
+its owner writes; `json_lines` and `raw_frames` give streams to other programs. `verify` tells
+whether a ledger is whole: every stream contiguous, ended once, matching its checksums. `collect`
+is retention by hand: what a running origin does by itself, now and to its end. `accept` goes on
+with what is left where the file or its WAL was damaged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from tailrace.ledger.errors import Damaged, FrameError
+from tailrace.ledger.frame import Durability, FinishReason, Logged, StreamEnd, decode, tag_of
+from tailrace.ledger.inspection.reader import LedgerReader, StreamPiece, fill, pieces
+from tailrace.ledger.interface import Ledger, Record, StreamKind
+from tailrace.ledger.sqlite.disk.opening import existing, lock
+from tailrace.ledger.sqlite.storage import StreamRow
+from tailrace.ledger.stream_stats import StreamLife, tokens_of
+from tailrace.ledger.stream_text import StreamText
+
+TEXT_CHARS = 2_000
+"""Characters of a stream's text that `show` gives."""
+POLL_S = 0.1
+"""Between two looks into the ledger; another process cannot be woken by its owner."""
+
+Document = dict[str, Any]
+
+
+@dataclass(slots=True)
+class StreamSummary:
+    """What a stream's frames tell."""
+
+    frames: int = 0
+    tokens: int = 0
+    frame_bytes: int = 0
+    text: str = ""
+    end: StreamEnd | None = None
+    life: StreamLife | None = None
+
+    @property
+    def state(self) -> str:
+        if self.end is None:
+            return "unfinished"
+        return f"ended: {FinishReason(self.end.finish_reason).word}"
+
+
+async def summary(reader: LedgerReader, row: StreamRow) -> StreamSummary:
+    """Read it all; `Damaged` where it is not whole."""
+    result, text = StreamSummary(), StreamText()
+    async for _, record in reader.records(row):
+        result.frames += 1
+        result.tokens += len(tokens_of(record))
+        result.frame_bytes += len(record.frame)
+        _, frame = decode(record.frame)
+        text.add(frame)
+        if isinstance(frame, StreamEnd):
+            result.end = frame
+            result.life = StreamLife.of(record)
+    result.text = text.text
+    return result
+
+
+async def follow(
+    place: Path | str, stream: bytes, start: int, *, live: bool = True
+) -> AsyncIterator[tuple[int, Record]]:
+    """(index, record) from `start` on; with `live` until the StreamEnd, however long."""
+    at = start
+    async with reading(place) as reader:
+        while True:
+            piece = StreamPiece(await reader.stream(stream), first=at == 0)
+            await fill(piece, reader, at)
+            await reader.release()  # the moment must not outlive a slow reader
+            for found in piece.records:
+                yield found
+            if piece.records:
+                at, last = at + len(piece.records), piece.records[-1][1]
+                if tag_of(last.frame) == StreamEnd.tag:
+                    return
+            elif not live or piece.row.ended:
+                return
+            else:
+                await asyncio.sleep(POLL_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaimed:
+    """What went, and what the ledger took before and takes now."""
+
+    removed_streams: int
+    before_bytes: int
+    after_bytes: int
+
+
+async def collect(place: Path | str, open_ledger: Callable[[], Awaitable[Ledger]]) -> Reclaimed:
+    """Remove what has expired from the ledger at `place`, which `open_ledger` opens.
+
+    Raises `ConfigError` where there is none, or while another process owns the file.
+    """
+    before = await _bytes(place)  # what is no ledger is refused, not made into one
+    ledger = await open_ledger()
+    try:
+        removed = await ledger.expire()
+    finally:
+        await ledger.close()
+    return Reclaimed(removed, before, await _bytes(place))
+
+
+async def _bytes(place: Path | str) -> int:
+    if isinstance(place, Path):  # who writes a file does not open it as a reader too
+        return existing(place).stat().st_size
+    async with reading(place) as reader:
+        return await reader.ledger_bytes()
+
+
+def accept(path: Path) -> None:
+    """Let the file at `path` count for all that was ever acknowledged.
+
+    `ConfigError` where there is none, or while an origin owns it.
+    """
+    of_file, of_lock = lock(Path(os.path.realpath(existing(path))))
+    try:
+        os.ftruncate(of_lock, 0)
+    finally:
+        os.close(of_lock)
+        os.close(of_file)
+
+
+def reading(place: Path | str) -> AbstractAsyncContextManager[LedgerReader]:
+    """The ledger in a file, or in the database that a URL names, as it is at this moment.
+
+    Raises `ConfigError` where there is none, `LedgerFailed` where the server is away.
+    """
+    # Imported here, because the driver for PostgreSQL is an extra.
+    if isinstance(place, Path):
+        from tailrace.ledger.inspection.sqlite_reader import reading_file
+
+        return reading_file(place)
+    from tailrace.ledger.inspection.postgres_reader import reading_database
+
+    return reading_database(place)
+
+
+# ---- for other programs ----
+
+
+def stream_document(row: StreamRow) -> Document:
+    """What is known of a stream besides its frames."""
+    return {
+        "stream": row.id.hex(),
+        "kind": StreamKind(row.kind).name.lower(),
+        "epoch": row.epoch,
+        "durability": Durability(row.durability).word,
+        "created_ms": row.created_ms,
+        "ttl_ms": row.ttl_ms,
+        "recipe": _recipe(row.recipe),
+    }
+
+
+def frame_document(record: Record) -> Document:
+    """One record, with the token ids that clients never see."""
+    _, frame = decode(record.frame)
+    document = {"type": type(frame).__name__, **_fields(frame), "ids": list(tokens_of(record))}
+    life = StreamLife.of(record)
+    return document if life is None else document | {"life": life._asdict()}
+
+
+async def json_lines(reader: LedgerReader, rows: AsyncIterable[StreamRow]) -> AsyncIterator[str]:
+    """For each stream a line of its own, then one for each record."""
+    async for piece in pieces(reader, rows):
+        if piece.first:
+            yield json.dumps(stream_document(piece.row), ensure_ascii=False)
+        for record in _records(piece):
+            line = {"stream": piece.row.id.hex(), **frame_document(record)}
+            yield json.dumps(line, ensure_ascii=False)
+
+
+async def raw_frames(reader: LedgerReader, rows: AsyncIterable[StreamRow]) -> AsyncIterator[bytes]:
+    """The wire frames of the streams, one after the other; they measure themselves."""
+    async for piece in pieces(reader, rows):
+        for record in _records(piece):
+            yield record.frame
+
+
+def _records(piece: StreamPiece) -> Iterator[Record]:
+    for _, record in piece.records:
+        yield record
+    if piece.damage is not None:
+        raise piece.damage
+
+
+def _fields(struct: Any) -> Document:
+    return {field.name: _plain(getattr(struct, field.name)) for field in fields(struct)}
+
+
+def _plain(value: object) -> object:
+    """A value of a frame as JSON has it."""
+    if isinstance(value, FinishReason):
+        return value.word
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return _fields(value) if is_dataclass(value) else value
+
+
+def _recipe(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+# ---- whether it is whole ----
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is not whole; `stream` in hex, or None where it is no stream's."""
+
+    stream: str | None
+    what: str
+
+
+@dataclass(slots=True)
+class Audit:
+    """What was looked at, and what is wrong with it."""
+
+    streams: int = 0
+    frames: int = 0
+    ended: int = 0
+    tokens: int = 0
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def whole(self) -> bool:
+        return not self.findings
+
+
+async def verify(
+    reader: LedgerReader, progress: Callable[[int], None] = lambda _done: None
+) -> Audit:
+    """Look at everything; `progress` is called with the number of streams done."""
+    verdict = Audit(findings=[Finding(None, what) async for what in reader.damage()])
+    await reader.release()
+    stream = _Stream()
+    try:
+        async for piece in pieces(reader, reader.streams()):
+            if piece.first:
+                stream = _Stream()
+            _check_piece(piece, stream, verdict)
+            if piece.last:
+                verdict.streams += 1
+                verdict.ended += stream.ended_at is not None
+                progress(verdict.streams)
+    except Damaged as error:
+        verdict.findings.append(Finding(None, error.message))
+    return verdict
+
+
+@dataclass(slots=True)
+class _Stream:
+    """What was found so far in the one that is looked at."""
+
+    ended_at: int | None = None
+    broken: bool = False
+
+
+def _check_piece(piece: StreamPiece, stream: _Stream, verdict: Audit) -> None:
+    if stream.broken:
+        return  # one finding for each
+    try:
+        for index, record in piece.records:
+            if stream.ended_at is not None:
+                raise Damaged(f"index {index} follows the end at index {stream.ended_at}")
+            _check_frame(record.frame, index)
+            if tag_of(record.frame) == StreamEnd.tag:
+                stream.ended_at = index
+            verdict.frames += 1
+            verdict.tokens += len(tokens_of(record))
+        if piece.damage is not None:
+            raise piece.damage
+        if piece.last and piece.row.ended and stream.ended_at is None:
+            raise Damaged("it is marked as ended, and has no StreamEnd")
+    except (Damaged, FrameError) as error:
+        stream.broken = True
+        name = piece.row.id.hex()
+        verdict.findings.append(Finding(name, error.message.removeprefix(f"stream {name}: ")))
+
+
+def _check_frame(raw: bytes, index: int) -> None:
+    """That it is one canonical logged frame on corr 0, and says the index that it has."""
+    corr, frame = decode(raw)
+    if not isinstance(frame, Logged):
+        raise Damaged(f"index {index} holds a {type(frame).__name__}, which is never logged")
+    if corr != 0 or frame.index != index:
+        raise Damaged(f"index {index} holds a frame of corr {corr} that says index {frame.index}")

@@ -1,0 +1,399 @@
+"""A ledger file seen from outside, beside the origin that owns it (`ledger.tools.reader`).
+
+Read through aiosqlite, which is the system's SQLite and may be older than the owner's: for
+reading that is enough. A connection with mode=ro moves nothing of the WAL, not even when it is
+the last one that closes; only whoever writes needs a SQLite of 3.51.3. Never immutable=1: that
+would look past the WAL.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import aiosqlite
+
+from tailrace.ledger.errors import ConfigError, Damaged, damaged_stream, unknown_stream
+from tailrace.ledger.inspection.reader import STREAMS_AT_ONCE, LedgerStatus, per_frame
+from tailrace.ledger.interface import Record, StreamKind
+from tailrace.ledger.sqlite.disk.checksum import (
+    DAMAGED_HINT,
+    OBJECT_COLUMNS,
+    STREAM_COLUMNS,
+    VALUE_COLUMNS,
+    checked_object,
+    checked_stream,
+    checked_value,
+    unchecked_stream,
+)
+from tailrace.ledger.sqlite.disk.opening import (
+    BUSY_TIMEOUT_MS,
+    Lost,
+    existing,
+    lost_file,
+    lost_wal,
+    read_mark,
+    refuse_foreign,
+    require_closed_here,
+)
+from tailrace.ledger.sqlite.encoding import Entry, unpack_batch, unpack_segment
+from tailrace.ledger.sqlite.storage import SegmentRow, StreamRow
+
+MX_FRAME = slice(16, 20)
+"""In the header of a WAL's index."""
+SEGMENTS_AT_ONCE = 64
+"""Segments that are in memory at a time."""
+PAGE_FINDINGS = 100
+"""What SQLite's own check may name before it stops."""
+
+
+_COUNTS = {
+    "streams": "count(*) FROM stream",
+    "unfinished": f"count(*) FROM stream WHERE ended = 0 AND kind = {StreamKind.GENERATION:d}",
+    "ended": "count(*) FROM stream WHERE ended = 1",
+    "object_streams": f"count(*) FROM stream WHERE kind = {StreamKind.OBJECT:d}",
+    "objects": "count(*) FROM object",
+    "alarms": "count(*) FROM object WHERE alarm_ms IS NOT NULL",
+    "free_bytes": "freelist_count * page_size FROM pragma_freelist_count, pragma_page_size",
+    "log_rows": "count(*) FROM log",
+    "removed_streams": "count(*) FROM removed",
+}
+"""By the fields of `SqliteStatus`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SqliteStatus(LedgerStatus):
+    """`frames` are those in segments: the last ones, which are in the log, are left out.
+
+    Bytes of segments are of their records alone, without what SQLite adds. `removed_streams`
+    are gone, their segments are not yet.
+    """
+
+    file_bytes: int
+    free_bytes: int
+    wal_bytes: int
+    log_rows: int
+    segments: int
+    segment_bytes: int
+    bytes_per_frame: float | None
+    cold_segments: int
+    cold_frames: int
+    cold_bytes: int
+    cold_bytes_per_frame: float | None
+    removed_streams: int
+
+
+class SqliteReader:
+    """An open ledger file. Make it with `reading_file`."""
+
+    def __init__(self, path: Path, connection: aiosqlite.Connection, lost: Lost | None) -> None:
+        self._path = path
+        self._lost = lost
+        self._connection = connection
+        self._logged: dict[int, list[Entry]] | None = None
+        self._log_damage: list[Damaged] = []
+        self._rotten: dict[int, Damaged] = {}  # by sid: streams whose rows are damaged
+
+    # ---- the whole ----
+
+    async def status(self) -> SqliteStatus:
+        """Segments are counted without reading what is in them."""
+        segments = dict.fromkeys((False, True), (0, 0, 0))  # plain and cold ones
+        for cold, *figures in await self._rows(
+            "SELECT coding > 0, count(*), sum(length), sum(length(records)) FROM segment"
+            " WHERE sid NOT IN (SELECT sid FROM removed) GROUP BY 1"
+        ):
+            segments[bool(cold)] = tuple(figures)
+        cold_segments, cold_frames, cold_bytes = segments[True]
+        count, frames, size = (sum(two) for two in zip(*segments.values(), strict=True))
+        return SqliteStatus(
+            ledger=str(self._path),
+            **{name: await self._number(f"SELECT {count}") for name, count in _COUNTS.items()},
+            next_alarm_ms=await self._number("SELECT min(alarm_ms) FROM object") or None,
+            next_expiry_ms=await self._number(
+                "SELECT min(expires_ms) FROM stream WHERE ended = 1 AND kind = 0"
+            )
+            or None,
+            frames=frames,
+            file_bytes=await self.ledger_bytes(),
+            wal_bytes=self._wal_bytes(),
+            segments=count,
+            segment_bytes=size,
+            bytes_per_frame=per_frame(size, frames),
+            cold_segments=cold_segments,
+            cold_frames=cold_frames,
+            cold_bytes=cold_bytes,
+            cold_bytes_per_frame=per_frame(cold_bytes, cold_frames),
+        )
+
+    async def ledger_bytes(self) -> int:
+        return self._path.stat().st_size
+
+    async def expired(self, now_ms: int) -> int:
+        return await self._number(
+            "SELECT count(*) FROM stream WHERE ended = 1 AND kind = 0 AND expires_ms <= ?", now_ms
+        )
+
+    async def damage(self) -> AsyncIterator[str]:
+        looks = (
+            self._lost_commits,
+            self._broken_pages,
+            self._broken_log_rows,
+            self._broken_objects,
+            self._broken_values,
+            self._strays,
+        )
+        for look in looks:
+            try:
+                async for what in look():
+                    yield what
+            except Damaged as error:
+                yield error.message
+
+    async def _lost_commits(self) -> AsyncIterator[str]:
+        if self._lost is not None:
+            yield f"it is behind what it had acknowledged: {self._lost.what}"
+
+    async def _broken_pages(self) -> AsyncIterator[str]:
+        for (line,) in await self._rows(f"PRAGMA quick_check({PAGE_FINDINGS})"):
+            if line != "ok":
+                yield f"the file's pages: {line}"
+
+    async def _broken_log_rows(self) -> AsyncIterator[str]:
+        await self._log()
+        for error in self._log_damage:
+            yield error.message
+
+    async def _broken_objects(self) -> AsyncIterator[str]:
+        async for row in self._each(f"SELECT {OBJECT_COLUMNS} FROM object"):
+            for what in _damage(checked_object, row):
+                yield what
+
+    async def _broken_values(self) -> AsyncIterator[str]:
+        async for oid, *row in self._each(f"SELECT oid, {VALUE_COLUMNS} FROM object_value"):
+            for what in _damage(checked_value, oid, row):
+                yield what
+
+    async def _strays(self) -> AsyncIterator[str]:
+        values = await self._number(
+            "SELECT count(*) FROM object_value WHERE oid NOT IN (SELECT oid FROM object)"
+        )
+        if values:
+            yield f"{values} values belong to no object"
+        segments = await self._number(
+            "SELECT count(*) FROM segment WHERE sid NOT IN (SELECT sid FROM stream)"
+            " AND sid NOT IN (SELECT sid FROM removed)"
+        )
+        if segments:
+            yield f"{segments} segments belong to no stream"
+
+    async def copy_to(self, target: Path) -> None:
+        """A consistent copy of the whole file, while its owner goes on (SQLite's backup)."""
+        if target.exists():
+            raise ConfigError(f"{target} exists", field="--out", hint="name a new file")
+        async with aiosqlite.connect(target) as copy:
+            await self._connection.backup(copy, pages=1_024)
+
+    async def release(self) -> None:
+        self._logged = None
+        if self._connection.in_transaction:
+            await self._connection.rollback()  # a broken page may be in the way of a COMMIT
+
+    # ---- streams ----
+
+    async def streams(self) -> AsyncIterator[StreamRow]:
+        sid = 0
+        while rows := await self._rows(
+            f"SELECT {STREAM_COLUMNS} FROM stream WHERE sid > ? ORDER BY sid LIMIT ?",
+            sid,
+            STREAMS_AT_ONCE,
+        ):
+            for row in rows:
+                try:
+                    yield checked_stream(row)
+                except Damaged as error:  # is raised by what reads its records
+                    self._rotten[row[0]] = error
+                    yield unchecked_stream(row)
+            sid = rows[-1][0]
+
+    async def stream(self, stream: bytes) -> StreamRow:
+        rows = await self._rows(f"SELECT {STREAM_COLUMNS} FROM stream WHERE id = ?", stream)
+        if not rows:
+            raise unknown_stream(stream)
+        return checked_stream(rows[0])
+
+    async def stored(self, row: StreamRow) -> dict[str, int]:
+        [(segments, cold, size)] = await self._rows(
+            "SELECT count(*), coalesce(sum(coding > 0), 0), coalesce(sum(length(records)), 0)"
+            " FROM segment WHERE sid = ?",
+            row.sid,
+        )
+        return {"stored_bytes": size, "segments": segments, "cold_segments": cold}
+
+    async def records(
+        self, row: StreamRow, start: int = 0
+    ) -> AsyncGenerator[tuple[int, Record], None]:
+        if (damage := self._rotten.get(row.sid)) is not None:
+            raise damage
+        at = 0
+        async for segment in self._segments(row.sid, start):
+            at = at or segment.first * bool(start)  # those before it were not asked for
+            if segment.first != at:
+                raise damaged_stream(
+                    row.id, f"segment at index {segment.first} does not follow index {at - 1}"
+                )
+            for record in self._unpack(segment, row.id):
+                if at >= start:
+                    yield at, record
+                at += 1
+        for entry in (await self._log()).get(row.sid, ()):
+            if entry.at < at:
+                continue  # a segment holds it too
+            if entry.at != at:
+                raise damaged_stream(row.id, f"the log jumps from index {at - 1} to {entry.at}")
+            if at >= start:
+                yield at, entry.record
+            at += 1
+
+    async def _segments(self, sid: int, start: int) -> AsyncIterator[SegmentRow]:
+        """A stream's segments in order, from the one that holds index `start` on."""
+        first = start and await self._number(
+            "SELECT max(first) FROM segment WHERE sid = ? AND first <= ?", sid, start
+        )
+        while True:
+            rows = await self._rows(
+                "SELECT sid, first, length, coding, records FROM segment"
+                " WHERE sid = ? AND first >= ? ORDER BY first LIMIT ?",
+                sid,
+                first,
+                SEGMENTS_AT_ONCE,
+            )
+            for row in rows:
+                yield SegmentRow(*row)
+            if len(rows) < SEGMENTS_AT_ONCE:
+                return
+            first = rows[-1][1] + 1
+
+    def _unpack(self, segment: SegmentRow, stream: bytes) -> list[Record]:
+        where = f"stream {stream.hex()}: segment at index {segment.first}"
+        records = unpack_segment(segment, where=where).records()
+        if len(records) != segment.length:
+            raise Damaged(f"{where} holds {len(records)} records, not {segment.length}")
+        return records
+
+    async def _log(self) -> dict[int, list[Entry]]:
+        """What the log has of each stream, by sid, in order: segments may have some of it too.
+
+        Damaged rows are told of, the others are read.
+        """
+        if self._logged is not None:
+            return self._logged
+        logged: dict[int, list[Entry]] = {}
+        self._log_damage = []
+        for seq, blob in await self._rows("SELECT seq, batch FROM log ORDER BY seq"):
+            try:
+                entries = list(unpack_batch(blob, where=f"log row {seq}"))
+            except Damaged as error:
+                self._log_damage.append(error)
+                continue
+            for entry in entries:
+                logged.setdefault(entry.sid, []).append(entry)
+        self._logged = logged
+        return logged
+
+    # ---- the file ----
+
+    def _wal_bytes(self) -> int:
+        wal = self._path.with_name(self._path.name + "-wal")
+        return wal.stat().st_size if wal.exists() else 0
+
+    async def _number(self, sql: str, *values: Any) -> int:
+        """One number that a query gives; 0 for NULL."""
+        rows = await self._rows(sql, *values)
+        return int(rows[0][0] or 0) if rows else 0
+
+    async def _each(self, sql: str) -> AsyncIterator[Any]:
+        """The rows of a query that may give very many."""
+        try:
+            async with self._connection.execute(sql) as rows:
+                async for row in rows:
+                    yield row
+        except (aiosqlite.Error, UnicodeDecodeError) as error:
+            raise Damaged(f"{self._path} cannot be read: {error}", hint=DAMAGED_HINT) from error
+
+    async def _rows(self, sql: str, *values: Any) -> list[Any]:
+        try:
+            if not self._connection.in_transaction:
+                await self._connection.execute("BEGIN")
+            return list(await self._connection.execute_fetchall(sql, values))
+        except (aiosqlite.Error, UnicodeDecodeError) as error:
+            raise Damaged(f"{self._path} cannot be read: {error}", hint=DAMAGED_HINT) from error
+
+
+def _damage(check: Callable[..., object], *row: object) -> Iterator[str]:
+    try:
+        check(*row)
+    except Damaged as error:
+        yield error.message
+
+
+@asynccontextmanager
+async def reading_file(path: Path) -> AsyncIterator[SqliteReader]:
+    """The ledger at `path`, as it is at this moment; `ConfigError` if there is none.
+
+    `Damaged` if it was one, and is an empty file.
+    """
+    require_closed_here(existing(path))
+    real = Path(os.path.realpath(path))
+    mark = read_mark(real)
+    if (lost := lost_file(real, mark)) is not None:
+        raise Damaged(f"{path} is behind what it had acknowledged: {lost.what}")
+    with ExitStack() as behind:  # closes what it holds after the connection
+        try:
+            connection = await aiosqlite.connect(
+                f"file:{quote(str(real))}?mode=ro",
+                uri=True,
+                isolation_level=None,
+                timeout=BUSY_TIMEOUT_MS / 1_000,
+            )
+        except aiosqlite.Error as error:
+            raise ConfigError(f"{path}: {error}", field="ledger.path") from error
+        try:
+            await _begin(connection, path)
+            lost = lost_wal(real, mark, _wal_frames(real, behind))
+            if read_mark(real) != mark:
+                lost = None  # its owner has gone on meanwhile
+            yield SqliteReader(path, connection, lost)
+        finally:
+            await connection.close()
+
+
+async def _begin(connection: aiosqlite.Connection, path: Path) -> None:
+    try:
+        await connection.execute("BEGIN")
+        tables = await connection.execute_fetchall("SELECT 1 FROM sqlite_schema LIMIT 1")
+        [(version, application)] = await connection.execute_fetchall(
+            "SELECT user_version, application_id FROM pragma_user_version, pragma_application_id"
+        )
+        refuse_foreign(path, version, application, has_tables=bool(tables))
+    except aiosqlite.Error as error:
+        raise ConfigError(f"{path}: {error}", field="ledger.path") from error
+
+
+def _wal_frames(path: Path, behind: ExitStack) -> int:
+    """Frames of the WAL that SQLite has found whole, as the index beside it says; 0 without one.
+
+    `mxFrame` of sqlite.org/walformat.html, in the byte order of the machine. The descriptor
+    stays open as long as the connection is: closing it would drop SQLite's locks (POSIX).
+    """
+    with suppress(OSError):
+        index = behind.enter_context(path.with_name(path.name + "-shm").open("rb"))
+        header = index.read(MX_FRAME.stop)
+        return int.from_bytes(header[MX_FRAME], sys.byteorder)
+    return 0

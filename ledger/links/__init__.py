@@ -1,0 +1,1 @@
+"""What edges and origins share: the transport between them, callers' rights, model hints."""

@@ -1,0 +1,1 @@
+"""What every process of Tailrace needs: settings, logging, tasks, its start and its end."""

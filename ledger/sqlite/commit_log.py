@@ -1,0 +1,289 @@
+"""The log: one row for each group commit, until segments hold what is in it.
+
+When a tail is large, old or ended it becomes a segment, in the transaction of some commit, and
+the log before the oldest tail is pruned. Recovery rebuilds the tails from the rows that are left.
+
+A row that has rotted costs the streams that it was about and no other. Of each of them what the
+row held is a hole then: reading there is `Damaged`, what lies before it is read, and the stream
+goes on, or is ended, behind it. Which streams these are says the head of the row; where that has
+rotted too, it may have been about any stream that has not ended, unless a later row shows that
+nothing of it is missing, and about as many records of it as may have fitted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import islice
+
+import structlog
+
+from tailrace.ledger.errors import Damaged, damaged_stream
+from tailrace.ledger.interface import StreamKind
+from tailrace.ledger.sqlite.encoding import (
+    Entry,
+    column,
+    pack_batch,
+    pack_segment,
+    places_of,
+    unpack_batch,
+)
+from tailrace.ledger.sqlite.group import Group
+from tailrace.ledger.sqlite.open_streams import Residents
+from tailrace.ledger.sqlite.storage import Commit, SegmentRow, Storage
+from tailrace.ledger.sqlite.tail import MAX_TAIL_BATCHES, SEGMENT_BYTES, Tail
+from tailrace.ledger.wire.codec import PREFIX_BYTES
+
+SEGMENT_COMMITS = 64
+"""Commits over which the segments are spread that are due now. Each takes its share of them, so
+that of short streams no more can pile up than come with so many commits."""
+MAX_RIPE_FOR_AGE = 4 * SEGMENT_COMMITS
+"""For their age alone tails become segments while fewer are due, so that no commit takes much
+longer than others; only those of twice the age do in any case."""
+
+PRUNE_ROWS = 64
+"""Log rows that are pruned at once,"""
+PRUNE_BYTES = 512 * 1024
+"""or as many as have so many bytes, if those are fewer."""
+MAX_PRUNE_ROWS = 4 * PRUNE_ROWS
+"""What one commit prunes, at most, however much has become prunable."""
+LOG_ROWS_AT_ONCE = 64
+"""Rows that recovery has in memory at a time."""
+
+log = structlog.get_logger("ledger")
+
+
+class LogRows:
+    """Counts the rows of the log; they have consecutive numbers."""
+
+    def __init__(self) -> None:
+        self._pruned = 1  # those below it are gone
+        self._prunable = 1  # those below it may go
+        self._prunable_bytes = 0
+        self._sizes: deque[int] = deque()  # of those from `_prunable` on
+
+    def add(self, seq: int, size: int) -> None:
+        """Row `seq` is the last one now; the first that is ever added need not be row 1."""
+        if not self._sizes and self._prunable == self._pruned:
+            self._pruned = self._prunable = seq
+        self._sizes.append(size)
+
+    def prune(self, oldest: int, *, all_: bool) -> int | None:
+        """The number below which rows go now: many at a time, never very many, none if few.
+
+        `oldest` is the first that is needed; `all_`: it is no matter how few they are.
+        """
+        sizes, end = self._sizes, min(oldest, self._pruned + MAX_PRUNE_ROWS)
+        while self._prunable < end and sizes and self._prunable_bytes < PRUNE_BYTES:
+            self._prunable_bytes += sizes.popleft()
+            self._prunable += 1
+        rows = self._prunable - self._pruned
+        if rows < PRUNE_ROWS and self._prunable_bytes < PRUNE_BYTES and not (all_ and rows):
+            return None
+        self._pruned, self._prunable_bytes = self._prunable, 0
+        return self._pruned
+
+
+class Log:
+    """What tails hold on its way to segments; see `GroupCommit` for who calls it when."""
+
+    def __init__(self, residents: Residents, now_ms: Callable[[], int]) -> None:
+        self._residents = residents
+        self._now_ms = now_ms
+        self._rows = LogRows()
+        self._seq = 0
+        self._packed: tuple[list[Tail], bytes] = [], b""  # tails, and the column of their sids
+        self.closes = False
+        """Whether nothing will follow, so that every row that may go goes."""
+
+    def begin(self, rows: Sequence[int], sizes: Sequence[int]) -> None:
+        """Go on behind what recovery has found; these rows have so many bytes."""
+        unstored = self._residents.unstored
+        self._residents.ripe = {sid: tail for sid, tail in unstored.items() if tail.ripe}
+        for seq, size in zip(rows, sizes, strict=True):
+            self._rows.add(seq, size)
+            self._seq = seq
+
+    def begin_anew(self, group: Group, segments: Sequence[SegmentRow]) -> None:
+        """Store all that the log holds, and let its rows go, some of which are damaged."""
+        group.commit.segments += segments
+        self._residents.ripe = dict(self._residents.unstored)
+        self._store(len(self._residents.ripe), group, group.commit)
+        group.commit.keep_from, self._rows = self._seq + 1, LogRows()
+
+    def prepare(self, group: Group) -> None:
+        """Put the log row into a group's commit; everything else can be stored behind it."""
+        if not group.tails:
+            return
+        commit, ripe, unstored = group.commit, self._residents.ripe, self._residents.unstored
+        self._seq += 1
+        commit.seq = self._seq
+        group.reached = dict(zip(group.tails, group.indexes, strict=True))
+        for tail in group.reached:
+            if tail.sid not in unstored and not tail.gone:
+                tail.oldest_seq = commit.seq
+                unstored[tail.sid] = tail
+            # `ripe`, written out
+            if (tail.unstored_bytes >= SEGMENT_BYTES or tail.end_accepted) and not tail.gone:
+                ripe[tail.sid] = tail
+        if group.tails != self._packed[0]:  # an engine's steps are of the same streams, mostly
+            self._packed = group.tails, column([tail.sid for tail in group.tails])
+        commit.log = pack_batch(self._packed[1], group.indexes, group.frames, group.ids)
+        self._rows.add(self._seq, len(commit.log))
+
+    def tidy(self, group: Group, commit: Commit) -> None:
+        """Put into `commit` what becomes a segment now, and which rows of the log go."""
+        self._note_aged(self._seq)
+        # Some ripe tails, as far as they are accepted: the rest of them is in this group.
+        due = -(-len(self._residents.ripe) // SEGMENT_COMMITS)
+        if due:
+            self._store(due, group, commit)
+        unstored = self._residents.unstored
+        oldest = next(iter(unstored.values())).oldest_seq if unstored else self._seq + 1
+        if (keep_from := self._rows.prune(oldest, all_=self.closes)) is not None:
+            commit.keep_from = keep_from
+
+    def _note_aged(self, seq: int) -> None:
+        ripe = self._residents.ripe
+        for tail in self._residents.unstored.values():
+            old = MAX_TAIL_BATCHES * (1 + (len(ripe) >= MAX_RIPE_FOR_AGE))
+            if seq - tail.oldest_seq < old:
+                return
+            ripe[tail.sid] = tail
+
+    def _store(self, due: int, group: Group, commit: Commit) -> None:
+        """Make segments of the first `due` ripe tails."""
+        now, residents = self._now_ms(), self._residents
+        for sid in list(islice(residents.ripe, due)):
+            tail = residents.ripe.pop(sid)
+            residents.unstored.pop(sid, None)
+            if tail.accepted > tail.stored:
+                commit.segments += tail.segments()
+                group.segmented.append((tail, tail.accepted))
+            if tail.end_accepted:
+                commit.ended.append((now + tail.ttl_ms, sid))
+
+    def release(self, group: Group) -> None:
+        """Show a stored group to its readers."""
+        for tail, last in group.reached.items():
+            if last >= tail.released:
+                tail.released = last + 1
+                try:
+                    for watcher in tuple(tail.watchers):
+                        watcher()
+                except Exception:  # noqa: BLE001 - each is told, again, and the failure logged
+                    tail.wake()
+        for tail, until in group.segmented:
+            tail.was_stored(until)
+            if tail.end_accepted and tail.idle:
+                self._residents.forget(tail)
+        for tail in group.taken_over:
+            tail.in_commit -= 1
+
+
+class Recovery:
+    """One pass over the log, which has `rows` of `sizes` bytes: what it holds becomes resident.
+
+    Where rows are `damaged`, `segments` must be stored before those go.
+    """
+
+    def __init__(self, storage: Storage, residents: Residents) -> None:
+        self._storage = storage
+        self._residents = residents
+        self._tails: dict[int, Tail | None] = {}  # None: it is gone, or its row is damaged
+        self._reach = 0  # records that a row whose head has rotted may have held
+        self._shown: set[int] = set()  # sids that a row behind the last such row is about
+        self._holes: dict[int, Tail] = {}
+        self.damaged = False
+        self.rows: list[int] = []
+        self.sizes: list[int] = []
+        self.segments: list[SegmentRow] = []
+
+    async def run(self) -> None:
+        self.rows = await self._storage.log_rows()
+        for begin in range(0, len(self.rows), LOG_ROWS_AT_ONCE):
+            some = self.rows[begin : begin + LOG_ROWS_AT_ONCE]
+            blobs = await self._storage.log(some)
+            if len(blobs) != len(some):
+                raise Damaged(
+                    f"{self._storage.name}: not all log rows of {some[0]} to {some[-1]} are found",
+                    hint="the file is damaged; restore it from a copy",
+                )
+            for seq, blob in zip(some, blobs, strict=True):
+                await self._read(seq, blob)
+        if self._reach:
+            await self._doubt()
+        for tail in self._holes.values():
+            # An empty segment holds the place behind a hole, whatever becomes of the log.
+            self.segments.append(SegmentRow(tail.sid, tail.stored, 0, 0, pack_segment((), ())))
+
+    async def _read(self, seq: int, blob: bytes) -> None:
+        try:
+            entries = list(unpack_batch(blob, where=f"{self._storage.name}: log row {seq}"))
+        except Damaged as error:
+            if not isinstance(blob, bytes):
+                raise  # a page of zeros, behind which SQLite finds no row any more
+            await self._lose(blob, error)
+            entries = []
+        self.sizes.append(len(blob))
+        for entry in entries:
+            await self._replay(seq, entry)
+
+    async def _tail(self, sid: int) -> Tail | None:
+        if sid not in self._tails:
+            self._residents.last_sid = max(self._residents.last_sid, sid)
+            self._tails[sid] = None
+            try:
+                row = await self._storage.stream_by_sid(sid)
+                if row is not None:
+                    self._tails[sid] = await self._residents.adopt(row)
+            except Damaged as error:  # it can be read no more, and so need not be recovered
+                log.error("stream.damaged", error=error.message)
+        return self._tails[sid]
+
+    async def _replay(self, seq: int, entry: Entry) -> None:
+        tail = await self._tail(entry.sid)
+        self._shown.add(entry.sid)
+        if tail is None or entry.at < tail.accepted:
+            return  # it was removed, or a segment holds it already
+        if entry.at != tail.accepted:
+            if not self._reach:
+                jump = f"the log jumps from index {tail.accepted} to {entry.at}"
+                raise damaged_stream(tail.info.stream, jump)
+            self._skip(tail, entry.at)
+        tail.accept(tail.epoch, entry.at, *entry.record)
+        tail.released = tail.accepted
+        if tail.sid not in self._residents.unstored:
+            tail.oldest_seq = seq
+            self._residents.unstored[tail.sid] = tail
+
+    # ---- damage ----
+
+    async def _lose(self, blob: bytes, error: Damaged) -> None:
+        self.damaged = True
+        places = places_of(blob)
+        log.error("ledger.log_row_damaged", error=error.message, records=places and len(places))
+        if places is None:
+            self._reach = max(self._reach, len(blob) // PREFIX_BYTES)
+            self._shown.clear()
+        for sid, index in places or ():
+            tail = await self._tail(sid)
+            if tail is not None and index >= tail.accepted:
+                self._skip(tail, index + 1)
+
+    async def _doubt(self) -> None:
+        for kind in StreamKind:
+            for sid, _ in await self._storage.unfinished(kind):
+                tail = None if sid in self._shown else await self._tail(sid)
+                if tail is not None and not tail.end_accepted:
+                    self._skip(tail, tail.accepted + self._reach)
+
+    def _skip(self, tail: Tail, until: int) -> None:
+        """Go on with a tail at index `until`; what it has so far becomes segments."""
+        lost = f"the records from index {tail.accepted} to {until - 1} are lost"
+        log.error("stream.damaged", stream=tail.info.stream.hex(), error=lost)
+        if tail.accepted > tail.stored:
+            self.segments += tail.segments()
+        tail.skip(until)
+        self._residents.unstored.pop(tail.sid, None)
+        self._holes[tail.sid] = tail

@@ -1,0 +1,202 @@
+"""Plain segments to cold ones, in the background, a run of them with each commit.
+
+What ended streams hold is packed when nobody has read it for a while, and of long running ones
+what lies well behind their tip. It is done on the event loop, some milliseconds of it at a time:
+a run is no more than that takes. Nothing is replaced before it has been unpacked again and
+found the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+
+from tailrace.ledger.errors import Damaged
+from tailrace.ledger.sqlite.encoding import Unpacked, pack_cold, unpack_cold, unpack_segment
+from tailrace.ledger.sqlite.group import GroupCommit
+from tailrace.ledger.sqlite.open_streams import Residents
+from tailrace.ledger.sqlite.retention import RetentionSettings
+from tailrace.ledger.sqlite.storage import SegmentRow, Storage
+
+COLD_FRAMES = 1_024
+"""Records of one cold segment: what a reader of any of them unpacks."""
+COLD_BYTES = 128 * 1024
+"""Bytes of the plain segments that become one cold one. A single one with more stays plain."""
+RUN_SEGMENTS = 32
+"""Plain segments that one commit replaces by a cold one: about a millisecond."""
+STREAMS_AT_ONCE = 64
+"""Ended streams that are looked up at a time."""
+RUNS_PER_SWEEP = 4_096
+"""Cold segments made per sweep, so that expiry is not put off for long."""
+
+log = structlog.get_logger("ledger")
+
+
+# ---- which plain segments become one cold one ----
+
+
+@dataclass(slots=True)
+class SegmentRun:
+    """Consecutive plain segments of a stream; `beyond` is the index after all that was seen."""
+
+    beyond: int
+    rows: list[SegmentRow] = field(default_factory=list)
+
+    @property
+    def bytes(self) -> int:
+        return sum(len(row.records) for row in self.rows)
+
+    def takes(self, row: SegmentRow) -> bool:
+        follows = row.first == self.beyond and len(self.rows) < RUN_SEGMENTS
+        fits = (
+            sum(each.length for each in self.rows) + row.length <= COLD_FRAMES
+            and self.bytes + len(row.records) <= COLD_BYTES
+        )
+        return not self.rows or (follows and fits)
+
+    def unpacked(self) -> Unpacked:
+        """The records of its segments; `Damaged`, naming the index of one that is not whole."""
+        frames: list[bytes] = []
+        ids: list[tuple[int, ...]] = []
+        for row in self.rows:
+            where = f"segment at index {row.first}"
+            found = unpack_segment(row, where=where)
+            if len(found.frames) != row.length:
+                raise Damaged(f"{where} has {len(found.frames)} frames, not {row.length}")
+            frames += found.frames
+            ids += found.ids
+        return Unpacked(frames, ids)
+
+
+def take_run(rows: Sequence[SegmentRow], at: int, until: int | None) -> SegmentRun:
+    """The first run in `rows`, which lie from index `at` on, and before `until`.
+
+    Cold segments before it are passed over. Without any row the run has not moved on.
+    """
+    run = SegmentRun(at)
+    for row in rows:
+        beyond = row.first + row.length
+        if row.coding or not row.length:
+            if run.rows:
+                break
+        elif (until is not None and beyond > until) or not run.takes(row):
+            break
+        else:
+            run.rows.append(row)
+        run.beyond = beyond
+    return run
+
+
+# ---- packing ----
+
+
+class Packer:
+    """The one packer of a ledger; `sweep` does what there is to do."""
+
+    def __init__(
+        self,
+        residents: Residents,
+        storage: Storage,
+        commits: GroupCommit,
+        settings: RetentionSettings,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._residents = residents
+        self._storage = storage
+        self._upkeep = storage.upkeep
+        self._commits = commits
+        self._settings = settings
+        self._now_ms = now_ms
+        self._packed_until: dict[int, int] = {}  # of running streams, by sid
+        self._made = 0
+
+    async def sweep(self) -> int:
+        """Pack what is cold; returns how many cold segments that made."""
+        self._made = 0
+        before = self._now_ms() - int(self._settings.cold_after_s * 1000)
+        while self._made < RUNS_PER_SWEEP:
+            ended = await self._upkeep.to_pack(before, STREAMS_AT_ONCE)
+            if not ended:
+                break
+            for sid in ended:
+                await self._pack_stream(sid, None)
+            await asyncio.sleep(0)  # a stream that is being removed goes with a commit
+        await self._pack_running(self._residents.long_running(2 * COLD_FRAMES))
+        if self._made:
+            log.info("ledger.packed", segments=self._made)
+        return self._made
+
+    async def _pack_running(self, running: list[tuple[int, int]]) -> None:
+        known = self._packed_until
+        self._packed_until = {sid: known[sid] for sid, _ in running if sid in known}
+        for sid, stored in running:
+            if stored - known.get(sid, 0) >= 2 * COLD_FRAMES:
+                await self._pack_stream(sid, stored - COLD_FRAMES)
+
+    async def _pack_stream(self, sid: int, until: int | None) -> None:
+        """Pack a stream's plain segments, those before index `until` if it is running."""
+        residents = self._residents
+        residents.packing = sid
+        name, reached = f"number {sid}", until or 0
+        try:
+            row = await self._storage.stream_by_sid(sid)
+            if row is None or sid in residents.removing:
+                return
+            name = row.id.hex()
+            reached = await self._pack_runs(sid, name, until)
+        except Damaged as error:
+            # It stays as it is, for readers to be told and for what can be saved of it.
+            log.error("stream.damaged", stream=name, error=error.message)
+        if until is not None:
+            self._packed_until[sid] = reached
+        elif residents.packing == sid:
+            self._commits.forming.commit.cold.append(sid)
+            await self._commits.commit()
+
+    async def _pack_runs(self, sid: int, name: str, until: int | None) -> int:
+        """Run by run; returns the index that was reached."""
+        at = 0 if until is None else self._packed_until.get(sid, 0)
+        while self._residents.packing == sid:
+            found = await self._storage.segments(sid, at, RUN_SEGMENTS)
+            run = take_run([row for row in found if row.first >= at], at, until)
+            if run.rows:
+                await self._pack(run, name)
+            elif run.beyond == at:
+                break
+            at = run.beyond
+        return at
+
+    async def _pack(self, run: SegmentRun, name: str) -> None:
+        """Replace a run by a cold segment, if that is smaller and the stream still there."""
+        sid = run.rows[0].sid
+        packed = _packed(run, name)
+        await self._upkeep.calm()
+        if packed is not None and self._residents.packing == sid:
+            commit = self._commits.forming.commit
+            commit.replaced.append((sid, packed.first, run.beyond))
+            commit.segments.append(packed)
+            await self._commits.commit()
+            self._made += 1
+        await asyncio.sleep(self._settings.pause_s)
+
+
+def _packed(run: SegmentRun, name: str) -> SegmentRow | None:
+    """The cold segment of a run; None where it would not be smaller, or not the same."""
+    if run.bytes > COLD_BYTES:
+        return None
+    records = run.unpacked()
+    packed = pack_cold(run.rows[0].sid, run.rows[0].first, records)
+    if not _gives_back(packed, records):
+        log.error("stream.cannot_be_packed", stream=name, index=packed.first)
+        return None
+    return packed if len(packed.records) < run.bytes else None
+
+
+def _gives_back(packed: SegmentRow, records: Unpacked) -> bool:
+    try:
+        return unpack_cold(packed, where="what was packed") == records
+    except Damaged:
+        return False

@@ -1,0 +1,282 @@
+"""The streams of an origin as operators see them: those that run or wait, and one as it is stored.
+
+A page is a window of the sorted list, so that looking at ten thousand streams costs no more than
+looking at the fifty that somebody sees. Asked with the cursor of an earlier answer, what has not
+changed since is named only, and of what has ended only what ended since is told.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections import Counter
+from collections.abc import Callable
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from tailrace.ledger.frame import (
+    Chunk,
+    Classification,
+    Embedding,
+    Frame,
+    Notice,
+    Reasoning,
+    Revision,
+    ScoredToken,
+    StreamEnd,
+    Token,
+    ToolCall,
+    decode,
+)
+from tailrace.ledger.interface import Ledger, Record, StreamInfo
+from tailrace.ledger.stream_stats import StreamLife, tokens_of
+from tailrace.origin.admin.query import Document, Query
+from tailrace.origin.generations.recipe import Recipe
+from tailrace.origin.generations.runs import Runs
+from tailrace.origin.generations.stream import EndedStream, GeneratedStream
+
+if TYPE_CHECKING:  # it needs tokenizers, which only models of our own need
+    from tailrace.origin.checkpoint.prompt import PromptReader
+
+MAX_PAGE = 1000
+"""Streams of one page."""
+DEFAULT_PAGE = 100
+MAX_OFFSET = 1_000_000
+MAX_TOLD_ENDED = 100
+"""Of the streams that have ended, the last ones."""
+
+MAX_FRAMES = 1000
+"""Of one page."""
+TOLD = set(
+    "model fingerprint prompt_sha256 max_tokens sampling ignore_eos completes logprobs priority"
+    " unread unread_after_s siblings trace".split()
+)
+"""Of a recipe, to whoever may look at a stream: a field that is new may be somebody's words."""
+TURN = ("role", "content", "tool_calls", "tool_call_id")
+"""What a message of a conversation has, as far as it goes."""
+
+
+class LivePages:
+    """`unix_ms` gives the Unix time of a moment of the metrics' clock."""
+
+    def __init__(self, runs: Runs, unix_ms: Callable[[float], int]) -> None:
+        self._runs = runs
+        self._unix_ms = unix_ms
+        self._incarnation = secrets.token_hex(4)
+        count = runs.readers.count
+        self._sorts: dict[str, Callable[[GeneratedStream], Any]] = {
+            "began_ms": attrgetter("progress.began_s"),
+            "last_ms": lambda stream: stream.released_s or 0.0,
+            "tokens": attrgetter("made"),
+            "frames": attrgetter("progress.next_index"),
+            "resumes": attrgetter("progress.resumes"),
+            "takeovers": attrgetter("epoch"),
+            "readers": lambda stream: count(stream.id),
+            "state": state_of,
+            "tenant": attrgetter("recipe.tenant"),
+            "model": attrgetter("recipe.model"),
+            "priority": attrgetter("recipe.priority"),
+            "id": attrgetter("id"),
+        }
+
+    def page(self, query: Query) -> Document:
+        sort = query.word("sort", self._sorts, "began_ms")
+        falls = query.word("order", ("asc", "desc"), "desc") == "desc"
+        offset = query.number("offset", 0, MAX_OFFSET)
+        limit = query.number("limit", DEFAULT_PAGE, MAX_PAGE)
+        since = self._since(query.text("since"))
+        wanted = {name: query.text(name) for name in ("tenant", "model", "state")}
+        prefix = query.text("id").lower()
+        query.done()
+        live = self._runs.table.by_id.values()
+        found = [one for one in live if not prefix or one.id.hex().startswith(prefix)]
+        for name, text in wanted.items():  # what is empty is any
+            if text:
+                found = [one for one in found if self._sorts[name](one) == text]
+        found.sort(key=self._sorts[sort], reverse=falls)
+        lately = [one for one in self._runs.table.ended if one.progress.revision > since]
+        return {
+            "now_ms": self._unix_ms(self._runs.clock()),
+            "live": len(live),
+            "paused": self._runs.paused_count,
+            "states": Counter(map(state_of, live)),
+            "found": len(found),
+            "streams": [
+                self._row(stream)
+                if stream.progress.revision > since
+                else {"id": stream.id.hex(), sort: self._row(stream)[sort]}
+                for stream in found[offset : offset + limit]
+            ],
+            "ended": [self._ended(one) for one in lately[: -MAX_TOLD_ENDED - 1 : -1]],
+            "cursor": f"{self._incarnation}.{self._runs.table.revision}",
+        }
+
+    def live(self, stream: bytes) -> Document | None:
+        """One that runs or waits here."""
+        known = self._runs.table.by_id.get(stream)
+        return None if known is None else self._row(known)
+
+    def ended(self, stream: bytes) -> Document | None:
+        """One that ended here lately."""
+        found = self._found(stream)
+        return None if found is None else self._ended(found)
+
+    def frame_ms(self, stream: bytes) -> Callable[[int], int | None]:
+        """When each frame of it was released here, in Unix ms, as far as that is known."""
+        live, ended = self._runs.table.by_id.get(stream), self._found(stream)
+        known = live or ended
+
+        def at_ms(index: int) -> int | None:
+            at_s = None if known is None else known.progress.time_s(index)
+            return None if at_s is None else self._unix_ms(at_s)
+
+        return at_ms
+
+    def _found(self, stream: bytes) -> EndedStream | None:
+        return next((one for one in self._runs.table.ended if one.id == stream), None)
+
+    def _since(self, cursors: str) -> int:
+        """The revision that a cursor of ours names; those of other origins stand beside it."""
+        for cursor in cursors.split(","):
+            incarnation, _, revision = cursor.partition(".")
+            if incarnation == self._incarnation and revision.isascii() and revision.isdecimal():
+                return int(revision)
+        return -1
+
+    def _row(self, stream: GeneratedStream) -> Document:
+        recipe, progress = stream.recipe, stream.progress
+        released_s = stream.released_s
+        return {
+            "id": stream.id.hex(),
+            "tenant": recipe.tenant,
+            "model": recipe.model,
+            "state": state_of(stream),
+            "priority": recipe.priority,
+            "began_ms": self._unix_ms(progress.began_s),
+            "last_ms": None if released_s is None else self._unix_ms(released_s),
+            "tokens": stream.made,
+            "frames": progress.next_index,
+            "readers": self._runs.readers.count(stream.id),
+            "resumes": progress.resumes,
+            "takeovers": max(0, stream.epoch - 1),
+            "worker": None if stream.slot is None else stream.slot.number,
+        }
+
+    def _ended(self, ended: EndedStream) -> Document:
+        return {
+            "id": ended.id.hex(),
+            "tenant": ended.tenant,
+            "model": ended.model,
+            "priority": ended.priority,
+            "began_ms": self._unix_ms(ended.progress.began_s),
+            "ended_ms": self._unix_ms(ended.ended_s),
+            "tokens": ended.tokens,
+            "frames": ended.progress.next_index,
+            "resumes": ended.progress.resumes,
+            "takeovers": max(0, ended.epoch - 1),
+            "finish_reason": ended.reason.word,
+        }
+
+
+def unix_clock(now_ms: Callable[[], int], clock: Callable[[], float]) -> Callable[[float], int]:
+    """What turns a moment of `clock`, in seconds, into Unix ms: always into the same."""
+    zero_ms = now_ms() - clock() * 1000
+    return lambda at_s: round(zero_ms + at_s * 1000)
+
+
+def state_of(stream: GeneratedStream) -> str:
+    if stream.cancelled:
+        return "cancelling"
+    if stream.slot is None:
+        return "waiting"
+    return "running" if stream.ordered else "starting"
+
+
+def encoded(document: Document) -> bytes:
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+async def stored_document(ledger: Ledger, info: StreamInfo) -> Document:
+    """Without what was said to the model, and what it said."""
+    recipe = Recipe.model_validate_json(info.recipe)
+    record = None
+    if info.ended:
+        [*_, record] = await ledger.read(info.stream, info.next_index - 1, 1)
+    end = None if record is None else decode(record.frame)[1]
+    life = None if record is None else StreamLife.of(record)
+    return {
+        "id": info.stream.hex(),
+        "tenant": recipe.tenant,
+        "created_ms": info.created_ms,
+        "durability": info.durability.name.lower(),
+        "epoch": info.epoch,
+        "next_index": info.next_index,
+        "ended": info.ended,
+        "recipe": _settings(recipe),
+        "life": None if life is None else life._asdict(),
+        "end": None
+        if not isinstance(end, StreamEnd)
+        else {
+            "finish_reason": end.finish_reason.word,
+            "total_tokens": end.total_tokens,
+            "prompt_tokens": end.prompt_tokens,
+            "message": end.message,
+            "retryable": end.retryable,
+        },
+    }
+
+
+def prompt_document(info: StreamInfo, reader: PromptReader | None) -> Document:
+    """What was said to the model."""
+    recipe = Recipe.model_validate_json(info.recipe)
+    if recipe.messages:
+        listed = [dict(zip(TURN, turn, strict=False)) for turn in recipe.messages]
+        return {"messages": listed, "note": recipe.note}
+    if recipe.prompt is not None or reader is None:
+        return {"prompt": recipe.prompt}
+    return {"prompt": reader.text(recipe.prompt_ids)}
+
+
+def _settings(recipe: Recipe) -> Document:
+    """The rest of a recipe. A fingerprint and a hash say what, and not what it was."""
+    told = recipe.model_dump(mode="json", include=TOLD)
+    told["prompt_tokens"] = len(recipe.prompt_ids)
+    told["format"] = None if recipe.format is None else recipe.format[0]
+    told["sampling"] = {key: one for key, one in told["sampling"].items() if one is not None}
+    told["stop"] = len(recipe.stop)
+    told["tools"] = None if recipe.tools is None else recipe.tools.choice
+    return told
+
+
+def frame_row(record: Record, index: int, at_ms: int | None, *, text: bool) -> Document:
+    """One frame; `text`: with what it says."""
+    _, frame = decode(record.frame)
+    row: Document = {
+        "index": index,
+        "type": type(frame).__name__,
+        "bytes": len(record.frame),
+        "tokens": len(tokens_of(record)),
+        "at_ms": at_ms,
+    }
+    return row | (_said(frame) if text else {})
+
+
+def _said(frame: Frame) -> Document:
+    match frame:
+        case Token() | ScoredToken() | Reasoning():
+            return {"text": frame.text}
+        case ToolCall():
+            return {"call": frame.call, "name": frame.name, "arguments": frame.arguments}
+        case Revision():
+            return {"text": frame.text, "replaces": frame.replaces, "final": frame.final}
+        case Notice():
+            return {"code": frame.code, "message": frame.message}
+        case Classification():
+            return {"label": frame.label, "confidence": frame.confidence}
+        case Embedding():
+            return {"dimensions": len(frame.values)}
+        case Chunk():
+            return {"size": len(frame.data)}
+        case StreamEnd():
+            return {"finish_reason": frame.finish_reason.word, "message": frame.message}
+    return {}

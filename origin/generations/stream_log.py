@@ -1,0 +1,58 @@
+"""What the log of a stream says to whoever goes on with it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from tailrace.ledger.frame import Notice, ScoredToken, StreamEnd, Token, ToolCall, decode
+from tailrace.ledger.interface import Ledger, Record
+from tailrace.ledger.stream_stats import tokens_of
+from tailrace.ledger.stream_text import StreamText
+
+SLICE_RECORDS = 512
+"""Records that are read and decoded between two turns of the event loop: a few milliseconds."""
+
+
+@dataclass(slots=True)
+class History:
+    """Fed the records of a stream in order.
+
+    `sent_bytes` counts the UTF-8 bytes of its text, and of the names and arguments of its `calls`.
+    """
+
+    next_index: int = 0
+    ids: list[int] = field(default_factory=list)
+    sent_bytes: int = 0
+    calls: int = 0
+    text: StreamText = field(default_factory=StreamText)
+    notices: list[Notice] = field(default_factory=list)
+    has_end: bool = False
+
+    def add(self, record: Record) -> None:
+        _, frame = decode(record.frame)
+        self.next_index += 1
+        self.ids += tokens_of(record)
+        self.text.add(frame)
+        match frame:
+            case Token() | ScoredToken():
+                self.sent_bytes += len(frame.text.encode())
+            case ToolCall():
+                self.sent_bytes += len(frame.name.encode()) + len(frame.arguments.encode())
+                self.calls = frame.call + 1
+            case Notice():
+                self.notices.append(frame)
+            case StreamEnd():
+                self.has_end = True
+
+
+async def read_history(ledger: Ledger, stream: bytes, turn: asyncio.Lock) -> History:
+    """All of a stream's log. Whoever reads holds `turn`, so that many together block no loop:
+    others have their turns between two logs, and while a `read` waits for disk or server."""
+    history = History()
+    async with turn:
+        await asyncio.sleep(0)  # a short log is in memory, and is read without waiting
+        while records := await ledger.read(stream, history.next_index, SLICE_RECORDS):
+            for record in records:
+                history.add(record)
+    return history

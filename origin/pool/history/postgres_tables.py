@@ -1,0 +1,92 @@
+"""A history in the PostgreSQL that origins share: one for all of them, in a schema of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Self
+
+from psycopg import AsyncConnection, DataError
+
+from tailrace.ledger.errors import ConfigError
+from tailrace.ledger.postgres.schema import version_in
+from tailrace.ledger.postgres.server import LastingConnection, Server, first_line
+from tailrace.origin.pool.history import schema
+from tailrace.origin.pool.history.schema import HistoryEntry
+
+SCHEMA = "tailrace_history"
+LOCK = 0x54_52_48_31  # "TRH1": of who makes tables, or rolls up
+PATIENCE_S = 10.0
+"""How long a write waits for a server that is away; then it is tried again."""
+# The ledger's connections are told never to read a whole table; here that may be best. And no
+# commit of statistics waits for a standby.
+_SETTINGS = b"""SELECT set_config('search_path', 'tailrace_history', true),
+    set_config('enable_seqscan', 'on', true), set_config('enable_bitmapscan', 'on', true),
+    set_config('synchronous_commit', 'local', true)"""
+
+
+class PostgresHistory:
+    """Connected when it is first used. Make it with `open`."""
+
+    def __init__(self, url: str) -> None:
+        self._connection = LastingConnection(Server(url, "tailrace history"))
+        self.name = f"{SCHEMA} in the shared PostgreSQL"
+
+    @classmethod
+    async def open(cls, url: str, *, make: bool = True) -> Self:
+        """`ConfigError` where a newer Tailrace made the tables, or there are none to be read."""
+        history = cls(url)
+        try:
+            await history._connection.run(partial(_prepare, make=make), PATIENCE_S)
+        except BaseException:
+            await history.close()
+            raise
+        return history
+
+    async def write(self, entries: Sequence[HistoryEntry], *, alone: bool = False) -> None:
+        async def work(connection: AsyncConnection) -> None:
+            async with connection.transaction(), connection.cursor() as cursor:
+                await connection.execute(_SETTINGS)
+                if alone:  # two that roll up at once would count the same requests twice
+                    await connection.execute("SELECT pg_advisory_xact_lock($1)", (LOCK,))
+                for statement, rows in schema.in_groups(entries):
+                    try:
+                        await cursor.executemany(statement.encode(), rows)
+                    except DataError as error:
+                        raise ValueError(first_line(error)) from error
+
+        await self._connection.run(work, PATIENCE_S)
+
+    async def rows(self, query: str, *values: str | int) -> Sequence[tuple[Any, ...]]:
+        async def work(connection: AsyncConnection) -> Sequence[tuple[Any, ...]]:
+            async with connection.transaction():
+                await connection.execute(_SETTINGS)
+                return await (await connection.execute(query.encode(), values)).fetchall()
+
+        return await self._connection.run(work, PATIENCE_S)
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+
+async def _prepare(connection: AsyncConnection, *, make: bool) -> None:
+    """Make the tables where there are none, if they are to be made."""
+    async with connection.transaction():
+        if make:
+            await connection.execute("SELECT pg_advisory_xact_lock($1)", (LOCK,))
+        found = await version_in(connection, SCHEMA)
+        if found is None and not make:
+            raise ConfigError("there is no history in this database", hint="an origin makes it")
+        if found not in (None, schema.VERSION):
+            raise ConfigError(
+                f"the history in this database is of version {found}, not {schema.VERSION}",
+                hint="a newer Tailrace made it: use that one",
+            )
+        if found is not None:
+            return
+        await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}".encode())
+        await connection.execute(_SETTINGS)
+        for statement in (*schema.TABLES.split(";"), "CREATE TABLE version (version int NOT NULL)"):
+            if statement.strip():
+                await connection.execute(statement.encode())
+        await connection.execute("INSERT INTO version VALUES ($1)", (schema.VERSION,))

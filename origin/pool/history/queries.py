@@ -1,0 +1,177 @@
+"""What is asked of a history."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from tailrace.ledger.errors import CallerError
+from tailrace.origin.pool.history.schema import COLD, WARM, HistoryStore
+
+if TYPE_CHECKING:
+    from tailrace.origin.pool.policies.trace import ArrivalTrace
+
+Document = dict[str, Any]
+MAX_MODELS = 1_000
+"""Of which a summary tells."""
+
+
+@dataclass(frozen=True)
+class Lane:
+    """While a worker held a model in one tier; `until_ms` is None if it still did."""
+
+    origin: str
+    worker: int
+    model: str
+    tier: str
+    from_ms: int
+    until_ms: int | None
+
+
+async def arrivals(store: HistoryStore, since_ms: int = 0) -> ArrivalTrace:
+    """Every request since then that is kept one by one, its time counted from the first one."""
+    # An origin that listens needs none of it, and numpy takes a tenth of a second.
+    import numpy as np
+
+    from tailrace.origin.pool.policies.trace import ArrivalTrace
+
+    rows = await store.rows(
+        "SELECT at_ms, model, coalesce(took_ms, 0) FROM arrival WHERE at_ms >= $1 ORDER BY at_ms",
+        since_ms,
+    )
+    if not rows:
+        raise CallerError("no request is recorded", field=store.name, hint="or all are too old")
+    names: dict[str, int] = {}
+    models = np.array([names.setdefault(model, len(names)) for _, model, _ in rows], np.int64)
+    at_s = np.array([at for at, _, _ in rows], np.float64) / 1e3
+    took_s = np.array([took for _, _, took in rows], np.float64) / 1e3
+    return ArrivalTrace.of(tuple(names), models, at_s - at_s[0], np.maximum(took_s, 0.0))
+
+
+async def lately(
+    store: HistoryStore, origin: str, before_ms: int, limit: int
+) -> list[tuple[str, int, int]]:
+    """The last requests until then, the earliest first: the model, when it came and when it ended.
+
+    Of a store that origins share, those of one of them.
+    """
+    rows = await store.rows(
+        """SELECT model, at_ms, at_ms + coalesce(took_ms, 0) FROM arrival
+        WHERE at_ms < $1 AND ($2 = '' OR origin = $2) ORDER BY at_ms DESC LIMIT $3""",
+        before_ms,
+        origin,
+        limit,
+    )
+    return [(model, begun, ended) for model, begun, ended in reversed(rows)]
+
+
+async def models(store: HistoryStore, since_ms: int) -> list[Document]:
+    """Return what was asked of each model since then, the most wanted first.
+
+    `first_ms` is the mean until the first frame, or None where no request is known to have got one.
+    """
+    rows = await store.rows(
+        f"""SELECT model, count(*), sum(CASE WHEN found IN {WARM} THEN 0 ELSE 1 END), max(at_ms),
+            avg(first_ms), coalesce(sum(took_ms), 0)
+        FROM arrival WHERE at_ms >= $1 GROUP BY model ORDER BY 2 DESC, 1 LIMIT $2""",
+        since_ms,
+        MAX_MODELS,
+    )
+    keys = ("model", "arrivals", "cold", "last_ms", "first_ms", "took_ms")
+    return [
+        dict(
+            zip(
+                keys,
+                (model, *(None if one is None else round(one) for one in figures)),
+                strict=True,
+            )
+        )
+        for model, *figures in rows
+    ]
+
+
+async def decisions(store: HistoryStore, model: str, limit: int) -> list[Document]:
+    """The last ones about a model, the latest first."""
+    rows = await store.rows(
+        """SELECT at_ms, origin, policy, shadow, action, reason, features, until_ms, prewarm_ms
+        FROM decision WHERE model = $1 ORDER BY at_ms DESC LIMIT $2""",
+        model,
+        limit,
+    )
+    keys = ("at_ms", "origin", "policy", "shadow", "action", "reason")
+    more = ("features", "until_ms", "prewarm_ms")
+    return [
+        dict(zip((*keys, *more), row, strict=True))
+        | {"shadow": bool(row[3]), "features": json.loads(row[6])}
+        for row in rows
+    ]
+
+
+async def loads(store: HistoryStore, model: str, limit: int) -> list[Document]:
+    """The last starts of a model's workers, stage by stage, the latest first."""
+    rows = await store.rows(
+        """SELECT s.origin, s.worker, s.asked_ms, s.path, s.stage, s.begin_ms, s.ms, s.bytes,
+            s.whole_ms
+        FROM load_span s JOIN (
+            SELECT origin, worker, asked_ms FROM load_span WHERE model = $1 AND place = 0
+            ORDER BY asked_ms DESC LIMIT $2
+        ) l ON s.origin = l.origin AND s.worker = l.worker AND s.asked_ms = l.asked_ms
+        ORDER BY s.asked_ms DESC, s.origin, s.worker, s.place""",
+        model,
+        limit,
+    )
+    found: dict[tuple[str, int, int], Document] = {}
+    for origin, worker, asked_ms, path, stage, begin_ms, ms, size, whole_ms in rows:
+        load = found.setdefault(
+            (origin, worker, asked_ms),
+            {
+                "origin": origin,
+                "worker": worker,
+                "asked_ms": asked_ms,
+                "path": path,
+                "ms": whole_ms,
+                "stages": [],
+            },
+        )
+        load["stages"].append({"stage": stage, "begin_ms": begin_ms, "ms": ms, "bytes": size})
+    for load in found.values():
+        spent = sum(one["ms"] for one in load["stages"])
+        load["attributed"] = min(1.0, spent / load["ms"]) if load["ms"] else 1.0
+    return list(found.values())
+
+
+async def typical_load_s(store: HistoryStore, model: str | None = None) -> float | None:
+    """The median of the last starts, of one model or of all; None where none is recorded."""
+    given = "" if model is None else "AND model = $1"
+    rows = await store.rows(
+        f"SELECT whole_ms FROM load_span WHERE place = 0 {given} ORDER BY asked_ms DESC LIMIT 100",
+        *(() if model is None else (model,)),
+    )
+    return median(ms for (ms,) in rows) / 1e3 if rows else None
+
+
+async def residence(store: HistoryStore, since_ms: int) -> list[Lane]:
+    """Which worker held which model in which tier, from when until when, that is not cold.
+
+    What an origin had when it began, or ended, it has no longer.
+    """
+    rows = await store.rows(
+        "SELECT origin, worker, at_ms, model, tier FROM tier WHERE at_ms >= $1"
+        " ORDER BY origin, at_ms",
+        since_ms,
+    )
+    lanes: list[Lane] = []
+    now: dict[tuple[str, int, str], Lane] = {}
+    for origin, worker, at_ms, model, tier in rows:
+        key = (origin, worker, model)
+        over = [one for one in now if one == key or (not model and one[0] == origin)]
+        lanes += (replace(now.pop(one), until_ms=at_ms) for one in over)
+        if model and tier != COLD:
+            now[key] = Lane(origin, worker, model, tier, at_ms, None)
+    lanes += now.values()
+    # Where a pool says what a model is, that includes what became of its workers.
+    pooled = {(lane.origin, lane.model) for lane in lanes if lane.worker < 0}
+    told = [one for one in lanes if one.worker < 0 or (one.origin, one.model) not in pooled]
+    return sorted(told, key=lambda lane: lane.from_ms)

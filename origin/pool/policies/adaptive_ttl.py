@@ -1,0 +1,134 @@
+"""The default policy of the warm pool: the TTL that was cheapest for similar gaps.
+
+It needs no numpy: every origin of several models uses it, also one that has only upstream servers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import exp, log
+
+from tailrace.origin.pool.policies.policies import KeepDecision, WarmPrices
+
+STEPS = 16
+SHARES = (0.0, *(0.02 ** (1 - step / STEPS) for step in range(STEPS + 1)), 1.5, 2.5)
+"""TTLs to choose from, as multiples of the price of a cold start: geometric from 0.02 to 1."""
+BREAK_EVEN = SHARES.index(1.0)
+FORGET = 0.999
+"""Decay of a sum at the next gap: about the last thousand gaps count."""
+LEAN_MODEL, LEAN_CONTEXT = 4.0, 10.0
+"""Number of gaps at which a sum weighs as much as the mean that it falls back on."""
+DOUBT = 2.0
+"""Number of imagined gaps that favour break-even before any was seen."""
+DOUBT_COST = 0.2
+"""Imagined extra cost of every other TTL, as a multiple of the price of a cold start."""
+USUAL_WEIGHT = 0.05
+"""Weight of the newest gap in the exponential mean of a model's gaps."""
+USUAL_STEP = log(1.5)
+"""Width of the classes of that mean, in its logarithm."""
+LEAST_GAP = 0.01
+"""Shorter gaps count as this one, as a multiple of the price of a cold start."""
+HOUR_S, DAY_S = 3600.0, 86_400.0
+
+REASONS = (
+    "the cheapest TTL for this model's gaps",
+    "the cheapest TTL for gaps that begin in this hour of the day",
+    "the cheapest TTL behind gaps as long as the last ones",
+)
+
+Costs = list[float]
+"""GPU-seconds for each of `SHARES`."""
+
+
+class _Sums:
+    """Decayed sums of the cost of each TTL above the optimum, and the number of gaps in them."""
+
+    def __init__(self) -> None:
+        self.sums: Costs = [0.0] * len(SHARES)
+        self.gaps = 0.0
+
+    def add(self, costs: Costs) -> None:
+        self.sums = [held * FORGET + cost for held, cost in zip(self.sums, costs, strict=True)]
+        self.gaps = self.gaps * FORGET + 1.0
+
+    def mean(self, fallback: Costs, lean: float) -> Costs:
+        """Return the mean cost of each TTL; `fallback` weighs as much as `lean` gaps."""
+        weight = self.gaps + lean
+        return [
+            (held + lean * other) / weight for held, other in zip(self.sums, fallback, strict=True)
+        ]
+
+
+def _cheapest(costs: Costs) -> int:
+    return costs.index(min(costs))
+
+
+@dataclass(slots=True)
+class _Learned:
+    """The sums of one model; `choices` and `used` are those of its last decision, by context."""
+
+    all: _Sums = field(default_factory=_Sums)
+    hours: dict[int, _Sums] = field(default_factory=dict)
+    usual: dict[int, _Sums] = field(default_factory=dict)
+    usual_log: float | None = None
+    choices: tuple[int, ...] = ()
+    used: tuple[_Sums, ...] = ()
+    paid: Costs = field(default_factory=lambda: [0.0] * len(REASONS))
+
+
+class AdaptiveTtl:
+    """Break-even at first, then the TTL that would have been cheapest for similar gaps.
+
+    What each TTL would have cost is known for every gap, whatever was decided, so nothing has to be
+    explored. Sums are kept of all models, of each model, and of a model's gaps in two contexts:
+    those that began in this hour of the day, and those behind gaps as long as the last ones. A sum
+    of few gaps leans on the one above it. The context that has been cheapest so far is believed.
+    """
+
+    name = "adaptive-ttl"
+
+    def __init__(self, prices: WarmPrices) -> None:
+        self.prices = prices
+        cold = prices.cold_cost_gpu_s
+        self._ttls = [share * cold for share in SHARES]
+        self._doubt = [DOUBT_COST * cold] * len(SHARES)
+        self._doubt[BREAK_EVEN] = 0.0
+        self._pool = _Sums()
+        self._models: dict[str, _Learned] = {}
+
+    def decide(self, model: str, idle_since_s: float) -> KeepDecision:
+        known = self._models.setdefault(model, _Learned())
+        of_model = known.all.mean(self._pool.mean(self._doubt, DOUBT), LEAN_MODEL)
+        hour = known.hours.setdefault(int(idle_since_s % DAY_S // HOUR_S), _Sums())
+        alike = 0 if known.usual_log is None else round(known.usual_log / USUAL_STEP)
+        usual = known.usual.setdefault(alike, _Sums())
+        means = (of_model, *(one.mean(of_model, LEAN_CONTEXT) for one in (hour, usual)))
+        known.used = (hour, usual)
+        known.choices = tuple(map(_cheapest, means))
+        believed = _cheapest(known.paid)
+        choice = known.choices[believed]
+        features = {
+            "gaps": float(round(known.all.gaps)),
+            "ttl_s": self._ttls[choice],
+            "over_optimum_gpu_s": means[believed][choice],
+            "break_even_over_optimum_gpu_s": means[believed][BREAK_EVEN],
+        }
+        if known.usual_log is not None:
+            features["usual_gap_s"] = exp(known.usual_log)
+        return KeepDecision(idle_since_s + self._ttls[choice], REASONS[believed], features)
+
+    def observe(self, model: str, gap_s: float) -> None:
+        known = self._models.setdefault(model, _Learned())
+        cold = self.prices.cold_cost_gpu_s
+        optimum = min(gap_s, cold)
+        costs = [(ttl + cold if gap_s > ttl else gap_s) - optimum for ttl in self._ttls]
+        if known.choices:
+            known.paid = [
+                paid * FORGET + costs[choice]
+                for paid, choice in zip(known.paid, known.choices, strict=True)
+            ]
+        for sums in (self._pool, known.all, *known.used):
+            sums.add(costs)
+        at = log(max(gap_s, LEAST_GAP * cold))
+        before = at if known.usual_log is None else known.usual_log
+        known.usual_log = before + USUAL_WEIGHT * (at - before)

@@ -1,0 +1,345 @@
+"""A trace through policies: what each would have cost, beside the clairvoyant optimum.
+
+Without a cap on memory each gap is its own. Under one, `CappedPool` says who is resident, and who
+goes when there is no room; the optimum is exact where that can be had, else a named bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from tailrace.ledger.errors import CallerError
+from tailrace.origin.pool.policies.policies import GreedyDual, KeepAlivePolicy, WarmPrices
+from tailrace.origin.pool.policies.trace import (
+    PROGRESS_EVERY,
+    ArrivalTrace,
+    BusyPeriods,
+    IdleGaps,
+    Indices,
+    Seconds,
+    busy_periods,
+    cost_of_gaps,
+    idle_gaps,
+)
+
+BOUND_STEPS = 200
+"""Of the subgradient method; each of them gives a bound, and the best one is kept."""
+
+
+@dataclass(frozen=True)
+class ClairvoyantCost:
+    """`method` says whether `cost_gpu_s` is exact, or no more than the optimum."""
+
+    cost_gpu_s: float
+    method: Literal["exact", "lagrangian-bound"]
+
+
+def keep_alive_optimum(gaps: IdleGaps, prices: WarmPrices) -> ClairvoyantCost:
+    """Without a cap each gap is its own: idle through it, or pay for a cold start."""
+    cost = np.minimum(gaps.length_s, prices.cold_cost_gpu_s).sum()
+    return ClairvoyantCost(float(cost), "exact")
+
+
+def capped_optimum(
+    gaps: IdleGaps, busy: BusyPeriods, sizes: Seconds, cap: float, prices: WarmPrices
+) -> ClairvoyantCost:
+    """Keep-alive under a cap on memory: which gaps to bridge, as there may not be room for all.
+
+    Where there is not, to choose among models of unequal sizes is NP-hard; for any sizes, the
+    Lagrangian relaxation of the cap bounds from below what the best choice costs.
+    """
+    saving = prices.cold_cost_gpu_s - gaps.length_s
+    worth = saving > 0
+    without = prices.cold_cost_gpu_s * len(gaps)
+    begin, length, model = gaps.start_s[worth], gaps.length_s[worth], gaps.model[worth]
+    saving = saving[worth]
+    if not len(saving):
+        return ClairvoyantCost(without, "exact")
+    # Where a gap ends its model is busy: the same instant is to be the same number.
+    at = _instants(begin, length, model, busy)
+    free = np.maximum(cap - at.load(at.busy_from, at.busy_to, sizes[busy.model]), 0.0)
+    if np.all(at.load(at.gap_from, at.gap_to, sizes[model]) <= free):
+        return ClairvoyantCost(without - float(saving.sum()), "exact")
+    bound = _lagrangian(at, saving, sizes[model], free)
+    return ClairvoyantCost(max(without - bound, 0.0), "lagrangian-bound")
+
+
+@dataclass(frozen=True)
+class _Instants:
+    """Gaps and busy periods as half-open ranges of the segments between instants."""
+
+    gap_from: Indices
+    gap_to: Indices
+    busy_from: Indices
+    busy_to: Indices
+    count: int
+
+    def load(self, begin: Indices, end: Indices, size: Seconds) -> Seconds:
+        """What lies on each segment."""
+        steps = np.bincount(begin, size, self.count) - np.bincount(end, size, self.count)
+        return np.cumsum(steps)[:-1]
+
+
+def _instants(begin: Seconds, length: Seconds, model: Indices, busy: BusyPeriods) -> _Instants:
+    ends = np.empty(len(begin))
+    for one in np.unique(model):
+        mine = np.sort(busy.start_s[busy.model == one])
+        of = model == one
+        # The gap's own end is a sum of rounded numbers; the busy period after it is the instant.
+        follows = np.searchsorted(mine, begin[of] + length[of] / 2)
+        ends[of] = mine[follows]
+    times, index = np.unique(
+        np.concatenate([begin, ends, busy.start_s, busy.end_s]), return_inverse=True
+    )
+    cuts = np.cumsum([len(begin), len(begin), len(busy)])
+    gap_from, gap_to, busy_from, busy_to = np.split(index, cuts)
+    return _Instants(gap_from, gap_to, busy_from, busy_to, len(times))
+
+
+def _lagrangian(at: _Instants, saving: Seconds, gap_size: Seconds, free: Seconds) -> float:
+    """No choice of gaps saves more: room has a price in each segment, and any price bounds it."""
+    price = np.zeros(at.count - 1)
+    best = float(saving.sum())
+    step = float(saving.mean() / gap_size.mean())
+    for turn in range(1, BOUND_STEPS + 1):
+        paid = np.concatenate([[0.0], np.cumsum(price)])
+        left = saving - gap_size * (paid[at.gap_to] - paid[at.gap_from])
+        chosen = left > 0
+        best = min(best, float(left[chosen].sum() + price @ free))
+        over = at.load(at.gap_from[chosen], at.gap_to[chosen], gap_size[chosen]) - free
+        size = float(np.abs(over[(over > 0) | (price > 0)]).max(initial=0.0))
+        if size == 0:
+            break
+        price = np.maximum(price + step / turn**0.5 * over / size, 0.0)
+    return best
+
+
+@dataclass(frozen=True)
+class CappedOutcome:
+    """`overcommitted` counts starts for which busy models alone were too large for the cap.
+
+    They are served all the same, as nobody's request is put off here.
+    """
+
+    wasted_gpu_s: float
+    cold_starts: int
+    overcommitted: int
+
+
+class CappedPool:
+    """One device: residents by name, their sizes, and a cap that idle ones never exceed.
+
+    A busy model, and so one that is loading, is never evicted.
+    """
+
+    def __init__(
+        self, policy: KeepAlivePolicy, ranking: GreedyDual, sizes: dict[str, float], cap: float
+    ) -> None:
+        largest = max(sizes, key=lambda one: sizes[one])
+        if not min(sizes.values()) > 0:
+            raise CallerError("is to be above zero for every model", field="sizes")
+        if not cap >= sizes[largest]:
+            raise CallerError(
+                f"{cap:g} is too small for {largest!r}, which takes {sizes[largest]:g}",
+                field="memory",
+                hint="a cap that holds the largest model",
+            )
+        self._policy, self._ranking, self._sizes, self._cap = policy, ranking, sizes, cap
+        self._busy: set[str] = set()
+        self._idle: dict[str, tuple[float, float]] = {}
+        self.overcommitted = 0
+        self.wasted: dict[str, float] = {}
+        """Of the gap that each model is in."""
+
+    def begin(self, model: str, now: float) -> bool:
+        """A request came for a model that was not busy; True if it was warm."""
+        self._expire(now)
+        held = self._idle.pop(model, None)
+        if held is not None:
+            self.wasted[model] = now - held[0]
+        self._busy.add(model)
+        self._ranking.arrived(model, self._sizes[model])
+        self._make_room(now)
+        return held is not None
+
+    def end(self, model: str, now: float) -> None:
+        """Its last request ended."""
+        self._expire(now)
+        self._busy.discard(model)
+        decision = self._policy.decide(model, now)
+        self._idle[model] = (now, decision.keep_until_s)
+        self.wasted[model] = 0.0
+        self._make_room(now)
+
+    def used(self) -> float:
+        return sum(self._sizes[one] for one in self._busy | self._idle.keys())
+
+    def _expire(self, now: float) -> None:
+        for model in [one for one, (_, until) in self._idle.items() if until <= now]:
+            since, until = self._idle.pop(model)
+            self.wasted[model] = until - since
+
+    def _make_room(self, now: float) -> None:
+        used = self.used()
+        while used > self._cap and self._idle:
+            for model in self._ranking.victims(self._idle, self._sizes, used - self._cap):
+                since, _ = self._idle.pop(model)
+                self.wasted[model] = now - since
+            used = self.used()
+        self.overcommitted += used > self._cap
+
+
+def replay_capped(
+    trace: ArrivalTrace,
+    policy: KeepAlivePolicy,
+    sizes: dict[str, float],
+    cap: float,
+    prices: WarmPrices,
+    progress: Callable[[int], None] = lambda done: None,
+) -> CappedOutcome:
+    """The policy decides how long to keep, greedy-dual who goes early; nothing is prewarmed."""
+    ranking = policy if isinstance(policy, GreedyDual) else GreedyDual(prices.cold_cost_gpu_s)
+    pool = CappedPool(policy, ranking, sizes, cap)
+    busy = busy_periods(trace)
+    # Ends sort before begins of the same instant: what has ended may go.
+    order = np.lexsort((np.repeat([1, 0], len(busy)), np.concatenate([busy.start_s, busy.end_s])))
+    last_end: dict[str, float] = {}
+    wasted, cold = 0.0, 0
+    for done, event in enumerate(order.tolist()):
+        if done % PROGRESS_EVERY == 0:
+            progress(done // 2)
+        begins, period = event < len(busy), event % len(busy)
+        name = trace.names[busy.model[period]]
+        if not begins:
+            last_end[name] = float(busy.end_s[period])
+            pool.end(name, last_end[name])
+            continue
+        now = float(busy.start_s[period])
+        warm = pool.begin(name, now)
+        if name in last_end:
+            policy.observe(name, now - last_end[name])
+            wasted += pool.wasted[name]
+            cold += not warm
+    return CappedOutcome(wasted, cold, pool.overcommitted)
+
+
+@dataclass(frozen=True)
+class PolicyOutcome:
+    """`cold_starts` counts the first one of each model, too; the cost does not.
+
+    A start that a prewarm was under way for is a cold one, of which only the rest is charged.
+    `overcommitted` counts starts for which busy models alone were too large for the cap.
+    """
+
+    policy: str
+    requests: int
+    cold_starts: int
+    wasted_gpu_s: float
+    added_latency_s: float
+    cost_gpu_s: float
+    over_optimum: float
+    overcommitted: int = 0
+
+    @property
+    def cold_rate(self) -> float:
+        return self.cold_starts / self.requests if self.requests else 0.0
+
+
+@dataclass(frozen=True)
+class TtlSweep:
+    """One figure for each TTL."""
+
+    ttl_s: Seconds
+    cold_starts: Seconds
+    wasted_gpu_s: Seconds
+    cost_gpu_s: Seconds
+
+
+def sweep_ttls(length_s: Seconds, ttls: Sequence[float], prices: WarmPrices) -> TtlSweep:
+    """Every TTL from one sort: gaps up to it are idled through, from longer ones it is wasted."""
+    ttl_s = np.asarray(ttls, np.float64)
+    ordered = np.sort(length_s)
+    sums = np.concatenate([[0.0], np.cumsum(ordered)])
+    warm = np.searchsorted(ordered, ttl_s, side="right")
+    cold = (len(ordered) - warm).astype(np.float64)
+    # An infinite TTL leaves no gap that is longer.
+    wasted = sums[warm] + np.where(cold > 0, ttl_s, 0.0) * cold
+    return TtlSweep(ttl_s, cold, wasted, wasted + prices.cold_cost_gpu_s * cold)
+
+
+def replay(
+    gaps: IdleGaps,
+    names: Sequence[str],
+    policy: KeepAlivePolicy,
+    prices: WarmPrices,
+    progress: Callable[[int], None] = lambda done: None,
+) -> PolicyOutcome:
+    """Without a cap; the policy is told of each gap only after it has decided about it."""
+    keep, prewarm, until = (np.empty(len(gaps)) for _ in range(3))
+    rows = zip(gaps.model.tolist(), gaps.start_s.tolist(), gaps.length_s.tolist(), strict=True)
+    for index, (model, start, length) in enumerate(rows):
+        if index % PROGRESS_EVERY == 0:
+            progress(index)
+        decision = policy.decide(names[model], start)
+        keep[index] = decision.keep_until_s - start
+        prewarm[index] = decision.prewarm_at_s - start
+        until[index] = decision.prewarm_until_s - start
+        policy.observe(names[model], length)
+    costs = cost_of_gaps(gaps.length_s, keep, prewarm, until, prices.load_s)
+    cost = float(costs.cost(prices).sum())
+    shares = float(costs.cold_share.sum())
+    return PolicyOutcome(
+        policy=policy.name,
+        requests=gaps.requests,
+        cold_starts=int(np.count_nonzero(costs.cold_share)) + gaps.first_starts,
+        wasted_gpu_s=float(costs.wasted_gpu_s.sum()),
+        added_latency_s=(shares + gaps.first_starts) * prices.load_s,
+        cost_gpu_s=cost,
+        over_optimum=_over(cost, keep_alive_optimum(gaps, prices).cost_gpu_s),
+    )
+
+
+def compare(
+    trace: ArrivalTrace,
+    policies: Sequence[KeepAlivePolicy],
+    prices: WarmPrices,
+    *,
+    sizes: dict[str, float] | None = None,
+    cap: float | None = None,
+    progress: Callable[[int], None] = lambda done: None,
+) -> tuple[list[PolicyOutcome], str]:
+    """Every policy, and how the optimum that they are compared with was found."""
+    gaps = idle_gaps(trace)
+    if not len(gaps):
+        raise CallerError("has no idle gap, so there is nothing to decide", field="trace")
+    if cap is None:
+        return [replay(gaps, trace.names, one, prices, progress) for one in policies], "exact"
+    used = sizes or dict.fromkeys(trace.names, 1.0)
+    by_index = np.array([used[name] for name in trace.names])
+    best = capped_optimum(gaps, busy_periods(trace), by_index, cap, prices)
+    outcomes = []
+    for policy in policies:
+        seen = replay_capped(trace, policy, used, cap, prices, progress)
+        cost = seen.wasted_gpu_s + prices.cold_cost_gpu_s * seen.cold_starts
+        starts = seen.cold_starts + gaps.first_starts
+        outcomes.append(
+            PolicyOutcome(
+                policy=policy.name,
+                requests=gaps.requests,
+                cold_starts=starts,
+                wasted_gpu_s=seen.wasted_gpu_s,
+                added_latency_s=starts * prices.load_s,
+                cost_gpu_s=cost,
+                over_optimum=_over(cost, best.cost_gpu_s),
+                overcommitted=seen.overcommitted,
+            )
+        )
+    return outcomes, best.method
+
+
+def _over(cost: float, optimum: float) -> float:
+    return cost / optimum if optimum else (1.0 if not cost else float("inf"))

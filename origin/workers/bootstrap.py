@@ -1,0 +1,48 @@
+"""The first module that a worker's process runs.
+
+    python -P -m tailrace.origin.workers.bootstrap PARENT MODULE …
+
+Before anything slow is imported it sees to it that the process ends with its supervisor, and that
+a signal which ends it for a fault leaves a traceback.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from tailrace.origin.workers.load_spans import OF_THIS_PROCESS
+
+PR_SET_PDEATHSIG = 1
+"""Of prctl(2): the signal that this process gets when the thread that started it ends."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a worker's module as its program; returns the exit status."""
+    parent, module, *rest = argv
+    if not end_with(int(parent)):
+        return 1
+    # Ctrl-C in a terminal reaches every process; the supervisor decides when this one ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.enable()
+    OF_THIS_PROCESS.begin("imports")
+    return int(importlib.import_module(module).main(rest))
+
+
+def end_with(parent: int) -> bool:
+    """Have the kernel kill this process when `parent` ends; False if that is gone already.
+
+    Linux only: elsewhere a worker ends when it sees that its socket was closed.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    return os.getppid() == parent
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

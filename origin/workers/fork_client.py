@@ -1,0 +1,220 @@
+"""The supervisor's side of the launcher: it is started, asked for workers, and started again.
+
+Only where the kernel can give away a child (Linux); elsewhere, and where the launcher says that it
+must not be forked, workers are started anew, each with imports of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+import structlog
+
+from tailrace.ledger.flow.backoff import Backoff
+from tailrace.origin.workers.fork_server import MAX_ORDER_BYTES, Forked
+from tailrace.origin.workers.load_spans import LoadStage
+
+PR_SET_CHILD_SUBREAPER = 36
+"""Of prctl(2): orphans below this process become its children."""
+RESTART_MIN_S = 0.05
+RESTART_MAX_S = 30.0
+"""Wait before a launcher's successor is started; doubles while none becomes ready."""
+PATIENCE_S = 30.0
+"""A worker is waited for so long; then it is started without a launcher."""
+ORPHANS_S = 1.0
+"""How often what a dead worker has left behind is looked for, until it has ended too."""
+
+log = structlog.get_logger("launcher")
+
+
+class ForkedProcess:
+    """A child of this process that it has not started, as `asyncio.subprocess.Process` is one."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._ended = asyncio.Event()
+        # A child keeps its pid until it is waited for: nobody else can have got it.
+        self._pidfd = os.pidfd_open(pid)
+        asyncio.get_running_loop().add_reader(self._pidfd, self._reap)
+
+    async def wait(self) -> int:
+        """Its exit status, or the negative number of the signal that ended it."""
+        await self._ended.wait()
+        assert self.returncode is not None
+        return self.returncode
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def send_signal(self, number: int, /) -> None:
+        """Raises ProcessLookupError when it has ended."""
+        if self.returncode is not None:
+            raise ProcessLookupError(self.pid)
+        os.kill(self.pid, number)
+
+    def _reap(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        # What it has started is of its group, whose number is its own until it is waited for.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        _, status = os.waitpid(self.pid, 0)
+        self.returncode = os.waitstatus_to_exitcode(status)
+        self._ended.set()
+        self._reap_group()
+
+    def _reap_group(self) -> None:
+        """Orphans of the worker are children of this process, and it is their end that lasts."""
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-self.pid, os.WNOHANG)[0]:
+                pass
+            asyncio.get_running_loop().call_later(ORPHANS_S, self._reap_group)
+
+
+ChildProcess = asyncio.subprocess.Process | ForkedProcess
+"""Of a worker, however it was started."""
+
+
+class Launcher:
+    """Keeps one launcher process for workers that run `module` with `settings`.
+
+    `refusal` is why there is none, if there is to be none any more; `stages` are those of the
+    start of the one that is there, or was.
+    """
+
+    def __init__(self, module: str, settings: str, environment: Mapping[str, str]) -> None:
+        self.refusal = "" if sys.platform == "linux" else f"there is none on {sys.platform}"
+        self.stages: tuple[LoadStage, ...] = ()
+        self._command = (module, settings)
+        self._environment = environment
+        self._process: asyncio.subprocess.Process | None = None
+        self._socket: socket.socket | None = None
+        self._waiting: ForkedProcess | None = None
+        self._settled = asyncio.Event()  # a worker waits, or there will be none
+
+    @property
+    def pid(self) -> int | None:
+        """Of the launcher that is there now, if any."""
+        return None if self._process is None else self._process.pid
+
+    async def keep(self) -> None:
+        """Run launchers, one after another, until cancelled; none once one must not be forked."""
+        backoff = Backoff(RESTART_MIN_S, RESTART_MAX_S)
+        while not self.refusal:
+            if await self._one_life():
+                backoff.reset()
+            if not self.refusal:
+                await asyncio.sleep(backoff.next_delay_s())
+        log.warning("launcher.refused", reason=self.refusal, hint="each worker imports for itself")
+        self._settled.set()
+        await asyncio.Event().wait()
+
+    async def fork(self, *argv: str) -> ForkedProcess | None:
+        """A worker with these arguments; None where it is to be started without a launcher."""
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while self._waiting is None and not self.refusal:
+                    await self._settled.wait()
+        except TimeoutError:
+            if self.stages:  # it hangs; one that was never ready may still import
+                self._end()
+        worker, self._waiting = self._waiting, None
+        if worker is None or self._socket is None:
+            return None
+        if not self.refusal:
+            self._settled.clear()
+        try:
+            self._socket.send(json.dumps({"argv": argv}).encode())
+        except OSError as error:
+            log.warning("launcher.no_answer", error=f"{type(error).__name__}: {error}")
+            self._end()
+            return None
+        return worker
+
+    async def _one_life(self) -> bool:
+        """Start a launcher and wait until it is gone; whether workers could be forked from it."""
+        if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1) != 0:
+            log.warning("launcher.no_subreaper")  # a fork ends at once, and its worker is missed
+        asked_s = time.monotonic()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        with ours, theirs:
+            fd = theirs.fileno()
+            command = "tailrace.origin.workers.fork_server", str(fd), *self._command
+            self._process = process = await launched(*command, env=self._environment, fds=(fd,))
+            theirs.close()
+            was_ready = False
+            try:
+                while (said := await _message(ours)) is not None and not said.refusal:
+                    if not was_ready:
+                        self._ready(process.pid, said, asked_s)
+                    was_ready, self._socket = True, ours
+                    self._waiting = ForkedProcess(said.pid)
+                    self._settled.set()
+                self.refusal = said.refusal if said is not None else ""
+            finally:
+                # The worker that waits sees that its launcher is gone, and ends.
+                self._socket = self._process = self._waiting = None
+                self._settled.clear()
+                kill(process)
+                await process.wait()
+            log.warning("launcher.lost", pid=process.pid, exit=process.returncode)
+            return was_ready
+
+    def _ready(self, pid: int, said: Forked, asked_s: float) -> None:
+        self.stages = LoadStage("launcher", asked_s, said.stages[0].begin_s), *said.stages
+        took_s = self.stages[-1].end_s - asked_s
+        log.info("launcher.ready", pid=pid, rss_kib=said.rss_kib, pss_kib=said.pss_kib, s=took_s)
+
+    def _end(self) -> None:
+        """Another one takes its place."""
+        if self._process is not None:
+            kill(self._process)
+
+
+async def _message(launcher: socket.socket) -> Forked | None:
+    """The launcher's next; None where it has gone."""
+    try:
+        data = await asyncio.get_running_loop().sock_recv(launcher, MAX_ORDER_BYTES)
+    except OSError:
+        return None
+    if not data:
+        return None
+    said = json.loads(data)
+    return Forked(**said | {"stages": tuple(LoadStage(**stage) for stage in said["stages"])})
+
+
+async def launched(
+    module: str, *argv: str, env: Mapping[str, str], fds: Sequence[int] = ()
+) -> asyncio.subprocess.Process:
+    """A process of its own that runs a worker's module, or the launcher; see `launch`."""
+    return await asyncio.create_subprocess_exec(
+        *(
+            sys.executable,
+            "-P",
+            "-m",
+            "tailrace.origin.workers.bootstrap",
+            str(os.getpid()),
+            module,
+            *argv,
+        ),
+        env=env,
+        stdin=asyncio.subprocess.DEVNULL,
+        pass_fds=fds,
+    )
+
+
+def kill(process: ChildProcess) -> None:
+    """Nothing, where it has ended."""
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()

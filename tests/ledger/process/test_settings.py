@@ -1,0 +1,108 @@
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from tailrace.ledger.errors import ConfigError
+from tailrace.ledger.process.settings import Settings
+
+
+class Part(Settings):
+    table: ClassVar[str] = "edge"
+    model_config = SettingsConfigDict(env_prefix="TAILRACE_EDGE_")
+
+    port: int = Field(1, ge=1, le=65_535)
+    name: str = "default"
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "tailrace.toml"
+    file.write_text(text)
+    return file
+
+
+def test_flags_win_over_environment_over_file_over_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = written(tmp_path, "[edge]\nport = 2\nname = 'file'\n")
+    assert Part.load(file) == Part(port=2, name="file")
+    monkeypatch.setenv("TAILRACE_EDGE_PORT", "3")
+    assert Part.load(file).port == 3
+    assert Part.load(file, port=4).port == 4
+    assert Part.load(file, port=None).port == 3
+    assert Part.load(file).name == "file"
+
+
+def test_the_file_in_the_working_directory_is_read_unless_another_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Part.load().port == 1
+    written(tmp_path, "[edge]\nport = 2\n")
+    assert Part.load().port == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[edge]\nprot = 2\n", "edge.prot: unknown setting"),
+        ("[edge]\nport = 0\n", "edge.port: Input should be greater than or equal to 1, not 0"),
+        ("[edge]\nport = 'x'\n", "edge.port: .* not 'x'"),
+        ("[egde]\nport = 2\n", r"unknown table \[egde\].*\[edge\], \[origin\], \[models\]"),
+        ("edge = 3\n", "edge must be a table"),
+        ("[edge\n", "tailrace.toml"),
+    ],
+)
+def test_a_bad_file_is_refused_with_its_key_and_what_would_be_right(
+    tmp_path: Path, text: str, says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        Part.load(written(tmp_path, text))
+
+
+def test_a_named_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"absent\.toml does not exist \(tailrace config init .*absent\.toml writes one\)",
+    ):
+        Part.load(tmp_path / "absent.toml")
+
+
+def test_a_bad_environment_variable_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TAILRACE_EDGE_PORT", "70000")
+    with pytest.raises(ConfigError, match="TAILRACE_EDGE_PORT"):
+        Part.load(written(tmp_path, ""))
+
+
+def test_a_misspelt_environment_variable_is_refused_with_a_guess(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TAILRACE_EDGE_PROT", "2")
+    monkeypatch.setenv("TAILRACE_EDGE_QUITE_ELSE", "2")
+    with pytest.raises(ConfigError) as refused:
+        Part.load()
+    assert str(refused.value).splitlines() == [
+        "TAILRACE_EDGE_PROT: unknown environment variable (did you mean TAILRACE_EDGE_PORT?)",
+        "  TAILRACE_EDGE_QUITE_ELSE: unknown environment variable"
+        " (unset it; tailrace config check lists the settings)",
+    ]
+
+
+def test_the_variables_of_another_part_and_of_a_kubernetes_service_are_let_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in (
+        "TAILRACE_ORIGIN_PROT",
+        "TAILRACE_API_KEY",
+        "TAILRACE_EDGE_SERVICE_HOST",
+        "TAILRACE_EDGE_SERVICE_PORT",
+        "TAILRACE_EDGE_SERVICE_PORT_HTTP",
+        "TAILRACE_EDGE_PORT_80_TCP",
+        "TAILRACE_EDGE_PORT_80_TCP_ADDR",
+    ):
+        monkeypatch.setenv(name, "tcp://10.0.0.1:80")
+    assert Part.load() == Part()
