@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from tailrace.edge.telemetry.exchange import CLIENT_GONE, note_error
+from tailrace.edge.telemetry.request_metrics import CLIENT_GONE, note_error
 from tailrace.ledger.errors import CallerError, NotFound, TailraceError, error_body
 from tailrace.ledger.frame import FRAMES_TYPE
 

@@ -24,7 +24,7 @@ import uvloop
 from hypercorn.config import Config
 
 from tailrace.edge.access.connections import RESERVED_FILES, raise_open_files
-from tailrace.edge.app import create_app
+from tailrace.edge.application import create_app
 from tailrace.edge.config import (
     EdgeConfig,
     access_rules,
@@ -37,16 +37,16 @@ from tailrace.edge.origins.link import Link
 from tailrace.edge.processes import Processes
 from tailrace.edge.quic.listen import QuicListener
 from tailrace.edge.reload import Certificate, open_gate, reloaded_keys, reloading, require_keys
+from tailrace.edge.server.context import KEEP_ALIVE_TIMEOUT_S, Shared
 from tailrace.edge.server.deadlines import Deadlines
+from tailrace.edge.server.dispatch import Application
 from tailrace.edge.server.http1 import MAX_HEAD_BYTES
-from tailrace.edge.server.incoming import Application
 from tailrace.edge.server.listen import LISTEN_BACKLOG, Sockets, alt_svc, listening
 from tailrace.edge.server.outlet import Turn
 from tailrace.edge.server.rest import Rest
 from tailrace.edge.server.routes import StreamRoutes
-from tailrace.edge.server.wire import KEEP_ALIVE_TIMEOUT_S, Shared
-from tailrace.edge.telemetry.exchange import Counts, Observed
 from tailrace.edge.telemetry.metrics import EdgeMetrics
+from tailrace.edge.telemetry.request_metrics import Counts, Observed
 from tailrace.ledger.errors import Unavailable
 from tailrace.ledger.objects.deployment import Deployment
 from tailrace.ledger.process.lifecycle import Stop, look_less_often

@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry
 
 from tailrace.edge.access.connections import ConnectionLimits
 from tailrace.edge.origins.link import Link
-from tailrace.edge.telemetry.exchange import Answered, Counts
 from tailrace.edge.telemetry.metrics import EdgeMetrics
+from tailrace.edge.telemetry.request_metrics import Answered, Counts
 from tailrace.origin.config import LedgerConfig
 from tailrace.origin.metrics import Metrics
 from tailrace.origin.pool.history.recorder import recorder_of

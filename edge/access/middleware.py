@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tailrace.edge.access.head import Head
 from tailrace.edge.access.rules import Admission, Rules, preflight_headers
 from tailrace.edge.errors import AI_SDK_PATH, OPENAI_PATHS, noted_response
-from tailrace.edge.telemetry.exchange import current
+from tailrace.edge.telemetry.request_metrics import current
 from tailrace.ledger.frame import STREAM_PATH, Caller
 
 PREFIXES = ("/v1/generate", AI_SDK_PATH, STREAM_PATH, *OPENAI_PATHS)

@@ -34,7 +34,7 @@ from tailrace.edge.openai.request import StreamOptions, compact, flag, read_body
 from tailrace.edge.origins.link import Link, Reader, attended, link_of
 from tailrace.edge.parameters import read_body as whole_body
 from tailrace.edge.sse import short_token
-from tailrace.edge.telemetry.exchange import note_error
+from tailrace.edge.telemetry.request_metrics import note_error
 from tailrace.ledger.errors import (
     CallerError,
     OriginUnreachable,

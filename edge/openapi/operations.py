@@ -1,6 +1,6 @@
 """The table of what an edge serves: each route and method, as `/openapi.json` tells of it.
 
-It lies beside the routes of `edge/app.py`; a test holds each to the other.
+It lies beside the routes of `edge/application.py`; a test holds each to the other.
 """
 
 from __future__ import annotations

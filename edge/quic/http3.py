@@ -12,7 +12,7 @@ from collections.abc import Callable
 from tailrace.edge.errors import refusal
 from tailrace.edge.quic.core import Asked, Came, Code, Core, Event, Left, TooLong
 from tailrace.edge.server.deadlines import Deadline
-from tailrace.edge.server.incoming import Behind, Incoming
+from tailrace.edge.server.dispatch import Behind, Incoming
 from tailrace.edge.server.outlet import UNSENT_BYTES, Headers, Request
 from tailrace.ledger.errors import CallerError, TailraceError
 from tailrace.ledger.flow.token_bucket import Bucket

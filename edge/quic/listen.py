@@ -18,7 +18,7 @@ from time import monotonic
 from tailrace.edge.access.connections import ConnectionLimits
 from tailrace.edge.quic.core import TIMER_S, Address, Cores, Datagrams
 from tailrace.edge.quic.server import QuicServer, Way
-from tailrace.edge.server.incoming import Behind
+from tailrace.edge.server.dispatch import Behind
 
 PROBE_EVERY_S = 5.0
 PROBE_TIMEOUT_S = 2.0

@@ -29,7 +29,7 @@ from tailrace.edge.quic.core import (
     Stray,
 )
 from tailrace.edge.quic.http3 import Http3
-from tailrace.edge.server.incoming import Behind
+from tailrace.edge.server.dispatch import Behind
 
 T = TypeVar("T")
 

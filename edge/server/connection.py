@@ -14,12 +14,12 @@ from hypercorn.utils import parse_socket_addr
 
 from tailrace.edge.errors import error_response
 from tailrace.edge.server.client_hello import AlpnCheck
+from tailrace.edge.server.context import Shared
 from tailrace.edge.server.deadlines import Deadline
 from tailrace.edge.server.http1 import Http1
 from tailrace.edge.server.http2 import Http2
 from tailrace.edge.server.input import MAX_HELD_BYTES, SLICE_BYTES
 from tailrace.edge.server.outlet import NOBODY, UNSENT_BYTES, Speaker
-from tailrace.edge.server.wire import Shared
 from tailrace.ledger.errors import Overloaded
 
 Result = TypeVar("Result")

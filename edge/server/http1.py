@@ -16,6 +16,7 @@ import h11
 from tailrace.edge.access.middleware import TOKEN_QUERY
 from tailrace.edge.errors import refusal, too_slow
 from tailrace.edge.server.chunks import ChunkedBody
+from tailrace.edge.server.context import KEEP_ALIVE_TIMEOUT_S, Shared
 from tailrace.edge.server.deadlines import Deadline
 from tailrace.edge.server.flood import REFUSED_POINTS, FloodBudget
 from tailrace.edge.server.http2 import Http2
@@ -23,7 +24,6 @@ from tailrace.edge.server.outlet import Admitted, Handler, Headers, Request, Spe
 from tailrace.edge.server.rest import AppRequest
 from tailrace.edge.server.routes import head_of
 from tailrace.edge.server.websocket import SESSION_PATH, WebSocket, accepts
-from tailrace.edge.server.wire import KEEP_ALIVE_TIMEOUT_S, Shared
 from tailrace.ledger.errors import TailraceError
 
 MAX_HEAD_BYTES = 16 << 10

@@ -9,11 +9,11 @@ from __future__ import annotations
 from functools import partial
 
 from tailrace.edge.errors import refusal
+from tailrace.edge.server.context import KEEP_ALIVE_TIMEOUT_S, Shared
 from tailrace.edge.server.deadlines import Deadline, nothing
+from tailrace.edge.server.dispatch import Incoming
 from tailrace.edge.server.http2_core import Asked, Came, Happened, Http2Connection, Stream
-from tailrace.edge.server.incoming import Incoming
 from tailrace.edge.server.outlet import UNSENT_BYTES, Wire
-from tailrace.edge.server.wire import KEEP_ALIVE_TIMEOUT_S, Shared
 from tailrace.ledger.errors import Overloaded
 
 MAX_BODY_BYTES = 16 << 20

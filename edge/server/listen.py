@@ -19,8 +19,8 @@ from tailrace.edge.quic.aioquic_core import AioquicCores
 from tailrace.edge.quic.listen import QuicListener
 from tailrace.edge.quic.steer import steer
 from tailrace.edge.server.connection import Connection
+from tailrace.edge.server.context import Shared
 from tailrace.edge.server.deadlines import SLOT_S
-from tailrace.edge.server.wire import Shared
 from tailrace.ledger.errors import ConfigError
 from tailrace.ledger.process.settings import parse_address
 from tailrace.ledger.process.tasks import cancel

@@ -24,9 +24,9 @@ from hypercorn.typing import ConnectionState
 
 from tailrace.edge.access.middleware import ADMITTED
 from tailrace.edge.errors import error_response, refusal
-from tailrace.edge.server.incoming import Application
+from tailrace.edge.server.dispatch import Application
 from tailrace.edge.server.outlet import Admitted, Wire
-from tailrace.edge.telemetry.exchange import id_field
+from tailrace.edge.telemetry.request_metrics import id_field
 from tailrace.ledger.errors import TailraceError
 
 REST_WAITING_BYTES = 64 << 10

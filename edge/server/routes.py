@@ -29,7 +29,7 @@ from tailrace.edge.parameters import View, choose_view
 from tailrace.edge.server.deadlines import Deadlines
 from tailrace.edge.server.outlet import NOBODY, Admitted, Handler, Headers, Outlet, Request, Turn
 from tailrace.edge.server.stream_reader import StreamReader, fields_of
-from tailrace.edge.telemetry.exchange import PROTOCOLS, Counts, Exchange, with_trace
+from tailrace.edge.telemetry.request_metrics import PROTOCOLS, Counts, Exchange, with_trace
 from tailrace.ledger.errors import TailraceError
 from tailrace.ledger.frame import Caller, Open, Resume
 

@@ -16,7 +16,7 @@ from tailrace.edge.origins.link import CORR, WINDOW_BYTES, WINDOW_FRAMES, Link
 from tailrace.edge.origins.relay import TOKEN, under
 from tailrace.edge.server.deadlines import Deadline, Deadlines
 from tailrace.edge.server.outlet import Headers, Outlet, Turn
-from tailrace.edge.telemetry.exchange import Exchange
+from tailrace.edge.telemetry.request_metrics import Exchange
 from tailrace.ledger.flow.credit_window import Window
 from tailrace.ledger.frame import (
     CLOSING,

@@ -19,12 +19,12 @@ from wsproto.frame_protocol import CloseReason
 from tailrace.edge.access.operators import sees_details
 from tailrace.edge.access.rules import PROTOCOLS, Admission
 from tailrace.edge.origins.relay import under
+from tailrace.edge.server.context import Shared
 from tailrace.edge.server.deadlines import Deadline
 from tailrace.edge.server.flood import EMPTY_POINTS, SMALL_PIECE_BYTES, FloodBudget
 from tailrace.edge.server.outlet import Headers, Request, Wire
-from tailrace.edge.server.wire import Shared
 from tailrace.edge.session import MAX_MESSAGE_BYTES, SMALL_BYTES, Session, Unfinished, none_left
-from tailrace.edge.telemetry.exchange import Exchange
+from tailrace.edge.telemetry.request_metrics import Exchange
 
 SESSION_PATH = b"/v1/ws"
 SUBPROTOCOL = "tailrace"

@@ -24,7 +24,7 @@ from tailrace.edge.origins.choice import State
 from tailrace.edge.origins.link import Link
 from tailrace.edge.origins.origin import Origin
 from tailrace.edge.origins.relay import Route
-from tailrace.edge.telemetry.exchange import OTHER, Counts
+from tailrace.edge.telemetry.request_metrics import OTHER, Counts
 from tailrace.ledger.errors import Forbidden, NotFound
 from tailrace.ledger.frame import SCHEMA_HASH
 from tailrace.ledger.links.rights import Right

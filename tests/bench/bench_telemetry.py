@@ -37,7 +37,7 @@ from tailrace.edge.origins.origin import Connection  # noqa: E402
 from tailrace.edge.server.deadlines import Deadlines  # noqa: E402
 from tailrace.edge.server.outlet import UNSENT_BYTES, Outlet, Turn  # noqa: E402
 from tailrace.edge.server.stream_reader import StreamReader  # noqa: E402
-from tailrace.edge.telemetry.exchange import Counts, Exchange  # noqa: E402
+from tailrace.edge.telemetry.request_metrics import Counts, Exchange  # noqa: E402
 from tailrace.ledger.frame import SCHEMA_HASH, Heartbeat, Hello, Open, Opened, Token, encode  # noqa: E402
 from tests.bench.bench_edge import (  # noqa: E402
     OTHER_CORE,

@@ -15,12 +15,12 @@ from starlette.routing import Route
 from typer.testing import CliRunner
 
 from tailrace.cli import app
-from tailrace.edge.app import create_app
+from tailrace.edge.application import create_app
 from tailrace.edge.config import EdgeConfig, connection_limits
 from tailrace.edge.origins.link import Link
 from tailrace.edge.serve import GRACEFUL_TIMEOUT_S
-from tailrace.edge.telemetry.exchange import Counts
 from tailrace.edge.telemetry.metrics import EdgeMetrics
+from tailrace.edge.telemetry.request_metrics import Counts
 from tailrace.ledger.process.settings import Settings, parse_address
 from tailrace.origin.config import LedgerConfig, OriginConfig, StreamsConfig
 from tests.deploy.files import (

@@ -12,7 +12,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.types import Message
 
-from tailrace.edge.app import create_app
+from tailrace.edge.application import create_app
 from tailrace.edge.config import EdgeConfig
 from tailrace.edge.origins.link import WINDOW_FRAMES, Link
 from tailrace.ledger.errors import Unavailable

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from tailrace.edge.app import create_app
+from tailrace.edge.application import create_app
 from tailrace.edge.config import EdgeConfig
 from tailrace.edge.origins.hints import EVERY_S, Hints
 from tailrace.edge.origins.link import Link

@@ -22,7 +22,7 @@ from starlette.routing import Match, Route
 from tailrace.edge import sse
 from tailrace.edge.access.keys import KeyRing
 from tailrace.edge.access.rules import EXPOSED_HEADERS, Gate
-from tailrace.edge.app import create_app
+from tailrace.edge.application import create_app
 from tailrace.edge.config import EdgeConfig, access_rules
 from tailrace.edge.openai.chat import ChatBody
 from tailrace.edge.openapi.document import HEADERS, LLMS_FILE, openapi_document

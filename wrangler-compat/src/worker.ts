@@ -1,4 +1,4 @@
-/** The routes of this edge: the same as those of edge/app.py.
+/** The routes of this edge: the same as those of edge/application.py.
  *
  * What is read as events or frames comes from a stream's object; everything else is the origin's
  * edge to answer, in its own words.

@@ -14,7 +14,7 @@ import pytest
 
 from tailrace.edge.access.keys import ApiKey, KeyRing, digest_of, make_key
 from tailrace.edge.access.rules import Gate
-from tailrace.edge.app import create_app
+from tailrace.edge.application import create_app
 from tailrace.edge.config import EdgeConfig, access_rules
 from tailrace.ledger.errors import NotFound
 from tailrace.ledger.flow.backoff import Backoff

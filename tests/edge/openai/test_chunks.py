@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tailrace.edge.app import create_app
+from tailrace.edge.application import create_app
 from tailrace.edge.config import EdgeConfig
 from tailrace.edge.openai.answers import PROMPTS_AT_A_TIME, ChunkEncoder
 from tailrace.edge.openai.chat import ChatShape, CompletionShape

@@ -21,7 +21,7 @@ from tailrace.edge.quic.aioquic_core import AioquicCores
 from tailrace.edge.quic.core import Address, Datagrams
 from tailrace.edge.quic.server import RETRY_FROM_HANDSHAKES, QuicServer
 from tailrace.edge.server.deadlines import Deadlines
-from tailrace.edge.server.incoming import Application, Behind
+from tailrace.edge.server.dispatch import Application, Behind
 from tailrace.edge.server.outlet import Admitted, Handler, Outlet, Request, Turn
 from tailrace.edge.server.routes import head_of
 from tailrace.up import CertificateFiles

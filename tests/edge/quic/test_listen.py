@@ -16,7 +16,7 @@ from aioquic.h3.connection import H3_ALPN
 from aioquic.quic.configuration import QuicConfiguration
 
 from tailrace.edge.access.connections import ConnectionLimits
-from tailrace.edge.app import HTTP3_IS_SILENT, create_app
+from tailrace.edge.application import HTTP3_IS_SILENT, create_app
 from tailrace.edge.config import EdgeConfig
 from tailrace.edge.origins.link import Link
 from tailrace.edge.quic.aioquic_core import AioquicCores
@@ -35,7 +35,7 @@ from tailrace.edge.quic.listen import (
     segments,
 )
 from tailrace.edge.server.deadlines import Deadlines
-from tailrace.edge.server.incoming import Application, Behind
+from tailrace.edge.server.dispatch import Application, Behind
 from tailrace.edge.server.outlet import Turn
 from tailrace.up import CertificateFiles
 from tests.edge.quic.fetching import Fetching

@@ -13,7 +13,7 @@ from tailrace.edge.quic.aioquic_core import AioquicCore
 from tailrace.edge.quic.core import Code
 from tailrace.edge.quic.http3 import Exchange
 from tailrace.edge.quic.server import HANDSHAKE_TIMEOUT_S
-from tailrace.edge.server.incoming import Incoming
+from tailrace.edge.server.dispatch import Incoming
 from tailrace.up import CertificateFiles, development_certificate
 from tests.edge.quic.net import Client, Net
 

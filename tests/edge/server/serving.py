@@ -11,19 +11,19 @@ from typing import Any, NamedTuple, Self
 
 import h11
 
-from tailrace.edge.app import create_app
+from tailrace.edge.application import create_app
 from tailrace.edge.config import EdgeConfig, access_rules, connection_limits, open_requests
 from tailrace.edge.origins.link import Link
 from tailrace.edge.serve import server_config
+from tailrace.edge.server.context import Shared
 from tailrace.edge.server.deadlines import Deadlines
-from tailrace.edge.server.incoming import Application
+from tailrace.edge.server.dispatch import Application
 from tailrace.edge.server.listen import Sockets, listening
 from tailrace.edge.server.outlet import Turn
 from tailrace.edge.server.rest import Rest
 from tailrace.edge.server.routes import StreamRoutes
-from tailrace.edge.server.wire import Shared
-from tailrace.edge.telemetry.exchange import Counts, Observed
 from tailrace.edge.telemetry.metrics import EdgeMetrics
+from tailrace.edge.telemetry.request_metrics import Counts, Observed
 from tests.edge.scripted_origin import ScriptedOrigin, is_up
 
 PATIENCE_S = 60.0

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tailrace.edge.server.incoming import AppExchange, Application
+from tailrace.edge.server.dispatch import AppExchange, Application
 from tailrace.edge.server.outlet import Headers, Request, Turn
 
 pytestmark = pytest.mark.anyio

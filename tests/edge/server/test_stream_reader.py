@@ -12,7 +12,7 @@ from tailrace.edge.origins.link import Link
 from tailrace.edge.server.deadlines import Deadlines
 from tailrace.edge.server.outlet import Headers, Turn
 from tailrace.edge.server.stream_reader import StreamReader
-from tailrace.edge.telemetry.exchange import Exchange
+from tailrace.edge.telemetry.request_metrics import Exchange
 from tailrace.ledger.frame import Credit, Detach, Frame, Open, Opened, Token, decode, encode, split
 from tests.edge.scripted_origin import STREAM, ScriptedOrigin
 from tests.edge.server.serving import PATIENCE_S, Client, Served, serving

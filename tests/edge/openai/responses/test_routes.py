@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tailrace.edge.app import create_app
+from tailrace.edge.application import create_app
 from tailrace.edge.config import EdgeConfig
 from tailrace.edge.openai.request import ALL_THERE_IS
 from tailrace.edge.openai.responses.request import read_note

@@ -23,7 +23,7 @@ from tailrace.edge.access.middleware import ADMITTED
 from tailrace.edge.errors import error_response, too_slow
 from tailrace.edge.server.deadlines import Deadline, Deadlines
 from tailrace.edge.server.outlet import Admitted, Handler, Headers, Outlet, Request, Routes, Turn
-from tailrace.edge.telemetry.exchange import PROTOCOLS, Counts, id_field
+from tailrace.edge.telemetry.request_metrics import PROTOCOLS, Counts, id_field
 from tailrace.ledger.errors import TailraceError
 from tailrace.ledger.process.tasks import cancel
 

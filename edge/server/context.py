@@ -11,7 +11,7 @@ from tailrace.edge.access.connections import ConnectionLimits
 from tailrace.edge.access.rules import Rules
 from tailrace.edge.config import EdgeConfig
 from tailrace.edge.origins.link import Link
-from tailrace.edge.server.incoming import Behind
+from tailrace.edge.server.dispatch import Behind
 from tailrace.edge.server.input import InputTurns
 from tailrace.edge.server.outlet import Wire
 from tailrace.edge.server.rest import Rest
