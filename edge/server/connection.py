@@ -63,7 +63,7 @@ def _no_room() -> bytes:
 
 
 class Connection(asyncio.Protocol):
-    """A `Wire`: it moves bytes and bounds what waits, and leaves the rest to its speaker.
+    """A `Transport`: it moves bytes and bounds what waits, and leaves the rest to its speaker.
 
     Its speaker gets the input in slices, in turn with other connections (`InputTurns`). While a
     slice waits the transport does not read, so one read of the event loop is all that can wait.
@@ -238,7 +238,7 @@ class Connection(asyncio.Protocol):
             self._admitted = False
             self._shared.limits.release(self._address)
 
-    # ---- a Wire ----
+    # ---- a Transport ----
 
     def write(self, data: bytes) -> None:
         if self._unsent:

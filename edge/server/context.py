@@ -13,7 +13,7 @@ from tailrace.edge.config import EdgeConfig
 from tailrace.edge.origins.link import Link
 from tailrace.edge.server.dispatch import Behind
 from tailrace.edge.server.input import InputTurns
-from tailrace.edge.server.outlet import Wire
+from tailrace.edge.server.outlet import Transport
 from tailrace.edge.server.rest import Rest
 
 KEEP_ALIVE_TIMEOUT_S = 75.0
@@ -24,20 +24,20 @@ class Connections:
     """The open connections of a server; `none` is set while there are none."""
 
     def __init__(self) -> None:
-        self._open: set[Wire] = set()
+        self._open: set[Transport] = set()
         self.none = asyncio.Event()
         self.none.set()
 
-    def add(self, connection: Wire) -> None:
+    def add(self, connection: Transport) -> None:
         self._open.add(connection)
         self.none.clear()
 
-    def discard(self, connection: Wire) -> None:
+    def discard(self, connection: Transport) -> None:
         self._open.discard(connection)
         if not self._open:
             self.none.set()
 
-    def all(self) -> list[Wire]:
+    def all(self) -> list[Transport]:
         return list(self._open)
 
 

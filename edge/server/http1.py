@@ -20,7 +20,7 @@ from tailrace.edge.server.context import KEEP_ALIVE_TIMEOUT_S, Shared
 from tailrace.edge.server.deadlines import Deadline
 from tailrace.edge.server.flood import REFUSED_POINTS, FloodBudget
 from tailrace.edge.server.http2 import Http2
-from tailrace.edge.server.outlet import Admitted, Handler, Headers, Request, Speaker, Wire
+from tailrace.edge.server.outlet import Admitted, Handler, Headers, Request, Speaker, Transport
 from tailrace.edge.server.rest import AppRequest
 from tailrace.edge.server.routes import head_of
 from tailrace.edge.server.websocket import SESSION_PATH, WebSocket, accepts
@@ -66,8 +66,8 @@ class Claimed(NamedTuple):
 class Http1:
     """The `Speaker` of HTTP/1.1."""
 
-    def __init__(self, wire: Wire, shared: Shared) -> None:
-        self._wire = wire
+    def __init__(self, transport: Transport, shared: Shared) -> None:
+        self._transport = transport
         self._shared = shared
         self._buffer = bytearray()
         self._scanned = 0  # bytes of it in which no head ends
@@ -101,7 +101,7 @@ class Http1:
         self._buffer += data
         self._advance()
         if self._holds:
-            self._wire.pause_reading()
+            self._transport.pause_reading()
 
     def drained(self) -> None:
         if self._app is not None:
@@ -110,7 +110,7 @@ class Http1:
             self._handler.drained()
         elif self._unread:
             self._unread = False
-            self._wire.resume_reading()
+            self._transport.resume_reading()
             self._advance()
 
     def gone(self) -> None:
@@ -178,7 +178,7 @@ class Http1:
             return False
         if self._outlet is not None or not self._buffer:
             return False
-        self._unread = self._wire.room() < 1
+        self._unread = self._transport.room() < 1
         return not self._unread and self._head()
 
     def _skip(self) -> bool:
@@ -209,7 +209,7 @@ class Http1:
         self._scanned = 0
         head = bytes(self._buffer[: found.end()])
         if head.startswith(H2_PREFACE):
-            self._give_way(Http2(self._wire, self._shared, bytes(self._buffer)))
+            self._give_way(Http2(self._transport, self._shared, bytes(self._buffer)))
             return False
         del self._buffer[: len(head)]
         self._head_began, self._empty_lines = False, 0
@@ -244,7 +244,7 @@ class Http1:
             return False
         request = self._request(event)
         accepted = accepts(request)
-        scheme = "wss" if self._wire.secure else "ws"
+        scheme = "wss" if self._transport.secure else "ws"
         if accepted is None or request.path != SESSION_PATH:
             return False
         has_token = TOKEN_QUERY.search(request.query) is not None
@@ -253,7 +253,7 @@ class Http1:
             return False
         early = bytes(self._buffer)
         headers = self._shared.headers()
-        speaker = WebSocket(self._wire, self._shared, request, accepted, admission, headers)
+        speaker = WebSocket(self._transport, self._shared, request, accepted, admission, headers)
         self._give_way(speaker)
         if early:
             speaker.receive(early)
@@ -274,7 +274,7 @@ class Http1:
         fits = body_bytes <= self._shared.config.max_body_bytes
         if not (fits and self._shared.routes.claims(request)):
             return False
-        outlet = Http1Outlet(self, self._wire, self._shared, connection, last=self._flooded)
+        outlet = Http1Outlet(self, self._transport, self._shared, connection, last=self._flooded)
         self._outlet, self._skipped = outlet, body_bytes  # for a refusal
         admitted = self._shared.routes.admit(request, outlet)
         if admitted is None:
@@ -291,8 +291,8 @@ class Http1:
             path=path,
             query=query,
             headers=list(event.headers),
-            scheme="https" if self._wire.secure else "http",
-            peer=self._wire.peer,
+            scheme="https" if self._transport.secure else "http",
+            peer=self._transport.peer,
             http_version=event.http_version.decode("ascii"),
         )
 
@@ -356,7 +356,7 @@ class Http1:
         coding = framing.get(b"transfer-encoding", b"").strip().lower()
         is_chunked = coding == b"chunked" and b"content-length" not in framing
         self._chunks = ChunkedBody() if is_chunked else None
-        self._app = AppRequest(self._shared.rest, self._wire, self._answered, admitted)
+        self._app = AppRequest(self._shared.rest, self._transport, self._answered, admitted)
         # RFC 9110, 7.8: a server may go on as if nobody had asked. To HTTP/2 there is no way here,
         # and sessions never come so far: a WebSocket of Hypercorn's would have no limits.
         self._app.receive(_UPGRADE.sub(b"", head))
@@ -399,7 +399,7 @@ class Http1:
     def _next(self) -> None:
         if self._closed:
             return
-        self._wire.resume_reading()
+        self._transport.resume_reading()
         if self._draining and not self._buffer:
             self._close()
             return
@@ -423,20 +423,20 @@ class Http1:
             self._shared.counts.refused("h1", error.code, error.status)
         began = bytes(self._buffer[:MAX_HEAD_BYTES]) if head is None else head
         self._drop_claimed()
-        self._wire.write(self._shared.rest.error_answer(error, began))
+        self._transport.write(self._shared.rest.error_answer(error, began))
         self._close(lingers=True)
 
     def _close(self, *, lingers: bool = False) -> None:
         self._closed = True
         self._buffer.clear()
         self._deadline.clear()
-        self._wire.close(lingers=lingers)
+        self._transport.close(lingers=lingers)
 
     def _give_way(self, speaker: Speaker) -> None:
         self._closed = True
         self._deadline.end()
         self._buffer.clear()
-        self._wire.speaker = speaker
+        self._transport.speaker = speaker
 
 
 class Http1Outlet:
@@ -447,13 +447,13 @@ class Http1Outlet:
 
     __slots__ = (
         *("_chunked", "_closes", "_connection", "_head", "_http1", "_last", "_open", "_shared"),
-        *("_wire", "room"),
+        *("_transport", "room"),
     )
 
     def __init__(
         self,
         http1: Http1,
-        wire: Wire,
+        transport: Transport,
         shared: Shared,
         connection: h11.Connection,
         *,
@@ -461,8 +461,8 @@ class Http1Outlet:
     ) -> None:
         """`last`: the connection is closed behind it, and its client is told."""
         self._http1 = http1
-        self._wire = wire
-        self.room = wire.room
+        self._transport = transport
+        self.room = transport.room
         self._shared = shared
         self._connection: h11.Connection | None = connection
         self._head = b""  # until it goes out with what comes first
@@ -491,7 +491,7 @@ class Http1Outlet:
         """The head by itself, if nothing of the body has come in this turn."""
         if self._open and self._head:
             head, self._head = self._head, b""
-            self._wire.write(head)
+            self._transport.write(head)
 
     def write(self, data: bytes) -> None:
         if not (self._open and data):
@@ -500,12 +500,12 @@ class Http1Outlet:
             data = b"%x\r\n%b\r\n" % (len(data), data)
         if self._head:
             data, self._head = self._head + data, b""
-        self._wire.write(data)
+        self._transport.write(data)
 
     def end(self) -> None:
         if self._open:
             self._open = False
-            self._wire.write(self._head + (LAST_CHUNK if self._chunked else b""))
+            self._transport.write(self._head + (LAST_CHUNK if self._chunked else b""))
             self._http1.ended(self._closes)
 
     def reset(self) -> None:

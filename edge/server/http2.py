@@ -13,7 +13,7 @@ from tailrace.edge.server.context import KEEP_ALIVE_TIMEOUT_S, Shared
 from tailrace.edge.server.deadlines import Deadline, nothing
 from tailrace.edge.server.dispatch import Incoming
 from tailrace.edge.server.http2_core import Asked, Came, Happened, Http2Connection, Stream
-from tailrace.edge.server.outlet import UNSENT_BYTES, Wire
+from tailrace.edge.server.outlet import UNSENT_BYTES, Transport
 from tailrace.ledger.errors import Overloaded
 
 MAX_BODY_BYTES = 16 << 20
@@ -23,20 +23,22 @@ MAX_BODY_BYTES = 16 << 20
 class Http2:
     """The `Speaker` of HTTP/2; `first` is what was read of it already."""
 
-    def __init__(self, wire: Wire, shared: Shared, first: bytes = b"") -> None:
-        self._wire = wire
+    def __init__(self, transport: Transport, shared: Shared, first: bytes = b"") -> None:
+        self._transport = transport
         self._shared = shared
         self._h2 = Http2Connection(
             shared.deadlines.clock_s,
             partial(shared.turn.touch, self),
             shared.headers,
-            secure=wire.secure,
-            peer=wire.peer,
+            secure=transport.secure,
+            peer=transport.peer,
         )
         self._busy = False
         self._refused = 0  # requests, while input is worked off
         # A proxy's connection carries many clients' requests: one of them must not end it for all.
-        self._is_proxy = wire.peer is not None and shared.rules.proxies.trusts(wire.peer[0])
+        self._is_proxy = transport.peer is not None and shared.rules.proxies.trusts(
+            transport.peer[0]
+        )
         self._idle = Deadline(shared.deadlines, self._h2.go_away)
         self._idle.set(shared.config.header_timeout_s)
         self._stalled = Deadline(shared.deadlines, self._cut_stalled)
@@ -53,7 +55,7 @@ class Http2:
             self._note(self._h2.refused_at_once(self._refused))
 
     def drained(self) -> None:
-        self._wire.resume_reading()
+        self._transport.resume_reading()
         self._shared.turn.touch(self)
 
     def gone(self) -> None:
@@ -85,7 +87,7 @@ class Http2:
             behind.refuse(stream, "h2", request.method, refusal(431))
             self._refused += 1
             return
-        incoming = Incoming(behind, request, stream, self._wire.server, stream.taken)
+        incoming = Incoming(behind, request, stream, self._transport.server, stream.taken)
         stream.handler = incoming
         incoming.begin(asked.ended)
         self._refused += stream.handler is None
@@ -117,18 +119,18 @@ class Http2:
     def flush(self) -> None:
         """All that the streams of this connection have to send, in one write as a rule."""
         while True:
-            sent = self._h2.take(self._wire.room())
+            sent = self._h2.take(self._transport.room())
             if sent:
-                self._wire.write(sent)
+                self._transport.write(sent)
             if not (sent and self._h2.has_more_bodies):
                 break
         for handler in self._h2.drained():
             handler.drained()
         if self._h2.closed:
-            self._wire.close(lingers=self._h2.failed)
+            self._transport.close(lingers=self._h2.failed)
             return
-        if self._wire.room() < 1 - UNSENT_BYTES:
-            self._wire.pause_reading()  # it asks for much and takes nothing
+        if self._transport.room() < 1 - UNSENT_BYTES:
+            self._transport.pause_reading()  # it asks for much and takes nothing
         busy = bool(self._h2.streams)
         if busy != self._busy:
             self._busy = busy

@@ -102,7 +102,7 @@ class Speaker(Protocol):
         """What the client has sent."""
 
     def drained(self) -> None:
-        """The connection has room again, after `Wire.room` had none."""
+        """The connection has room again, after `Transport.room` had none."""
 
     def gone(self) -> None:
         """The connection is closed, or lost."""
@@ -126,7 +126,7 @@ class Nobody:
 NOBODY = Nobody()
 
 
-class Wire(Protocol):
+class Transport(Protocol):
     """A connection, as a protocol uses it. Nothing raises, and nothing is done after the end."""
 
     speaker: Speaker

@@ -22,7 +22,7 @@ from tailrace.edge.origins.relay import under
 from tailrace.edge.server.context import Shared
 from tailrace.edge.server.deadlines import Deadline
 from tailrace.edge.server.flood import EMPTY_POINTS, SMALL_PIECE_BYTES, FloodBudget
-from tailrace.edge.server.outlet import Headers, Request, Wire
+from tailrace.edge.server.outlet import Headers, Request, Transport
 from tailrace.edge.session import MAX_MESSAGE_BYTES, SMALL_BYTES, Session, Unfinished, none_left
 from tailrace.edge.telemetry.request_metrics import Exchange
 
@@ -63,13 +63,13 @@ class WebSocket:
 
     __slots__ = (
         *("_came", "_closed", "_deadline", "_done", "_exchange", "_flood", "_held_s", "_link"),
-        *("_missed", "_parts", "_protocol", "_session", "_size", "_turn", "_wire"),
+        *("_missed", "_parts", "_protocol", "_session", "_size", "_turn", "_transport"),
     )
     protocol = "ws"
 
     def __init__(
         self,
-        wire: Wire,
+        transport: Transport,
         shared: Shared,
         asked: Request,
         accepted: bytes,
@@ -84,7 +84,7 @@ class WebSocket:
         self._exchange.address = admission.head.address
         self._held_s: float | None = None  # since when frames wait for room, if any do
         self._done = partial(shared.rules.done, admission)
-        self._wire = wire
+        self._transport = transport
         self._turn = shared.turn
         self._link = shared.link
         self._flood = FloodBudget(shared.deadlines.clock_s)
@@ -116,7 +116,7 @@ class WebSocket:
         if SUBPROTOCOL in admission.head.values(PROTOCOLS):
             fields.append((b"sec-websocket-protocol", SUBPROTOCOL.encode()))
         lines = b"".join(b"%b: %b\r\n" % field for field in fields)
-        wire.write(b"HTTP/1.1 101 \r\n%b\r\n" % lines)
+        transport.write(b"HTTP/1.1 101 \r\n%b\r\n" % lines)
         self._link.watch(self)
         self._turn.touch(self)
 
@@ -143,18 +143,18 @@ class WebSocket:
                 break
         self._turn.touch(self)
         if self._session.congested:
-            self._wire.pause_reading()
+            self._transport.pause_reading()
 
     def _take(self, event: object) -> None:
         if isinstance(event, BytesMessage | TextMessage):
             self._gather(event)
         elif isinstance(event, Ping):
             # A client that does not read its answers gets none: they would only pile up.
-            if self._wire.room() > 0:
-                self._wire.write(self._protocol.send(event.response()))
+            if self._transport.room() > 0:
+                self._transport.write(self._protocol.send(event.response()))
             self._session.charge(EMPTY_POINTS)
         elif isinstance(event, CloseConnection):
-            self._wire.write(self._protocol.send(event.response()))
+            self._transport.write(self._protocol.send(event.response()))
             self._end()
         else:
             assert isinstance(event, Pong), event
@@ -196,11 +196,11 @@ class WebSocket:
         """What the session has for the client, as far as there is room."""
         if self._closed:
             return
-        session, wire, came = self._session, self._wire, self._came
-        room = wire.room()
+        session, transport, came = self._session, self._transport, self._came
+        room = transport.room()
         if len(came) == 1 and (raw := session.pass_on(came[0], room)) is not None:
             came.clear()
-            wire.write(_HEADERS[len(raw)] + raw)
+            transport.write(_HEADERS[len(raw)] + raw)
             self._turn.writes += 1
             return
         for raw in came:
@@ -214,7 +214,7 @@ class WebSocket:
             self._exchange.stalled()
         if session.close is not None and room > 0:
             closing = CloseConnection(CloseReason(session.close.code), session.close.reason)
-            wire.write(self._protocol.send(closing))
+            transport.write(self._protocol.send(closing))
             self._end()
 
     def _write(self, room: int) -> int:
@@ -229,15 +229,15 @@ class WebSocket:
                 room -= len(message)
             if not data:
                 break
-            self._wire.write(data)
+            self._transport.write(data)
             self._turn.writes += self._held_s is None
             if self._held_s is not None:
                 self._turn.late.append(self._held_s)
             for raw in session.credits():
                 self._link.submit(self, raw)
             if not session.congested:
-                self._wire.resume_reading()
-            room = self._wire.room()
+                self._transport.resume_reading()
+            room = self._transport.room()
         return room
 
     def drained(self) -> None:
@@ -268,11 +268,11 @@ class WebSocket:
             self._deadline.clear()
             return
         if self._missed >= MISSED_PINGS:
-            self._wire.abort()
+            self._transport.abort()
             return
         self._missed += 1
-        if self._wire.room() > 0:
-            self._wire.write(self._protocol.send(Ping()))
+        if self._transport.room() > 0:
+            self._transport.write(self._protocol.send(Ping()))
         self._deadline.set(PING_INTERVAL_S)
 
     # ---- the end ----
@@ -280,7 +280,7 @@ class WebSocket:
     def _end(self) -> None:
         """The last that this side says; what the client still sends is not read."""
         self._leave()
-        self._wire.close(lingers=True)
+        self._transport.close(lingers=True)
 
 
 def _header(size: int) -> bytes:

@@ -125,8 +125,8 @@ async def test_others_have_their_turn_after_each_slice_and_what_waits_is_bounded
         async with Client.connected(served) as client:
             await client.send(GET)
             await client.answer()
-            [wire] = served.shared.connections.all()
-            connection = cast(Connection, wire)
+            [transport] = served.shared.connections.all()
+            connection = cast(Connection, transport)
             receive = connection.speaker.receive
 
             def seen(data: bytes) -> None:
@@ -167,8 +167,8 @@ async def test_no_request_is_answered_while_the_client_leaves_its_answers_unread
     client = Client(reader, writer)
     await client.send(GET)
     await client.answer()
-    [wire] = served.shared.connections.all()
-    connection = cast(Connection, wire)
+    [transport] = served.shared.connections.all()
+    connection = cast(Connection, transport)
     await client.send(REFUSED * count + GET)
     await until(lambda: connection.room() < 1)
     transport = connection._transport

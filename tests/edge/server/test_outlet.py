@@ -57,8 +57,8 @@ def test_a_fault_of_one_keeps_the_others_from_nothing() -> None:
 def test_a_few_are_flushed_and_then_what_they_have_written_is_sent() -> None:
     turn, log = Turn(), list[str]()
     for n in range(FLUSHED_TOGETHER + 1):
-        wire = Noted(turn, "sent", log, fails=n == 0)
-        turn.touch(Noted(turn, "made", log, sends=wire))
+        transport = Noted(turn, "sent", log, fails=n == 0)
+        turn.touch(Noted(turn, "made", log, sends=transport))
     turn.flush()
     assert log == [*["made"] * FLUSHED_TOGETHER, *["sent"] * FLUSHED_TOGETHER, "made", "sent"]
     assert not turn.sending
