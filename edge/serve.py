@@ -84,7 +84,7 @@ async def go_away(shared: Shared, quic: QuicListener | None, stop: Stop) -> None
     shared.link.refuse_new(shutting_down())
     await shared.rest.drain()
     for connection in shared.connections.all():
-        connection.speaker.drain()
+        connection.protocol.drain()
     shared.turn.flush()
     with suppress(TimeoutError):
         async with asyncio.timeout(config.drain_s):
@@ -102,7 +102,7 @@ async def go_away(shared: Shared, quic: QuicListener | None, stop: Stop) -> None
 async def _closed(shared: Shared) -> None:
     """Until every connection has been closed; those without a request under way are told again."""
     for connection in shared.connections.all():
-        connection.speaker.drain()
+        connection.protocol.drain()
     shared.turn.flush()
     await shared.connections.none.wait()
 

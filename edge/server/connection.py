@@ -19,7 +19,7 @@ from tailrace.edge.server.deadlines import Deadline
 from tailrace.edge.server.http1 import Http1
 from tailrace.edge.server.http2 import Http2
 from tailrace.edge.server.input import MAX_HELD_BYTES, SLICE_BYTES
-from tailrace.edge.server.outlet import NOBODY, UNSENT_BYTES, Speaker
+from tailrace.edge.server.outlet import NOBODY, UNSENT_BYTES, ConnectionProtocol
 from tailrace.ledger.errors import Overloaded
 
 Result = TypeVar("Result")
@@ -63,9 +63,9 @@ def _no_room() -> bytes:
 
 
 class Connection(asyncio.Protocol):
-    """A `Transport`: it moves bytes and bounds what waits, and leaves the rest to its speaker.
+    """A `Transport`: it moves bytes and bounds what waits, and leaves the rest to its protocol.
 
-    Its speaker gets the input in slices, in turn with other connections (`InputTurns`). While a
+    Its protocol gets the input in slices, in turn with other connections (`InputTurns`). While a
     slice waits the transport does not read, so one read of the event loop is all that can wait.
 
     TLS is begun here, not by the listener: only so are the buffers of both layers ours to bound,
@@ -77,7 +77,7 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         *("_address", "_admitted", "_deadline", "_early", "_ending", "_handshake", "_held"),
         *("_input", "_lost", "_reading", "_shared", "_sliced", "_tls", "_transport", "_turn"),
-        *("_unsent", "in_line", "peer", "secure", "server", "speaker"),
+        *("_unsent", "in_line", "peer", "secure", "server", "protocol"),
     )
 
     def __init__(self, shared: Shared, tls: ssl.SSLContext | None) -> None:
@@ -95,12 +95,12 @@ class Connection(asyncio.Protocol):
         self._address = ""
         self._admitted = False
         self._reading = True  # the transport reads
-        self._held = False  # the speaker takes no input at the moment
+        self._held = False  # the protocol takes no input at the moment
         self._ending = False  # no more input is looked at
         self._input = b""  # read, and not worked off
-        self._sliced = 0  # bytes of it that the speaker has had
+        self._sliced = 0  # bytes of it that the protocol has had
         self.in_line = False
-        self.speaker: Speaker = NOBODY
+        self.protocol: ConnectionProtocol = NOBODY
         self._deadline = Deadline(shared.deadlines, self.abort)  # of a stall, or of the close
 
     # ---- the transport ----
@@ -164,8 +164,8 @@ class Connection(asyncio.Protocol):
             transport.abort()
             return
         self._shared.connections.add(self)
-        speaker = Http2 if alpn == "h2" else Http1
-        self.speaker = speaker(self, self._shared)
+        protocol = Http2 if alpn == "h2" else Http1
+        self.protocol = protocol(self, self._shared)
 
     def data_received(self, data: bytes) -> None:
         if self._transport is None:
@@ -180,7 +180,7 @@ class Connection(asyncio.Protocol):
         self._read_or_not()
 
     def take_slice(self) -> bool:
-        """Give the speaker a slice of the input; return True if it takes another one."""
+        """Give the protocol a slice of the input; return True if it takes another one."""
         if self._held or self._ending or not self._input:
             return False
         begin, end = self._sliced, self._sliced + SLICE_BYTES
@@ -189,7 +189,7 @@ class Connection(asyncio.Protocol):
         if end >= len(self._input):
             self._input, self._sliced = b"", 0
         try:
-            self.speaker.receive(piece)
+            self.protocol.receive(piece)
         except Exception:  # a fault of ours must not keep the connections behind it from theirs
             log.exception("connection failed")
             self.abort()
@@ -216,7 +216,7 @@ class Connection(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing():
             return
         self._deadline.clear()
-        self.speaker.drained()
+        self.protocol.drained()
         self._shared.turn.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -228,8 +228,8 @@ class Connection(asyncio.Protocol):
         self._shared.connections.discard(self)
         self._deadline.end()
         # It knows this connection: garbage that would wait to be found.
-        speaker, self.speaker = self.speaker, NOBODY
-        speaker.gone()
+        protocol, self.protocol = self.protocol, NOBODY
+        protocol.gone()
         self._shared.turn.flush()
 
     def _release(self) -> None:

@@ -20,7 +20,14 @@ from tailrace.edge.server.context import KEEP_ALIVE_TIMEOUT_S, Shared
 from tailrace.edge.server.deadlines import Deadline
 from tailrace.edge.server.flood import REFUSED_POINTS, FloodBudget
 from tailrace.edge.server.http2 import Http2
-from tailrace.edge.server.outlet import Admitted, Handler, Headers, Request, Speaker, Transport
+from tailrace.edge.server.outlet import (
+    Admitted,
+    ConnectionProtocol,
+    Handler,
+    Headers,
+    Request,
+    Transport,
+)
 from tailrace.edge.server.rest import AppRequest
 from tailrace.edge.server.routes import head_of
 from tailrace.edge.server.websocket import SESSION_PATH, WebSocket, accepts
@@ -64,7 +71,7 @@ class Claimed(NamedTuple):
 
 
 class Http1:
-    """The `Speaker` of HTTP/1.1."""
+    """The `ConnectionProtocol` of HTTP/1.1."""
 
     def __init__(self, transport: Transport, shared: Shared) -> None:
         self._transport = transport
@@ -253,10 +260,10 @@ class Http1:
             return False
         early = bytes(self._buffer)
         headers = self._shared.headers()
-        speaker = WebSocket(self._transport, self._shared, request, accepted, admission, headers)
-        self._give_way(speaker)
+        protocol = WebSocket(self._transport, self._shared, request, accepted, admission, headers)
+        self._give_way(protocol)
         if early:
-            speaker.receive(early)
+            protocol.receive(early)
         return True
 
     def _claim(self, head: bytes, framing: Framing) -> bool:
@@ -432,11 +439,11 @@ class Http1:
         self._deadline.clear()
         self._transport.close(lingers=lingers)
 
-    def _give_way(self, speaker: Speaker) -> None:
+    def _give_way(self, protocol: ConnectionProtocol) -> None:
         self._closed = True
         self._deadline.end()
         self._buffer.clear()
-        self._transport.speaker = speaker
+        self._transport.protocol = protocol
 
 
 class Http1Outlet:

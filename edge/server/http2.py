@@ -21,7 +21,7 @@ MAX_BODY_BYTES = 16 << 20
 
 
 class Http2:
-    """The `Speaker` of HTTP/2; `first` is what was read of it already."""
+    """The `ConnectionProtocol` of HTTP/2; `first` is what was read of it already."""
 
     def __init__(self, transport: Transport, shared: Shared, first: bytes = b"") -> None:
         self._transport = transport

@@ -95,7 +95,7 @@ class Handler(Protocol):
         ended before; the outlet does nothing any more."""
 
 
-class Speaker(Protocol):
+class ConnectionProtocol(Protocol):
     """A protocol on a connection; HTTP/1.1 may give way to WebSocket or to HTTP/2."""
 
     def receive(self, data: bytes) -> None:
@@ -112,7 +112,7 @@ class Speaker(Protocol):
 
 
 class Nobody:
-    """A `Speaker`, and the `Handler` of an answer that has ended: nobody is to hear of anything."""
+    """A `ConnectionProtocol`, and the `Handler` of an answer that has ended: nobody is to hear of anything."""
 
     def receive(self, data: bytes) -> None: ...
 
@@ -129,7 +129,7 @@ NOBODY = Nobody()
 class Transport(Protocol):
     """A connection, as a protocol uses it. Nothing raises, and nothing is done after the end."""
 
-    speaker: Speaker
+    protocol: ConnectionProtocol
     secure: bool
     peer: tuple[str, int] | None
     server: tuple[str, int] | None
@@ -137,14 +137,14 @@ class Transport(Protocol):
     def write(self, data: bytes) -> None: ...
 
     def room(self) -> int:
-        """UNSENT_BYTES less what is unsent; `Speaker.drained` follows where it is below 1."""
+        """UNSENT_BYTES less what is unsent; `ConnectionProtocol.drained` follows where it is below 1."""
 
     def pause_reading(self) -> None:
-        """Give the speaker no more input until `resume_reading`. A bounded amount of input waits;
+        """Give the protocol no more input until `resume_reading`. A bounded amount of input waits;
         beyond it the client is not read."""
 
     def resume_reading(self) -> None:
-        """Give the speaker input again, in a later call."""
+        """Give the protocol input again, in a later call."""
 
     def close(self, *, lingers: bool = False) -> None:
         """Once all that was written has left. One that lingers takes what the client still sends,

@@ -59,7 +59,7 @@ def accepts(request: Request) -> bytes | None:
 
 
 class WebSocket:
-    """The `Speaker` of one client's session, and the `Sink` of its streams."""
+    """The `ConnectionProtocol` of one client's session, and the `Sink` of its streams."""
 
     __slots__ = (
         *("_came", "_closed", "_deadline", "_done", "_exchange", "_flood", "_held_s", "_link"),

@@ -127,14 +127,14 @@ async def test_others_have_their_turn_after_each_slice_and_what_waits_is_bounded
             await client.answer()
             [transport] = served.shared.connections.all()
             connection = cast(Connection, transport)
-            receive = connection.speaker.receive
+            receive = connection.protocol.receive
 
             def seen(data: bytes) -> None:
                 pieces.append(len(data))
                 waiting.append(len(connection._input))
                 receive(data)
 
-            connection.speaker.receive = seen  # type: ignore[method-assign]
+            connection.protocol.receive = seen  # type: ignore[method-assign]
 
             def between() -> None:
                 transport = connection._transport

@@ -310,7 +310,7 @@ async def test_a_drain_lets_what_is_under_way_come_to_its_end(
         stream_id = peer.ask("GET", f"/v1/generate/{ID}", FRAMES)
         await peer.until(lambda: stream_id in peer.bodies)
         for connection in served.shared.connections.all():
-            connection.speaker.drain()
+            connection.protocol.drain()
         served.shared.turn.flush()
         goaway = await peer.reader.readexactly(17)
         assert goaway[3:] == b"\x07" + bytes(5) + (2**31 - 1).to_bytes(4, "big") + bytes(4)
