@@ -118,7 +118,7 @@ class Http3:
 
 
 class Exchange:
-    """One request and its response: an `Outlet`."""
+    """One request and its response: a `ResponseWriter`."""
 
     __slots__ = ("_deadline", "_http3", "_incoming", "_over", "is_refusal", "started", "stream")
 
@@ -174,7 +174,7 @@ class Exchange:
             self._incoming.gone()
         self.reset()
 
-    # ---- an Outlet ----
+    # ---- a ResponseWriter ----
 
     def start(self, status: int, headers: Headers) -> None:
         if not self._over:

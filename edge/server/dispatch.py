@@ -22,7 +22,15 @@ from tailrace.edge.access.bodies import BodyBudget
 from tailrace.edge.access.middleware import ADMITTED
 from tailrace.edge.errors import error_response, too_slow
 from tailrace.edge.server.deadlines import Deadline, Deadlines
-from tailrace.edge.server.outlet import Admitted, Handler, Headers, Outlet, Request, Routes, Turn
+from tailrace.edge.server.outlet import (
+    Admitted,
+    Handler,
+    Headers,
+    Request,
+    ResponseWriter,
+    Routes,
+    Turn,
+)
 from tailrace.edge.telemetry.request_metrics import PROTOCOLS, Counts, id_field
 from tailrace.ledger.errors import TailraceError
 from tailrace.ledger.process.tasks import cancel
@@ -65,7 +73,7 @@ class Application:
     def ask(
         self,
         request: Request,
-        outlet: Outlet,
+        writer: ResponseWriter,
         server: tuple[str, int] | None = None,
         taken: Callable[[int], None] = lambda _size: None,
         admitted: Admitted | None = None,
@@ -93,7 +101,7 @@ class Application:
             "extensions": {},
             "state": {} if admitted is None else {ADMITTED: admitted},
         }
-        exchange = AppExchange(scope, outlet, self._turn, taken, admitted)
+        exchange = AppExchange(scope, writer, self._turn, taken, admitted)
         self.spawn(exchange.run(self.app))
         return exchange
 
@@ -103,7 +111,7 @@ class AppExchange:
     """One request in the application: a `Handler` that is fed the request's body too."""
 
     scope: Scope
-    outlet: Outlet
+    writer: ResponseWriter
     turn: Turn
     taken: Callable[[int], None]
     admitted: Admitted | None
@@ -150,12 +158,12 @@ class AppExchange:
         """It has ended without an answer, or within one; also when it was cancelled."""
         self._over = True
         if self._started:
-            self.outlet.reset()
+            self.writer.reset()
             return
         answer = error_response(TailraceError("an error of this edge; its log says more"))
-        self.outlet.start(answer.status_code, answer.raw_headers)
-        self.outlet.write(bytes(answer.body))
-        self.outlet.end()
+        self.writer.start(answer.status_code, answer.raw_headers)
+        self.writer.write(bytes(answer.body))
+        self.writer.end()
 
     async def _receive(self) -> Message:
         while not (self._over or self._body or (self._body_ended and not self._body_given)):
@@ -184,17 +192,17 @@ class AppExchange:
         if self._head is not None:
             (status, headers), self._head = self._head, None
             self._started = True
-            self.outlet.start(status, headers)
+            self.writer.start(status, headers)
             if self.scope["method"] == "HEAD" or status in WITHOUT_BODY:
                 body, more = b"", False
         if body:
-            self.outlet.write(body)
+            self.writer.write(body)
         if not more:
             self._over = True
             self._came.set()
-            self.outlet.end()
+            self.writer.end()
         self.turn.flush()
-        while not self._over and self.outlet.room() < 1:
+        while not self._over and self.writer.room() < 1:
             self._drained.clear()
             await self._drained.wait()
 
@@ -221,19 +229,21 @@ class Behind:
     counts: Counts | None = None
     bodies: BodyBudget = field(default_factory=BodyBudget)
 
-    def refuse(self, outlet: Outlet, protocol: str, method: str, error: TailraceError) -> None:
+    def refuse(
+        self, writer: ResponseWriter, protocol: str, method: str, error: TailraceError
+    ) -> None:
         """Answer a request here."""
         if self.counts is not None:
             self.counts.refused(protocol, error.code, error.status)
         answer = error_response(error)
-        outlet.start(error.status, [*answer.raw_headers, id_field()])
+        writer.start(error.status, [*answer.raw_headers, id_field()])
         if method != "HEAD":
-            outlet.write(bytes(answer.body))
-        outlet.end()
+            writer.write(bytes(answer.body))
+        writer.end()
 
 
-class Answer(Outlet, Protocol):
-    """An outlet that knows whether its head has been given."""
+class Answer(ResponseWriter, Protocol):
+    """a writer that knows whether its head has been given."""
 
     @property
     def started(self) -> bool: ...
@@ -246,7 +256,7 @@ class Incoming:
 
     behind: Behind
     request: Request
-    outlet: Answer
+    writer: Answer
     server: tuple[str, int] | None
     taken: Callable[[int], None]
     """Called with the size of each piece of the body that has been read."""
@@ -262,8 +272,8 @@ class Incoming:
         """Admit the request, or hand it to the application. `ended`: there is no body."""
         if self._may_fit() and self.behind.routes.claims(self.request):
             if ended:
-                self._body = None  # so that an outlet that refuses it knows
-            self._admitted = self.behind.routes.admit(self.request, self.outlet)
+                self._body = None  # so that a writer that refuses it knows
+            self._admitted = self.behind.routes.admit(self.request, self.writer)
             if self._admitted is None:
                 return
             self._body = bytearray()
@@ -311,14 +321,14 @@ class Incoming:
         self.behind.bodies.give(self._counted)
         self._counted = 0
         if ended and fits:
-            self._handler = self.behind.routes.serve(admitted, body, self.outlet)
+            self._handler = self.behind.routes.serve(admitted, body, self.writer)
         if self._handler is None:
             self._ahead = len(body)
             self._hand_over(self.request, admitted).feed(body, ended)
 
     def _hand_over(self, request: Request, admitted: Admitted | None = None) -> AppExchange:
         ask = self.behind.application.ask
-        app = ask(request, self.outlet, self.server, self._app_has, admitted)
+        app = ask(request, self.writer, self.server, self._app_has, admitted)
         self._handler = self._app = app
         return app
 
@@ -344,12 +354,12 @@ class Incoming:
     def cut(self, error: TailraceError) -> None:
         """End a request that has not come whole: with an answer where none has begun."""
         self.gone()
-        if self.outlet.started:
-            self.outlet.reset()
+        if self.writer.started:
+            self.writer.reset()
         else:
             request = self.request
             protocol = PROTOCOLS[request.http_version]
-            self.behind.refuse(self.outlet, protocol, request.method, error)
+            self.behind.refuse(self.writer, protocol, request.method, error)
 
     # ---- a Handler ----
 

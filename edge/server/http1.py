@@ -64,7 +64,7 @@ class Claimed(NamedTuple):
     """A request that a route may answer, once its body is whole."""
 
     admitted: Admitted
-    outlet: Http1Outlet
+    writer: Http1Writer
     head: bytes
     framing: Framing
     body_bytes: int
@@ -86,7 +86,7 @@ class Http1:
         self._due: int | None = 0  # bytes of its request that the application still gets; None: all
         self._chunks: ChunkedBody | None = None  # tells where those end
         self._app: AppRequest | None = None
-        self._outlet: Http1Outlet | None = None
+        self._writer: Http1Writer | None = None
         self._handler: Handler | None = None
         self._advancing = False
         self._unread = False  # the client leaves its answers unread: it gets no more
@@ -129,7 +129,7 @@ class Http1:
         if self._handler is not None:
             handler, self._handler = self._handler, None
             handler.gone()
-        self._app = self._outlet = None  # they know this one: garbage that would wait to be found
+        self._app = self._writer = None  # they know this one: garbage that would wait to be found
 
     def drain(self) -> None:
         self._draining = True
@@ -154,14 +154,14 @@ class Http1:
     @property
     def _busy(self) -> bool:
         """True if a request has come, and its answer has not ended."""
-        return not (self._claimed is None and self._app is None and self._outlet is None)
+        return not (self._claimed is None and self._app is None and self._writer is None)
 
     @property
     def _holds(self) -> bool:
         """True if what comes now has to wait for an answer to end, or to be read."""
         if self._app is not None:
             return self._due == 0
-        return self._unread or self._outlet is not None
+        return self._unread or self._writer is not None
 
     def _advance(self) -> None:
         """Do with what has come all that can be done; not within itself."""
@@ -183,7 +183,7 @@ class Http1:
         if self._app is not None:
             self._feed(self._app)
             return False
-        if self._outlet is not None or not self._buffer:
+        if self._writer is not None or not self._buffer:
             return False
         self._unread = self._transport.room() < 1
         return not self._unread and self._head()
@@ -281,14 +281,14 @@ class Http1:
         fits = body_bytes <= self._shared.config.max_body_bytes
         if not (fits and self._shared.routes.claims(request)):
             return False
-        outlet = Http1Outlet(self, self._transport, self._shared, connection, last=self._flooded)
-        self._outlet, self._skipped = outlet, body_bytes  # for a refusal
-        admitted = self._shared.routes.admit(request, outlet)
+        writer = Http1Writer(self, self._transport, self._shared, connection, last=self._flooded)
+        self._writer, self._skipped = writer, body_bytes  # for a refusal
+        admitted = self._shared.routes.admit(request, writer)
         if admitted is None:
             self._refused_at_once()
         else:
-            self._outlet, self._skipped = None, 0
-            self._claimed = Claimed(admitted, outlet, head, framing, body_bytes)
+            self._writer, self._skipped = None, 0
+            self._claimed = Claimed(admitted, writer, head, framing, body_bytes)
         return True
 
     def _request(self, event: h11.Request) -> Request:
@@ -311,15 +311,15 @@ class Http1:
             return False
         self._claimed = None
         self._uncount()
-        outlet = self._outlet = claimed.outlet
+        writer = self._writer = claimed.writer
         body = bytes(self._buffer[:came])
         del self._buffer[:came]
-        handler = self._shared.routes.serve(claimed.admitted, body, outlet)
+        handler = self._shared.routes.serve(claimed.admitted, body, writer)
         if handler is None:
-            self._outlet = None
+            self._writer = None
             self._buffer[:0] = body
             self._hand_over(claimed.head, claimed.framing, claimed.admitted)
-        elif self._outlet is outlet:
+        elif self._writer is writer:
             self._deadline.clear()
             self._handler = handler
         else:  # it has ended already
@@ -396,8 +396,8 @@ class Http1:
         self._next()
 
     def ended(self, closes: bool) -> None:
-        """For the outlet: the response is whole, or broken off."""
-        self._outlet = self._handler = None
+        """For the writer: the response is whole, or broken off."""
+        self._writer = self._handler = None
         if closes:
             self._close(lingers=self._skipped > len(self._buffer) or self._flooded)
         else:
@@ -446,7 +446,7 @@ class Http1:
         self._transport.protocol = protocol
 
 
-class Http1Outlet:
+class Http1Writer:
     """One response, as chunks unless its length is declared.
 
     To a client of HTTP/1.0, which knows no chunks, it ends with the connection.

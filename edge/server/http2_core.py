@@ -84,7 +84,7 @@ Happened = Asked | Came | Left
 
 
 class Stream:
-    """One request and its response: an `Outlet`."""
+    """One request and its response: a `ResponseWriter`."""
 
     __slots__ = (
         *("_broken", "_connection", "_ended", "_frame_tail", "_h2", "_head", "_waiting"),
@@ -116,7 +116,7 @@ class Stream:
         """Nothing more is written."""
         return self._ended or self._broken or not self.open
 
-    # ---- an Outlet ----
+    # ---- a ResponseWriter ----
 
     def start(self, status: int, headers: Headers) -> None:
         if not self.over:

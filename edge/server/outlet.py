@@ -1,6 +1,6 @@
 """The seam between protocols and routes: one request, and one response's way to its client.
 
-HTTP/1.1, HTTP/2 and HTTP/3 each make a `Request` and an `Outlet` of what they read. A route that
+HTTP/1.1, HTTP/2 and HTTP/3 each make a `Request` and a `ResponseWriter` of what they read. A route that
 carries tokens answers it with a `Handler`, which no task and no queue stands behind: a frame of
 the link ends as a `write` in the very callback that read it. Every other request is the ASGI
 application's, and so is every doubtful one: the same routes exist there.
@@ -58,7 +58,7 @@ class Request:
         return None if value is None else value.decode("latin-1")
 
 
-class Outlet(Protocol):
+class ResponseWriter(Protocol):
     """One response's way to its client; made by a protocol, used by a handler.
 
     Nothing raises, and after `end`, `reset`, or the handler's `gone` nothing does anything.
@@ -85,14 +85,14 @@ class Outlet(Protocol):
 
 
 class Handler(Protocol):
-    """Who answers a request by its outlet; the protocol calls it, never while it calls."""
+    """Who answers a request by its writer; the protocol calls it, never while it calls."""
 
     def drained(self) -> None:
         """There is room again."""
 
     def gone(self) -> None:
         """The client has left: reset, closed, lost. It is called once, unless the response has
-        ended before; the outlet does nothing any more."""
+        ended before; the writer does nothing any more."""
 
 
 class ConnectionProtocol(Protocol):
@@ -186,14 +186,14 @@ class Routes(Protocol):
         settings is the application's to refuse.
         """
 
-    def admit(self, request: Request, outlet: Outlet) -> Admitted | None:
+    def admit(self, request: Request, writer: ResponseWriter) -> Admitted | None:
         """Apply the access rules, before anything is kept of the body.
 
-        None: it has been refused, and the answer is at the outlet.
+        None: it has been refused, and the answer is at the writer.
         """
 
-    def serve(self, admitted: Admitted, body: bytes, outlet: Outlet) -> Handler | None:
-        """Answer it, or None: it is the application's, which is given `admitted`. The outlet may
+    def serve(self, admitted: Admitted, body: bytes, writer: ResponseWriter) -> Handler | None:
+        """Answer it, or None: it is the application's, which is given `admitted`. The writer may
         be written to before this returns, but not where it returns None."""
 
 
@@ -210,7 +210,7 @@ class Turn:
 
     A read of the link brings frames for many streams, and the streams of one HTTP/2 connection
     leave in one write. So a sink that gets a frame is touched, flushed when the read is through,
-    and writes to its outlet, which touches the connection that it shares; that is flushed then.
+    and writes to its writer, which touches the connection that it shares; that is flushed then.
     Whoever begins such a callback (a link's read, a connection's, a deadline, the application's
     send) calls `flush` at its end. No further turn of the loop passes between read and write. What
     connections have got by then they send a few after another, each in one piece.

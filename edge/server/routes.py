@@ -27,7 +27,15 @@ from tailrace.edge.openai.responses.events import PREFIX, ResponseEvents
 from tailrace.edge.origins.link import Link, credited
 from tailrace.edge.parameters import View, choose_view
 from tailrace.edge.server.deadlines import Deadlines
-from tailrace.edge.server.outlet import NOBODY, Admitted, Handler, Headers, Outlet, Request, Turn
+from tailrace.edge.server.outlet import (
+    NOBODY,
+    Admitted,
+    Handler,
+    Headers,
+    Request,
+    ResponseWriter,
+    Turn,
+)
 from tailrace.edge.server.stream_reader import StreamReader, fields_of
 from tailrace.edge.telemetry.request_metrics import PROTOCOLS, Counts, Exchange, with_trace
 from tailrace.ledger.errors import TailraceError
@@ -185,17 +193,17 @@ class StreamRoutes:
         """A stream that is started or read as events or frames."""
         return _route_of(request) is not None
 
-    def admit(self, request: Request, outlet: Outlet) -> Admitted | None:
+    def admit(self, request: Request, writer: ResponseWriter) -> Admitted | None:
         began_s = perf_counter()
         has_token = TOKEN_QUERY.search(request.query) is not None
         admission = self.rules.admit(head_of(request), has_token=has_token)
         admitted = Admitted(request, admission, began_s, self.rules.done)
         if admission.refusal is None:
             return admitted
-        self._refuse(admitted, admission.refusal, outlet)
+        self._refuse(admitted, admission.refusal, writer)
         return None
 
-    def serve(self, admitted: Admitted, body: bytes, outlet: Outlet) -> Handler | None:
+    def serve(self, admitted: Admitted, body: bytes, writer: ResponseWriter) -> Handler | None:
         request, admission = replace(admitted.request, body=body), admitted.admission
         route = _route_of(request)
         if route is None or not route.is_streamed(request):
@@ -203,7 +211,7 @@ class StreamRoutes:
         try:
             wanted = route.wanted(request, admission.head, admission.caller)
         except TailraceError as error:
-            return self._refuse(admitted, error, outlet)
+            return self._refuse(admitted, error, writer)
         if wanted is None:
             return None
         exchange = self._exchange(admitted)
@@ -213,7 +221,7 @@ class StreamRoutes:
             self.link,
             self.turn,
             self.deadlines,
-            outlet,
+            writer,
             wanted.encoder,
             with_trace(credited(self.link.unread.applied(wanted.request)), exchange),
             [*access, *fields_of(wanted.headers)],
@@ -232,20 +240,20 @@ class StreamRoutes:
         began_s = admitted.began_s
         return Exchange(self.counts, protocol, request.method, name, request.headers, began_s)
 
-    def _refuse(self, admitted: Admitted, error: TailraceError, outlet: Outlet) -> Handler:
+    def _refuse(self, admitted: Admitted, error: TailraceError, writer: ResponseWriter) -> Handler:
         admitted.done()
         exchange, admission = self._exchange(admitted), admitted.admission
         access = [*fields_of(admission.headers), *exchange.headers]
-        return _refused(error, admission.head.path, access, outlet, exchange)
+        return _refused(error, admission.head.path, access, writer, exchange)
 
 
 def _refused(
-    error: TailraceError, path: str, access: Headers, outlet: Outlet, exchange: Exchange
+    error: TailraceError, path: str, access: Headers, writer: ResponseWriter, exchange: Exchange
 ) -> Handler:
     answer = error_response(error, path)
-    outlet.start(answer.status_code, [*answer.raw_headers, *access])
-    outlet.write(bytes(answer.body))
-    outlet.end()
+    writer.start(answer.status_code, [*answer.raw_headers, *access])
+    writer.write(bytes(answer.body))
+    writer.end()
     exchange.failed(error.code)
     exchange.answered(answer.status_code)
     exchange.ended()

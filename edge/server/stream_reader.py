@@ -15,7 +15,7 @@ from tailrace.edge.generate import TIP_PATIENCE_S, stream_headers
 from tailrace.edge.origins.link import CORR, WINDOW_BYTES, WINDOW_FRAMES, Link
 from tailrace.edge.origins.relay import TOKEN, under
 from tailrace.edge.server.deadlines import Deadline, Deadlines
-from tailrace.edge.server.outlet import Headers, Outlet, Turn
+from tailrace.edge.server.outlet import Headers, ResponseWriter, Turn
 from tailrace.edge.telemetry.request_metrics import Exchange
 from tailrace.ledger.flow.credit_window import Window
 from tailrace.ledger.frame import (
@@ -39,7 +39,7 @@ TELL_FRAMES, TELL_BYTES = WINDOW_FRAMES // 8, WINDOW_BYTES // 8
 
 
 class StreamReader:
-    """A `Sink` of the link, and the `Handler` of its outlet."""
+    """A `Sink` of the link, and the `Handler` of its writer."""
 
     __slots__ = (
         *(
@@ -52,7 +52,7 @@ class StreamReader:
             "_flows",
             "_headers",
         ),
-        *("_held_s", "_link", "_outlet", "_over", "_passed", "_passed_bytes", "_patience"),
+        *("_held_s", "_link", "_writer", "_over", "_passed", "_passed_bytes", "_patience"),
         *("_queue", "_spoke_s", "_started", "_swell", "_turn", "_wanted", "_window", "_writes"),
     )
 
@@ -61,7 +61,7 @@ class StreamReader:
         link: Link,
         turn: Turn,
         deadlines: Deadlines,
-        outlet: Outlet,
+        writer: ResponseWriter,
         encoder: Encoder,
         wanted: Open | Resume,
         access: Headers,
@@ -73,7 +73,7 @@ class StreamReader:
         self._held_s: float | None = None  # since when frames wait for room, if any do
         self._link = link
         self._turn = turn
-        self._outlet = outlet
+        self._writer = writer
         self._wanted: Open | Resume | None = wanted
         self._access = access
         self._headers: dict[str, str] = {}
@@ -136,7 +136,7 @@ class StreamReader:
             return
         # Until there is no room: it is who has been told so that is told when there is some again.
         wrote = False
-        while self._queue and (room := self._outlet.room()) > 0:
+        while self._queue and (room := self._writer.room()) > 0:
             wrote = True
             if self._write(room):
                 self._timed(wrote)
@@ -153,11 +153,11 @@ class StreamReader:
         """The same for nearly all of the traffic: one Token, before which nothing waits. False:
         it is something else. With hundreds of readers in a step what each is made of is no longer
         near the processor, so that little of it is touched here."""
-        outlet = self._outlet
-        if raw[TAG_OFFSET] != TOKEN or outlet.room() < 1:
+        writer = self._writer
+        if raw[TAG_OFFSET] != TOKEN or writer.room() < 1:
             return False
         if data := self._encoder.frames(self._queue):
-            outlet.write(data)
+            writer.write(data)
             self._writes = writes = self._writes + 1
             if not writes & (writes - 1):
                 self._exchange.wrote(writes)
@@ -212,7 +212,7 @@ class StreamReader:
         data = self._encoder.frames(queue)
         if data:
             self._swell = -(-len(data) // size)
-            self._outlet.write(data)
+            self._writer.write(data)
             self._writes += 1
             self._exchange.wrote(self._writes)
         last = tag_of(queue[-1])
@@ -259,15 +259,15 @@ class StreamReader:
         has_all = first is not None and resumes and tag_of(first) == Status.tag
         if has_all and self._encoder.ends_by_204:
             self._exchange.answered(204)
-            self._outlet.start(204, [*fields_of(self._headers), *self._access])
+            self._writer.start(204, [*fields_of(self._headers), *self._access])
             self._end()
             return False
         self._exchange.answered(200)
         media_type = (b"content-type", self._encoder.media_type.encode())
         live = fields_of(self._headers | LIVE_HEADERS)
-        self._outlet.start(200, [*live, *self._access, media_type])
+        self._writer.start(200, [*live, *self._access, media_type])
         if begin := self._encoder.frames([]):
-            self._outlet.write(begin)
+            self._writer.write(begin)
         self._deadline.set(SILENCE_S)
         return bool(self._queue)
 
@@ -275,15 +275,15 @@ class StreamReader:
         response = self._encoder.refusal(to_error(answer))
         self._exchange.failed(answer.code)
         self._exchange.answered(response.status_code)
-        self._outlet.start(response.status_code, [*response.raw_headers, *self._access])
-        self._outlet.write(bytes(response.body))
+        self._writer.start(response.status_code, [*response.raw_headers, *self._access])
+        self._writer.write(bytes(response.body))
         self._end()
 
     def _end(self) -> None:
         self._close()
-        self._outlet.end()
+        self._writer.end()
 
-    # ---- from the outlet ----
+    # ---- from the writer ----
 
     def drained(self) -> None:
         self._turn.touch(self)
@@ -300,8 +300,8 @@ class StreamReader:
         if silent_s < SILENCE_S:
             self._deadline.set(SILENCE_S - silent_s)
             return
-        if self._outlet.room() > 0:
-            self._outlet.write(self._encoder.sign_of_life())
+        if self._writer.room() > 0:
+            self._writer.write(self._encoder.sign_of_life())
         self._deadline.set(SILENCE_S)
 
     def _close(self) -> None:

@@ -35,7 +35,7 @@ from tailrace.edge.body import SseEncoder  # noqa: E402
 from tailrace.edge.origins.link import WINDOW_BYTES, WINDOW_FRAMES, Link  # noqa: E402
 from tailrace.edge.origins.origin import Connection  # noqa: E402
 from tailrace.edge.server.deadlines import Deadlines  # noqa: E402
-from tailrace.edge.server.outlet import UNSENT_BYTES, Outlet, Turn  # noqa: E402
+from tailrace.edge.server.outlet import UNSENT_BYTES, ResponseWriter, Turn  # noqa: E402
 from tailrace.edge.server.stream_reader import StreamReader  # noqa: E402
 from tailrace.edge.telemetry.request_metrics import Counts, Exchange  # noqa: E402
 from tailrace.ledger.frame import SCHEMA_HASH, Heartbeat, Hello, Open, Opened, Token, encode  # noqa: E402
@@ -68,7 +68,7 @@ INNER_FRAMES, INNER_TURNS = 50, 200
 
 
 class Way:
-    """A transport, and an outlet, that takes all there is."""
+    """A transport, and a writer, that takes all there is."""
 
     def write(self, data: bytes) -> None: ...
 
@@ -102,7 +102,7 @@ class Inner:
             exchange = Exchange(counts, "h1", "POST", "/v1/generate", ())
             wanted = Open("demo", prompt="x", credit=WINDOW_FRAMES, credit_bytes=WINDOW_BYTES)
             reader = StreamReader(
-                *(link, self.turn, deadlines, cast(Outlet, Way()), SseEncoder(), wanted),
+                *(link, self.turn, deadlines, cast(ResponseWriter, Way()), SseEncoder(), wanted),
                 *((), lambda: None, exchange),
             )
             reader.ask()

@@ -22,7 +22,7 @@ from tailrace.edge.quic.core import Address, Datagrams
 from tailrace.edge.quic.server import RETRY_FROM_HANDSHAKES, QuicServer
 from tailrace.edge.server.deadlines import Deadlines
 from tailrace.edge.server.dispatch import Application, Behind
-from tailrace.edge.server.outlet import Admitted, Handler, Outlet, Request, Turn
+from tailrace.edge.server.outlet import Admitted, Handler, Request, ResponseWriter, Turn
 from tailrace.edge.server.routes import head_of
 from tailrace.up import CertificateFiles
 
@@ -43,8 +43,8 @@ STALLED_TIMEOUT_S = 20.0
 class Streaming:
     """The handler of one response that the test writes to."""
 
-    def __init__(self, outlet: Outlet) -> None:
-        self.outlet = outlet
+    def __init__(self, writer: ResponseWriter) -> None:
+        self.writer = writer
         self.left = False
         self.drains = 0
 
@@ -65,19 +65,19 @@ class Replies:
     def claims(self, request: Request) -> bool:
         return request.path != APP
 
-    def admit(self, request: Request, outlet: Outlet) -> Admitted | None:
+    def admit(self, request: Request, writer: ResponseWriter) -> Admitted | None:
         return Admitted(request, Admission(head_of(request), {}, None), 0.0, lambda _: None)
 
-    def serve(self, admitted: Admitted, body: bytes, outlet: Outlet) -> Handler | None:
+    def serve(self, admitted: Admitted, body: bytes, writer: ResponseWriter) -> Handler | None:
         request = replace(admitted.request, body=body)
         self.requests.append(request)
-        outlet.start(200, [(b"content-type", b"text/plain")])
+        writer.start(200, [(b"content-type", b"text/plain")])
         if request.path == OPEN:
-            self.streams.append(Streaming(outlet))
+            self.streams.append(Streaming(writer))
             return self.streams[-1]
-        outlet.write(b"%s %s %d" % (request.method.encode(), request.path, len(request.body)))
-        outlet.end()
-        return Streaming(outlet)
+        writer.write(b"%s %s %d" % (request.method.encode(), request.path, len(request.body)))
+        writer.end()
+        return Streaming(writer)
 
 
 class Net:

@@ -285,7 +285,7 @@ def test_only_the_attacker_feels_it(net: Net, attack: Attack, outcome: Outcome) 
                 assert len(dict(attacker.headers[made_on])[b"x-request-id"]) == 32
         net.settle()
         assert attacker.get(b"/sound") == b"GET /sound 0"
-    streaming.outlet.write(b"undisturbed")
+    streaming.writer.write(b"undisturbed")
     net.until(lambda: neighbour.bodies[stream] == b"undisturbed")
     assert net.client().get(b"/new") == b"GET /new 0"
     assert net.server.faults == 0
@@ -298,7 +298,7 @@ def test_junk_that_looks_like_first_packets_leaves_nothing_behind(net: Net) -> N
         junk = b"\xc3\0\0\0\x01\x08" + n.to_bytes(8, "big") + b"\x08" + bytes(8) + b"\0\x44\x90"
         net.receive(junk.ljust(1200, b"\xa5"), (f"10.0.{n % 7}.{n % 250}", n + 1))
     assert net.server.count <= 1 + 64
-    streaming.outlet.write(b"undisturbed")
+    streaming.writer.write(b"undisturbed")
     net.until(lambda: neighbour.bodies[stream] == b"undisturbed")
     net.pass_time(11)
     assert net.server.count == 1

@@ -31,8 +31,8 @@ def pour(net: Net, streaming: Streaming, seconds: float = 3.0) -> int:
     written = 0
     end = net.now + seconds
     while net.now < end:
-        while streaming.outlet.room() > 0:
-            streaming.outlet.write(FRAME)
+        while streaming.writer.room() > 0:
+            streaming.writer.write(FRAME)
             written += len(FRAME)
         net.pass_time(0.05)
     return written
@@ -61,7 +61,7 @@ def test_a_client_whose_window_is_full_is_owed_little_and_goes_on_when_it_opens(
     net.until(lambda: len(client.bodies[stream]) == written)
     assert streaming.drains == drains + 1
     written += pour(net, streaming, 0.2)
-    streaming.outlet.end()
+    streaming.writer.end()
     net.until(lambda: stream in client.whole)
     assert len(client.bodies[stream]) == written > 4 * window
 
@@ -71,8 +71,8 @@ def test_readers_of_one_connection_stall_apart(net: Net) -> None:
     stalled, other = client.open()[1], client.open()
     client.quic._write_stream_limits = lambda **_options: None  # type: ignore[method-assign]
     pour(net, stalled, 1.0)
-    assert stalled.outlet.room() < 1
-    other[1].outlet.write(b"undisturbed")
+    assert stalled.writer.room() < 1
+    other[1].writer.write(b"undisturbed")
     net.until(lambda: client.bodies[other[0]] == b"undisturbed")
 
 
@@ -83,11 +83,11 @@ def test_a_body_is_whole_over_a_way_that_loses_every_fifth_datagram(net: Net) ->
     net.lost = lambda _datagram: next(count) % 5 == 0
     written = 0
     while written < 300 * len(FRAME):
-        while streaming.outlet.room() > 0:
-            streaming.outlet.write(FRAME)
+        while streaming.writer.room() > 0:
+            streaming.writer.write(FRAME)
             written += len(FRAME)
         net.pass_time()
-    streaming.outlet.end()
+    streaming.writer.end()
     net.until(lambda: stream in client.whole)
     assert client.bodies[stream] == bytes(written)
 
@@ -99,7 +99,7 @@ def test_what_one_turn_writes_leaves_in_one_datagram(net: Net) -> None:
     before = net.sent
     for _, streaming in opened:
         for _ in range(3):
-            streaming.outlet.write(b"0123456789")
+            streaming.writer.write(b"0123456789")
     net.turn.flush()
     assert net.sent == before + 1
     net.until(lambda: all(client.bodies[stream] == b"0123456789" * 3 for stream, _ in opened))
@@ -113,9 +113,9 @@ def test_a_replay_leaves_in_one_turn_and_in_full_datagrams(net: Net) -> None:
     net.lost = lambda datagram: bool(sent.append(datagram))  # type: ignore[func-returns-value]
     body = bytes(range(256)) * 90
     before = len(client.bodies[stream])
-    assert streaming.outlet.room() >= len(body)
-    streaming.outlet.write(body)
-    streaming.outlet.end()
+    assert streaming.writer.room() >= len(body)
+    streaming.writer.write(body)
+    streaming.writer.end()
     net.turn.flush()
     full = len(body) // (LARGE_BYTES - 40)
     assert [len(datagram) for datagram in sent[:-1]] == [LARGE_BYTES] * full
@@ -128,7 +128,7 @@ def test_streams_that_fill_packets_take_turns(net: Net) -> None:
     opened = [client.open() for _ in range(3)]
     net.pass_time(1.0)
     for _, streaming in opened:
-        streaming.outlet.write(bytes(40_000))
+        streaming.writer.write(bytes(40_000))
     for _ in range(12):
         net.pass_time(0.01)
     come = [len(client.bodies[stream]) for stream, _ in opened]
@@ -143,8 +143,8 @@ def test_readers_of_one_connection_share_what_leaves_at_once(net: Net) -> None:
     net.clients.remove(client)
     written = 0
     for streaming in opened:
-        while streaming.outlet.room() > 0:
-            streaming.outlet.write(FRAME)
+        while streaming.writer.room() > 0:
+            streaming.writer.write(FRAME)
             written += len(FRAME)
     assert written <= 20 * (UNSENT_BYTES + len(FRAME)) + 12_000
 
@@ -157,7 +157,7 @@ def test_an_acknowledgement_goes_with_what_is_sent(net: Net) -> None:
     client.quic.send_ping(1)
     client.net.settle()
     assert net.sent == before
-    streaming.outlet.write(FRAME)
+    streaming.writer.write(FRAME)
     net.turn.flush()
     net.pass_time(1.0)
     assert net.sent == before + 1
@@ -180,7 +180,7 @@ def test_a_client_that_takes_nothing_for_too_long_is_cut_off(net: Net) -> None:
     net.pass_time(STALLED_TIMEOUT_S - 2)
     assert not streaming.left and stalled not in client.reset
     net.until(lambda: stalled in client.reset and streaming.left)
-    others.outlet.write(b"undisturbed")
+    others.writer.write(b"undisturbed")
     net.until(lambda: client.bodies[other] == b"undisturbed")
 
 

@@ -66,7 +66,7 @@ def test_ten_thousand_datagrams(certificate: CertificateFiles) -> None:
         net.strays.clear()
         if n % 500 == 0:
             net.pass_time(0.01)
-    streaming.outlet.write(b"undisturbed")
+    streaming.writer.write(b"undisturbed")
     net.until(lambda: neighbour.bodies[stream] == b"undisturbed")
     net.pass_time(15.0)
     assert (net.server.count, net.server.faults) == (1, 0)
@@ -110,7 +110,7 @@ def test_frames_of_http3(net: Net) -> None:
                 continue  # aioquic refuses to send what does not come after a reset or an end
             net.settle()
         net.clients.remove(client)
-        streaming.outlet.write(b"%d " % n)
+        streaming.writer.write(b"%d " % n)
         expected += b"%d " % n
         net.until(lambda: neighbour.bodies[stream] == expected)  # noqa: B023 - at once
     assert net.client().get(b"/new") == b"GET /new 0"

@@ -192,9 +192,9 @@ async def test_a_stop_waits_for_what_is_under_way_and_then_says_so(
         stopping = asyncio.create_task(served.listener.stop(60))
         await asyncio.wait({asking}, timeout=SHORT_S)
         assert not stopping.done()
-        outlet = served.routes.streams[0].outlet
-        outlet.write(b"the rest")
-        outlet.end()
+        writer = served.routes.streams[0].writer
+        writer.write(b"the rest")
+        writer.end()
         served.turn.flush()
         assert await asking == b"the rest"
         await stopping

@@ -23,8 +23,8 @@ def served(net: Net) -> Any:
 
 def answered(net: Net, client: Client, body: bytes = BODY) -> None:
     stream, streaming = client.open()
-    streaming.outlet.write(body)
-    streaming.outlet.end()
+    streaming.writer.write(body)
+    streaming.writer.end()
     net.until(lambda: stream in client.whole)
     assert client.bodies[stream] == body
 
@@ -47,7 +47,7 @@ def test_no_more_is_in_flight_than_the_window_lets(net: Net) -> None:
     _, streaming = client.open()
     connection = served(net)
     for size in (1, 700, 5_000, 30_000, 100_000):
-        streaming.outlet.write(bytes(size))
+        streaming.writer.write(bytes(size))
         net.turn.flush()
         assert connection._loss.bytes_in_flight <= connection._loss.congestion_window
 
@@ -77,11 +77,11 @@ def test_pacing_holds_a_packet_and_not_what_goes_into_one() -> None:
 def test_an_end_that_comes_late_is_sent_by_itself_and_again_when_it_is_lost(net: Net) -> None:
     client = net.client()
     stream, streaming = client.open()
-    streaming.outlet.write(BODY)
+    streaming.writer.write(BODY)
     net.until(lambda: client.bodies[stream] == BODY)
     lost: list[bytes] = []
     net.lost = lambda datagram: not lost and not lost.append(datagram)  # type: ignore[func-returns-value]
-    streaming.outlet.end()
+    streaming.writer.end()
     net.until(lambda: stream in client.whole)
     assert len(lost) == 1 and client.bodies[stream] == BODY
 
@@ -99,8 +99,8 @@ def test_an_offset_takes_more_bytes_beyond_a_gigabyte(net: Net) -> None:
     receiver._buffer_start += moved
     receiver.highest_offset += moved
     before = len(client.bodies[stream])
-    streaming.outlet.write(BODY)
-    streaming.outlet.end()
+    streaming.writer.write(BODY)
+    streaming.writer.end()
     net.until(lambda: stream in client.whole)
     assert client.bodies[stream][before:] == BODY
     assert receiver.starting_offset() > MAX_OFFSET

@@ -25,7 +25,7 @@ def served(net: Net) -> Any:
 def written(net: Net, client: Client, stream: int, streaming: Streaming) -> None:
     """What is written comes whole."""
     before = len(client.bodies[stream])
-    streaming.outlet.write(BODY)
+    streaming.writer.write(BODY)
     net.until(lambda: len(client.bodies[stream]) == before + len(BODY))
 
 
@@ -91,7 +91,7 @@ def test_a_path_that_becomes_narrow_gets_what_it_carries(net: Net) -> None:
     for _ in range(3):
         written(net, client, stream, streaming)
     assert served(net)._max_datagram_size == BASE_BYTES
-    streaming.outlet.end()
+    streaming.writer.end()
     net.until(lambda: stream in client.whole)
 
 

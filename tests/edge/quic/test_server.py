@@ -131,7 +131,7 @@ def test_a_client_that_moves_to_another_address_keeps_its_streams(net: Net) -> N
     client.address = ("10.0.0.9", 555)
     client.quic.send_ping(1)
     net.until(lambda: net.server.count == 1 and not client.quic._ping_pending)
-    streaming.outlet.write(b"still here")
+    streaming.writer.write(b"still here")
     net.until(lambda: client.bodies[stream] == b"still here")
 
 
@@ -146,8 +146,8 @@ def test_draining_lets_what_is_under_way_end_and_takes_nothing_new(net: Net) -> 
     refused = Client(net)
     net.until(lambda: refused.ended_with is not None)
     assert not net.server.idle
-    streaming.outlet.write(b"the rest")
-    streaming.outlet.end()
+    streaming.writer.write(b"the rest")
+    streaming.writer.end()
     net.until(lambda: stream in client.whole)
     net.until(lambda: net.server.idle)
     assert client.bodies[stream] == b"the rest"
@@ -174,7 +174,7 @@ def test_a_fault_of_ours_ends_one_connection_and_no_other(
     victim.ask(b"/x")
     net.settle()
     assert victims.left and (net.server.count, net.server.faults) == (1, 1)
-    streaming.outlet.write(b"undisturbed")
+    streaming.writer.write(b"undisturbed")
     net.until(lambda: neighbour.bodies[stream] == b"undisturbed")
 
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Kept:
-    """An outlet that keeps what it gets; `space` is its room."""
+    """a writer that keeps what it gets; `space` is its room."""
 
     def __init__(self, space: int) -> None:
         self.space = space
@@ -51,14 +51,14 @@ class Asked:
         space: int = 1 << 20,
         taken: Callable[[int], None] = lambda _size: None,
     ) -> None:
-        self.outlet = Kept(space)
+        self.writer = Kept(space)
         self.application = Application(app, Turn())
         request = Request(method, b"/a%20b", b"q=1", [(b"host", b"h")], "https", None, "3")
-        self.exchange: AppExchange = self.application.ask(request, self.outlet, taken=taken)
+        self.exchange: AppExchange = self.application.ask(request, self.writer, taken=taken)
 
     async def over(self) -> Kept:
         await self.application.ended(30)
-        return self.outlet
+        return self.writer
 
 
 async def some_turns() -> None:
@@ -92,12 +92,12 @@ async def test_a_request_comes_in_pieces_and_is_taken_as_it_is_read() -> None:
     asked.exchange.feed(b"one", ended=False)
     await some_turns()
     asked.exchange.feed(b"three", ended=True)
-    outlet = await asked.over()
+    writer = await asked.over()
     assert [message.get("body") for message in messages] == [b"one", b"three", None]
     assert messages[-1]["type"] == "http.disconnect"
     assert taken == [3, 5]
     assert (scopes[0]["path"], scopes[0]["raw_path"]) == ("/a b", b"/a%20b")
-    assert (outlet.status, outlet.body, outlet.end_of_it) == (200, b"thanks", "ended")
+    assert (writer.status, writer.body, writer.end_of_it) == (200, b"thanks", "ended")
 
 
 async def test_a_response_waits_for_room() -> None:
@@ -109,8 +109,8 @@ async def test_a_response_waits_for_room() -> None:
 
     asked = Asked(app, space=10)
     await some_turns()
-    assert asked.outlet.body == b"12345678" * 2
-    asked.outlet.space = 100
+    assert asked.writer.body == b"12345678" * 2
+    asked.writer.space = 100
     asked.exchange.drained()
     assert (await asked.over()).body == b"12345678" * 3
 
@@ -123,11 +123,11 @@ async def test_a_fault_before_the_answer_is_a_500_and_within_it_a_reset() -> Non
         await send(start())
         await send(body(b"a", more=True))
 
-    outlet = await Asked(before).over()
-    assert (outlet.status, outlet.end_of_it) == (500, "ended")
-    assert b'"code":"internal"' in outlet.body
-    outlet = await Asked(within).over()
-    assert (outlet.status, outlet.body, outlet.end_of_it) == (200, b"a", "reset")
+    writer = await Asked(before).over()
+    assert (writer.status, writer.end_of_it) == (500, "ended")
+    assert b'"code":"internal"' in writer.body
+    writer = await Asked(within).over()
+    assert (writer.status, writer.body, writer.end_of_it) == (200, b"a", "reset")
 
 
 async def test_a_client_that_leaves_is_a_disconnect_and_frees_whoever_waits_for_room() -> None:
@@ -142,9 +142,9 @@ async def test_a_client_that_leaves_is_a_disconnect_and_frees_whoever_waits_for_
     asked = Asked(app, space=1)
     await some_turns()
     asked.exchange.gone()
-    outlet = await asked.over()
+    writer = await asked.over()
     assert seen == ["http.disconnect"]
-    assert (outlet.body, outlet.end_of_it) == (b"full", "")
+    assert (writer.body, writer.end_of_it) == (b"full", "")
 
 
 @pytest.mark.parametrize(("method", "status"), [("HEAD", 200), ("GET", 204), ("GET", 304)])
@@ -153,6 +153,6 @@ async def test_an_answer_without_a_body_has_none(method: str, status: int) -> No
         await send(start(status, (b"Connection", b"close"), (b"X-Name", b"v")))
         await send(body(b"left out", more=True))
 
-    outlet = await Asked(app, method).over()
-    assert (outlet.status, outlet.body, outlet.end_of_it) == (status, b"", "ended")
-    assert [name for name, _ in outlet.headers] == [b"x-name"]
+    writer = await Asked(app, method).over()
+    assert (writer.status, writer.body, writer.end_of_it) == (status, b"", "ended")
+    assert [name for name, _ in writer.headers] == [b"x-name"]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 import httpx
 import pytest
 
-from tailrace.edge.server.outlet import Admitted, Handler, Outlet, Request
+from tailrace.edge.server.outlet import Admitted, Handler, Request, ResponseWriter
 from tailrace.ledger.frame import Caller, Open, Resume, Sibling, encode
 from tests.e2e.sse import after_retry
 from tests.edge.scripted_origin import STREAM, ScriptedOrigin
@@ -84,13 +84,13 @@ class Noting:
     def claims(self, request: Request) -> bool:
         return self._routes.claims(request)
 
-    def admit(self, request: Request, outlet: Outlet) -> Admitted | None:
-        admitted = self._routes.admit(request, outlet)
+    def admit(self, request: Request, writer: ResponseWriter) -> Admitted | None:
+        admitted = self._routes.admit(request, writer)
         self.served += admitted is None
         return admitted
 
-    def serve(self, admitted: Admitted, body: bytes, outlet: Outlet) -> Handler | None:
-        handler = self._routes.serve(admitted, body, outlet)
+    def serve(self, admitted: Admitted, body: bytes, writer: ResponseWriter) -> Handler | None:
+        handler = self._routes.serve(admitted, body, writer)
         self.served += handler is not None
         return handler
 

@@ -66,7 +66,7 @@ async def test_a_client_that_stalls_holds_a_window_and_gets_all_when_it_reads_on
 
 
 class Narrow:
-    """An outlet with room for a frame or two, which tells whom it has disappointed, as agreed."""
+    """a writer with room for a frame or two, which tells whom it has disappointed, as agreed."""
 
     def __init__(self) -> None:
         self.body = bytearray()
@@ -97,12 +97,12 @@ class Submitted:
 
 
 async def test_frames_that_have_come_leave_when_there_is_room_whatever_the_link_brings() -> None:
-    turn, outlet = Turn(), Narrow()
+    turn, writer = Turn(), Narrow()
     reader = StreamReader(
         cast(Link, Submitted()),
         turn,
         Deadlines(lambda: 0.0),
-        outlet,
+        writer,
         FrameEncoder(),
         Open(model="demo", prompt="Once", credit=256, credit_bytes=1 << 20),
         (),
@@ -113,11 +113,11 @@ async def test_frames_that_have_come_leave_when_there_is_room_whatever_the_link_
     for raw in (encode(Opened(STREAM, 0, "", "demo", 1), 0), *frames):
         reader.deliver(raw)
     turn.flush()
-    while outlet.disappointed:  # nothing more comes from the link
-        outlet.waiting, outlet.disappointed = 0, False
+    while writer.disappointed:  # nothing more comes from the link
+        writer.waiting, writer.disappointed = 0, False
         reader.drained()
         turn.flush()
-    assert split(bytes(outlet.body)) == frames
+    assert split(bytes(writer.body)) == frames
     reader._close()
 
 
