@@ -24,9 +24,9 @@ from tailrace.edge.errors import error_response, too_slow
 from tailrace.edge.server.deadlines import Deadline, Deadlines
 from tailrace.edge.server.outlet import (
     Admitted,
-    Handler,
     Headers,
     Request,
+    ResponseSource,
     ResponseWriter,
     Routes,
     Turn,
@@ -108,7 +108,7 @@ class Application:
 
 @dataclass(slots=True, eq=False)
 class AppExchange:
-    """One request in the application: a `Handler` that is fed the request's body too."""
+    """One request in the application: a `ResponseSource` that is fed the request's body too."""
 
     scope: Scope
     writer: ResponseWriter
@@ -251,7 +251,7 @@ class Answer(ResponseWriter, Protocol):
 
 @dataclass(slots=True, eq=False)
 class Incoming:
-    """A `Handler`, which hands on what it is told to whoever answers. Tell it nothing more once
+    """A `ResponseSource`, which hands on what it is told to whoever answers. Tell it nothing more once
     the response has ended."""
 
     behind: Behind
@@ -265,7 +265,7 @@ class Incoming:
     _admitted: Admitted | None = None  # a route's, until its body is whole
     _counted: int = 0  # bytes of the body that count for the budget of all
     _app: AppExchange | None = None
-    _handler: Handler | None = None
+    _source: ResponseSource | None = None
     _deadline: Deadline | None = None  # of a body
 
     def begin(self, ended: bool) -> None:
@@ -321,15 +321,15 @@ class Incoming:
         self.behind.bodies.give(self._counted)
         self._counted = 0
         if ended and fits:
-            self._handler = self.behind.routes.serve(admitted, body, self.writer)
-        if self._handler is None:
+            self._source = self.behind.routes.serve(admitted, body, self.writer)
+        if self._source is None:
             self._ahead = len(body)
             self._hand_over(self.request, admitted).feed(body, ended)
 
     def _hand_over(self, request: Request, admitted: Admitted | None = None) -> AppExchange:
         ask = self.behind.application.ask
         app = ask(request, self.writer, self.server, self._app_has, admitted)
-        self._handler = self._app = app
+        self._source = self._app = app
         return app
 
     def _app_has(self, size: int) -> None:
@@ -361,11 +361,11 @@ class Incoming:
             protocol = PROTOCOLS[request.http_version]
             self.behind.refuse(self.writer, protocol, request.method, error)
 
-    # ---- a Handler ----
+    # ---- a ResponseSource ----
 
     def drained(self) -> None:
-        if self._handler is not None:
-            self._handler.drained()
+        if self._source is not None:
+            self._source.drained()
 
     def gone(self) -> None:
         self._expect_no_more()
@@ -374,6 +374,6 @@ class Incoming:
         admitted, self._admitted = self._admitted, None
         if admitted is not None:
             admitted.done()
-        handler, self._handler, self._app = self._handler, None, None
-        if handler is not None:
-            handler.gone()
+        source, self._source, self._app = self._source, None, None
+        if source is not None:
+            source.gone()

@@ -23,9 +23,9 @@ from tailrace.edge.server.http2 import Http2
 from tailrace.edge.server.outlet import (
     Admitted,
     ConnectionProtocol,
-    Handler,
     Headers,
     Request,
+    ResponseSource,
     Transport,
 )
 from tailrace.edge.server.rest import AppRequest
@@ -87,7 +87,7 @@ class Http1:
         self._chunks: ChunkedBody | None = None  # tells where those end
         self._app: AppRequest | None = None
         self._writer: Http1Writer | None = None
-        self._handler: Handler | None = None
+        self._source: ResponseSource | None = None
         self._advancing = False
         self._unread = False  # the client leaves its answers unread: it gets no more
         self._closed = False
@@ -113,8 +113,8 @@ class Http1:
     def drained(self) -> None:
         if self._app is not None:
             self._app.drained()
-        elif self._handler is not None:
-            self._handler.drained()
+        elif self._source is not None:
+            self._source.drained()
         elif self._unread:
             self._unread = False
             self._transport.resume_reading()
@@ -126,9 +126,9 @@ class Http1:
         self._drop_claimed()
         if self._app is not None:
             self._app.gone()
-        if self._handler is not None:
-            handler, self._handler = self._handler, None
-            handler.gone()
+        if self._source is not None:
+            source, self._source = self._source, None
+            source.gone()
         self._app = self._writer = None  # they know this one: garbage that would wait to be found
 
     def drain(self) -> None:
@@ -314,14 +314,14 @@ class Http1:
         writer = self._writer = claimed.writer
         body = bytes(self._buffer[:came])
         del self._buffer[:came]
-        handler = self._shared.routes.serve(claimed.admitted, body, writer)
-        if handler is None:
+        source = self._shared.routes.serve(claimed.admitted, body, writer)
+        if source is None:
             self._writer = None
             self._buffer[:0] = body
             self._hand_over(claimed.head, claimed.framing, claimed.admitted)
         elif self._writer is writer:
             self._deadline.clear()
-            self._handler = handler
+            self._source = source
         else:  # it has ended already
             self._refused_at_once()
         return True
@@ -397,7 +397,7 @@ class Http1:
 
     def ended(self, closes: bool) -> None:
         """For the writer: the response is whole, or broken off."""
-        self._writer = self._handler = None
+        self._writer = self._source = None
         if closes:
             self._close(lingers=self._skipped > len(self._buffer) or self._flooded)
         else:

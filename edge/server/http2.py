@@ -77,9 +77,9 @@ class Http2:
             elif isinstance(event, Came):
                 self._feed(stream, event.data, event.ended)
             else:
-                handler, stream.handler = stream.handler, None
-                if handler is not None:
-                    handler.gone()
+                source, stream.source = stream.source, None
+                if source is not None:
+                    source.gone()
 
     def _begin(self, asked: Asked) -> None:
         stream, request, behind = asked.stream, asked.request, self._shared
@@ -88,31 +88,31 @@ class Http2:
             self._refused += 1
             return
         incoming = Incoming(behind, request, stream, self._transport.server, stream.taken)
-        stream.handler = incoming
+        stream.source = incoming
         incoming.begin(asked.ended)
-        self._refused += stream.handler is None
+        self._refused += stream.source is None
 
     def _feed(self, stream: Stream, data: bytes, ended: bool) -> None:
         limit = max(MAX_BODY_BYTES, 2 * self._shared.config.max_body_bytes)
-        incoming = stream.handler
+        incoming = stream.source
         if not isinstance(incoming, Incoming):  # it has its answer
             stream.taken(len(data))
         elif data and self._h2.body_bytes > limit:
-            stream.handler = None
+            stream.source = None
             incoming.cut(Overloaded("the requests of this connection have too much to say at once"))
         else:
             incoming.came(data, ended)
-            self._refused += stream.handler is None
+            self._refused += stream.source is None
 
     # ---- time ----
 
     def _cut_stalled(self) -> None:
         now = self._shared.deadlines.clock_s()
         for stream in self._h2.stalled(now - self._shared.config.stalled_timeout_s):
-            handler, stream.handler = stream.handler, None
+            source, stream.source = stream.source, None
             self._h2.abort(stream)
-            if handler is not None:
-                handler.gone()
+            if source is not None:
+                source.gone()
 
     # ---- what goes ----
 
@@ -124,8 +124,8 @@ class Http2:
                 self._transport.write(sent)
             if not (sent and self._h2.has_more_bodies):
                 break
-        for handler in self._h2.drained():
-            handler.drained()
+        for source in self._h2.drained():
+            source.drained()
         if self._h2.closed:
             self._transport.close(lingers=self._h2.failed)
             return

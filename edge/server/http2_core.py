@@ -40,7 +40,7 @@ from tailrace.edge.server.http2_library import (
     TRAILER_POINTS,
     BoundedConnection,
 )
-from tailrace.edge.server.outlet import UNSENT_BYTES, Handler, Headers, Request
+from tailrace.edge.server.outlet import UNSENT_BYTES, Headers, Request, ResponseSource
 
 MAX_CONNECTION_UNSENT_BYTES = 256 << 10
 """Of all responses of a connection: where there are many, each may keep less than UNSENT_BYTES."""
@@ -88,13 +88,13 @@ class Stream:
 
     __slots__ = (
         *("_broken", "_connection", "_ended", "_frame_tail", "_h2", "_head", "_waiting"),
-        *("came_bytes", "came_whole", "handler", "id", "open", "started", "untaken"),
+        *("came_bytes", "came_whole", "source", "id", "open", "started", "untaken"),
     )
 
     def __init__(self, connection: Http2Connection, h2: H2Stream) -> None:
         self.id = h2.stream_id
         self.open = True  # not all of the response has left
-        self.handler: Handler | None = None  # who is to hear of the client
+        self.source: ResponseSource | None = None  # who is to hear of the client
         self.started = False
         self.came_whole = False
         self.came_bytes = 0  # of the request's body
@@ -132,13 +132,13 @@ class Stream:
 
     def end(self) -> None:
         if not self.over:
-            self._ended, self.handler = True, None
+            self._ended, self.source = True, None
             self._connection.has_more(self)
 
     def reset(self) -> None:
         """What was written still leaves, as far as the client has room for it."""
         if not self.over:
-            self._broken, self.handler = True, None
+            self._broken, self.source = True, None
             self._connection.has_more(self)
 
     def room(self) -> int:
@@ -427,18 +427,18 @@ class Http2Connection:
         self._bodies = left | again
         return sent
 
-    def drained(self) -> list[Handler]:
+    def drained(self) -> list[ResponseSource]:
         """Whom `room` has disappointed, and may not again."""
         if not self._relieved:
             return []
         relieved, self._relieved = self._relieved, {}
-        handlers = []
+        sources = []
         for stream in relieved:
             if stream.open and stream in self._starved and self.room(stream) >= 1:
                 del self._starved[stream]
-                if stream.handler is not None:
-                    handlers.append(stream.handler)
-        return handlers
+                if stream.source is not None:
+                    sources.append(stream.source)
+        return sources
 
     def abort(self, stream: Stream) -> None:
         """End a response at once; what waits is thrown away."""

@@ -1,7 +1,7 @@
 """The seam between protocols and routes: one request, and one response's way to its client.
 
 HTTP/1.1, HTTP/2 and HTTP/3 each make a `Request` and a `ResponseWriter` of what they read. A route that
-carries tokens answers it with a `Handler`, which no task and no queue stands behind: a frame of
+carries tokens answers it with a `ResponseSource`, which no task and no queue stands behind: a frame of
 the link ends as a `write` in the very callback that read it. Every other request is the ASGI
 application's, and so is every doubtful one: the same routes exist there.
 
@@ -59,9 +59,9 @@ class Request:
 
 
 class ResponseWriter(Protocol):
-    """One response's way to its client; made by a protocol, used by a handler.
+    """One response's way to its client; made by a protocol, used by a source.
 
-    Nothing raises, and after `end`, `reset`, or the handler's `gone` nothing does anything.
+    Nothing raises, and after `end`, `reset`, or the source's `gone` nothing does anything.
     """
 
     def start(self, status: int, headers: Headers) -> None:
@@ -80,11 +80,11 @@ class ResponseWriter(Protocol):
     def room(self) -> int:
         """How many bytes may be written now: UNSENT_BYTES less what is unsent, or less than 1.
 
-        When it was less than 1, the handler's `drained` is called once there is some again.
+        When it was less than 1, the source's `drained` is called once there is some again.
         """
 
 
-class Handler(Protocol):
+class ResponseSource(Protocol):
     """Who answers a request by its writer; the protocol calls it, never while it calls."""
 
     def drained(self) -> None:
@@ -112,7 +112,7 @@ class ConnectionProtocol(Protocol):
 
 
 class Nobody:
-    """A `ConnectionProtocol`, and the `Handler` of an answer that has ended: nobody is to hear of anything."""
+    """A `ConnectionProtocol`, and the `ResponseSource` of an answer that has ended: nobody is to hear of anything."""
 
     def receive(self, data: bytes) -> None: ...
 
@@ -192,7 +192,9 @@ class Routes(Protocol):
         None: it has been refused, and the answer is at the writer.
         """
 
-    def serve(self, admitted: Admitted, body: bytes, writer: ResponseWriter) -> Handler | None:
+    def serve(
+        self, admitted: Admitted, body: bytes, writer: ResponseWriter
+    ) -> ResponseSource | None:
         """Answer it, or None: it is the application's, which is given `admitted`. The writer may
         be written to before this returns, but not where it returns None."""
 

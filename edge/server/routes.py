@@ -30,9 +30,9 @@ from tailrace.edge.server.deadlines import Deadlines
 from tailrace.edge.server.outlet import (
     NOBODY,
     Admitted,
-    Handler,
     Headers,
     Request,
+    ResponseSource,
     ResponseWriter,
     Turn,
 )
@@ -203,7 +203,9 @@ class StreamRoutes:
         self._refuse(admitted, admission.refusal, writer)
         return None
 
-    def serve(self, admitted: Admitted, body: bytes, writer: ResponseWriter) -> Handler | None:
+    def serve(
+        self, admitted: Admitted, body: bytes, writer: ResponseWriter
+    ) -> ResponseSource | None:
         request, admission = replace(admitted.request, body=body), admitted.admission
         route = _route_of(request)
         if route is None or not route.is_streamed(request):
@@ -240,7 +242,9 @@ class StreamRoutes:
         began_s = admitted.began_s
         return Exchange(self.counts, protocol, request.method, name, request.headers, began_s)
 
-    def _refuse(self, admitted: Admitted, error: TailraceError, writer: ResponseWriter) -> Handler:
+    def _refuse(
+        self, admitted: Admitted, error: TailraceError, writer: ResponseWriter
+    ) -> ResponseSource:
         admitted.done()
         exchange, admission = self._exchange(admitted), admitted.admission
         access = [*fields_of(admission.headers), *exchange.headers]
@@ -249,7 +253,7 @@ class StreamRoutes:
 
 def _refused(
     error: TailraceError, path: str, access: Headers, writer: ResponseWriter, exchange: Exchange
-) -> Handler:
+) -> ResponseSource:
     answer = error_response(error, path)
     writer.start(answer.status_code, [*answer.raw_headers, *access])
     writer.write(bytes(answer.body))

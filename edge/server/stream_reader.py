@@ -39,7 +39,7 @@ TELL_FRAMES, TELL_BYTES = WINDOW_FRAMES // 8, WINDOW_BYTES // 8
 
 
 class StreamReader:
-    """A `Sink` of the link, and the `Handler` of its writer."""
+    """A `Sink` of the link, and the `ResponseSource` of its writer."""
 
     __slots__ = (
         *(

@@ -22,7 +22,7 @@ from tailrace.edge.quic.core import Address, Datagrams
 from tailrace.edge.quic.server import RETRY_FROM_HANDSHAKES, QuicServer
 from tailrace.edge.server.deadlines import Deadlines
 from tailrace.edge.server.dispatch import Application, Behind
-from tailrace.edge.server.outlet import Admitted, Handler, Request, ResponseWriter, Turn
+from tailrace.edge.server.outlet import Admitted, Request, ResponseSource, ResponseWriter, Turn
 from tailrace.edge.server.routes import head_of
 from tailrace.up import CertificateFiles
 
@@ -41,7 +41,7 @@ STALLED_TIMEOUT_S = 20.0
 
 
 class Streaming:
-    """The handler of one response that the test writes to."""
+    """The source of one response that the test writes to."""
 
     def __init__(self, writer: ResponseWriter) -> None:
         self.writer = writer
@@ -68,7 +68,9 @@ class Replies:
     def admit(self, request: Request, writer: ResponseWriter) -> Admitted | None:
         return Admitted(request, Admission(head_of(request), {}, None), 0.0, lambda _: None)
 
-    def serve(self, admitted: Admitted, body: bytes, writer: ResponseWriter) -> Handler | None:
+    def serve(
+        self, admitted: Admitted, body: bytes, writer: ResponseWriter
+    ) -> ResponseSource | None:
         request = replace(admitted.request, body=body)
         self.requests.append(request)
         writer.start(200, [(b"content-type", b"text/plain")])
@@ -259,7 +261,7 @@ class Client:
         return self.bodies[stream]
 
     def open(self) -> tuple[int, Streaming]:
-        """A response that stays open, and its handler at the server."""
+        """A response that stays open, and its source at the server."""
         before = len(self.net.routes.streams)
         stream = self.ask(OPEN)
         self.net.until(lambda: stream in self.statuses)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 import httpx
 import pytest
 
-from tailrace.edge.server.outlet import Admitted, Handler, Request, ResponseWriter
+from tailrace.edge.server.outlet import Admitted, Request, ResponseSource, ResponseWriter
 from tailrace.ledger.frame import Caller, Open, Resume, Sibling, encode
 from tests.e2e.sse import after_retry
 from tests.edge.scripted_origin import STREAM, ScriptedOrigin
@@ -89,10 +89,12 @@ class Noting:
         self.served += admitted is None
         return admitted
 
-    def serve(self, admitted: Admitted, body: bytes, writer: ResponseWriter) -> Handler | None:
-        handler = self._routes.serve(admitted, body, writer)
-        self.served += handler is not None
-        return handler
+    def serve(
+        self, admitted: Admitted, body: bytes, writer: ResponseWriter
+    ) -> ResponseSource | None:
+        source = self._routes.serve(admitted, body, writer)
+        self.served += source is not None
+        return source
 
 
 @pytest.fixture(scope="module")

@@ -35,11 +35,11 @@ def pair() -> Pair:
 
 
 class Reader:
-    """A `Handler` that counts what it hears."""
+    """A `ResponseSource` that counts what it hears."""
 
     def __init__(self, stream: Stream) -> None:
         self.relieved = 0
-        stream.handler = self
+        stream.source = self
 
     def drained(self) -> None:
         self.relieved += 1

@@ -67,7 +67,7 @@ class Trial:
         for event in self.server.receive(self.client.data_to_send()):
             if isinstance(event, Asked):
                 stream = event.stream
-                stream.handler = Waker(self, stream.id)
+                stream.source = Waker(self, stream.id)
                 stream.start(200, [])
                 self.streams.append(stream)
                 self.written[stream.id], self.arrived[stream.id] = bytearray(), bytearray()
@@ -77,8 +77,8 @@ class Trial:
         assert before - after <= room + (16 << 10)
         for arrived in self.client.receive_data(sent):  # raises where a window is overrun
             self._arrives(arrived)
-        for handler in self.server.drained():
-            handler.drained()
+        for source in self.server.drained():
+            source.drained()
 
     def _arrives(self, event: Event) -> None:
         if isinstance(event, DataReceived):
@@ -240,8 +240,8 @@ def test_no_frames_make_the_server_raise_or_keep_what_is_over(seed: int) -> None
             for event in server.receive(next(frames)):
                 answer(event, random)
             server.take(random.choice((0, 100, PLENTY)))
-            for handler in server.drained():
-                handler.drained()
+            for source in server.drained():
+                source.drained()
         server.lost()
         assert server.closed
         assert not server.streams
