@@ -42,7 +42,7 @@ from tailrace.edge.server.deadlines import Deadlines
 from tailrace.edge.server.dispatch import Application
 from tailrace.edge.server.http1 import MAX_HEAD_BYTES
 from tailrace.edge.server.listen import LISTEN_BACKLOG, Sockets, alt_svc, listening
-from tailrace.edge.server.outlet import Turn
+from tailrace.edge.server.outlet import FlushBatch
 from tailrace.edge.server.rest import Rest
 from tailrace.edge.server.routes import StreamRoutes
 from tailrace.edge.telemetry.metrics import EdgeMetrics
@@ -85,7 +85,7 @@ async def go_away(shared: Shared, quic: QuicListener | None, stop: Stop) -> None
     await shared.rest.drain()
     for connection in shared.connections.all():
         connection.protocol.drain()
-    shared.turn.flush()
+    shared.batch.flush()
     with suppress(TimeoutError):
         async with asyncio.timeout(config.drain_s):
             await first_of(stop.at_once.wait(), _nothing_under_way(shared.link))
@@ -103,7 +103,7 @@ async def _closed(shared: Shared) -> None:
     """Until every connection has been closed; those without a request under way are told again."""
     for connection in shared.connections.all():
         connection.protocol.drain()
-    shared.turn.flush()
+    shared.batch.flush()
     await shared.connections.none.wait()
 
 
@@ -144,13 +144,13 @@ async def serve(
 ) -> None:
     traces = Traces.open(config.traces, "tailrace-edge", "edge.traces")
     counts = Counts(traces) if config.telemetry else None
-    turn = Turn() if counts is None else Turn(clock_s=perf_counter, wrote=counts.wrote)
+    batch = FlushBatch() if counts is None else FlushBatch(clock_s=perf_counter, wrote=counts.wrote)
     gate = open_gate(config)
     config.origin_credentials.connects()  # so that a file which is not there is an error now
     link = Link(
         *config.origin_addresses,
         credentials=config.origin_credentials,
-        turn=turn,
+        batch=turn,
         open_requests=open_requests(config),
         unread=config.unread_default,
     )
@@ -162,12 +162,12 @@ async def serve(
     hints: Hints = app.state.hints
     certificate = Certificate(config, server, hints)
     deadlines = Deadlines(asyncio.get_running_loop().time)
-    routes = StreamRoutes(link, turn, deadlines, rules, counts)
+    routes = StreamRoutes(link, batch, deadlines, rules, counts)
     limits = connection_limits(config, open_files)
     application = Application(Observed(app, counts), turn)
     rest = Rest(application, server)
     shared = Shared(
-        *(turn, routes, application, rest.headers, deadlines),
+        *(batch, routes, application, rest.headers, deadlines),
         *(config.max_body_bytes, config.body_timeout_s, config.stalled_timeout_s, counts),
         bodies=app.state.bodies,
         config=config,

@@ -28,7 +28,7 @@ from tailrace.edge.origins.open_requests import OpenRequests
 from tailrace.edge.origins.origin import Origin, now
 from tailrace.edge.origins.relay import RETRY_AFTER_MS, Route, Sink, route_of, spread, under
 from tailrace.edge.origins.watchers import Watchers
-from tailrace.edge.server.outlet import Turn
+from tailrace.edge.server.outlet import FlushBatch
 from tailrace.edge.telemetry.request_metrics import current, note_error, note_stream, traced
 from tailrace.edge.unread import UnreadDefault
 from tailrace.ledger.errors import CallerError, Overloaded, TailraceError, TooLarge
@@ -83,14 +83,14 @@ class Link:
         *addresses: LinkAddress | tuple[str, int],
         credentials: Credentials = NOTHING_SHOWN,
         backoff: Backoff | None = None,
-        turn: Turn | None = None,
+        batch: FlushBatch | None = None,
         open_requests: OpenRequests | None = None,
         unread: UnreadDefault | None = None,
     ) -> None:
         """`backoff` is how each origin is waited for that cannot be reached. Sinks may touch
-        `turn` when they are delivered to: it is flushed when all of one read has been. `unread`
+        `batch` when they are delivered to: it is flushed when all of one read has been. `unread`
         holds for streams whose request says nothing of it."""
-        self._turn = turn or Turn()
+        self._batch = batch or FlushBatch()
         self.unread = unread or UnreadDefault()
         self._open_requests = open_requests or OpenRequests()
         self.origins = [
@@ -98,7 +98,7 @@ class Link:
                 LinkAddress(*address),
                 self._flush,
                 credentials,
-                self._turn,
+                self._batch,
                 None if backoff is None else replace(backoff),
                 self._open_requests,
             )
@@ -161,7 +161,7 @@ class Link:
                 self._flush()
         if refusal is not None:
             sink.deliver(encode(error_frame(refusal), corr_of(raw)))
-            self._turn.flush()
+            self._batch.flush()
 
     def watch(self, sink: Sink) -> None:
         """Deliver heartbeats to this sink too, and a StreamError at shutdown."""
@@ -196,7 +196,7 @@ class Link:
         self._flush()
         for sink in self._watchers.all():
             sink.deliver(encode(error_frame(spread(error, self._random))))
-        self._turn.flush()
+        self._batch.flush()
 
     def _refusal(self) -> TailraceError | None:
         if self._closing is not None:
@@ -264,7 +264,7 @@ class Link:
             self._ask_elsewhere(origin)
         for origin in self.origins:
             origin.send()
-        self._turn.flush()
+        self._batch.flush()
 
     # ---- its life ----
 
@@ -287,7 +287,7 @@ class Link:
             origin.look(at)
         self._flush()
         deliver(self._watchers.beat(at))
-        self._turn.flush()
+        self._batch.flush()
 
 
 def deliver(frames: Iterable[tuple[Sink, bytes]]) -> None:

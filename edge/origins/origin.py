@@ -16,7 +16,7 @@ import structlog
 from tailrace.edge.origins.choice import Breaker, Candidate, State
 from tailrace.edge.origins.open_requests import OpenRequests
 from tailrace.edge.origins.relay import LinkState, Relay
-from tailrace.edge.server.outlet import Turn
+from tailrace.edge.server.outlet import FlushBatch
 from tailrace.ledger.errors import OriginUnreachable, TailraceError
 from tailrace.ledger.flow.backoff import Backoff
 from tailrace.ledger.flow.idle_timer import Silence
@@ -54,7 +54,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.silence.broken()
-        self.origin.turn.begin()
+        self.origin.batch.begin()
         try:
             self.origin.on_frames(self._splitter.feed(data))
         except TailraceError as error:
@@ -88,19 +88,19 @@ class Connection(asyncio.Protocol):
 
 class Origin:
     """`changed` is called whenever the relay has something to be carried out; what else the link
-    has brought is in `turn`, which is flushed."""
+    has brought is in `batch`, which is flushed."""
 
     def __init__(
         self,
         address: LinkAddress,
         changed: Callable[[], None],
         credentials: Credentials,
-        turn: Turn,
+        batch: FlushBatch,
         backoff: Backoff | None = None,
         open_requests: OpenRequests | None = None,
     ) -> None:
         self.relay = Relay(secret=credentials.secret, open_requests=open_requests)
-        self.turn = turn
+        self.batch = batch
         self._credentials = credentials
         self.breaker = Breaker()
         self.ledger = ""  # as it was told last
@@ -193,7 +193,7 @@ class Origin:
             if heartbeat is not None and heartbeat is not before:
                 self.ledger, self.opened, self.is_news = heartbeat.ledger, 0, True
             if relay.is_idle and not self.is_news:  # it was tokens, which clients wait for
-                self.turn.flush()
+                self.batch.flush()
             else:
                 for worked in relay.outcomes():
                     self.breaker.worked() if worked else self.breaker.failed(now())

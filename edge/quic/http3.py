@@ -31,7 +31,7 @@ _TARGET = re.compile(rb"(/[!\"$-~]*|\*)")
 
 
 class Http3:
-    """Give it the core's events; `touch` is called when the core has something to send."""
+    """Give it the core's events; `mark_dirty` is called when the core has something to send."""
 
     def __init__(
         self,
@@ -39,13 +39,13 @@ class Http3:
         behind: Behind,
         peer: tuple[str, int],
         server: tuple[str, int] | None,
-        touch: Callable[[], None],
+        mark_dirty: Callable[[], None],
     ) -> None:
         self.core = core
         self.behind = behind
         self.peer = peer
         self.server = server
-        self.touch = touch
+        self.mark_dirty = mark_dirty
         self.starved: dict[Exchange, None] = {}  # that want to be told of room
         self._exchanges: dict[int, Exchange] = {}
         self._resets = Bucket(RESETS_PER_S, MAX_RESETS, 0.0)
@@ -87,7 +87,7 @@ class Http3:
         if not self._draining:
             self._draining = True
             self.core.go_away()
-            self.touch()
+            self.mark_dirty()
 
     def gone(self) -> None:
         """The connection is over."""
@@ -100,12 +100,12 @@ class Http3:
         self.starved.pop(exchange, None)
         self._exchanges.pop(exchange.stream, None)
         self._refused_now += exchange.is_refusal
-        self.touch()
+        self.mark_dirty()
 
     def _ask(self, event: Asked) -> None:
         if self._draining:
             self.core.reset(event.stream, Code.REQUEST_REJECTED)
-            self.touch()
+            self.mark_dirty()
             return
         exchange = self._exchanges[event.stream] = Exchange(self, event.stream)
         try:
@@ -146,7 +146,7 @@ class Exchange:
     def _read(self, size: int) -> None:
         if size:
             self._http3.core.consumed(self.stream, size)
-            self._http3.touch()
+            self._http3.mark_dirty()
 
     # ---- what the connection says ----
 
@@ -182,12 +182,12 @@ class Exchange:
             self.is_refusal = status >= 400
             head = [(b":status", b"%d" % status), *headers, *self._http3.behind.headers()]
             self._http3.core.start(self.stream, head)
-            self._http3.touch()
+            self._http3.mark_dirty()
 
     def write(self, data: bytes) -> None:
         if not self._over:
             self._http3.core.write(self.stream, data)
-            self._http3.touch()
+            self._http3.mark_dirty()
 
     def end(self) -> None:
         if not self._over:

@@ -74,7 +74,7 @@ class QuicListener:
         probe_timeout_s: float = PROBE_TIMEOUT_S,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._turn = behind.turn
+        self._batch = behind.batch
         self._cores = cores
         self._ends = [SocketEnd(each) for each in sockets]
         self._server = QuicServer(cores, behind, monotonic, self._wake_at, limits)
@@ -95,7 +95,7 @@ class QuicListener:
 
     def start(self) -> None:
         for end in self._ends:
-            end.start(self._server.receive, self._turn.flush)
+            end.start(self._server.receive, self._batch.flush)
         self._probing = self._loop.create_task(self._probe())
 
     async def stop(self, patience_s: float) -> None:
@@ -106,7 +106,7 @@ class QuicListener:
         idle = asyncio.Event()
         self._server.when_idle = idle.set
         self._server.drain()
-        self._turn.flush()
+        self._batch.flush()
         if not self._server.idle:
             with suppress(TimeoutError):
                 async with asyncio.timeout(patience_s):
@@ -132,7 +132,7 @@ class QuicListener:
     def _expire(self) -> None:
         self._timer, self._waking_at = None, inf
         self._server.expire()
-        self._turn.flush()
+        self._batch.flush()
 
     async def ask(self) -> None:
         """Ask every socket whether it answers."""

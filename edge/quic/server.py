@@ -98,7 +98,7 @@ class Way(Protocol):
 
 
 class Connection:
-    """One client. A `Flushes`: what has gathered in its core leaves once a turn of the loop."""
+    """One client. A `Flushable`: what has gathered in its core leaves once a turn of the loop."""
 
     def __init__(
         self, server: QuicServer, core: Core, address: Address, way: Way, now: float
@@ -112,11 +112,11 @@ class Connection:
         self.over = False
         self.peer = (address[0], address[1])
         self._server = server
-        self.http3 = Http3(core, server.behind, self.peer, way.local, self.touch)
+        self.http3 = Http3(core, server.behind, self.peer, way.local, self.mark_dirty)
 
-    def touch(self) -> None:
+    def mark_dirty(self) -> None:
         if not self.over:
-            self._server.behind.turn.touch(self)
+            self._server.behind.batch.mark_dirty(self)
 
     def flush(self) -> None:
         self._server.flush(self)
@@ -172,7 +172,7 @@ class QuicServer:
             connection.way = way
             self._guarded(connection, lambda: connection.core.receive(datagram, address, now))
             self._handle(connection, now)
-            connection.touch()
+            connection.mark_dirty()
 
     def expire(self) -> None:
         """Look at the connections whose time has come."""
@@ -183,7 +183,7 @@ class QuicServer:
                 continue
             self._guarded(connection, lambda: self._expire(connection, now))  # noqa: B023
             self._handle(connection, now)
-            connection.touch()
+            connection.mark_dirty()
         if self._timers.next is not None:
             self._wake_at(self._timers.next)
 

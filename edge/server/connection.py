@@ -76,7 +76,7 @@ class Connection(asyncio.Protocol):
     # place that is not near the processor.
     __slots__ = (
         *("_address", "_admitted", "_deadline", "_early", "_ending", "_handshake", "_held"),
-        *("_input", "_lost", "_reading", "_shared", "_sliced", "_tls", "_transport", "_turn"),
+        *("_input", "_lost", "_reading", "_shared", "_sliced", "_tls", "_transport", "_batch"),
         *("_unsent", "in_line", "peer", "secure", "server", "protocol"),
     )
 
@@ -85,7 +85,7 @@ class Connection(asyncio.Protocol):
         self.peer: tuple[str, int] | None = None
         self.server: tuple[str, int] | None = None
         self._shared = shared
-        self._turn = shared.turn
+        self._batch = shared.batch
         self._unsent = b""  # written while the turn flushes, which says when it is sent
         self._tls = tls
         self._transport: asyncio.Transport | None = None
@@ -193,7 +193,7 @@ class Connection(asyncio.Protocol):
         except Exception:  # a fault of ours must not keep the connections behind it from theirs
             log.exception("connection failed")
             self.abort()
-        self._shared.turn.flush()
+        self._shared.batch.flush()
         self._read_or_not()
         return bool(self._input) and not self._held
 
@@ -217,7 +217,7 @@ class Connection(asyncio.Protocol):
             return
         self._deadline.clear()
         self.protocol.drained()
-        self._shared.turn.flush()
+        self._shared.batch.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._release()
@@ -230,7 +230,7 @@ class Connection(asyncio.Protocol):
         # It knows this connection: garbage that would wait to be found.
         protocol, self.protocol = self.protocol, NOBODY
         protocol.gone()
-        self._shared.turn.flush()
+        self._shared.batch.flush()
 
     def _release(self) -> None:
         self._lost = True
@@ -245,8 +245,8 @@ class Connection(asyncio.Protocol):
             self._unsent += data
             return
         self._unsent = data
-        if self._turn.flushing:
-            self._turn.sending.append(self)
+        if self._batch.flushing:
+            self._batch.pending_writes.append(self)
         else:
             self.flush()
 

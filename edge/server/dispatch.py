@@ -24,12 +24,12 @@ from tailrace.edge.errors import error_response, too_slow
 from tailrace.edge.server.deadlines import Deadline, Deadlines
 from tailrace.edge.server.outlet import (
     Admitted,
+    FlushBatch,
     Headers,
     Request,
     ResponseSource,
     ResponseWriter,
     Routes,
-    Turn,
 )
 from tailrace.edge.telemetry.request_metrics import PROTOCOLS, Counts, id_field
 from tailrace.ledger.errors import TailraceError
@@ -48,9 +48,9 @@ log = structlog.get_logger("tailrace.edge")
 class Application:
     """The application, and the tasks that run in it."""
 
-    def __init__(self, app: ASGIApp, turn: Turn) -> None:
+    def __init__(self, app: ASGIApp, batch: FlushBatch) -> None:
         self.app = app
-        self._turn = turn
+        self._batch = batch
         self._tasks: set[asyncio.Task[None]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -101,7 +101,7 @@ class Application:
             "extensions": {},
             "state": {} if admitted is None else {ADMITTED: admitted},
         }
-        exchange = AppExchange(scope, writer, self._turn, taken, admitted)
+        exchange = AppExchange(scope, writer, self._batch, taken, admitted)
         self.spawn(exchange.run(self.app))
         return exchange
 
@@ -112,7 +112,7 @@ class AppExchange:
 
     scope: Scope
     writer: ResponseWriter
-    turn: Turn
+    batch: FlushBatch
     taken: Callable[[int], None]
     admitted: Admitted | None
     _body: bytearray = field(default_factory=bytearray)
@@ -152,7 +152,7 @@ class AppExchange:
                 self._break_off()
             if self.admitted is not None:
                 self.admitted.done()
-            self.turn.flush()
+            self.batch.flush()
 
     def _break_off(self) -> None:
         """It has ended without an answer, or within one; also when it was cancelled."""
@@ -175,7 +175,7 @@ class AppExchange:
         self._body_given = self._body_ended
         if body:
             self.taken(len(body))
-            self.turn.flush()
+            self.batch.flush()
         return {"type": "http.request", "body": body, "more_body": not self._body_ended}
 
     async def _send(self, message: Message) -> None:
@@ -201,7 +201,7 @@ class AppExchange:
             self._over = True
             self._came.set()
             self.writer.end()
-        self.turn.flush()
+        self.batch.flush()
         while not self._over and self.writer.room() < 1:
             self._drained.clear()
             await self._drained.wait()
@@ -214,7 +214,7 @@ _DIGITS = re.compile(rb"[0-9]{1,15}")
 class Behind:
     """What is behind every connection."""
 
-    turn: Turn
+    batch: FlushBatch
     routes: Routes
     application: Application
     headers: Callable[[], Headers]

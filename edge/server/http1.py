@@ -412,7 +412,7 @@ class Http1:
             return
         self._await_next()
         self._advance()
-        self._shared.turn.flush()
+        self._shared.batch.flush()
 
     def _await_next(self) -> None:
         """Give the client its time for what comes next."""
@@ -492,7 +492,7 @@ class Http1Writer:
             and all(name != b"content-length" for name, _ in headers)
         )
         self._closes = b"\r\nconnection: close\r\n" in self._head.lower()
-        self._shared.turn.touch(self)
+        self._shared.batch.mark_dirty(self)
 
     def flush(self) -> None:
         """The head by itself, if nothing of the body has come in this turn."""

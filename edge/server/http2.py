@@ -28,7 +28,7 @@ class Http2:
         self._shared = shared
         self._h2 = Http2Connection(
             shared.deadlines.clock_s,
-            partial(shared.turn.touch, self),
+            partial(shared.batch.mark_dirty, self),
             shared.headers,
             secure=transport.secure,
             peer=transport.peer,
@@ -56,13 +56,13 @@ class Http2:
 
     def drained(self) -> None:
         self._transport.resume_reading()
-        self._shared.turn.touch(self)
+        self._shared.batch.mark_dirty(self)
 
     def gone(self) -> None:
         self._idle.end()
         self._stalled.end()
         self._note(self._h2.lost())
-        self._h2.touched = nothing  # it knows this one: garbage that would wait to be found
+        self._h2.mark_dirty = nothing  # it knows this one: garbage that would wait to be found
 
     def drain(self) -> None:
         self._h2.go_away()

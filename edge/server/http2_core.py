@@ -211,13 +211,13 @@ class Stream:
 
 @dataclass(slots=True, eq=False)
 class Http2Connection:
-    """`touched` is called when there may be something to `take`, or somebody to be `drained`.
+    """`mark_dirty` is called when there may be something to `take`, or somebody to be `drained`.
 
     `headers` are those of every response.
     """
 
     clock_s: Callable[[], float]
-    touched: Callable[[], None]
+    mark_dirty: Callable[[], None]
     headers: Callable[[], Headers] = tuple
     secure: bool = True
     peer: tuple[str, int] | None = None
@@ -248,7 +248,7 @@ class Http2Connection:
         except ProtocolError as error:
             happened += self._fail(error)
         self._end_if_idle()
-        self.touched()
+        self.mark_dirty()
         return happened
 
     def refused_at_once(self, count: int) -> list[Happened]:
@@ -340,7 +340,7 @@ class Http2Connection:
         stream.untaken -= size
         if size and not self.closed:
             self._h2.acknowledge_received_data(size, stream.id)
-            self.touched()
+            self.mark_dirty()
 
     # ---- what goes ----
 
@@ -349,7 +349,7 @@ class Http2Connection:
         room = min(UNSENT_BYTES, share) - stream.unsent_bytes
         if room < 1 and stream.open and stream not in self._starved:
             self._starved[stream] = self.clock_s()
-            self.touched()
+            self.mark_dirty()
         return room
 
     @property
@@ -373,7 +373,7 @@ class Http2Connection:
             self._heads[stream] = None
         if stream.sendable:
             self._bodies[stream] = None
-        self.touched()
+        self.mark_dirty()
 
     def take(self, most: int) -> bytes:
         """What is to be sent now: of bodies about `most` bytes, a frame of each stream in turn."""
@@ -445,7 +445,7 @@ class Http2Connection:
         if stream.open and not self.closed:
             self._h2.reset_stream(stream.id, ErrorCodes.CANCEL)
             self.forget(stream)
-            self.touched()
+            self.mark_dirty()
 
     def forget(self, stream: Stream) -> None:
         """Its response has left, or never will."""
@@ -464,7 +464,7 @@ class Http2Connection:
             self._leaving = True
             self._h2.say_go_away(MAX_STREAM_ID)
             self._end_if_idle()
-            self.touched()
+            self.mark_dirty()
 
     def _end_if_idle(self) -> None:
         if (self._leaving or self._h2.client_leaves) and not (self.streams or self.closed):

@@ -179,7 +179,7 @@ async def _turn(shared: Shared) -> None:
     while True:
         await asyncio.sleep(SLOT_S)
         shared.deadlines.turn()
-        shared.turn.flush()
+        shared.batch.flush()
 
 
 def _name(bound: socket.socket) -> str:

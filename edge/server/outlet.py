@@ -148,7 +148,7 @@ class Transport(Protocol):
 
     def close(self, *, lingers: bool = False) -> None:
         """Once all that was written has left. One that lingers takes what the client still sends,
-        for a while: to a client that is still sending, a close is a reset and no answer."""
+        for a while: to a client that is still pending_writes, a close is a reset and no answer."""
 
     def abort(self) -> None:
         """At once: what is unsent is thrown away, and the client can see that it is."""
@@ -199,7 +199,7 @@ class Routes(Protocol):
         be written to before this returns, but not where it returns None."""
 
 
-class Flushes(Protocol):
+class Flushable(Protocol):
     """Who gathers what is to be written until all of one read has come to it."""
 
     def flush(self) -> None:
@@ -207,11 +207,11 @@ class Flushes(Protocol):
 
 
 @dataclass(slots=True)
-class Turn:
+class FlushBatch:
     """One callback of the event loop: what it has touched is flushed once, at its end.
 
     A read of the link brings frames for many streams, and the streams of one HTTP/2 connection
-    leave in one write. So a sink that gets a frame is touched, flushed when the read is through,
+    leave in one write. So a sink that gets a frame is dirty, flushed when the read is through,
     and writes to its writer, which touches the connection that it shares; that is flushed then.
     Whoever begins such a callback (a link's read, a connection's, a deadline, the application's
     send) calls `flush` at its end. No further turn of the loop passes between read and write. What
@@ -223,8 +223,10 @@ class Turn:
     costs. What had to wait for its client's room is timed whenever it leaves.
     """
 
-    touched: dict[Flushes, None] = field(default_factory=dict)
-    sending: list[Flushes] = field(default_factory=list)  # connections; only while `flushing`
+    dirty: dict[Flushable, None] = field(default_factory=dict)
+    pending_writes: list[Flushable] = field(
+        default_factory=list
+    )  # connections; only while `flushing`
     flushing: bool = False
     clock_s: Callable[[], float] | None = None
     wrote: Callable[[float, int], None] = lambda _seconds, _writes: None
@@ -240,21 +242,21 @@ class Turn:
         elif self.clock_s is not None:
             self.read_s = self.clock_s()
 
-    def touch(self, who: Flushes) -> None:
-        self.touched[who] = None
+    def mark_dirty(self, who: Flushable) -> None:
+        self.dirty[who] = None
 
     def flush(self) -> None:
-        """Flush all that was touched, in order, and what that touches; not within another one."""
+        """Flush all that was dirty, in order, and what that touches; not within another one."""
         if self.flushing:
             return
         self.flushing = True
         try:
-            while self.touched:
-                touched, self.touched = list(self.touched), {}
-                for begin in range(0, len(touched), FLUSHED_TOGETHER):
-                    _flush(touched[begin : begin + FLUSHED_TOGETHER])
-                    sending, self.sending = self.sending, []
-                    _flush(sending)
+            while self.dirty:
+                dirty, self.dirty = list(self.dirty), {}
+                for begin in range(0, len(dirty), FLUSHED_TOGETHER):
+                    _flush(dirty[begin : begin + FLUSHED_TOGETHER])
+                    pending_writes, self.pending_writes = self.pending_writes, []
+                    _flush(pending_writes)
         finally:
             self.flushing = False
             if self.read_s or self.late:
@@ -278,7 +280,7 @@ class Turn:
             self.wrote(now - since, 1)
 
 
-def _flush(some: list[Flushes]) -> None:
+def _flush(some: list[Flushable]) -> None:
     for who in some:
         try:
             who.flush()

@@ -30,11 +30,11 @@ from tailrace.edge.server.deadlines import Deadlines
 from tailrace.edge.server.outlet import (
     NOBODY,
     Admitted,
+    FlushBatch,
     Headers,
     Request,
     ResponseSource,
     ResponseWriter,
-    Turn,
 )
 from tailrace.edge.server.stream_reader import StreamReader, fields_of
 from tailrace.edge.telemetry.request_metrics import PROTOCOLS, Counts, Exchange, with_trace
@@ -184,7 +184,7 @@ class StreamRoutes:
     """The `Routes` of every protocol."""
 
     link: Link
-    turn: Turn
+    batch: FlushBatch
     deadlines: Deadlines
     rules: Rules
     counts: Counts | None = None
@@ -221,7 +221,7 @@ class StreamRoutes:
         access = [*fields_of(admission.headers), *exchange.headers]
         reader = StreamReader(
             self.link,
-            self.turn,
+            self.batch,
             self.deadlines,
             writer,
             wanted.encoder,

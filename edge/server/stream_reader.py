@@ -15,7 +15,7 @@ from tailrace.edge.generate import TIP_PATIENCE_S, stream_headers
 from tailrace.edge.origins.link import CORR, WINDOW_BYTES, WINDOW_FRAMES, Link
 from tailrace.edge.origins.relay import TOKEN, under
 from tailrace.edge.server.deadlines import Deadline, Deadlines
-from tailrace.edge.server.outlet import Headers, ResponseWriter, Turn
+from tailrace.edge.server.outlet import FlushBatch, Headers, ResponseWriter
 from tailrace.edge.telemetry.request_metrics import Exchange
 from tailrace.ledger.flow.credit_window import Window
 from tailrace.ledger.frame import (
@@ -53,13 +53,13 @@ class StreamReader:
             "_headers",
         ),
         *("_held_s", "_link", "_writer", "_over", "_passed", "_passed_bytes", "_patience"),
-        *("_queue", "_spoke_s", "_started", "_swell", "_turn", "_wanted", "_window", "_writes"),
+        *("_queue", "_spoke_s", "_started", "_swell", "_batch", "_wanted", "_window", "_writes"),
     )
 
     def __init__(
         self,
         link: Link,
-        turn: Turn,
+        batch: FlushBatch,
         deadlines: Deadlines,
         writer: ResponseWriter,
         encoder: Encoder,
@@ -72,7 +72,7 @@ class StreamReader:
         self._exchange = exchange
         self._held_s: float | None = None  # since when frames wait for room, if any do
         self._link = link
-        self._turn = turn
+        self._batch = batch
         self._writer = writer
         self._wanted: Open | Resume | None = wanted
         self._access = access
@@ -117,12 +117,12 @@ class StreamReader:
 
     def deliver(self, raw: bytes) -> None:
         self._queue.append(raw)
-        self._turn.touched[self] = None
+        self._batch.dirty[self] = None
 
     def deliver_run(self, run: list[bytes], corr: bytes) -> None:
         # Of all bodies one shows frames as they are: no other needs a copy of each.
         self._queue += under(run, corr) if isinstance(self._encoder, FrameEncoder) else run
-        self._turn.touched[self] = None
+        self._batch.dirty[self] = None
 
     def flush(self) -> None:
         """Write what has come, as far as there is room."""
@@ -161,7 +161,7 @@ class StreamReader:
             self._writes = writes = self._writes + 1
             if not writes & (writes - 1):
                 self._exchange.wrote(writes)
-        self._turn.writes += 1
+        self._batch.writes += 1
         self._spoke_s = self._deadlines.turned_s
         self._passed = passed = self._passed + 1
         self._passed_bytes += len(raw)
@@ -179,15 +179,15 @@ class StreamReader:
 
     def _timed(self, wrote: bool) -> None:
         """Have what was written timed from when the first of it came; what is left waits."""
-        turn = self._turn
+        batch = self._batch
         if wrote and self._held_s is None:
-            turn.writes += 1
+            batch.writes += 1
         elif wrote and self._held_s is not None:
-            turn.late.append(self._held_s)
+            batch.late.append(self._held_s)
         if not self._queue:
             self._held_s = None
         elif self._held_s is None:
-            self._held_s = turn.since()
+            self._held_s = batch.since()
             self._exchange.stalled()
 
     def _write(self, room: int) -> bool:
@@ -248,7 +248,7 @@ class StreamReader:
         self._patience = None
         if not (self._over or self._started):
             self._begin_body(None)
-            self._turn.flush()
+            self._batch.flush()
 
     def _begin_body(self, first: bytes | None, wanted: Open | Resume | None = None) -> bool:
         if self._patience is not None:
@@ -286,7 +286,7 @@ class StreamReader:
     # ---- from the writer ----
 
     def drained(self) -> None:
-        self._turn.touch(self)
+        self._batch.mark_dirty(self)
 
     def gone(self) -> None:
         """The stream runs on without this reader."""

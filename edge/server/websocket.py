@@ -63,7 +63,7 @@ class WebSocket:
 
     __slots__ = (
         *("_came", "_closed", "_deadline", "_done", "_exchange", "_flood", "_held_s", "_link"),
-        *("_missed", "_parts", "_protocol", "_session", "_size", "_turn", "_transport"),
+        *("_missed", "_parts", "_protocol", "_session", "_size", "_batch", "_transport"),
     )
     protocol = "ws"
 
@@ -85,7 +85,7 @@ class WebSocket:
         self._held_s: float | None = None  # since when frames wait for room, if any do
         self._done = partial(shared.rules.done, admission)
         self._transport = transport
-        self._turn = shared.turn
+        self._batch = shared.batch
         self._link = shared.link
         self._flood = FloodBudget(shared.deadlines.clock_s)
         self._session = Session(
@@ -118,7 +118,7 @@ class WebSocket:
         lines = b"".join(b"%b: %b\r\n" % field for field in fields)
         transport.write(b"HTTP/1.1 101 \r\n%b\r\n" % lines)
         self._link.watch(self)
-        self._turn.touch(self)
+        self._batch.mark_dirty(self)
 
     @property
     def address(self) -> str:
@@ -141,7 +141,7 @@ class WebSocket:
             self._take(event)
             if self._closed or self._session.close is not None:
                 break
-        self._turn.touch(self)
+        self._batch.mark_dirty(self)
         if self._session.congested:
             self._transport.pause_reading()
 
@@ -186,11 +186,11 @@ class WebSocket:
         # The session is looked at once a turn: with many connections, what it is made of is no
         # longer near the processor when its turn to be flushed comes.
         self._came.append(raw)
-        self._turn.touched[self] = None
+        self._batch.dirty[self] = None
 
     def deliver_run(self, run: list[bytes], corr: bytes) -> None:
         self._came += under(run, corr)
-        self._turn.touched[self] = None
+        self._batch.dirty[self] = None
 
     def flush(self) -> None:
         """What the session has for the client, as far as there is room."""
@@ -201,7 +201,7 @@ class WebSocket:
         if len(came) == 1 and (raw := session.pass_on(came[0], room)) is not None:
             came.clear()
             transport.write(_HEADERS[len(raw)] + raw)
-            self._turn.writes += 1
+            self._batch.writes += 1
             return
         for raw in came:
             session.deliver(raw)
@@ -210,7 +210,7 @@ class WebSocket:
         if not session.has_frames:
             self._held_s = None
         elif self._held_s is None:
-            self._held_s = self._turn.since()
+            self._held_s = self._batch.since()
             self._exchange.stalled()
         if session.close is not None and room > 0:
             closing = CloseConnection(CloseReason(session.close.code), session.close.reason)
@@ -230,9 +230,9 @@ class WebSocket:
             if not data:
                 break
             self._transport.write(data)
-            self._turn.writes += self._held_s is None
+            self._batch.writes += self._held_s is None
             if self._held_s is not None:
-                self._turn.late.append(self._held_s)
+                self._batch.late.append(self._held_s)
             for raw in session.credits():
                 self._link.submit(self, raw)
             if not session.congested:
@@ -241,7 +241,7 @@ class WebSocket:
         return room
 
     def drained(self) -> None:
-        self._turn.touch(self)
+        self._batch.mark_dirty(self)
 
     def gone(self) -> None:
         if not self._closed:
@@ -264,7 +264,7 @@ class WebSocket:
         """Hello, or the next ping, is due; clients that are silent for long are gone."""
         self._session.time_out()
         if self._session.close is not None:
-            self._turn.touch(self)
+            self._batch.mark_dirty(self)
             self._deadline.clear()
             return
         if self._missed >= MISSED_PINGS:

@@ -3,7 +3,7 @@
 Who answers says what happens: a route past the application from its outlet, the application by its
 middleware. Both are timed alike. Counts are plain numbers, which a scrape reads. Nothing is done
 for a frame by itself: those of one read of the link are counted together, and timed together by
-the `Turn` of that read, one read in a few.
+the `FlushBatch` of that read, one read in a few.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Counts:
         self.error(code)
 
     def wrote(self, waited_s: float, writes: int) -> None:
-        """For the `Turn`: so many writes each had what a read of so long ago brought."""
+        """For the `FlushBatch`: so many writes each had what a read of so long ago brought."""
         self.relayed.observe("", waited_s, writes)
 
 

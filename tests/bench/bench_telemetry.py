@@ -35,7 +35,7 @@ from tailrace.edge.body import SseEncoder  # noqa: E402
 from tailrace.edge.origins.link import WINDOW_BYTES, WINDOW_FRAMES, Link  # noqa: E402
 from tailrace.edge.origins.origin import Connection  # noqa: E402
 from tailrace.edge.server.deadlines import Deadlines  # noqa: E402
-from tailrace.edge.server.outlet import UNSENT_BYTES, ResponseWriter, Turn  # noqa: E402
+from tailrace.edge.server.outlet import UNSENT_BYTES, FlushBatch, ResponseWriter  # noqa: E402
 from tailrace.edge.server.stream_reader import StreamReader  # noqa: E402
 from tailrace.edge.telemetry.request_metrics import Counts, Exchange  # noqa: E402
 from tailrace.ledger.frame import SCHEMA_HASH, Heartbeat, Hello, Open, Opened, Token, encode  # noqa: E402
@@ -90,10 +90,12 @@ class Inner:
     """An edge's way from a read of the link to 64 responses, with telemetry or without."""
 
     def __init__(self, counts: Counts | None) -> None:
-        self.turn = (
-            Turn() if counts is None else Turn(clock_s=time.perf_counter, wrote=counts.wrote)
+        self.batch = (
+            FlushBatch()
+            if counts is None
+            else FlushBatch(clock_s=time.perf_counter, wrote=counts.wrote)
         )
-        link = Link(("127.0.0.1", 9), turn=self.turn)
+        link = Link(("127.0.0.1", 9), batch=self.batch)
         self._connection = Connection(link.origins[0])
         self._connection.connection_made(cast(asyncio.Transport, Way()))
         self._read(encode(Hello(SCHEMA_HASH, "bench")), encode(Heartbeat(1, ready=True)))
@@ -102,7 +104,7 @@ class Inner:
             exchange = Exchange(counts, "h1", "POST", "/v1/generate", ())
             wanted = Open("demo", prompt="x", credit=WINDOW_FRAMES, credit_bytes=WINDOW_BYTES)
             reader = StreamReader(
-                *(link, self.turn, deadlines, cast(ResponseWriter, Way()), SseEncoder(), wanted),
+                *(link, self.batch, deadlines, cast(ResponseWriter, Way()), SseEncoder(), wanted),
                 *((), lambda: None, exchange),
             )
             reader.ask()

@@ -22,7 +22,13 @@ from tailrace.edge.quic.core import Address, Datagrams
 from tailrace.edge.quic.server import RETRY_FROM_HANDSHAKES, QuicServer
 from tailrace.edge.server.deadlines import Deadlines
 from tailrace.edge.server.dispatch import Application, Behind
-from tailrace.edge.server.outlet import Admitted, Request, ResponseSource, ResponseWriter, Turn
+from tailrace.edge.server.outlet import (
+    Admitted,
+    FlushBatch,
+    Request,
+    ResponseSource,
+    ResponseWriter,
+)
 from tailrace.edge.server.routes import head_of
 from tailrace.up import CertificateFiles
 
@@ -98,13 +104,13 @@ class Net:
         self.files = files
         self.now = 100.0
         self.routes = Replies()
-        self.turn = Turn()
+        self.batch = FlushBatch()
         self.lost: Callable[[bytes], bool] = lambda _datagram: False  # on the way to clients
         self.sent = 0  # datagrams of the server
-        application = Application(app or no_app, self.turn)
+        application = Application(app or no_app, self.batch)
         self.deadlines = Deadlines(lambda: self.now)
         behind = Behind(
-            self.turn,
+            self.batch,
             self.routes,
             application,
             list,
@@ -132,7 +138,7 @@ class Net:
 
     def receive(self, datagram: bytes, address: Address) -> None:
         self.server.receive(datagram, address, self)
-        self.turn.flush()
+        self.batch.flush()
 
     def client(self, **options: Any) -> Client:
         """One that is connected."""
@@ -142,7 +148,7 @@ class Net:
 
     def settle(self) -> None:
         """Carry what there is to carry, without the time passing."""
-        self.turn.flush()
+        self.batch.flush()
         moved = True
         while moved:
             moved = False

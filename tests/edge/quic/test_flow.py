@@ -100,7 +100,7 @@ def test_what_one_turn_writes_leaves_in_one_datagram(net: Net) -> None:
     for _, streaming in opened:
         for _ in range(3):
             streaming.writer.write(b"0123456789")
-    net.turn.flush()
+    net.batch.flush()
     assert net.sent == before + 1
     net.until(lambda: all(client.bodies[stream] == b"0123456789" * 3 for stream, _ in opened))
 
@@ -116,7 +116,7 @@ def test_a_replay_leaves_in_one_turn_and_in_full_datagrams(net: Net) -> None:
     assert streaming.writer.room() >= len(body)
     streaming.writer.write(body)
     streaming.writer.end()
-    net.turn.flush()
+    net.batch.flush()
     full = len(body) // (LARGE_BYTES - 40)
     assert [len(datagram) for datagram in sent[:-1]] == [LARGE_BYTES] * full
     net.until(lambda: stream in client.whole)
@@ -158,7 +158,7 @@ def test_an_acknowledgement_goes_with_what_is_sent(net: Net) -> None:
     client.net.settle()
     assert net.sent == before
     streaming.writer.write(FRAME)
-    net.turn.flush()
+    net.batch.flush()
     net.pass_time(1.0)
     assert net.sent == before + 1
 

@@ -36,7 +36,7 @@ from tailrace.edge.quic.listen import (
 )
 from tailrace.edge.server.deadlines import Deadlines
 from tailrace.edge.server.dispatch import Application, Behind
-from tailrace.edge.server.outlet import Turn
+from tailrace.edge.server.outlet import FlushBatch
 from tailrace.up import CertificateFiles
 from tests.edge.quic.fetching import Fetching
 from tests.edge.quic.net import OPEN, Replies, no_app
@@ -63,11 +63,11 @@ class Listening:
         self.routes = Replies()
         self.sockets = [bound(host) for host in hosts]
         self.ports = [each.getsockname()[1] for each in self.sockets]
-        turn = self.turn = Turn()
+        batch = self.batch = FlushBatch()
         behind = Behind(
-            turn,
+            batch,
             self.routes,
-            Application(no_app, turn),
+            Application(no_app, batch),
             list,
             Deadlines(asyncio.get_running_loop().time),
             1 << 20,
@@ -195,7 +195,7 @@ async def test_a_stop_waits_for_what_is_under_way_and_then_says_so(
         writer = served.routes.streams[0].writer
         writer.write(b"the rest")
         writer.end()
-        served.turn.flush()
+        served.batch.flush()
         assert await asking == b"the rest"
         await stopping
         async with asyncio.timeout(60):

@@ -48,7 +48,7 @@ def test_no_more_is_in_flight_than_the_window_lets(net: Net) -> None:
     connection = served(net)
     for size in (1, 700, 5_000, 30_000, 100_000):
         streaming.writer.write(bytes(size))
-        net.turn.flush()
+        net.batch.flush()
         assert connection._loss.bytes_in_flight <= connection._loss.congestion_window
 
 

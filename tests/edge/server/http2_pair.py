@@ -27,7 +27,7 @@ class Pair:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.touched = 0
+        self.mark_dirty = 0
         self.server = Http2Connection(lambda: self.now, self._touch, peer=("192.0.2.1", 4000))
         # The server is to find what is wrong, not the client that sends it.
         config = H2Configuration(
@@ -42,7 +42,7 @@ class Pair:
         self.talk()
 
     def _touch(self) -> None:
-        self.touched += 1
+        self.mark_dirty += 1
 
     def talk(self, room: int = PLENTY) -> list[Event]:
         """What waits goes over in both directions, and the client's answers too."""

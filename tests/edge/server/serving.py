@@ -19,7 +19,7 @@ from tailrace.edge.server.context import Shared
 from tailrace.edge.server.deadlines import Deadlines
 from tailrace.edge.server.dispatch import Application
 from tailrace.edge.server.listen import Sockets, listening
-from tailrace.edge.server.outlet import Turn
+from tailrace.edge.server.outlet import FlushBatch
 from tailrace.edge.server.rest import Rest
 from tailrace.edge.server.routes import StreamRoutes
 from tailrace.edge.telemetry.metrics import EdgeMetrics
@@ -38,11 +38,11 @@ class Served(NamedTuple):
 async def serving(origin: ScriptedOrigin, **settings: Any) -> AsyncIterator[Served]:
     """The server of one edge, with a link to `origin` that is up."""
     counts = Counts()
-    turn = Turn(clock_s=perf_counter, wrote=counts.wrote)
+    batch = FlushBatch(clock_s=perf_counter, wrote=counts.wrote)
     config = EdgeConfig(http=("127.0.0.1:0",), **settings)
     link = Link(
         ("127.0.0.1", origin.port),
-        turn=turn,
+        batch=turn,
         open_requests=open_requests(config),
         unread=config.unread_default,
     )
@@ -50,12 +50,12 @@ async def serving(origin: ScriptedOrigin, **settings: Any) -> AsyncIterator[Serv
     rules = access_rules(config)
     app = create_app(link, config, rules)
     deadlines = Deadlines(asyncio.get_running_loop().time)
-    routes = StreamRoutes(link, turn, deadlines, rules, counts)
+    routes = StreamRoutes(link, batch, deadlines, rules, counts)
     limits = connection_limits(config, 65_536)
     application = Application(Observed(app, counts), turn)
     rest = Rest(application, server_config(config))
     shared = Shared(
-        *(turn, routes, application, rest.headers, deadlines),
+        *(batch, routes, application, rest.headers, deadlines),
         *(config.max_body_bytes, config.body_timeout_s, config.stalled_timeout_s, counts),
         bodies=app.state.bodies,
         config=config,

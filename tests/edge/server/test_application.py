@@ -9,7 +9,7 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tailrace.edge.server.dispatch import AppExchange, Application
-from tailrace.edge.server.outlet import Headers, Request, Turn
+from tailrace.edge.server.outlet import FlushBatch, Headers, Request
 
 pytestmark = pytest.mark.anyio
 
@@ -52,7 +52,7 @@ class Asked:
         taken: Callable[[int], None] = lambda _size: None,
     ) -> None:
         self.writer = Kept(space)
-        self.application = Application(app, Turn())
+        self.application = Application(app, FlushBatch())
         request = Request(method, b"/a%20b", b"q=1", [(b"host", b"h")], "https", None, "3")
         self.exchange: AppExchange = self.application.ask(request, self.writer, taken=taken)
 

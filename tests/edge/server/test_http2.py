@@ -311,7 +311,7 @@ async def test_a_drain_lets_what_is_under_way_come_to_its_end(
         await peer.until(lambda: stream_id in peer.bodies)
         for connection in served.shared.connections.all():
             connection.protocol.drain()
-        served.shared.turn.flush()
+        served.shared.batch.flush()
         goaway = await peer.reader.readexactly(17)
         assert goaway[3:] == b"\x07" + bytes(5) + (2**31 - 1).to_bytes(4, "big") + bytes(4)
         origin.released = len(origin.frames)

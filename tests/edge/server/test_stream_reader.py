@@ -10,7 +10,7 @@ import pytest
 from tailrace.edge.body import FrameEncoder
 from tailrace.edge.origins.link import Link
 from tailrace.edge.server.deadlines import Deadlines
-from tailrace.edge.server.outlet import Headers, Turn
+from tailrace.edge.server.outlet import FlushBatch, Headers
 from tailrace.edge.server.stream_reader import StreamReader
 from tailrace.edge.telemetry.request_metrics import Exchange
 from tailrace.ledger.frame import Credit, Detach, Frame, Open, Opened, Token, decode, encode, split
@@ -97,10 +97,10 @@ class Submitted:
 
 
 async def test_frames_that_have_come_leave_when_there_is_room_whatever_the_link_brings() -> None:
-    turn, writer = Turn(), Narrow()
+    batch, writer = FlushBatch(), Narrow()
     reader = StreamReader(
         cast(Link, Submitted()),
-        turn,
+        batch,
         Deadlines(lambda: 0.0),
         writer,
         FrameEncoder(),
@@ -112,11 +112,11 @@ async def test_frames_that_have_come_leave_when_there_is_room_whatever_the_link_
     frames = [encode(Token(" word", index), 0) for index in range(20)]
     for raw in (encode(Opened(STREAM, 0, "", "demo", 1), 0), *frames):
         reader.deliver(raw)
-    turn.flush()
+    batch.flush()
     while writer.disappointed:  # nothing more comes from the link
         writer.waiting, writer.disappointed = 0, False
         reader.drained()
-        turn.flush()
+        batch.flush()
     assert split(bytes(writer.body)) == frames
     reader._close()
 
