@@ -37,7 +37,7 @@ from tailrace.edge.origins.link import Link
 from tailrace.edge.processes import Processes
 from tailrace.edge.quic.listen import QuicListener
 from tailrace.edge.reload import Certificate, open_gate, reloaded_keys, reloading, require_keys
-from tailrace.edge.server.context import KEEP_ALIVE_TIMEOUT_S, Shared
+from tailrace.edge.server.context import KEEP_ALIVE_TIMEOUT_S, ServerContext
 from tailrace.edge.server.deadlines import Deadlines
 from tailrace.edge.server.dispatch import Application
 from tailrace.edge.server.http1 import MAX_HEAD_BYTES
@@ -73,38 +73,38 @@ def shutting_down() -> Unavailable:
     )
 
 
-async def go_away(shared: Shared, quic: QuicListener | None, stop: Stop) -> None:
+async def go_away(context: ServerContext, quic: QuicListener | None, stop: Stop) -> None:
     """From the first signal to the end of the last connection; `stop.at_once` cuts it short."""
-    config = shared.config
+    config = context.config
     log.info("draining", lame_duck_s=config.lame_duck_s, drain_s=config.drain_s)
     await first_of(stop.at_once.wait(), asyncio.sleep(config.lame_duck_s))
-    log.info("shutting down", streams=shared.link.route_count)
+    log.info("shutting down", streams=context.link.route_count)
     patience_s = 0.0 if stop.at_once.is_set() else config.drain_s + GRACEFUL_TIMEOUT_S
     ending = asyncio.create_task(quic.stop(patience_s)) if quic is not None else None
-    shared.link.refuse_new(shutting_down())
-    await shared.rest.drain()
-    for connection in shared.connections.all():
+    context.link.refuse_new(shutting_down())
+    await context.rest.drain()
+    for connection in context.connections.all():
         connection.protocol.drain()
-    shared.batch.flush()
+    context.batch.flush()
     with suppress(TimeoutError):
         async with asyncio.timeout(config.drain_s):
-            await first_of(stop.at_once.wait(), _nothing_under_way(shared.link))
-    shared.link.refuse_all(shutting_down())
+            await first_of(stop.at_once.wait(), _nothing_under_way(context.link))
+    context.link.refuse_all(shutting_down())
     with suppress(TimeoutError):
         async with asyncio.timeout(GRACEFUL_TIMEOUT_S):
-            await first_of(stop.at_once.wait(), _closed(shared))
-    for connection in shared.connections.all():
+            await first_of(stop.at_once.wait(), _closed(context))
+    for connection in context.connections.all():
         connection.abort()
     if ending is not None and not stop.at_once.is_set():
         await ending
 
 
-async def _closed(shared: Shared) -> None:
+async def _closed(context: ServerContext) -> None:
     """Until every connection has been closed; those without a request under way are told again."""
-    for connection in shared.connections.all():
+    for connection in context.connections.all():
         connection.protocol.drain()
-    shared.batch.flush()
-    await shared.connections.none.wait()
+    context.batch.flush()
+    await context.connections.none.wait()
 
 
 async def _nothing_under_way(link: Link) -> None:
@@ -166,7 +166,7 @@ async def serve(
     limits = connection_limits(config, open_files)
     application = Application(Observed(app, counts), turn)
     rest = Rest(application, server)
-    shared = Shared(
+    context = ServerContext(
         *(batch, routes, application, rest.headers, deadlines),
         *(config.max_body_bytes, config.body_timeout_s, config.stalled_timeout_s, counts),
         bodies=app.state.bodies,
@@ -184,12 +184,12 @@ async def serve(
         _metrics_served(app.state.metrics, config.metrics_address(process)),
         reloading(reloaded_keys(config, gate), *certificate.reloaded),
         app.router.lifespan_context(app),
-        listening(sockets, shared, lambda: certificate.context, process) as quic,
+        listening(sockets, context, lambda: certificate.context, process) as quic,
     ):
         app.state.quic = certificate.quic = quic
         await stop.asked.wait()
         app.state.draining = True
-        await go_away(shared, quic, stop)
+        await go_away(context, quic, stop)
     if traces is not None:
         await asyncio.to_thread(traces.close)
 

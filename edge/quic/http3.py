@@ -12,7 +12,7 @@ from collections.abc import Callable
 from tailrace.edge.errors import refusal
 from tailrace.edge.quic.core import Asked, Came, Code, Core, Event, Left, TooLong
 from tailrace.edge.server.deadlines import Deadline
-from tailrace.edge.server.dispatch import Behind, Incoming
+from tailrace.edge.server.dispatch import Incoming, ServerContext
 from tailrace.edge.server.outlet import UNSENT_BYTES, Headers, Request
 from tailrace.ledger.errors import CallerError, TailraceError
 from tailrace.ledger.flow.token_bucket import Bucket
@@ -36,13 +36,13 @@ class Http3:
     def __init__(
         self,
         core: Core,
-        behind: Behind,
+        context: ServerContext,
         peer: tuple[str, int],
         server: tuple[str, int] | None,
         mark_dirty: Callable[[], None],
     ) -> None:
         self.core = core
-        self.behind = behind
+        self.context = context
         self.peer = peer
         self.server = server
         self.mark_dirty = mark_dirty
@@ -66,7 +66,7 @@ class Http3:
             if (exchange := self._exchanges.get(event.stream)) is not None:
                 exchange.came(event.data, event.ended)
         elif isinstance(event, TooLong):
-            self.behind.refuse(Exchange(self, event.stream), "h3", "", refusal(431))
+            self.context.refuse(Exchange(self, event.stream), "h3", "", refusal(431))
         elif isinstance(event, Left):
             if (exchange := self._exchanges.pop(event.stream, None)) is not None:
                 exchange.gone()
@@ -112,7 +112,7 @@ class Http3:
             request = read_head(event.headers, self.peer)
         except TailraceError as error:
             method = dict(event.headers).get(b":method", b"")
-            self.behind.refuse(exchange, "h3", method.decode("latin-1"), error)
+            self.context.refuse(exchange, "h3", method.decode("latin-1"), error)
         else:
             exchange.ask(request, event.ended)
 
@@ -129,13 +129,13 @@ class Exchange:
         self._http3 = http3
         self._incoming: Incoming | None = None
         self._over = False
-        self._deadline = Deadline(http3.behind.deadlines, self._stalled)
+        self._deadline = Deadline(http3.context.deadlines, self._stalled)
 
     # ---- the request ----
 
     def ask(self, request: Request, ended: bool) -> None:
         http3 = self._http3
-        self._incoming = Incoming(http3.behind, request, self, http3.server, self._read)
+        self._incoming = Incoming(http3.context, request, self, http3.server, self._read)
         self._incoming.begin(ended)
 
     def came(self, data: bytes, ended: bool) -> None:
@@ -180,7 +180,7 @@ class Exchange:
         if not self._over:
             self.started = True
             self.is_refusal = status >= 400
-            head = [(b":status", b"%d" % status), *headers, *self._http3.behind.headers()]
+            head = [(b":status", b"%d" % status), *headers, *self._http3.context.headers()]
             self._http3.core.start(self.stream, head)
             self._http3.mark_dirty()
 
@@ -210,7 +210,7 @@ class Exchange:
         if room < 1 and self not in self._http3.starved:
             self._http3.starved[self] = None
             if self._incoming is not None and self._incoming.is_whole:
-                self._deadline.set(self._http3.behind.stalled_timeout_s)
+                self._deadline.set(self._http3.context.stalled_timeout_s)
         return room
 
 

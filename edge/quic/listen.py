@@ -18,7 +18,7 @@ from time import monotonic
 from tailrace.edge.access.connections import ConnectionLimits
 from tailrace.edge.quic.core import TIMER_S, Address, Cores, Datagrams
 from tailrace.edge.quic.server import QuicServer, Way
-from tailrace.edge.server.dispatch import Behind
+from tailrace.edge.server.dispatch import ServerContext
 
 PROBE_EVERY_S = 5.0
 PROBE_TIMEOUT_S = 2.0
@@ -69,15 +69,15 @@ class QuicListener:
         self,
         sockets: Sequence[socket.socket],
         cores: Cores,
-        behind: Behind,
+        context: ServerContext,
         limits: ConnectionLimits,
         probe_timeout_s: float = PROBE_TIMEOUT_S,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._batch = behind.batch
+        self._batch = context.batch
         self._cores = cores
         self._ends = [SocketEnd(each) for each in sockets]
-        self._server = QuicServer(cores, behind, monotonic, self._wake_at, limits)
+        self._server = QuicServer(cores, context, monotonic, self._wake_at, limits)
         self._probes = [Probe(end.reached_at, probe_timeout_s) for end in self._ends]
         self._probing: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -324,7 +324,7 @@ class Probe:
 
     A process can live, and its TCP ports answer, while nothing comes back from UDP: a full socket,
     a handler that is stuck, a rule of a firewall. Version Negotiation (RFC 8999, 6) passes the
-    socket and the server, and leaves nothing behind.
+    socket and the server, and leaves nothing context.
     """
 
     def __init__(self, address: tuple[str, int], timeout_s: float = PROBE_TIMEOUT_S) -> None:

@@ -29,7 +29,7 @@ from tailrace.edge.quic.core import (
     Stray,
 )
 from tailrace.edge.quic.http3 import Http3
-from tailrace.edge.server.dispatch import Behind
+from tailrace.edge.server.dispatch import ServerContext
 
 T = TypeVar("T")
 
@@ -112,11 +112,11 @@ class Connection:
         self.over = False
         self.peer = (address[0], address[1])
         self._server = server
-        self.http3 = Http3(core, server.behind, self.peer, way.local, self.mark_dirty)
+        self.http3 = Http3(core, server.context, self.peer, way.local, self.mark_dirty)
 
     def mark_dirty(self) -> None:
         if not self.over:
-            self._server.behind.batch.mark_dirty(self)
+            self._server.context.batch.mark_dirty(self)
 
     def flush(self) -> None:
         self._server.flush(self)
@@ -128,7 +128,7 @@ class QuicServer:
     def __init__(
         self,
         cores: Cores,
-        behind: Behind,
+        context: ServerContext,
         clock_s: Callable[[], float],
         wake_at: Callable[[float], None],
         limits: ConnectionLimits,
@@ -136,7 +136,7 @@ class QuicServer:
     ) -> None:
         """`wake_at` is told when `expire` is to be called; the earliest counts."""
         self.cores = cores
-        self.behind = behind
+        self.context = context
         self.when_idle: Callable[[], None] = lambda: None  # while draining: nothing is left
         self._clock_s = clock_s
         self._wake_at = wake_at

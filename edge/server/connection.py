@@ -14,7 +14,7 @@ from hypercorn.utils import parse_socket_addr
 
 from tailrace.edge.errors import error_response
 from tailrace.edge.server.client_hello import AlpnCheck
-from tailrace.edge.server.context import Shared
+from tailrace.edge.server.context import ServerContext
 from tailrace.edge.server.deadlines import Deadline
 from tailrace.edge.server.http1 import Http1
 from tailrace.edge.server.http2 import Http2
@@ -76,16 +76,16 @@ class Connection(asyncio.Protocol):
     # place that is not near the processor.
     __slots__ = (
         *("_address", "_admitted", "_deadline", "_early", "_ending", "_handshake", "_held"),
-        *("_input", "_lost", "_reading", "_shared", "_sliced", "_tls", "_transport", "_batch"),
+        *("_input", "_lost", "_reading", "_context", "_sliced", "_tls", "_transport", "_batch"),
         *("_unsent", "in_line", "peer", "secure", "server", "protocol"),
     )
 
-    def __init__(self, shared: Shared, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, context: ServerContext, tls: ssl.SSLContext | None) -> None:
         self.secure = tls is not None
         self.peer: tuple[str, int] | None = None
         self.server: tuple[str, int] | None = None
-        self._shared = shared
-        self._batch = shared.batch
+        self._context = shared
+        self._batch = context.batch
         self._unsent = b""  # written while the turn flushes, which says when it is sent
         self._tls = tls
         self._transport: asyncio.Transport | None = None
@@ -101,7 +101,7 @@ class Connection(asyncio.Protocol):
         self._sliced = 0  # bytes of it that the protocol has had
         self.in_line = False
         self.protocol: ConnectionProtocol = NOBODY
-        self._deadline = Deadline(shared.deadlines, self.abort)  # of a stall, or of the close
+        self._deadline = Deadline(context.deadlines, self.abort)  # of a stall, or of the close
 
     # ---- the transport ----
 
@@ -110,7 +110,7 @@ class Connection(asyncio.Protocol):
         plain = cast(asyncio.Transport, transport)
         peer = plain.get_extra_info("peername")
         self._address = peer[0] if isinstance(peer, tuple) else ""
-        self._admitted = self._shared.limits.admit(self._address)
+        self._admitted = self._context.limits.admit(self._address)
         if not self._admitted:
             if self._tls is None:
                 plain.write(_no_room())
@@ -163,9 +163,9 @@ class Connection(asyncio.Protocol):
         except OSError:  # it has gone already
             transport.abort()
             return
-        self._shared.connections.add(self)
+        self._context.connections.add(self)
         protocol = Http2 if alpn == "h2" else Http1
-        self.protocol = protocol(self, self._shared)
+        self.protocol = protocol(self, self._context)
 
     def data_received(self, data: bytes) -> None:
         if self._transport is None:
@@ -176,7 +176,7 @@ class Connection(asyncio.Protocol):
         self._input = self._input[self._sliced :] + data if self._input else data
         self._sliced = 0
         if not self._held:
-            self._shared.input.add(self)
+            self._context.input.add(self)
         self._read_or_not()
 
     def take_slice(self) -> bool:
@@ -193,7 +193,7 @@ class Connection(asyncio.Protocol):
         except Exception:  # a fault of ours must not keep the connections behind it from theirs
             log.exception("connection failed")
             self.abort()
-        self._shared.batch.flush()
+        self._context.batch.flush()
         self._read_or_not()
         return bool(self._input) and not self._held
 
@@ -210,14 +210,14 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def pause_writing(self) -> None:
-        self._deadline.set(self._shared.config.stalled_timeout_s)
+        self._deadline.set(self._context.config.stalled_timeout_s)
 
     def resume_writing(self) -> None:
         if self._transport is None or self._transport.is_closing():
             return
         self._deadline.clear()
         self.protocol.drained()
-        self._shared.batch.flush()
+        self._context.batch.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._release()
@@ -225,18 +225,18 @@ class Connection(asyncio.Protocol):
         if self._transport is None:
             return  # within the handshake
         self._transport = None
-        self._shared.connections.discard(self)
+        self._context.connections.discard(self)
         self._deadline.end()
         # It knows this connection: garbage that would wait to be found.
         protocol, self.protocol = self.protocol, NOBODY
         protocol.gone()
-        self._shared.batch.flush()
+        self._context.batch.flush()
 
     def _release(self) -> None:
         self._lost = True
         if self._admitted:
             self._admitted = False
-            self._shared.limits.release(self._address)
+            self._context.limits.release(self._address)
 
     # ---- a Transport ----
 
@@ -270,7 +270,7 @@ class Connection(asyncio.Protocol):
         if self._held:
             self._held = False
             if self._input:
-                self._shared.input.add_later(self)
+                self._context.input.add_later(self)
 
     def close(self, *, lingers: bool = False) -> None:
         transport = self._transport

@@ -11,7 +11,7 @@ from tailrace.edge.access.connections import ConnectionLimits
 from tailrace.edge.access.rules import Rules
 from tailrace.edge.config import EdgeConfig
 from tailrace.edge.origins.link import Link
-from tailrace.edge.server.dispatch import Behind
+from tailrace.edge.server.dispatch import ServerContext
 from tailrace.edge.server.input import InputTurns
 from tailrace.edge.server.outlet import Transport
 from tailrace.edge.server.rest import Rest
@@ -46,7 +46,7 @@ def _call_soon(act: Callable[[], None]) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shared(Behind):
+class ServerContext(ServerContext):
     """What all connections of an edge share."""
 
     config: EdgeConfig

@@ -211,7 +211,7 @@ _DIGITS = re.compile(rb"[0-9]{1,15}")
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
+class ServerContext:
     """What is behind every connection."""
 
     batch: FlushBatch
@@ -254,7 +254,7 @@ class Incoming:
     """A `ResponseSource`, which hands on what it is told to whoever answers. Tell it nothing more once
     the response has ended."""
 
-    behind: Behind
+    context: ServerContext
     request: Request
     writer: Answer
     server: tuple[str, int] | None
@@ -270,18 +270,18 @@ class Incoming:
 
     def begin(self, ended: bool) -> None:
         """Admit the request, or hand it to the application. `ended`: there is no body."""
-        if self._may_fit() and self.behind.routes.claims(self.request):
+        if self._may_fit() and self.context.routes.claims(self.request):
             if ended:
                 self._body = None  # so that a writer that refuses it knows
-            self._admitted = self.behind.routes.admit(self.request, self.writer)
+            self._admitted = self.context.routes.admit(self.request, self.writer)
             if self._admitted is None:
                 return
             self._body = bytearray()
         else:
             self._hand_over(self.request)
         if not ended:
-            self._deadline = Deadline(self.behind.deadlines, self._overdue)
-            self._deadline.set(self.behind.body_timeout_s)
+            self._deadline = Deadline(self.context.deadlines, self._overdue)
+            self._deadline.set(self.context.body_timeout_s)
         self.came(b"", ended)
 
     def _may_fit(self) -> bool:
@@ -289,7 +289,7 @@ class Incoming:
         length = self.request.header(b"content-length")
         if length is None or _DIGITS.fullmatch(length) is None:
             return length is None
-        return int(length) <= self.behind.max_body_bytes
+        return int(length) <= self.context.max_body_bytes
 
     def came(self, data: bytes, ended: bool) -> None:
         """A piece of the request's body."""
@@ -302,14 +302,14 @@ class Incoming:
             self._app.feed(data, ended)
             return
         try:
-            self.behind.bodies.take(len(data))
+            self.context.bodies.take(len(data))
         except TailraceError as error:
             self.cut(error)
             return
         self._counted += len(data)
         body += data
         self.taken(len(data))
-        fits = len(body) <= self.behind.max_body_bytes
+        fits = len(body) <= self.context.max_body_bytes
         if ended or not fits:
             self._whole(bytes(body), ended, fits)
             body.clear()
@@ -318,16 +318,16 @@ class Incoming:
         """Have it answered: all of its body has come, or more than a route takes."""
         admitted, self._admitted = self._admitted, None
         assert admitted is not None  # or it would be the application's already
-        self.behind.bodies.give(self._counted)
+        self.context.bodies.give(self._counted)
         self._counted = 0
         if ended and fits:
-            self._source = self.behind.routes.serve(admitted, body, self.writer)
+            self._source = self.context.routes.serve(admitted, body, self.writer)
         if self._source is None:
             self._ahead = len(body)
             self._hand_over(self.request, admitted).feed(body, ended)
 
     def _hand_over(self, request: Request, admitted: Admitted | None = None) -> AppExchange:
-        ask = self.behind.application.ask
+        ask = self.context.application.ask
         app = ask(request, self.writer, self.server, self._app_has, admitted)
         self._source = self._app = app
         return app
@@ -359,7 +359,7 @@ class Incoming:
         else:
             request = self.request
             protocol = PROTOCOLS[request.http_version]
-            self.behind.refuse(self.writer, protocol, request.method, error)
+            self.context.refuse(self.writer, protocol, request.method, error)
 
     # ---- a ResponseSource ----
 
@@ -369,7 +369,7 @@ class Incoming:
 
     def gone(self) -> None:
         self._expect_no_more()
-        self.behind.bodies.give(self._counted)
+        self.context.bodies.give(self._counted)
         self._counted = 0
         admitted, self._admitted = self._admitted, None
         if admitted is not None:

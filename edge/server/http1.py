@@ -16,7 +16,7 @@ import h11
 from tailrace.edge.access.middleware import TOKEN_QUERY
 from tailrace.edge.errors import refusal, too_slow
 from tailrace.edge.server.chunks import ChunkedBody
-from tailrace.edge.server.context import KEEP_ALIVE_TIMEOUT_S, Shared
+from tailrace.edge.server.context import KEEP_ALIVE_TIMEOUT_S, ServerContext
 from tailrace.edge.server.deadlines import Deadline
 from tailrace.edge.server.flood import REFUSED_POINTS, FloodBudget
 from tailrace.edge.server.http2 import Http2
@@ -73,9 +73,9 @@ class Claimed(NamedTuple):
 class Http1:
     """The `ConnectionProtocol` of HTTP/1.1."""
 
-    def __init__(self, transport: Transport, shared: Shared) -> None:
+    def __init__(self, transport: Transport, context: ServerContext) -> None:
         self._transport = transport
-        self._shared = shared
+        self._context = shared
         self._buffer = bytearray()
         self._scanned = 0  # bytes of it in which no head ends
         self._head_began = False  # something of the next head has come, if only empty lines
@@ -92,10 +92,10 @@ class Http1:
         self._unread = False  # the client leaves its answers unread: it gets no more
         self._closed = False
         self._draining = False
-        self._flood = FloodBudget(shared.deadlines.clock_s)
+        self._flood = FloodBudget(context.deadlines.clock_s)
         self._flooded = False  # it owes too much: the next answer is the last
-        self._deadline = Deadline(shared.deadlines, self._overdue)
-        self._deadline.set(shared.config.header_timeout_s)
+        self._deadline = Deadline(context.deadlines, self._overdue)
+        self._deadline.set(context.config.header_timeout_s)
 
     # ---- what the connection says ----
 
@@ -104,7 +104,7 @@ class Http1:
             return  # lingering
         if not (self._head_began or self._busy or self._skipped):
             self._head_began = True
-            self._deadline.set(self._shared.config.header_timeout_s)
+            self._deadline.set(self._context.config.header_timeout_s)
         self._buffer += data
         self._advance()
         if self._holds:
@@ -216,7 +216,7 @@ class Http1:
         self._scanned = 0
         head = bytes(self._buffer[: found.end()])
         if head.startswith(H2_PREFACE):
-            self._give_way(Http2(self._transport, self._shared, bytes(self._buffer)))
+            self._give_way(Http2(self._transport, self._context, bytes(self._buffer)))
             return False
         del self._buffer[: len(head)]
         self._head_began, self._empty_lines = False, 0
@@ -240,7 +240,7 @@ class Http1:
         framing = {name.lower(): value for name, value in _FRAMING.findall(head)}
         if head.startswith(SESSION) and b"upgrade" in framing and self._upgrade(head):
             return
-        self._deadline.set(self._shared.config.body_timeout_s)
+        self._deadline.set(self._context.config.body_timeout_s)
         if not (_MAYBE_CLAIMED.match(head) and self._claim(head, framing)):
             self._hand_over(head, framing)
 
@@ -255,12 +255,12 @@ class Http1:
         if accepted is None or request.path != SESSION_PATH:
             return False
         has_token = TOKEN_QUERY.search(request.query) is not None
-        admission = self._shared.rules.admit(head_of(request, scheme), has_token=has_token)
+        admission = self._context.rules.admit(head_of(request, scheme), has_token=has_token)
         if admission.refusal is not None:
             return False
         early = bytes(self._buffer)
-        headers = self._shared.headers()
-        protocol = WebSocket(self._transport, self._shared, request, accepted, admission, headers)
+        headers = self._context.headers()
+        protocol = WebSocket(self._transport, self._context, request, accepted, admission, headers)
         self._give_way(protocol)
         if early:
             protocol.receive(early)
@@ -278,12 +278,12 @@ class Http1:
         if event is None:
             return False
         request, body_bytes = self._request(event), int(length)
-        fits = body_bytes <= self._shared.config.max_body_bytes
-        if not (fits and self._shared.routes.claims(request)):
+        fits = body_bytes <= self._context.config.max_body_bytes
+        if not (fits and self._context.routes.claims(request)):
             return False
-        writer = Http1Writer(self, self._transport, self._shared, connection, last=self._flooded)
+        writer = Http1Writer(self, self._transport, self._context, connection, last=self._flooded)
         self._writer, self._skipped = writer, body_bytes  # for a refusal
-        admitted = self._shared.routes.admit(request, writer)
+        admitted = self._context.routes.admit(request, writer)
         if admitted is None:
             self._refused_at_once()
         else:
@@ -314,7 +314,7 @@ class Http1:
         writer = self._writer = claimed.writer
         body = bytes(self._buffer[:came])
         del self._buffer[:came]
-        source = self._shared.routes.serve(claimed.admitted, body, writer)
+        source = self._context.routes.serve(claimed.admitted, body, writer)
         if source is None:
             self._writer = None
             self._buffer[:0] = body
@@ -329,14 +329,14 @@ class Http1:
     def _count(self, came: int, claimed: Claimed) -> None:
         """Count what has come of a body for the budget of all bodies."""
         try:
-            self._shared.bodies.take(came - self._counted)
+            self._context.bodies.take(came - self._counted)
         except TailraceError as error:
             self._refuse(error, claimed.head)
         else:
             self._counted = came
 
     def _uncount(self) -> None:
-        self._shared.bodies.give(self._counted)
+        self._context.bodies.give(self._counted)
         self._counted = 0
 
     def _drop_claimed(self) -> None:
@@ -363,7 +363,7 @@ class Http1:
         coding = framing.get(b"transfer-encoding", b"").strip().lower()
         is_chunked = coding == b"chunked" and b"content-length" not in framing
         self._chunks = ChunkedBody() if is_chunked else None
-        self._app = AppRequest(self._shared.rest, self._transport, self._answered, admitted)
+        self._app = AppRequest(self._context.rest, self._transport, self._answered, admitted)
         # RFC 9110, 7.8: a server may go on as if nobody had asked. To HTTP/2 there is no way here,
         # and sessions never come so far: a WebSocket of Hypercorn's would have no limits.
         self._app.receive(_UPGRADE.sub(b"", head))
@@ -412,11 +412,11 @@ class Http1:
             return
         self._await_next()
         self._advance()
-        self._shared.batch.flush()
+        self._context.batch.flush()
 
     def _await_next(self) -> None:
         """Give the client its time for what comes next."""
-        config = self._shared.config
+        config = self._context.config
         self._head_began = bool(self._buffer)
         if self._skipped:
             self._deadline.set(config.body_timeout_s)
@@ -426,11 +426,11 @@ class Http1:
     def _refuse(self, error: TailraceError, head: bytes | None = None) -> None:
         """Answer what is no request of a route, and close. Without `head`, that of the request,
         it is what has come."""
-        if self._shared.counts is not None:
-            self._shared.counts.refused("h1", error.code, error.status)
+        if self._context.counts is not None:
+            self._context.counts.refused("h1", error.code, error.status)
         began = bytes(self._buffer[:MAX_HEAD_BYTES]) if head is None else head
         self._drop_claimed()
-        self._transport.write(self._shared.rest.error_answer(error, began))
+        self._transport.write(self._context.rest.error_answer(error, began))
         self._close(lingers=True)
 
     def _close(self, *, lingers: bool = False) -> None:
@@ -453,7 +453,7 @@ class Http1Writer:
     """
 
     __slots__ = (
-        *("_chunked", "_closes", "_connection", "_head", "_http1", "_last", "_open", "_shared"),
+        *("_chunked", "_closes", "_connection", "_head", "_http1", "_last", "_open", "_context"),
         *("_transport", "room"),
     )
 
@@ -461,7 +461,7 @@ class Http1Writer:
         self,
         http1: Http1,
         transport: Transport,
-        shared: Shared,
+        context: ServerContext,
         connection: h11.Connection,
         *,
         last: bool = False,
@@ -470,7 +470,7 @@ class Http1Writer:
         self._http1 = http1
         self._transport = transport
         self.room = transport.room
-        self._shared = shared
+        self._context = shared
         self._connection: h11.Connection | None = connection
         self._head = b""  # until it goes out with what comes first
         self._chunked = True
@@ -481,7 +481,7 @@ class Http1Writer:
     def start(self, status: int, headers: Headers) -> None:
         assert self._connection is not None  # it is started once
         connection, self._connection = self._connection, None
-        fields = [*headers, *self._shared.headers()]
+        fields = [*headers, *self._context.headers()]
         if self._last:
             fields.append((b"connection", b"close"))
         response = h11.Response(status_code=status, headers=fields)
@@ -492,7 +492,7 @@ class Http1Writer:
             and all(name != b"content-length" for name, _ in headers)
         )
         self._closes = b"\r\nconnection: close\r\n" in self._head.lower()
-        self._shared.batch.mark_dirty(self)
+        self._context.batch.mark_dirty(self)
 
     def flush(self) -> None:
         """The head by itself, if nothing of the body has come in this turn."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 from tailrace.edge.errors import refusal
-from tailrace.edge.server.context import KEEP_ALIVE_TIMEOUT_S, Shared
+from tailrace.edge.server.context import KEEP_ALIVE_TIMEOUT_S, ServerContext
 from tailrace.edge.server.deadlines import Deadline, nothing
 from tailrace.edge.server.dispatch import Incoming
 from tailrace.edge.server.http2_core import Asked, Came, Happened, Http2Connection, Stream
@@ -23,25 +23,25 @@ MAX_BODY_BYTES = 16 << 20
 class Http2:
     """The `ConnectionProtocol` of HTTP/2; `first` is what was read of it already."""
 
-    def __init__(self, transport: Transport, shared: Shared, first: bytes = b"") -> None:
+    def __init__(self, transport: Transport, context: ServerContext, first: bytes = b"") -> None:
         self._transport = transport
-        self._shared = shared
+        self._context = shared
         self._h2 = Http2Connection(
-            shared.deadlines.clock_s,
-            partial(shared.batch.mark_dirty, self),
-            shared.headers,
+            context.deadlines.clock_s,
+            partial(context.batch.mark_dirty, self),
+            context.headers,
             secure=transport.secure,
             peer=transport.peer,
         )
         self._busy = False
         self._refused = 0  # requests, while input is worked off
         # A proxy's connection carries many clients' requests: one of them must not end it for all.
-        self._is_proxy = transport.peer is not None and shared.rules.proxies.trusts(
+        self._is_proxy = transport.peer is not None and context.rules.proxies.trusts(
             transport.peer[0]
         )
-        self._idle = Deadline(shared.deadlines, self._h2.go_away)
-        self._idle.set(shared.config.header_timeout_s)
-        self._stalled = Deadline(shared.deadlines, self._cut_stalled)
+        self._idle = Deadline(context.deadlines, self._h2.go_away)
+        self._idle.set(context.config.header_timeout_s)
+        self._stalled = Deadline(context.deadlines, self._cut_stalled)
         self.flush()
         if first:
             self.receive(first)
@@ -56,7 +56,7 @@ class Http2:
 
     def drained(self) -> None:
         self._transport.resume_reading()
-        self._shared.batch.mark_dirty(self)
+        self._context.batch.mark_dirty(self)
 
     def gone(self) -> None:
         self._idle.end()
@@ -82,18 +82,18 @@ class Http2:
                     source.gone()
 
     def _begin(self, asked: Asked) -> None:
-        stream, request, behind = asked.stream, asked.request, self._shared
+        stream, request, context = asked.stream, asked.request, self._context
         if asked.too_large:
-            behind.refuse(stream, "h2", request.method, refusal(431))
+            context.refuse(stream, "h2", request.method, refusal(431))
             self._refused += 1
             return
-        incoming = Incoming(behind, request, stream, self._transport.server, stream.taken)
+        incoming = Incoming(context, request, stream, self._transport.server, stream.taken)
         stream.source = incoming
         incoming.begin(asked.ended)
         self._refused += stream.source is None
 
     def _feed(self, stream: Stream, data: bytes, ended: bool) -> None:
-        limit = max(MAX_BODY_BYTES, 2 * self._shared.config.max_body_bytes)
+        limit = max(MAX_BODY_BYTES, 2 * self._context.config.max_body_bytes)
         incoming = stream.source
         if not isinstance(incoming, Incoming):  # it has its answer
             stream.taken(len(data))
@@ -107,8 +107,8 @@ class Http2:
     # ---- time ----
 
     def _cut_stalled(self) -> None:
-        now = self._shared.deadlines.clock_s()
-        for stream in self._h2.stalled(now - self._shared.config.stalled_timeout_s):
+        now = self._context.deadlines.clock_s()
+        for stream in self._h2.stalled(now - self._context.config.stalled_timeout_s):
             source, stream.source = stream.source, None
             self._h2.abort(stream)
             if source is not None:
@@ -140,5 +140,5 @@ class Http2:
                 self._idle.set(KEEP_ALIVE_TIMEOUT_S)
         since = self._h2.starved_since
         if since is not None and not self._stalled.is_set:
-            waited_s = self._shared.deadlines.clock_s() - since
-            self._stalled.set(self._shared.config.stalled_timeout_s - waited_s)
+            waited_s = self._context.deadlines.clock_s() - since
+            self._stalled.set(self._context.config.stalled_timeout_s - waited_s)

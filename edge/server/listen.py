@@ -19,7 +19,7 @@ from tailrace.edge.quic.aioquic_core import AioquicCores
 from tailrace.edge.quic.listen import QuicListener
 from tailrace.edge.quic.steer import steer
 from tailrace.edge.server.connection import Connection
-from tailrace.edge.server.context import Shared
+from tailrace.edge.server.context import ServerContext
 from tailrace.edge.server.deadlines import SLOT_S
 from tailrace.ledger.errors import ConfigError
 from tailrace.ledger.process.settings import parse_address
@@ -123,7 +123,7 @@ def _bound_what_waits(listener: socket.socket) -> None:
 @asynccontextmanager
 async def listening(
     sockets: Sockets,
-    shared: Shared,
+    context: ServerContext,
     tls: Callable[[], ssl.SSLContext | None],
     process: int = 0,
 ) -> AsyncIterator[QuicListener | None]:
@@ -132,7 +132,7 @@ async def listening(
     What serves QUIC is given to the block, which may stop it before; None where nothing does.
     """
     loop = asyncio.get_running_loop()
-    turning = loop.create_task(_turn(shared))
+    turning = loop.create_task(_turn(context))
     servers: list[asyncio.Server] = []
     quic: QuicListener | None = None
     try:
@@ -140,19 +140,19 @@ async def listening(
         for each in (*sockets.plain, *sockets.secure):
             each.listen(LISTEN_BACKLOG)
         for each in sockets.plain:
-            servers.append(await _listen(each, lambda: Connection(shared, None)))
+            servers.append(await _listen(each, lambda: Connection(context, None)))
             log.info("Running on http://" + _name(each))
         for each in sockets.secure:
-            servers.append(await _listen(each, lambda: Connection(shared, tls())))
+            servers.append(await _listen(each, lambda: Connection(context, tls())))
             log.info("Running on https://" + _name(each))
-        quic = _listen_quic(sockets.quic, shared, process) if sockets.quic else None
+        quic = _listen_quic(sockets.quic, context, process) if sockets.quic else None
         yield quic
     finally:
         for server in servers:
             server.close()
         if quic is not None:
             await quic.stop(0)
-        await shared.application.ended(0)
+        await context.application.ended(0)
         await cancel([turning])
 
 
@@ -161,25 +161,27 @@ async def _listen(bound: socket.socket, make: Callable[[], Connection]) -> async
     return await loop.create_server(make, sock=bound, backlog=LISTEN_BACKLOG)
 
 
-def _listen_quic(bound: Sequence[socket.socket], shared: Shared, process: int) -> QuicListener:
-    config = shared.config
+def _listen_quic(
+    bound: Sequence[socket.socket], context: ServerContext, process: int
+) -> QuicListener:
+    config = context.config
     mark = process if config.processes > 1 else None
     assert config.certificate is not None and config.key is not None  # or nothing was bound
     secret = config.origin_credentials.secret
-    cores = AioquicCores(config.certificate, config.key, mark, shared.asked_for, secret)
-    listener = QuicListener(bound, cores, shared, shared.limits)
+    cores = AioquicCores(config.certificate, config.key, mark, context.asked_for, secret)
+    listener = QuicListener(bound, cores, context, context.limits)
     listener.start()
     for each in bound:
         log.info("Running on https://" + _name(each) + " (QUIC)")
     return listener
 
 
-async def _turn(shared: Shared) -> None:
+async def _turn(context: ServerContext) -> None:
     """The clock of all deadlines."""
     while True:
         await asyncio.sleep(SLOT_S)
-        shared.deadlines.turn()
-        shared.batch.flush()
+        context.deadlines.turn()
+        context.batch.flush()
 
 
 def _name(bound: socket.socket) -> str:

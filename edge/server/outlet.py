@@ -1,7 +1,7 @@
 """The seam between protocols and routes: one request, and one response's way to its client.
 
 HTTP/1.1, HTTP/2 and HTTP/3 each make a `Request` and a `ResponseWriter` of what they read. A route that
-carries tokens answers it with a `ResponseSource`, which no task and no queue stands behind: a frame of
+carries tokens answers it with a `ResponseSource`, which no task and no queue stands context: a frame of
 the link ends as a `write` in the very callback that read it. Every other request is the ASGI
 application's, and so is every doubtful one: the same routes exist there.
 

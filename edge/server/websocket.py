@@ -19,7 +19,7 @@ from wsproto.frame_protocol import CloseReason
 from tailrace.edge.access.operators import sees_details
 from tailrace.edge.access.rules import PROTOCOLS, Admission
 from tailrace.edge.origins.relay import under
-from tailrace.edge.server.context import Shared
+from tailrace.edge.server.context import ServerContext
 from tailrace.edge.server.deadlines import Deadline
 from tailrace.edge.server.flood import EMPTY_POINTS, SMALL_PIECE_BYTES, FloodBudget
 from tailrace.edge.server.outlet import Headers, Request, Transport
@@ -70,30 +70,30 @@ class WebSocket:
     def __init__(
         self,
         transport: Transport,
-        shared: Shared,
+        context: ServerContext,
         asked: Request,
         accepted: bytes,
         admission: Admission,
         headers: Headers,
     ) -> None:
         """Answer the handshake that was `asked`; `headers` go with the answer."""
-        config = shared.config
+        config = context.config
         path = SESSION_PATH.decode()
-        self._exchange = Exchange(shared.counts, self.protocol, "GET", path, asked.headers)
+        self._exchange = Exchange(context.counts, self.protocol, "GET", path, asked.headers)
         self._exchange.answered(101)
         self._exchange.address = admission.head.address
         self._held_s: float | None = None  # since when frames wait for room, if any do
-        self._done = partial(shared.rules.done, admission)
+        self._done = partial(context.rules.done, admission)
         self._transport = transport
-        self._batch = shared.batch
-        self._link = shared.link
-        self._flood = FloodBudget(shared.deadlines.clock_s)
+        self._batch = context.batch
+        self._link = context.link
+        self._flood = FloodBudget(context.deadlines.clock_s)
         self._session = Session(
             config.max_streams_per_connection,
-            Unfinished(config.max_unfinished_per_connection, shared.deadlines.clock_s),
+            Unfinished(config.max_unfinished_per_connection, context.deadlines.clock_s),
             caller=admission.caller,
-            left=partial(shared.link.left_by, self),
-            unread=shared.link.unread,
+            left=partial(context.link.left_by, self),
+            unread=context.link.unread,
             sees_details=sees_details(admission.head, "1.1", admission.caller, config),
             failed=self._exchange.failed,
             spend=self._flood.spend,
@@ -104,7 +104,7 @@ class WebSocket:
         self._size = 0
         self._missed = 0
         self._closed = False
-        self._deadline = Deadline(shared.deadlines, self._overdue)
+        self._deadline = Deadline(context.deadlines, self._overdue)
         self._deadline.set(HELLO_TIMEOUT_S)
         fields = [
             (b"upgrade", b"websocket"),

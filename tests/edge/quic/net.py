@@ -21,7 +21,7 @@ from tailrace.edge.quic.aioquic_core import AioquicCores
 from tailrace.edge.quic.core import Address, Datagrams
 from tailrace.edge.quic.server import RETRY_FROM_HANDSHAKES, QuicServer
 from tailrace.edge.server.deadlines import Deadlines
-from tailrace.edge.server.dispatch import Application, Behind
+from tailrace.edge.server.dispatch import Application, ServerContext
 from tailrace.edge.server.outlet import (
     Admitted,
     FlushBatch,
@@ -109,7 +109,7 @@ class Net:
         self.sent = 0  # datagrams of the server
         application = Application(app or no_app, self.batch)
         self.deadlines = Deadlines(lambda: self.now)
-        behind = Behind(
+        context = ServerContext(
             self.batch,
             self.routes,
             application,
@@ -125,7 +125,7 @@ class Net:
         cores = AioquicCores(files.certificate, files.key)
         self.server = QuicServer(
             cores,
-            behind,
+            context,
             lambda: self.now,
             lambda _at: None,
             limits or ConnectionLimits(10_000, 10_000),

@@ -35,7 +35,7 @@ from tailrace.edge.quic.listen import (
     segments,
 )
 from tailrace.edge.server.deadlines import Deadlines
-from tailrace.edge.server.dispatch import Application, Behind
+from tailrace.edge.server.dispatch import Application, ServerContext
 from tailrace.edge.server.outlet import FlushBatch
 from tailrace.up import CertificateFiles
 from tests.edge.quic.fetching import Fetching
@@ -64,7 +64,7 @@ class Listening:
         self.sockets = [bound(host) for host in hosts]
         self.ports = [each.getsockname()[1] for each in self.sockets]
         batch = self.batch = FlushBatch()
-        behind = Behind(
+        context = ServerContext(
             batch,
             self.routes,
             Application(no_app, batch),
@@ -77,7 +77,7 @@ class Listening:
         self.asked_for: list[str] = []
         cores = AioquicCores(files.certificate, files.key, asked_for=self.asked_for.append)
         self.listener = QuicListener(
-            self.sockets, cores, behind, ConnectionLimits(100, 100), probe_timeout_s
+            self.sockets, cores, context, ConnectionLimits(100, 100), probe_timeout_s
         )
 
     @asynccontextmanager

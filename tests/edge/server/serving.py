@@ -15,7 +15,7 @@ from tailrace.edge.application import create_app
 from tailrace.edge.config import EdgeConfig, access_rules, connection_limits, open_requests
 from tailrace.edge.origins.link import Link
 from tailrace.edge.serve import server_config
-from tailrace.edge.server.context import Shared
+from tailrace.edge.server.context import ServerContext
 from tailrace.edge.server.deadlines import Deadlines
 from tailrace.edge.server.dispatch import Application
 from tailrace.edge.server.listen import Sockets, listening
@@ -31,7 +31,7 @@ PATIENCE_S = 60.0
 
 class Served(NamedTuple):
     port: int
-    shared: Shared
+    context: ServerContext
 
 
 @asynccontextmanager
@@ -54,7 +54,7 @@ async def serving(origin: ScriptedOrigin, **settings: Any) -> AsyncIterator[Serv
     limits = connection_limits(config, 65_536)
     application = Application(Observed(app, counts), turn)
     rest = Rest(application, server_config(config))
-    shared = Shared(
+    context = ServerContext(
         *(batch, routes, application, rest.headers, deadlines),
         *(config.max_body_bytes, config.body_timeout_s, config.stalled_timeout_s, counts),
         bodies=app.state.bodies,
@@ -66,12 +66,12 @@ async def serving(origin: ScriptedOrigin, **settings: Any) -> AsyncIterator[Serv
     )
     app.state.metrics = EdgeMetrics(counts, link, limits)
     port = sockets.plain[0].getsockname()[1]
-    async with app.router.lifespan_context(app), listening(sockets, shared, lambda: None):
+    async with app.router.lifespan_context(app), listening(sockets, context, lambda: None):
         await is_up(link)
-        yield Served(port, shared)
-        for connection in shared.connections.all():
+        yield Served(port, context)
+        for connection in context.connections.all():
             connection.abort()
-        await shared.connections.none.wait()
+        await context.connections.none.wait()
 
 
 class Answer(NamedTuple):

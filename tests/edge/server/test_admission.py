@@ -41,7 +41,7 @@ def posted(path: str, body: bytes, headers: str = EVENTS + WITH_KEY) -> bytes:
 async def with_keys(limits: Limits | None = None) -> AsyncIterator[Served]:
     """An edge that asks for API keys, on a clock that stands still."""
     async with ScriptedOrigin(3).listening() as origin, serving(origin) as served:
-        gate = served.shared.rules.gate
+        gate = served.context.rules.gate
         gate.ring = KeyRing([api_key()], {"acme": limits or Limits()})
         gate.clock = lambda: 0.0
         yield served
@@ -54,7 +54,7 @@ async def test_nothing_of_a_body_is_awaited_of_whom_no_key_speaks_for(path: str)
     async with with_keys() as served, Client.connected(served) as client:
         await client.send(asked[:-900])
         answer = await client.answer()
-        assert (answer.status, served.shared.bodies.used_bytes) == (401, 0)
+        assert (answer.status, served.context.bodies.used_bytes) == (401, 0)
         # The rest of the body is dropped, and the connection goes on.
         await client.send(asked[-900:] + posted(GENERATE, BODY))
         assert (await client.answer()).status == 200
@@ -84,26 +84,26 @@ async def test_a_request_counts_once_whoever_answers_it(asked: dict[str, object]
                 statuses.append((await client.answer()).status)
             assert statuses == [200] * BURST + [429]
         async with Peer.of(served) as peer:
-            served.shared.rules.gate.clock = lambda: 1000.0
+            served.context.rules.gate.clock = lambda: 1000.0
             headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
             for n in range(BURST + 1):
                 stream = peer.ask("POST", COMPLETIONS, headers, ended=False)
                 peer.h2.send_data(stream, body, end_stream=True)
                 await peer.until(lambda stream=stream: stream in peer.ended)
                 assert peer.statuses[stream] == ("429" if n == BURST else "200")
-        await until(lambda: not served.shared.rules.gate._under_way)
+        await until(lambda: not served.context.rules.gate._under_way)
 
 
 async def test_whoever_leaves_within_a_body_is_not_counted_any_more() -> None:
     async with with_keys(Limits(max_concurrent=1)) as served:
-        gate = served.shared.rules.gate
+        gate = served.context.rules.gate
         for path in (GENERATE, COMPLETIONS):
             async with Client.connected(served) as client:
                 await client.send(posted(path, BODY)[:-5])
-                await until(lambda: bool(served.shared.bodies.used_bytes))
+                await until(lambda: bool(served.context.bodies.used_bytes))
                 assert gate._under_way["acme"] == 1
             await until(lambda: not gate._under_way)
-            assert served.shared.bodies.used_bytes == 0
+            assert served.context.bodies.used_bytes == 0
 
 
 async def test_each_request_has_one_span_and_each_span_ends() -> None:
@@ -111,7 +111,7 @@ async def test_each_request_has_one_span_and_each_span_ends() -> None:
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     begun: list[ReadableSpan] = []
     async with with_keys() as served:
-        counts = served.shared.counts
+        counts = served.context.counts
         assert counts is not None
         counts.traces = Traces(provider)
         begin = counts.traces._tracer.start_span
@@ -147,7 +147,7 @@ async def test_one_choice_takes_the_fast_way_however_it_is_written(
     body = b'{"model": "demo", "prompt": "Once", "stream": true, %b}' % settings
     async with with_keys() as served:
         noting = Noting(served)
-        object.__setattr__(served.shared, "routes", noting)
+        object.__setattr__(served.context, "routes", noting)
         async with Client.connected(served) as client:
             await client.send(posted(COMPLETIONS, body))
             await client.answer()
@@ -172,7 +172,7 @@ async def test_bodies_beyond_the_budget_are_refused_until_there_is_room(headers:
     body = BODY + b" " * 3000
     asked = posted(GENERATE, body, headers)
     async with with_keys() as served:
-        bodies = served.shared.bodies
+        bodies = served.context.bodies
         bodies.most_bytes = 4000
         async with Client.connected(served) as first, Client.connected(served) as second:
             await first.send(asked[:-100])
@@ -188,11 +188,11 @@ async def test_bodies_beyond_the_budget_are_refused_until_there_is_room(headers:
 
 async def test_bodies_over_http2_are_in_the_budget() -> None:
     async with with_keys() as served, Peer.of(served) as peer:
-        served.shared.bodies.most_bytes = 4000
+        served.context.bodies.most_bytes = 4000
         headers = {"accept": "text/event-stream", "authorization": f"Bearer {KEY}"}
         waiting = peer.ask("POST", GENERATE, headers, ended=False)
         peer.h2.send_data(waiting, BODY + b" " * 3000)
-        await peer.until(lambda: served.shared.bodies.used_bytes > 3000)
+        await peer.until(lambda: served.context.bodies.used_bytes > 3000)
         refused = peer.ask("POST", GENERATE, headers, ended=False)
         peer.h2.send_data(refused, BODY + b" " * 3000)
         await peer.until(lambda: refused in peer.ended)
@@ -200,4 +200,4 @@ async def test_bodies_over_http2_are_in_the_budget() -> None:
         peer.h2.end_stream(waiting)
         await peer.until(lambda: waiting in peer.ended)
         assert peer.statuses[waiting] == "200"
-        assert served.shared.bodies.used_bytes == 0
+        assert served.context.bodies.used_bytes == 0

@@ -78,7 +78,7 @@ class Noting:
     """The routes, which note whose answer it was."""
 
     def __init__(self, served: Served) -> None:
-        self._routes = served.shared.routes
+        self._routes = served.context.routes
         self.served = 0
 
     def claims(self, request: Request) -> bool:
@@ -107,7 +107,7 @@ async def origin() -> AsyncIterator[ScriptedOrigin]:
 async def served(origin: ScriptedOrigin) -> AsyncIterator[tuple[Served, Noting]]:
     async with serving(origin, **SETTINGS) as served:
         noting = Noting(served)
-        object.__setattr__(served.shared, "routes", noting)
+        object.__setattr__(served.context, "routes", noting)
         yield served, noting
 
 
@@ -136,7 +136,7 @@ async def test_the_answer_is_that_of_the_application(
     asked_here = request_of(origin)
     assert (noting.served > before) == case.fast
 
-    transport = httpx.ASGITransport(cast(Any, server.shared.application.app))
+    transport = httpx.ASGITransport(cast(Any, server.context.application.app))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as app:
         given = [(name, value) for name, value in headers if name != "Connection"]
         other = await app.request(method, target, headers=given, content=case.body)

@@ -59,7 +59,7 @@ async def test_a_connection_that_has_ended_is_no_garbage(asked: bytes) -> None:
             assert len(ours()) > before
             writer.close()
             async with asyncio.timeout(PATIENCE_S):
-                await served.shared.connections.none.wait()
+                await served.context.connections.none.wait()
                 await until(lambda: len(ours()) <= before)
         finally:
             gc.enable()

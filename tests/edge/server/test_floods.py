@@ -121,11 +121,11 @@ async def test_others_have_their_turn_after_each_slice_and_what_waits_is_bounded
     waiting: list[int] = []
     unbounded: list[int] = []  # bytes that waited while more was read
     async with ScriptedOrigin(3).listening() as origin, serving(origin) as served:
-        object.__setattr__(served.shared, "input", paced.input)
+        object.__setattr__(served.context, "input", paced.input)
         async with Client.connected(served) as client:
             await client.send(GET)
             await client.answer()
-            [transport] = served.shared.connections.all()
+            [transport] = served.context.connections.all()
             connection = cast(Connection, transport)
             receive = connection.protocol.receive
 
@@ -167,7 +167,7 @@ async def test_no_request_is_answered_while_the_client_leaves_its_answers_unread
     client = Client(reader, writer)
     await client.send(GET)
     await client.answer()
-    [transport] = served.shared.connections.all()
+    [transport] = served.context.connections.all()
     connection = cast(Connection, transport)
     await client.send(REFUSED * count + GET)
     await until(lambda: connection.room() < 1)

@@ -72,7 +72,7 @@ async def test_what_a_turn_has_for_a_connection_is_sent_in_one_piece(served: Ser
     async with Client.connected(served) as client:
         await client.send(GET)
         await client.answer()
-        [connection] = served.shared.connections.all()
+        [connection] = served.context.connections.all()
         recorded = Recorded(cast(Connection, connection)._transport)
         cast(Connection, connection)._transport = cast(asyncio.Transport, recorded)
         await client.send(head + b"Accept: text/event-stream\r\n\r\n" + body)
@@ -186,7 +186,7 @@ async def test_200_connections_that_dawdle_are_gone_after_their_time(hurried: Se
     # Who has not begun gets no answer to what was not asked.
     assert all(word == b"" for word in said[::2])
     assert all(word.startswith(b"HTTP/1.1 408") for word in said[1::2])
-    await hurried.shared.connections.none.wait()
+    await hurried.context.connections.none.wait()
 
 
 async def test_there_is_no_way_from_http1_to_http2(served: Served) -> None:
@@ -201,7 +201,7 @@ async def test_a_client_that_leaves_in_the_middle_costs_nothing(served: Served) 
         await client.send(
             b"POST /v1/stream/a HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nbody"
         )
-    await served.shared.connections.none.wait()
+    await served.context.connections.none.wait()
 
 
 async def test_connections_over_the_limit_are_told_so_and_closed() -> None:
@@ -218,7 +218,7 @@ async def test_connections_over_the_limit_are_told_so_and_closed() -> None:
                 assert (answer.status, answer.error) == (503, "overloaded")
                 assert answer.headers["retry-after"] == "1"
                 assert await third.rest() == b""
-        await served.shared.connections.none.wait()
+        await served.context.connections.none.wait()
         async with Client.connected(served) as again:
             await again.send(GET)
             assert (await again.answer()).status == 200
@@ -347,7 +347,7 @@ async def test_http_1_0_takes_the_fast_way_and_ends_with_its_connection(
     noting = Noting(served)
     body = b'{"model": "demo", "prompt": "Once"}'
     fields = f"Accept: {view}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
-    object.__setattr__(served.shared, "routes", noting)
+    object.__setattr__(served.context, "routes", noting)
     said = []
     for line in (b"POST /v1/generate HTTP/1.0\r\n", b"POST /v1/generate HTTP/1.1\r\nHost: a\r\n"):
         async with Client.connected(served) as client:

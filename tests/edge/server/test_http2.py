@@ -289,8 +289,8 @@ async def test_nothing_is_left_of_connections_that_make_no_sense(
         async with client_of(served) as client:
             assert (await client.get("/healthz")).status_code == 200
         async with asyncio.timeout(PATIENCE_S):
-            await served.shared.connections.none.wait()
-            await served.shared.application.ended(PATIENCE_S)
+            await served.context.connections.none.wait()
+            await served.context.application.ended(PATIENCE_S)
     assert {line["event"] for line in logs} <= {"client gone", "request"}
 
 
@@ -309,9 +309,9 @@ async def test_a_drain_lets_what_is_under_way_come_to_its_end(
     async with Peer.of(served) as peer:
         stream_id = peer.ask("GET", f"/v1/generate/{ID}", FRAMES)
         await peer.until(lambda: stream_id in peer.bodies)
-        for connection in served.shared.connections.all():
+        for connection in served.context.connections.all():
             connection.protocol.drain()
-        served.shared.batch.flush()
+        served.context.batch.flush()
         goaway = await peer.reader.readexactly(17)
         assert goaway[3:] == b"\x07" + bytes(5) + (2**31 - 1).to_bytes(4, "big") + bytes(4)
         origin.released = len(origin.frames)

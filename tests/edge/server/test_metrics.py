@@ -47,7 +47,7 @@ async def client(served: Served) -> AsyncIterator[httpx.AsyncClient]:
 
 
 def value(served: Served, name: str, **labels: str) -> float | None:
-    state = served.shared.application.app._app.state  # type: ignore[attr-defined]
+    state = served.context.application.app._app.state  # type: ignore[attr-defined]
     metrics: EdgeMetrics = state.metrics
     return metrics.registry.get_sample_value(f"tailrace_edge_{name}", labels)
 
@@ -83,7 +83,7 @@ async def test_frames_are_counted_and_timed_from_the_link_to_the_socket(
 ) -> None:
     await client.post("/v1/generate", json=BODY, headers=SSE)
     await client.get(f"/v1/generate/{STREAM.hex()}?after=1", headers=SSE)
-    link = served.shared.link.address
+    link = served.context.link.address
     assert value(served, "frames_total", origin=link) == (WORDS + 1) + (WORDS - 1)
     # The stream had ended: all that the second reader was sent lay behind the tip.
     assert value(served, "replayed_frames_total", origin=link) == 2 * WORDS
@@ -124,7 +124,7 @@ async def test_open_streams_are_shown_by_state_and_protocol(
             assert value(served, "connections") == 2
             origin.stop()
             await until(lambda: value(served, "streams", protocol="ws", state="waiting") == 1)
-            link = served.shared.link.address
+            link = served.context.link.address
             assert value(served, "origin_up", origin=link) == 0
             assert value(served, "origin_losses_total", origin=link) == 1
         await until(lambda: value(served, "streams", protocol="ws", state="waiting") == 0)
@@ -135,7 +135,7 @@ async def test_a_stream_that_is_asked_for_again_is_a_resume_of_the_edge() -> Non
     origin = ScriptedOrigin(WORDS)
     origin.released = 2
     async with origin.listening(), serving(origin) as served:
-        origins = served.shared.link.origins
+        origins = served.context.link.origins
         origins[0]._backoff = Backoff(0, 0)
         url = f"http://127.0.0.1:{served.port}/v1/generate"
         async with (
@@ -151,7 +151,7 @@ async def test_a_stream_that_is_asked_for_again_is_a_resume_of_the_edge() -> Non
             while "event: end" not in await anext(lines):
                 pass
         assert value(served, "resumes_total", by="edge") == 1
-        assert value(served, "frames_total", origin=served.shared.link.address) == WORDS + 1
+        assert value(served, "frames_total", origin=served.context.link.address) == WORDS + 1
 
 
 async def test_metrics_are_read_by_get_and_head_in_both_formats(

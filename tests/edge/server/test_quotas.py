@@ -40,7 +40,7 @@ POLICY = '"requests";q=1;w=2, "tokens";q=600;qu="tokens";w=60'
 async def limited(limits: Limits, origin: ScriptedOrigin) -> AsyncIterator[httpx.AsyncClient]:
     """A client with a key of a tenant with limits, and an edge on a clock that stands still."""
     async with origin.listening(), serving(origin, allowed_origins=("*",)) as served:
-        gate = served.shared.rules.gate
+        gate = served.context.rules.gate
         gate.ring = KeyRing([api_key()], {"acme": limits})
         gate.clock = lambda: 0.0
         key = {"Authorization": f"Bearer {KEY}", "Origin": "https://page.example"}

@@ -32,7 +32,7 @@ async def secure(folder: Path) -> AsyncIterator[int]:
     async with ScriptedOrigin(3).listening() as origin, serving(origin) as served:
         loop = asyncio.get_running_loop()
         server = await loop.create_server(
-            lambda: Connection(served.shared, context), "127.0.0.1", 0
+            lambda: Connection(served.context, context), "127.0.0.1", 0
         )
         with closing(server):
             yield server.sockets[0].getsockname()[1]
