@@ -12,7 +12,7 @@ from collections.abc import Callable
 from tailrace.edge.errors import refusal
 from tailrace.edge.quic.core import Asked, Came, Code, Core, Event, Left, TooLong
 from tailrace.edge.server.deadlines import Deadline
-from tailrace.edge.server.dispatch import Incoming, ServerContext
+from tailrace.edge.server.dispatch import RequestDispatcher, ServerContext
 from tailrace.edge.server.outlet import UNSENT_BYTES, Headers, Request
 from tailrace.ledger.errors import CallerError, TailraceError
 from tailrace.ledger.flow.token_bucket import Bucket
@@ -120,14 +120,14 @@ class Http3:
 class Exchange:
     """One request and its response: a `ResponseWriter`."""
 
-    __slots__ = ("_deadline", "_http3", "_incoming", "_over", "is_refusal", "started", "stream")
+    __slots__ = ("_deadline", "_http3", "_dispatcher", "_over", "is_refusal", "started", "stream")
 
     def __init__(self, http3: Http3, stream: int) -> None:
         self.stream = stream
         self.started = False
         self.is_refusal = False
         self._http3 = http3
-        self._incoming: Incoming | None = None
+        self._dispatcher: RequestDispatcher | None = None
         self._over = False
         self._deadline = Deadline(http3.context.deadlines, self._stalled)
 
@@ -135,13 +135,13 @@ class Exchange:
 
     def ask(self, request: Request, ended: bool) -> None:
         http3 = self._http3
-        self._incoming = Incoming(http3.context, request, self, http3.server, self._read)
-        self._incoming.begin(ended)
+        self._dispatcher = RequestDispatcher(http3.context, request, self, http3.server, self._read)
+        self._dispatcher.begin(ended)
 
     def came(self, data: bytes, ended: bool) -> None:
         """A piece of the request's body."""
-        if self._incoming is not None and not self._over:
-            self._incoming.came(data, ended)
+        if self._dispatcher is not None and not self._over:
+            self._dispatcher.came(data, ended)
 
     def _read(self, size: int) -> None:
         if size:
@@ -152,26 +152,26 @@ class Exchange:
 
     def drained(self) -> None:
         self._deadline.clear()
-        if self._incoming is not None:
-            self._incoming.drained()
+        if self._dispatcher is not None:
+            self._dispatcher.drained()
 
     def gone(self) -> None:
         """The client has left."""
         self._http3.starved.pop(self, None)
-        incoming = self._ended()
-        if incoming is not None:
-            incoming.gone()
+        dispatcher = self._ended()
+        if dispatcher is not None:
+            dispatcher.gone()
 
-    def _ended(self) -> Incoming | None:
+    def _ended(self) -> RequestDispatcher | None:
         """Who answers forgets this one and is forgotten: garbage that would wait to be found."""
         self._over = True
         self._deadline.end()
-        incoming, self._incoming = self._incoming, None
-        return incoming
+        dispatcher, self._dispatcher = self._dispatcher, None
+        return dispatcher
 
     def _stalled(self) -> None:
-        if self._incoming is not None:
-            self._incoming.gone()
+        if self._dispatcher is not None:
+            self._dispatcher.gone()
         self.reset()
 
     # ---- a ResponseWriter ----
@@ -191,9 +191,9 @@ class Exchange:
 
     def end(self) -> None:
         if not self._over:
-            incoming = self._ended()
+            dispatcher = self._ended()
             self._http3.core.end(self.stream)
-            if incoming is None or not incoming.is_whole:
+            if dispatcher is None or not dispatcher.is_whole:
                 self._http3.core.stop(self.stream)
             self._http3.over(self)
 
@@ -209,7 +209,7 @@ class Exchange:
         room = self._http3.core.room(self.stream, UNSENT_BYTES)
         if room < 1 and self not in self._http3.starved:
             self._http3.starved[self] = None
-            if self._incoming is not None and self._incoming.is_whole:
+            if self._dispatcher is not None and self._dispatcher.is_whole:
                 self._deadline.set(self._http3.context.stalled_timeout_s)
         return room
 

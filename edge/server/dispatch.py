@@ -250,7 +250,7 @@ class Answer(ResponseWriter, Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Incoming:
+class RequestDispatcher:
     """A `ResponseSource`, which hands on what it is told to whoever answers. Tell it nothing more once
     the response has ended."""
 

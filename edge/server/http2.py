@@ -11,7 +11,7 @@ from functools import partial
 from tailrace.edge.errors import refusal
 from tailrace.edge.server.context import KEEP_ALIVE_TIMEOUT_S, ServerContext
 from tailrace.edge.server.deadlines import Deadline, nothing
-from tailrace.edge.server.dispatch import Incoming
+from tailrace.edge.server.dispatch import RequestDispatcher
 from tailrace.edge.server.http2_core import Asked, Came, Happened, Http2Connection, Stream
 from tailrace.edge.server.outlet import UNSENT_BYTES, Transport
 from tailrace.ledger.errors import Overloaded
@@ -87,21 +87,25 @@ class Http2:
             context.refuse(stream, "h2", request.method, refusal(431))
             self._refused += 1
             return
-        incoming = Incoming(context, request, stream, self._transport.server, stream.taken)
-        stream.source = incoming
-        incoming.begin(asked.ended)
+        dispatcher = RequestDispatcher(
+            context, request, stream, self._transport.server, stream.taken
+        )
+        stream.source = dispatcher
+        dispatcher.begin(asked.ended)
         self._refused += stream.source is None
 
     def _feed(self, stream: Stream, data: bytes, ended: bool) -> None:
         limit = max(MAX_BODY_BYTES, 2 * self._context.config.max_body_bytes)
-        incoming = stream.source
-        if not isinstance(incoming, Incoming):  # it has its answer
+        dispatcher = stream.source
+        if not isinstance(dispatcher, RequestDispatcher):  # it has its answer
             stream.taken(len(data))
         elif data and self._h2.body_bytes > limit:
             stream.source = None
-            incoming.cut(Overloaded("the requests of this connection have too much to say at once"))
+            dispatcher.cut(
+                Overloaded("the requests of this connection have too much to say at once")
+            )
         else:
-            incoming.came(data, ended)
+            dispatcher.came(data, ended)
             self._refused += stream.source is None
 
     # ---- time ----

@@ -13,7 +13,7 @@ from tailrace.edge.quic.aioquic_core import AioquicCore
 from tailrace.edge.quic.core import Code
 from tailrace.edge.quic.http3 import Exchange
 from tailrace.edge.quic.server import HANDSHAKE_TIMEOUT_S
-from tailrace.edge.server.dispatch import Incoming
+from tailrace.edge.server.dispatch import RequestDispatcher
 from tailrace.up import CertificateFiles, development_certificate
 from tests.edge.quic.net import Client, Net
 
@@ -28,7 +28,7 @@ def test_a_request_is_answered(net: Net) -> None:
 
 def test_a_request_that_was_answered_is_no_garbage(net: Net) -> None:
     def exchanges() -> int:
-        return sum(type(each) in (Exchange, Incoming) for each in gc.get_objects())
+        return sum(type(each) in (Exchange, RequestDispatcher) for each in gc.get_objects())
 
     client = net.client()
     client.get(b"/a")

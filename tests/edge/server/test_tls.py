@@ -80,8 +80,8 @@ async def test_a_client_that_offers_none_of_ours_is_told_so(
 
 def hello(*protocols: str) -> bytes:
     """The ClientHello of Python's own client."""
-    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    shaking = client(*protocols).wrap_bio(incoming, outgoing, server_hostname="localhost")
+    dispatcher, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    shaking = client(*protocols).wrap_bio(dispatcher, outgoing, server_hostname="localhost")
     with pytest.raises(ssl.SSLWantReadError):
         shaking.do_handshake()
     return outgoing.read()
