@@ -77,7 +77,7 @@ class Application:
         server: tuple[str, int] | None = None,
         taken: Callable[[int], None] = lambda _size: None,
         admitted: Admitted | None = None,
-    ) -> AppExchange:
+    ) -> AsgiRequest:
         """Have it answered; `request.body` is not looked at, but what is fed.
 
         `taken` is called with the size of each piece of the body that the application has.
@@ -101,13 +101,13 @@ class Application:
             "extensions": {},
             "state": {} if admitted is None else {ADMITTED: admitted},
         }
-        exchange = AppExchange(scope, writer, self._batch, taken, admitted)
+        exchange = AsgiRequest(scope, writer, self._batch, taken, admitted)
         self.spawn(exchange.run(self.app))
         return exchange
 
 
 @dataclass(slots=True, eq=False)
-class AppExchange:
+class AsgiRequest:
     """One request in the application: a `ResponseSource` that is fed the request's body too."""
 
     scope: Scope
@@ -264,7 +264,7 @@ class RequestDispatcher:
     _ahead: int = 0  # bytes of it that were reported as read before the application had them
     _admitted: Admitted | None = None  # a route's, until its body is whole
     _counted: int = 0  # bytes of the body that count for the budget of all
-    _app: AppExchange | None = None
+    _app: AsgiRequest | None = None
     _source: ResponseSource | None = None
     _deadline: Deadline | None = None  # of a body
 
@@ -326,7 +326,7 @@ class RequestDispatcher:
             self._ahead = len(body)
             self._hand_over(self.request, admitted).feed(body, ended)
 
-    def _hand_over(self, request: Request, admitted: Admitted | None = None) -> AppExchange:
+    def _hand_over(self, request: Request, admitted: Admitted | None = None) -> AsgiRequest:
         ask = self.context.application.ask
         app = ask(request, self.writer, self.server, self._app_has, admitted)
         self._source = self._app = app

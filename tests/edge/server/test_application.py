@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tailrace.edge.server.dispatch import AppExchange, Application
+from tailrace.edge.server.dispatch import Application, AsgiRequest
 from tailrace.edge.server.outlet import FlushBatch, Headers, Request
 
 pytestmark = pytest.mark.anyio
@@ -54,7 +54,7 @@ class Asked:
         self.writer = Kept(space)
         self.application = Application(app, FlushBatch())
         request = Request(method, b"/a%20b", b"q=1", [(b"host", b"h")], "https", None, "3")
-        self.exchange: AppExchange = self.application.ask(request, self.writer, taken=taken)
+        self.request: AsgiRequest = self.application.ask(request, self.writer, taken=taken)
 
     async def over(self) -> Kept:
         await self.application.ended(30)
@@ -89,9 +89,9 @@ async def test_a_request_comes_in_pieces_and_is_taken_as_it_is_read() -> None:
 
     taken: list[int] = []
     asked = Asked(app, taken=taken.append)
-    asked.exchange.feed(b"one", ended=False)
+    asked.request.feed(b"one", ended=False)
     await some_turns()
-    asked.exchange.feed(b"three", ended=True)
+    asked.request.feed(b"three", ended=True)
     writer = await asked.over()
     assert [message.get("body") for message in messages] == [b"one", b"three", None]
     assert messages[-1]["type"] == "http.disconnect"
@@ -111,7 +111,7 @@ async def test_a_response_waits_for_room() -> None:
     await some_turns()
     assert asked.writer.body == b"12345678" * 2
     asked.writer.space = 100
-    asked.exchange.drained()
+    asked.request.drained()
     assert (await asked.over()).body == b"12345678" * 3
 
 
@@ -141,7 +141,7 @@ async def test_a_client_that_leaves_is_a_disconnect_and_frees_whoever_waits_for_
 
     asked = Asked(app, space=1)
     await some_turns()
-    asked.exchange.gone()
+    asked.request.gone()
     writer = await asked.over()
     assert seen == ["http.disconnect"]
     assert (writer.body, writer.end_of_it) == (b"full", "")
