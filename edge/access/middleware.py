@@ -60,8 +60,8 @@ class Access:
             await Response(None, 204, preflight_headers(headers))(scope, receive, send)
         else:
             scope[CALLER] = caller
-            if (exchange := current.get()) is not None:
-                exchange.address = head.address
+            if (metrics := current.get()) is not None:
+                metrics.address = head.address
             await self._app(_with(scope, head), receive, with_access)
 
 

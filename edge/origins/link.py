@@ -373,9 +373,9 @@ class Reader:
     def __init__(self, link: Link, only: str | None = None) -> None:
         self.link = link
         self._only = only
-        exchange = current.get()
-        self.protocol = "other" if exchange is None else exchange.protocol
-        self.address = "" if exchange is None else exchange.address
+        metrics = current.get()
+        self.protocol = "other" if metrics is None else metrics.protocol
+        self.address = "" if metrics is None else metrics.address
         self._queue: list[bytes] = []
         self._filled = asyncio.Event()
         self._window = Window(0, 0)

@@ -101,9 +101,9 @@ class Application:
             "extensions": {},
             "state": {} if admitted is None else {ADMITTED: admitted},
         }
-        exchange = AsgiRequest(scope, writer, self._batch, taken, admitted)
-        self.spawn(exchange.run(self.app))
-        return exchange
+        metrics = AsgiRequest(scope, writer, self._batch, taken, admitted)
+        self.spawn(metrics.run(self.app))
+        return metrics
 
 
 @dataclass(slots=True, eq=False)

@@ -37,7 +37,7 @@ from tailrace.edge.server.outlet import (
     ResponseWriter,
 )
 from tailrace.edge.server.stream_reader import StreamReader, fields_of
-from tailrace.edge.telemetry.request_metrics import PROTOCOLS, Counts, Exchange, with_trace
+from tailrace.edge.telemetry.request_metrics import PROTOCOLS, Counts, RequestMetrics, with_trace
 from tailrace.ledger.errors import TailraceError
 from tailrace.ledger.frame import Caller, Open, Resume
 
@@ -216,51 +216,55 @@ class StreamRoutes:
             return self._refuse(admitted, error, writer)
         if wanted is None:
             return None
-        exchange = self._exchange(admitted)
-        exchange.address = admission.head.address
-        access = [*fields_of(admission.headers), *exchange.headers]
+        metrics = self._metrics(admitted)
+        metrics.address = admission.head.address
+        access = [*fields_of(admission.headers), *metrics.headers]
         reader = StreamReader(
             self.link,
             self.batch,
             self.deadlines,
             writer,
             wanted.encoder,
-            with_trace(credited(self.link.unread.applied(wanted.request)), exchange),
+            with_trace(credited(self.link.unread.applied(wanted.request)), metrics),
             [*access, *fields_of(wanted.headers)],
             admitted.done,
-            exchange,
+            metrics,
         )
         reader.ask()
         return reader
 
-    def _exchange(self, admitted: Admitted) -> Exchange:
+    def _metrics(self, admitted: Admitted) -> RequestMetrics:
         """Begin the telemetry of a request that is answered here."""
         request = admitted.request
         route = _route_of(request)
         assert route is not None  # it was claimed
         protocol, name = PROTOCOLS[request.http_version], route.name(request)
         began_s = admitted.began_s
-        return Exchange(self.counts, protocol, request.method, name, request.headers, began_s)
+        return RequestMetrics(self.counts, protocol, request.method, name, request.headers, began_s)
 
     def _refuse(
         self, admitted: Admitted, error: TailraceError, writer: ResponseWriter
     ) -> ResponseSource:
         admitted.done()
-        exchange, admission = self._exchange(admitted), admitted.admission
-        access = [*fields_of(admission.headers), *exchange.headers]
-        return _refused(error, admission.head.path, access, writer, exchange)
+        metrics, admission = self._metrics(admitted), admitted.admission
+        access = [*fields_of(admission.headers), *metrics.headers]
+        return _refused(error, admission.head.path, access, writer, metrics)
 
 
 def _refused(
-    error: TailraceError, path: str, access: Headers, writer: ResponseWriter, exchange: Exchange
+    error: TailraceError,
+    path: str,
+    access: Headers,
+    writer: ResponseWriter,
+    metrics: RequestMetrics,
 ) -> ResponseSource:
     answer = error_response(error, path)
     writer.start(answer.status_code, [*answer.raw_headers, *access])
     writer.write(bytes(answer.body))
     writer.end()
-    exchange.failed(error.code)
-    exchange.answered(answer.status_code)
-    exchange.ended()
+    metrics.failed(error.code)
+    metrics.answered(answer.status_code)
+    metrics.ended()
     return NOBODY
 
 

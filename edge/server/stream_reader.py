@@ -16,7 +16,7 @@ from tailrace.edge.origins.link import CORR, WINDOW_BYTES, WINDOW_FRAMES, Link
 from tailrace.edge.origins.relay import TOKEN, under
 from tailrace.edge.server.deadlines import Deadline, Deadlines
 from tailrace.edge.server.outlet import FlushBatch, Headers, ResponseWriter
-from tailrace.edge.telemetry.request_metrics import Exchange
+from tailrace.edge.telemetry.request_metrics import RequestMetrics
 from tailrace.ledger.flow.credit_window import Window
 from tailrace.ledger.frame import (
     CLOSING,
@@ -48,7 +48,7 @@ class StreamReader:
             "_deadlines",
             "_done",
             "_encoder",
-            "_exchange",
+            "_metrics",
             "_flows",
             "_headers",
         ),
@@ -66,10 +66,10 @@ class StreamReader:
         wanted: Open | Resume,
         access: Headers,
         done: Callable[[], None],
-        exchange: Exchange,
+        metrics: RequestMetrics,
     ) -> None:
         """`access` are headers of the answer, whatever it is; `done` is called at its end."""
-        self._exchange = exchange
+        self._metrics = metrics
         self._held_s: float | None = None  # since when frames wait for room, if any do
         self._link = link
         self._batch = batch
@@ -96,12 +96,12 @@ class StreamReader:
 
     @property
     def protocol(self) -> str:
-        return self._exchange.protocol
+        return self._metrics.protocol
 
     @property
     def address(self) -> str:
         """The client's address."""
-        return self._exchange.address
+        return self._metrics.address
 
     @property
     def is_stalled(self) -> bool:
@@ -160,7 +160,7 @@ class StreamReader:
             writer.write(data)
             self._writes = writes = self._writes + 1
             if not writes & (writes - 1):
-                self._exchange.wrote(writes)
+                self._metrics.wrote(writes)
         self._batch.writes += 1
         self._spoke_s = self._deadlines.turned_s
         self._passed = passed = self._passed + 1
@@ -188,7 +188,7 @@ class StreamReader:
             self._held_s = None
         elif self._held_s is None:
             self._held_s = batch.since()
-            self._exchange.stalled()
+            self._metrics.stalled()
 
     def _write(self, room: int) -> bool:
         """Frames for about `room` bytes; whether the stream ends with the last of them."""
@@ -214,12 +214,12 @@ class StreamReader:
             self._swell = -(-len(data) // size)
             self._writer.write(data)
             self._writes += 1
-            self._exchange.wrote(self._writes)
+            self._metrics.wrote(self._writes)
         last = tag_of(queue[-1])
         if last == StreamError.tag:
             _, error = decode(queue[-1])
             assert isinstance(error, StreamError)
-            self._exchange.failed(error.code)
+            self._metrics.failed(error.code)
         return last in CLOSING
 
     def _start(self) -> bool:
@@ -234,7 +234,7 @@ class StreamReader:
             self._refuse(answer)
             return False
         assert isinstance(answer, Opened), answer
-        self._exchange.stream = answer.stream.hex()
+        self._metrics.stream = answer.stream.hex()
         self._encoder.opened(answer)
         self._headers = stream_headers(answer, self._encoder.media_type)
         if isinstance(wanted, Resume) and wanted.after is not None and not self._queue:
@@ -258,11 +258,11 @@ class StreamReader:
         resumes = wanted is None or (isinstance(wanted, Resume) and wanted.after is not None)
         has_all = first is not None and resumes and tag_of(first) == Status.tag
         if has_all and self._encoder.ends_by_204:
-            self._exchange.answered(204)
+            self._metrics.answered(204)
             self._writer.start(204, [*fields_of(self._headers), *self._access])
             self._end()
             return False
-        self._exchange.answered(200)
+        self._metrics.answered(200)
         media_type = (b"content-type", self._encoder.media_type.encode())
         live = fields_of(self._headers | LIVE_HEADERS)
         self._writer.start(200, [*live, *self._access, media_type])
@@ -273,8 +273,8 @@ class StreamReader:
 
     def _refuse(self, answer: StreamError) -> None:
         response = self._encoder.refusal(to_error(answer))
-        self._exchange.failed(answer.code)
-        self._exchange.answered(response.status_code)
+        self._metrics.failed(answer.code)
+        self._metrics.answered(response.status_code)
         self._writer.start(response.status_code, [*response.raw_headers, *self._access])
         self._writer.write(bytes(response.body))
         self._end()
@@ -308,8 +308,8 @@ class StreamReader:
         if not self._over:
             self._over, self._flows = True, False
             self._done()
-            self._exchange.writes = self._writes
-            self._exchange.ended()
+            self._metrics.writes = self._writes
+            self._metrics.ended()
         self._queue = []
         self._deadline.end()
         if self._patience is not None:

@@ -24,7 +24,7 @@ from tailrace.edge.server.deadlines import Deadline
 from tailrace.edge.server.flood import EMPTY_POINTS, SMALL_PIECE_BYTES, FloodBudget
 from tailrace.edge.server.outlet import Headers, Request, Transport
 from tailrace.edge.session import MAX_MESSAGE_BYTES, SMALL_BYTES, Session, Unfinished, none_left
-from tailrace.edge.telemetry.request_metrics import Exchange
+from tailrace.edge.telemetry.request_metrics import RequestMetrics
 
 SESSION_PATH = b"/v1/ws"
 SUBPROTOCOL = "tailrace"
@@ -62,7 +62,7 @@ class WebSocket:
     """The `ConnectionProtocol` of one client's session, and the `Sink` of its streams."""
 
     __slots__ = (
-        *("_came", "_closed", "_deadline", "_done", "_exchange", "_flood", "_held_s", "_link"),
+        *("_came", "_closed", "_deadline", "_done", "_metrics", "_flood", "_held_s", "_link"),
         *("_missed", "_parts", "_protocol", "_session", "_size", "_batch", "_transport"),
     )
     protocol = "ws"
@@ -79,9 +79,9 @@ class WebSocket:
         """Answer the handshake that was `asked`; `headers` go with the answer."""
         config = context.config
         path = SESSION_PATH.decode()
-        self._exchange = Exchange(context.counts, self.protocol, "GET", path, asked.headers)
-        self._exchange.answered(101)
-        self._exchange.address = admission.head.address
+        self._metrics = RequestMetrics(context.counts, self.protocol, "GET", path, asked.headers)
+        self._metrics.answered(101)
+        self._metrics.address = admission.head.address
         self._held_s: float | None = None  # since when frames wait for room, if any do
         self._done = partial(context.rules.done, admission)
         self._transport = transport
@@ -95,7 +95,7 @@ class WebSocket:
             left=partial(context.link.left_by, self),
             unread=context.link.unread,
             sees_details=sees_details(admission.head, "1.1", admission.caller, config),
-            failed=self._exchange.failed,
+            failed=self._metrics.failed,
             spend=self._flood.spend,
         )
         self._protocol = Connection(ConnectionType.SERVER)
@@ -111,7 +111,7 @@ class WebSocket:
             (b"connection", b"Upgrade"),
             (b"sec-websocket-accept", accepted),
             *headers,
-            *self._exchange.headers,
+            *self._metrics.headers,
         ]
         if SUBPROTOCOL in admission.head.values(PROTOCOLS):
             fields.append((b"sec-websocket-protocol", SUBPROTOCOL.encode()))
@@ -123,7 +123,7 @@ class WebSocket:
     @property
     def address(self) -> str:
         """The client's address."""
-        return self._exchange.address
+        return self._metrics.address
 
     @property
     def is_stalled(self) -> bool:
@@ -211,7 +211,7 @@ class WebSocket:
             self._held_s = None
         elif self._held_s is None:
             self._held_s = self._batch.since()
-            self._exchange.stalled()
+            self._metrics.stalled()
         if session.close is not None and room > 0:
             closing = CloseConnection(CloseReason(session.close.code), session.close.reason)
             transport.write(self._protocol.send(closing))
@@ -253,7 +253,7 @@ class WebSocket:
         self._link.forget(self)
         self._session.left = none_left  # it refers to this object, which would be garbage
         self._done()
-        self._exchange.ended()
+        self._metrics.ended()
 
     def drain(self) -> None:
         """The link tells the session, and each of its streams, that the edge goes away."""

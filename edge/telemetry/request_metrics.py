@@ -119,7 +119,7 @@ def id_field(head: bytes = b"") -> tuple[bytes, bytes]:
     return REQUEST_ID, found[1] if found else token_hex(16).encode()
 
 
-class Exchange:
+class RequestMetrics:
     """Begun with a request's head, `ended` once."""
 
     __slots__ = (
@@ -237,35 +237,35 @@ class Exchange:
         span.end()
 
 
-current: ContextVar[Exchange | None] = ContextVar("exchange", default=None)
+current: ContextVar[RequestMetrics | None] = ContextVar("metrics", default=None)
 """The request that the running task answers in the application."""
 
 
 def traced(request: A) -> A:
     """What is asked of an origin, with the trace that the running request belongs to."""
-    exchange = current.get()
-    return request if exchange is None else with_trace(request, exchange)
+    metrics = current.get()
+    return request if metrics is None else with_trace(request, metrics)
 
 
-def with_trace(request: A, exchange: Exchange) -> A:
-    if exchange.trace is None or not isinstance(request, Open):
+def with_trace(request: A, metrics: RequestMetrics) -> A:
+    if metrics.trace is None or not isinstance(request, Open):
         return request
-    return replace(request, trace=exchange.trace.text)
+    return replace(request, trace=metrics.trace.text)
 
 
 def note_error(code: str) -> None:
     """The answer to this request is an error, or ends with one."""
-    exchange = current.get()
-    if exchange is not None:
-        exchange.failed(code)
+    metrics = current.get()
+    if metrics is not None:
+        metrics.failed(code)
 
 
 def note_stream(stream: bytes) -> None:
     """The request is about this stream: its log lines say so."""
-    exchange = current.get()
-    if exchange is not None and not exchange.stream:
-        exchange.stream = stream.hex()
-        structlog.contextvars.bind_contextvars(stream=exchange.stream)
+    metrics = current.get()
+    if metrics is not None and not metrics.stream:
+        metrics.stream = stream.hex()
+        structlog.contextvars.bind_contextvars(stream=metrics.stream)
 
 
 class Observed:
@@ -280,27 +280,27 @@ class Observed:
             await self._app(scope, receive, send)
             return
         protocol = PROTOCOLS.get(scope["http_version"], NOWHERE)
-        exchange = Exchange(self._counts, protocol, scope["method"], NOWHERE, scope["headers"])
-        current.set(exchange)
+        metrics = RequestMetrics(self._counts, protocol, scope["method"], NOWHERE, scope["headers"])
+        current.set(metrics)
         # For as long as the task lives, which is the request's own: also for what is logged when
         # all of this has failed.
-        structlog.contextvars.bind_contextvars(request_id=exchange.request_id)
+        structlog.contextvars.bind_contextvars(request_id=metrics.request_id)
         try:
-            await self._app(scope, receive, _watched(exchange, scope, send))
+            await self._app(scope, receive, _watched(metrics, scope, send))
         finally:
-            exchange.route = route_of(scope)
-            exchange.ended()
+            metrics.route = route_of(scope)
+            metrics.ended()
 
 
-def _watched(exchange: Exchange, scope: Scope, send: Send) -> Send:
+def _watched(metrics: RequestMetrics, scope: Scope, send: Send) -> Send:
     async def watched(message: Message) -> None:
         kind = message["type"]
         if kind == "http.response.start":
-            exchange.answered(message["status"])
-            message["headers"] = [*message.get("headers", ()), *exchange.headers]
+            metrics.answered(message["status"])
+            message["headers"] = [*message.get("headers", ()), *metrics.headers]
         elif kind == "http.response.body" and message.get("body"):
-            exchange.route = route_of(scope)
-            exchange.wrote(exchange.writes + 1)
+            metrics.route = route_of(scope)
+            metrics.wrote(metrics.writes + 1)
         await send(message)
 
     return watched

@@ -37,7 +37,7 @@ from tailrace.edge.origins.origin import Connection  # noqa: E402
 from tailrace.edge.server.deadlines import Deadlines  # noqa: E402
 from tailrace.edge.server.outlet import UNSENT_BYTES, FlushBatch, ResponseWriter  # noqa: E402
 from tailrace.edge.server.stream_reader import StreamReader  # noqa: E402
-from tailrace.edge.telemetry.request_metrics import Counts, Exchange  # noqa: E402
+from tailrace.edge.telemetry.request_metrics import Counts, RequestMetrics  # noqa: E402
 from tailrace.ledger.frame import SCHEMA_HASH, Heartbeat, Hello, Open, Opened, Token, encode  # noqa: E402
 from tests.bench.bench_edge import (  # noqa: E402
     OTHER_CORE,
@@ -101,11 +101,11 @@ class Inner:
         self._read(encode(Hello(SCHEMA_HASH, "bench")), encode(Heartbeat(1, ready=True)))
         deadlines = Deadlines(lambda: 0.0)
         for _ in range(CONNECTIONS):
-            exchange = Exchange(counts, "h1", "POST", "/v1/generate", ())
+            metrics = RequestMetrics(counts, "h1", "POST", "/v1/generate", ())
             wanted = Open("demo", prompt="x", credit=WINDOW_FRAMES, credit_bytes=WINDOW_BYTES)
             reader = StreamReader(
                 *(link, self.batch, deadlines, cast(ResponseWriter, Way()), SseEncoder(), wanted),
-                *((), lambda: None, exchange),
+                *((), lambda: None, metrics),
             )
             reader.ask()
         corrs = range(1, CONNECTIONS + 1)

@@ -12,7 +12,7 @@ from tailrace.edge.origins.link import Link
 from tailrace.edge.server.deadlines import Deadlines
 from tailrace.edge.server.outlet import FlushBatch, Headers
 from tailrace.edge.server.stream_reader import StreamReader
-from tailrace.edge.telemetry.request_metrics import Exchange
+from tailrace.edge.telemetry.request_metrics import RequestMetrics
 from tailrace.ledger.frame import Credit, Detach, Frame, Open, Opened, Token, decode, encode, split
 from tests.edge.scripted_origin import STREAM, ScriptedOrigin
 from tests.edge.server.serving import PATIENCE_S, Client, Served, serving
@@ -107,7 +107,7 @@ async def test_frames_that_have_come_leave_when_there_is_room_whatever_the_link_
         Open(model="demo", prompt="Once", credit=256, credit_bytes=1 << 20),
         (),
         lambda: None,
-        Exchange(None, "h1", "POST", "/v1/generate", ()),
+        RequestMetrics(None, "h1", "POST", "/v1/generate", ()),
     )
     frames = [encode(Token(" word", index), 0) for index in range(20)]
     for raw in (encode(Opened(STREAM, 0, "", "demo", 1), 0), *frames):
