@@ -46,7 +46,7 @@ from tailrace.edge.server.outlet import FlushBatch
 from tailrace.edge.server.rest import Rest
 from tailrace.edge.server.routes import StreamRoutes
 from tailrace.edge.telemetry.metrics import EdgeMetrics
-from tailrace.edge.telemetry.request_metrics import Counts, Observed
+from tailrace.edge.telemetry.request_metrics import Counts, TelemetryMiddleware
 from tailrace.ledger.errors import Unavailable
 from tailrace.ledger.objects.deployment import Deployment
 from tailrace.ledger.process.lifecycle import Stop, look_less_often
@@ -164,7 +164,7 @@ async def serve(
     deadlines = Deadlines(asyncio.get_running_loop().time)
     routes = StreamRoutes(link, batch, deadlines, rules, counts)
     limits = connection_limits(config, open_files)
-    application = Application(Observed(app, counts), turn)
+    application = Application(TelemetryMiddleware(app, counts), turn)
     rest = Rest(application, server)
     context = ServerContext(
         *(batch, routes, application, rest.headers, deadlines),

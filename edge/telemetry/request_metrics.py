@@ -268,7 +268,7 @@ def note_stream(stream: bytes) -> None:
         structlog.contextvars.bind_contextvars(stream=metrics.stream)
 
 
-class Observed:
+class TelemetryMiddleware:
     """Pure ASGI, so that a body that is sent as it comes is timed to its end."""
 
     def __init__(self, app: ASGIApp, counts: Counts | None) -> None:

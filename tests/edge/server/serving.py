@@ -23,7 +23,7 @@ from tailrace.edge.server.outlet import FlushBatch
 from tailrace.edge.server.rest import Rest
 from tailrace.edge.server.routes import StreamRoutes
 from tailrace.edge.telemetry.metrics import EdgeMetrics
-from tailrace.edge.telemetry.request_metrics import Counts, Observed
+from tailrace.edge.telemetry.request_metrics import Counts, TelemetryMiddleware
 from tests.edge.scripted_origin import ScriptedOrigin, is_up
 
 PATIENCE_S = 60.0
@@ -52,7 +52,7 @@ async def serving(origin: ScriptedOrigin, **settings: Any) -> AsyncIterator[Serv
     deadlines = Deadlines(asyncio.get_running_loop().time)
     routes = StreamRoutes(link, batch, deadlines, rules, counts)
     limits = connection_limits(config, 65_536)
-    application = Application(Observed(app, counts), turn)
+    application = Application(TelemetryMiddleware(app, counts), turn)
     rest = Rest(application, server_config(config))
     context = ServerContext(
         *(batch, routes, application, rest.headers, deadlines),
