@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollecto
 from prometheus_client.core import Metric
 
 from tailrace.ledger.frame import FinishReason, Priority, StreamEnd, decode
-from tailrace.ledger.telemetry.distribution import Distribution
+from tailrace.ledger.telemetry.histogram import Histogram
 from tailrace.ledger.telemetry.traces import TraceContext, Traces
 from tailrace.origin.workers.liveness import Death
 from tailrace.origin.workers.worker_frame import Load
@@ -206,13 +206,13 @@ class Metrics:
     def _counter(self, name: str, help_: str, labels: tuple[str, ...]) -> Counter:
         return Counter(name, help_, labels, "tailrace", registry=self.registry)
 
-    def _latency(self, name: str, help_: str, buckets_s: tuple[float, ...]) -> Distribution:
-        latency = Distribution(f"tailrace_{name}", help_, "priority", CLASSES, buckets_s)
+    def _latency(self, name: str, help_: str, buckets_s: tuple[float, ...]) -> Histogram:
+        latency = Histogram(f"tailrace_{name}", help_, "priority", CLASSES, buckets_s)
         self.registry.register(latency)
         return latency
 
-    def _spread(self, name: str, help_: str, buckets: tuple[float, ...]) -> Distribution:
-        spread = Distribution(f"tailrace_{name}", help_, "", ("",), buckets)
+    def _spread(self, name: str, help_: str, buckets: tuple[float, ...]) -> Histogram:
+        spread = Histogram(f"tailrace_{name}", help_, "", ("",), buckets)
         self.registry.register(spread)
         return spread
 

@@ -23,7 +23,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tailrace.ledger.frame import Frame, Open
-from tailrace.ledger.telemetry.distribution import Distribution
+from tailrace.ledger.telemetry.histogram import Histogram
 from tailrace.ledger.telemetry.traces import HEADER, TraceContext, Traces, context_of
 
 if TYPE_CHECKING:
@@ -57,21 +57,21 @@ class Counts:
         self.requests: Counter[Answered] = Counter()
         self.errors: Counter[str] = Counter()
         self.stalls: Counter[str] = Counter()  # by protocol
-        self.relayed = Distribution(
+        self.relayed = Histogram(
             "tailrace_edge_relay_seconds",
             "From a read of an origin's link to the write for one client, of one read in eight",
             "",
             ("",),
             RELAY_BUCKETS_S,
         )
-        self.first = Distribution(
+        self.first = Histogram(
             "tailrace_edge_time_to_first_byte_seconds",
             "From a request's head to the first byte of its answer's body",
             "route",
             (),
             FIRST_BUCKETS_S,
         )
-        self.whole = Distribution(
+        self.whole = Histogram(
             "tailrace_edge_request_seconds",
             "From a request's head to the end of its answer's body",
             "route",

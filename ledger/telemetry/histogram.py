@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
 
-class Distribution(Collector):
+class Histogram(Collector):
     """Numbers by one label; values of the label that are known beforehand are shown from the start.
 
     An observation takes a quarter of the time of prometheus_client's own histogram, which locks
