@@ -36,7 +36,7 @@ log = structlog.get_logger("tailrace.edge")
 
 
 @dataclass(slots=True)
-class Reloaded:
+class WatchedFile:
     """Files and what reads them anew; `read` raises ConfigError where that cannot be."""
 
     name: str
@@ -62,7 +62,7 @@ class Reloaded:
 
 
 @asynccontextmanager
-async def reloading(*what: Reloaded) -> AsyncIterator[None]:
+async def reloading(*what: WatchedFile) -> AsyncIterator[None]:
     """Look at the files while the block runs, and at each SIGHUP."""
     loop = asyncio.get_running_loop()
     asked = asyncio.Event()
@@ -85,7 +85,7 @@ async def reloading(*what: Reloaded) -> AsyncIterator[None]:
         loop.remove_signal_handler(signal.SIGHUP)
 
 
-def reloaded_keys(config: EdgeConfig, gate: Gate) -> Reloaded:
+def watched_keys(config: EdgeConfig, gate: Gate) -> WatchedFile:
     """The file of API keys, as `gate` goes by it: one that is made later closes the gate.
 
     One that goes does not open it: what was read last stays.
@@ -96,7 +96,7 @@ def reloaded_keys(config: EdgeConfig, gate: Gate) -> Reloaded:
             gate.ring = read_keys(config.api_keys).ring()
             _warn_of_curtailed(gate.ring)
 
-    return Reloaded("API keys", (config.api_keys,), read)
+    return WatchedFile("API keys", (config.api_keys,), read)
 
 
 class Certificate:
@@ -113,11 +113,11 @@ class Certificate:
             self._read()
 
     @property
-    def reloaded(self) -> Sequence[Reloaded]:
+    def watched(self) -> Sequence[WatchedFile]:
         certificate, key = self._config.certificate, self._config.key
         if certificate is None or key is None:
             return ()
-        return (Reloaded("certificate", (certificate, key), self._read),)
+        return (WatchedFile("certificate", (certificate, key), self._read),)
 
     def _read(self) -> None:
         try:

@@ -36,7 +36,7 @@ from tailrace.edge.origins.hints import Hints
 from tailrace.edge.origins.link import Link
 from tailrace.edge.processes import Processes
 from tailrace.edge.quic.listen import QuicListener
-from tailrace.edge.reload import Certificate, open_gate, reloaded_keys, reloading, require_keys
+from tailrace.edge.reload import Certificate, open_gate, reloading, require_keys, watched_keys
 from tailrace.edge.server.context import KEEP_ALIVE_TIMEOUT_S, ServerContext
 from tailrace.edge.server.deadlines import Deadlines
 from tailrace.edge.server.dispatch import Application
@@ -182,7 +182,7 @@ async def serve(
     look_less_often(GC_THRESHOLDS)
     async with (
         _metrics_served(app.state.metrics, config.metrics_address(process)),
-        reloading(reloaded_keys(config, gate), *certificate.reloaded),
+        reloading(watched_keys(config, gate), *certificate.watched),
         app.router.lifespan_context(app),
         listening(sockets, context, lambda: certificate.context, process) as quic,
     ):

@@ -12,7 +12,7 @@ import pytest
 
 from tailrace.edge.access.keys import KeyRing, changing
 from tailrace.edge.config import EdgeConfig
-from tailrace.edge.reload import Reloaded, open_gate, reloaded_keys, reloading
+from tailrace.edge.reload import WatchedFile, open_gate, reloading, watched_keys
 from tailrace.ledger.errors import ConfigError
 
 PUBLIC = ("0.0.0.0:80",)
@@ -58,7 +58,7 @@ def test_a_file_that_is_made_later_closes_the_gate_and_no_loss_opens_it(
     monkeypatch.chdir(tmp_path)
     config = EdgeConfig()
     gate = open_gate(config)
-    keys = reloaded_keys(config, gate)
+    keys = watched_keys(config, gate)
 
     def after(change: Callable[[], object]) -> KeyRing | None:
         change()
@@ -77,7 +77,7 @@ def test_a_file_that_is_made_later_closes_the_gate_and_no_loss_opens_it(
 async def test_sighup_reads_at_once_and_a_change_is_seen_without(tmp_path: Path) -> None:
     file, reads = tmp_path / "file", asyncio.Queue[bool]()
     file.write_text("a")
-    async with reloading(Reloaded("file", (file,), lambda: reads.put_nowait(True))):
+    async with reloading(WatchedFile("file", (file,), lambda: reads.put_nowait(True))):
         os.kill(os.getpid(), signal.SIGHUP)
         async with asyncio.timeout(30):
             await reads.get()
