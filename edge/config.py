@@ -14,7 +14,14 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 
 from tailrace.edge.access.connections import RESERVED_FILES, ConnectionLimits
 from tailrace.edge.access.head import Proxies
-from tailrace.edge.access.rules import ANY_ORIGIN, Gate, HostRule, OriginRule, Rules, is_loopback
+from tailrace.edge.access.rules import (
+    ANY_ORIGIN,
+    Authenticator,
+    HostRule,
+    OriginRule,
+    Rules,
+    is_loopback,
+)
 from tailrace.edge.origins.open_requests import OpenRequests
 from tailrace.edge.quic.steer import MAX_PROCESSES, can_steer
 from tailrace.edge.session import MAX_UNFINISHED
@@ -343,13 +350,13 @@ def too_few_files(config: EdgeConfig, open_files: int) -> bool:
     return open_files < wanted + RESERVED_FILES
 
 
-def access_rules(config: EdgeConfig, gate: Gate | None = None) -> Rules:
-    """Who may ask an edge with these settings; without a `gate` nobody needs a key."""
+def access_rules(config: EdgeConfig, authenticator: Authenticator | None = None) -> Rules:
+    """Who may ask an edge with these settings; without a `authenticator` nobody needs a key."""
     return Rules(
         proxies=config.proxies,
         hosts=HostRule(config.hosts, on=bool(config.hosts) or config.is_private),
         pages=OriginRule(config.allowed_origins),
-        gate=gate or Gate(None, monotonic, lambda: datetime.now(UTC)),
+        authenticator=authenticator or Authenticator(None, monotonic, lambda: datetime.now(UTC)),
     )
 
 

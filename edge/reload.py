@@ -20,7 +20,7 @@ import structlog
 from hypercorn.config import Config
 
 from tailrace.edge.access.keys import KeyRing, read_keys
-from tailrace.edge.access.rules import Gate
+from tailrace.edge.access.rules import Authenticator
 from tailrace.edge.config import EdgeConfig
 from tailrace.edge.origins.hints import Hints
 from tailrace.edge.quic.listen import QuicListener
@@ -85,16 +85,16 @@ async def reloading(*what: WatchedFile) -> AsyncIterator[None]:
         loop.remove_signal_handler(signal.SIGHUP)
 
 
-def watched_keys(config: EdgeConfig, gate: Gate) -> WatchedFile:
-    """The file of API keys, as `gate` goes by it: one that is made later closes the gate.
+def watched_keys(config: EdgeConfig, authenticator: Authenticator) -> WatchedFile:
+    """The file of API keys, as `authenticator` goes by it: one that is made later closes the authenticator.
 
     One that goes does not open it: what was read last stays.
     """
 
     def read() -> None:
-        if gate.ring is not None or config.api_keys.exists():
-            gate.ring = read_keys(config.api_keys).ring()
-            _warn_of_curtailed(gate.ring)
+        if authenticator.ring is not None or config.api_keys.exists():
+            authenticator.ring = read_keys(config.api_keys).ring()
+            _warn_of_curtailed(authenticator.ring)
 
     return WatchedFile("API keys", (config.api_keys,), read)
 
@@ -162,7 +162,7 @@ def require_keys(config: EdgeConfig) -> KeyRing | None:
     )
 
 
-def open_gate(config: EdgeConfig) -> Gate:
+def open_authenticator(config: EdgeConfig) -> Authenticator:
     """Raises ConfigError as `require_keys` does."""
     ring = require_keys(config)
     if ring is None and config.listens_on_loopback_alone:
@@ -171,7 +171,7 @@ def open_gate(config: EdgeConfig) -> Gate:
         log.warning("no API keys: everybody who reaches this edge may use it")
     if ring is not None:
         _warn_of_curtailed(ring)
-    return Gate(ring, monotonic, lambda: datetime.now(UTC))
+    return Authenticator(ring, monotonic, lambda: datetime.now(UTC))
 
 
 def _warn_of_curtailed(ring: KeyRing) -> None:

@@ -36,7 +36,13 @@ from tailrace.edge.origins.hints import Hints
 from tailrace.edge.origins.link import Link
 from tailrace.edge.processes import Processes
 from tailrace.edge.quic.listen import QuicListener
-from tailrace.edge.reload import Certificate, open_gate, reloading, require_keys, watched_keys
+from tailrace.edge.reload import (
+    Certificate,
+    open_authenticator,
+    reloading,
+    require_keys,
+    watched_keys,
+)
 from tailrace.edge.server.context import KEEP_ALIVE_TIMEOUT_S, ServerContext
 from tailrace.edge.server.deadlines import Deadlines
 from tailrace.edge.server.dispatch import Application
@@ -145,7 +151,7 @@ async def serve(
     traces = Traces.open(config.traces, "tailrace-edge", "edge.traces")
     counts = Counts(traces) if config.telemetry else None
     batch = FlushBatch() if counts is None else FlushBatch(clock_s=perf_counter, wrote=counts.wrote)
-    gate = open_gate(config)
+    authenticator = open_authenticator(config)
     config.origin_credentials.connects()  # so that a file which is not there is an error now
     link = Link(
         *config.origin_addresses,
@@ -157,7 +163,7 @@ async def serve(
     stop = Stop()
     server = server_config(config)
     server.alt_svc_headers = alt_svc(sockets.quic)
-    rules = access_rules(config, gate)
+    rules = access_rules(config, authenticator)
     app = create_app(link, config, rules, deployment)
     hints: Hints = app.state.hints
     certificate = Certificate(config, server, hints)
@@ -182,7 +188,7 @@ async def serve(
     look_less_often(GC_THRESHOLDS)
     async with (
         _metrics_served(app.state.metrics, config.metrics_address(process)),
-        reloading(watched_keys(config, gate), *certificate.watched),
+        reloading(watched_keys(config, authenticator), *certificate.watched),
         app.router.lifespan_context(app),
         listening(sockets, context, lambda: certificate.context, process) as quic,
     ):

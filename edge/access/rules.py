@@ -10,7 +10,7 @@ A page may also have its own name point to this machine (DNS rebinding), and is 
 origin then. It cannot choose what the browser says in `Host`: an edge that listens on loopback
 alone, where no key is asked for, answers to loopback's own names.
 
-For whom a request is asked says its API key; nobody's, where a resume token speaks. The gate says
+For whom a request is asked says its API key; nobody's, where a resume token speaks. The authenticator says
 who it is and how much that tenant may ask at once; what its rights allow, the origin decides, which
 also knows whose stream a request is about. Nothing that is a key goes on to the application.
 """
@@ -253,7 +253,7 @@ class OverLimit(CallerError, code="too_many_requests", status=429, retryable=Tru
 
 
 @dataclass(slots=True)
-class Gate:
+class Authenticator:
     """Asked once for each request; `done` is to be called when a granted one has ended.
 
     Without a `ring` everybody is let in, as nobody in particular. `clock` gives seconds, `now`
@@ -432,7 +432,7 @@ class Rules:
     proxies: Proxies
     hosts: HostRule
     pages: OriginRule
-    gate: Gate
+    authenticator: Authenticator
     refusals: RefusalLog = field(default_factory=RefusalLog)
 
     def admit(self, head: Head, *, has_token: bool = False) -> Admission:
@@ -442,7 +442,7 @@ class Rules:
         try:
             self.hosts.check(head)
             self.pages.check(head)
-            grant = self.gate.admit(head, has_token=has_token)
+            grant = self.authenticator.admit(head, has_token=has_token)
         except OverLimit as error:
             return Admission(head, {**headers, **error.headers}, error)
         except TailraceError as error:
@@ -454,4 +454,4 @@ class Rules:
 
     def done(self, admission: Admission) -> None:
         if admission.refusal is None:
-            self.gate.done(admission.caller)
+            self.authenticator.done(admission.caller)

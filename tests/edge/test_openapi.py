@@ -21,7 +21,7 @@ from starlette.routing import Match, Route
 
 from tailrace.edge import sse
 from tailrace.edge.access.keys import KeyRing
-from tailrace.edge.access.rules import EXPOSED_HEADERS, Gate
+from tailrace.edge.access.rules import EXPOSED_HEADERS, Authenticator
 from tailrace.edge.application import create_app
 from tailrace.edge.config import EdgeConfig, access_rules
 from tailrace.edge.openai.chat import ChatBody
@@ -407,9 +407,9 @@ async def test_every_get_answers_head(edge: httpx.AsyncClient) -> None:
 async def keyed() -> AsyncIterator[httpx.AsyncClient]:
     """An edge that has API keys."""
     ring = KeyRing((), {})
-    gate = Gate(ring, lambda: 0.0, lambda: datetime.now(UTC))
+    authenticator = Authenticator(ring, lambda: 0.0, lambda: datetime.now(UTC))
     config = EdgeConfig(http=("127.0.0.1:0",))
-    transport = httpx.ASGITransport(app_of(access_rules(config, gate)))
+    transport = httpx.ASGITransport(app_of(access_rules(config, authenticator)))
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         yield client
 

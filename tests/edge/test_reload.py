@@ -12,7 +12,7 @@ import pytest
 
 from tailrace.edge.access.keys import KeyRing, changing
 from tailrace.edge.config import EdgeConfig
-from tailrace.edge.reload import WatchedFile, open_gate, reloading, watched_keys
+from tailrace.edge.reload import WatchedFile, open_authenticator, reloading, watched_keys
 from tailrace.ledger.errors import ConfigError
 
 PUBLIC = ("0.0.0.0:80",)
@@ -28,9 +28,9 @@ def test_on_loopback_no_keys_are_needed_until_there_are_some(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert open_gate(EdgeConfig()).ring is None
+    assert open_authenticator(EdgeConfig()).ring is None
     made(Path(".tailrace/api-keys.json"))
-    assert open_gate(EdgeConfig()).ring is not None
+    assert open_authenticator(EdgeConfig()).ring is not None
 
 
 def test_a_public_address_without_keys_is_refused_unless_it_is_asked_for(
@@ -38,18 +38,18 @@ def test_a_public_address_without_keys_is_refused_unless_it_is_asked_for(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="--allow-public-without-keys"):
-        open_gate(EdgeConfig(http=PUBLIC))
-    assert open_gate(EdgeConfig(http=PUBLIC, allow_public_without_keys=True)).ring is None
+        open_authenticator(EdgeConfig(http=PUBLIC))
+    assert open_authenticator(EdgeConfig(http=PUBLIC, allow_public_without_keys=True)).ring is None
     keys = made(tmp_path / "keys.json")
-    assert open_gate(EdgeConfig(http=PUBLIC, api_keys=keys)).ring is not None
+    assert open_authenticator(EdgeConfig(http=PUBLIC, api_keys=keys)).ring is not None
 
 
 def test_keys_that_are_named_have_to_be_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"keys\.json: No such file"):
-        open_gate(EdgeConfig(api_keys=tmp_path / "keys.json"))
+        open_authenticator(EdgeConfig(api_keys=tmp_path / "keys.json"))
     (tmp_path / "keys.json").write_text("{}{")
     with pytest.raises(ConfigError, match="holds no API keys"):
-        open_gate(EdgeConfig(api_keys=tmp_path / "keys.json"))
+        open_authenticator(EdgeConfig(api_keys=tmp_path / "keys.json"))
 
 
 def test_a_file_that_is_made_later_closes_the_gate_and_no_loss_opens_it(
@@ -57,13 +57,13 @@ def test_a_file_that_is_made_later_closes_the_gate_and_no_loss_opens_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     config = EdgeConfig()
-    gate = open_gate(config)
-    keys = watched_keys(config, gate)
+    authenticator = open_authenticator(config)
+    keys = watched_keys(config, authenticator)
 
     def after(change: Callable[[], object]) -> KeyRing | None:
         change()
         keys.look()
-        return gate.ring
+        return authenticator.ring
 
     assert after(lambda: None) is None
     ring = after(lambda: made(config.api_keys))

@@ -10,7 +10,7 @@ from tailrace.edge.access.head import Head
 from tailrace.edge.access.keys import Limits
 from tailrace.edge.access.rules import EXPOSED_HEADERS, OverLimit
 from tailrace.edge.errors import go_duration
-from tests.edge.access.test_gate import KEY, House, asked
+from tests.edge.access.test_authenticator import KEY, House, asked
 
 NATIVE, CHAT = "/v1/generate", "/v1/chat/completions"
 
@@ -20,7 +20,7 @@ def head(path: str) -> Head:
 
 
 def told(house: House, path: str = NATIVE) -> Mapping[str, str]:
-    return house.gate.admit(head(path)).headers
+    return house.authenticator.admit(head(path)).headers
 
 
 def test_a_tenant_without_limits_is_told_nothing() -> None:
@@ -56,7 +56,7 @@ def test_the_routes_of_openai_have_the_headers_of_its_api_as_well() -> None:
         "X-RateLimit-Limit-Tokens": "6000",
     }
     with pytest.raises(OverLimit) as refused:
-        house.gate.admit(head(CHAT))
+        house.authenticator.admit(head(CHAT))
     assert refused.value.headers["X-RateLimit-Remaining-Requests"] == "0"
     assert {*headers} <= {*EXPOSED_HEADERS.split(", ")}
 

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tailrace.edge.access.keys import ApiKey, KeyRing, digest_of, make_key
-from tailrace.edge.access.rules import Gate
+from tailrace.edge.access.rules import Authenticator
 from tailrace.edge.application import create_app
 from tailrace.edge.config import EdgeConfig, access_rules
 from tailrace.ledger.errors import NotFound
@@ -61,13 +61,13 @@ class House:
 
     @asynccontextmanager
     async def open(
-        self, config: EdgeConfig, gate: Gate | None = None
+        self, config: EdgeConfig, authenticator: Authenticator | None = None
     ) -> AsyncIterator[httpx.AsyncClient]:
         async with AsyncExitStack() as stack:
             for origin in self.origins:
                 await stack.enter_async_context(origin.listening())
             link = await stack.enter_async_context(linked(*self.origins, backoff=Backoff(0, 0)))
-            self.app = create_app(link, config, access_rules(config, gate))
+            self.app = create_app(link, config, access_rules(config, authenticator))
             transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
             client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1/v1/admin")
             self.link = link
@@ -212,22 +212,24 @@ async def test_what_all_origins_refuse_is_refused(house: House) -> None:
 # ---- who is an operator ----
 
 
-def gate_with(*rights: Right, tenant: str = DEFAULT_TENANT) -> tuple[Gate, list[str]]:
-    """A gate with a key for each of these rights."""
+def authenticator_with(
+    *rights: Right, tenant: str = DEFAULT_TENANT
+) -> tuple[Authenticator, list[str]]:
+    """A authenticator with a key for each of these rights."""
     keys, texts = [], []
     for number, one in enumerate(rights):
         id_, text = make_key(lambda size, number=number: bytes([number]) * size)  # type: ignore[misc]
         said = {"id": id_, "name": f"key{number}", "tenant": tenant, "sha256": digest_of(text)}
         keys.append(ApiKey.model_validate(said | {"rights": one, "created": datetime.now(UTC)}))
         texts.append(text)
-    return Gate(KeyRing(keys, {}), monotonic, lambda: datetime.now(UTC)), texts
+    return Authenticator(KeyRing(keys, {}), monotonic, lambda: datetime.now(UTC)), texts
 
 
 async def test_where_there_are_keys_only_those_of_operators_open_this() -> None:
-    gate, (user, operator) = gate_with(OF_A_STREAM | Right.GENERATE, ALL_RIGHTS)
+    authenticator, (user, operator) = authenticator_with(OF_A_STREAM | Right.GENERATE, ALL_RIGHTS)
     house = House(ScriptedOrigin(0))
     says(house.origins[0], {"room": 1})
-    async with house.open(EdgeConfig(http=("0.0.0.0:0",)), gate) as client:
+    async with house.open(EdgeConfig(http=("0.0.0.0:0",)), authenticator) as client:
         codes = []
         for headers in ({}, {"Authorization": f"Bearer {user}"}):
             got = await client.get("/pool", headers=headers)
@@ -293,10 +295,10 @@ async def test_http_1_0_counts_as_a_proxy() -> None:
 
 
 async def test_a_key_of_one_tenant_is_no_operators_whatever_its_file_says() -> None:
-    gate, (operator,) = gate_with(ALL_RIGHTS, tenant="acme")
+    authenticator, (operator,) = authenticator_with(ALL_RIGHTS, tenant="acme")
     house = House(ScriptedOrigin(0))
     says(house.origins[0], {"room": 1})
-    async with house.open(EdgeConfig(http=("0.0.0.0:0",)), gate) as client:
+    async with house.open(EdgeConfig(http=("0.0.0.0:0",)), authenticator) as client:
         headers = {"Authorization": f"Bearer {operator}"}
         for path in ("/pool", "/streams", f"/streams/{ID}?text=1", f"/streams/{ID}/frames"):
             got = await client.get(path, headers=headers)

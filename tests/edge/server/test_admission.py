@@ -15,7 +15,7 @@ from tailrace.edge.access.bodies import BodyBudget
 from tailrace.edge.access.keys import KeyRing, Limits
 from tailrace.ledger.errors import Overloaded
 from tailrace.ledger.telemetry.traces import Traces
-from tests.edge.access.test_gate import KEY, api_key
+from tests.edge.access.test_authenticator import KEY, api_key
 from tests.edge.scripted_origin import ScriptedOrigin, until
 from tests.edge.server.http2_peer import Peer
 from tests.edge.server.serving import Client, Served, serving
@@ -41,9 +41,9 @@ def posted(path: str, body: bytes, headers: str = EVENTS + WITH_KEY) -> bytes:
 async def with_keys(limits: Limits | None = None) -> AsyncIterator[Served]:
     """An edge that asks for API keys, on a clock that stands still."""
     async with ScriptedOrigin(3).listening() as origin, serving(origin) as served:
-        gate = served.context.rules.gate
-        gate.ring = KeyRing([api_key()], {"acme": limits or Limits()})
-        gate.clock = lambda: 0.0
+        authenticator = served.context.rules.authenticator
+        authenticator.ring = KeyRing([api_key()], {"acme": limits or Limits()})
+        authenticator.clock = lambda: 0.0
         yield served
 
 
@@ -84,25 +84,25 @@ async def test_a_request_counts_once_whoever_answers_it(asked: dict[str, object]
                 statuses.append((await client.answer()).status)
             assert statuses == [200] * BURST + [429]
         async with Peer.of(served) as peer:
-            served.context.rules.gate.clock = lambda: 1000.0
+            served.context.rules.authenticator.clock = lambda: 1000.0
             headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
             for n in range(BURST + 1):
                 stream = peer.ask("POST", COMPLETIONS, headers, ended=False)
                 peer.h2.send_data(stream, body, end_stream=True)
                 await peer.until(lambda stream=stream: stream in peer.ended)
                 assert peer.statuses[stream] == ("429" if n == BURST else "200")
-        await until(lambda: not served.context.rules.gate._under_way)
+        await until(lambda: not served.context.rules.authenticator._under_way)
 
 
 async def test_whoever_leaves_within_a_body_is_not_counted_any_more() -> None:
     async with with_keys(Limits(max_concurrent=1)) as served:
-        gate = served.context.rules.gate
+        authenticator = served.context.rules.authenticator
         for path in (GENERATE, COMPLETIONS):
             async with Client.connected(served) as client:
                 await client.send(posted(path, BODY)[:-5])
                 await until(lambda: bool(served.context.bodies.used_bytes))
-                assert gate._under_way["acme"] == 1
-            await until(lambda: not gate._under_way)
+                assert authenticator._under_way["acme"] == 1
+            await until(lambda: not authenticator._under_way)
             assert served.context.bodies.used_bytes == 0
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tailrace.edge.access.keys import KeyRing, Limits
 from tailrace.ledger.errors import CallerError
-from tests.edge.access.test_gate import KEY, api_key
+from tests.edge.access.test_authenticator import KEY, api_key
 from tests.edge.scripted_origin import ScriptedOrigin
 from tests.edge.server.serving import serving
 
@@ -40,9 +40,9 @@ POLICY = '"requests";q=1;w=2, "tokens";q=600;qu="tokens";w=60'
 async def limited(limits: Limits, origin: ScriptedOrigin) -> AsyncIterator[httpx.AsyncClient]:
     """A client with a key of a tenant with limits, and an edge on a clock that stands still."""
     async with origin.listening(), serving(origin, allowed_origins=("*",)) as served:
-        gate = served.context.rules.gate
-        gate.ring = KeyRing([api_key()], {"acme": limits})
-        gate.clock = lambda: 0.0
+        authenticator = served.context.rules.authenticator
+        authenticator.ring = KeyRing([api_key()], {"acme": limits})
+        authenticator.clock = lambda: 0.0
         key = {"Authorization": f"Bearer {KEY}", "Origin": "https://page.example"}
         url = f"http://127.0.0.1:{served.port}"
         async with httpx.AsyncClient(base_url=url, headers=key, timeout=60) as client:

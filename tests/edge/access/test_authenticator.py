@@ -10,7 +10,7 @@ import pytest
 
 from tailrace.edge.access.head import Head
 from tailrace.edge.access.keys import ApiKey, KeyRing, Limits, digest_of, make_key
-from tailrace.edge.access.rules import NOBODY, Gate, Grant
+from tailrace.edge.access.rules import NOBODY, Authenticator, Grant
 from tailrace.ledger.errors import CallerError, Unauthorized
 from tailrace.ledger.frame import Caller
 from tailrace.ledger.links.rights import Right
@@ -29,10 +29,12 @@ class House:
     def __init__(self, limits: Limits | None = None, key: ApiKey | None = None) -> None:
         self.now_s = 0.0
         ring = KeyRing([key or api_key()], {"acme": limits or Limits()})
-        self.gate = Gate(ring, lambda: self.now_s, lambda: NOW, Random(1))
+        self.authenticator = Authenticator(ring, lambda: self.now_s, lambda: NOW, Random(1))
 
     def ask(self) -> Caller | None:
-        return self.gate.admit(asked("/v1/generate", ("authorization", f"Bearer {KEY}"))).caller
+        return self.authenticator.admit(
+            asked("/v1/generate", ("authorization", f"Bearer {KEY}"))
+        ).caller
 
 
 def asked(path: str, *headers: tuple[str, str], method: str = "POST") -> Head:
@@ -41,9 +43,9 @@ def asked(path: str, *headers: tuple[str, str], method: str = "POST") -> Head:
 
 
 def test_without_keys_everybody_is_let_in_as_nobody_in_particular() -> None:
-    gate = Gate(None, lambda: 0.0, lambda: NOW)
+    authenticator = Authenticator(None, lambda: 0.0, lambda: NOW)
     head = asked("/v1/generate", ("authorization", "Bearer of-somebody-else"))
-    assert gate.admit(head) == Grant(None, head)
+    assert authenticator.admit(head) == Grant(None, head)
 
 
 @pytest.mark.parametrize(
@@ -64,14 +66,14 @@ def test_a_key_says_who_asks_and_goes_no_further(
     name: str, value: str, left: tuple[tuple[bytes, bytes], ...]
 ) -> None:
     house = House(Limits(max_unfinished=5, tokens_per_s=100))
-    grant = house.gate.admit(asked("/v1/ws", ("x", "y"), (name, value)))
+    grant = house.authenticator.admit(asked("/v1/ws", ("x", "y"), (name, value)))
     assert grant.caller == Caller("acme", Right.GENERATE | Right.READ, 5, 100)
     assert grant.head.headers == ((b"x", b"y"), *left)
 
 
 def test_a_bearer_token_that_is_no_key_is_for_the_origin() -> None:
     head = asked("/healthz", ("authorization", "Bearer of-a-subscription"))
-    assert House().gate.admit(head) == Grant(NOBODY, head)
+    assert House().authenticator.admit(head) == Grant(NOBODY, head)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +92,7 @@ def test_a_bearer_token_that_is_no_key_is_for_the_origin() -> None:
 def test_any_other_key_is_refused_with_one_text(text: str, key: ApiKey) -> None:
     house = House(key=key)
     with pytest.raises(Unauthorized, match="the API key is not valid") as refused:
-        house.gate.admit(asked("/v1/generate", ("tailrace-key", text)))
+        house.authenticator.admit(asked("/v1/generate", ("tailrace-key", text)))
     assert (refused.value.status, refused.value.code) == (401, "bad_key")
     assert text not in str(refused.value)
 
@@ -98,7 +100,7 @@ def test_any_other_key_is_refused_with_one_text(text: str, key: ApiKey) -> None:
 def test_an_expired_key_is_told_the_date_to_whoever_has_all_of_it() -> None:
     house = House(key=api_key(expires=NOW))
     with pytest.raises(Unauthorized, match=f"the API key expired on {NOW:%Y-%m-%d}") as refused:
-        house.gate.admit(asked("/v1/generate", ("tailrace-key", KEY)))
+        house.authenticator.admit(asked("/v1/generate", ("tailrace-key", KEY)))
     assert (refused.value.status, refused.value.code) == (401, "bad_key")
 
 
@@ -131,26 +133,26 @@ def test_a_key_is_good_until_it_expires() -> None:
 def test_without_a_key_only_a_resume_token_can_speak(
     path: str, token: bool, is_let_in: bool
 ) -> None:
-    gate = House().gate
+    authenticator = House().authenticator
     heads = [(asked(path, *([("tailrace-token", "v1.x")] if token else [])), False)]
     heads += [(asked(path), True)] if token else []
     for head, in_query in heads:
         if is_let_in:
-            assert gate.admit(head, has_token=in_query).caller == NOBODY
+            assert authenticator.admit(head, has_token=in_query).caller == NOBODY
         else:
             with pytest.raises(Unauthorized) as refused:
-                gate.admit(head, has_token=in_query)
+                authenticator.admit(head, has_token=in_query)
             assert refused.value.code == "no_key"
 
 
 def test_a_key_is_heard_where_it_opens_more_and_nowhere_else_that_is_open() -> None:
     house, wrong = House(), ("tailrace-key", "tr_wrong")
     key = ("tailrace-key", KEY)
-    assert house.gate.admit(asked("/readyz", key)).caller == house.ask()
-    assert house.gate.admit(asked("/healthz", key)).caller == NOBODY
-    assert house.gate.admit(asked("/healthz", wrong)).caller == NOBODY
+    assert house.authenticator.admit(asked("/readyz", key)).caller == house.ask()
+    assert house.authenticator.admit(asked("/healthz", key)).caller == NOBODY
+    assert house.authenticator.admit(asked("/healthz", wrong)).caller == NOBODY
     with pytest.raises(Unauthorized):
-        house.gate.admit(asked("/readyz", wrong))
+        house.authenticator.admit(asked("/readyz", wrong))
 
 
 def test_requests_are_bounded_by_tenant_and_come_again_with_time() -> None:
@@ -171,10 +173,10 @@ def test_requests_under_way_are_bounded_by_tenant() -> None:
     first, _ = house.ask(), house.ask()
     with pytest.raises(CallerError, match="2 requests of this tenant are under way"):
         house.ask()
-    house.gate.done(first)
+    house.authenticator.done(first)
     house.ask()
-    house.gate.done(NOBODY)
-    house.gate.done(None)
+    house.authenticator.done(NOBODY)
+    house.authenticator.done(None)
 
 
 def test_a_key_that_is_made_has_a_secret_that_is_not_kept() -> None:
