@@ -78,7 +78,7 @@ class Http3:
     def moved(self) -> None:
         """Something has been sent, or acknowledged: who waited for room may have it."""
         for exchange in list(self.starved):
-            if exchange.room() > 0:
+            if exchange.writable_bytes() > 0:
                 del self.starved[exchange]
                 exchange.drained()
 
@@ -203,7 +203,7 @@ class Exchange:
             self._http3.core.reset(self.stream, Code.INTERNAL_ERROR)
             self._http3.over(self)
 
-    def room(self) -> int:
+    def writable_bytes(self) -> int:
         if self._over:
             return 0
         room = self._http3.core.room(self.stream, UNSENT_BYTES)

@@ -257,7 +257,7 @@ class Connection(asyncio.Protocol):
         if data and transport is not None and not transport.is_closing():
             transport.write(data)
 
-    def room(self) -> int:
+    def writable_bytes(self) -> int:
         if self._unsent:
             self.flush()
         transport = self._transport

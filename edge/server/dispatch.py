@@ -202,7 +202,7 @@ class AsgiRequest:
             self._came.set()
             self.writer.end()
         self.batch.flush()
-        while not self._over and self.writer.room() < 1:
+        while not self._over and self.writer.writable_bytes() < 1:
             self._drained.clear()
             await self._drained.wait()
 

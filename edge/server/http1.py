@@ -185,7 +185,7 @@ class Http1:
             return False
         if self._writer is not None or not self._buffer:
             return False
-        self._unread = self._transport.room() < 1
+        self._unread = self._transport.writable_bytes() < 1
         return not self._unread and self._head()
 
     def _skip(self) -> bool:
@@ -454,7 +454,7 @@ class Http1Writer:
 
     __slots__ = (
         *("_chunked", "_closes", "_connection", "_head", "_http1", "_last", "_open", "_context"),
-        *("_transport", "room"),
+        *("_transport", "writable_bytes"),
     )
 
     def __init__(
@@ -469,7 +469,7 @@ class Http1Writer:
         """`last`: the connection is closed behind it, and its client is told."""
         self._http1 = http1
         self._transport = transport
-        self.room = transport.room
+        self.room = transport.writable_bytes
         self._context = shared
         self._connection: h11.Connection | None = connection
         self._head = b""  # until it goes out with what comes first

@@ -123,7 +123,7 @@ class Http2:
     def flush(self) -> None:
         """All that the streams of this connection have to send, in one write as a rule."""
         while True:
-            sent = self._h2.take(self._transport.room())
+            sent = self._h2.take(self._transport.writable_bytes())
             if sent:
                 self._transport.write(sent)
             if not (sent and self._h2.has_more_bodies):
@@ -133,7 +133,7 @@ class Http2:
         if self._h2.closed:
             self._transport.close(lingers=self._h2.failed)
             return
-        if self._transport.room() < 1 - UNSENT_BYTES:
+        if self._transport.writable_bytes() < 1 - UNSENT_BYTES:
             self._transport.pause_reading()  # it asks for much and takes nothing
         busy = bool(self._h2.streams)
         if busy != self._busy:

@@ -141,8 +141,8 @@ class Stream:
             self._broken, self.source = True, None
             self._connection.has_more(self)
 
-    def room(self) -> int:
-        return self._connection.room(self)
+    def writable_bytes(self) -> int:
+        return self._connection.writable_bytes(self)
 
     # ---- the request's body ----
 
@@ -344,7 +344,7 @@ class Http2Connection:
 
     # ---- what goes ----
 
-    def room(self, stream: Stream) -> int:
+    def writable_bytes(self, stream: Stream) -> int:
         share = MAX_CONNECTION_UNSENT_BYTES // max(len(self.streams), 1)
         room = min(UNSENT_BYTES, share) - stream.unsent_bytes
         if room < 1 and stream.open and stream not in self._starved:
@@ -428,13 +428,13 @@ class Http2Connection:
         return sent
 
     def drained(self) -> list[ResponseSource]:
-        """Whom `room` has disappointed, and may not again."""
+        """Whom `writable_bytes` has disappointed, and may not again."""
         if not self._relieved:
             return []
         relieved, self._relieved = self._relieved, {}
         sources = []
         for stream in relieved:
-            if stream.open and stream in self._starved and self.room(stream) >= 1:
+            if stream.open and stream in self._starved and self.writable_bytes(stream) >= 1:
                 del self._starved[stream]
                 if stream.source is not None:
                     sources.append(stream.source)

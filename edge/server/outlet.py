@@ -19,7 +19,7 @@ import structlog
 from tailrace.edge.access.rules import Admission
 
 UNSENT_BYTES = 8 << 10
-"""What may wait here for one client: `room` is this less what does. A reader's credit at the
+"""What may wait here for one client: `writable_bytes` is this less what does. A reader's credit at the
 origin follows from it, so this is what a client that does not read costs."""
 FLUSHED_TOGETHER = 8
 """What a processor has near it is the kernel's after a send, and ours again after a frame: so a few
@@ -69,7 +69,7 @@ class ResponseWriter(Protocol):
 
     def write(self, data: bytes) -> None:
         """A piece of the body. It is taken whole, however little room there is: whoever writes
-        looks at `room` before each frame, so that it is exceeded by one frame at most."""
+        looks at `writable_bytes` before each frame, so that it is exceeded by one frame at most."""
 
     def end(self) -> None:
         """The body is whole."""
@@ -77,7 +77,7 @@ class ResponseWriter(Protocol):
     def reset(self) -> None:
         """The body is broken off, and the client can see that it is."""
 
-    def room(self) -> int:
+    def writable_bytes(self) -> int:
         """How many bytes may be written now: UNSENT_BYTES less what is unsent, or less than 1.
 
         When it was less than 1, the source's `drained` is called once there is some again.
@@ -102,7 +102,7 @@ class ConnectionProtocol(Protocol):
         """What the client has sent."""
 
     def drained(self) -> None:
-        """The connection has room again, after `Transport.room` had none."""
+        """The connection has room again, after `Transport.writable_bytes` had none."""
 
     def gone(self) -> None:
         """The connection is closed, or lost."""
@@ -136,7 +136,7 @@ class Transport(Protocol):
 
     def write(self, data: bytes) -> None: ...
 
-    def room(self) -> int:
+    def writable_bytes(self) -> int:
         """UNSENT_BYTES less what is unsent; `ConnectionProtocol.drained` follows where it is below 1."""
 
     def pause_reading(self) -> None:

@@ -186,7 +186,7 @@ class AppRequest:
             self._answering = True
             data = self._said(data)
         self._client.write(data)
-        while self._client.room() < 1 and not self._gone:
+        while self._client.writable_bytes() < 1 and not self._gone:
             self._drained.clear()
             await self._drained.wait()
 

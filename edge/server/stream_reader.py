@@ -136,7 +136,7 @@ class StreamReader:
             return
         # Until there is no room: it is who has been told so that is told when there is some again.
         wrote = False
-        while self._queue and (room := self._writer.room()) > 0:
+        while self._queue and (room := self._writer.writable_bytes()) > 0:
             wrote = True
             if self._write(room):
                 self._timed(wrote)
@@ -154,7 +154,7 @@ class StreamReader:
         it is something else. With hundreds of readers in a step what each is made of is no longer
         near the processor, so that little of it is touched here."""
         writer = self._writer
-        if raw[TAG_OFFSET] != TOKEN or writer.room() < 1:
+        if raw[TAG_OFFSET] != TOKEN or writer.writable_bytes() < 1:
             return False
         if data := self._encoder.frames(self._queue):
             writer.write(data)
@@ -191,7 +191,7 @@ class StreamReader:
             self._metrics.stalled()
 
     def _write(self, room: int) -> bool:
-        """Frames for about `room` bytes; whether the stream ends with the last of them."""
+        """Frames for about `writable_bytes` bytes; whether the stream ends with the last of them."""
         if self._held_s is not None:
             self._queue = Splitter().feed(b"".join(self._queue))
         queue, most = self._queue, room // self._swell
@@ -300,7 +300,7 @@ class StreamReader:
         if silent_s < SILENCE_S:
             self._deadline.set(SILENCE_S - silent_s)
             return
-        if self._writer.room() > 0:
+        if self._writer.writable_bytes() > 0:
             self._writer.write(self._encoder.sign_of_life())
         self._deadline.set(SILENCE_S)
 

@@ -150,7 +150,7 @@ class WebSocket:
             self._gather(event)
         elif isinstance(event, Ping):
             # A client that does not read its answers gets none: they would only pile up.
-            if self._transport.room() > 0:
+            if self._transport.writable_bytes() > 0:
                 self._transport.write(self._protocol.send(event.response()))
             self._session.charge(EMPTY_POINTS)
         elif isinstance(event, CloseConnection):
@@ -197,7 +197,7 @@ class WebSocket:
         if self._closed:
             return
         session, transport, came = self._session, self._transport, self._came
-        room = transport.room()
+        room = transport.writable_bytes()
         if len(came) == 1 and (raw := session.pass_on(came[0], room)) is not None:
             came.clear()
             transport.write(_HEADERS[len(raw)] + raw)
@@ -237,7 +237,7 @@ class WebSocket:
                 self._link.submit(self, raw)
             if not session.congested:
                 self._transport.resume_reading()
-            room = self._transport.room()
+            room = self._transport.writable_bytes()
         return room
 
     def drained(self) -> None:
@@ -271,7 +271,7 @@ class WebSocket:
             self._transport.abort()
             return
         self._missed += 1
-        if self._transport.room() > 0:
+        if self._transport.writable_bytes() > 0:
             self._transport.write(self._protocol.send(Ping()))
         self._deadline.set(PING_INTERVAL_S)
 

@@ -82,7 +82,7 @@ class Way:
 
     def end(self) -> None: ...
 
-    def room(self) -> int:
+    def writable_bytes(self) -> int:
         return UNSENT_BYTES
 
 

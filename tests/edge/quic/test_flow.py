@@ -31,7 +31,7 @@ def pour(net: Net, streaming: Streaming, seconds: float = 3.0) -> int:
     written = 0
     end = net.now + seconds
     while net.now < end:
-        while streaming.writer.room() > 0:
+        while streaming.writer.writable_bytes() > 0:
             streaming.writer.write(FRAME)
             written += len(FRAME)
         net.pass_time(0.05)
@@ -71,7 +71,7 @@ def test_readers_of_one_connection_stall_apart(net: Net) -> None:
     stalled, other = client.open()[1], client.open()
     client.quic._write_stream_limits = lambda **_options: None  # type: ignore[method-assign]
     pour(net, stalled, 1.0)
-    assert stalled.writer.room() < 1
+    assert stalled.writer.writable_bytes() < 1
     other[1].writer.write(b"undisturbed")
     net.until(lambda: client.bodies[other[0]] == b"undisturbed")
 
@@ -83,7 +83,7 @@ def test_a_body_is_whole_over_a_way_that_loses_every_fifth_datagram(net: Net) ->
     net.lost = lambda _datagram: next(count) % 5 == 0
     written = 0
     while written < 300 * len(FRAME):
-        while streaming.writer.room() > 0:
+        while streaming.writer.writable_bytes() > 0:
             streaming.writer.write(FRAME)
             written += len(FRAME)
         net.pass_time()
@@ -113,7 +113,7 @@ def test_a_replay_leaves_in_one_turn_and_in_full_datagrams(net: Net) -> None:
     net.lost = lambda datagram: bool(sent.append(datagram))  # type: ignore[func-returns-value]
     body = bytes(range(256)) * 90
     before = len(client.bodies[stream])
-    assert streaming.writer.room() >= len(body)
+    assert streaming.writer.writable_bytes() >= len(body)
     streaming.writer.write(body)
     streaming.writer.end()
     net.batch.flush()
@@ -143,7 +143,7 @@ def test_readers_of_one_connection_share_what_leaves_at_once(net: Net) -> None:
     net.clients.remove(client)
     written = 0
     for streaming in opened:
-        while streaming.writer.room() > 0:
+        while streaming.writer.writable_bytes() > 0:
             streaming.writer.write(FRAME)
             written += len(FRAME)
     assert written <= 20 * (UNSENT_BYTES + len(FRAME)) + 12_000

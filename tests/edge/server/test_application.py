@@ -37,7 +37,7 @@ class Kept:
     def reset(self) -> None:
         self.end_of_it = "reset"
 
-    def room(self) -> int:
+    def writable_bytes(self) -> int:
         return self.space
 
 

@@ -170,7 +170,7 @@ async def test_no_request_is_answered_while_the_client_leaves_its_answers_unread
     [transport] = served.context.connections.all()
     connection = cast(Connection, transport)
     await client.send(REFUSED * count + GET)
-    await until(lambda: connection.room() < 1)
+    await until(lambda: connection.writable_bytes() < 1)
     transport = connection._transport
     assert transport is not None
     assert transport.get_write_buffer_size() < 2 * UNSENT_BYTES

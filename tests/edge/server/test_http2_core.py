@@ -175,11 +175,11 @@ def test_what_breaks_off_does_not_wait_for_a_client_without_room(pair: Pair) -> 
 def test_room_is_what_may_wait_less_what_does(pair: Pair) -> None:
     stream = pair.asks()
     stream.start(200, [])
-    assert stream.room() == UNSENT_BYTES
+    assert stream.writable_bytes() == UNSENT_BYTES
     stream.write(bytes(1000))
-    assert stream.room() == UNSENT_BYTES - 1000
+    assert stream.writable_bytes() == UNSENT_BYTES - 1000
     pair.talk()
-    assert stream.room() == UNSENT_BYTES
+    assert stream.writable_bytes() == UNSENT_BYTES
 
 
 def test_who_found_no_room_hears_when_there_is_some(pair: Pair) -> None:
@@ -189,7 +189,7 @@ def test_who_found_no_room_hears_when_there_is_some(pair: Pair) -> None:
     stream.write(bytes(65_535))
     pair.talk()  # the client's window is spent
     stream.write(bytes(UNSENT_BYTES))
-    assert stream.room() == 0
+    assert stream.writable_bytes() == 0
     pair.talk()
     assert pair.server.drained() == []
     pair.opens(1, stream)
@@ -213,7 +213,7 @@ def test_the_streams_of_a_connection_share_what_may_wait(pair: Pair) -> None:
     streams = [pair.asks() for _ in range(MAX_STREAMS)]
     for stream in streams:
         stream.start(200, [])
-        while stream.room() > 0:
+        while stream.writable_bytes() > 0:
             stream.write(bytes(100))
     waiting = sum(stream.unsent_bytes for stream in streams)
     assert waiting <= MAX_CONNECTION_UNSENT_BYTES + 100 * MAX_STREAMS
@@ -222,7 +222,7 @@ def test_the_streams_of_a_connection_share_what_may_wait(pair: Pair) -> None:
         stream.end()
     pair.opens(PLENTY)
     assert pair.server.drained() == [reader]
-    assert streams[0].room() == UNSENT_BYTES
+    assert streams[0].writable_bytes() == UNSENT_BYTES
 
 
 def test_a_stream_that_the_client_does_not_read_keeps_no_other_waiting(pair: Pair) -> None:

@@ -109,7 +109,7 @@ class Trial:
         stream = self._pick(n)
         if stream is None or stream.over:
             return
-        if stream.room() < 1:
+        if stream.writable_bytes() < 1:
             self.waiting.add(stream.id)
             return
         assert stream.id not in self.waiting  # there is room, and the writer knows
@@ -180,7 +180,7 @@ class Waker:
         self._stream_id = stream_id
 
     def drained(self) -> None:
-        assert self._trial.server.streams[self._stream_id].room() >= 1
+        assert self._trial.server.streams[self._stream_id].writable_bytes() >= 1
         self._trial.waiting.discard(self._stream_id)
 
     def gone(self) -> None: ...
@@ -258,7 +258,7 @@ def answer(event: Asked | Came | Left, random: Random) -> None:
                 lambda: stream.write(bytes(100)),
                 stream.end,
                 stream.reset,
-                stream.room,
+                stream.writable_bytes,
                 lambda: stream.taken(1 << 20),
             )
         )()

@@ -84,7 +84,7 @@ class Narrow:
 
     def reset(self) -> None: ...
 
-    def room(self) -> int:
+    def writable_bytes(self) -> int:
         room = 40 - self.waiting
         self.disappointed = self.disappointed or room < 1
         return room
