@@ -69,7 +69,7 @@ class Http3:
             self.context.refuse(Exchange(self, event.stream), "h3", "", refusal(431))
         elif isinstance(event, Left):
             if (exchange := self._exchanges.pop(event.stream, None)) is not None:
-                exchange.gone()
+                exchange.disconnected()
             if self._resets.take(1, now) > 0:
                 self.core.close(Code.EXCESSIVE_LOAD, "too many requests were reset")
         if self._refused_now and self._refused.take(self._refused_now, now) > 0:
@@ -89,11 +89,11 @@ class Http3:
             self.core.go_away()
             self.mark_dirty()
 
-    def gone(self) -> None:
+    def disconnected(self) -> None:
         """The connection is over."""
         self.starved.clear()
         while self._exchanges:
-            self._exchanges.popitem()[1].gone()
+            self._exchanges.popitem()[1].disconnected()
 
     def over(self, exchange: Exchange) -> None:
         """Its response has ended, in whatever way."""
@@ -155,12 +155,12 @@ class Exchange:
         if self._dispatcher is not None:
             self._dispatcher.drained()
 
-    def gone(self) -> None:
+    def disconnected(self) -> None:
         """The client has left."""
         self._http3.starved.pop(self, None)
         dispatcher = self._ended()
         if dispatcher is not None:
-            dispatcher.gone()
+            dispatcher.disconnected()
 
     def _ended(self) -> RequestDispatcher | None:
         """Who answers forgets this one and is forgotten: garbage that would wait to be found."""
@@ -171,7 +171,7 @@ class Exchange:
 
     def _stalled(self) -> None:
         if self._dispatcher is not None:
-            self._dispatcher.gone()
+            self._dispatcher.disconnected()
         self.reset()
 
     # ---- a ResponseWriter ----

@@ -295,7 +295,7 @@ class QuicServer:
             else:
                 self._guarded(connection, lambda: connection.http3.handle(event, now))  # noqa: B023
         if connection.core.closing:
-            connection.http3.gone()
+            connection.http3.disconnected()
         return not connection.over
 
     def _drop(self, connection: Connection) -> None:
@@ -310,7 +310,7 @@ class QuicServer:
         for cid in connection.cids:
             self._by_cid.pop(cid, None)
         self._timers.set(connection.timer, None)
-        connection.http3.gone()
+        connection.http3.disconnected()
 
     def _guarded(self, connection: Connection, act: Callable[[], object]) -> None:
         """Do it; a fault is the end of this connection, and of nothing else."""

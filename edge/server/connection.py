@@ -229,7 +229,7 @@ class Connection(asyncio.Protocol):
         self._deadline.end()
         # It knows this connection: garbage that would wait to be found.
         protocol, self.protocol = self.protocol, NOBODY
-        protocol.gone()
+        protocol.disconnected()
         self._context.batch.flush()
 
     def _release(self) -> None:

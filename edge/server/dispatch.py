@@ -135,7 +135,7 @@ class AsgiRequest:
     def drained(self) -> None:
         self._drained.set()
 
-    def gone(self) -> None:
+    def disconnected(self) -> None:
         self._over = True
         self._came.set()
         self._drained.set()
@@ -353,7 +353,7 @@ class RequestDispatcher:
 
     def cut(self, error: TailraceError) -> None:
         """End a request that has not come whole: with an answer where none has begun."""
-        self.gone()
+        self.disconnected()
         if self.writer.started:
             self.writer.reset()
         else:
@@ -367,7 +367,7 @@ class RequestDispatcher:
         if self._source is not None:
             self._source.drained()
 
-    def gone(self) -> None:
+    def disconnected(self) -> None:
         self._expect_no_more()
         self.context.bodies.give(self._counted)
         self._counted = 0
@@ -376,4 +376,4 @@ class RequestDispatcher:
             admitted.done()
         source, self._source, self._app = self._source, None, None
         if source is not None:
-            source.gone()
+            source.disconnected()

@@ -120,15 +120,15 @@ class Http1:
             self._transport.resume_reading()
             self._advance()
 
-    def gone(self) -> None:
+    def disconnected(self) -> None:
         self._closed = True
         self._deadline.end()
         self._drop_claimed()
         if self._app is not None:
-            self._app.gone()
+            self._app.disconnected()
         if self._source is not None:
             source, self._source = self._source, None
-            source.gone()
+            source.disconnected()
         self._app = self._writer = None  # they know this one: garbage that would wait to be found
 
     def drain(self) -> None:

@@ -58,7 +58,7 @@ class Http2:
         self._transport.resume_reading()
         self._context.batch.mark_dirty(self)
 
-    def gone(self) -> None:
+    def disconnected(self) -> None:
         self._idle.end()
         self._stalled.end()
         self._note(self._h2.lost())
@@ -79,7 +79,7 @@ class Http2:
             else:
                 source, stream.source = stream.source, None
                 if source is not None:
-                    source.gone()
+                    source.disconnected()
 
     def _begin(self, asked: Asked) -> None:
         stream, request, context = asked.stream, asked.request, self._context
@@ -116,7 +116,7 @@ class Http2:
             source, stream.source = stream.source, None
             self._h2.abort(stream)
             if source is not None:
-                source.gone()
+                source.disconnected()
 
     # ---- what goes ----
 

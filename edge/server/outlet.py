@@ -61,7 +61,7 @@ class Request:
 class ResponseWriter(Protocol):
     """One response's way to its client; made by a protocol, used by a source.
 
-    Nothing raises, and after `end`, `reset`, or the source's `gone` nothing does anything.
+    Nothing raises, and after `end`, `reset`, or the source's `disconnected` nothing does anything.
     """
 
     def start(self, status: int, headers: Headers) -> None:
@@ -90,7 +90,7 @@ class ResponseSource(Protocol):
     def drained(self) -> None:
         """There is room again."""
 
-    def gone(self) -> None:
+    def disconnected(self) -> None:
         """The client has left: reset, closed, lost. It is called once, unless the response has
         ended before; the writer does nothing any more."""
 
@@ -104,7 +104,7 @@ class ConnectionProtocol(Protocol):
     def drained(self) -> None:
         """The connection has room again, after `Transport.writable_bytes` had none."""
 
-    def gone(self) -> None:
+    def disconnected(self) -> None:
         """The connection is closed, or lost."""
 
     def drain(self) -> None:
@@ -118,7 +118,7 @@ class Nobody:
 
     def drained(self) -> None: ...
 
-    def gone(self) -> None: ...
+    def disconnected(self) -> None: ...
 
     def drain(self) -> None: ...
 

@@ -110,7 +110,7 @@ class AppRequest:
     def drained(self) -> None:
         self._drained.set()
 
-    def gone(self) -> None:
+    def disconnected(self) -> None:
         self._gone = True
         self._news.set()
         self._drained.set()

@@ -288,7 +288,7 @@ class StreamReader:
     def drained(self) -> None:
         self._batch.mark_dirty(self)
 
-    def gone(self) -> None:
+    def disconnected(self) -> None:
         """The stream runs on without this reader."""
         self._close()
         self._link.forget(self)

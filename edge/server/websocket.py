@@ -243,7 +243,7 @@ class WebSocket:
     def drained(self) -> None:
         self._batch.mark_dirty(self)
 
-    def gone(self) -> None:
+    def disconnected(self) -> None:
         if not self._closed:
             self._leave()
 

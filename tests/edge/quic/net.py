@@ -57,7 +57,7 @@ class Streaming:
     def drained(self) -> None:
         self.drains += 1
 
-    def gone(self) -> None:
+    def disconnected(self) -> None:
         self.left = True
 
 

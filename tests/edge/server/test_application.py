@@ -141,7 +141,7 @@ async def test_a_client_that_leaves_is_a_disconnect_and_frees_whoever_waits_for_
 
     asked = Asked(app, space=1)
     await some_turns()
-    asked.request.gone()
+    asked.request.disconnected()
     writer = await asked.over()
     assert seen == ["http.disconnect"]
     assert (writer.body, writer.end_of_it) == (b"full", "")

@@ -44,7 +44,7 @@ class Reader:
     def drained(self) -> None:
         self.relieved += 1
 
-    def gone(self) -> None: ...
+    def disconnected(self) -> None: ...
 
 
 # ---- requests and responses ----

@@ -183,7 +183,7 @@ class Waker:
         assert self._trial.server.streams[self._stream_id].writable_bytes() >= 1
         self._trial.waiting.discard(self._stream_id)
 
-    def gone(self) -> None: ...
+    def disconnected(self) -> None: ...
 
 
 @given(st.lists(steps, max_size=120))
