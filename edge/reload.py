@@ -86,9 +86,10 @@ async def reloading(*what: WatchedFile) -> AsyncIterator[None]:
 
 
 def watched_keys(config: EdgeConfig, authenticator: Authenticator) -> WatchedFile:
-    """The file of API keys, as `authenticator` goes by it: one that is made later closes the authenticator.
+    """Watch the file of API keys for `authenticator`.
 
-    One that goes does not open it: what was read last stays.
+    A file that is made later means that keys are needed from then on. A file that is removed
+    changes nothing: the keys that were read last stay.
     """
 
     def read() -> None:

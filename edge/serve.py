@@ -43,12 +43,12 @@ from tailrace.edge.reload import (
     require_keys,
     watched_keys,
 )
-from tailrace.edge.server.context import KEEP_ALIVE_TIMEOUT_S, ServerContext
+from tailrace.edge.server.context import KEEP_ALIVE_TIMEOUT_S, TcpContext
 from tailrace.edge.server.deadlines import Deadlines
 from tailrace.edge.server.dispatch import Application
+from tailrace.edge.server.flush import FlushBatch
 from tailrace.edge.server.http1 import MAX_HEAD_BYTES
 from tailrace.edge.server.listen import LISTEN_BACKLOG, Sockets, alt_svc, listening
-from tailrace.edge.server.outlet import FlushBatch
 from tailrace.edge.server.rest import Rest
 from tailrace.edge.server.routes import StreamRoutes
 from tailrace.edge.telemetry.metrics import EdgeMetrics
@@ -79,7 +79,7 @@ def shutting_down() -> Unavailable:
     )
 
 
-async def go_away(context: ServerContext, quic: QuicListener | None, stop: Stop) -> None:
+async def go_away(context: TcpContext, quic: QuicListener | None, stop: Stop) -> None:
     """From the first signal to the end of the last connection; `stop.at_once` cuts it short."""
     config = context.config
     log.info("draining", lame_duck_s=config.lame_duck_s, drain_s=config.drain_s)
@@ -105,7 +105,7 @@ async def go_away(context: ServerContext, quic: QuicListener | None, stop: Stop)
         await ending
 
 
-async def _closed(context: ServerContext) -> None:
+async def _closed(context: TcpContext) -> None:
     """Until every connection has been closed; those without a request under way are told again."""
     for connection in context.connections.all():
         connection.protocol.drain()
@@ -156,7 +156,7 @@ async def serve(
     link = Link(
         *config.origin_addresses,
         credentials=config.origin_credentials,
-        batch=turn,
+        batch=batch,
         open_requests=open_requests(config),
         unread=config.unread_default,
     )
@@ -170,9 +170,9 @@ async def serve(
     deadlines = Deadlines(asyncio.get_running_loop().time)
     routes = StreamRoutes(link, batch, deadlines, rules, counts)
     limits = connection_limits(config, open_files)
-    application = Application(TelemetryMiddleware(app, counts), turn)
+    application = Application(TelemetryMiddleware(app, counts), batch)
     rest = Rest(application, server)
-    context = ServerContext(
+    context = TcpContext(
         *(batch, routes, application, rest.headers, deadlines),
         *(config.max_body_bytes, config.body_timeout_s, config.stalled_timeout_s, counts),
         bodies=app.state.bodies,

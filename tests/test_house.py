@@ -34,7 +34,7 @@ SANS_IO = (
     "edge/access/[!_mo]*.py",  # but the middleware, and what asks for open files
     *("edge/ai_sdk.py", "edge/openai/responses/events.py", "edge/openai/responses/request.py"),
     *("edge/origins/choice.py", "edge/origins/relay.py", "edge/origins/watchers.py"),
-    *("edge/session.py", "edge/sse.py", "edge/server/outlet.py", "edge/server/deadlines.py"),
+    *("edge/session.py", "edge/sse.py", "edge/server/interfaces.py", "edge/server/deadlines.py"),
     *("edge/quic/core.py", "edge/quic/aioquic_*.py", "edge/quic/http3.py", "edge/quic/server.py"),
     *("edge/server/http1.py", "edge/server/http2*.py"),
     *("ledger/frame.py", "ledger/flow/credit_window.py", "ledger/wire/*.py"),

@@ -10,9 +10,9 @@ A page may also have its own name point to this machine (DNS rebinding), and is 
 origin then. It cannot choose what the browser says in `Host`: an edge that listens on loopback
 alone, where no key is asked for, answers to loopback's own names.
 
-For whom a request is asked says its API key; nobody's, where a resume token speaks. The authenticator says
-who it is and how much that tenant may ask at once; what its rights allow, the origin decides, which
-also knows whose stream a request is about. Nothing that is a key goes on to the application.
+The API key of a request names its tenant; a resume token names none. The authenticator checks the
+key and the tenant's limits. The origin decides what the key's rights allow, because only the origin
+knows whose stream a request is about. Keys are removed before the application sees a request.
 """
 
 from __future__ import annotations

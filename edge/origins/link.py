@@ -28,7 +28,7 @@ from tailrace.edge.origins.open_requests import OpenRequests
 from tailrace.edge.origins.origin import Origin, now
 from tailrace.edge.origins.relay import RETRY_AFTER_MS, Route, Sink, route_of, spread, under
 from tailrace.edge.origins.watchers import Watchers
-from tailrace.edge.server.outlet import FlushBatch
+from tailrace.edge.server.flush import FlushBatch
 from tailrace.edge.telemetry.request_metrics import current, note_error, note_stream, traced
 from tailrace.edge.unread import UnreadDefault
 from tailrace.ledger.errors import CallerError, Overloaded, TailraceError, TooLarge

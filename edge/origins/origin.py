@@ -16,7 +16,7 @@ import structlog
 from tailrace.edge.origins.choice import Breaker, Candidate, State
 from tailrace.edge.origins.open_requests import OpenRequests
 from tailrace.edge.origins.relay import LinkState, Relay
-from tailrace.edge.server.outlet import FlushBatch
+from tailrace.edge.server.flush import FlushBatch
 from tailrace.ledger.errors import OriginUnreachable, TailraceError
 from tailrace.ledger.flow.backoff import Backoff
 from tailrace.ledger.flow.idle_timer import Silence

@@ -13,7 +13,7 @@ from tailrace.edge.errors import refusal
 from tailrace.edge.quic.core import Asked, Came, Code, Core, Event, Left, TooLong
 from tailrace.edge.server.deadlines import Deadline
 from tailrace.edge.server.dispatch import RequestDispatcher, ServerContext
-from tailrace.edge.server.outlet import UNSENT_BYTES, Headers, Request
+from tailrace.edge.server.interfaces import UNSENT_BYTES, Headers, Request
 from tailrace.ledger.errors import CallerError, TailraceError
 from tailrace.ledger.flow.token_bucket import Bucket
 
@@ -120,7 +120,7 @@ class Http3:
 class Exchange:
     """One request and its response: a `ResponseWriter`."""
 
-    __slots__ = ("_deadline", "_http3", "_dispatcher", "_over", "is_refusal", "started", "stream")
+    __slots__ = ("_deadline", "_dispatcher", "_http3", "_over", "is_refusal", "started", "stream")
 
     def __init__(self, http3: Http3, stream: int) -> None:
         self.stream = stream

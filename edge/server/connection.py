@@ -14,12 +14,12 @@ from hypercorn.utils import parse_socket_addr
 
 from tailrace.edge.errors import error_response
 from tailrace.edge.server.client_hello import AlpnCheck
-from tailrace.edge.server.context import ServerContext
+from tailrace.edge.server.context import TcpContext
 from tailrace.edge.server.deadlines import Deadline
 from tailrace.edge.server.http1 import Http1
 from tailrace.edge.server.http2 import Http2
 from tailrace.edge.server.input import MAX_HELD_BYTES, SLICE_BYTES
-from tailrace.edge.server.outlet import NOBODY, UNSENT_BYTES, ConnectionProtocol
+from tailrace.edge.server.interfaces import NOBODY, UNSENT_BYTES, ConnectionProtocol
 from tailrace.ledger.errors import Overloaded
 
 Result = TypeVar("Result")
@@ -80,11 +80,11 @@ class Connection(asyncio.Protocol):
         *("_unsent", "in_line", "peer", "secure", "server", "protocol"),
     )
 
-    def __init__(self, context: ServerContext, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, context: TcpContext, tls: ssl.SSLContext | None) -> None:
         self.secure = tls is not None
         self.peer: tuple[str, int] | None = None
         self.server: tuple[str, int] | None = None
-        self._context = shared
+        self._context = context
         self._batch = context.batch
         self._unsent = b""  # written while the turn flushes, which says when it is sent
         self._tls = tls

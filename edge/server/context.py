@@ -13,7 +13,7 @@ from tailrace.edge.config import EdgeConfig
 from tailrace.edge.origins.link import Link
 from tailrace.edge.server.dispatch import ServerContext
 from tailrace.edge.server.input import InputTurns
-from tailrace.edge.server.outlet import Transport
+from tailrace.edge.server.interfaces import Transport
 from tailrace.edge.server.rest import Rest
 
 KEEP_ALIVE_TIMEOUT_S = 75.0
@@ -46,8 +46,8 @@ def _call_soon(act: Callable[[], None]) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerContext(ServerContext):
-    """What all connections of an edge share."""
+class TcpContext(ServerContext):
+    """What all TCP connections of an edge share."""
 
     config: EdgeConfig
     link: Link

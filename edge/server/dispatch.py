@@ -22,9 +22,9 @@ from tailrace.edge.access.bodies import BodyBudget
 from tailrace.edge.access.middleware import ADMITTED
 from tailrace.edge.errors import error_response, too_slow
 from tailrace.edge.server.deadlines import Deadline, Deadlines
-from tailrace.edge.server.outlet import (
+from tailrace.edge.server.flush import FlushBatch
+from tailrace.edge.server.interfaces import (
     Admitted,
-    FlushBatch,
     Headers,
     Request,
     ResponseSource,
@@ -101,9 +101,9 @@ class Application:
             "extensions": {},
             "state": {} if admitted is None else {ADMITTED: admitted},
         }
-        metrics = AsgiRequest(scope, writer, self._batch, taken, admitted)
-        self.spawn(metrics.run(self.app))
-        return metrics
+        asgi = AsgiRequest(scope, writer, self._batch, taken, admitted)
+        self.spawn(asgi.run(self.app))
+        return asgi
 
 
 @dataclass(slots=True, eq=False)
@@ -243,7 +243,7 @@ class ServerContext:
 
 
 class Answer(ResponseWriter, Protocol):
-    """a writer that knows whether its head has been given."""
+    """A writer that knows whether its head has been given."""
 
     @property
     def started(self) -> bool: ...
@@ -251,8 +251,10 @@ class Answer(ResponseWriter, Protocol):
 
 @dataclass(slots=True, eq=False)
 class RequestDispatcher:
-    """A `ResponseSource`, which hands on what it is told to whoever answers. Tell it nothing more once
-    the response has ended."""
+    """A `ResponseSource`, which hands on what it is told to whoever answers.
+
+    Tell it nothing more once the response has ended.
+    """
 
     context: ServerContext
     request: Request

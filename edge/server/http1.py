@@ -16,11 +16,11 @@ import h11
 from tailrace.edge.access.middleware import TOKEN_QUERY
 from tailrace.edge.errors import refusal, too_slow
 from tailrace.edge.server.chunks import ChunkedBody
-from tailrace.edge.server.context import KEEP_ALIVE_TIMEOUT_S, ServerContext
+from tailrace.edge.server.context import KEEP_ALIVE_TIMEOUT_S, TcpContext
 from tailrace.edge.server.deadlines import Deadline
 from tailrace.edge.server.flood import REFUSED_POINTS, FloodBudget
 from tailrace.edge.server.http2 import Http2
-from tailrace.edge.server.outlet import (
+from tailrace.edge.server.interfaces import (
     Admitted,
     ConnectionProtocol,
     Headers,
@@ -73,9 +73,9 @@ class Claimed(NamedTuple):
 class Http1:
     """The `ConnectionProtocol` of HTTP/1.1."""
 
-    def __init__(self, transport: Transport, context: ServerContext) -> None:
+    def __init__(self, transport: Transport, context: TcpContext) -> None:
         self._transport = transport
-        self._context = shared
+        self._context = context
         self._buffer = bytearray()
         self._scanned = 0  # bytes of it in which no head ends
         self._head_began = False  # something of the next head has come, if only empty lines
@@ -461,7 +461,7 @@ class Http1Writer:
         self,
         http1: Http1,
         transport: Transport,
-        context: ServerContext,
+        context: TcpContext,
         connection: h11.Connection,
         *,
         last: bool = False,
@@ -469,8 +469,8 @@ class Http1Writer:
         """`last`: the connection is closed behind it, and its client is told."""
         self._http1 = http1
         self._transport = transport
-        self.room = transport.writable_bytes
-        self._context = shared
+        self.writable_bytes = transport.writable_bytes
+        self._context = context
         self._connection: h11.Connection | None = connection
         self._head = b""  # until it goes out with what comes first
         self._chunked = True

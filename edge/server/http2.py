@@ -9,11 +9,11 @@ from __future__ import annotations
 from functools import partial
 
 from tailrace.edge.errors import refusal
-from tailrace.edge.server.context import KEEP_ALIVE_TIMEOUT_S, ServerContext
+from tailrace.edge.server.context import KEEP_ALIVE_TIMEOUT_S, TcpContext
 from tailrace.edge.server.deadlines import Deadline, nothing
 from tailrace.edge.server.dispatch import RequestDispatcher
 from tailrace.edge.server.http2_core import Asked, Came, Happened, Http2Connection, Stream
-from tailrace.edge.server.outlet import UNSENT_BYTES, Transport
+from tailrace.edge.server.interfaces import UNSENT_BYTES, Transport
 from tailrace.ledger.errors import Overloaded
 
 MAX_BODY_BYTES = 16 << 20
@@ -23,9 +23,9 @@ MAX_BODY_BYTES = 16 << 20
 class Http2:
     """The `ConnectionProtocol` of HTTP/2; `first` is what was read of it already."""
 
-    def __init__(self, transport: Transport, context: ServerContext, first: bytes = b"") -> None:
+    def __init__(self, transport: Transport, context: TcpContext, first: bytes = b"") -> None:
         self._transport = transport
-        self._context = shared
+        self._context = context
         self._h2 = Http2Connection(
             context.deadlines.clock_s,
             partial(context.batch.mark_dirty, self),

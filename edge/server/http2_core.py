@@ -40,7 +40,7 @@ from tailrace.edge.server.http2_library import (
     TRAILER_POINTS,
     BoundedConnection,
 )
-from tailrace.edge.server.outlet import UNSENT_BYTES, Headers, Request, ResponseSource
+from tailrace.edge.server.interfaces import UNSENT_BYTES, Headers, Request, ResponseSource
 
 MAX_CONNECTION_UNSENT_BYTES = 256 << 10
 """Of all responses of a connection: where there are many, each may keep less than UNSENT_BYTES."""

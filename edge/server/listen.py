@@ -19,7 +19,7 @@ from tailrace.edge.quic.aioquic_core import AioquicCores
 from tailrace.edge.quic.listen import QuicListener
 from tailrace.edge.quic.steer import steer
 from tailrace.edge.server.connection import Connection
-from tailrace.edge.server.context import ServerContext
+from tailrace.edge.server.context import TcpContext
 from tailrace.edge.server.deadlines import SLOT_S
 from tailrace.ledger.errors import ConfigError
 from tailrace.ledger.process.settings import parse_address
@@ -123,7 +123,7 @@ def _bound_what_waits(listener: socket.socket) -> None:
 @asynccontextmanager
 async def listening(
     sockets: Sockets,
-    context: ServerContext,
+    context: TcpContext,
     tls: Callable[[], ssl.SSLContext | None],
     process: int = 0,
 ) -> AsyncIterator[QuicListener | None]:
@@ -161,9 +161,7 @@ async def _listen(bound: socket.socket, make: Callable[[], Connection]) -> async
     return await loop.create_server(make, sock=bound, backlog=LISTEN_BACKLOG)
 
 
-def _listen_quic(
-    bound: Sequence[socket.socket], context: ServerContext, process: int
-) -> QuicListener:
+def _listen_quic(bound: Sequence[socket.socket], context: TcpContext, process: int) -> QuicListener:
     config = context.config
     mark = process if config.processes > 1 else None
     assert config.certificate is not None and config.key is not None  # or nothing was bound
@@ -176,7 +174,7 @@ def _listen_quic(
     return listener
 
 
-async def _turn(context: ServerContext) -> None:
+async def _turn(context: TcpContext) -> None:
     """The clock of all deadlines."""
     while True:
         await asyncio.sleep(SLOT_S)

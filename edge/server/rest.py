@@ -25,7 +25,7 @@ from hypercorn.typing import ConnectionState
 from tailrace.edge.access.middleware import ADMITTED
 from tailrace.edge.errors import error_response, refusal
 from tailrace.edge.server.dispatch import Application
-from tailrace.edge.server.outlet import Admitted, Transport
+from tailrace.edge.server.interfaces import Admitted, Transport
 from tailrace.edge.telemetry.request_metrics import id_field
 from tailrace.ledger.errors import TailraceError
 

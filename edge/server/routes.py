@@ -27,10 +27,10 @@ from tailrace.edge.openai.responses.events import PREFIX, ResponseEvents
 from tailrace.edge.origins.link import Link, credited
 from tailrace.edge.parameters import View, choose_view
 from tailrace.edge.server.deadlines import Deadlines
-from tailrace.edge.server.outlet import (
+from tailrace.edge.server.flush import FlushBatch
+from tailrace.edge.server.interfaces import (
     NOBODY,
     Admitted,
-    FlushBatch,
     Headers,
     Request,
     ResponseSource,

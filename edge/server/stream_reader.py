@@ -15,7 +15,8 @@ from tailrace.edge.generate import TIP_PATIENCE_S, stream_headers
 from tailrace.edge.origins.link import CORR, WINDOW_BYTES, WINDOW_FRAMES, Link
 from tailrace.edge.origins.relay import TOKEN, under
 from tailrace.edge.server.deadlines import Deadline, Deadlines
-from tailrace.edge.server.outlet import FlushBatch, Headers, ResponseWriter
+from tailrace.edge.server.flush import FlushBatch
+from tailrace.edge.server.interfaces import Headers, ResponseWriter
 from tailrace.edge.telemetry.request_metrics import RequestMetrics
 from tailrace.ledger.flow.credit_window import Window
 from tailrace.ledger.frame import (
@@ -191,7 +192,7 @@ class StreamReader:
             self._metrics.stalled()
 
     def _write(self, room: int) -> bool:
-        """Frames for about `writable_bytes` bytes; whether the stream ends with the last of them."""
+        """Write frames for about `room` bytes; return True if the stream ends with the last one."""
         if self._held_s is not None:
             self._queue = Splitter().feed(b"".join(self._queue))
         queue, most = self._queue, room // self._swell

@@ -19,10 +19,10 @@ from wsproto.frame_protocol import CloseReason
 from tailrace.edge.access.operators import sees_details
 from tailrace.edge.access.rules import PROTOCOLS, Admission
 from tailrace.edge.origins.relay import under
-from tailrace.edge.server.context import ServerContext
+from tailrace.edge.server.context import TcpContext
 from tailrace.edge.server.deadlines import Deadline
 from tailrace.edge.server.flood import EMPTY_POINTS, SMALL_PIECE_BYTES, FloodBudget
-from tailrace.edge.server.outlet import Headers, Request, Transport
+from tailrace.edge.server.interfaces import Headers, Request, Transport
 from tailrace.edge.session import MAX_MESSAGE_BYTES, SMALL_BYTES, Session, Unfinished, none_left
 from tailrace.edge.telemetry.request_metrics import RequestMetrics
 
@@ -70,7 +70,7 @@ class WebSocket:
     def __init__(
         self,
         transport: Transport,
-        context: ServerContext,
+        context: TcpContext,
         asked: Request,
         accepted: bytes,
         admission: Admission,

@@ -1,6 +1,6 @@
 """One request as telemetry sees it, from its head to the end of its answer's body; what is counted.
 
-Who answers says what happens: a route past the application from its outlet, the application by its
+Who answers says what happens: a route past the application from its writer, the application by its
 middleware. Both are timed alike. Counts are plain numbers, which a scrape reads. Nothing is done
 for a frame by itself: those of one read of the link are counted together, and timed together by
 the `FlushBatch` of that read, one read in a few.

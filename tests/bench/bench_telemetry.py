@@ -35,7 +35,8 @@ from tailrace.edge.body import SseEncoder  # noqa: E402
 from tailrace.edge.origins.link import WINDOW_BYTES, WINDOW_FRAMES, Link  # noqa: E402
 from tailrace.edge.origins.origin import Connection  # noqa: E402
 from tailrace.edge.server.deadlines import Deadlines  # noqa: E402
-from tailrace.edge.server.outlet import UNSENT_BYTES, FlushBatch, ResponseWriter  # noqa: E402
+from tailrace.edge.server.flush import FlushBatch  # noqa: E402
+from tailrace.edge.server.interfaces import UNSENT_BYTES, ResponseWriter  # noqa: E402
 from tailrace.edge.server.stream_reader import StreamReader  # noqa: E402
 from tailrace.edge.telemetry.request_metrics import Counts, RequestMetrics  # noqa: E402
 from tailrace.ledger.frame import SCHEMA_HASH, Heartbeat, Hello, Open, Opened, Token, encode  # noqa: E402

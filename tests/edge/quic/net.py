@@ -22,13 +22,8 @@ from tailrace.edge.quic.core import Address, Datagrams
 from tailrace.edge.quic.server import RETRY_FROM_HANDSHAKES, QuicServer
 from tailrace.edge.server.deadlines import Deadlines
 from tailrace.edge.server.dispatch import Application, ServerContext
-from tailrace.edge.server.outlet import (
-    Admitted,
-    FlushBatch,
-    Request,
-    ResponseSource,
-    ResponseWriter,
-)
+from tailrace.edge.server.flush import FlushBatch
+from tailrace.edge.server.interfaces import Admitted, Request, ResponseSource, ResponseWriter
 from tailrace.edge.server.routes import head_of
 from tailrace.up import CertificateFiles
 

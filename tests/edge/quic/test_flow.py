@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from tailrace.edge.quic.aioquic_packets import LARGE_BYTES
 from tailrace.edge.quic.core import CONNECTION_WINDOW_BYTES, STREAM_WINDOW_BYTES
-from tailrace.edge.server.outlet import UNSENT_BYTES
+from tailrace.edge.server.interfaces import UNSENT_BYTES
 from tailrace.up import CertificateFiles
 from tests.edge.quic.net import (
     APP,

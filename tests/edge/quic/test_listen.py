@@ -36,7 +36,7 @@ from tailrace.edge.quic.listen import (
 )
 from tailrace.edge.server.deadlines import Deadlines
 from tailrace.edge.server.dispatch import Application, ServerContext
-from tailrace.edge.server.outlet import FlushBatch
+from tailrace.edge.server.flush import FlushBatch
 from tailrace.up import CertificateFiles
 from tests.edge.quic.fetching import Fetching
 from tests.edge.quic.net import OPEN, Replies, no_app

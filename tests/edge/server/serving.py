@@ -15,11 +15,11 @@ from tailrace.edge.application import create_app
 from tailrace.edge.config import EdgeConfig, access_rules, connection_limits, open_requests
 from tailrace.edge.origins.link import Link
 from tailrace.edge.serve import server_config
-from tailrace.edge.server.context import ServerContext
+from tailrace.edge.server.context import TcpContext
 from tailrace.edge.server.deadlines import Deadlines
 from tailrace.edge.server.dispatch import Application
+from tailrace.edge.server.flush import FlushBatch
 from tailrace.edge.server.listen import Sockets, listening
-from tailrace.edge.server.outlet import FlushBatch
 from tailrace.edge.server.rest import Rest
 from tailrace.edge.server.routes import StreamRoutes
 from tailrace.edge.telemetry.metrics import EdgeMetrics
@@ -31,7 +31,7 @@ PATIENCE_S = 60.0
 
 class Served(NamedTuple):
     port: int
-    context: ServerContext
+    context: TcpContext
 
 
 @asynccontextmanager
@@ -42,7 +42,7 @@ async def serving(origin: ScriptedOrigin, **settings: Any) -> AsyncIterator[Serv
     config = EdgeConfig(http=("127.0.0.1:0",), **settings)
     link = Link(
         ("127.0.0.1", origin.port),
-        batch=turn,
+        batch=batch,
         open_requests=open_requests(config),
         unread=config.unread_default,
     )
@@ -52,9 +52,9 @@ async def serving(origin: ScriptedOrigin, **settings: Any) -> AsyncIterator[Serv
     deadlines = Deadlines(asyncio.get_running_loop().time)
     routes = StreamRoutes(link, batch, deadlines, rules, counts)
     limits = connection_limits(config, 65_536)
-    application = Application(TelemetryMiddleware(app, counts), turn)
+    application = Application(TelemetryMiddleware(app, counts), batch)
     rest = Rest(application, server_config(config))
-    context = ServerContext(
+    context = TcpContext(
         *(batch, routes, application, rest.headers, deadlines),
         *(config.max_body_bytes, config.body_timeout_s, config.stalled_timeout_s, counts),
         bodies=app.state.bodies,

@@ -9,7 +9,8 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tailrace.edge.server.dispatch import Application, AsgiRequest
-from tailrace.edge.server.outlet import FlushBatch, Headers, Request
+from tailrace.edge.server.flush import FlushBatch
+from tailrace.edge.server.interfaces import Headers, Request
 
 pytestmark = pytest.mark.anyio
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 import httpx
 import pytest
 
-from tailrace.edge.server.outlet import Admitted, Request, ResponseSource, ResponseWriter
+from tailrace.edge.server.interfaces import Admitted, Request, ResponseSource, ResponseWriter
 from tailrace.ledger.frame import Caller, Open, Resume, Sibling, encode
 from tests.e2e.sse import after_retry
 from tests.edge.scripted_origin import STREAM, ScriptedOrigin

@@ -17,7 +17,7 @@ from wsproto.events import BytesMessage, CloseConnection, Ping, Pong
 from tailrace.edge.server.connection import Connection
 from tailrace.edge.server.flood import FORGIVEN_PER_S, MAX_POINTS, REFUSED_POINTS, FloodBudget
 from tailrace.edge.server.input import MAX_HELD_BYTES, SLICE_BYTES, TURN_S, InputTurns
-from tailrace.edge.server.outlet import UNSENT_BYTES
+from tailrace.edge.server.interfaces import UNSENT_BYTES
 from tailrace.edge.session import CloseCode
 from tailrace.ledger.frame import Credit, Open, Opened, Token, encode
 from tests.bench.edge import floods
@@ -125,8 +125,8 @@ async def test_others_have_their_turn_after_each_slice_and_what_waits_is_bounded
         async with Client.connected(served) as client:
             await client.send(GET)
             await client.answer()
-            [transport] = served.context.connections.all()
-            connection = cast(Connection, transport)
+            [found] = served.context.connections.all()
+            connection = cast(Connection, found)
             receive = connection.protocol.receive
 
             def seen(data: bytes) -> None:
@@ -167,8 +167,8 @@ async def test_no_request_is_answered_while_the_client_leaves_its_answers_unread
     client = Client(reader, writer)
     await client.send(GET)
     await client.answer()
-    [transport] = served.context.connections.all()
-    connection = cast(Connection, transport)
+    [found] = served.context.connections.all()
+    connection = cast(Connection, found)
     await client.send(REFUSED * count + GET)
     await until(lambda: connection.writable_bytes() < 1)
     transport = connection._transport

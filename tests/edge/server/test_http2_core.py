@@ -25,7 +25,7 @@ from tailrace.edge.server.http2_library import (
     MAX_CLOSED_STREAMS,
     MAX_STREAMS,
 )
-from tailrace.edge.server.outlet import UNSENT_BYTES
+from tailrace.edge.server.interfaces import UNSENT_BYTES
 from tests.edge.server.http2_pair import GET, PLENTY, POST, Pair
 
 

@@ -24,7 +24,7 @@ from tailrace.edge.server.http2_core import (
     Left,
     Stream,
 )
-from tailrace.edge.server.outlet import UNSENT_BYTES
+from tailrace.edge.server.interfaces import UNSENT_BYTES
 
 GET = [(":method", "GET"), (":scheme", "https"), (":authority", "edge"), (":path", "/")]
 MAX_PIECE_BYTES = 5_000

@@ -10,7 +10,8 @@ import pytest
 from tailrace.edge.body import FrameEncoder
 from tailrace.edge.origins.link import Link
 from tailrace.edge.server.deadlines import Deadlines
-from tailrace.edge.server.outlet import FlushBatch, Headers
+from tailrace.edge.server.flush import FlushBatch
+from tailrace.edge.server.interfaces import Headers
 from tailrace.edge.server.stream_reader import StreamReader
 from tailrace.edge.telemetry.request_metrics import RequestMetrics
 from tailrace.ledger.frame import Credit, Detach, Frame, Open, Opened, Token, decode, encode, split

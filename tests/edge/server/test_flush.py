@@ -3,7 +3,7 @@ one read in a few."""
 
 from itertools import count
 
-from tailrace.edge.server.outlet import FLUSHED_TOGETHER, READS_A_TIMED_ONE, FlushBatch
+from tailrace.edge.server.flush import FLUSHED_TOGETHER, READS_A_TIMED_ONE, FlushBatch
 
 
 class Noted:

@@ -1,0 +1,204 @@
+"""Interfaces between connections, protocols and whatever answers a request.
+
+HTTP/1.1, HTTP/2 and HTTP/3 each turn their input into a `Request` and offer a `ResponseWriter` for
+its response. A stream of tokens is a `ResponseSource` that writes to it without a task and without
+a queue: a frame read from a link ends as a `write` in the same callback.
+
+Sans-I/O: nothing here knows a socket, an event loop or a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tailrace.edge.access.rules import Admission
+
+UNSENT_BYTES = 8 << 10
+"""Maximum bytes that wait in this process for one client. `writable_bytes` is this limit less what
+waits. A reader's credit at the origin follows from it, so it is the cost of a stalled client."""
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The head of one request, and its body where the whole body is at hand."""
+
+    method: str
+    path: bytes
+    """The path as sent, percent-encoded, without the query."""
+    query: bytes
+    headers: Headers
+    """Names in lower case; `host` stands for `:authority` too."""
+    scheme: str
+    peer: tuple[str, int] | None
+    http_version: str
+    """The version as ASGI spells it: "1.1", "2", "3"."""
+    body: bytes = b""
+
+    def header(self, name: bytes) -> bytes | None:
+        """Return the first value of a header."""
+        return next((value for each, value in self.headers if each == name), None)
+
+    def text(self, name: bytes) -> str | None:
+        """Return the first value of a header as text."""
+        value = self.header(name)
+        return None if value is None else value.decode("latin-1")
+
+
+class ResponseWriter(Protocol):
+    """The way of one response to its client, made by a protocol and used by a `ResponseSource`.
+
+    Nothing raises. After `end`, `reset`, or a call of the source's `disconnected`, every call is
+    ignored.
+    """
+
+    def start(self, status: int, headers: Headers) -> None:
+        """Send the head, once, before anything else. It may wait for the first `write` or `end`."""
+
+    def write(self, data: bytes) -> None:
+        """Send a piece of the body.
+
+        The piece is taken whole. Callers look at `writable_bytes` before each frame, so that the
+        limit is exceeded by one frame at most.
+        """
+
+    def end(self) -> None:
+        """End the response: its body is complete."""
+
+    def reset(self) -> None:
+        """Break the body off, so that the client can see that it is incomplete."""
+
+    def writable_bytes(self) -> int:
+        """Return how many bytes may be written now: UNSENT_BYTES less what is unsent.
+
+        After a value below 1, the source's `drained` is called once there is room again.
+        """
+
+
+class ResponseSource(Protocol):
+    """The producer of one response; the protocol calls it, but never from within its own calls."""
+
+    def drained(self) -> None:
+        """Handle that the writer has room again."""
+
+    def disconnected(self) -> None:
+        """Handle that the client has left, by a reset or a lost connection.
+
+        Called once, unless the response has ended before. The writer ignores everything from then
+        on.
+        """
+
+
+class ConnectionProtocol(Protocol):
+    """The protocol spoken on a connection; HTTP/1.1 may give way to WebSocket or to HTTP/2."""
+
+    def receive(self, data: bytes) -> None:
+        """Handle input of the client."""
+
+    def drained(self) -> None:
+        """Handle that the transport has room again, after `writable_bytes` was below 1."""
+
+    def disconnected(self) -> None:
+        """Handle that the connection is closed or lost."""
+
+    def drain(self) -> None:
+        """Close an idle connection; let requests under way end, and take no new ones."""
+
+
+class Nobody:
+    """Null object: a `ConnectionProtocol` and a `ResponseSource` that ignores every event."""
+
+    def receive(self, data: bytes) -> None: ...
+
+    def drained(self) -> None: ...
+
+    def disconnected(self) -> None: ...
+
+    def drain(self) -> None: ...
+
+
+NOBODY = Nobody()
+
+
+class Transport(Protocol):
+    """A connection as its protocol uses it. Nothing raises, and calls after the end are ignored."""
+
+    protocol: ConnectionProtocol
+    secure: bool
+    peer: tuple[str, int] | None
+    server: tuple[str, int] | None
+
+    def write(self, data: bytes) -> None: ...
+
+    def writable_bytes(self) -> int:
+        """Return UNSENT_BYTES less what is unsent.
+
+        After a value below 1, the protocol's `drained` is called once there is room again.
+        """
+
+    def pause_reading(self) -> None:
+        """Give the protocol no input until `resume_reading`.
+
+        A bounded amount of input waits meanwhile; beyond it the client is not read.
+        """
+
+    def resume_reading(self) -> None:
+        """Give the protocol input again, in a later call."""
+
+    def close(self, *, lingers: bool = False) -> None:
+        """Close the connection once everything that was written has been sent.
+
+        With `lingers`, input is read and dropped for a while first: a client that is still sending
+        would see a reset instead of its answer.
+        """
+
+    def abort(self) -> None:
+        """Close the connection at once and drop unsent data, so that the client sees the loss."""
+
+
+@dataclass(slots=True, eq=False)
+class Admitted:
+    """A request that may be answered, as far as its head tells; its body may still come.
+
+    It counts for its tenant until `done`, which whoever had it last calls. Calling it again does
+    nothing.
+    """
+
+    request: Request
+    admission: Admission
+    began_s: float
+    """The time of its head, as `perf_counter` has it."""
+    ended: Callable[[Admission], None]
+    _over: bool = False
+
+    def done(self) -> None:
+        """The request has been answered, or its client has gone."""
+        if not self._over:
+            self._over = True
+            self.ended(self.admission)
+
+
+class Routes(Protocol):
+    """Which requests are answered past the application."""
+
+    def claims(self, request: Request) -> bool:
+        """Return True if `serve` may answer it, as far as its head (`body` is empty) can tell.
+
+        If so, call `admit`, and then `serve` with the whole body. A body over the limit of the
+        settings is the application's to refuse.
+        """
+
+    def admit(self, request: Request, writer: ResponseWriter) -> Admitted | None:
+        """Apply the access rules, before anything is kept of the body.
+
+        None: it has been refused, and the answer is at the writer.
+        """
+
+    def serve(
+        self, admitted: Admitted, body: bytes, writer: ResponseWriter
+    ) -> ResponseSource | None:
+        """Answer it, or None: it is the application's, which is given `admitted`. The writer may
+        be written to before this returns, but not where it returns None."""
