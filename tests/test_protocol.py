@@ -63,18 +63,18 @@ def test_the_browsers_table_is_the_schema(path: Path) -> None:
     assert path.read_text("utf-8") == web.written()[path]
 
 
-def test_the_table_of_payloads_is_the_schema() -> None:
-    told = {
-        row[1].strip("`"): (int(row[0]), dict(re.findall(r"`(\w+): (\S+)`", row[2])))
-        for row in rows(4)
-        if row[0].isdigit() and row[1].startswith("`")
+def test_the_list_of_payloads_is_the_schema() -> None:
+    entries = re.findall(r"^- (\d+) `(\w+)`:((?:.|\n(?=  ))*)", TEXT, re.MULTILINE)
+    listed = {
+        name: (int(tag), dict(re.findall(r"`(\w+): (\S+)`", fields)))
+        for tag, name, fields in entries
     }
     tags = {cls.__name__: tag for tag, cls in FRAMES.items()}
-    assert told == {name: (tag, SCHEMA.structs[name]) for name, tag in tags.items()}
+    assert listed == {name: (tag, SCHEMA.structs[name]) for name, tag in tags.items()}
 
 
 def test_every_setting_of_sampling_is_told_with_its_range() -> None:
-    [fields] = re.findall(r"^`Sampling` is (.*)\.$", TEXT, re.MULTILINE)
+    [fields] = re.findall(r"^- `Sampling` is ((?:.|\n(?=  ))*)\.$", TEXT, re.MULTILINE)
     assert dict(re.findall(r"`(\w+): (\S+)`", fields)) == SCHEMA.structs["Sampling"]
     ranges = {name for row in rows(3) for name in re.findall(r"`(\w+)`", row[0])}
     assert {*SAMPLING} == {*SCHEMA.structs["Sampling"]}
@@ -102,4 +102,4 @@ def test_every_class_of_the_error_tree_is_in_the_table_of_codes() -> None:
 
 
 def test_the_limit_of_a_frame_is_told() -> None:
-    assert f"Length field of a frame | {MAX_FRAME_BYTES:,} bytes" in TEXT
+    assert f"Length field of a frame: {MAX_FRAME_BYTES:,} bytes" in TEXT
