@@ -36,7 +36,7 @@ class Text:
     path: Path
     line: int
     subject: str
-    """What the text describes, such as a function's name; may be empty."""
+    """Name of the documented thing, such as a function; may be empty."""
     words: str
 
     def __str__(self) -> str:

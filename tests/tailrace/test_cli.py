@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -231,3 +232,10 @@ def test_chat_without_an_edge_says_how_to_start_one(tmp_path: Path) -> None:
     assert result.returncode == 1
     hint = "start one with tailrace up, or name another: --edge URL"
     assert result.stderr.splitlines()[-1] == f"error: no edge answers at {url} ({hint})"
+
+
+def test_help_lists_every_command(tmp_path: Path) -> None:
+    result = tailrace("--help", folder=tmp_path)
+    assert result.returncode == 0, result.stderr
+    commands = re.findall(r"^  ([a-z]+) {2,}\S", result.stdout, re.MULTILINE)
+    assert commands == "up edge origin chat top config key ledger model warm bench".split()
