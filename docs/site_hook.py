@@ -33,6 +33,7 @@ OUTSIDE_DOCS = {
     "SECURITY.md": "security.md",
     "kernels/BENCH.md": "bench/kernels.md",
     "tests/bench/ENGINE.md": "bench/engine.md",
+    "tests/bench/HTTP3.md": "bench/http3.md",
     "tests/bench/LEDGER.md": "bench/ledger.md",
     "tests/vectors/README.md": "reference/vectors.md",
 }
