@@ -35,6 +35,7 @@ OUTSIDE_DOCS = {
     "tests/bench/ENGINE.md": "bench/engine.md",
     "tests/bench/HTTP3.md": "bench/http3.md",
     "tests/bench/LEDGER.md": "bench/ledger.md",
+    "tests/bench/WORKER.md": "bench/worker.md",
     "tests/vectors/README.md": "reference/vectors.md",
 }
 SOURCES = {page: source for source, page in OUTSIDE_DOCS.items()}
