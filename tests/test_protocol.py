@@ -12,6 +12,7 @@ import pytest
 from tailrace.ledger import errors
 from tailrace.ledger.errors import FrameError, TailraceError
 from tailrace.ledger.frame import FRAMES, MAX_FRAME_BYTES, SAMPLING, SCHEMA_HASH, decode, encode
+from tests import generate_schemas
 from tests.schema_text import CLIENT_SCHEMA, ROOT, read_schema, schema_hash
 from tests.vectors.generate import to_json
 from tests.web import generate as web
@@ -57,9 +58,15 @@ def test_there_are_examples_of_both_kinds() -> None:
     assert len(blocks("refused")) >= 3
 
 
+@pytest.mark.parametrize("path", generate_schemas.written(), ids=lambda path: str(path.name))
+def test_the_text_of_a_schema_is_that_of_its_classes(path: Path) -> None:
+    """If this fails, run `make schemas`."""
+    assert path.read_text("utf-8") == generate_schemas.written()[path]
+
+
 @pytest.mark.parametrize("path", web.written(), ids=lambda path: str(path.name))
 def test_the_browsers_table_is_the_schema(path: Path) -> None:
-    """Else: python -m tests.web.generate"""
+    """If this fails, run `make schemas`."""
     assert path.read_text("utf-8") == web.written()[path]
 
 

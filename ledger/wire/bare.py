@@ -17,6 +17,7 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import IntEnum
+from functools import cache
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from tailrace.ledger.errors import FrameError
@@ -348,7 +349,13 @@ def compile_type(hint: Any) -> Type:
     raise TypeError(f"{hint!r} has no BARE type")
 
 
-def field_types(cls: type) -> dict[str, Type]:
-    """The BARE type of each field of a dataclass, in order."""
+@cache
+def field_hints(cls: type) -> dict[str, Any]:
+    """Return the annotation of each field of a dataclass, in order."""
     hints = get_type_hints(cls, include_extras=True)
-    return {field.name: compile_type(hints[field.name]) for field in fields(cls)}
+    return {field.name: hints[field.name] for field in fields(cls)}
+
+
+def field_types(cls: type) -> dict[str, Type]:
+    """Return the BARE type of each field of a dataclass, in order."""
+    return {name: compile_type(hint) for name, hint in field_hints(cls).items()}

@@ -1,7 +1,8 @@
-"""The client schema, ledger/wire/tailrace.bare, as Python: a class for each struct.
+"""The frames of the client schema: a class for each frame, and for each struct inside one.
 
-The annotations are what the codec is compiled from (ledger/wire/bare.py), and a test holds every
-one of them to the schema file. PROTOCOL.md says what the frames mean.
+The codec is compiled from the annotations (ledger/wire/bare.py). The schema as text, its identity
+and the tables of other languages are generated from them too: after a change run
+`make schemas`. PROTOCOL.md says what the frames mean.
 """
 
 from __future__ import annotations
@@ -24,12 +25,10 @@ from tailrace.ledger.wire.bare import (
     list_of,
     struct_of,
 )
+from tailrace.ledger.wire.bare_schema import schema_identity, schema_text
 from tailrace.ledger.wire.codec import F, Tagged, framed
 from tailrace.ledger.wire.words import *
 
-# The first 8 bytes of SHA-256 over the canonical text of ledger/wire/tailrace.bare. A constant,
-# so that a running process needs no schema file; a test holds it to the file.
-SCHEMA_HASH = bytes.fromhex("61fba3afed91a7b2")
 STREAM_ID_BYTES = 16
 MAC_BYTES = 32
 """Of an HMAC-SHA256, and of a nonce."""
@@ -484,25 +483,6 @@ SAFE_METHODS = ("GET", "HEAD")
 """Calls that change nothing: they may be sent twice, or stop half way (RFC 9110, 9.2.1)."""
 
 
-@frame(22)
-class Call(Frame):
-    """An HTTP request, whole, for the object of class `object` called `name`.
-
-    `url` is absolute, as the client sent it; `credit` counts Body frames,
-    `credit_bytes` their bytes.
-    """
-
-    object: str
-    name: str
-    method: str
-    url: str
-    headers: tuple[Header, ...] = ()
-    body: bytes = b""
-    credit: Uint = 0
-    caller: Caller | None = None
-    credit_bytes: Uint | None = None
-
-
 @frame(23)
 class Challenge(Frame):
     """Asks the peer for the Proof that it holds the secret of both."""
@@ -540,6 +520,28 @@ class Renew(Frame):
         return 0 if self.after is None else self.after + 1
 
 
+@frame(22)
+class Call(Frame):
+    """An HTTP request, whole, for the object of class `object` called `name`.
+
+    `url` is absolute, as the client sent it; `credit` counts Body frames,
+    `credit_bytes` their bytes.
+    """
+
+    object: str
+    name: str
+    method: str
+    url: str
+    headers: tuple[Header, ...] = ()
+    body: bytes = b""
+    credit: Uint = 0
+    caller: Caller | None = None
+    credit_bytes: Uint | None = None
+
+
+SCHEMA_TEXT = schema_text(FRAMES, vars())
+SCHEMA_HASH = schema_identity(SCHEMA_TEXT)
+"""The identity of this schema. Clients that were built with another one are refused."""
 LOGGED = frozenset(tag for tag, cls in FRAMES.items() if issubclass(cls, Logged))
 CLOSING = frozenset((StreamEnd.tag, StreamError.tag, Status.tag, BodyEnd.tag))
 # What a client may send; an edge sends what its clients do, and what is between it and origins.

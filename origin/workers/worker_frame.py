@@ -1,8 +1,9 @@
-"""The frames between a supervisor and its workers (origin/workers/worker.bare), and their codec.
+"""The frames between a supervisor and its workers, and their codec.
 
 Same framing as the client schema, tags from 32 on. corr is the run's id, chosen by the
 supervisor and unique on one worker connection; 0 is the connection. Both sides send
-`Hello` first, with this schema's hash.
+`Hello` first, with this schema's hash. After a change run `make schemas`, which writes
+origin/workers/worker.bare from these classes.
 """
 
 from __future__ import annotations
@@ -16,12 +17,10 @@ from typing import cast, dataclass_transform
 from tailrace.ledger.errors import FrameError, SchemaMismatch
 from tailrace.ledger.frame import Hello, OutputFormat, Sampling
 from tailrace.ledger.wire.bare import U32Int, U32Ints, Uint
+from tailrace.ledger.wire.bare_schema import schema_identity, schema_text
 from tailrace.ledger.wire.codec import PREFIX_BYTES, Codec, F, Tagged, framed
 from tailrace.origin.workers.liveness import Death, kind_of
 from tailrace.origin.workers.load_spans import LoadStage
-
-# The first 8 bytes of SHA-256 over the canonical text of origin/workers/worker.bare.
-SCHEMA_HASH = bytes.fromhex("71ff63c91262099a")
 
 # A prompt of 2^20 tokens, 4 bytes each, fits, and so does a Step of many emissions.
 MAX_WORKER_FRAME_BYTES = 8 << 20
@@ -290,6 +289,9 @@ class Halt(WorkerFrame):
 
 CODEC: Codec[Frame] = Codec(FRAMES, MAX_WORKER_FRAME_BYTES)
 encode, decode = CODEC.encode, CODEC.decode
+SCHEMA_TEXT = schema_text(FRAMES, vars())
+SCHEMA_HASH = schema_identity(SCHEMA_TEXT)
+"""The identity of this schema. A worker of another version is refused."""
 WORKER = frozenset(tag for tag in FRAMES if tag < Run.tag)
 SUPERVISOR = frozenset(FRAMES) - WORKER | {Hello.tag}
 
