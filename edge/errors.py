@@ -82,11 +82,11 @@ def go_duration(seconds: float) -> str:
     return f"{minutes}m{rest}s" if minutes else f"{rest}s"
 
 
-def error_headers(error: TailraceError) -> dict[str, str]:
-    """Of an answer that is an error, whatever the dialect (RFC 9110, 10.2.3)."""
+def error_headers(error: TailraceError, retry_ms: int | None) -> dict[str, str]:
+    """Return the headers of an error response that all dialects have (RFC 9110, 10.2.3)."""
     headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
-    if error.retry_after_ms is not None:
-        headers["Retry-After"] = str(math.ceil(error.retry_after_ms / 1000))
+    if retry_ms is not None:
+        headers["Retry-After"] = str(math.ceil(retry_ms / 1000))
         if error.code == "too_many_tokens":
             headers["RateLimit"] = f'"{TOKENS_QUOTA}";r=0;t={headers["Retry-After"]}'
     return headers
@@ -139,12 +139,14 @@ def openai_fields(error: TailraceError, path: str = "") -> dict[str, str | None]
 def openai_error(error: TailraceError, path: str = "") -> JSONResponse:
     """The whole answer, by the names that fields have in the API at `path`."""
     fields = openai_fields(error, path)
-    headers = error_headers(error) | {"X-Should-Retry": "true" if error.retryable else "false"}
-    if error.retry_after_ms is not None:
-        headers["Retry-After-Ms"] = str(error.retry_after_ms)
+    retry_ms = error.draw_retry_ms()
+    should_retry = "true" if error.retryable else "false"
+    headers = error_headers(error, retry_ms) | {"X-Should-Retry": should_retry}
+    if retry_ms is not None:
+        headers["Retry-After-Ms"] = str(retry_ms)
         if error.code == "too_many_tokens":
             headers["X-RateLimit-Remaining-Tokens"] = "0"
-            headers["X-RateLimit-Reset-Tokens"] = go_duration(error.retry_after_ms / 1000)
+            headers["X-RateLimit-Reset-Tokens"] = go_duration(retry_ms / 1000)
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     status = STATUSES.get(error.code, error.status)
@@ -161,7 +163,7 @@ def error_response(error: TailraceError, path: str = "") -> Response:
     """
     if is_openai_path(path):
         return openai_error(error, path)
-    headers = error_headers(error)
+    headers = error_headers(error, error.draw_retry_ms())
     if error.status == 401:
         by_key = error.code in ("no_key", "bad_key")
         headers["WWW-Authenticate"] = "Bearer" if by_key else "Tailrace-Token"

@@ -65,8 +65,6 @@ GRACEFUL_TIMEOUT_S = 2.0
 """For answers that say that streams are to be resumed elsewhere to leave."""
 LOOK_S = 0.05
 """How late it may be noticed that nothing is under way any more."""
-RETRY_AFTER_MS = 1_000
-"""What those are told to wait at least who are refused, or handed over; not all the same."""
 
 log = structlog.get_logger("tailrace.edge")
 
@@ -75,7 +73,6 @@ def shutting_down() -> Unavailable:
     return Unavailable(
         "this edge is shutting down",
         hint="resume on another, or here again",
-        retry_after_ms=RETRY_AFTER_MS,
     )
 
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import lru_cache
 from math import inf
-from random import Random
 
 from tailrace.edge.access.rules import NOBODY
 from tailrace.edge.unread import UnreadDefault
@@ -26,9 +25,9 @@ from tailrace.ledger.errors import (
     SchemaMismatch,
     TailraceError,
     TooLarge,
+    TooManyRequests,
     Unauthorized,
 )
-from tailrace.ledger.flow.backoff import spread_ms
 from tailrace.ledger.frame import (
     CLIENT,
     CLOSING,
@@ -69,8 +68,6 @@ MAX_MESSAGE_BYTES = 64 << 10
 MAX_STREAMS_PER_CONNECTION = 256
 MAX_CREDIT_FRAMES = 1024
 """Frames of one stream that a client may ask to have in flight; bounds what waits here."""
-UNFINISHED_RETRY_MS = 1_000
-"""At least; not all are told the same."""
 WINDOW_BYTES = 8 << 10
 LEAST_WINDOW_BYTES = 4 << 10
 """Of logged frames that wait here for a client: WINDOW_BYTES for all of its streams together, but
@@ -205,7 +202,6 @@ class Session:
     failed: Callable[[str], None] = lambda _code: None
     spend: Callable[[float], bool] = lambda _points: True
     close: Close | None = None
-    _random: Random = field(default_factory=Random)
     _greeted: bool = False
     _just_left: int = 0  # requests of this message that `left` does not count yet
     _streams: dict[int, OpenStream] = field(default_factory=dict)
@@ -493,14 +489,11 @@ class Session:
 
     # ---- errors ----
 
-    def _too_many_unfinished(self) -> CallerError:
-        return CallerError(
+    def _too_many_unfinished(self) -> TooManyRequests:
+        return TooManyRequests(
             f"over {self.unfinished.most} streams that this connection opened have not ended",
             code="too_many_streams",
-            status=429,
-            retryable=True,
             hint="read them to their end or cancel them; those that were left count for a while",
-            retry_after_ms=spread_ms(UNFINISHED_RETRY_MS, self._random),
         )
 
     def _refuse_request(self, corr: int, error: TailraceError) -> None:

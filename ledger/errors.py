@@ -6,6 +6,8 @@ same fields, so nothing is said twice in two vocabularies.
 
 from __future__ import annotations
 
+from tailrace.ledger.flow.backoff import spread_ms
+
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 """A process that ends so could not start as it was told; starting it again cannot help."""
@@ -16,20 +18,31 @@ class TailraceError(Exception):
 
     `code` is a stable snake_case word, `status` the HTTP status that carries it,
     `retryable` whether the same request may succeed later without change, `field` the
-    part of the input at fault, `hint` what would be right, `retry_after_ms` how long to
-    wait before trying again.
+    part of the input at fault, `hint` what would be right. `min_retry_ms` is the minimum
+    wait before another try: each receiver is told a random longer one. `retry_after_ms` is
+    a wait that a peer has told or that was drawn already, and is passed on as it is.
     """
 
     code = "internal"
     status = 500
     retryable = False
+    min_retry_ms: int | None = None
 
     def __init_subclass__(
-        cls, code: str | None = None, status: int | None = None, retryable: bool | None = None
+        cls,
+        code: str | None = None,
+        status: int | None = None,
+        retryable: bool | None = None,
+        min_retry_ms: int | None = None,
     ) -> None:
-        """What a class says of these three holds for its subclasses, until one says another."""
-        said = {"code": code, "status": status, "retryable": retryable}
-        for name, value in said.items():
+        """Set the defaults of a class of errors; its subclasses inherit them."""
+        defaults = {
+            "code": code,
+            "status": status,
+            "retryable": retryable,
+            "min_retry_ms": min_retry_ms,
+        }
+        for name, value in defaults.items():
             if value is not None:
                 setattr(cls, name, value)
 
@@ -42,6 +55,7 @@ class TailraceError(Exception):
         retryable: bool | None = None,
         field: str | None = None,
         hint: str | None = None,
+        min_retry_ms: int | None = None,
         retry_after_ms: int | None = None,
     ) -> None:
         super().__init__(message)
@@ -51,7 +65,17 @@ class TailraceError(Exception):
         self.retryable = retryable if retryable is not None else self.retryable
         self.field = field
         self.hint = hint
+        self.min_retry_ms = min_retry_ms if min_retry_ms is not None else self.min_retry_ms
         self.retry_after_ms = retry_after_ms
+
+    def draw_retry_ms(self) -> int | None:
+        """Return how long one receiver of this error is told to wait; None if it is not told.
+
+        Call it once for each frame or response that carries the error.
+        """
+        if self.retry_after_ms is not None or self.min_retry_ms is None:
+            return self.retry_after_ms
+        return spread_ms(self.min_retry_ms)
 
     def __str__(self) -> str:
         where = f"{self.field}: " if self.field else ""
@@ -110,6 +134,12 @@ class StreamFull(TooLarge, code="stream_full"):
     """A stream at its size limit: nothing but its end is taken any more."""
 
 
+class TooManyRequests(
+    CallerError, code="too_many_requests", status=429, retryable=True, min_retry_ms=1_000
+):
+    """The caller has reached one of its limits; the code says which."""
+
+
 class BeyondEnd(CallerError, code="beyond_end", status=416):
     """An index that the stream has not reached."""
 
@@ -117,7 +147,9 @@ class BeyondEnd(CallerError, code="beyond_end", status=416):
 # ---- our fault, or the weather ----
 
 
-class Unavailable(TailraceError, code="unavailable", status=503, retryable=True):
+class Unavailable(
+    TailraceError, code="unavailable", status=503, retryable=True, min_retry_ms=1_000
+):
     """Nothing is wrong with the request; the service cannot take it now."""
 
 
@@ -139,7 +171,7 @@ class LedgerAway(Unavailable, code="ledger_away"):
     """The ledger's storage cannot be reached or read for now; it keeps what it acknowledged."""
 
 
-class LedgerFull(Overloaded, code="ledger_full"):
+class LedgerFull(Overloaded, code="ledger_full", min_retry_ms=5_000):
     """The ledger is at its size limit: no new streams, and running ones can only end."""
 
 

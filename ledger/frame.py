@@ -142,7 +142,7 @@ def error_frame(exc: TailraceError) -> StreamError:
         status=exc.status,
         field=None if exc.field is None else _sendable(exc.field),
         hint=None if exc.hint is None else _sendable(exc.hint),
-        retry_after_ms=exc.retry_after_ms,
+        retry_after_ms=exc.draw_retry_ms(),
     )
 
 

@@ -8,7 +8,6 @@ from tailrace.ledger.errors import Overloaded
 
 MAX_BODIES_BYTES = 256 << 20
 """Maximum bytes of request bodies under way, of all connections together."""
-BODIES_RETRY_MS = 1_000
 
 
 @dataclass(slots=True, eq=False)
@@ -24,7 +23,6 @@ class BodyBudget:
             raise Overloaded(
                 f"over {self.most_bytes >> 20} MiB of request bodies are under way at this edge",
                 hint="send the request again later",
-                retry_after_ms=BODIES_RETRY_MS,
             )
         self.used_bytes += size
 

@@ -23,7 +23,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from math import ceil
-from random import Random
 from typing import NamedTuple
 
 import structlog
@@ -40,7 +39,13 @@ from tailrace.edge.access.quotas import (
     request_quota,
 )
 from tailrace.edge.errors import is_openai_path
-from tailrace.ledger.errors import CallerError, Forbidden, TailraceError, Unauthorized
+from tailrace.ledger.errors import (
+    CallerError,
+    Forbidden,
+    TailraceError,
+    TooManyRequests,
+    Unauthorized,
+)
 from tailrace.ledger.flow.backoff import spread_ms
 from tailrace.ledger.flow.token_bucket import Bucket
 from tailrace.ledger.frame import STREAM_PATH, Caller
@@ -204,7 +209,7 @@ def preflight_headers(access: Mapping[str, str]) -> dict[str, str]:
 
 
 CONCURRENT_RETRY_MS = 500
-"""At least; not all are told the same."""
+"""Minimum wait before another try, while as many requests as allowed are under way."""
 FIRST_PAGE = "/"
 WEB_PATH = "/web/"
 """Below it are the files that browsers get: the first page's, and the client that pages import."""
@@ -242,7 +247,7 @@ class Grant(NamedTuple):
     headers: Mapping[str, str] = NO_HEADERS
 
 
-class OverLimit(CallerError, code="too_many_requests", status=429, retryable=True):
+class OverLimit(TooManyRequests):
     """A tenant asks more than it may. `headers` tell it its limits."""
 
     def __init__(
@@ -263,7 +268,6 @@ class Authenticator:
     ring: KeyRing | None
     clock: Callable[[], float]
     now: Callable[[], datetime]
-    random: Random = field(default_factory=Random)
     _buckets: dict[str, Bucket] = field(default_factory=dict)
     _under_way: Counter[str] = field(default_factory=Counter)
 
@@ -323,7 +327,7 @@ class Authenticator:
         refusal: tuple[str, str, int] | None = None
         if most is not None and under_way >= most:
             message = f"{most} requests of this tenant are under way"
-            after_ms = spread_ms(CONCURRENT_RETRY_MS, self.random)
+            after_ms = spread_ms(CONCURRENT_RETRY_MS)
             refusal = message, f"at most {most} at once", after_ms
             quotas.append(concurrency_quota(most, under_way, after_ms / 1000))
         if rate is not None:
@@ -333,7 +337,7 @@ class Authenticator:
             wait_s = bucket.take(1, now) if refusal is None else 0.0
             reset_s = bucket.full_in_s(now)
             if wait_s > 0:
-                after_ms = spread_ms(ceil(wait_s * 1000), self.random)
+                after_ms = spread_ms(ceil(wait_s * 1000))
                 hint = f"{rate:g} requests a second on average"
                 refusal = "this tenant asks too often", hint, after_ms
                 reset_s = after_ms / 1000

@@ -135,7 +135,7 @@ def _names(request: Request) -> tuple[str, ...]:
     heartbeat = link_of(request).heartbeat
     names = heartbeat.models
     if not names and not heartbeat.ready:
-        raise OriginUnreachable("no origin tells what it serves", retry_after_ms=1000)
+        raise OriginUnreachable("no origin tells what it serves")
     return names
 
 

@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager, closing
 from dataclasses import replace
-from random import Random
 from typing import Any, TypeVar, cast
 
 from starlette.requests import ClientDisconnect, Request
@@ -26,13 +25,13 @@ from starlette.types import Receive
 from tailrace.edge.origins.choice import PREFIX_CHARS, Wanted, choose
 from tailrace.edge.origins.open_requests import OpenRequests
 from tailrace.edge.origins.origin import Origin, now
-from tailrace.edge.origins.relay import RETRY_AFTER_MS, Route, Sink, route_of, spread, under
+from tailrace.edge.origins.relay import Route, Sink, route_of, under
 from tailrace.edge.origins.watchers import Watchers
 from tailrace.edge.server.flush import FlushBatch
 from tailrace.edge.telemetry.request_metrics import current, note_error, note_stream, traced
 from tailrace.edge.unread import UnreadDefault
 from tailrace.ledger.errors import CallerError, Overloaded, TailraceError, TooLarge
-from tailrace.ledger.flow.backoff import Backoff, spread_ms
+from tailrace.ledger.flow.backoff import Backoff
 from tailrace.ledger.flow.credit_window import Window
 from tailrace.ledger.frame import (
     LINK_CODEC,
@@ -106,7 +105,6 @@ class Link:
         ]
         self.asked: Counter[str] = Counter(dict.fromkeys(KINDS, 0))  # by clients
         self._watchers = Watchers()
-        self._random = Random()
         self._closing: TailraceError | None = None
 
     @property
@@ -153,9 +151,9 @@ class Link:
             if (refusal := self._open_requests.refusal(route.owner)) is not None:
                 pass
             elif chosen.usable and chosen.relay.is_full:
-                refusal = self._overloaded("too many streams are open at the origin")
+                refusal = Overloaded("too many streams are open at the origin")
             elif chosen.unsent_bytes > MAX_LINK_BUFFER_BYTES:
-                refusal = self._overloaded("the link to the origin is full")
+                refusal = Overloaded("the link to the origin is full")
             else:
                 self._ask(chosen, route)
                 self._flush()
@@ -195,18 +193,15 @@ class Link:
             origin.relay.refuse_all(error)
         self._flush()
         for sink in self._watchers.all():
-            sink.deliver(encode(error_frame(spread(error, self._random))))
+            sink.deliver(encode(error_frame(error)))
         self._batch.flush()
 
     def _refusal(self) -> TailraceError | None:
         if self._closing is not None:
-            return spread(self._closing, self._random)
+            return self._closing
         if sum(origin.relay.held_bytes for origin in self.origins) > MAX_HELD_BYTES:
-            return self._overloaded("too many requests wait for the origin")
+            return Overloaded("too many requests wait for the origin")
         return None
-
-    def _overloaded(self, message: str) -> Overloaded:
-        return Overloaded(message, retry_after_ms=spread_ms(RETRY_AFTER_MS, self._random))
 
     # ---- who is asked ----
 

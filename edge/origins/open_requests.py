@@ -11,15 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import inf
-from random import Random
 from typing import NamedTuple
 
 from tailrace.edge.access.connections import place_of
-from tailrace.ledger.errors import CallerError
-from tailrace.ledger.flow.backoff import spread_ms
+from tailrace.ledger.errors import TooManyRequests
 
-RETRY_MS = 1_000
-"""Minimum wait that a refused client is told; not all are told the same."""
 REMEMBERED_ADDRESSES = 4096
 
 _place_of = lru_cache(REMEMBERED_ADDRESSES)(place_of)
@@ -44,12 +40,11 @@ class OpenRequests:
     exempt: Callable[[str], bool] = lambda _: False
     _by_address: Counter[str] = field(default_factory=Counter)
     _by_tenant: Counter[str] = field(default_factory=Counter)
-    _random: Random = field(default_factory=Random)
 
     def owner(self, address: str, tenant: str) -> Owner:
         return Owner("" if not address or self.exempt(address) else _place_of(address), tenant)
 
-    def refusal(self, owner: Owner) -> CallerError | None:
+    def refusal(self, owner: Owner) -> TooManyRequests | None:
         """Return the error of one more request of `owner` if it has as many as it may have."""
         if owner.address and self._by_address[owner.address] >= self.most_per_address:
             return self._too_many(self.most_per_address, "address")
@@ -70,13 +65,10 @@ class OpenRequests:
                 if not counts[key]:
                     del counts[key]
 
-    def _too_many(self, most: float, of: str) -> CallerError:
-        return CallerError(
+    def _too_many(self, most: float, of: str) -> TooManyRequests:
+        return TooManyRequests(
             f"this {of} has {most:g} streams and other requests open on this edge",
             code="too_many_streams",
-            status=429,
-            retryable=True,
             hint="detach or finish some first; the limit is the operator's"
             f" edge.max_streams_per_{of}",
-            retry_after_ms=spread_ms(RETRY_MS, self._random),
         )

@@ -13,10 +13,8 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable
-from copy import copy
 from dataclasses import dataclass, field
 from enum import Enum
-from random import Random
 from typing import Protocol
 
 from tailrace.edge.origins.choice import ANYBODY, Wanted
@@ -28,7 +26,6 @@ from tailrace.ledger.errors import (
     TailraceError,
     Unauthorized,
 )
-from tailrace.ledger.flow.backoff import spread_ms
 from tailrace.ledger.frame import (
     CLOSING,
     CORR_OFFSET,
@@ -72,8 +69,6 @@ CONNECT_PATIENCE_S = 2.0
 """How long a new request waits for a link that is down."""
 ORIGIN_PATIENCE_S = 30.0
 """How long a stream that is under way waits for a lost link to come back."""
-RETRY_AFTER_MS = 1000
-"""What a client is told to wait at least that finds the link down."""
 MAX_RENEWALS = 500
 """Maximum number of streams that an origin is asked for again at a time. The others wait for its
 answers, because all at once would keep an origin that has just come back from all else."""
@@ -156,7 +151,6 @@ class Relay:
     def __init__(
         self,
         last_corr: int = 0,
-        random: Random | None = None,
         secret: bytes | None = None,
         open_requests: OpenRequests | None = None,
     ) -> None:
@@ -173,7 +167,6 @@ class Relay:
         self._to_renew: deque[Route] = deque()  # those that wait for the answers of others
         self._renewing: set[int] = set()  # link corrs of those that wait for an answer
         self._last_corr = last_corr
-        self._random = random or Random()
         self.held_bytes = 0  # of requests that have no answer yet
         self._to_send: list[bytes] = []
         self._refused: list[tuple[Route, bytes]] = []
@@ -248,7 +241,7 @@ class Relay:
                 if route.deadline is None:
                     route.deadline = now + ORIGIN_PATIENCE_S
             else:
-                lost = unreachable("the link to the origin was lost", self._random)
+                lost = OriginUnreachable("the link to the origin was lost")
                 self._fail(route, end_of(route, lost))
 
     def receive(self, frames: Iterable[bytes]) -> None:
@@ -508,7 +501,7 @@ class Relay:
             return
         late = [r for r in self._routes.values() if r.deadline is not None and r.deadline <= now]
         for route in late:
-            self._fail(route, unreachable("this edge has no link to an origin", self._random))
+            self._fail(route, OriginUnreachable("this edge has no link to an origin"))
 
     def refuse_all(self, error: TailraceError) -> None:
         """End every route: the edge itself is going away."""
@@ -516,7 +509,7 @@ class Relay:
         for route in list(self._routes.values()):
             if route.asked:
                 self._to_send.append(encode(Detach(), route.link_corr))
-            self._fail(route, end_of(route, spread(error, self._random)))
+            self._fail(route, end_of(route, error))
 
     # ---- routes ----
 
@@ -589,19 +582,6 @@ class Relay:
         if route.left:
             return
         route.sink.deliver(encode(error_frame(error), route.client_corr))
-
-
-def unreachable(message: str, random: Random) -> OriginUnreachable:
-    return OriginUnreachable(message, retry_after_ms=spread_ms(RETRY_AFTER_MS, random))
-
-
-def spread(error: TailraceError, random: Random) -> TailraceError:
-    """The same error for one of many: they are not all to come again at the same moment."""
-    if error.retry_after_ms is None:
-        return error
-    one = copy(error)
-    one.retry_after_ms = spread_ms(error.retry_after_ms, random)
-    return one
 
 
 def end_of(route: Route, error: TailraceError) -> TailraceError:

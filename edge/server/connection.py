@@ -31,8 +31,6 @@ CLOSE_TIMEOUT_S = 10.0
 LINGER_S = 2.0
 """For a client that is still sending what has been refused."""
 
-NO_ROOM_RETRY_MS = 1_000
-
 log = structlog.get_logger("tailrace.edge")
 
 
@@ -54,7 +52,6 @@ def _no_room() -> bytes:
     error = Overloaded(
         "there are as many connections as this edge takes, in all or from one address",
         hint="use the connections that are open, or try again later",
-        retry_after_ms=NO_ROOM_RETRY_MS,
     )
     answer = error_response(error)
     fields = [*answer.raw_headers, (b"connection", b"close")]

@@ -6,19 +6,21 @@ from the whole range, whose upper end doubles with each failure.
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 from random import Random
 
 SPREAD = 4.0
-"""Times the least wait."""
+"""Maximum random addition to a wait, as a multiple of the minimum wait."""
 
 
-def spread_ms(least_ms: int, random: Random) -> int:
-    """When those who are refused together should try again: not together.
+def spread_ms(minimum_ms: int) -> int:
+    """Return a random wait, so that clients that are refused together do not return together.
 
-    From `least_ms` to SPREAD times as much later. HTTP rounds it up to whole seconds.
+    It is uniform between `minimum_ms` and 1 + SPREAD times as much. HTTP rounds it up to whole
+    seconds.
     """
-    return least_ms + round(random.uniform(0, SPREAD * least_ms))
+    return minimum_ms + round(random.uniform(0, SPREAD * minimum_ms))
 
 
 @dataclass(slots=True)

@@ -13,12 +13,10 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from random import Random
 
 import structlog
 
 from tailrace.ledger.errors import LedgerFull, TailraceError
-from tailrace.ledger.flow.backoff import spread_ms
 from tailrace.ledger.interface import StreamKind
 from tailrace.ledger.sqlite.capacity import LONG_WAL_BYTES, MIB, Room, Shortage
 from tailrace.ledger.sqlite.group import GroupCommit
@@ -43,7 +41,6 @@ FULL_LOOK_S = 0.5
 """Between two looks at a full disk while producers are held back."""
 EARLY_STREAMS = 16
 """Streams removed early before the file is measured again."""
-FULL_RETRY_MS = 5_000
 COUNT_AGAIN_S = 5.0
 """Between two counts of what objects hold, which read all of their rows."""
 _NEVER_MS = 2**63 - 1
@@ -82,7 +79,6 @@ class Retention:
         settings: RetentionSettings,
         now_ms: Callable[[], int],
     ) -> None:
-        self._random = Random()
         self._residents = residents
         self._storage = storage
         self._upkeep = storage.upkeep
@@ -212,8 +208,7 @@ class Retention:
         """`LedgerFull` where there is none for a new stream of that kind."""
         shortage = self._shortages[kind]
         if shortage is not None:
-            after_ms = spread_ms(FULL_RETRY_MS, self._random)
-            raise LedgerFull(shortage.what, hint=shortage.hint, retry_after_ms=after_ms)
+            raise LedgerFull(shortage.what, hint=shortage.hint)
 
     # ---- removing ----
 

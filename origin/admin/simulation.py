@@ -72,7 +72,7 @@ async def simulate(body: bytes, turn: asyncio.Lock, history: str | None = None) 
         raise CallerError("this origin has no history", field="trace", hint="ledger.history_days")
     told = json.dumps({"request": request.model_dump(), "history": history})
     if turn.locked():
-        raise Overloaded("another simulation is under way", retry_after_ms=2000)
+        raise Overloaded("another simulation is under way", min_retry_ms=2_000)
     async with turn:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "tailrace.origin.admin.simulation"),

@@ -7,7 +7,6 @@ import socket
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from random import Random
 from typing import cast
 
 import structlog
@@ -21,7 +20,6 @@ from tailrace.ledger.errors import (
     TailraceError,
     Unavailable,
 )
-from tailrace.ledger.flow.backoff import spread_ms
 from tailrace.ledger.flow.credit_window import Window
 from tailrace.ledger.flow.idle_timer import Silence
 from tailrace.ledger.frame import (
@@ -75,7 +73,6 @@ HELLO_S = 10.0
 """Time from the connection to the end of that."""
 LONGEST_LOOK_S = 6.0
 """Most that one look adds to an edge's silence: a little more than lies between two."""
-OVERLOADED_RETRY_MS = 1000
 TCP_NOTSENT_LOWAT = 25
 """Linux's number; Python has no name for it before 3.12."""
 
@@ -103,7 +100,6 @@ class EdgeLink(asyncio.Protocol):
         self._deadline: asyncio.TimerHandle | None = None  # of the greeting
         self._silence = Silence(0.0, LONGEST_LOOK_S)
         self._patience_s = 0.0  # 0: the edge has not told any
-        self._random = Random()
         self._handle = service.call
         self._feeds: dict[int, Feed] = {}
         self._calls: dict[int, CallRun] = {}
@@ -395,7 +391,7 @@ class EdgeLink(asyncio.Protocol):
             raise self._overloaded(f"{MAX_CORRS} requests and streams are open on this link")
 
     def _overloaded(self, why: str) -> Overloaded:
-        return Overloaded(why, retry_after_ms=spread_ms(OVERLOADED_RETRY_MS, self._random))
+        return Overloaded(why)
 
     def _detach(self, corr: int) -> None:
         self._answers.discard(corr)

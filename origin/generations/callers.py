@@ -23,18 +23,16 @@ import struct
 from collections.abc import Callable
 from math import ceil
 from pathlib import Path
-from random import Random
 from typing import NamedTuple
 
 from tailrace.ledger.errors import (
-    CallerError,
     ConfigError,
     Forbidden,
     NotFound,
+    TooManyRequests,
     Unauthorized,
     unknown_stream,
 )
-from tailrace.ledger.flow.backoff import spread_ms
 from tailrace.ledger.flow.token_bucket import Bucket
 from tailrace.ledger.interface import Ledger, StreamInfo, StreamKind
 from tailrace.ledger.links.rights import OF_A_STREAM, Right
@@ -52,8 +50,6 @@ PASS = b"tailrace pass "
 KEY_MARK = "\x1f"
 """Parts a tenant's name from an idempotency key; neither holds it."""
 
-UNFINISHED_RETRY_MS = 1_000
-"""At least; not all are told the same."""
 BURST_S = 60.0
 """After a quiet time a tenant may have as many tokens at once as it may in so long."""
 
@@ -262,27 +258,23 @@ class Allowances:
     tenant that is in debt waits. Every origin counts what it makes itself.
     """
 
-    def __init__(self, clock: Callable[[], float], random: Random | None = None) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._random = random or Random()
         self._buckets: dict[str, Bucket] = {}
 
     def admit(self, caller: Caller | None, streams: int, unfinished: int) -> None:
         """Let in so many more streams of the caller's tenant, which has so many unfinished ones.
 
-        Raises CallerError (429) where it has, or has had, as much as it may.
+        Raises TooManyRequests where it has, or has had, as much as it may.
         """
         if caller is None:
             return
         most_streams = caller.max_unfinished
         if most_streams is not None and unfinished + streams > most_streams:
-            raise CallerError(
+            raise TooManyRequests(
                 f"{unfinished} streams of this tenant have not ended",
                 code="too_many_streams",
-                status=429,
-                retryable=True,
                 hint=f"at most {most_streams}: let some end, or cancel them",
-                retry_after_ms=spread_ms(UNFINISHED_RETRY_MS, self._random),
             )
         now, rate = self._clock(), caller.tokens_per_s
         if rate is None:
@@ -293,13 +285,11 @@ class Allowances:
         bucket.set_rate(rate, most, now)
         wait_s = bucket.take(min(1.0, most), now)
         if wait_s > 0:
-            raise CallerError(
+            raise TooManyRequests(
                 "this tenant has had more tokens than it may have for now",
                 code="too_many_tokens",
-                status=429,
-                retryable=True,
                 hint=f"{rate} tokens a second on average",
-                retry_after_ms=spread_ms(ceil(wait_s * 1000), self._random),
+                min_retry_ms=ceil(wait_s * 1000),
             )
 
     def charge(self, tenant: str, tokens: int) -> None:

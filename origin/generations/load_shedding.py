@@ -11,12 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from random import Random
 
 import structlog
 
 from tailrace.ledger.errors import Overloaded
-from tailrace.ledger.flow.backoff import spread_ms
 from tailrace.ledger.frame import Priority
 from tailrace.origin.generations.recipe import Recipe
 from tailrace.origin.generations.stream import TEXT, GeneratedStream
@@ -130,7 +128,6 @@ class Overload:
         self,
         table: StreamTable,
         metrics: Metrics,
-        random: Random,
         most_wait_s: float,
         is_up: Callable[[str], bool] = lambda model: True,
     ) -> None:
@@ -138,7 +135,6 @@ class Overload:
         self._is_up = is_up
         self.ladder = Ladder(most_wait_s)
         self._table = table
-        self._random = random
         metrics.overload.set_function(lambda: self.ladder.rung)
 
     def look(self, now: float, free_memory: float) -> GeneratedStream | None:
@@ -163,7 +159,7 @@ class Overload:
         if self.ladder.refuses(priority):
             raise Overloaded(
                 f"too much to do for new {priority.word} streams: {self.ladder.reason}",
-                retry_after_ms=spread_ms(OVERLOAD_RETRY_MS, self._random),
+                min_retry_ms=OVERLOAD_RETRY_MS,
             )
 
     def shortened(self, recipe: Recipe) -> Recipe:

@@ -15,7 +15,6 @@ import asyncio
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from random import Random
 from typing import TYPE_CHECKING
 
 import structlog
@@ -32,7 +31,6 @@ from tailrace.ledger.errors import (
     StreamFull,
     Unavailable,
 )
-from tailrace.ledger.flow.backoff import spread_ms
 from tailrace.ledger.frame import Caller, FinishReason, Priority, Unread
 from tailrace.ledger.interface import Ledger, Refusal
 from tailrace.origin.generations.callers import Allowances, tenant_of
@@ -72,7 +70,6 @@ IDLE_STREAM_S = 21_600.0
 MAX_DEATHS = 5
 """A stream that so many workers in a row died on, when no other could be the cause, is ended
 as failed."""
-ELSEWHERE_RETRY_MS = 1_000
 CANCEL_TRIES = 3
 """Takeovers for one cancel: another origin may take the stream over between ours and its end."""
 log = structlog.get_logger("runs")
@@ -92,7 +89,6 @@ class Runs(Owner):
         metrics: Metrics,
         *,
         paused_s: float = 86_400,
-        random: Random | None = None,
         most_wait_s: float = MOST_WAIT_S,
         idle_s: float = IDLE_STREAM_S,
         recorder: HistoryRecorder | None = None,
@@ -106,13 +102,12 @@ class Runs(Owner):
         self.readers = Readers(self._touch, metrics.replayed)
         self.recorder = recorder or no_history()
         self.starts = ColdStarts()
-        self.allowances = Allowances(metrics.clock, random)
+        self.allowances = Allowances(metrics.clock)
         self._ledger = ledger
-        self._random = random or Random()
         self._metrics = metrics
         self._changed = changed
-        self.table = StreamTable(max_streams, metrics, self._random)
-        self.overload = Overload(self.table, metrics, self._random, most_wait_s, self.models.is_up)
+        self.table = StreamTable(max_streams, metrics)
+        self.overload = Overload(self.table, metrics, most_wait_s, self.models.is_up)
         self._attendance = Attendance(paused_s)
         self._idle_s = idle_s
         self._left: set[bytes] = set()  # unfinished, and not ours to go on with
@@ -139,7 +134,7 @@ class Runs(Owner):
         """
         wanted = self.models.find(model)
         if self.keeper is None:
-            wanted.check_starts(self._metrics.clock(), self._random)
+            wanted.check_starts(self._metrics.clock())
         self.overload.admit(priority)
         tenant = tenant_of(caller)
         with self.table.reserved(streams, priority, tenant):
@@ -225,11 +220,10 @@ class Runs(Owner):
             raise Unavailable(
                 "another origin generates this stream, or soon will",
                 hint="an edge of that origin takes it",
-                retry_after_ms=spread_ms(ELSEWHERE_RETRY_MS, self._random),
             )
         if known.cancelled:
             raise known.not_taken()
-        order, taken = known.steering.add(ids, self._random)
+        order, taken = known.steering.add(ids)
         if known.ordered and known.slot is not None:
             known.slot.send(order, known.run)
         await taken

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import sub
-from random import Random
 from typing import NamedTuple
 
 import structlog
@@ -28,7 +27,6 @@ from tailrace.ledger.errors import (
     TailraceError,
     Unavailable,
 )
-from tailrace.ledger.flow.backoff import spread_ms
 from tailrace.ledger.frame import FinishReason, Notice, StreamEnd, encode
 from tailrace.ledger.interface import Append, Ledger, Record, Refusal, StreamKind
 from tailrace.ledger.stream_stats import StreamLife
@@ -41,7 +39,6 @@ from tailrace.origin.workers.worker_process import WorkerSlot
 
 MAX_PENDING_STEERS = 16
 """Of one stream."""
-STEER_RETRY_MS = 1_000
 
 MAX_TIMED_FRAMES = 4096
 """Frames of a stream whose times are kept, in four bytes each; of later ones they are not."""
@@ -77,13 +74,10 @@ class Steering:
         """What a worker that takes the stream over is to be sent."""
         return [order for order, _ in self._pending]
 
-    def add(self, ids: Sequence[int], random: Random) -> tuple[Steer, asyncio.Future[None]]:
+    def add(self, ids: Sequence[int]) -> tuple[Steer, asyncio.Future[None]]:
         """A new order, and what is done when it is durable; `Overloaded` where many wait."""
         if len(self._pending) >= MAX_PENDING_STEERS:
-            raise Overloaded(
-                f"{MAX_PENDING_STEERS} texts wait to be taken up by this stream",
-                retry_after_ms=spread_ms(STEER_RETRY_MS, random),
-            )
+            raise Overloaded(f"{MAX_PENDING_STEERS} texts wait to be taken up by this stream")
         order = Steer(tuple(ids))
         taken = asyncio.get_running_loop().create_future()
         self._pending.append((order, taken))

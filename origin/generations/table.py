@@ -12,11 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import compress
 from math import ceil
-from random import Random
 from typing import Any, NamedTuple
 
 from tailrace.ledger.errors import Overloaded
-from tailrace.ledger.flow.backoff import spread_ms
 from tailrace.ledger.frame import TAG_OFFSET, FinishReason, Priority, StreamEnd
 from tailrace.ledger.interface import Appends
 from tailrace.origin.generations.callers import Allowances
@@ -33,8 +31,6 @@ from tailrace.origin.workers.worker_process import WorkerSlot
 
 ROOM_SHARES = {Priority.INTERACTIVE: 1.0, Priority.STANDARD: 7 / 8, Priority.BATCH: 3 / 4}
 """How much of `max_streams` a class may fill, together with those that are less urgent."""
-OVERLOADED_RETRY_MS = 1_000
-"""At least; those who are refused are told different times."""
 
 Placed = tuple[GeneratedStream, WorkerSlot, int]
 """A stream, the slot that it goes to, and the number of its run there."""
@@ -71,7 +67,7 @@ class StreamTable:
     is told of the model and id of each stream that is put here, `goes` of the id when it is over.
     """
 
-    def __init__(self, max_streams: int, metrics: Metrics, random: Random) -> None:
+    def __init__(self, max_streams: int, metrics: Metrics) -> None:
         self.by_id: dict[bytes, GeneratedStream] = {}
         self.ended: deque[EndedStream] = deque(maxlen=MAX_ENDED)
         self.revision = 0
@@ -79,7 +75,6 @@ class StreamTable:
         self.goes: Callable[[bytes], None] = lambda stream: None
         self._max_streams = max_streams
         self._metrics = metrics
-        self._random = random
         self._reserved: Counter[tuple[str, str]] = Counter()  # by class and tenant
         self._waiting: deque[GeneratedStream] = deque()
         self._deferred: list[GeneratedStream] = []  # wait for a ledger that was away
@@ -130,10 +125,7 @@ class StreamTable:
         limit = ceil(self._max_streams * ROOM_SHARES[priority])
         if count + streams > limit:
             what = "streams" if len(words) == len(Priority) else f"{priority.word} streams"
-            raise Overloaded(
-                f"{count} {what} run or wait, the limit is {limit}",
-                retry_after_ms=spread_ms(OVERLOADED_RETRY_MS, self._random),
-            )
+            raise Overloaded(f"{count} {what} run or wait, the limit is {limit}")
 
     # ---- what operators see ----
 

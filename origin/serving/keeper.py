@@ -12,13 +12,11 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from random import Random
 from statistics import median
 
 import structlog
 
 from tailrace.ledger.errors import CallerError, ConfigError, Unavailable
-from tailrace.ledger.flow.backoff import spread_ms
 from tailrace.ledger.frame import ModelTier
 from tailrace.origin.config import OriginConfig
 from tailrace.origin.generations.stream import GeneratedStream
@@ -86,7 +84,6 @@ class ModelKeeper:
         is_open: Callable[[bytes], bool],
         pace: float = 1.0,
         changed: Callable[[], None] = lambda: None,
-        random: Random | None = None,
     ) -> None:
         self.live, self.pool = live, live.pool
         live.carry_out = self._do
@@ -98,7 +95,6 @@ class ModelKeeper:
         self._began_s = clock()
         self._withdraw = withdraw
         self._is_open = is_open
-        self._random = random or Random()
         self._visits: set[bytes] = set()
         self._changed = changed
         self._told: list[Tier] = []
@@ -202,7 +198,7 @@ class ModelKeeper:
             f"{model.name!r} {why}",
             code="loading",
             hint=f"a request waits for its model for {self.wait_s:g} s (origin.cold_wait_s)",
-            retry_after_ms=spread_ms(after_ms, self._random),
+            min_retry_ms=after_ms,
         )
 
     def _check_circuit(self, model: ServedModel) -> None:
@@ -211,7 +207,7 @@ class ModelKeeper:
             after_ms = round(max(left_s, LEAST_RETRY_S) * 1000)
             raise Unavailable(
                 f"no worker of {model.name!r} can start: {model.fate}",
-                retry_after_ms=spread_ms(after_ms, self._random),
+                min_retry_ms=after_ms,
             )
 
     # ---- workers ----

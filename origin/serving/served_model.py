@@ -7,11 +7,9 @@ from its settings.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from random import Random
 from typing import TYPE_CHECKING
 
 from tailrace.ledger.errors import NotFound, Unavailable
-from tailrace.ledger.flow.backoff import spread_ms
 from tailrace.origin.workers.liveness import SILENT_S, Circuit
 from tailrace.origin.workers.load_spans import COMPILE
 from tailrace.origin.workers.worker_frame import LoadProgress, Ready
@@ -69,15 +67,13 @@ class ServedModel:
         how_far = f" {done}/{total}" if total else ""
         return (f"loading: {stage}{how_far}{again}",)
 
-    def check_starts(self, now: float, random: Random) -> None:
+    def check_starts(self, now: float) -> None:
         """Raises `Unavailable` where it was never loaded, or its workers die before they are."""
         if not self.up and self.deaths >= (1 if self.ready is None else FAILED_STARTS):
             least_ms = max(CANNOT_START_RETRY_MS, round(self.circuit.retry_s(now) * 1000))
-            after_ms = spread_ms(least_ms, random)
-            raise Unavailable(f"the worker cannot start: {self.fate}", retry_after_ms=after_ms)
+            raise Unavailable(f"the worker cannot start: {self.fate}", min_retry_ms=least_ms)
         if self.ready is None:
-            after_ms = spread_ms(LOADING_RETRY_MS, random)
-            raise Unavailable("the model is loading", code="loading", retry_after_ms=after_ms)
+            raise Unavailable("the model is loading", code="loading", min_retry_ms=LOADING_RETRY_MS)
 
 
 class ServedModels:

@@ -152,8 +152,8 @@ def answer(status: int, *headers: tuple[str, str], body: bytes = b"") -> ObjectR
 def error_answer(error: TailraceError, *headers: tuple[str, str]) -> ObjectResponse:
     """An error with the protocol's headers, in the one JSON shape that all errors have."""
     body = json.dumps(error_body(error)).encode()
-    if error.retry_after_ms is not None:
-        headers += (("retry-after", str(math.ceil(error.retry_after_ms / 1000))),)
+    if (after_ms := error.draw_retry_ms()) is not None:
+        headers += (("retry-after", str(math.ceil(after_ms / 1000))),)
     return answer(error.status, (CONTENT_TYPE, "application/json"), NO_STORE, *headers, body=body)
 
 

@@ -8,6 +8,8 @@ from tailrace.edge.errors import CHAT_PATH, COMPLETIONS_PATH, RESPONSES_PATH, er
 from tailrace.ledger.errors import (
     BeyondEnd,
     CallerError,
+    Conflict,
+    LedgerFull,
     NotFound,
     Overloaded,
     TailraceError,
@@ -31,7 +33,15 @@ def test_an_error_says_what_is_wrong_and_what_would_be_right() -> None:
 
 def test_a_wait_is_rounded_up_to_whole_seconds() -> None:
     assert error_response(Overloaded("full", retry_after_ms=1001)).headers["Retry-After"] == "2"
-    assert "Retry-After" not in error_response(Overloaded("full")).headers
+    assert "Retry-After" not in error_response(Conflict("full")).headers
+
+
+@pytest.mark.parametrize("path", ["/v1/generate", "/v1/chat/completions"])
+def test_each_client_that_is_refused_with_one_error_is_told_a_wait_of_its_own(path: str) -> None:
+    error = LedgerFull("full")
+    waits = {error_response(error, path).headers["Retry-After"] for _ in range(100)}
+    assert waits <= set(map(str, range(5, 26)))
+    assert len(waits) > 1, "all would come back at once"
 
 
 def test_a_401_names_its_scheme() -> None:

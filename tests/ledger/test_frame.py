@@ -321,6 +321,18 @@ def test_an_error_crosses_the_wire_unchanged(error: TailraceError) -> None:
     assert decode(encode(frame)) == (0, frame)
 
 
+def test_each_receiver_of_one_error_is_told_a_wait_of_its_own() -> None:
+    error = Overloaded("the queue is full", min_retry_ms=200)
+    waits = {error_frame(error).retry_after_ms for _ in range(100)}
+    assert all(wait is not None and 200 <= wait <= 1000 for wait in waits)
+    assert len(waits) > 1, "all would come back at once"
+
+
+def test_a_wait_that_a_peer_has_told_is_passed_on_as_it_is() -> None:
+    told = to_error(error_frame(Overloaded("the queue is full")))
+    assert {error_frame(told).retry_after_ms for _ in range(100)} == {told.retry_after_ms}
+
+
 @pytest.mark.parametrize(
     ("code", "status", "cls"),
     [

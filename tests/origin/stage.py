@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from random import Random
 
 from tailrace.ledger.frame import (
     Durability,
@@ -68,9 +67,7 @@ class Stage:
         self.changes = 0
         self.metrics = Metrics(lambda: self.clock_s)
         self.clock_s = 0.0
-        self.runs = Runs(
-            ledger, max_streams=4, changed=self._count, metrics=self.metrics, random=Random(1)
-        )
+        self.runs = Runs(ledger, max_streams=4, changed=self._count, metrics=self.metrics)
         self.slots = [Slot(number, self.runs) for number in range(2)]
 
     def _count(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from random import Random
 from typing import Any
 
 import pytest
@@ -29,7 +28,7 @@ class House:
     def __init__(self, limits: Limits | None = None, key: ApiKey | None = None) -> None:
         self.now_s = 0.0
         ring = KeyRing([key or api_key()], {"acme": limits or Limits()})
-        self.authenticator = Authenticator(ring, lambda: self.now_s, lambda: NOW, Random(1))
+        self.authenticator = Authenticator(ring, lambda: self.now_s, lambda: NOW)
 
     def ask(self) -> Caller | None:
         return self.authenticator.admit(

@@ -180,7 +180,7 @@ async def test_bodies_beyond_the_budget_are_refused_until_there_is_room(headers:
             await second.send(asked)
             answer = await second.answer()
             assert (answer.status, answer.error) == (503, "overloaded")
-            assert answer.headers["retry-after"] == "1"
+            assert 1 <= int(answer.headers["retry-after"]) <= 5
             await first.send(asked[-100:])
             assert (await first.answer()).status == 200
         await until(lambda: bodies.used_bytes == 0)

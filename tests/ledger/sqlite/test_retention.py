@@ -8,7 +8,14 @@ import apsw
 import pytest
 
 from tailrace.ledger.errors import LedgerFailed, LedgerFull, NotFound, StreamFull
-from tailrace.ledger.frame import Durability, FinishReason, StreamEnd, Token, encode
+from tailrace.ledger.frame import (
+    Durability,
+    FinishReason,
+    StreamEnd,
+    Token,
+    encode,
+    error_frame,
+)
 from tailrace.ledger.interface import (
     Append,
     NewStream,
@@ -275,11 +282,11 @@ async def test_a_full_ledger_without_ended_streams_refuses_new_ones(tmp_path: Pa
         with pytest.raises(LedgerFull) as error:
             await ledger.create(new)
         assert (error.value.code, error.value.retryable) == ("ledger_full", True)
-        waits = {error.value.retry_after_ms}
+        waits = {error_frame(error.value).retry_after_ms}
         for _ in range(20):
             with pytest.raises(LedgerFull) as error:
                 await ledger.create(new)
-            waits.add(error.value.retry_after_ms)
+            waits.add(error_frame(error.value).retry_after_ms)
         assert len(waits) > 1
         assert None not in waits
         await extend(ledger, old, [end(count)], count)

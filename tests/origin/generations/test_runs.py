@@ -493,7 +493,7 @@ async def test_nothing_is_admitted_before_the_first_model_is_loaded(stage: Stage
     with pytest.raises(Unavailable) as error, stage.runs.room():
         pass
     assert (error.value.code, error.value.retryable) == ("loading", True)
-    assert error.value.retry_after_ms is not None
+    assert error.value.min_retry_ms is not None
     await stage.ready(stage.slots[0])
     with stage.runs.room() as model:
         assert model.ready == READY
@@ -556,8 +556,8 @@ async def test_readiness_and_clients_are_told_of_a_crash_loop(stage: Stage) -> N
     with pytest.raises(Unavailable, match="ended by SIGKILL") as error, stage.runs.room():
         pass
     assert stage.metrics.registry.get_sample_value("tailrace_circuit_state") == 2
-    assert error.value.retry_after_ms is not None
-    assert error.value.retry_after_ms >= slot.circuit.retry_s(stage.clock_s) * 1000
+    assert error.value.min_retry_ms is not None
+    assert error.value.min_retry_ms >= slot.circuit.retry_s(stage.clock_s) * 1000
 
 
 async def test_readiness_tells_that_all_workers_are_silent(stage: Stage) -> None:

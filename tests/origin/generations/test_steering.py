@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tailrace.ledger.errors import Conflict, Overloaded, Unavailable
-from tailrace.ledger.frame import FinishReason, StreamEnd, Token, encode
+from tailrace.ledger.frame import FinishReason, StreamEnd, Token, encode, error_frame
 from tailrace.ledger.interface import Append, Record
 from tailrace.origin.generations.stream import MAX_PENDING_STEERS
 from tailrace.origin.workers.worker_frame import STEER_BEGINS, STEERED, Emission, Run, Steer, Step
@@ -141,7 +141,7 @@ async def test_no_more_wait_than_may(stage: Stage) -> None:
     for _ in range(20):
         with pytest.raises(Overloaded) as refused:
             await stage.runs.steer(A, IDS)
-        waits.add(refused.value.retry_after_ms)
+        waits.add(error_frame(refused.value).retry_after_ms)
     assert None not in waits
     assert len(waits) > 1, "all would come back at once"
     await takes(stage, slot, 1, steers=MAX_PENDING_STEERS)
@@ -154,7 +154,7 @@ async def test_a_stream_that_is_not_generated_here_is_not_taken(stage: Stage) ->
     for _ in range(20):
         with pytest.raises(Unavailable, match="another origin") as refused:
             await stage.runs.steer(A, IDS)
-        waits.add(refused.value.retry_after_ms)
+        waits.add(error_frame(refused.value).retry_after_ms)
     assert None not in waits
     assert len(waits) > 1, "all would come back at once"
 

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
-from random import Random
 
 import pytest
 from structlog.testing import capture_logs
@@ -82,7 +81,6 @@ class Troupe:
             wait_s=wait_s,
             withdraw=lambda slot: None,
             is_open=self.open.__contains__,
-            random=Random(1),
         )
 
     def _hear(self, record: PoolRecord, of_shadow: bool) -> None:
@@ -201,7 +199,7 @@ async def test_a_load_that_takes_longer_than_one_waits_is_refused_at_once(tmp_pa
     with pytest.raises(Unavailable, match="'one' is being loaded") as refused:
         async with troupe.keeper.loading(one, A):
             pass
-    assert (refused.value.code, refused.value.retry_after_ms or 0) >= ("loading", 3000)
+    assert (refused.value.code, refused.value.min_retry_ms or 0) >= ("loading", 3000)
     assert troupe.pool.of("one").residence is Residence.LOADING  # who asks again finds it
     assert troupe.pool.of("one").visits == 0
 
