@@ -21,8 +21,7 @@ from tailrace.ledger.frame import CLOSING, Heartbeat, Opened, encode, tag_of
 log = structlog.get_logger("tailrace.edge")
 
 SILENCE_S = 4.0
-"""After this long without a frame the body gets a sign of life; with the granularity of the
-deadlines (edge/server/deadlines.py) it comes after 6 s at most. Clients that hear nothing for 10 s
+"""After this long without a frame the body gets a keepalive. Clients that hear nothing for 10 s
 consider the connection lost."""
 ALIVE = encode(Heartbeat(0, ready=True))
 """The sign of life among frames: encoded once, because thousands of idle readers get it."""

@@ -147,7 +147,9 @@ async def serve(
 ) -> None:
     traces = Traces.open(config.traces, "tailrace-edge", "edge.traces")
     counts = Counts(traces) if config.telemetry else None
-    batch = FlushBatch() if counts is None else FlushBatch(clock_s=perf_counter, wrote=counts.wrote)
+    batch = (
+        FlushBatch() if counts is None else FlushBatch(clock_s=perf_counter, observe=counts.relay)
+    )
     authenticator = open_authenticator(config)
     config.origin_credentials.connects()  # so that a file which is not there is an error now
     link = Link(
@@ -164,7 +166,7 @@ async def serve(
     app = create_app(link, config, rules, deployment)
     hints: Hints = app.state.hints
     certificate = Certificate(config, server, hints)
-    deadlines = Deadlines(asyncio.get_running_loop().time)
+    deadlines = Deadlines(asyncio.get_running_loop(), batch.flush)
     routes = StreamRoutes(link, batch, deadlines, rules, counts)
     limits = connection_limits(config, open_files)
     application = Application(TelemetryMiddleware(app, counts), batch)

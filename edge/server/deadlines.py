@@ -1,100 +1,104 @@
-"""Deadlines on one wheel: thousands of connections wait, and almost none of them for nothing.
+"""Deadlines that are set, put off and cleared often, and that rarely pass.
 
-Sans-I/O: whoever owns the clock calls `turn` once a second or so. To put a deadline off costs an
-assignment, not a timer taken out of a heap and a new one put in: it stays in the slot that it has,
-and is moved on when that slot comes up. One that is cleared is out of the wheel at once, which else
-would hold a connection that has ended, and all that was its own, for as long.
+Sans-I/O: the scheduler is the event loop of the server, or a clock that a test advances.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
-SLOT_S = 1.0
-"""How late a deadline may be noticed, with the time between two calls of `turn`."""
+EARLY_S = 0.002
+"""Timers may fire this much too early: the event loop rounds their times to milliseconds."""
 
 
 def nothing() -> None:
-    """What happens when a deadline is over whose owner has ended."""
+    """Do nothing: the callback of a deadline whose owner has ended."""
+
+
+class Timer(Protocol):
+    """A scheduled call, as `asyncio.TimerHandle`."""
+
+    def cancel(self) -> None: ...
+
+
+class Scheduler(Protocol):
+    """A clock that calls back, as an event loop."""
+
+    def time(self) -> float:
+        """Return the time in seconds."""
+
+    def call_later(self, delay: float, callback: Callable[[], None], /) -> Timer:
+        """Call back after `delay` seconds."""
 
 
 class Deadlines:
-    """All deadlines of a server; `clock_s` gives the time."""
+    """What all deadlines of a server share: its scheduler, and `after`, called when one passes."""
 
-    def __init__(self, clock_s: Callable[[], float]) -> None:
-        self.clock_s = clock_s
-        self._slots: dict[int, dict[Deadline, None]] = {}
-        self.turned_s = clock_s()
-        self._turned = int(self.turned_s // SLOT_S)
-
-    def turn(self) -> None:
-        """Call those that are over."""
-        now = self.clock_s()
-        current = int(now // SLOT_S)
-        for slot in range(self._turned + 1, current + 1):
-            for deadline in self._slots.pop(slot, ()):
-                deadline.came_up(slot, now)
-        self._turned, self.turned_s = max(self._turned, current), now
-
-    def put(self, deadline: Deadline, at_s: float) -> int:
-        """Into the first slot that comes up after `at_s`."""
-        slot = max(int(at_s // SLOT_S), self._turned) + 1
-        self._slots.setdefault(slot, {})[deadline] = None
-        return slot
-
-    def take_out(self, deadline: Deadline, slot: int) -> None:
-        self._slots.get(slot, {}).pop(deadline, None)
+    def __init__(self, scheduler: Scheduler, after: Callable[[], None] = nothing) -> None:
+        self.clock_s = scheduler.time
+        self.call_later = scheduler.call_later
+        self.after = after
 
 
 class Deadline:
-    """Calls `over` when it is; can be set, put off and cleared as often as one likes.
+    """Calls `over` when it passes; may be set, put off and cleared as often as needed.
 
-    `end` is for its owner's own end: `over` knows the owner, which has the deadline, and a circle
-    is garbage that would wait to be found.
+    Its owner calls `end` when it ends itself. Otherwise `over`, which refers to the owner, would
+    make a reference cycle for the garbage collector to find.
     """
 
-    __slots__ = ("_at_s", "_slot", "_wheel", "over")
+    __slots__ = ("_at_s", "_deadlines", "_timer", "_timer_s", "over")
 
-    def __init__(self, wheel: Deadlines, over: Callable[[], None]) -> None:
-        self._wheel = wheel
+    def __init__(self, deadlines: Deadlines, over: Callable[[], None]) -> None:
+        self._deadlines = deadlines
         self.over = over
         self._at_s: float | None = None
-        self._slot: int | None = None
+        self._timer: Timer | None = None
+        self._timer_s = 0.0  # when the timer fires, at or before the deadline
 
     def set(self, after_s: float) -> None:
-        """It is over `after_s` seconds from now, and not before."""
-        self._at_s = at_s = self._wheel.clock_s() + after_s
-        if self._slot is None or at_s < (self._slot - 1) * SLOT_S:
-            self._leave()
-            self._slot = self._wheel.put(self, at_s)
+        """Let the deadline pass in `after_s` seconds, whatever was set before."""
+        self._at_s = at_s = self._deadlines.clock_s() + after_s
+        if self._timer is None or at_s < self._timer_s:
+            self._stop()
+            self._start(at_s, after_s)
+        # Otherwise the timer fires too early and is started again: putting a deadline off, which
+        # happens with every request, costs an assignment.
 
     def clear(self) -> None:
+        """Forget the deadline; it may be set again."""
         self._at_s = None
-        self._leave()
+        self._stop()
 
     def end(self) -> None:
-        """It is never set again."""
+        """Forget the deadline and its owner; it is never set again."""
         self.clear()
         self.over = nothing
 
-    def _leave(self) -> None:
-        if self._slot is not None:
-            self._wheel.take_out(self, self._slot)
-            self._slot = None
-
     @property
     def is_set(self) -> bool:
+        """True until the deadline has passed or is cleared."""
         return self._at_s is not None
 
-    def came_up(self, slot: int, now: float) -> None:
-        """For the wheel: one of its slots has come up."""
-        if slot != self._slot:
-            return  # it has been moved to an earlier one since
-        self._slot = None
-        if self._at_s is None:
+    def _start(self, at_s: float, after_s: float) -> None:
+        self._timer_s = at_s
+        self._timer = self._deadlines.call_later(after_s, self._fired)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _fired(self) -> None:
+        self._timer = None
+        at_s = self._at_s
+        if at_s is None:
             return
-        if self._at_s > now:
-            self._slot = self._wheel.put(self, self._at_s)
-        else:
-            self._at_s = None
-            self.over()
+        left_s = at_s - self._deadlines.clock_s()
+        if left_s > EARLY_S:
+            self._start(at_s, left_s)
+            return
+        self._at_s = None
+        self.over()
+        self._deadlines.after()

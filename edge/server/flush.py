@@ -29,46 +29,49 @@ class Flushable(Protocol):
 
 @dataclass(slots=True)
 class FlushBatch:
-    """One callback of the event loop: what it has touched is flushed once, at its end.
+    """What one callback of the event loop has changed; it is flushed once, at the callback's end.
 
-    A read of the link brings frames for many streams, and the streams of one HTTP/2 connection
-    leave in one write. So a sink that gets a frame is dirty, flushed when the read is through,
-    and writes to its writer, which touches the connection that it shares; that is flushed then.
-    Whoever begins such a callback (a link's read, a connection's, a deadline, the application's
-    send) calls `flush` at its end. No further turn of the loop passes between read and write. What
-    connections have got by then they send a few after another, each in one piece.
+    A read of a link brings frames for many streams, and the streams of one HTTP/2 connection leave
+    in one write. So a stream that gets a frame is marked dirty. When the read has been worked off,
+    dirty streams are flushed: they write to their writers, which mark the connection that they
+    share as dirty, and connections are flushed after them. No other turn of the event loop lies
+    between the read and the write.
 
-    With a `clock_s`, what was written is timed when all of it has been, since the read of the link
-    that brought it; `wrote` is told the seconds and of how many writes. That is done for one in
-    `READS_A_TIMED_ONE`: of a frame that comes alone it took a twentieth of all that the frame
-    costs. What had to wait for its client's room is timed whenever it leaves.
+    Whoever begins such a callback (a read of a link or of a connection, a deadline, a send of the
+    application) calls `flush` at its end.
+
+    With a `clock_s`, `observe` gets the seconds from the beginning of a link read to the end of the
+    flush behind it, for one in `READS_A_TIMED_ONE` of the reads that bring something.
     """
 
     dirty: dict[Flushable, None] = field(default_factory=dict)
     pending_writes: list[Flushable] = field(default_factory=list)  # only while `flushing`
     flushing: bool = False
     clock_s: Callable[[], float] | None = None
-    wrote: Callable[[float, int], None] = lambda _seconds, _writes: None
-    read_s: float = 0.0  # when the link was read that this is about; 0: it is about none
-    writes: int = 0  # of what that read brought, each for one client
-    late: list[float] = field(default_factory=list)  # when what came that had no room till now
-    _untimed: int = 0  # so many more reads before the next that is timed
+    observe: Callable[[float], None] = lambda _seconds: None
+    _began_s: float | None = None  # of the read that is timed
+    _untimed: int = 0  # reads to skip before the next that is timed
 
     def begin(self) -> None:
-        """A link is read."""
+        """Note that a read of a link begins."""
         if self._untimed:
             self._untimed -= 1
         elif self.clock_s is not None:
-            self.read_s = self.clock_s()
+            self._began_s = self.clock_s()
 
-    def mark_dirty(self, who: Flushable) -> None:
-        self.dirty[who] = None
+    def mark_dirty(self, each: Flushable) -> None:
+        """Have `each` flushed at the end of this callback."""
+        self.dirty[each] = None
 
     def flush(self) -> None:
-        """Flush all that was dirty, in order, and what that touches; not within another one."""
+        """Flush everything that is dirty, in order, and what that makes dirty.
+
+        Within another flush this does nothing: the outer one goes on.
+        """
         if self.flushing:
             return
         self.flushing = True
+        changed = bool(self.dirty)
         try:
             while self.dirty:
                 dirty, self.dirty = list(self.dirty), {}
@@ -78,30 +81,19 @@ class FlushBatch:
                     _flush(pending_writes)
         finally:
             self.flushing = False
-            if self.read_s or self.late:
-                self._measure()
-                self.read_s = 0.0
-            self.writes = 0
+            if self._began_s is not None:
+                self._measure(self._began_s, changed)
 
-    def since(self) -> float:
-        """When what is dealt with now has come, for `late`."""
-        return self.read_s or (self.clock_s() if self.clock_s is not None else 0.0)
-
-    def _measure(self) -> None:
-        late, self.late = self.late, []
-        if self.clock_s is None:
-            return
-        now = self.clock_s()
-        if self.read_s and self.writes:
-            self.wrote(now - self.read_s, self.writes)
+    def _measure(self, began_s: float, changed: bool) -> None:
+        self._began_s = None
+        if changed and self.clock_s is not None:
+            self.observe(self.clock_s() - began_s)
             self._untimed = READS_A_TIMED_ONE - 1
-        for since in late:
-            self.wrote(now - since, 1)
 
 
 def _flush(some: list[Flushable]) -> None:
-    for who in some:
+    for each in some:
         try:
-            who.flush()
-        except Exception:  # one client's fault must not keep the rest from theirs
+            each.flush()
+        except Exception:  # a fault in one connection must not stop the others
             log.exception("flush failed")

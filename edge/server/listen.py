@@ -20,10 +20,8 @@ from tailrace.edge.quic.listen import QuicListener
 from tailrace.edge.quic.steer import steer
 from tailrace.edge.server.connection import Connection
 from tailrace.edge.server.context import TcpContext
-from tailrace.edge.server.deadlines import SLOT_S
 from tailrace.ledger.errors import ConfigError
 from tailrace.ledger.process.settings import parse_address
-from tailrace.ledger.process.tasks import cancel
 
 LISTEN_BACKLOG = 1024
 NOT_SENT_BYTES = 8 << 10
@@ -131,8 +129,6 @@ async def listening(
 
     What serves QUIC is given to the block, which may stop it before; None where nothing does.
     """
-    loop = asyncio.get_running_loop()
-    turning = loop.create_task(_turn(context))
     servers: list[asyncio.Server] = []
     quic: QuicListener | None = None
     try:
@@ -153,7 +149,6 @@ async def listening(
         if quic is not None:
             await quic.stop(0)
         await context.application.ended(0)
-        await cancel([turning])
 
 
 async def _listen(bound: socket.socket, make: Callable[[], Connection]) -> asyncio.Server:
@@ -172,14 +167,6 @@ def _listen_quic(bound: Sequence[socket.socket], context: TcpContext, process: i
     for each in bound:
         log.info("Running on https://" + _name(each) + " (QUIC)")
     return listener
-
-
-async def _turn(context: TcpContext) -> None:
-    """The clock of all deadlines."""
-    while True:
-        await asyncio.sleep(SLOT_S)
-        context.deadlines.turn()
-        context.batch.flush()
 
 
 def _name(bound: socket.socket) -> str:

@@ -53,8 +53,18 @@ class StreamReader:
             "_flows",
             "_headers",
         ),
-        *("_held_s", "_link", "_writer", "_over", "_passed", "_passed_bytes", "_patience"),
-        *("_queue", "_spoke_s", "_started", "_swell", "_batch", "_wanted", "_window", "_writes"),
+        *("_link", "_writer", "_over", "_passed", "_passed_bytes", "_patience"),
+        *(
+            "_queue",
+            "_last_write_s",
+            "_stalled",
+            "_started",
+            "_swell",
+            "_batch",
+            "_wanted",
+            "_window",
+            "_writes",
+        ),
     )
 
     def __init__(
@@ -71,7 +81,7 @@ class StreamReader:
     ) -> None:
         """`access` are headers of the answer, whatever it is; `done` is called at its end."""
         self._metrics = metrics
-        self._held_s: float | None = None  # since when frames wait for room, if any do
+        self._stalled = False  # frames wait for room
         self._link = link
         self._batch = batch
         self._writer = writer
@@ -92,7 +102,7 @@ class StreamReader:
         self._over = False
         self._patience: asyncio.TimerHandle | None = None  # with a stream that may have ended
         self._deadlines = deadlines
-        self._spoke_s = 0.0  # when the body had its last frame, to a second
+        self._last_write_s = 0.0  # when the body had its last frame
         self._deadline = Deadline(deadlines, self._quiet)
 
     @property
@@ -107,7 +117,7 @@ class StreamReader:
     @property
     def is_stalled(self) -> bool:
         """The client has no room for what has come."""
-        return self._held_s is not None
+        return self._stalled
 
     def ask(self) -> None:
         """Begin."""
@@ -136,18 +146,15 @@ class StreamReader:
         if not self._started and not self._start():
             return
         # Until there is no room: it is who has been told so that is told when there is some again.
-        wrote = False
         while self._queue and (room := self._writer.writable_bytes()) > 0:
-            wrote = True
             if self._write(room):
-                self._timed(wrote)
                 self._end()
                 return
-        self._timed(wrote)
+        self._note_stall()
         if self._queue:  # by itself a frame of a few bytes takes seventy
             self._queue = [b"".join(self._queue)]
         self._flows = not self._queue
-        self._spoke_s = self._deadlines.turned_s
+        self._last_write_s = self._deadlines.clock_s()
         self._renew()
 
     def _pass_on(self, raw: bytes) -> bool:
@@ -162,8 +169,7 @@ class StreamReader:
             self._writes = writes = self._writes + 1
             if not writes & (writes - 1):
                 self._metrics.wrote(writes)
-        self._batch.writes += 1
-        self._spoke_s = self._deadlines.turned_s
+        self._last_write_s = self._deadlines.clock_s()
         self._passed = passed = self._passed + 1
         self._passed_bytes += len(raw)
         if passed >= TELL_FRAMES or self._passed_bytes >= TELL_BYTES:
@@ -178,22 +184,15 @@ class StreamReader:
             credit = Credit(self._window.limit, self._window.limit_bytes)
             self._link.submit(self, encode(credit, CORR))
 
-    def _timed(self, wrote: bool) -> None:
-        """Have what was written timed from when the first of it came; what is left waits."""
-        batch = self._batch
-        if wrote and self._held_s is None:
-            batch.writes += 1
-        elif wrote and self._held_s is not None:
-            batch.late.append(self._held_s)
-        if not self._queue:
-            self._held_s = None
-        elif self._held_s is None:
-            self._held_s = batch.since()
+    def _note_stall(self) -> None:
+        """Note whether frames wait for room now; the origin waits as long."""
+        if self._queue and not self._stalled:
             self._metrics.stalled()
+        self._stalled = bool(self._queue)
 
     def _write(self, room: int) -> bool:
         """Write frames for about `room` bytes; return True if the stream ends with the last one."""
-        if self._held_s is not None:
+        if self._stalled:
             self._queue = Splitter().feed(b"".join(self._queue))
         queue, most = self._queue, room // self._swell
         taken, size = len(queue), sum(map(len, queue))
@@ -297,7 +296,7 @@ class StreamReader:
     # ---- time ----
 
     def _quiet(self) -> None:
-        silent_s = self._deadlines.clock_s() - self._spoke_s
+        silent_s = self._deadlines.clock_s() - self._last_write_s
         if silent_s < SILENCE_S:
             self._deadline.set(SILENCE_S - silent_s)
             return

@@ -62,8 +62,17 @@ class WebSocket:
     """The `ConnectionProtocol` of one client's session, and the `Sink` of its streams."""
 
     __slots__ = (
-        *("_came", "_closed", "_deadline", "_done", "_metrics", "_flood", "_held_s", "_link"),
-        *("_missed", "_parts", "_protocol", "_session", "_size", "_batch", "_transport"),
+        *("_came", "_closed", "_deadline", "_done", "_metrics", "_flood", "_link"),
+        *(
+            "_missed",
+            "_parts",
+            "_protocol",
+            "_session",
+            "_size",
+            "_stalled",
+            "_batch",
+            "_transport",
+        ),
     )
     protocol = "ws"
 
@@ -82,7 +91,7 @@ class WebSocket:
         self._metrics = RequestMetrics(context.counts, self.protocol, "GET", path, asked.headers)
         self._metrics.answered(101)
         self._metrics.address = admission.head.address
-        self._held_s: float | None = None  # since when frames wait for room, if any do
+        self._stalled = False  # frames wait for room
         self._done = partial(context.rules.done, admission)
         self._transport = transport
         self._batch = context.batch
@@ -128,7 +137,7 @@ class WebSocket:
     @property
     def is_stalled(self) -> bool:
         """The client has no room for what has come."""
-        return self._held_s is not None
+        return self._stalled
 
     # ---- from the client ----
 
@@ -201,17 +210,14 @@ class WebSocket:
         if len(came) == 1 and (raw := session.pass_on(came[0], room)) is not None:
             came.clear()
             transport.write(_HEADERS[len(raw)] + raw)
-            self._batch.writes += 1
             return
         for raw in came:
             session.deliver(raw)
         came.clear()
         room = self._write(room)
-        if not session.has_frames:
-            self._held_s = None
-        elif self._held_s is None:
-            self._held_s = self._batch.since()
+        if session.has_frames and not self._stalled:
             self._metrics.stalled()
+        self._stalled = session.has_frames
         if session.close is not None and room > 0:
             closing = CloseConnection(CloseReason(session.close.code), session.close.reason)
             transport.write(self._protocol.send(closing))
@@ -230,9 +236,6 @@ class WebSocket:
             if not data:
                 break
             self._transport.write(data)
-            self._batch.writes += self._held_s is None
-            if self._held_s is not None:
-                self._batch.late.append(self._held_s)
             for raw in session.credits():
                 self._link.submit(self, raw)
             if not session.congested:

@@ -59,7 +59,7 @@ class Counts:
         self.stalls: Counter[str] = Counter()  # by protocol
         self.relayed = Histogram(
             "tailrace_edge_relay_seconds",
-            "From a read of an origin's link to the write for one client, of one read in eight",
+            "Seconds from a read of an origin's link to the writes it caused, one read in eight",
             "",
             ("",),
             RELAY_BUCKETS_S,
@@ -89,9 +89,9 @@ class Counts:
         self.requests[Answered(OTHER, OTHER, status, protocol)] += 1
         self.error(code)
 
-    def wrote(self, waited_s: float, writes: int) -> None:
-        """For the `FlushBatch`: so many writes each had what a read of so long ago brought."""
-        self.relayed.observe("", waited_s, writes)
+    def relay(self, seconds: float) -> None:
+        """Count the time from a read of a link to the end of the writes that it caused."""
+        self.relayed.observe("", seconds)
 
 
 A = TypeVar("A", bound=Frame)

@@ -50,6 +50,7 @@ from tests.bench.edge.source import PACED, STEP  # noqa: E402
 from tests.bench.machine import print_line  # noqa: E402
 from tests.bench.measured import cpu_s, median_interval, process  # noqa: E402
 from tests.e2e.processes import free_port  # noqa: E402
+from tests.edge.server.manual_clock import ManualClock  # noqa: E402
 
 CONNECTIONS = 64
 KINDS = (("staggered", PACED), ("step", STEP))
@@ -94,13 +95,13 @@ class Inner:
         self.batch = (
             FlushBatch()
             if counts is None
-            else FlushBatch(clock_s=time.perf_counter, wrote=counts.wrote)
+            else FlushBatch(clock_s=time.perf_counter, observe=counts.relay)
         )
         link = Link(("127.0.0.1", 9), batch=self.batch)
         self._connection = Connection(link.origins[0])
         self._connection.connection_made(cast(asyncio.Transport, Way()))
         self._read(encode(Hello(SCHEMA_HASH, "bench")), encode(Heartbeat(1, ready=True)))
-        deadlines = Deadlines(lambda: 0.0)
+        deadlines = Deadlines(ManualClock())
         for _ in range(CONNECTIONS):
             metrics = RequestMetrics(counts, "h1", "POST", "/v1/generate", ())
             wanted = Open("demo", prompt="x", credit=WINDOW_FRAMES, credit_bytes=WINDOW_BYTES)

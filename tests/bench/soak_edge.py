@@ -29,7 +29,6 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tailrace.edge.config import EdgeConfig  # noqa: E402
-from tailrace.edge.server.deadlines import SLOT_S  # noqa: E402
 from tailrace.ledger.frame import SCHEMA_HASH, Hello, Open, encode  # noqa: E402
 from tests.bench.edge.readers import message  # noqa: E402
 from tests.bench.machine import print_line  # noqa: E402
@@ -44,6 +43,8 @@ ANSWER_S = 30.0
 """For an answer, or for the edge to hang up."""
 CLIENT_S = 0.5
 """How long a client that sends something odd waits for an answer, before it leaves."""
+SETTLE_S = 1.0
+"""Time for what has ended to be cleared away before memory is looked at."""
 SLACK_S = 15.0
 """How much later than its time a slow head may be found to be gone, on a busy machine."""
 HANDSHAKE = (
@@ -177,14 +178,14 @@ async def soak(options: argparse.Namespace) -> dict[str, Any]:
             clients = Clients(edge.port)
             await clients.many(clients.websocket, WARM)
             await clients.many(clients.request, WARM)
-            await asyncio.sleep(SLOT_S)
+            await asyncio.sleep(SETTLE_S)
             before, clients.seen = resident_kib(edge.pid), Counter()
             slow = [asyncio.create_task(clients.slow_head()) for _ in range(options.slow)]
             await clients.many(clients.websocket, options.websockets)
             await clients.many(clients.request, options.requests)
             most_s = EdgeConfig().header_timeout_s + SLACK_S
             done, still_open = await asyncio.wait(slow, timeout=most_s) if slow else (set(), set())
-            await asyncio.sleep(2 * SLOT_S)
+            await asyncio.sleep(2 * SETTLE_S)
             after = resident_kib(edge.pid)
             lines = [json.dumps(event) for event in edge.events]
         finally:

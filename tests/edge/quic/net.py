@@ -26,6 +26,7 @@ from tailrace.edge.server.flush import FlushBatch
 from tailrace.edge.server.interfaces import Admitted, Request, ResponseSource, ResponseWriter
 from tailrace.edge.server.routes import head_of
 from tailrace.up import CertificateFiles
+from tests.edge.server.manual_clock import ManualClock
 
 STEP_S = 0.005
 """What passes each time that nothing is under way and something is waited for."""
@@ -103,7 +104,8 @@ class Net:
         self.lost: Callable[[bytes], bool] = lambda _datagram: False  # on the way to clients
         self.sent = 0  # datagrams of the server
         application = Application(app or no_app, self.batch)
-        self.deadlines = Deadlines(lambda: self.now)
+        self.clock = ManualClock(self.now)
+        self.deadlines = Deadlines(self.clock, self.batch.flush)
         context = ServerContext(
             self.batch,
             self.routes,
@@ -166,7 +168,8 @@ class Net:
         while self.now < end:
             self.now = min(end, self.now + STEP_S)
             self.server.expire()
-            self.deadlines.turn()
+            self.clock.now = self.now
+            self.clock.fire()
             for client in self.clients:
                 at = client.quic.get_timer()
                 if at is not None and at <= self.now and not client.silent:

@@ -69,7 +69,7 @@ class Listening:
             self.routes,
             Application(no_app, batch),
             list,
-            Deadlines(asyncio.get_running_loop().time),
+            Deadlines(asyncio.get_running_loop(), batch.flush),
             1 << 20,
             30.0,
             300.0,

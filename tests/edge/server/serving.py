@@ -38,7 +38,7 @@ class Served(NamedTuple):
 async def serving(origin: ScriptedOrigin, **settings: Any) -> AsyncIterator[Served]:
     """The server of one edge, with a link to `origin` that is up."""
     counts = Counts()
-    batch = FlushBatch(clock_s=perf_counter, wrote=counts.wrote)
+    batch = FlushBatch(clock_s=perf_counter, observe=counts.relay)
     config = EdgeConfig(http=("127.0.0.1:0",), **settings)
     link = Link(
         ("127.0.0.1", origin.port),
@@ -49,7 +49,7 @@ async def serving(origin: ScriptedOrigin, **settings: Any) -> AsyncIterator[Serv
     sockets = Sockets.bound(config)
     rules = access_rules(config)
     app = create_app(link, config, rules)
-    deadlines = Deadlines(asyncio.get_running_loop().time)
+    deadlines = Deadlines(asyncio.get_running_loop(), batch.flush)
     routes = StreamRoutes(link, batch, deadlines, rules, counts)
     limits = connection_limits(config, 65_536)
     application = Application(TelemetryMiddleware(app, counts), batch)

@@ -1,5 +1,4 @@
-"""A turn flushes what it touched once, and what that touches, whatever one of them does, and times
-one read in a few."""
+"""A batch flushes what is dirty once, and what that makes dirty, whatever one of them does."""
 
 from itertools import count
 
@@ -65,25 +64,11 @@ def test_a_few_are_flushed_and_then_what_they_have_written_is_sent() -> None:
 
 
 def test_one_read_in_a_few_is_timed_of_those_that_bring_something() -> None:
-    ticks, timed = count(1), list[tuple[float, int]]()
-    batch = FlushBatch(clock_s=lambda: float(next(ticks)), wrote=lambda *each: timed.append(each))
-    for writes in [0, *range(1, READS_A_TIMED_ONE + 2)]:
+    ticks, timed = count(1), list[float]()
+    batch = FlushBatch(clock_s=lambda: float(next(ticks)), observe=timed.append)
+    for brings in [False, *[True] * (READS_A_TIMED_ONE + 1)]:
         batch.begin()
-        batch.writes += writes
+        if brings:
+            batch.mark_dirty(Noted(batch, "stream", []))
         batch.flush()
-    assert timed == [(1, 1), (1, READS_A_TIMED_ONE + 1)]
-
-
-def test_what_had_to_wait_is_timed_whenever_it_leaves() -> None:
-    ticks, timed = count(1), list[tuple[float, int]]()
-    batch = FlushBatch(clock_s=lambda: float(next(ticks)), wrote=lambda *each: timed.append(each))
-    batch.begin()
-    batch.writes += 1
-    came_s = batch.since()
-    batch.flush()
-    batch.begin()
-    held_s = batch.since()  # of a read that is not timed
-    batch.flush()
-    batch.late += [came_s, held_s]
-    batch.flush()
-    assert timed == [(1, 1), (3, 1), (1, 1)]
+    assert timed == [1.0, 1.0]

@@ -89,9 +89,9 @@ async def test_frames_are_counted_and_timed_from_the_link_to_the_socket(
     assert value(served, "replayed_frames_total", origin=link) == 2 * WORDS
     for _ in range(READS_A_TIMED_ONE):  # by now a second one is
         await client.post("/v1/generate", json=BODY, headers=SSE)
-    writes = value(served, "relay_seconds_count")
+    reads = value(served, "relay_seconds_count")
     total_s = value(served, "relay_seconds_sum")
-    assert writes is not None and writes >= 2
+    assert reads is not None and reads >= 2
     assert total_s is not None and 0 < total_s < PATIENCE_S
 
 

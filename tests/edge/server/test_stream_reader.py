@@ -16,6 +16,7 @@ from tailrace.edge.server.stream_reader import StreamReader
 from tailrace.edge.telemetry.request_metrics import RequestMetrics
 from tailrace.ledger.frame import Credit, Detach, Frame, Open, Opened, Token, decode, encode, split
 from tests.edge.scripted_origin import STREAM, ScriptedOrigin
+from tests.edge.server.manual_clock import ManualClock
 from tests.edge.server.serving import PATIENCE_S, Client, Served, serving
 
 pytestmark = pytest.mark.anyio
@@ -102,7 +103,7 @@ async def test_frames_that_have_come_leave_when_there_is_room_whatever_the_link_
     reader = StreamReader(
         cast(Link, Submitted()),
         batch,
-        Deadlines(lambda: 0.0),
+        Deadlines(ManualClock()),
         writer,
         FrameEncoder(),
         Open(model="demo", prompt="Once", credit=256, credit_bytes=1 << 20),
