@@ -105,7 +105,7 @@ def create_app(
     app.router.redirect_slashes = False  # a path that is not served is 404, however near it is
     app.state.link = link
     app.state.config = config
-    app.state.hints = Hints(link, config.models_of_hosts)
+    app.state.hints = Hints(link)
     app.state.bodies = BodyBudget()
     app.state.draining = False
     app.state.quic = None  # unless HTTP/3 is served

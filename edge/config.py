@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
@@ -81,6 +82,9 @@ class EdgeConfig(Settings):
     """`[edge]`; an address is `HOST:PORT`, several are a list or `a:1,b:2`."""
 
     table: ClassVar[str] = "edge"
+    retired: ClassVar[Mapping[str, str]] = {
+        "host_models": "a TLS handshake no longer announces requests for a model",
+    }
     model_config = SettingsConfigDict(env_prefix="TAILRACE_EDGE_")
 
     http: Several[Address] = Field(("127.0.0.1:8080",), description="HTTP without TLS")
@@ -130,11 +134,6 @@ class EdgeConfig(Settings):
         (),
         description="names that requests may ask for in Host, besides localhost and addresses;"
         " 421 for others; by default any, but none where the edge listens on loopback alone",
-    )
-    host_models: Several[str] = Field(
-        (),
-        description="HOST=MODEL: who asks for this name in a TLS handshake will soon ask for this"
-        " model, which origins of several models may load ahead",
     )
     api_keys: Path = Field(
         Path(".tailrace/api-keys.json"),
@@ -282,21 +281,6 @@ class EdgeConfig(Settings):
                     "metrics: each process has the next port, and there are not enough"
                 )
         return self
-
-    @model_validator(mode="after")
-    def _hosts_lead_to_models(self) -> Self:
-        for text in self.host_models:
-            host, is_split, model = text.partition("=")
-            if not (host and is_split and model):
-                raise ValueError(f"host_models: {text!r} is not HOST=MODEL")
-        if len(self.models_of_hosts) < len(self.host_models):
-            raise ValueError("host_models: a host is named twice")
-        return self
-
-    @property
-    def models_of_hosts(self) -> dict[str, str]:
-        pairs = (text.partition("=") for text in self.host_models)
-        return {host.lower(): model for host, _, model in pairs}
 
     def metrics_address(self, process: int) -> tuple[str, int] | None:
         """Where one of the processes shows what it counts."""

@@ -22,7 +22,6 @@ from hypercorn.config import Config
 from tailrace.edge.access.keys import KeyRing, read_keys
 from tailrace.edge.access.rules import Authenticator
 from tailrace.edge.config import EdgeConfig
-from tailrace.edge.origins.hints import Hints
 from tailrace.edge.quic.listen import QuicListener
 from tailrace.ledger.errors import ConfigError
 from tailrace.ledger.process.tasks import beside
@@ -103,10 +102,9 @@ def watched_keys(config: EdgeConfig, authenticator: Authenticator) -> WatchedFil
 class Certificate:
     """The certificate that new connections see, if there is one; `quic` has it from here, too."""
 
-    def __init__(self, config: EdgeConfig, server: Config, hints: Hints) -> None:
+    def __init__(self, config: EdgeConfig, server: Config) -> None:
         """Raises ConfigError where it cannot be read."""
         self.quic: QuicListener | None = None
-        self._hints = hints
         self._config = config
         self._server = server
         self.context: SSLContext | None = None  # of a new connection, if there is TLS at all
@@ -123,8 +121,6 @@ class Certificate:
     def _read(self) -> None:
         try:
             self.context = self._server.create_ssl_context()
-            if self.context is not None:
-                self._hints.listen(self.context)
             certificate, key = self._config.certificate, self._config.key
             if self.quic is not None and certificate is not None and key is not None:
                 self.quic.load(certificate, key)

@@ -32,7 +32,6 @@ from tailrace.edge.config import (
     open_requests,
     too_few_files,
 )
-from tailrace.edge.origins.hints import Hints
 from tailrace.edge.origins.link import Link
 from tailrace.edge.processes import Processes
 from tailrace.edge.quic.listen import QuicListener
@@ -164,8 +163,7 @@ async def serve(
     server.alt_svc_headers = alt_svc(sockets.quic)
     rules = access_rules(config, authenticator)
     app = create_app(link, config, rules, deployment)
-    hints: Hints = app.state.hints
-    certificate = Certificate(config, server, hints)
+    certificate = Certificate(config, server)
     deadlines = Deadlines(asyncio.get_running_loop(), batch.flush)
     routes = StreamRoutes(link, batch, deadlines, rules, counts)
     limits = connection_limits(config, open_files)
@@ -180,7 +178,6 @@ async def serve(
         rest=rest,
         limits=limits,
         rules=rules,
-        asked_for=hints.asked_for if config.host_models else None,
     )
     if counts is not None:
         app.state.metrics = EdgeMetrics(counts, link, limits)

@@ -5,7 +5,6 @@
 - Session tickets carry no permission for early data, which anybody could send once more.
 - The first byte of a connection id may be given, so that several processes can share a port.
 - Stateless reset tokens are computed from connection ids, so that they outlive this process.
-- The host name that a handshake asks for is told; aioquic reads it and throws it away.
 - An acknowledgement waits for something to go with.
 - What may leave at once does: aioquic's pacing counts in microseconds, for which there is no timer.
 """
@@ -14,10 +13,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-from aioquic._buffer import Buffer
 from aioquic.quic.congestion.base import K_INITIAL_WINDOW
 from aioquic.quic.connection import (
     QuicConnectionAdapter,
@@ -25,7 +22,6 @@ from aioquic.quic.connection import (
     stream_is_unidirectional,
 )
 from aioquic.quic.recovery import QuicPacketPacer
-from aioquic.tls import pull_client_hello
 
 from tailrace.edge.quic.aioquic_packets import PacketConnection
 from tailrace.edge.quic.core import (
@@ -48,8 +44,6 @@ one and a little, Linux takes two while a window grows."""
 
 ResetToken = Callable[[bytes], bytes]
 """Gives the stateless reset token of a connection id."""
-AskedFor = Callable[[str], None]
-"""Told the host name of a handshake, before the client can ask anything of it."""
 
 
 class _Mute(QuicConnectionAdapter):
@@ -79,14 +73,12 @@ class AioquicConnection(PacketConnection):
     def __init__(
         self,
         mark: int | None,
-        asked_for: AskedFor | None,
         reset_token: ResetToken,
         **options: Any,
     ) -> None:
         super().__init__(**options)
         self._mark = mark
         self._reset_token = reset_token
-        self._asked_for = asked_for
         self._logger = self._loss._logger = _MUTE
         self._loss._pacer = _Pacer(max_datagram_size=self._max_datagram_size)
         self._local_max_streams_bidi.value = MAX_REQUESTS_AT_ONCE
@@ -103,21 +95,6 @@ class AioquicConnection(PacketConnection):
     def _initialize(self, peer_cid: bytes) -> None:
         super()._initialize(peer_cid)
         self.tls._max_early_data = None
-        if self._asked_for is not None:
-            handle: Callable[..., None] = self.tls._server_handle_hello
-            hears = partial(self._hear, self._asked_for, handle)
-            self.tls._server_handle_hello = hears  # type: ignore[method-assign]
-
-    @staticmethod
-    def _hear(
-        asked_for: AskedFor, handle: Callable[..., None], hello: Buffer, *answers: Buffer
-    ) -> None:
-        begun = hello.tell()
-        name = pull_client_hello(hello).server_name
-        hello.seek(begun)
-        handle(hello, *answers)
-        if name is not None:
-            asked_for(name)
 
     def _replenish_connection_ids(self) -> None:
         known = len(self._host_cids)

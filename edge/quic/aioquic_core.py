@@ -48,7 +48,7 @@ from aioquic.quic.packet_builder import QuicPacketBuilder
 from aioquic.quic.retry import QuicRetryTokenHandler
 from aioquic.tls import SessionTicket
 
-from tailrace.edge.quic.aioquic_connection import AioquicConnection, AskedFor
+from tailrace.edge.quic.aioquic_connection import AioquicConnection
 from tailrace.edge.quic.core import (
     CONNECTION_WINDOW_BYTES,
     IDLE_TIMEOUT_S,
@@ -342,8 +342,7 @@ class AioquicCore:
 
 
 class AioquicCores:
-    """`Cores` for one certificate; `mark` is the first byte of every connection id, and
-    `asked_for` is told the host names of handshakes."""
+    """`Cores` for one certificate; `mark` is the first byte of every connection id."""
 
     cid_bytes = CONNECTION_ID_BYTES
 
@@ -352,13 +351,11 @@ class AioquicCores:
         certificate: Path,
         key: Path,
         mark: int | None = None,
-        asked_for: AskedFor | None = None,
         secret: bytes | None = None,
     ) -> None:
         """`secret` makes stateless reset tokens; without one the certificate's key does."""
         self._mark = mark
         self._secret = secret
-        self._asked_for = asked_for
         self._retries = QuicRetryTokenHandler()
         self._tickets: OrderedDict[bytes, SessionTicket] = OrderedDict()
         self.load(certificate, key)
@@ -381,7 +378,6 @@ class AioquicCores:
         return AioquicCore(
             AioquicConnection(
                 self._mark,
-                self._asked_for,
                 self._resets.token,
                 configuration=self._configuration,
                 original_destination_connection_id=original_cid,

@@ -54,7 +54,5 @@ class TcpContext(ServerContext):
     rest: Rest
     limits: ConnectionLimits
     rules: Rules
-    asked_for: Callable[[str], None] | None = None
-    """Told the host names of QUIC's handshakes."""
     connections: Connections = field(default_factory=Connections)
     input: InputTurns = field(default_factory=lambda: InputTurns(perf_counter, _call_soon))

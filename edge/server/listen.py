@@ -161,7 +161,7 @@ def _listen_quic(bound: Sequence[socket.socket], context: TcpContext, process: i
     mark = process if config.processes > 1 else None
     assert config.certificate is not None and config.key is not None  # or nothing was bound
     secret = config.origin_credentials.secret
-    cores = AioquicCores(config.certificate, config.key, mark, context.asked_for, secret)
+    cores = AioquicCores(config.certificate, config.key, mark, secret)
     listener = QuicListener(bound, cores, context, context.limits)
     listener.start()
     for each in bound:

@@ -312,8 +312,8 @@ def _settings(scope: _Scope, secrets: Mapping[str, Source]) -> dict[str, Source]
         for name, value in (variables.items() if isinstance(variables, dict) else ())
     }
     for name, source in (*said.items(), *secrets.items()):
-        if name.startswith(PREFIX):
-            found[_setting(name, source)] = source
+        if name.startswith(PREFIX) and (setting := _setting(name, source)) is not None:
+            found[setting] = source
     return found
 
 
@@ -326,9 +326,14 @@ def _listening(dev: Table) -> dict[str, Source]:
     return {"http": Source(address, "dev")}
 
 
-def _setting(name: str, source: Source) -> str:
-    """The setting that a variable is; a secret one may stand in no file that is shared."""
+def _setting(name: str, source: Source) -> str | None:
+    """Return the setting that a variable gives; None if that setting has no effect any more.
+
+    A secret setting is refused in a file that is shared.
+    """
     setting = name.removeprefix(PREFIX).lower()
+    if setting in EdgeConfig.retired:
+        return None
     if name != name.upper() or setting not in EdgeConfig.model_fields:
         known = [f"{PREFIX}{one}".upper() for one in EdgeConfig.model_fields]
         closest = get_close_matches(name, known, n=1)
@@ -390,7 +395,11 @@ class _Explanation:
         if not name.startswith(PREFIX):
             why = f"a script would read it; settings of this edge begin with {PREFIX}"
             return Finding(path, environment, Effect.IGNORED, why)
-        return self._of_setting(path, environment, path, name.removeprefix(PREFIX))
+        word = name.removeprefix(PREFIX)
+        if (reason := EdgeConfig.retired.get(word.lower())) is not None:
+            why = f"edge.{word.lower()} has no effect any more: {reason}"
+            return Finding(path, environment, Effect.IGNORED, why)
+        return self._of_setting(path, environment, path, word)
 
     def _of_setting(self, path: str, environment: str | None, key: str, word: str) -> Finding:
         """Whether a key that says a setting is the one that is heard."""

@@ -9,8 +9,6 @@ HINT = "hint"
 
 
 class Hint(StrEnum):
-    HANDSHAKE = "handshake"
-    """A TLS connection for a host name of this model."""
     MODELS = "models"
     """Somebody asked which models there are."""
     PAGE = "page"

@@ -6,10 +6,11 @@ spells the same keys `TAILRACE_EDGE_HTTP` and so on.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
@@ -23,6 +24,7 @@ from tailrace.ledger.errors import ConfigError
 DEFAULT_FILE = Path("tailrace.toml")
 TABLES = ("edge", "origin", "models", "ledger", "streams")
 MAX_PORT = 65_535
+log = logging.getLogger("tailrace.settings")
 _OF_A_SERVICE = re.compile(r"_(SERVICE_HOST|SERVICE_PORT\w*|PORT|PORT_\d+_(TCP|UDP)\w*)$")
 """Variables that Kubernetes sets in every pod for a Service with a name such as tailrace-edge."""
 
@@ -60,6 +62,9 @@ class Settings(BaseSettings):
     """Base of the settings of one part; a subclass names its `table`."""
 
     table: ClassVar[str]
+    retired: ClassVar[Mapping[str, str]] = {}
+    """Settings of earlier releases that have no effect any more, each with the reason. They are
+    accepted with a warning, so that an upgrade does not stop a server that still sets them."""
     model_config = SettingsConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     @classmethod
@@ -70,12 +75,29 @@ class Settings(BaseSettings):
         Raises `ConfigError` naming the key, where it came from and what would be right.
         """
         file = file_of(path)
-        table = read_table(file, cls.table) if file else {}
+        table = cls._without_retired(read_table(file, cls.table), file) if file else {}
+        for name in cls.retired:
+            variable = f"{cls.model_config['env_prefix']}{name}".upper()
+            if variable in os.environ:
+                cls._warn_of_retired(name, variable)
         given = {key: value for key, value in flags.items() if value is not None}
         try:
             return cls(**(table | cls.environment() | given))
         except ValidationError as error:
             raise cls.explain(error, file) from error
+
+    @classmethod
+    def _without_retired(cls, table: Mapping[str, Any], file: Path) -> dict[str, Any]:
+        for name in cls.retired.keys() & table.keys():
+            cls._warn_of_retired(name, str(file))
+        return {name: value for name, value in table.items() if name not in cls.retired}
+
+    @classmethod
+    def _warn_of_retired(cls, name: str, where: str) -> None:
+        log.warning(
+            "%s.%s has no effect any more: %s; remove it from %s",
+            *(cls.table, name, cls.retired[name], where),
+        )
 
     @classmethod
     def environment(cls) -> dict[str, Any]:
@@ -113,6 +135,7 @@ def unknown_variables(part: type[Settings]) -> list[str]:
         for name in os.environ
         if name.upper().startswith(prefix)
         and name[len(prefix) :].lower() not in part.model_fields
+        and name[len(prefix) :].lower() not in part.retired
         and _OF_A_SERVICE.search(name) is None
     ]
 

@@ -1,8 +1,7 @@
-"""Origins of several models hear what may soon be asked for; nobody waits until they do."""
+"""Hints that edges send to origins of several models."""
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import AsyncIterator
 
 import httpx
@@ -12,14 +11,13 @@ from tailrace.edge.application import create_app
 from tailrace.edge.config import EdgeConfig
 from tailrace.edge.origins.hints import EVERY_S, Hints
 from tailrace.edge.origins.link import Link
-from tailrace.ledger.errors import ConfigError
 from tailrace.ledger.frame import Answer, BodyEnd, Call
 from tailrace.ledger.links.hints import Hint
 from tests.edge.scripted_origin import ScriptedOrigin, until
 
 pytestmark = pytest.mark.anyio
 
-OPEN = EdgeConfig(http=("127.0.0.1:0",), host_models=("Small.example.org=small",))
+OPEN = EdgeConfig(http=("127.0.0.1:0",))
 
 
 @pytest.fixture
@@ -55,28 +53,6 @@ async def test_a_list_of_models_and_a_page_are_signs_once_in_a_while(
     assert heard(scripted) == [("models", ""), ("models", ""), ("models", "large"), ("page", "")]
 
 
-async def test_a_handshake_for_a_host_is_a_sign_of_the_model_behind_it(
-    origin: tuple[ScriptedOrigin, Link],
-) -> None:
-    scripted, link = origin
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    Hints(link, OPEN.models_of_hosts).listen(server)
-    for name in ("elsewhere.example.org", "small.example.org"):
-        shake_hands(server, name)
-    await scripted.has_received(1)
-    assert heard(scripted) == [("handshake", "small")]
-
-
-def shake_hands(server: ssl.SSLContext, name: str) -> None:
-    """As far as the name; for the rest the server would need a certificate."""
-    sent, answered = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client = ssl.create_default_context().wrap_bio(answered, sent, server_hostname=name)
-    with pytest.raises(ssl.SSLWantReadError):
-        client.do_handshake()
-    with pytest.raises(ssl.SSLError):
-        server.wrap_bio(sent, answered, server_side=True).do_handshake()
-
-
 async def test_an_origin_of_one_model_is_told_nothing(
     origin: tuple[ScriptedOrigin, Link],
 ) -> None:
@@ -94,9 +70,3 @@ async def test_an_origin_of_one_model_is_told_nothing(
     hints.say(Hint.RECONNECT)
     await scripted.has_received(2)
     assert heard(scripted) == [("models", "small"), ("reconnect", "")]
-
-
-@pytest.mark.parametrize("text", ["small.example.org", "=small", "small.example.org="])
-def test_a_host_without_its_model_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="is not HOST=MODEL"):
-        EdgeConfig.load(host_models=[text])

@@ -131,6 +131,13 @@ def test_what_the_process_has_in_its_environment_wins_and_is_said() -> None:
     assert why["dev.port"] == "TAILRACE_EDGE_HTTP of the environment wins"
 
 
+def test_a_setting_of_an_earlier_release_is_ignored_with_the_reason() -> None:
+    found = reading('[vars]\nTAILRACE_EDGE_HOST_MODELS = "a.example=b"\n')
+    assert values(found) == {}
+    (finding,) = (one for one in found.findings if one.key.endswith("HOST_MODELS"))
+    assert finding.effect is Effect.IGNORED and "no effect any more" in finding.why
+
+
 def test_limits_and_observability_are_said_to_have_no_effect() -> None:
     found = reading("limits = {cpu_ms = 5}\nobservability = {logs = {}}\n")
     assert values(found) == {}

@@ -44,7 +44,7 @@ OF_A_SPACE = (
 )
 OF_HEAD_PROTECTION = ("_is_chacha20", "_mask")
 OF_A_LOG = {"quic_logger_frames"}
-OF_TLS = ("_max_early_data", "_server_handle_hello")
+OF_TLS = ("_max_early_data",)
 OVERRIDDEN = {
     QuicConnection: (
         *("_initialize", "_replenish_connection_ids", "_write_connection_limits"),

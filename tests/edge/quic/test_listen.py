@@ -74,8 +74,7 @@ class Listening:
             30.0,
             300.0,
         )
-        self.asked_for: list[str] = []
-        cores = AioquicCores(files.certificate, files.key, asked_for=self.asked_for.append)
+        cores = AioquicCores(files.certificate, files.key)
         self.listener = QuicListener(
             self.sockets, cores, context, ConnectionLimits(100, 100), probe_timeout_s
         )
@@ -129,14 +128,6 @@ async def test_no_datagram_is_cut_on_its_way() -> None:
         end = SocketEnd(bound(host))
         assert end._socket.getsockopt(*options[host]) == PMTUDISC_PROBE
         end.close()
-
-
-async def test_the_host_of_a_handshake_is_told_before_anything_is_asked(
-    certificate: CertificateFiles,
-) -> None:
-    async with listening(certificate) as served, served.client():
-        assert served.asked_for == ["localhost"]
-        assert not served.routes.requests
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have one loopback address")

@@ -1,3 +1,4 @@
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -11,6 +12,7 @@ from tailrace.ledger.process.settings import Settings
 
 class Part(Settings):
     table: ClassVar[str] = "edge"
+    retired: ClassVar[Mapping[str, str]] = {"hosts_file": "hosts are not read from a file"}
     model_config = SettingsConfigDict(env_prefix="TAILRACE_EDGE_")
 
     port: int = Field(1, ge=1, le=65_535)
@@ -106,3 +108,17 @@ def test_the_variables_of_another_part_and_of_a_kubernetes_service_are_let_be(
     ):
         monkeypatch.setenv(name, "tcp://10.0.0.1:80")
     assert Part.load() == Part()
+
+
+def test_a_setting_of_an_earlier_release_is_accepted_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = written(tmp_path, "[edge]\nport = 2\nhosts_file = 'x'\n")
+    assert Part.load(file).port == 2
+    monkeypatch.setenv("TAILRACE_EDGE_HOSTS_FILE", "y")
+    assert Part.load().port == 1
+    reason = "edge.hosts_file has no effect any more: hosts are not read from a file"
+    assert caplog.messages == [
+        f"{reason}; remove it from {file}",
+        f"{reason}; remove it from TAILRACE_EDGE_HOSTS_FILE",
+    ]
