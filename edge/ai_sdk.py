@@ -20,9 +20,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tailrace.edge.access.middleware import caller_of
-from tailrace.edge.body import Encoder, FrameEncoder, stream_body
 from tailrace.edge.errors import AI_SDK_PATH, OLLAMA, error_response
-from tailrace.edge.generate import stream_headers
+from tailrace.edge.generate.encoders import Encoder, FrameEncoder, stream_headers
+from tailrace.edge.generate.params import read_body as whole_body
+from tailrace.edge.generate.schema import Count, Settings
 from tailrace.edge.openai.answers import DONE, data_event
 from tailrace.edge.openai.messages import TOOL_SCHEMA, missing, read_tools, text_of
 from tailrace.edge.openai.request import (
@@ -34,8 +35,7 @@ from tailrace.edge.openai.request import (
     read_body,
 )
 from tailrace.edge.origins.link import Reader, attended, link_of, whole_answer
-from tailrace.edge.parameters import read_body as whole_body
-from tailrace.edge.request import Count, Settings
+from tailrace.edge.streamed_body import stream_body
 from tailrace.ledger.errors import CallerError, NotFound, TailraceError, Unavailable
 from tailrace.ledger.frame import (
     FRAMES_TYPE,

@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from tailrace.edge import ai_sdk, generate, objects
+from tailrace.edge import ai_sdk, objects
 from tailrace.edge.access.bodies import BodyBudget
 from tailrace.edge.access.middleware import Access, caller_of, head_of
 from tailrace.edge.access.operators import sees_details
@@ -27,10 +27,13 @@ from tailrace.edge.errors import (
     not_a_websocket,
     tailrace_error,
 )
+from tailrace.edge.generate import routes as generate
 from tailrace.edge.objects import Deploying
 from tailrace.edge.openai.answers import routes_of
-from tailrace.edge.openai.chat import CHAT, COMPLETIONS
-from tailrace.edge.openai.embeddings import embed, list_models, show_model
+from tailrace.edge.openai.chat import CHAT
+from tailrace.edge.openai.completions import COMPLETIONS
+from tailrace.edge.openai.embeddings import embed
+from tailrace.edge.openai.models import list_models, show_model
 from tailrace.edge.openai.responses.routes import ROUTES as RESPONSE_ROUTES
 from tailrace.edge.openapi.document import description_routes
 from tailrace.edge.origins.hints import Hints

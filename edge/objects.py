@@ -22,9 +22,10 @@ from starlette.routing import Route
 from starlette.types import Scope
 
 from tailrace.edge.access.middleware import caller_of
-from tailrace.edge.body import LIVE_HEADERS, NO_TRANSFORM, UNBUFFERED, StreamedBody, answer_of
+from tailrace.edge.generate.encoders import LIVE_HEADERS, NO_TRANSFORM, UNBUFFERED
+from tailrace.edge.generate.params import View, read_body
 from tailrace.edge.origins.link import Link, Reader, attended, link_of, whole_answer
-from tailrace.edge.parameters import View, read_body
+from tailrace.edge.streamed_body import StreamedBody, answer_of
 from tailrace.ledger.errors import CallerError, NotFound, TailraceError
 from tailrace.ledger.frame import (
     CALL_METHODS,

@@ -21,19 +21,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tailrace.edge.access.middleware import caller_of
-from tailrace.edge.body import SILENCE_S, Encoder, StreamedBody, stream_body
 from tailrace.edge.errors import openai_error, openai_fields
-from tailrace.edge.generate import (
-    MAX_DOCUMENT_BYTES,
-    Collected,
-    asked_to_read,
-    collect,
-    stream_headers,
-)
+from tailrace.edge.generate.encoders import SILENCE_S, Encoder, stream_headers
+from tailrace.edge.generate.params import read_body as whole_body
+from tailrace.edge.generate.routes import MAX_DOCUMENT_BYTES, Collected, asked_to_read, collect
 from tailrace.edge.openai.request import StreamOptions, compact, flag, read_body
 from tailrace.edge.origins.link import Link, Reader, attended, link_of
-from tailrace.edge.parameters import read_body as whole_body
 from tailrace.edge.sse import short_token
+from tailrace.edge.streamed_body import StreamedBody, stream_body
 from tailrace.edge.telemetry.request_metrics import note_error
 from tailrace.ledger.errors import (
     CallerError,

@@ -1,4 +1,4 @@
-"""`/v1/embeddings`: each text is a stream of its own, which ends with its vector; `/v1/models`."""
+"""`/v1/embeddings`: each text is a stream of its own, which ends with its vector."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tailrace.edge.access.middleware import caller_of
-from tailrace.edge.generate import HEADERS, Collected, collect
+from tailrace.edge.generate.encoders import HEADERS
+from tailrace.edge.generate.params import read_body as whole_body
+from tailrace.edge.generate.routes import Collected, collect
+from tailrace.edge.generate.schema import Settings
 from tailrace.edge.openai.answers import check_end
-from tailrace.edge.openai.chat import key_of
+from tailrace.edge.openai.completions import key_of
 from tailrace.edge.openai.request import TEXTS, OpenAiBody, open_of, read_body, read_texts
-from tailrace.edge.origins.hints import Hints
 from tailrace.edge.origins.link import Link, Reader, attended, link_of
-from tailrace.edge.parameters import read_body as whole_body
-from tailrace.edge.request import Settings
-from tailrace.ledger.errors import CallerError, NotFound, OriginUnreachable
+from tailrace.ledger.errors import CallerError
 from tailrace.ledger.frame import Caller, Open, Opened, StreamEnd
-from tailrace.ledger.links.hints import Hint
 from tailrace.ledger.process.tasks import together
 
 EXAMPLE = '{"model": "demo", "input": "Once upon a time"}'
@@ -104,41 +103,3 @@ def _vector(collected: Collected) -> list[float]:
         packed = b"".join(collected.data)
         return list(struct.unpack(f"<{len(packed) // 4}f", packed))
     raise CallerError("The model does not make embeddings.", code="unsupported", field="model")
-
-
-NO_STORE = {"Cache-Control": "no-store"}
-
-
-async def list_models(request: Request) -> Response:
-    """GET /v1/models"""
-    _hint(request)
-    models = [_described(name) for name in _names(request)]
-    return JSONResponse({"object": "list", "data": models}, headers=NO_STORE)
-
-
-async def show_model(request: Request) -> Response:
-    """GET /v1/models/{name}"""
-    name = request.path_params["name"]
-    _hint(request, name)
-    if name not in _names(request):
-        raise NotFound(f"The model '{name}' does not exist", code="unknown_model", field="model")
-    return JSONResponse(_described(name), headers=NO_STORE)
-
-
-def _hint(request: Request, name: str = "") -> None:
-    """Who looks what there is will soon ask for it."""
-    hints: Hints = request.app.state.hints
-    hints.say(Hint.MODELS, name)
-
-
-def _names(request: Request) -> tuple[str, ...]:
-    heartbeat = link_of(request).heartbeat
-    names = heartbeat.models
-    if not names and not heartbeat.ready:
-        raise OriginUnreachable("no origin tells what it serves")
-    return names
-
-
-def _described(name: str) -> dict[str, object]:
-    """`created` is a field that clients require; nobody knows it of a model."""
-    return {"id": name, "object": "model", "created": 0, "owned_by": "tailrace"}

@@ -17,8 +17,8 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import to_json
 
-from tailrace.edge.parameters import check_idempotency_key
-from tailrace.edge.request import Count, Settings, read_object, shown
+from tailrace.edge.generate.params import check_idempotency_key
+from tailrace.edge.generate.schema import Count, Settings, read_object, shown
 from tailrace.ledger.errors import CallerError
 from tailrace.ledger.frame import Caller, FormatKind, Open, OutputFormat
 

@@ -12,13 +12,13 @@ from typing import Any
 
 from tailrace.edge import ai_sdk
 from tailrace.edge.errors import AI_SDK_PATH, CHAT_PATH, COMPLETIONS_PATH, RESPONSES_PATH
+from tailrace.edge.generate.schema import GENERATE_EXAMPLE, STEER_EXAMPLE
 from tailrace.edge.openai import embeddings
 from tailrace.edge.openai.chat import EXAMPLE as CHAT_EXAMPLE
-from tailrace.edge.openai.chat import TEXT_EXAMPLE
+from tailrace.edge.openai.completions import TEXT_EXAMPLE
 from tailrace.edge.openai.responses.request import EXAMPLE as RESPONSE_EXAMPLE
 from tailrace.edge.openapi.errors import ALWAYS, KEYED, ErrorShape
 from tailrace.edge.openapi.schemas import STRING, Schema, ref
-from tailrace.edge.request import GENERATE_EXAMPLE, STEER_EXAMPLE
 from tailrace.ledger.frame import FRAMES_TYPE
 from tailrace.ledger.links.rights import Right
 

@@ -18,13 +18,14 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from pydantic import BaseModel
 
 from tailrace.edge import ai_sdk
+from tailrace.edge.generate.schema import GenerateBody, SteerBody
 from tailrace.edge.openai.answers import CANCELLED, FINISH
-from tailrace.edge.openai.chat import ChatBody, CompletionBody
+from tailrace.edge.openai.chat import ChatBody
+from tailrace.edge.openai.completions import CompletionBody
 from tailrace.edge.openai.embeddings import EmbeddingBody
 from tailrace.edge.openai.request import IGNORED, OpenAiBody
 from tailrace.edge.openai.responses.events import PREFIX
 from tailrace.edge.openai.responses.request import UNSAID, ResponseBody
-from tailrace.edge.request import GenerateBody, SteerBody
 from tailrace.ledger.frame import FRAMES, Logged, StreamEnd, StreamState
 from tailrace.ledger.wire.words import Word
 

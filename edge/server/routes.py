@@ -16,16 +16,17 @@ from urllib.parse import parse_qsl, unquote
 from tailrace.edge.access.head import Head
 from tailrace.edge.access.middleware import TOKEN_QUERY
 from tailrace.edge.access.rules import Rules
-from tailrace.edge.body import ENCODERS, Encoder
 from tailrace.edge.errors import RESPONSES_PATH, error_response
-from tailrace.edge.generate import asked_to_read, asked_to_start
+from tailrace.edge.generate.encoders import ENCODERS, Encoder
+from tailrace.edge.generate.params import View, choose_view
+from tailrace.edge.generate.routes import asked_to_read, asked_to_start
 from tailrace.edge.openai.answers import Dialect
-from tailrace.edge.openai.chat import CHAT, COMPLETIONS
+from tailrace.edge.openai.chat import CHAT
+from tailrace.edge.openai.completions import COMPLETIONS
 from tailrace.edge.openai.request import read_body
 from tailrace.edge.openai.responses import request as responses
 from tailrace.edge.openai.responses.events import PREFIX, ResponseEvents
 from tailrace.edge.origins.link import Link, credited
-from tailrace.edge.parameters import View, choose_view
 from tailrace.edge.server.deadlines import Deadlines
 from tailrace.edge.server.flush import FlushBatch
 from tailrace.edge.server.interfaces import (

@@ -10,8 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
-from tailrace.edge.body import LIVE_HEADERS, SILENCE_S, Encoder, FrameEncoder
-from tailrace.edge.generate import TIP_PATIENCE_S, stream_headers
+from tailrace.edge.generate.encoders import (
+    LIVE_HEADERS,
+    SILENCE_S,
+    TIP_PATIENCE_S,
+    Encoder,
+    FrameEncoder,
+    stream_headers,
+)
 from tailrace.edge.origins.link import CORR, WINDOW_BYTES, WINDOW_FRAMES, Link
 from tailrace.edge.origins.relay import TOKEN, under
 from tailrace.edge.server.deadlines import Deadline, Deadlines

@@ -253,7 +253,7 @@ async def test_several_embeddings_are_a_list(
 async def test_what_is_too_long_for_a_document_is_refused(
     client: httpx.AsyncClient, origin: ScriptedOrigin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tailrace.edge.generate.MAX_DOCUMENT_BYTES", 40)
+    monkeypatch.setattr("tailrace.edge.generate.routes.MAX_DOCUMENT_BYTES", 40)
     answer = await client.post("/v1/generate", json=BODY)
     assert (answer.status_code, error_of(answer)["code"]) == (413, "too_large")
 
@@ -384,7 +384,7 @@ async def test_a_fault_of_ours_shows_no_traceback(
     def broken(*_args: object, **_kwargs: object) -> Open:
         raise RuntimeError("a secret of the implementation")
 
-    monkeypatch.setattr("tailrace.edge.generate.parse_generate", broken)
+    monkeypatch.setattr("tailrace.edge.generate.routes.parse_generate", broken)
     answer = await client.post("/v1/generate", json=BODY)
     assert (answer.status_code, error_of(answer)["code"]) == (500, "internal")
     assert "secret" not in answer.text

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.edge import sse
-from tailrace.edge.body import SseEncoder
+from tailrace.edge.generate.encoders import SseEncoder
 from tailrace.ledger.errors import FrameError
 from tailrace.ledger.frame import (
     Chunk,

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tailrace.edge.request import GenerateBody
+from tailrace.edge.generate.schema import GenerateBody
 from tailrace.ledger.wire.schema import (
     CLIENT,
     CLOSING,

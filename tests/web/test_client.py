@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tailrace.client import SILENCE_TIMEOUT_S
-from tailrace.edge.body import SILENCE_S
+from tailrace.edge.generate.encoders import SILENCE_S
 from tailrace.edge.origins.watchers import HEARTBEAT_EVERY_S
 from tests.npm import installed
 from tests.schema_text import ROOT

@@ -1,4 +1,4 @@
-/** Parts of a request's line and headers, checked as edge/parameters.py does. */
+/** Parts of a request's line and headers, checked as edge/generate/params.py does. */
 
 import { callerError } from "./errors";
 

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 from starlette.responses import Response
 
-from tailrace.edge.body import Encoder
 from tailrace.edge.errors import RESPONSES_PATH, openai_error, openai_fields
+from tailrace.edge.generate.encoders import Encoder
 from tailrace.edge.openai.answers import data_event, scores_of
 from tailrace.edge.openai.responses.request import UNSAID, read_note
 from tailrace.ledger.errors import TailraceError

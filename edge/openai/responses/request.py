@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tailrace.edge.generate.schema import Count
 from tailrace.edge.openai.messages import (
     FLAT_TOOL_SCHEMA,
     ROLES,
@@ -29,7 +30,6 @@ from tailrace.edge.openai.request import (
     open_of,
     output_format,
 )
-from tailrace.edge.request import Count
 from tailrace.edge.unread import DEFAULT_AFTER_S
 from tailrace.ledger.errors import CallerError
 from tailrace.ledger.frame import MAX_MESSAGES, Caller, Message, Open, Overflow, Unread

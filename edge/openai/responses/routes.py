@@ -17,9 +17,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tailrace.edge.access.middleware import caller_of
-from tailrace.edge.body import stream_body
 from tailrace.edge.errors import RESPONSES_PATH
-from tailrace.edge.generate import MAX_DOCUMENT_BYTES, stream_headers
+from tailrace.edge.generate.encoders import stream_headers
+from tailrace.edge.generate.params import read_body as whole_body
+from tailrace.edge.generate.routes import MAX_DOCUMENT_BYTES
 from tailrace.edge.openai.request import flag, read_body
 from tailrace.edge.openai.responses.events import PREFIX, ResponseEvents, StreamedResponse
 from tailrace.edge.openai.responses.request import (
@@ -31,7 +32,7 @@ from tailrace.edge.openai.responses.request import (
     to_open,
 )
 from tailrace.edge.origins.link import Reader, attended, link_of
-from tailrace.edge.parameters import read_body as whole_body
+from tailrace.edge.streamed_body import stream_body
 from tailrace.ledger.errors import BeyondEnd, CallerError, NotFound, TooLarge
 from tailrace.ledger.frame import (
     CLOSING,

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from tailrace.edge.body import FrameEncoder
+from tailrace.edge.generate.encoders import FrameEncoder
 from tailrace.edge.origins.link import Link
 from tailrace.edge.server.deadlines import Deadlines
 from tailrace.edge.server.flush import FlushBatch

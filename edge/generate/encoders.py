@@ -1,24 +1,19 @@
-"""Bodies of HTTP responses that are sent as they come: a stream's frames, an object's answer."""
+"""Encoders, which turn the frames of one stream into the bytes of one response, and its headers."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import ExitStack
+from base64 import b64encode
+from collections.abc import Callable
 from random import Random, SystemRandom
 from typing import Protocol
 
-import structlog
-from starlette.responses import Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.responses import Response
 
 from tailrace.edge import sse
 from tailrace.edge.errors import error_response
-from tailrace.edge.origins.link import Reader
-from tailrace.edge.parameters import View
+from tailrace.edge.generate.params import View
 from tailrace.ledger.errors import TailraceError
-from tailrace.ledger.frame import CLOSING, Heartbeat, Opened, encode, tag_of
-
-log = structlog.get_logger("tailrace.edge")
+from tailrace.ledger.frame import FRAMES_TYPE, Heartbeat, Opened, Sibling, encode
 
 SILENCE_S = 4.0
 """After this long without a frame the body gets a keepalive. Clients that hear nothing for 10 s
@@ -34,6 +29,16 @@ NO_TRANSFORM = "no-transform"
 """The directive of Cache-Control that keeps proxies from compressing a body, which holds it up."""
 LIVE_HEADERS = {"Cache-Control": f"no-store, {NO_TRANSFORM}"} | UNBUFFERED
 """Headers of every answer whose body is sent while it is made, whatever the dialect."""
+
+
+TIP_PATIENCE_S = 1.0
+"""How long a reader that resumes at the tip waits to learn that the stream has ended."""
+
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",  # the URL may have a token
+    "X-Content-Type-Options": "nosniff",
+}
 
 
 class Encoder(Protocol):
@@ -106,66 +111,18 @@ class FrameEncoder(NativeEncoder):
 ENCODERS: dict[View, Callable[[], Encoder]] = {View.SSE: SseEncoder, View.FRAMES: FrameEncoder}
 
 
-class StreamedBody(StreamingResponse):
-    """Sends `pieces`, and calls `close` when they end or the client goes.
-
-    The next piece is asked for when the last has drained; so credit is given for what has left.
-    """
-
-    def __init__(
-        self,
-        close: Callable[[], object],
-        pieces: AsyncGenerator[bytes],
-        status: int = 200,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(pieces, status, {**(headers or {}), **LIVE_HEADERS})
-        self._close, self._pieces = close, pieces
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            if scope["method"] == "HEAD":  # its head alone: how long the body will be nobody knows
-                await self._pieces.aclose()
-            await super().__call__(scope, receive, send)
-        except TailraceError as error:
-            log.warning("stream.cut", url=scope["path"], error=str(error))
-            # It is not ended: the server breaks it off, and the client can see that.
-        finally:
-            self._close()
+def stream_headers(opened: Opened, media_type: str = "") -> dict[str, str]:
+    headers = HEADERS | {"Tailrace-Stream": opened.stream.hex()}
+    if media_type == FRAMES_TYPE:
+        headers["Tailrace-Opened"] = b64encode(encode(opened)).decode()
+    if opened.token:
+        headers["Tailrace-Token"] = opened.token
+    if opened.siblings:
+        headers["Tailrace-Siblings"] = ", ".join(map(_named, opened.siblings))
+    return headers
 
 
-def stream_body(
-    source: ExitStack,
-    reader: Reader,
-    encoder: Encoder,
-    headers: Mapping[str, str],
-    begin: bytes = b"",
-) -> StreamedBody:
-    """The answer that shows a stream, `begin` before all else; what `source` holds is its now."""
-    typed = {**headers, "Content-Type": encoder.media_type}
-    return StreamedBody(source.pop_all().close, frames_of(reader, encoder, begin), headers=typed)
-
-
-async def frames_of(reader: Reader, encoder: Encoder, begin: bytes = b"") -> AsyncGenerator[bytes]:
-    """A stream, until a frame ends it; frames that are queued together are one piece.
-
-    `begin` and what can be told before a frame has come are the first one.
-    """
-    if begin := begin + encoder.frames([]):
-        yield begin
-    more = True
-    while more:
-        frames = await reader.take(SILENCE_S)
-        if frames:
-            more = tag_of(frames[-1]) not in CLOSING
-            yield encoder.frames(frames)
-        else:
-            yield encoder.sign_of_life()
-
-
-async def answer_of(reader: Reader) -> AsyncGenerator[bytes]:
-    """An answer's body, until it is whole."""
-    ended = False
-    while not ended:
-        data, ended = await reader.take_piece()
-        yield data
+def _named(sibling: Sibling) -> str:
+    """One of a list of items with a parameter (RFC 9110, 5.6.1 and 5.6.6)."""
+    stream = sibling.stream.hex()
+    return f"{stream};token={sibling.token}" if sibling.token else stream

@@ -2,7 +2,7 @@ from unittest.mock import patch
 
 import pytest
 
-from tailrace.edge.request import MAX_SHOWN_CHARS, parse_generate
+from tailrace.edge.generate.schema import MAX_SHOWN_CHARS, parse_generate
 from tailrace.ledger.errors import CallerError
 from tailrace.ledger.frame import (
     MAX_MESSAGES,
@@ -176,10 +176,10 @@ def test_a_conversation_may_have_so_many_messages() -> None:
 
 @pytest.mark.parametrize("name", ["messages", "stop", "prompt", "x"])
 def test_a_megabyte_of_small_values_is_not_even_parsed(name: str) -> None:
-    with patch("tailrace.edge.request.from_json", side_effect=AssertionError):
+    with patch("tailrace.edge.generate.schema.from_json", side_effect=AssertionError):
         error = refused(f'{{"model":"demo","{name}":['.encode() + b"1," * 500_000 + b"1]}")
     assert error.code == "invalid_json"
-    with patch("tailrace.edge.request.from_json", side_effect=AssertionError):
+    with patch("tailrace.edge.generate.schema.from_json", side_effect=AssertionError):
         error = refused(f'{{"model":"demo","{name}":['.encode() + b"9" * 500_000 + b"]}")
     assert error.code == "invalid_json"
     text = rb"a, [b], {c}, \"d\", 99" * 40_000

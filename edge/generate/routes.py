@@ -12,9 +12,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tailrace.edge.access.middleware import caller_of
-from tailrace.edge.body import ENCODERS, stream_body
-from tailrace.edge.origins.link import Link, Reader, attended, link_of
-from tailrace.edge.parameters import (
+from tailrace.edge.generate.encoders import ENCODERS, HEADERS, TIP_PATIENCE_S, stream_headers
+from tailrace.edge.generate.params import (
     View,
     check_idempotency_key,
     choose_view,
@@ -22,8 +21,10 @@ from tailrace.edge.parameters import (
     parse_stream_id,
     read_body,
 )
-from tailrace.edge.request import parse_generate, parse_open, parse_steer
+from tailrace.edge.generate.schema import parse_generate, parse_open, parse_steer
+from tailrace.edge.origins.link import Link, Reader, attended, link_of
 from tailrace.edge.sse import end_fields, finite, logprobs
+from tailrace.edge.streamed_body import stream_body
 from tailrace.ledger.errors import TooLarge
 from tailrace.ledger.frame import (
     FRAMES_TYPE,
@@ -48,7 +49,6 @@ from tailrace.ledger.frame import (
     TokenScores,
     ToolCall,
     decode,
-    encode,
     tag_of,
     to_error,
 )
@@ -185,16 +185,6 @@ def _fields(collected: Collected) -> dict[str, object]:
         end = end_fields(collected.closing)
         fields |= {name: end[name] for name in end if name not in ("index", "prompt_tokens")}
     return fields
-
-
-TIP_PATIENCE_S = 1.0
-"""How long a reader that resumes at the tip waits to learn that the stream has ended."""
-
-HEADERS = {
-    "Cache-Control": "no-store",
-    "Referrer-Policy": "no-referrer",  # the URL may have a token
-    "X-Content-Type-Options": "nosniff",
-}
 
 
 # ---- what is asked, whichever server it came by ----
@@ -338,20 +328,3 @@ async def _nothing_is_left(reader: Reader, wanted: Resume) -> bool:
     if wanted.after is None or not await reader.wait(TIP_PATIENCE_S):
         return False
     return tag_of(reader.peek()) == Status.tag
-
-
-def stream_headers(opened: Opened, media_type: str = "") -> dict[str, str]:
-    headers = HEADERS | {"Tailrace-Stream": opened.stream.hex()}
-    if media_type == FRAMES_TYPE:
-        headers["Tailrace-Opened"] = b64encode(encode(opened)).decode()
-    if opened.token:
-        headers["Tailrace-Token"] = opened.token
-    if opened.siblings:
-        headers["Tailrace-Siblings"] = ", ".join(map(_named, opened.siblings))
-    return headers
-
-
-def _named(sibling: Sibling) -> str:
-    """One of a list of items with a parameter (RFC 9110, 5.6.1 and 5.6.6)."""
-    stream = sibling.stream.hex()
-    return f"{stream};token={sibling.token}" if sibling.token else stream

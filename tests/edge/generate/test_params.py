@@ -1,6 +1,6 @@
 import pytest
 
-from tailrace.edge.parameters import (
+from tailrace.edge.generate.params import (
     View,
     check_idempotency_key,
     choose_view,

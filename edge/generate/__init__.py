@@ -1,0 +1,1 @@
+"""`/v1/generate`: its requests, its views of a stream, and its routes."""

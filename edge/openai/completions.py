@@ -1,0 +1,109 @@
+"""`/v1/completions`: text that goes on from a prompt, or from each of several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+from itertools import accumulate
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from tailrace.edge.errors import COMPLETIONS_PATH
+from tailrace.edge.generate.routes import Collected
+from tailrace.edge.generate.schema import Count
+from tailrace.edge.openai.answers import AnswerShape, Dialect, text_of
+from tailrace.edge.openai.request import TEXTS, MaxTokens, StreamedSettings, open_of, read_texts
+from tailrace.edge.sse import finite
+from tailrace.ledger.frame import Caller, Open, TokenScores
+
+TEXT_EXAMPLE = '{"model": "demo", "prompt": "Once upon a time"}'
+DEFAULT_MAX_TOKENS = 16
+"""As in the reference."""
+MAX_LOGPROBS = 5
+"""As there."""
+MAX_PROMPTS = 2048
+"""As there."""
+
+
+class CompletionBody(StreamedSettings):
+    """The JSON document of a request."""
+
+    cannot: ClassVar = {"echo": (False,), "suffix": ("",), "best_of": (1,), "logit_bias": ({},)}
+
+    prompt: Any = Field(description="a string or a list of strings", json_schema_extra=TEXTS)
+    max_tokens: MaxTokens = None
+    logprobs: Annotated[Count | None, Field(le=MAX_LOGPROBS)] = Field(
+        None, description=f"an integer from 0 to {MAX_LOGPROBS}"
+    )
+
+    def opens(self, key: str | None, caller: Caller | None) -> list[Open]:
+        """The streams that are asked for; CallerError for what cannot be."""
+        prompts = read_texts("prompt", self.prompt, MAX_PROMPTS, "prompts")
+        return [
+            open_of(
+                self,
+                key_of(key, nth) if len(prompts) > 1 else key,
+                caller,
+                prompt=prompt,
+                max_tokens=self.max_tokens or DEFAULT_MAX_TOKENS,
+                logprobs=self.logprobs,
+            )
+            for nth, prompt in enumerate(prompts)
+        ]
+
+
+def key_of(key: str | None, nth: int) -> str | None:
+    """The idempotency key of one of several streams that a request with one makes."""
+    return None if key is None else sha256(f"{nth} {key}".encode()).hexdigest()
+
+
+class CompletionShape(AnswerShape):
+    """Chunks and whole answers, which here have one name."""
+
+    path = COMPLETIONS_PATH
+    prefix = "cmpl-"
+    kind = whole = "text_completion"
+
+    def text(
+        self, index: int, text: str, scores: tuple[TokenScores, ...], offset: int = 0
+    ) -> dict[str, Any]:
+        return _choice(index, text, scores, offset)
+
+    def end(self, index: int, reason: str) -> dict[str, Any]:
+        return _choice(index, "") | {"finish_reason": reason}
+
+    def choice(self, index: int, collected: Collected, reason: str | None) -> dict[str, Any]:
+        choice = _choice(index, collected.text.text, collected.scores)
+        return choice | {"finish_reason": reason}
+
+
+def _choice(
+    index: int, text: str, scores: Sequence[TokenScores] = (), offset: int = 0
+) -> dict[str, Any]:
+    return {
+        "index": index,
+        "text": text,
+        "logprobs": _text_logprobs(scores, offset) if scores else None,
+        "finish_reason": None,
+    }
+
+
+def _text_logprobs(scores: Sequence[TokenScores], offset: int) -> dict[str, Any]:
+    """Return the scores of a text that begins at `offset`, or of all of it.
+
+    A stream that is resumed counts from where it was resumed.
+    """
+    tokens = [text_of(each.chosen) for each in scores]
+    return {
+        "tokens": tokens,
+        "token_logprobs": [finite(each.chosen.logprob) for each in scores],
+        "top_logprobs": [
+            {text_of(score): finite(score.logprob) for score in (each.chosen, *each.top)}
+            for each in scores
+        ],
+        "text_offset": list(accumulate(map(len, tokens[:-1]), initial=offset)),
+    }
+
+
+COMPLETIONS = Dialect(CompletionBody, TEXT_EXAMPLE, CompletionShape())

@@ -1,0 +1,48 @@
+"""`/v1/models`: the models that the connected origins serve."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from tailrace.edge.origins.hints import Hints
+from tailrace.edge.origins.link import link_of
+from tailrace.ledger.errors import NotFound, OriginUnreachable
+from tailrace.ledger.links.hints import Hint
+
+NO_STORE = {"Cache-Control": "no-store"}
+
+
+async def list_models(request: Request) -> Response:
+    """GET /v1/models"""
+    _hint(request)
+    models = [_described(name) for name in _names(request)]
+    return JSONResponse({"object": "list", "data": models}, headers=NO_STORE)
+
+
+async def show_model(request: Request) -> Response:
+    """GET /v1/models/{name}"""
+    name = request.path_params["name"]
+    _hint(request, name)
+    if name not in _names(request):
+        raise NotFound(f"The model '{name}' does not exist", code="unknown_model", field="model")
+    return JSONResponse(_described(name), headers=NO_STORE)
+
+
+def _hint(request: Request, name: str = "") -> None:
+    """Who looks what there is will soon ask for it."""
+    hints: Hints = request.app.state.hints
+    hints.say(Hint.MODELS, name)
+
+
+def _names(request: Request) -> tuple[str, ...]:
+    heartbeat = link_of(request).heartbeat
+    names = heartbeat.models
+    if not names and not heartbeat.ready:
+        raise OriginUnreachable("no origin tells what it serves")
+    return names
+
+
+def _described(name: str) -> dict[str, object]:
+    """`created` is a field that clients require; nobody knows it of a model."""
+    return {"id": name, "object": "model", "created": 0, "owned_by": "tailrace"}
