@@ -38,7 +38,6 @@ from tailrace.edge.openai.responses.routes import ROUTES as RESPONSE_ROUTES
 from tailrace.edge.openapi.document import description_routes
 from tailrace.edge.origins.hints import Hints
 from tailrace.edge.origins.link import Link
-from tailrace.edge.quic.listen import QuicListener
 from tailrace.edge.session import ORIGIN_NOT_READY
 from tailrace.edge.telemetry.metrics import metrics
 from tailrace.edge.web_files import web_routes
@@ -50,7 +49,6 @@ from tailrace.ledger.process.version import tailrace_version
 
 NO_STORE = {"Cache-Control": "no-store"}
 DRAINING = "this edge is shutting down"
-HTTP3_IS_SILENT = "nothing answers HTTP/3 at this edge's own address"
 
 
 def create_app(
@@ -111,7 +109,7 @@ def create_app(
     app.state.hints = Hints(link)
     app.state.bodies = BodyBudget()
     app.state.draining = False
-    app.state.quic = None  # unless HTTP/3 is served
+    app.state.serves_http3 = False
     app.state.metrics = None  # unless they are counted
     app.state.deploying = None if deployment is None else Deploying(link, deployment)
     return app
@@ -129,14 +127,11 @@ async def readyz(request: Request) -> Response:
     which origins there are, where and how busy, is not for everybody.
     """
     link: Link = request.app.state.link
-    quic: QuicListener | None = request.app.state.quic
     deploying: Deploying | None = request.app.state.deploying
     faults: dict[str, list[str]] = {}
     heartbeat = link.heartbeat
     if not heartbeat.ready:
         faults[ORIGIN_NOT_READY if link.up else "no_origin"] = list(heartbeat.reasons)
-    if quic is not None and not quic.answers:
-        faults["http3_silent"] = [HTTP3_IS_SILENT]
     if deploying is not None and deploying.faults:
         faults["not_deployed"] = deploying.faults
     if request.app.state.draining:

@@ -188,7 +188,7 @@ async def serve(
         app.router.lifespan_context(app),
         listening(sockets, context, lambda: certificate.context, process) as quic,
     ):
-        app.state.quic = certificate.quic = quic
+        certificate.quic, app.state.serves_http3 = quic, quic is not None
         await stop.asked.wait()
         app.state.draining = True
         await go_away(context, quic, stop)

@@ -138,7 +138,7 @@ async def health(request: Request, asking: Asking, query: dict[str, str]) -> dic
             "draining": request.app.state.draining,
             "reasons": list(heartbeat.reasons),
             "requests": link.route_count,
-            "http3": request.app.state.quic is not None,
+            "http3": request.app.state.serves_http3,
         },
         "origins": [seen[one["origin"]] | {"itself": one} for one in answers["origins"]],
     }

@@ -1,10 +1,9 @@
-"""The sockets of QUIC, and the loop's part: reading, writing, one timer, and whether it answers."""
+"""UDP sockets of QUIC on the event loop: reading, writing, and the timer of the server."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import os
 import socket
 import struct
 import sys
@@ -20,13 +19,6 @@ from tailrace.edge.quic.core import TIMER_S, Address, Cores, Datagrams
 from tailrace.edge.quic.server import QuicServer, Way
 from tailrace.edge.server.dispatch import ServerContext
 
-PROBE_EVERY_S = 5.0
-PROBE_TIMEOUT_S = 2.0
-PROBES_UNANSWERED = 2
-"""So many in a row mean that nothing answers: one can be lost."""
-UNKNOWN_VERSION = bytes.fromhex("1a2a3a4a")
-"""Reserved to exercise Version Negotiation (RFC 9000, 15)."""
-PROBE_BYTES = 1200
 MAX_DATAGRAM_BYTES = 4096
 """A datagram that is longer is no client's: a path carries 1,500 bytes."""
 DATAGRAMS_PER_TURN = 256
@@ -37,8 +29,7 @@ SOCKET_BUFFER_BYTES = 2 << 20
 """Asked of the kernel, which may give less: what comes while a turn lasts has to wait there."""
 MAX_UNSENT_DATAGRAMS = 1024
 """Kept while the kernel takes none; beyond, they are lost, as on any way."""
-ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Where to ask a socket that listens everywhere."""
+ANY_ADDRESS = ("0.0.0.0", "::")
 
 
 IP_PKTINFO = (socket.IPPROTO_IP, 8)
@@ -71,23 +62,15 @@ class QuicListener:
         cores: Cores,
         context: ServerContext,
         limits: ConnectionLimits,
-        probe_timeout_s: float = PROBE_TIMEOUT_S,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._batch = context.batch
         self._cores = cores
         self._ends = [SocketEnd(each) for each in sockets]
         self._server = QuicServer(cores, context, monotonic, self._wake_at, limits)
-        self._probes = [Probe(end.reached_at, probe_timeout_s) for end in self._ends]
-        self._probing: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._waking_at = inf
         self._stopped = False
-
-    @property
-    def answers(self) -> bool:
-        """Whether QUIC answers at every socket, as far as was asked."""
-        return all(probe.answered for probe in self._probes)
 
     def load(self, certificate: Path, key: Path) -> None:
         """New connections get this certificate."""
@@ -96,7 +79,6 @@ class QuicListener:
     def start(self) -> None:
         for end in self._ends:
             end.start(self._server.receive, self._batch.flush)
-        self._probing = self._loop.create_task(self._probe())
 
     async def stop(self, patience_s: float) -> None:
         """No new requests; wait for those under way, as long as `patience_s`; then close all."""
@@ -112,9 +94,6 @@ class QuicListener:
                 async with asyncio.timeout(patience_s):
                     await idle.wait()
         self._server.close()
-        if self._probing is not None:
-            self._probing.cancel()
-            await asyncio.gather(self._probing, return_exceptions=True)
         if self._timer is not None:
             self._timer.cancel()
         for end in self._ends:
@@ -134,16 +113,6 @@ class QuicListener:
         self._server.expire()
         self._batch.flush()
 
-    async def ask(self) -> None:
-        """Ask every socket whether it answers."""
-        for probe in self._probes:
-            await probe.ask()
-
-    async def _probe(self) -> None:
-        while True:
-            await asyncio.sleep(PROBE_EVERY_S)
-            await self.ask()
-
 
 class SocketEnd:
     """One bound datagram socket: a `Way`."""
@@ -155,7 +124,7 @@ class SocketEnd:
         self._ways: dict[bytes, LocalWay] = {}  # of a socket that listens everywhere
         name = bound.getsockname()
         self.local: tuple[str, int] | None = (name[0], name[1])
-        self.reached_at = (ANY_ADDRESS.get(name[0], name[0]), name[1])
+        self.port = name[1]
         self._everywhere = name[0] in ANY_ADDRESS and sys.platform == "linux"
         if self._everywhere:
             told = IPV6_RECVPKTINFO if bound.family == socket.AF_INET6 else IP_PKTINFO
@@ -311,51 +280,8 @@ class LocalWay:
         else:
             address, _ = struct.unpack("=16sI", data)
             host = socket.inet_ntop(socket.AF_INET6, address)
-        self.local: tuple[str, int] | None = (host, end.reached_at[1])
+        self.local: tuple[str, int] | None = (host, end.port)
         self._source: Ancillary = ((level, kind, data),)
 
     def send(self, datagrams: Datagrams) -> None:
         self._end.send_from(datagrams, self._source)
-
-
-class Probe:
-    """Whether QUIC answers at an address, seen from outside: a version that nobody speaks is
-    answered with ours.
-
-    A process can live, and its TCP ports answer, while nothing comes back from UDP: a full socket,
-    a handler that is stuck, a rule of a firewall. Version Negotiation (RFC 8999, 6) passes the
-    socket and the server, and leaves nothing context.
-    """
-
-    def __init__(self, address: tuple[str, int], timeout_s: float = PROBE_TIMEOUT_S) -> None:
-        self._address = address
-        self._timeout_s = timeout_s
-        self._unanswered = 0
-
-    @property
-    def answered(self) -> bool:
-        return self._unanswered < PROBES_UNANSWERED
-
-    async def ask(self) -> None:
-        self._unanswered = (
-            0 if await answers(self._address, self._timeout_s) else self._unanswered + 1
-        )
-
-
-async def answers(address: tuple[str, int], timeout_s: float = PROBE_TIMEOUT_S) -> bool:
-    """Whether a QUIC server answers at `address`."""
-    loop = asyncio.get_running_loop()
-    cid, ours = os.urandom(8), os.urandom(8)
-    question = b"\xc0" + UNKNOWN_VERSION + b"\x08" + cid + b"\x08" + ours
-    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-    expected = b"\0\0\0\0\x08" + ours + b"\x08" + cid
-    with socket.socket(family, socket.SOCK_DGRAM) as probe, suppress(OSError, TimeoutError):
-        probe.setblocking(False)
-        probe.connect(address)
-        async with asyncio.timeout(timeout_s):
-            await loop.sock_sendall(probe, question.ljust(PROBE_BYTES, b"\0"))
-            while True:
-                answer = await loop.sock_recv(probe, PROBE_BYTES)
-                if answer[1 : 1 + len(expected)] == expected:
-                    return True
-    return False

@@ -1,37 +1,31 @@
-"""QUIC over real sockets: both families, whether it answers, and a stop."""
+"""QUIC over real sockets: both address families, the documented probe, and a stop."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import re
 import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
-import httpx
 import pytest
 from aioquic.asyncio.client import connect
 from aioquic.h3.connection import H3_ALPN
 from aioquic.quic.configuration import QuicConfiguration
 
 from tailrace.edge.access.connections import ConnectionLimits
-from tailrace.edge.application import HTTP3_IS_SILENT, create_app
-from tailrace.edge.config import EdgeConfig
-from tailrace.edge.origins.link import Link
 from tailrace.edge.quic.aioquic_core import AioquicCores
 from tailrace.edge.quic.listen import (
     IPV6_MTU_DISCOVER,
     MAX_SEGMENTS,
     MTU_DISCOVER,
     PMTUDISC_PROBE,
-    PROBE_TIMEOUT_S,
-    PROBES_UNANSWERED,
-    Probe,
     QuicListener,
     SocketEnd,
     alike,
-    answers,
     segments,
 )
 from tailrace.edge.server.deadlines import Deadlines
@@ -44,6 +38,7 @@ from tests.edge.quic.net import OPEN, Replies, no_app
 pytestmark = pytest.mark.anyio
 
 SHORT_S = 0.05
+DEPLOY = Path(__file__).resolve().parents[3] / "docs/deploy.md"
 
 
 def bound(host: str) -> socket.socket:
@@ -56,9 +51,7 @@ def bound(host: str) -> socket.socket:
 class Listening:
     """A listener, not started, and its routes."""
 
-    def __init__(
-        self, files: CertificateFiles, *hosts: str, probe_timeout_s: float = PROBE_TIMEOUT_S
-    ) -> None:
+    def __init__(self, files: CertificateFiles, *hosts: str) -> None:
         self.files = files
         self.routes = Replies()
         self.sockets = [bound(host) for host in hosts]
@@ -75,9 +68,8 @@ class Listening:
             300.0,
         )
         cores = AioquicCores(files.certificate, files.key)
-        self.listener = QuicListener(
-            self.sockets, cores, context, ConnectionLimits(100, 100), probe_timeout_s
-        )
+        limits = ConnectionLimits(100, 100)
+        self.listener = QuicListener(self.sockets, cores, context, limits)
 
     @asynccontextmanager
     async def client(self, host: str = "127.0.0.1", at: int = 0) -> AsyncIterator[Fetching]:
@@ -116,7 +108,6 @@ async def test_both_families_are_served_by_one_server(certificate: CertificateFi
         for at, host in enumerate(hosts):
             async with served.client(host, at) as client:
                 assert await client.get(b"/f") == b"GET /f 0"
-            assert await answers((host, served.ports[at]))
         peers = [request.peer[0] for request in served.routes.requests if request.peer]
         assert peers == list(hosts)
 
@@ -141,36 +132,16 @@ async def test_a_server_that_listens_everywhere_answers_from_where_it_was_asked(
         if has_ipv6():
             async with served.client("::1", 1) as client:
                 assert await client.get(b"/six") == b"GET /six 0"
-        await served.listener.ask()
-        assert served.listener.answers
 
 
-async def test_a_socket_that_nobody_reads_does_not_answer(certificate: CertificateFiles) -> None:
-    with bound("127.0.0.1") as silent:
-        probe = Probe(silent.getsockname(), timeout_s=SHORT_S)
-        for _ in range(PROBES_UNANSWERED):
-            assert probe.answered
-            await probe.ask()
-        assert not probe.answered
+async def test_the_probe_of_the_documentation_finds_quic(certificate: CertificateFiles) -> None:
+    (probe,) = re.findall(r"```python\n(import os, socket\n.*?)```", DEPLOY.read_text(), re.DOTALL)
     async with listening(certificate) as served:
-        probe = Probe(("127.0.0.1", served.ports[0]))
-        await probe.ask()
-        assert probe.answered and served.listener.answers
-
-
-async def test_an_edge_whose_quic_is_silent_is_not_ready(certificate: CertificateFiles) -> None:
-    served = Listening(certificate, "127.0.0.1", probe_timeout_s=SHORT_S)  # nobody reads it
-    app = create_app(Link(("127.0.0.1", 9)), EdgeConfig(http=("127.0.0.1:0",)))
-    app.state.quic = served.listener
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-        assert HTTP3_IS_SILENT not in (await client.get("/readyz")).json()["reasons"]
-        for _ in range(PROBES_UNANSWERED):
-            await served.listener.ask()
-        answer = await client.get("/readyz")
-    await served.listener.stop(0)
-    assert answer.status_code == 503
-    assert HTTP3_IS_SILENT in answer.json()["reasons"]
+        there = probe.replace('("edge.example", 443)', repr(("127.0.0.1", served.ports[0])))
+        program = (sys.executable, "-c", there)
+        asked = await asyncio.create_subprocess_exec(*program, stdout=asyncio.subprocess.PIPE)
+        output, _ = await asked.communicate()
+    assert output == b"QUIC answers\n"
 
 
 async def test_a_stop_waits_for_what_is_under_way_and_then_says_so(
