@@ -29,7 +29,8 @@ BUILT_IN = {
     "StreamObject": "its streams are in the origin's ledger: /v1/generate",
     "SessionObject": "its sessions are this edge's own: /v1/ws",
 }
-"""Classes of wrangler-compat/, which an edge of ours has in its own way."""
+"""Classes of the Worker in wrangler-compat/, whose work an edge does itself. Files for
+an older Worker name `SessionObject`, too."""
 _NO_BINDING = "an edge of ours has nothing to bind it to; take it out, or deploy this to Workers"
 
 _OF_SCRIPTS = (

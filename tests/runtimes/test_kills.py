@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from pathlib import Path
+
 import httpx
 import pytest
 
 from tests.e2e.processes import Edge, Origin
 from tests.e2e.sse import SSE, Reading, events, resume
+from tests.npm import installed
 from tests.runtimes.conftest import Scripts
 from tests.runtimes.runtime import Runtime
 from tests.runtimes.scripted_producer import Script
 
 pytestmark = pytest.mark.anyio
 
+PAGE = Path(__file__).parent / "reads_by_websocket.mjs"
+PAGE_TIMEOUT_S = 120.0
 KILLED_AT = 20
 WORDS, HOLD = 300, 250
 
@@ -81,3 +88,35 @@ async def test_what_is_behind_is_killed_and_the_reader_stays_connected(
                 await stage.start()
                 told.go_on()
     assert (reading.text, reading.indexes) == (told.text, list(range(WORDS + 1)))
+
+
+@pytest.mark.parametrize(
+    ("standing", "which"),
+    [("python", None), ("workerd", None), ("workerd", 0)],
+    indirect=["standing"],
+    scope="session",
+    ids=["python, runtime", "workerd, runtime", "workerd, edge"],
+)
+async def test_a_page_that_reads_a_websocket_resumes_by_itself(
+    stage: Runtime, script: Scripts, which: int | None
+) -> None:
+    """Kill what the WebSocket ends at, or passes through; the page's client connects again."""
+    installed(PAGE.parents[1] / "web")
+    told = script(WORDS, hold=HOLD)
+    page = await asyncio.create_subprocess_exec(
+        *("node", "--experimental-websocket", str(PAGE), stage.url, json.dumps(told.body)),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert page.stdout is not None
+    said = b""
+    async with asyncio.timeout(PAGE_TIMEOUT_S):
+        while line := await page.stdout.readline():
+            said = line
+            if line.strip() == b"%d" % KILLED_AT:
+                await (stage.kill() if which is None else stage.behind[which].kill())
+                await stage.start()
+                told.go_on()
+        assert await page.wait() == 0
+    read = json.loads(said)
+    assert (read["content"], read["indexes"]) == (told.text, list(range(WORDS + 1)))
+    assert (read["resumes"], read["transport"]) == (1, "websocket")

@@ -9,10 +9,6 @@ import type { Env } from "./settings";
 export const START = "/v1/generate";
 /** The origin's Opened; to an object from the Worker, which has just opened the stream. */
 export const OPENED = "Tailrace-Opened";
-/** A reader wants what there is now, and no more. */
-export const UP_TO_NOW = "Tailrace-Up-To-Now";
-/** Headers that only objects of ours say to each other. */
-export const INTERNAL = [OPENED, UP_TO_NOW];
 
 /** What the origin said: its whole Opened frame is in a header. */
 export function openedOf(headers: Headers): Opened {

@@ -17,11 +17,7 @@ export class Reader {
   /** Who wants to be told when there is more. */
   wake: (() => void) | null = null;
 
-  /** `until` is where it wants to get. */
-  constructor(
-    public next: number,
-    readonly until: number,
-  ) {}
+  constructor(public next: number) {}
 }
 
 export class Readers {
@@ -45,8 +41,8 @@ export class Readers {
     return this.#readers.size;
   }
 
-  enter(next: number, until = Infinity): Reader {
-    const reader = new Reader(next, until);
+  enter(next: number): Reader {
+    const reader = new Reader(next);
     this.#readers.add(reader);
     this.#tellOfRoom();
     return reader;
@@ -63,7 +59,7 @@ export class Readers {
 
   /** What the reader gets now; null while there is nothing. */
   take(reader: Reader): FrameRun | null {
-    if (reader.next >= Math.min(this.#released, reader.until)) return null;
+    if (reader.next >= this.#released) return null;
     const recent = this.#recent.find((run) => run.next > reader.next);
     const run =
       recent !== undefined && recent.first <= reader.next

@@ -1,11 +1,9 @@
 /** What the wrangler file says: bindings, and variables that an edge of our own knows as well. */
 
-import type { SessionObject } from "./session_object";
 import type { StreamObject } from "./stream_object";
 
 export interface Env {
   STREAMS: DurableObjectNamespace<StreamObject>;
-  SESSIONS: DurableObjectNamespace<SessionObject>;
   /** The Tailrace edge in front of the origins: `https://HOST[:PORT]`. */
   TAILRACE_ORIGIN_URL: string;
   /** Seconds that a stream is kept here after its last read or write. */

@@ -12,7 +12,7 @@ import { TailraceError, errorOf, errorResponse, unreachable } from "./errors";
 import { type FrameRun, joined } from "./frames";
 import { Intake } from "./intake";
 import { type About, Log } from "./log";
-import { OPENED, UP_TO_NOW, headerOf, headersOf, openedOf } from "./generation";
+import { OPENED, headerOf, headersOf, openedOf } from "./generation";
 import { Origin, forwarded } from "./origin";
 import { type Reader, Readers } from "./readers";
 import { FRAMES, chooseView, checkStreamId, parseAfter } from "./request";
@@ -43,8 +43,6 @@ interface Wanted {
   token: string | null;
   /** There is an API key, whose worth only the origin knows. */
   hasKey: boolean;
-  /** What there is now, then a Status. */
-  upToNow: boolean;
 }
 
 export class StreamObject extends DurableObject<Env> {
@@ -77,7 +75,6 @@ export class StreamObject extends DurableObject<Env> {
       from: parseAfter(url.searchParams.getAll("after"), request.headers.get("Last-Event-ID")),
       token: request.headers.get("Tailrace-Token") ?? url.searchParams.get("token"),
       hasKey: request.headers.has("Authorization") || request.headers.has("Tailrace-Key"),
-      upToNow: request.headers.has(UP_TO_NOW),
     };
     const opened = await this.#admit(wanted);
     if (opened instanceof Response) return opened;
@@ -89,8 +86,7 @@ export class StreamObject extends DurableObject<Env> {
       return new Response(null, { status: 204, headers });
     }
     headers.set("Content-Type", view);
-    const until = wanted.upToNow ? opened.next_index : Infinity;
-    const reader = this.#readers.enter(wanted.from, until);
+    const reader = this.#readers.enter(wanted.from);
     request.signal.addEventListener("abort", () => this.#left(reader));
     this.#readOn(null);
     this.#schedule();
@@ -109,7 +105,7 @@ export class StreamObject extends DurableObject<Env> {
       return opened;
     }
     const isThere = from <= this.#log.next;
-    if (token && !hasKey && isThere && !wanted.upToNow) {
+    if (token && !hasKey && isThere) {
       if (this.#log.knows(await digestOf(token), Date.now())) return this.#known(token);
     }
     // The answer to who reads where the log ends is what is to be read next.
@@ -165,9 +161,6 @@ export class StreamObject extends DurableObject<Env> {
             if (run !== null) {
               over = this.#log.ended && run.next === this.#log.next;
               controller.enqueue(encoder.frames(run));
-            } else if (reader.next >= reader.until) {
-              over = true;
-              controller.enqueue(encoder.status(this.#log.about?.opened.stream ?? "", reader.next));
             } else if (readers.failure !== null) {
               over = true;
               controller.enqueue(encoder.failure(readers.failure));

@@ -19,8 +19,6 @@ export interface Encoder {
   frames(run: FrameRun): Uint8Array;
   /** Bytes that carry no frame of the stream. */
   signOfLife(): Uint8Array;
-  /** What closes a body that was to have only what there was. */
-  status(id: string, nextIndex: number): Uint8Array;
   /** What closes a body whose stream cannot be read on. */
   failure(error: TailraceError): Uint8Array;
 }
@@ -61,10 +59,6 @@ class RawFrames implements Encoder {
   failure(error: TailraceError): Uint8Array {
     return encode(errorFrame(error));
   }
-
-  status(id: string, nextIndex: number): Uint8Array {
-    return encode({ type: "Status", stream: id, state: "running", next_index: nextIndex });
-  }
 }
 
 class Events implements Encoder {
@@ -87,10 +81,6 @@ class Events implements Encoder {
 
   failure(error: TailraceError): Uint8Array {
     return text.encode(this.#begin() + format(null, "error", errorBody(error)));
-  }
-
-  status(): Uint8Array {
-    return new Uint8Array(); // no event is made of one
   }
 
   #begin(): string {

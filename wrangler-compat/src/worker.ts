@@ -15,7 +15,6 @@ import {
   speaksOpenai,
 } from "./errors";
 import {
-  INTERNAL,
   OPENED,
   START,
   addressOf,
@@ -28,21 +27,13 @@ import {
 import { Origin, forwarded } from "./origin";
 import { FRAMES, JSON_VIEW, checkHeaders, chooseView, checkStreamId, parseAfter } from "./request";
 import { type Env, allowedOrigins, maxBodyBytes } from "./settings";
-import { keyOffered } from "./session_object";
 
-export { SessionObject } from "./session_object";
 export { StreamObject } from "./stream_object";
 
-const SESSION = "/v1/ws";
 const READ = /^\/v1\/generate\/([^/]+)$/;
 const CANCEL = /^\/v1\/generate\/[^/]+\/cancel$/;
 const REQUEST_ID = "X-Request-Id";
 const ID = /^[!-~]{1,128}$/;
-const UPGRADE_REQUIRED = 426;
-const HANDSHAKE = [
-  ...["Upgrade", "Connection", "Sec-WebSocket-Key", "Sec-WebSocket-Version"],
-  ...["Sec-WebSocket-Protocol", "Sec-WebSocket-Extensions"],
-];
 /** Routes that answer a preflight. */
 const PREFLIGHTS = [
   ...["/v1/generate", "/api/chat", "/v1/stream/", "/v1/chat/completions", "/v1/completions"],
@@ -96,7 +87,6 @@ async function route(
     return document({ tailrace: version, schema: SCHEMA_ID });
   }
   if (request.method === "POST" && pathname === START) return start(request, env);
-  if (pathname === SESSION && isUpgrade(request)) return session(request, env);
   const [, id] = READ.exec(decoded(pathname)) ?? [];
   if (request.method === "GET" && id !== undefined) return read(request, env, id);
   return pass(request, env);
@@ -150,29 +140,16 @@ async function read(request: Request, env: Env, id: string): Promise<Response> {
   parseAfter(query.getAll("after"), request.headers.get("Last-Event-ID"));
   if (view === JSON_VIEW) return pass(request, env);
   const asked = new Request(request);
-  for (const name of INTERNAL) asked.headers.delete(name);
+  asked.headers.delete(OPENED); // only this Worker may say it to its objects
   return objectOf(env, id).fetch(asked);
 }
 
-function isUpgrade(request: Request): boolean {
-  return request.method === "GET" && request.headers.get("Upgrade")?.toLowerCase() === "websocket";
-}
-
-/** GET /v1/ws: a session of its own; an API key is looked at before, as for any request. */
-async function session(request: Request, env: Env): Promise<Response> {
-  const headers = forwarded(request);
-  const key = keyOffered(request.headers);
-  for (const name of HANDSHAKE) headers.delete(name);
-  if (key !== null) headers.set("Tailrace-Key", key);
-  if (headers.has("Authorization") || headers.has("Tailrace-Key")) {
-    const origin = new Origin(env.TAILRACE_ORIGIN_URL);
-    const answer = await origin.ask(origin.url(SESSION), { headers });
-    if (answer.status !== UPGRADE_REQUIRED) return answer;
-  }
-  return env.SESSIONS.get(env.SESSIONS.newUniqueId()).fetch(request);
-}
-
-/** Whatever the origin's edge answers as well as we could. */
+/** Forward a request to the edge behind and return its answer.
+ *
+ * The answer to a WebSocket handshake has the WebSocket of that edge. The runtime then relays the
+ * messages in both directions, and no code of this Worker runs while the connection is open. The
+ * request keeps its API key, so the edge behind decides who may connect.
+ */
 async function pass(request: Request, env: Env): Promise<Response> {
   const origin = new Origin(env.TAILRACE_ORIGIN_URL);
   const { pathname, search } = new URL(request.url);
