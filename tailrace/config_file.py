@@ -22,6 +22,7 @@ from tailrace.edge.config import EdgeConfig
 from tailrace.edge.wrangler.file import PREFIX, DevVars, Reading, read
 from tailrace.ledger.errors import ConfigError
 from tailrace.ledger.process.settings import DEFAULT_FILE, Settings, all_of
+from tailrace.ledger.validation import fault_of
 from tailrace.origin.config import OriginConfig
 from tailrace.origin.pool.model_table import ModelTable, Tables, load_tables
 from tailrace.origin.workers.program import unused
@@ -179,11 +180,13 @@ def settings_of(reading: Reading, **flags: Any) -> EdgeConfig:
         source = None if setting in over else reading.settings.get(setting or "")
         if source is None:
             raise EdgeConfig.explain(error, Path(reading.file)) from None
-        message = first["msg"].removeprefix("Value error, ") + f", not {first['input']!r}"
+        fault = fault_of(first, shows_value=not source.secret)
         raise ConfigError(
-            "does not fit" if source.secret else message,
+            fault.message,
             field=source.key if source.secret else f"{reading.file}: {source.key}",
-            hint=f"it is edge.{setting}, which tailrace config init explains",
+            # What is said to be right may quote the value.
+            hint=("" if source.secret else f"{fault.right}; ")
+            + f"it is edge.{setting}, which tailrace config init explains",
         ) from None
 
 

@@ -31,6 +31,7 @@ from pydantic import (
 
 from tailrace.ledger.errors import CallerError, ConfigError, Unauthorized
 from tailrace.ledger.links.rights import DEFAULT_TENANT, Right, check_tenant, parse_rights
+from tailrace.ledger.validation import invalid_document
 
 ID_BYTES = 6
 SECRET_BYTES = 32
@@ -169,9 +170,8 @@ def read_keys(path: Path) -> KeyFile:
     try:
         return KeyFile.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        first = error.errors(include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise _unusable(path, f"{where}: {first['msg']}" if where else first["msg"]) from None
+        # A key itself, where its hash belongs, must not come into a log.
+        raise _unusable(path, str(invalid_document(error, shows_value=False))) from None
     except CallerError as error:
         raise _unusable(path, str(error)) from None
     except OSError as error:

@@ -7,16 +7,12 @@ judge: it also answers clients that send frames.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping
 from dataclasses import replace
-from difflib import get_close_matches
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
-from pydantic.fields import FieldInfo
 from pydantic_core import from_json, to_json
 
 from tailrace.edge.session import not_a_clients
@@ -37,13 +33,12 @@ from tailrace.ledger.frame import (
     Unread,
     decode,
 )
+from tailrace.ledger.validation import Location, invalid_document, path_of, unknown_field
 from tailrace.ledger.wire.words import Word
 
 UINT_MAX = 2**64 - 1
 GENERATE_EXAMPLE = '{"model": "demo", "prompt": "Once upon"}'
 STEER_EXAMPLE = '{"text": " But then"}'
-Location = tuple[int | str, ...]
-MAX_SHOWN_CHARS = 40  # of a refused value, in the message that refuses it
 MAX_JSON_PARTS = 20_000
 """Strings, commas and opening brackets of a body. A text is one of them, however long, and the
 largest schema has fewer; a megabyte of small values would hold up the event loop for a second."""
@@ -272,7 +267,7 @@ def _parse(model: type[Body], body: bytes, example: str) -> Body:
     try:
         return model.model_validate(document)
     except ValidationError as error:
-        raise _caller_error(error, model) from None
+        raise invalid_document(error, model) from None
 
 
 def read_object(body: bytes, example: str) -> dict[str, Any]:
@@ -301,31 +296,15 @@ def _refuse_unknown(document: object, model: type[BaseModel], place: Location = 
     if isinstance(document, list) and place:
         if len(document) > MAX_MESSAGES:
             message = f"is a list of {len(document)}"
-            raise CallerError(message, field=_path(place), hint=f"at most {MAX_MESSAGES}")
+            raise CallerError(message, field=path_of(place), hint=f"at most {MAX_MESSAGES}")
         for at, item in enumerate(document):
             _refuse_unknown(item, model, (*place, at))
     elif isinstance(document, dict):
         for name, value in document.items():
             if name not in model.model_fields:
-                raise _unknown_field((*place, name), model.model_fields)
+                raise unknown_field((*place, name), model.model_fields)
             if not place and name in INNER:
                 _refuse_unknown(value, INNER[name], (name,))
-
-
-# ---- pydantic's findings in our words ----
-
-
-def _caller_error(error: ValidationError, body: type[BaseModel]) -> CallerError:
-    finding = error.errors(include_url=False)[0]
-    location = finding["loc"]
-    fields = _fields_around(location, body)
-    # What lies below `stop` is no field.
-    name = next((str(part) for part in reversed(location) if part in fields), None)
-    if finding["type"] == "missing":
-        message = "this field is required"
-    else:
-        message = f"{shown(finding['input'])} is not accepted"
-    return CallerError(message, field=_path(location), hint=name and fields[name].description)
 
 
 def _no_document(why: str, example: str) -> CallerError:
@@ -334,30 +313,3 @@ def _no_document(why: str, example: str) -> CallerError:
         code="invalid_json",
         hint=f"send an object such as {example}",
     )
-
-
-def _unknown_field(location: Location, fields: Mapping[str, FieldInfo]) -> CallerError:
-    closest = get_close_matches(str(location[-1]), fields, n=1)
-    hint = f'did you mean "{closest[0]}"?' if closest else "one of " + ", ".join(fields)
-    return CallerError("unknown field", code="unknown_field", field=_path(location), hint=hint)
-
-
-def _fields_around(location: Location, body: type[BaseModel]) -> Mapping[str, FieldInfo]:
-    """The fields of the object in which the innermost field of the location lies."""
-    is_inside = len(location) > 1 and isinstance(location[-1], str)
-    inner = INNER.get(str(location[0]))
-    return (inner if inner is not None and is_inside else body).model_fields
-
-
-def _path(location: Location) -> str:
-    """`("messages", 0, "role")` as `messages[0].role`."""
-    first, *rest = location[:1] if location[0] == "stop" else location
-    steps = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in rest)
-    return str(first) + "".join(steps)
-
-
-def shown(value: object) -> str:
-    # Piece by piece: what is refused may be a megabyte.
-    pieces = json.JSONEncoder(ensure_ascii=False).iterencode(value)
-    text = "".join(islice(pieces, MAX_SHOWN_CHARS))
-    return text if len(text) <= MAX_SHOWN_CHARS else text[: MAX_SHOWN_CHARS - 1] + "…"

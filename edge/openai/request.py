@@ -18,9 +18,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import to_json
 
 from tailrace.edge.generate.params import check_idempotency_key
-from tailrace.edge.generate.schema import Count, Settings, read_object, shown
+from tailrace.edge.generate.schema import Count, Settings, read_object
 from tailrace.ledger.errors import CallerError
 from tailrace.ledger.frame import Caller, FormatKind, Open, OutputFormat
+from tailrace.ledger.validation import first_fault, shown
 
 IGNORED = "Tailrace-Ignored"
 """The header that names the parameters that had no effect."""
@@ -156,25 +157,18 @@ def compact(value: object) -> str:
 
 
 def _refusal(error: ValidationError, model: type[BaseModel]) -> CallerError:
-    """The first finding, in the API's words."""
-    finding = error.errors(include_url=False)[0]
-    first, *rest = finding["loc"]
-    inner = [part for part in rest if isinstance(part, int) or part in _PLACES]
-    name = f"{first}" + "".join(
-        f"[{part}]" if isinstance(part, int) else f".{part}" for part in inner
-    )
-    if finding["type"] == "missing":
+    """Return the error for the first fault, in the API's words."""
+    fault = first_fault(error, model)
+    if fault.kind == "missing":
         return CallerError(
-            f"Missing required parameter: '{name}'.",
+            f"Missing required parameter: '{fault.field}'.",
             code="missing_required_parameter",
-            field=name,
+            field=fault.field,
         )
-    right = model.model_fields[str(first)].description or "of its type"
-    refusal = invalid(name, finding["input"], right)
-    if finding["type"].endswith("_type"):
+    refusal = invalid(fault.field, fault.value, fault.right or "of its type")
+    if fault.kind.endswith("_type"):
         refusal.code = "invalid_type"
     return refusal
 
 
-_PLACES = frozenset(StreamOptions.model_fields)
 MaxTokens = Annotated[Count | None, Field(ge=1, description="an integer of at least 1")]

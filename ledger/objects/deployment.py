@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tailrace.ledger.errors import CallerError
+from tailrace.ledger.validation import invalid_document
 
 DEPLOYMENT = "deployment"
 """The class of the objects that keep deployments, each by the name of its script."""
@@ -52,12 +52,11 @@ class Deployment(BaseModel):
 
     @classmethod
     def parse(cls, body: bytes) -> Deployment:
-        """Raises CallerError."""
+        """Return the deployment that a body describes. Raises CallerError."""
         try:
             return cls.model_validate_json(body)
         except ValidationError as error:
-            first = error.errors()[0]
-            raise CallerError(first["msg"], field=".".join(map(str, first["loc"]))) from None
+            raise invalid_document(error, whole="body") from None
 
     def encoded(self) -> bytes:
         return self.model_dump_json(by_alias=True).encode()

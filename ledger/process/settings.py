@@ -20,6 +20,7 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
 from tailrace.ledger.errors import ConfigError
+from tailrace.ledger.validation import fault_of
 
 DEFAULT_FILE = Path("tailrace.toml")
 TABLES = ("edge", "origin", "models", "ledger", "streams")
@@ -152,18 +153,15 @@ def _unknown_variable(part: type[Settings], name: str) -> ConfigError:
 def finding(
     found: ErrorDetails, table: str, fields: Iterable[str], where: str | None = None
 ) -> ConfigError:
-    """What is wrong with a table that has these `fields`; `where` says where it is to be set."""
-    message = found["msg"].removeprefix("Value error, ")
-    key = ".".join(str(part) for part in found["loc"])
-    if not key:
-        return ConfigError(message, field=table, hint=where)
-    field = f"{table}.{key}"
-    if found["type"] == "extra_forbidden":
-        closest = get_close_matches(key, fields, n=1)
-        guesses = [f"did you mean {name}?" for name in closest]
-        hint = " ".join([*guesses, *([where] if where else [])]) or None
-        return ConfigError("unknown setting", field=field, hint=hint)
-    return ConfigError(f"{message}, not {found['input']!r}", field=field, hint=where)
+    """Return the error for one fault of a table with these `fields`, to be set at `where`."""
+    fault = fault_of(found)
+    message, hints = fault.message, [fault.right, where]
+    if fault.kind == "extra_forbidden":
+        message = "unknown setting"
+        closest = get_close_matches(fault.field, fields, n=1)
+        hints = [*(f"did you mean {name}?" for name in closest), where]
+    field = f"{table}.{fault.field}" if fault.field else table
+    return ConfigError(message, field=field, hint="; ".join(filter(None, hints)) or None)
 
 
 def all_of(errors: Sequence[ConfigError]) -> ConfigError:

@@ -9,6 +9,7 @@ from urllib.parse import parse_qsl, urlsplit
 from pydantic import BaseModel, ValidationError
 
 from tailrace.ledger.errors import CallerError
+from tailrace.ledger.validation import invalid_document
 
 T = TypeVar("T", bound=BaseModel)
 Document = dict[str, Any]
@@ -23,13 +24,11 @@ def require(method: str, wanted: str) -> None:
 
 
 def parse_body(kind: type[T], body: bytes) -> T:
-    """Raises CallerError for what is no such document, with the field at fault."""
+    """Return the document that a body holds. Raises CallerError with the field at fault."""
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        first = error.errors(include_input=False)[0]
-        field = ".".join(map(str, first["loc"])) or "body"
-        raise CallerError(first["msg"], field=field) from None
+        raise invalid_document(error, whole="body") from None
 
 
 class Query:

@@ -31,6 +31,7 @@ from tailrace.ledger.frame import FinishReason, Notice, StreamEnd, encode
 from tailrace.ledger.interface import Append, Ledger, Record, Refusal, StreamKind
 from tailrace.ledger.stream_stats import StreamLife
 from tailrace.ledger.telemetry.traces import TraceContext, Traces
+from tailrace.ledger.validation import path_of
 from tailrace.origin.generations.poison_streams import Suspicion
 from tailrace.origin.generations.recipe import ENGINE, Recipe
 from tailrace.origin.generations.stream_log import History, read_history
@@ -352,7 +353,7 @@ async def find(ledger: Ledger, stream: bytes) -> GeneratedStream | None:
         recipe = Recipe.model_validate_json(info.recipe)
     except ValidationError as error:
         # Another version's, and left to an origin of that one. What it says stays out of the log.
-        fields = [".".join(map(str, finding["loc"])) for finding in error.errors()]
+        fields = [path_of(finding["loc"]) for finding in error.errors()]
         log.error("stream.unreadable", stream=stream.hex(), fields=fields)
         return None
     return GeneratedStream(stream, recipe, started=True, epoch=info.epoch)

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from tailrace.ledger.errors import CallerError, NotFound
 from tailrace.ledger.frame import RESERVED_NAME, STREAM_PATH
 from tailrace.ledger.interface import ObjectKey
+from tailrace.ledger.validation import invalid_document
 from tailrace.origin.streams.protocol import check_name
 from tailrace.origin.subscriptions.subscription import Glob
 
@@ -194,7 +195,4 @@ def parse(model: type[B], body: bytes) -> B:
     try:
         return model.model_validate_json(body or b"{}")
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
-        raise CallerError(message, code="INVALID_REQUEST", field=where or None) from None
+        raise invalid_document(error, code="INVALID_REQUEST") from None

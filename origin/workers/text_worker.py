@@ -29,6 +29,7 @@ from tailrace.ledger.errors import CallerError, TailraceError
 from tailrace.ledger.frame import FinishReason, Hello, StreamEnd, tag_of
 from tailrace.ledger.process.logging_setup import configure_logging
 from tailrace.ledger.process.tasks import beside, cancel
+from tailrace.ledger.validation import invalid_document
 from tailrace.ledger.wire.codec import FrameSplitter
 from tailrace.origin.config import OriginConfig
 from tailrace.origin.filter import FilterFactory, load_filter
@@ -146,7 +147,7 @@ class TextWorker:
         try:
             recipe = Recipe.model_validate_json(ask.recipe)
         except ValidationError as error:
-            raise CallerError(f"an Ask with a foreign recipe: {error}", field="recipe") from error
+            raise invalid_document(error, whole="recipe") from error
         request = Request(recipe, ask.delivered, ask.next_index, ask.calls)
         production = Production(self._producer, request, run, self._filter_factory)
         answer = TextRun(run, production)

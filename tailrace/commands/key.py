@@ -63,6 +63,7 @@ def key_add(
 
     from tailrace.edge.access.keys import ApiKey, Limits, changing, digest_of, make_key
     from tailrace.ledger.links.rights import Right, check_tenant, parse_rights
+    from tailrace.ledger.validation import invalid_document
 
     if not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
         raise CallerError("not a name", field="NAME", hint=f"1 to {LONGEST_NAME} characters")
@@ -93,8 +94,7 @@ def key_add(
         try:
             after = Limits.model_validate(before.model_dump() | given)
         except ValidationError as error:
-            first = error.errors(include_input=False)[0]
-            raise CallerError(first["msg"], field=str(first["loc"][0])) from None
+            raise invalid_document(error) from None
         if given:
             stored.tenants[tenant] = after
         stored.keys.append(made)

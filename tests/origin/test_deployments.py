@@ -139,7 +139,7 @@ async def test_what_cannot_be_deployed_is_refused_and_changes_nothing(
 @pytest.mark.parametrize(
     ("body", "field"),
     [
-        (b"", ""),
+        (b"", "body"),
         (b'{"script": "a", "bindings": {"A": ""}}', "bindings.A"),
         (b'{"script": "a", "bindings": {}, "more": 1}', "more"),
         (b'{"script": "a", "bindings": {}, "crons": ["x"]}', "triggers.crons"),

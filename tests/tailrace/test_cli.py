@@ -112,7 +112,7 @@ def test_config_check_says_all_that_is_wrong_in_any_part_each_on_a_line(tmp_path
     text = "[edge]\nhtttp = []\norigin = ['nowhere']\n[ledger]\nlease_s = 'long'\n"
     (tmp_path / "tailrace.toml").write_text(text)
     lines = tailrace("config", "check", folder=tmp_path).stderr.splitlines()
-    keys = ["edge.origin.0", "edge.htttp", "ledger.lease_s"]
+    keys = ["edge.origin[0]", "edge.htttp", "ledger.lease_s"]
     assert [line.removeprefix("error: ").split(":")[0].strip() for line in lines] == keys
 
 

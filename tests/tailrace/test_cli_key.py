@@ -96,7 +96,7 @@ def test_a_file_that_is_not_there_or_no_key_file_is_named(keys: Path) -> None:
             said("key", *command, "--keys", keys)
     keys.parent.mkdir(exist_ok=True)
     keys.write_text('{"keys": [{"id": "x"}]}')
-    with pytest.raises(ConfigError, match=r"keys\.0\.id: .*pattern"):
+    with pytest.raises(ConfigError, match=r"keys\[0\]\.id: the value is not valid .*pattern"):
         said("key", "list", "--keys", keys)
     assert keys.read_text() == '{"keys": [{"id": "x"}]}'
 

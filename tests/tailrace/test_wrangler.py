@@ -106,7 +106,9 @@ def test_flags_win_over_the_environment_and_that_over_the_file(
 def test_a_value_that_does_not_fit_names_its_key_but_no_secret(folder: Path) -> None:
     file = folder / "wrangler.jsonc"
     (folder / ".dev.vars.staging").write_text(f"TAILRACE_EDGE_DRAIN_S={SECRET}\n")
-    with pytest.raises(ConfigError, match=r"TAILRACE_EDGE_DRAIN_S: does not fit") as raised:
+    with pytest.raises(
+        ConfigError, match=r"TAILRACE_EDGE_DRAIN_S: the value is not valid \(it is"
+    ) as raised:
         settings_of(load(file, "staging"))
     assert SECRET not in str(raised.value)
     file.write_text(FILE.replace("127.0.0.1:1", "nowhere"))

@@ -2,7 +2,7 @@ from unittest.mock import patch
 
 import pytest
 
-from tailrace.edge.generate.schema import MAX_SHOWN_CHARS, parse_generate
+from tailrace.edge.generate.schema import parse_generate
 from tailrace.ledger.errors import CallerError
 from tailrace.ledger.frame import (
     MAX_MESSAGES,
@@ -16,6 +16,7 @@ from tailrace.ledger.frame import (
     Sampling,
     Unread,
 )
+from tailrace.ledger.validation import MAX_SHOWN_CHARS
 
 
 def parse(body: bytes) -> Open:
@@ -128,7 +129,7 @@ def test_an_unknown_field_like_no_other_gets_the_list_of_fields() -> None:
 
 def test_a_refused_value_is_shown_but_not_at_length() -> None:
     message = refused(b'{"model":"demo","seed":"' + b"9" * 10_000 + b'"}').message
-    assert len(message) <= MAX_SHOWN_CHARS + len(" is not accepted")
+    assert len(message) <= MAX_SHOWN_CHARS + len(" is not valid")
 
 
 @pytest.mark.parametrize(

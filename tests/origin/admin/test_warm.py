@@ -94,9 +94,9 @@ async def test_a_model_that_is_prewarmed_pinned_and_let_go_says_why(office: Offi
 @pytest.mark.parametrize(
     ("asked", "body", "says"),
     [
-        ("prewarm", {}, "model: Field required"),
+        ("prewarm", {}, "model: this field is required"),
         ("prewarm", {"model": "x"}, "no model is called 'x'"),
-        ("pin", {"model": "a", "pin": 1}, "pin: Extra inputs are not permitted"),
+        ("pin", {"model": "a", "pin": 1}, "pin: unknown field"),
         ("apply", {"policy": "lucky"}, "no policy is called 'lucky'"),
         ("apply", None, "not a method of this (POST)"),
         ("evict", {"model": "a"}, "an operator cannot ask for 'warm/evict'"),

@@ -144,18 +144,22 @@ async def test_an_edge_that_has_told_no_patience_is_kept(house: House) -> None:
     assert not there.gone
 
 
+@pytest.mark.parametrize("is_detached", [True, False])
 async def test_a_cancel_counts_until_it_has_been_carried_out_whether_it_is_detached_or_not(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    house: House, monkeypatch: pytest.MonkeyPatch, is_detached: bool
 ) -> None:
     monkeypatch.setattr("tailrace.origin.edges.link.MAX_CORRS", 2)
     client = await house.greeted()
     stream = (await opened(client, 1)).stream
     client.send(Cancel(stream), 2)  # its end is the worker's to say
-    client.send(Detach(), 2)
+    if is_detached:
+        client.send(Detach(), 2)
     assert (await refused(client, Cancel(stream), 3)).code == "overloaded"
     assert (await refused(client, Steer(stream, None, "a"), 4)).code == "overloaded"
     await house.cancelled(house.slot, house.slot.sent[0][0], 0)
     assert isinstance((await client.next())[1], StreamEnd)
+    if not is_detached:
+        assert await client.next() == (2, Status(stream, StreamState.ENDED, 1))
     client.send(Cancel(stream), 5)  # nothing has come for the one that was detached
     assert await client.next() == (5, Status(stream, StreamState.ENDED, 1))
 

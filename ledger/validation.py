@@ -1,0 +1,165 @@
+"""Validation errors of pydantic as errors of ours: one fault reads the same wherever it is found.
+
+An error has the field, the refused value, and what would be right.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from itertools import islice
+from types import UnionType
+from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from tailrace.ledger.errors import CallerError
+
+Location = tuple[int | str, ...]
+MAX_SHOWN_CHARS = 40
+"""Maximum characters of a refused value in the message that refuses it."""
+REQUIRED = "this field is required"
+UNKNOWN = "unknown_field"
+"""Code of an error about a field that does not exist."""
+_NOT_AN_OBJECT = ("model_type", "model_attributes_type", "dict_type", "dataclass_type")
+_SHOULD = re.compile(r"^\w+ should ")
+"""How pydantic begins to say what would be right: `Input should be a valid integer`."""
+
+
+class Fault(NamedTuple):
+    """One fault of a document. `field` is empty if the fault is about all of the document."""
+
+    field: str
+    message: str
+    right: str | None
+    kind: str
+    """Pydantic's type of the error, such as `missing`."""
+    value: object = None
+
+
+def first_fault(
+    error: ValidationError, model: type[BaseModel] | None = None, *, shows_value: bool = True
+) -> Fault:
+    """Return the first fault that pydantic has found.
+
+    With `model` the descriptions of its fields say what would be right. Without `shows_value` the
+    message does not quote the value, which may be a secret.
+    """
+    return fault_of(error.errors(include_url=False)[0], model, shows_value=shows_value)
+
+
+def fault_of(
+    found: ErrorDetails, model: type[BaseModel] | None = None, *, shows_value: bool = True
+) -> Fault:
+    """Return one finding of pydantic in our words."""
+    location, kind = found["loc"], found["type"]
+    steps = [(part, None) for part in location] if model is None else list(_steps(model, location))
+    described = next((info.description for _, info in reversed(steps) if info is not None), None)
+    field = path_of([part for part, _ in steps])
+    if kind == "missing":
+        return Fault(field, REQUIRED, described, kind)
+    reason = _SHOULD.sub("must ", found["msg"].removeprefix("Value error, "))
+    if kind in _NOT_AN_OBJECT:
+        reason = "must be an object"
+    elif not location:  # about several fields at once, or no JSON at all
+        return Fault(field, reason, described, kind)
+    value = shown(found["input"]) if shows_value else "the value"
+    return Fault(field, f"{value} is not valid", described or reason, kind, found["input"])
+
+
+def invalid_document(
+    error: ValidationError,
+    model: type[BaseModel] | None = None,
+    *,
+    code: str | None = None,
+    whole: str | None = None,
+    shows_value: bool = True,
+) -> CallerError:
+    """Return the error for the first fault of a caller's document.
+
+    `whole` is the field that is named if the fault is about all of the document.
+    """
+    fault = first_fault(error, model, shows_value=shows_value)
+    if fault.kind == "extra_forbidden":
+        return CallerError("unknown field", code=code or UNKNOWN, field=fault.field)
+    return CallerError(fault.message, code=code, field=fault.field or whole, hint=fault.right)
+
+
+def unknown_field(location: Location, fields: Iterable[str]) -> CallerError:
+    """Return the error for a field that does not exist beside `fields`."""
+    known = list(fields)
+    closest = get_close_matches(str(location[-1]), known, n=1)
+    hint = f'did you mean "{closest[0]}"?' if closest else "one of " + ", ".join(known)
+    return CallerError("unknown field", code=UNKNOWN, field=path_of(location), hint=hint)
+
+
+def path_of(location: Iterable[int | str]) -> str:
+    """Return `("messages", 0, "role")` as `messages[0].role`."""
+    steps = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    return "".join(steps).removeprefix(".")
+
+
+def shown(value: object) -> str:
+    """Return a refused value as JSON, cut where it is long."""
+    # Piece by piece: what is refused may be a megabyte.
+    pieces = json.JSONEncoder(ensure_ascii=False, default=str).iterencode(value)
+    text = "".join(islice(pieces, MAX_SHOWN_CHARS))
+    return text if len(text) <= MAX_SHOWN_CHARS else text[: MAX_SHOWN_CHARS - 1] + "…"
+
+
+# ---- which parts of a location are fields ----
+
+
+def _steps(
+    model: type[BaseModel], location: Location
+) -> Iterator[tuple[int | str, FieldInfo | None]]:
+    """Yield the parts of a location that the document has, each with its field if it is one.
+
+    Pydantic adds a part for each branch of a union that it has tried.
+    """
+    at: Any = model
+    for part in location:
+        kinds = list(_branches(at))
+        at = None
+        for kind in kinds:
+            info = _fields(kind).get(str(part))
+            inner = get_args(kind)
+            if info is not None:
+                yield part, info
+                at = info.annotation
+            elif get_origin(kind) is dict and isinstance(part, str):
+                yield part, None
+                at = inner[1]
+            elif isinstance(part, int) and inner:
+                yield part, None
+                at = inner[0]
+            else:
+                continue
+            break
+        else:
+            if any(map(_fields, kinds)):  # a field that no model has
+                yield part, None
+            else:  # a branch of a union, whose items may follow
+                at = next((kind for kind in kinds if get_origin(kind) is list), None)
+
+
+def _branches(annotation: object) -> Iterator[object]:
+    """Yield the types that a value of an annotated type may have."""
+    if get_origin(annotation) is Annotated:
+        yield from _branches(get_args(annotation)[0])
+    elif get_origin(annotation) in (Union, UnionType):
+        for inner in get_args(annotation):
+            yield from _branches(inner)
+    elif annotation not in (None, type(None)):
+        yield annotation
+
+
+def _fields(kind: object) -> Mapping[str, FieldInfo]:
+    """Return the fields of a model by the names that documents have for them."""
+    if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+        return {}
+    return {info.alias or name: info for name, info in kind.model_fields.items()}
