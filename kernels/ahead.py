@@ -1,9 +1,10 @@
-"""Compilations that a program will ask Triton for, known and made before it asks.
+"""Ahead-of-time compilation of the Triton kernels that a program will launch.
 
-`planned` carries out launches up to the point where Triton would compile, and notes what: types,
-alignments and constants are those of the launch itself, so that its key is the launch's.
-`compile_ahead` makes what Triton's cache lacks, by several processes; `Compilation.load` puts it
-where a launch finds it. Nothing of this needs a GPU, but the name of one (a `target`).
+`planned` runs the launches up to the point where Triton would compile, and records each
+compilation: types, alignments and constants come from the launch itself, so that the recorded key
+equals the key of the real launch. `compile_ahead` compiles what Triton's cache lacks, in several
+processes. `Compilation.load` puts a compiled kernel where a launch looks for it. None of this needs
+a GPU, only the name of one (a `target`).
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from triton.runtime.jit import JITCallable
 from tailrace.kernels.processes import ProcessError, Processes
 
 MAX_JOBS = 16
-"""Processes that compile at a time, of some 300 MB each."""
+"""Maximum number of compiler processes; each takes about 300 MB of memory."""
 _FILE_CHARS = 150
-"""Of a kernel's name, in those of its files."""
+"""Maximum characters of a kernel's name in the names of its files in Triton's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,26 +43,26 @@ class Compilation:
     kernel: str
     """`module:function`."""
     data: str
-    """JSON that Triton makes it from again."""
+    """JSON from which Triton can compile the kernel again."""
     key: str
-    """Of the launches that it is for, as Triton compares them."""
+    """Triton's key of the launches that this compilation serves."""
     folder: str
-    """Its name in Triton's cache."""
+    """Name of the folder in Triton's cache."""
 
     @property
     def is_cached(self) -> bool:
-        """Whether Triton would find it."""
+        """True if Triton's cache holds the compiled kernel."""
         name = f"{self.kernel.partition(':')[2][:_FILE_CHARS]}.json"
         return name in (get_cache_manager(self.folder).get_group(name) or {})
 
     def load(self) -> None:
-        """Into the table that a launch looks in, compiled if need be."""
+        """Load the kernel into Triton's table of launchable kernels, compiling it if needed."""
         module, _, name = self.kernel.partition(":")
         _settled(getattr(import_module(module), name)).preload(self.data)
 
 
 class _NoDevice:
-    """What Triton asks of a device before it launches; its table of kernels stays empty."""
+    """Stand-in for Triton's driver: answers what a launch asks about the device."""
 
     def __init__(self, target: GPUTarget) -> None:
         self._target = target
@@ -78,7 +79,7 @@ class _NoDevice:
 
 @contextmanager
 def no_device(target: GPUTarget) -> Iterator[None]:
-    """Triton compiles for `target`, whatever is there."""
+    """Make Triton compile for `target`, even on a machine without a GPU."""
     try:
         before = driver.active
     except RuntimeError:  # no GPU is there
@@ -92,7 +93,7 @@ def no_device(target: GPUTarget) -> Iterator[None]:
 
 
 def planned(launch: Callable[[], None], target: GPUTarget) -> list[Compilation]:
-    """What the kernels that `launch` launches are compiled as; none of them runs."""
+    """Return the compilations that `launch` would cause, without running any kernel."""
     found: dict[tuple[str, str], Compilation] = {}
 
     def note(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
@@ -100,7 +101,7 @@ def planned(launch: Callable[[], None], target: GPUTarget) -> list[Compilation]:
         if (kernel, data) not in found:
             folder = _folder(_settled(fn.jit_function), compile, json.loads(data), target)
             found[kernel, data] = Compilation(kernel, data, compile["key"], folder)
-        return True  # which has Triton compile and launch nothing
+        return True  # True makes Triton skip both the compilation and the launch
 
     with no_device(target), knobs.runtime.scope():
         knobs.runtime.jit_cache_hook = note
@@ -113,7 +114,7 @@ def _folder(
 ) -> str:
     source = ASTSource(function, compile["signature"], compile["constants"], compile["configs"][0])
     backend = make_backend(target)
-    # As Triton itself reads them from JSON.
+    # Convert lists to tuples, as Triton does when it reads its own JSON.
     given = {k: tuple(v) if isinstance(v, list) else v for k, v in data["options"].items()}
     options = backend.parse_options(given)
     key = get_cache_key(source, backend, options, get_cache_invalidating_env_vars())
@@ -121,10 +122,11 @@ def _folder(
 
 
 def _settled(function: JITCallable) -> JITCallable:
-    """The function, its hash the same in every process.
+    """Give a function the same hash in every process, and return it.
 
-    Triton's hash of a function holds the constants that its callees use, but only of those callees
-    whose own hashes are known by then: it depends on what was compiled before. So they go first.
+    Triton's hash of a function includes the constants used by its callees, but only by those
+    callees whose own hash is already known, so it depends on the order of earlier compilations.
+    Hashing the callees first removes that dependence.
     """
     if function.hash is None:
         names, known = function.fn.__code__.co_names, function.fn.__globals__
@@ -144,10 +146,10 @@ def compile_ahead(
     progress: Callable[[int, int], None],
     jobs: int | None = None,
 ) -> int:
-    """Have Triton's cache hold them all; gives how many had to be compiled.
+    """Compile what Triton's cache lacks and return how many kernels that were.
 
-    progress(done, of) is called if any had, at first with 0. Raises ProcessError with the last
-    words of a compiler.
+    If there are any, `progress(done, total)` is called, first with 0. Raises ProcessError with the
+    compiler's last lines of output.
     """
     missing = [one for one in wanted if not one.is_cached]
     if not missing:
@@ -167,7 +169,11 @@ def compile_ahead(
 
 
 def main(backend: str, arch: str, warp_size: str) -> None:
-    """A process that compiles what it reads; what compilers print goes to standard error."""
+    """Compile what standard input names, in a process of its own.
+
+    Anything that a compiler prints goes to standard error, since standard output carries the
+    answers.
+    """
     answers = sys.stdout
     target = GPUTarget(backend, int(arch) if arch.isdecimal() else arch, int(warp_size))
     with redirect_stdout(sys.stderr), no_device(target):

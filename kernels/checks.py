@@ -1,4 +1,4 @@
-"""Argument checks of kernels: an error names the argument, what it is and what would be right."""
+"""Argument checks of kernels: errors name the argument, its value and what was expected."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor
 def check_tensor(
     name: str, tensor: Tensor, dtypes: torch.dtype | tuple[torch.dtype, ...], *shape: int | None
 ) -> None:
-    """Refuse a tensor of another dtype or shape, or whose last dimension is not dense.
+    """Raise unless a tensor has one of these dtypes, this shape, and is contiguous.
 
-    shape: the sizes expected, None for any. Raises TypeError for the dtype and ValueError for
-    the rest. A kernel addresses by the strides that it is given, but reads rows as they lie.
+    shape: the expected sizes, None for any. Raises TypeError for the dtype and ValueError for the
+    rest. Kernels take contiguous rows for granted.
     """
     allowed = (dtypes,) if isinstance(dtypes, torch.dtype) else dtypes
     if tensor.dtype not in allowed:
@@ -29,13 +29,13 @@ def check_tensor(
 
 
 def check_multiple(name: str, value: int, factor: int) -> None:
-    """Refuse a size that `factor` does not divide, or that is not above 0."""
+    """Raise ValueError unless `value` is positive and a multiple of `factor`."""
     if value <= 0 or value % factor:
         raise ValueError(f"{name}: {value}, expected a multiple of {factor} above 0")
 
 
 def check_same_device(**tensors: Tensor | None) -> None:
-    """Refuse tensors that do not all lie on one device."""
+    """Raise ValueError unless all tensors are on one device."""
     devices = {name: t.device for name, t in tensors.items() if t is not None}
     if len(set(devices.values())) > 1:
         places = ", ".join(f"{name} on {device}" for name, device in devices.items())

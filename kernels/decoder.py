@@ -1,10 +1,9 @@
-"""A decoder's forward pass as a sequence of launches: five per layer for a few rows.
+"""A decoder's forward pass as a sequence of kernel launches: five per layer for a few rows.
 
-A row is one token of one sequence. `decode` takes rows of distinct sequences; `replay` takes
-any rows, also many of one sequence, and gives each the bits that `decode` would have given it;
-`prefill` takes chunks of prompts. All of them write the keys and values of their rows and return
-the hidden rows. Nothing is allocated and nothing waits for the device, so that a call can be
-captured in a CUDA graph.
+A row is one token of one sequence. `decode` takes rows of distinct sequences. `replay` takes any
+rows, also several of one sequence, and gives each the same bits as `decode`. `prefill` takes chunks
+of prompts. All of them store the keys and values of their rows and return the hidden rows. No call
+allocates memory or waits for the device, so that it can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from tailrace.kernels.shapes import DecoderShape
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What a launch works on; all int32 [rows], on the decoder's device.
+    """The rows of one forward pass, as int32 [rows] on the decoder's device.
 
-    ids: the tokens. positions: their places in their sequences. lengths: positions + 1, or 0 for
-    a row that only fills a batch up. sequences: their rows of the block tables. before: int32
-    [draws], if there are any; an id below 0, -1 - n, is the n-th of them.
+    ids: token ids. positions: the tokens' positions in their sequences. lengths: positions + 1, or
+    0 for a padding row. sequences: the rows' indices into the block tables. before: int32 [draws],
+    optional: tokens drawn by the step before; an id -1 - n stands for the n-th of them.
     """
 
     ids: Tensor
@@ -51,7 +50,7 @@ class Rows:
         sequences: Sequence[int],
         device: torch.device,
     ) -> Rows:
-        """From numbers, in one copy to the device."""
+        """Make the rows from Python integers, with one copy to the device."""
         lengths = [position + 1 for position in positions]
         return cls(*_columns([ids, positions, lengths, sequences], device))
 
@@ -61,10 +60,10 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """How rows are chunks of prompts; all int32, on the decoder's device.
+    """The division of rows into chunks of prompts, as int32 on the decoder's device.
 
-    first_rows: [chunks + 1], ascending from 0 to the number of rows. starts: [chunks], the
-    position of each chunk's first row. sequences: [chunks].
+    first_rows: [chunks + 1], ascending from 0 to the number of rows. starts: [chunks], the position
+    of each chunk's first row. sequences: [chunks], indices into the block tables.
     """
 
     first_rows: Tensor
@@ -79,7 +78,7 @@ class Chunks:
         sequences: Sequence[int],
         device: torch.device,
     ) -> Chunks:
-        """From the numbers of rows of each chunk, in one copy to the device."""
+        """Make the division from the number of rows of each chunk, with one copy to the device."""
         return cls(*_columns([[0, *accumulate(sizes)], starts, sequences], device))
 
 
@@ -91,14 +90,14 @@ Attend = Callable[[Tensor, PagedKv, Tensor], None]
 
 
 class Decoder:
-    """One model's weights, and buffers for up to `max_rows` rows at a time.
+    """One model's weights, with buffers for up to `max_rows` rows at a time.
 
-    table: bf16, fp16 or fp32 [vocab, hidden]. layers, ropes and cache: one part per layer.
-    max_length: positions that a sequence may have. step_rows: rows that may be decoded or have
-    their logits computed at a time, max_rows if it is None; it is what a long context and a
-    large vocabulary cost memory for. dependent: launches of a step begin while those ahead still
-    run (`dependent_triton`); `embed` is the ordinary one at the head of each chain. The bits are
-    the same. Raises ValueError for parts that do not fit one another.
+    table: the embedding, bf16, fp16 or fp32 [vocab, hidden]. layers, ropes and cache: one of each
+    per layer. max_length: maximum positions of a sequence. step_rows: maximum rows that are
+    decoded, or whose logits are computed, at a time; default max_rows. Long contexts and large
+    vocabularies need memory in proportion to it. dependent: launches of a step may begin while
+    earlier ones still run (`kernels.dependent_triton`), with the same bits; `embed` is the ordinary
+    launch at the head of each chain. Raises ValueError for parts that do not fit each other.
     """
 
     def __init__(
@@ -135,16 +134,17 @@ class Decoder:
         self._mixed = self._buffer(max_rows, shape.queries)
         self._logits = self._buffer(self.step_rows, shape.vocab)
         self.faults = torch.zeros(max_rows, dtype=torch.int32, device=self.device)
-        """What the last call found wrong with each row: bits FAULT_*, 0 for nothing."""
+        """Faults of each row in the last call: FAULT_* bits, or 0."""
         self._workspace = DecodeWorkspace(
             self.step_rows, shape.heads, shape.kv_heads, shape.head_dim, max_length, self.device
         )
 
     def decode(self, rows: Rows, tables: Tensor, max_length: int) -> Tensor:
-        """One token of each of distinct sequences; returns hidden rows, fp32 [rows, hidden].
+        """Compute one token of each of several distinct sequences.
 
-        tables: int32 [sequences, max_pages]. max_length: no row is longer. The result is a view
-        of a buffer that the next call overwrites. Raises ValueError for more than step_rows.
+        tables: int32 [sequences, max_pages]. max_length: maximum length of the rows. Returns hidden
+        rows, fp32 [rows, hidden], a view of a buffer that the next call overwrites. Raises
+        ValueError for more than step_rows rows.
         """
         x, qkv, mixed, _ = self._begin(rows)
         for layer, rope, cache in self.parts:
@@ -158,7 +158,10 @@ class Decoder:
         return x
 
     def replay(self, rows: Rows, tables: Tensor, max_length: int) -> Tensor:
-        """Rows of any sequences with the bits that `decode` gives them one by one; see there."""
+        """Compute rows of any sequences, each with the bits that `decode` would give it.
+
+        Arguments and result are those of `decode`.
+        """
 
         def attend(queries: Tensor, cache: PagedKv, mixed: Tensor) -> None:
             decode_attention(
@@ -170,7 +173,7 @@ class Decoder:
         return self._written_first(rows, tables, attend)
 
     def prefill(self, rows: Rows, chunks: Chunks, tables: Tensor, max_tokens: int) -> Tensor:
-        """Up to max_rows rows that are chunks of prompts, none of more than `max_tokens`."""
+        """Compute up to max_rows rows, which are chunks of prompts of at most `max_tokens` rows."""
 
         def attend(queries: Tensor, cache: PagedKv, mixed: Tensor) -> None:
             prefill_attention(
@@ -181,13 +184,16 @@ class Decoder:
         return self._written_first(rows, tables, attend)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Up to step_rows hidden rows fp32 [rows, hidden] -> fp32 [rows, vocab] of a buffer."""
+        """Compute logits of up to step_rows hidden rows: fp32 [rows, hidden] -> fp32 [rows, vocab].
+
+        The result is a view of a buffer that the next call overwrites.
+        """
         logits = self._logits[: len(hidden)]
         self.head(hidden, logits, dependent=self.dependent)
         return logits
 
     def _written_first(self, rows: Rows, tables: Tensor, attend: Attend) -> Tensor:
-        """Keys and values of all rows are written before the first of them attends."""
+        """Run the layers, storing the keys and values of all rows before any row attends."""
         x, qkv, mixed, queries = self._begin(rows)
         for layer, rope, cache in self.parts:
             layer.project_in(x, qkv, dependent=self.dependent)
@@ -201,7 +207,7 @@ class Decoder:
         return x
 
     def _begin(self, rows: Rows) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Embeds the rows; returns the buffers x, qkv, mixed and queries, cut to them."""
+        """Embed the rows and return the buffers x, qkv, mixed and queries, cut to their number."""
         count = len(rows)
         if count > self.max_rows:
             raise ValueError(f"rows: {count}, expected at most {self.max_rows}")

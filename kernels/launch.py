@@ -1,4 +1,4 @@
-"""What every launch of a Triton kernel has in common."""
+"""Options and constants shared by all launches of Triton kernels."""
 
 from __future__ import annotations
 
@@ -7,28 +7,32 @@ from typing import Any
 from triton import knobs
 
 INTERPRETED: bool = knobs.runtime.interpret
-"""Kernels run in Triton's interpreter, as TRITON_INTERPRET said when they were first imported.
+"""True if kernels run in Triton's interpreter, as TRITON_INTERPRET said at their first import.
 
-A constant of every kernel that takes inline assembly, programmatic dependent launch or a dot
-product of bfloat16: the interpreter has neither of the first two and gets the third wrong.
+Every kernel that uses inline assembly, programmatic dependent launch or a bf16 dot product takes
+this as a constant: the interpreter supports neither of the first two and computes the third
+wrongly.
 """
 
 MULTIPROCESSORS = 132
-"""Of an H100 or H200."""
+"""Number of streaming multiprocessors of an H100 or H200."""
 OPTIONS: dict[str, Any] = {"enable_fp_fusion": False}
-"""Passed to every launch and every compilation.
+"""Options passed to every launch and every compilation.
 
-A product that is fused with the addition behind it is not rounded in between; without fusion
-fp32 arithmetic has the bits of the interpreter and of torch.
+With fusion (FMA) a product is not rounded before it is added. Without it, fp32 arithmetic gives the
+same bits as the interpreter and torch.
 """
 
 
 def dependent_launch(dependent: bool) -> tuple[bool, dict[str, Any]]:
-    """The constant PDL of a kernel and the options of its launch; see `dependent_triton`."""
+    """Return the constant PDL of a kernel and the options of its launch.
+
+    PDL is programmatic dependent launch; see `kernels.dependent_triton`.
+    """
     dependent = dependent and not INTERPRETED
     return dependent, {**OPTIONS, "launch_pdl": True} if dependent else OPTIONS
 
 
 def next_power_of_2(size: int) -> int:
-    """The smallest power of two that is not below `size`; 1 for 0."""
+    """Return the smallest power of two that is not below `size`; 1 for 0."""
     return 1 << max(size - 1, 0).bit_length()

@@ -1,14 +1,14 @@
-"""The linear half of a decoder layer in few launches, and the LM head.
+"""The linear parts of a decoder layer in few launches, and the LM head.
 
-A layer is attention between two blocks of linears. What surrounds attention:
+A layer is attention between two blocks of linears. The methods of a layer are:
 
     project_in    norm, then query, key and value of every row
     project_out   the residual stream += output projection, with BitNet's sub-norm before it
     feed_forward  norm, gate and up, activation, down into the residual stream
 
-For few rows a norm is the prologue of the linear that reads it, so that a layer is five
-launches; for more it is a launch of its own, since every program of the linear would repeat
-it. Both give the same bits.
+For few rows the norm is the prologue of the linear that reads it, so that a layer is five launches.
+For more rows it is a launch of its own, since every program of the linear would repeat it. Both
+give the same bits.
 """
 
 from __future__ import annotations
@@ -32,21 +32,22 @@ from tailrace.kernels.shapes import DecoderShape
 
 
 class Layer(Protocol):
-    """All but the attention of one layer; x is the residual stream, fp32 [rows, hidden].
+    """The parts of one decoder layer other than attention.
 
-    dependent: launches of few rows begin while those ahead still run (`dependent_triton`).
+    x: the residual stream, fp32 [rows, hidden]. dependent: launches for few rows may begin while
+    earlier launches still run (`kernels.dependent_triton`).
     """
 
     def project_in(self, x: Tensor, qkv: Tensor, *, dependent: bool = False) -> None:
-        """qkv = W norm(x): fp32 [rows, (heads + 2 kv_heads) D]."""
+        """Compute qkv = W norm(x), fp32 [rows, (heads + 2 kv_heads) D]."""
         ...
 
     def project_out(self, mixed: Tensor, x: Tensor, *, dependent: bool = False) -> None:
-        """x += W mixed, of fp32 [rows, heads D]."""
+        """Compute x += W mixed, where mixed is fp32 [rows, heads D]."""
         ...
 
     def feed_forward(self, x: Tensor, *, dependent: bool = False) -> None:
-        """x += down(activation(gate(norm(x)), up(norm(x))))."""
+        """Compute x += down(activation(gate(norm(x)), up(norm(x))))."""
         ...
 
 
@@ -54,12 +55,12 @@ class Head(Protocol):
     """The LM head with the norm before it."""
 
     def __call__(self, x: Tensor, logits: Tensor, *, dependent: bool = False) -> None:
-        """logits = W norm(x): fp32 [rows, hidden] -> fp32 [rows, vocab]."""
+        """Compute logits = W norm(x): fp32 [rows, hidden] -> fp32 [rows, vocab]."""
         ...
 
 
 class Scratch:
-    """Buffers that the layers of a decoder share, one after the other, for up to `rows` rows."""
+    """Scratch buffers that the layers of a decoder use in turn, for up to `rows` rows."""
 
     def __init__(self, shape: DecoderShape, rows: int, device: torch.device) -> None:
         widest = max(shape.hidden, shape.ffn, shape.queries)
@@ -69,17 +70,17 @@ class Scratch:
         self.factor = torch.empty(rows, device=device)
 
     def normed(self, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-        """fp32, bf16 or fp16 [rows, columns], contiguous."""
+        """Return a contiguous buffer of fp32, bf16 or fp16 [rows, columns]."""
         return self._normed.view(dtype)[: rows * columns].view(rows, columns)
 
     def int8(self, rows: int, columns: int) -> Tensor:
-        """int8 [rows, columns], contiguous."""
+        """Return a contiguous buffer of int8 [rows, columns]."""
         return self._int8[: rows * columns].view(rows, columns)
 
 
 @dataclass(frozen=True, slots=True)
 class TernaryLayer:
-    """BitNet: ternary linears of int8 activations. Norms are fp32 of what they normalise."""
+    """A BitNet layer: ternary weights, int8 activations, and norm weights in fp32."""
 
     scratch: Scratch
     eps: float
@@ -92,7 +93,8 @@ class TernaryLayer:
     ffn_norm: Tensor
     down: TernaryWeights
     gemv_rows: int = GEMV_MAX_ROWS
-    """More rows than this take the norms as launches of their own, and tensor cores."""
+    """Above this number of rows the norms are launches of their own and the linears use tensor
+    cores."""
 
     def project_in(self, x: Tensor, qkv: Tensor, *, dependent: bool = False) -> None:
         self._linear(x, self.input_norm, self.qkv, qkv, Epilogue.STORE, dependent)
@@ -126,7 +128,7 @@ class TernaryLayer:
 
 @dataclass(frozen=True, slots=True)
 class DenseLayer:
-    """Llama and Qwen3: linears of float or quantised weights [out, in], SwiGLU."""
+    """A Llama or Qwen3 layer: linears of float or quantised weights [out, in], and SwiGLU."""
 
     scratch: Scratch
     workspace: LinearWorkspace
@@ -170,7 +172,7 @@ class DenseLayer:
 
 @dataclass(frozen=True, slots=True)
 class DenseHead:
-    """An LM head of bf16, fp16 or fp32, [vocab, hidden]."""
+    """An LM head of bf16, fp16 or fp32 weights [vocab, hidden]."""
 
     scratch: Scratch
     workspace: LinearWorkspace
@@ -187,7 +189,7 @@ class DenseHead:
 
 @dataclass(frozen=True, slots=True)
 class Int8Head:
-    """An LM head of int8 rows [vocab, hidden] with an fp32 scale each, and int8 activations."""
+    """An LM head of int8 weights [vocab, hidden], an fp32 scale per row, and int8 activations."""
 
     scratch: Scratch
     eps: float
@@ -218,11 +220,10 @@ def normed_linear(
     epilogue: Epilogue,
     dependent: bool,
 ) -> None:
-    """A linear of norm(x), with the norm in the launch that is cheaper.
+    """Apply a linear to norm(x), with the norm fused or launched separately, whichever is cheaper.
 
-    A launch of its own leaves what the linear multiplies: normed, then rounded to the weight's
-    type. A linear that norms rounds the same numbers in the same way, so that a row has the same
-    bits in both.
+    A separate launch stores the normed values rounded to the weight's type. The fused norm rounds
+    the same values in the same way, so that a row gets the same bits either way.
     """
     if len(x) <= NORM_MAX_ROWS and x.shape[1] <= NORM_MAX_INPUTS:
         float_linear(

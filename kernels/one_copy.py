@@ -1,4 +1,4 @@
-"""Several small tensors moved to a device in one copy: each costs as much as a launch."""
+"""Copies of several small tensors to a device at once; each copy costs as much as a launch."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 ALIGNED_BYTES = 16
-"""Where a tensor begins that the allocator gives, and what kernels are compiled for."""
+"""Alignment in bytes of tensors from torch's allocator, which the kernels are compiled for."""
 
 
 def move_into(there: Tensor, here: Tensor) -> Tensor:
-    """Copy to a device behind what it was asked for before, without waiting for that."""
+    """Copy a tensor to a device in stream order, without waiting for earlier work on the device."""
     if there.device.type == "cuda":
         here = here.pin_memory()
     return there.copy_(here, non_blocking=True)
 
 
 def one_copy(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """The same numbers on `device`, in one block of memory; each begins at ALIGNED_BYTES.
+    """Return the same tensors on `device`, in one block of memory, each aligned to ALIGNED_BYTES.
 
-    tensors: contiguous, on the CPU, of any type whose elements divide ALIGNED_BYTES.
+    tensors: contiguous, on the CPU, of any type whose element size divides ALIGNED_BYTES.
     """
     parts = [tensor.flatten().view(torch.uint8) for tensor in tensors]
     whole = torch.cat([pad(part, (0, -len(part) % ALIGNED_BYTES)) for part in parts])

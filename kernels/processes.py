@@ -1,8 +1,9 @@
-"""Work shared out to several processes, which answer line by line; compilers, that is.
+"""A pool of worker processes that answer requests line by line; used to run compilers.
 
-A process is `python -m MODULE ARGUMENTS`. It first writes a greeting, then an answer to each line
-that it reads, all as one line of JSON each, until its input ends: so it ends with whoever asked. An
-error ends it, and its last words are found in the exception.
+A worker is `python -m MODULE ARGUMENTS`. It first writes a greeting, then one answer for each line
+that it reads, each as one line of JSON, until its input ends. A worker therefore ends with the
+process that started it. If a worker fails, the end of its standard error becomes the text of a
+ProcessError.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ from threading import Timer
 from typing import Any
 
 ANSWER_SECONDS = 600
-"""How long a process may take for one answer, or to import everything."""
+"""Timeout in seconds for one answer, and for a worker's imports at its start."""
 ERROR_LINES = 12
-"""Lines of a process's last words that are shown."""
+"""Maximum lines of a failed worker's standard error in an error message."""
 
 Answer = dict[str, Any]
 
 
 class ProcessError(Exception):
-    """A process ended or was ended; the text is the end of its standard error."""
+    """A worker process failed; the text is the end of its standard error."""
 
 
 class Processes:
-    """`jobs` of them, all started at once; one that died is replaced.
+    """A pool of `jobs` worker processes, all started at once; a dead one is replaced.
 
-    `greeting` is that of the first. Raises ProcessError if that fails.
+    `greeting` is the first worker's. Raises ProcessError if that worker cannot start.
     """
 
     def __init__(self, jobs: int, *command: str) -> None:
@@ -51,14 +52,14 @@ class Processes:
             raise
 
     def answers(self, lines: Sequence[str]) -> Iterator[tuple[int, Answer | ProcessError]]:
-        """The place of each line with what became of it, in the order in which they come."""
+        """Yield the index of each line with its answer or error, in order of completion."""
         with ThreadPoolExecutor(self._jobs) as threads:
             places = {threads.submit(self._ask, line): at for at, line in enumerate(lines)}
             for future in as_completed(places):
                 yield places[future], future.result()
 
     def close(self) -> None:
-        """End them; nobody may wait for an answer."""
+        """End all workers. The caller must not be waiting for an answer."""
         for _ in range(self._jobs):
             if process := self._idle.get():
                 process.close()
@@ -77,7 +78,8 @@ class Processes:
 
 class _Process:
     def __init__(self, command: Sequence[str]) -> None:
-        # A file, not a pipe: nobody reads it while the process runs.
+        # A file, not a pipe: nothing reads standard error while the process runs, so a pipe could
+        # fill up.
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
         safe = ["-P"] if sys.flags.safe_path else []
@@ -92,12 +94,12 @@ class _Process:
 
     @cached_property
     def greeting(self) -> Answer:
-        """Its first line, for which it imports everything."""
+        """The worker's first line, written when it has imported everything."""
         return self._answer()
 
     def ask(self, line: str) -> Answer:
         assert self._process.stdin is not None
-        _ = self.greeting  # It comes before any answer.
+        _ = self.greeting  # The greeting precedes every answer.
         try:
             print(line, file=self._process.stdin, flush=True)
         except BrokenPipeError:

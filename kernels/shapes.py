@@ -1,4 +1,4 @@
-"""The shapes of decoders that kernels are planned, compiled and measured for."""
+"""Shapes of the decoders that kernels are planned, compiled and measured for."""
 
 from __future__ import annotations
 
@@ -6,24 +6,25 @@ from dataclasses import dataclass
 from enum import Enum
 
 PAGE_TOKENS = 64
-"""Positions in a page of a KV cache: a tile of attention, 16 KiB of keys at a head of 128, bf16."""
+"""Positions in a page of the KV cache: one tile of attention, 16 KiB of bf16 keys at D = 128."""
 HEAD_DIMS = (32, 64, 80, 96, 128, 256)
-"""Elements of a head that the kernels are tested with."""
+"""Sizes of a head, in elements, that the kernels are tested with."""
 WEIGHTS_PER_BYTE = 4
-"""Of packed ternary weights."""
+"""Number of ternary weights packed into a byte."""
 FP32_HEAD_BYTES = 64 * 1024 * 1024
 
 
 def has_fp32_head(vocab: int, hidden: int) -> bool:
-    """Whether a GPU keeps the LM head, and keys and values, as fp32.
+    """Return True if a GPU keeps the LM head, the keys and the values as fp32.
 
-    So few weights that fp32 costs no time worth having: at most FP32_HEAD_BYTES.
+    That is so for models of which the head takes at most FP32_HEAD_BYTES; fp32 costs them no
+    noticeable time.
     """
     return vocab * hidden * 4 <= FP32_HEAD_BYTES
 
 
 class Family(Enum):
-    """What the layers compute beyond their sizes."""
+    """Kind of decoder: what its layers compute, apart from their sizes."""
 
     BITNET = "bitnet"
     """Ternary linears of int8 activations, sub-norms, squared ReLU."""
@@ -35,7 +36,7 @@ class Family(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DecoderShape:
-    """Sizes in elements, `context` in tokens."""
+    """Sizes of a decoder, in elements; `context` is in tokens."""
 
     name: str
     family: Family
@@ -57,12 +58,12 @@ class DecoderShape:
 
     @property
     def keys(self) -> int:
-        """Elements of all key heads of a token, and of all value heads."""
+        """Elements of all key heads of a token; its value heads have as many."""
         return self.kv_heads * self.head_dim
 
     @property
     def linears(self) -> dict[str, tuple[int, int]]:
-        """(out, in) of the four linears of a layer, as they are launched."""
+        """Sizes (out, in) of the four linears of a layer, as they are launched."""
         return {
             "qkv": (self.queries + 2 * self.keys, self.hidden),
             "o": (self.hidden, self.queries),
@@ -77,7 +78,7 @@ QWEN3_8B = DecoderShape(
     "qwen3-8b", Family.QWEN3, 4096, 12_288, 36, 32, 8, 128, 151_936, 40_960, 1e6, 1e-6
 )
 REAL_SHAPES = (BITNET_2B4T, LLAMA_8B, QWEN3_8B)
-"""What every kernel is planned and compiled for."""
+"""Shapes that every kernel is planned and compiled for."""
 
 DEMO = DecoderShape("demo", Family.BITNET, 192, 512, 6, 6, 3, 32, 1024, 1024)
 LLAMA_1B = DecoderShape("llama-1b", Family.LLAMA, 2048, 8192, 16, 32, 8, 64, 128_256, 131_072)
@@ -89,4 +90,5 @@ FALCON3_7B = DecoderShape(
     "falcon3-7b", Family.LLAMA, 3072, 23_040, 28, 12, 4, 256, 131_072, 32_768, 1_000_042.0, 1e-6
 )
 ATTENTION_SHAPES = (*REAL_SHAPES, DEMO, LLAMA_1B, DANUBE_1_8B, PHI3_MINI, FALCON3_7B)
-"""One of each size of a head, for what works on heads: attention, RoPE and writes to the cache."""
+"""Shapes with every head size, for kernels whose work depends on it: attention, RoPE, cache writes.
+"""

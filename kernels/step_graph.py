@@ -1,6 +1,7 @@
-"""A decode step at fixed addresses: on a GPU one CUDA graph instead of five launches per layer.
+"""A decode step at fixed addresses: one CUDA graph on a GPU instead of five launches per layer.
 
-`StepGraph` ends with hidden rows, `DrawnStep` with tokens: head and sampler are in its graph.
+`StepGraph` ends with hidden rows. `DrawnStep` also contains the LM head and the sampler, and ends
+with tokens.
 """
 
 from __future__ import annotations
@@ -20,28 +21,29 @@ from tailrace.kernels.sampler.sampler_triton import sample_rows
 from tailrace.kernels.shapes import PAGE_TOKENS
 
 NO_POSITION = -1
-"""Of a row that only fills a step up: it faults, and what faults is written nowhere."""
+"""Position of a padding row. The row faults, and rows that fault store nothing."""
 NO_PAGE = -1
-"""After a sequence's last page: to read it is a fault, not another sequence's keys."""
+"""Page id after a sequence's last page. Reading it is a fault, not another sequence's keys."""
 
 
 _SETTINGS = (
     (torch.float32, 1), (torch.int32, 1), (torch.float32, 1), (torch.float32, 1), (torch.int64, 2),
     (torch.int32, 1),
 )  # fmt: skip
-"""Of each column of `settings_of`: its type, and how many of int32 it takes."""
+"""Type of each column of `settings_of`, and its width in int32."""
 _ROWS = 4
-"""Columns of `Rows`."""
+"""Number of columns of `Rows`."""
 _COLUMNS = _ROWS + sum(columns for _, columns in _SETTINGS)
 
 
 class StepInputs:
-    """Rows, what to draw from them, and a block table for as many sequences: one copy a step.
+    """Inputs of a step: rows, sampler settings and block tables, sent to the device in one copy.
 
-    rows: `kernels.decoder.Rows` of `count` rows. settings: without masks and penalties; greedy
-    where none were given. tables: int32 [count, pages]. All in one buffer, on the host two in turn:
-    while a step is filled in, the copy of the one before may not have begun. A table that is as it
-    was two steps ago is not written again.
+    rows: `kernels.decoder.Rows` of `count` rows. settings: the sampler's, without masks and
+    penalties; greedy where none were given. tables: int32 [count, pages]. Everything lies in one
+    buffer on the device and in two on the host, used in turn: the copy of the step before may not
+    have begun when the next step is filled in. A block table that has not changed since its host
+    buffer was last used is not written again.
     """
 
     def __init__(self, count: int, pages: int, device: torch.device) -> None:
@@ -72,10 +74,11 @@ class StepInputs:
         samplings: Sequence[Sampling] = (),
         drawn: Sequence[int] = (),
     ) -> None:
-        """Take up to `count` rows; those beyond have length 0, read nothing and write nothing.
+        """Fill in up to `count` rows; padding rows beyond have length 0 and touch no memory.
 
-        tables: the pages of each sequence, of which no more are taken than there is room for.
-        samplings, drawn: of each row, if any are drawn from, and how many tokens it has drawn.
+        tables: the pages of each sequence; pages beyond the width of the buffer are dropped.
+        samplings, drawn: the settings of each row to draw from, and how many tokens it has drawn so
+        far.
         """
         for pair in (self._here, self._held, self._copied):
             pair.reverse()
@@ -100,7 +103,7 @@ class StepInputs:
             copied.record()
 
     def take(self, drawn: Tensor) -> None:
-        """Of each id below 0, -1 - n, the n-th of these, int32 on the device."""
+        """Replace each id -1 - n with the n-th of `drawn`, int32 on the device."""
         ids = self.rows.ids
         ids.copy_(torch.where(ids < 0, drawn[(-1 - ids).clamp(min=0)], ids))
 
@@ -117,12 +120,15 @@ class StepInputs:
 
 
 def _aligned(count: int) -> int:
-    """So many int32, or a few more: what lies behind them begins where kernels expect it."""
+    """Return `count`, rounded up so that the int32 column after it is aligned for the kernels."""
     return count + -count % (ALIGNED_BYTES // torch.int32.itemsize)
 
 
 def _changed(cell: Tensor, held: Sequence[int], table: Sequence[int]) -> Sequence[int]:
-    """Write a table over the one that is held; mostly it has a page more. Gives what is held."""
+    """Write a block table over the one in `cell`, and return it.
+
+    Usually it has grown by one page.
+    """
     grown = len(table) > len(held) and table[: len(held)] == held
     start = len(held) if grown else 0
     cell[start : len(table)] = torch.tensor(table[start:], dtype=torch.int32)
@@ -131,11 +137,11 @@ def _changed(cell: Tensor, held: Sequence[int], table: Sequence[int]) -> Sequenc
 
 
 class StepGraph:
-    """Up to `count` rows, none longer than `max_length`, through a decoder's layers.
+    """A step of up to `count` rows of at most `max_length` positions through a decoder's layers.
 
-    distinct: the rows are of distinct sequences (`Decoder.decode`), else of any
-    (`Decoder.replay`); both give a row the same bits. It works in the decoder's buffers: steps of
-    one decoder run one after another. Without a CUDA device the launches are made one by one.
+    distinct: the rows are of distinct sequences (`Decoder.decode`), else of any (`Decoder.replay`);
+    both give a row the same bits. The step uses the decoder's buffers, so steps of one decoder must
+    run one after another. Without a CUDA device the kernels are launched one by one.
     """
 
     def __init__(self, decoder: Decoder, count: int, max_length: int, *, distinct: bool) -> None:
@@ -145,7 +151,7 @@ class StepGraph:
         self._run = _captured(launch) if decoder.device.type == "cuda" else launch
 
     def __call__(self) -> Tensor:
-        """Run the step that `inputs` was filled with; hidden rows fp32 [count, hidden].
+        """Run the step that `inputs` was filled with and return hidden rows, fp32 [count, hidden].
 
         They are a view of a buffer that the decoder's next call overwrites.
         """
@@ -153,10 +159,10 @@ class StepGraph:
 
 
 class DrawnStep:
-    """Up to `count` rows of distinct sequences, none longer than `max_length`, from ids to ids.
+    """A step of up to `count` rows of distinct sequences, from token ids to drawn token ids.
 
-    before: int32 [rows of a step], what ids below 0 of the inputs stand for (`Rows`).
-    workspace: of the sampler; for the rest see `StepGraph`.
+    before: int32 [step_rows], the tokens that ids below 0 stand for (see `Rows`). workspace: the
+    sampler's. No row is longer than `max_length`. Otherwise like `StepGraph`.
     """
 
     def __init__(
@@ -170,9 +176,10 @@ class DrawnStep:
         self._run = _captured(launch) if device.type == "cuda" else launch
 
     def __call__(self) -> Tensor:
-        """Run the step; int32 [2, count or more], ids and faults, which its next run overwrites.
+        """Run the step and return int32 [2, count or more]: drawn ids and faults.
 
-        A fault is what the decoder or the sampler found wrong with a row; its id means nothing.
+        The next run overwrites the result. A fault is what the decoder or the sampler found wrong
+        with a row; its id is then meaningless.
         """
         return self._run()
 
@@ -187,10 +194,10 @@ class DrawnStep:
 
 
 def _captured(launch: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    # Rows of length 0 write nothing and read nothing: the rehearsal leaves no trace.
+    # The rehearsal has rows of length 0 only, which read and write nothing.
     rehearsal = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     rehearsal.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(rehearsal):  # compiles what is not yet compiled
+    with torch.cuda.stream(rehearsal):  # compiles kernels before the capture, which cannot
         launch()
     torch.cuda.current_stream().wait_stream(rehearsal)
     graph = torch.cuda.CUDAGraph()

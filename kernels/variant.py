@@ -1,4 +1,4 @@
-"""One compilation of a kernel: what `make aot` compiles and what a GPU will be asked to run."""
+"""One compilation of a kernel: what `make aot` compiles and a GPU runs."""
 
 from __future__ import annotations
 
@@ -15,49 +15,49 @@ class Variant:
     """
 
     name: str
-    """Which operation of which model at which batch, such as `bitnet-2b4t.qkv rows=1`."""
+    """Operation, model and batch, such as `bitnet-2b4t.qkv rows=1`."""
     kernel: Any
     """The `triton.jit` function."""
     signature: dict[str, str]
-    """Run-time argument -> Triton type: `*fp32`, `*i8`, `i32`, …"""
+    """Triton type of each run-time argument: `*fp32`, `*i8`, `i32`, …"""
     constants: dict[str, Any]
     """Value of every `tl.constexpr` argument."""
     divisible: frozenset[str] = frozenset()
-    """Arguments that are multiples of 16: pointers of whole tensors, row sizes."""
+    """Arguments that are multiples of 16: pointers to whole tensors, row sizes."""
     num_warps: int = 4
     num_stages: int = 3
     programs: int = 1
-    """That one launch starts, where it is more than one to a multiprocessor."""
+    """Number of programs of one launch, if it is more than one per multiprocessor."""
     launch_pdl: bool = False
     expects: tuple[str, ...] = ()
     """Machine instructions (SASS) that must occur, such as `IDP.4A` or `HGMMA`."""
     bytes_moved: int = 0
-    """What one launch must at least move to and from memory."""
+    """Minimum bytes that one launch must move to and from memory."""
     step: str | None = None
-    """The part of a decode step that launches it once per layer; None for what is outside."""
+    """The part of a decode step that launches it once per layer; None outside of layers."""
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
     def instructions(self) -> tuple[str, ...]:
-        """`expects`, and of a dependent launch that it waits and lets the one behind it start."""
+        """The expected instructions; a dependent launch must also wait and release the next one."""
         return (*self.expects, "ACQBULK", "PREEXIT") if self.launch_pdl else self.expects
 
     @property
     def kernel_name(self) -> str:
-        """`module.function`, also of an interpreted kernel."""
+        """Name as `module.function`; it works for interpreted kernels, too."""
         function = self.kernel.fn
         return f"{function.__module__}.{function.__name__}"
 
     @property
     def dependent(self) -> Variant | None:
-        """The same launch as a dependent one, if its kernel knows such."""
+        """The same launch as a dependent one; None if the kernel cannot be one."""
         if self.constants.get("PDL") is not False:
             return None
         return replace(self, constants={**self.constants, "PDL": True}, launch_pdl=True)
 
     @property
     def key(self) -> str:
-        """Equal for equal compilations, whatever they are called."""
+        """A string that is equal for equal compilations, whatever their names."""
         divisible, options = sorted(self.divisible), sorted(self.options.items())
         launch = self.num_warps, self.num_stages, self.launch_pdl, options
         types, constants = sorted(self.signature.items()), sorted(self.constants.items())

@@ -338,7 +338,7 @@ SHAPES = ATTENTION_SHAPES
 
 
 def variants(shape: DecoderShape) -> Iterator[Variant]:
-    """A decode step, and rows of one sequence behind `rope_write`, at a page of positions."""
+    """Yield a decode step, and rows of one sequence behind `rope_write`, at a page of positions."""
     for dtype in served_caches(shape):
         constants, options = decode_plan(shape.heads, shape.kv_heads, shape.head_dim, dtype)
         for write, dependent in product((True, False), dependent_too(shape)):

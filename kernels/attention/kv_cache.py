@@ -59,7 +59,7 @@ class KvCache:
         return [pages[t // PAGE_TOKENS] * PAGE_TOKENS + t % PAGE_TOKENS for t in positions]
 
     def place(self, pages: Sequence[int]) -> Place:
-        """The pages that a sequence reads. Raises ValueError for one that is not there."""
+        """Return the pages that a sequence reads. Raises ValueError for one that is not there."""
         if not pages or min(pages) < 0 or max(pages) >= self.pages:
             raise ValueError(f"pages: {list(pages)}, of {self.pages}")
         first = pages[0]
@@ -76,7 +76,7 @@ class KvCache:
         self._positions[layer].index_copy_(1, slots, keys_values.transpose(0, 1))
 
     def read(self, layer: int, place: Place, length: int) -> tuple[Tensor, Tensor]:
-        """A sequence's first positions: keys fp32 [kv_heads, head_dim, length], transposed, and
+        """Return a sequence's first positions: keys fp32 [kv_heads, head_dim, length], transposed, and
         values fp32 [kv_heads, length, head_dim].
 
         Both are views, of the cache or of a copy.

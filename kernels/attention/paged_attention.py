@@ -57,7 +57,7 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 
 def row_faults(lengths: Tensor, sequences: Tensor, cache: PagedKv, tables: Tensor) -> Tensor:
-    """The bits that keep each row from being computed, int32 [rows]; 0 where there are none."""
+    """Return the bits that keep each row from being computed, int32 [rows]; 0 where there are none."""
     known, max_pages = tables.shape
     faults = torch.zeros_like(lengths)
     for row, (length, sequence) in enumerate(

@@ -70,7 +70,7 @@ class PagedKv:
         dtype: torch.dtype,
         device: torch.device,
     ) -> list[PagedKv]:
-        """The storage of all layers, zeroed; a page id names the same place in each of them."""
+        """Return the storage of all layers, zeroed; a page id names the same place in each of them."""
         shape = (layers, pages, kv_heads, PAGE_TOKENS, head_dim)
         keys, values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
         if dtype not in SCALED_DTYPES:

@@ -193,7 +193,7 @@ SHAPES = ATTENTION_SHAPES
 
 
 def variants(shape: DecoderShape) -> Iterator[Variant]:
-    """The attention of a prompt's chunks."""
+    """Yield the attention of a prompt's chunks."""
     for dtype in served_caches(shape):
         constants, options = prefill_plan(shape.heads, shape.kv_heads, shape.head_dim, dtype)
         signature, none = signature_of(_prefill, dtype, absent_pointers(shape, dtype))

@@ -60,7 +60,7 @@ class Rope:
 def rope_table(
     positions: int, head_dim: int, theta: float, scaling: RopeScaling | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The factors for positions 0 .. positions-1, computed once when a model loads.
+    """Return the factors for positions 0 .. positions-1, computed once when a model loads.
 
     Returns (cos, sin), both fp32 [positions, head_dim]. Columns d and d + head_dim/2 turn by
     the angle position * frequency d of `rope_frequencies`; YaRN's attention factor is in both.

@@ -267,7 +267,7 @@ _WARPS = 4
 
 
 def plan(heads: int, kv_heads: int, head_dim: int) -> dict[str, Any]:
-    """The constants of a launch, from the shape of the heads alone."""
+    """Return the constants of a launch, from the shape of the heads alone."""
     group = heads // kv_heads
     return {
         "HEADS": heads,
@@ -312,7 +312,7 @@ def dependent_too(shape: DecoderShape) -> tuple[bool, ...]:
 
 
 def served_caches(shape: DecoderShape) -> tuple[torch.dtype, ...]:
-    """The element types of a cache that a model is compiled for ahead of time.
+    """Return the element types of a cache that a model is compiled for ahead of time.
 
     bf16, and fp32 for what is small enough to be served in it; all that an origin may be set to
     for one model, for norms of heads and for the largest heads.
@@ -356,7 +356,7 @@ def absent_pointers(shape: DecoderShape, dtype: torch.dtype) -> set[str]:
 
 
 def variants(shape: DecoderShape) -> Iterator[Variant]:
-    """The launch before prefill, and before decode of several rows of one sequence."""
+    """Yield the launch before prefill, and before decode of several rows of one sequence."""
     for dtype in served_caches(shape):
         signature, none = signature_of(_rope_write, dtype, absent_pointers(shape, dtype))
         row_bytes = 4 * (2 * shape.queries + 2 * shape.keys)

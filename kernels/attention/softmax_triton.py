@@ -90,7 +90,7 @@ def pinned(x, INTERPRETED: tl.constexpr):
 
 
 def softmax_plan(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> dict[str, Any]:
-    """The constants of attention, from the shape of the heads and the cache's type alone."""
+    """Return the constants of attention, from the shape of the heads and the cache's type alone."""
     return {
         "HEADS": heads,
         "KV_HEADS": kv_heads,

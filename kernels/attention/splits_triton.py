@@ -61,7 +61,7 @@ class DecodeWorkspace:
 
 
 def splits_of(max_length: int) -> int:
-    """The most programs that a KV head of a row of up to `max_length` positions has."""
+    """Return the most programs that a KV head of a row of up to `max_length` positions has."""
     return min(-(-max_length // PAGE_TOKENS), MAX_SPLITS)
 
 

@@ -55,14 +55,14 @@ class Planned:
 
 
 def kernel_modules(package: str) -> list[ModuleType]:
-    """Every `*_triton` module of a package and its folders, sorted by name."""
+    """Return every `*_triton` module of a package and its folders, sorted by name."""
     found = import_module(package)
     inside = walk_packages(found.__path__, f"{package}.")
     return [import_module(name) for name in sorted(m.name for m in inside) if name.endswith(SUFFIX)]
 
 
 def planned(modules: list[ModuleType]) -> Iterator[Planned]:
-    """All variants of a module's SHAPES, by default the real ones.
+    """Yield all variants of a module's SHAPES, by default the real ones.
 
     A module without `variants` holds device functions alone.
     """

@@ -114,7 +114,7 @@ def compiled(variant: Variant) -> Binary:
 
 
 def read_machine_code(binaries: Sequence[Binary]) -> Iterator[MachineCode]:
-    """Their instructions, all read at once."""
+    """Yield their instructions, all read at once."""
     codes = [bytes.fromhex(binary.code) for binary in binaries]
     opcodes = _disassembled(b"".join(codes))
     ends = accumulate(len(code) // INSTRUCTION_BYTES for code in codes)
@@ -209,7 +209,7 @@ def _ptxas_log(variant: Variant) -> str:
 
 
 def code_of(elf: bytes) -> bytes:
-    """The instructions of all functions of a 64-bit ELF file, in its order."""
+    """Return the instructions of all functions of a 64-bit ELF file, in its order."""
     at, size, count, names = struct.unpack_from("<40xQ10xHHH", elf)
     # Of a section: where its name lies among all, its place in the file, and its bytes.
     heads = [struct.unpack_from("<I20xQQ", elf, at + i * size) for i in range(count)]
@@ -238,7 +238,7 @@ def spills(log: str) -> int:
 
 
 def instructions(sass: str) -> list[str]:
-    """The instructions, without operands, in the order of nvdisasm's listing."""
+    """Return the instructions, without operands, in the order of nvdisasm's listing."""
     found = _INSTRUCTION.findall(sass)
     if not found:
         raise ValueError(f"nvdisasm lists no instructions: {sass[:200]!r}")

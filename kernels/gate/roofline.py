@@ -107,7 +107,7 @@ class Operation:
         return busy + chained * DEPENDENT_US + (self.launches - chained) * (LAUNCH_US + RAMP_US)
 
     def repeated(self, times: int) -> Operation:
-        """The operation, so many times; the bench has no such figure."""
+        """Return the operation, so many times; the bench has no such figure."""
         return replace(
             self,
             name=f"{self.name}, {times} times",
@@ -126,7 +126,7 @@ def clocks(variant: Variant, instructions: int) -> float:
 
 
 def linears(shape: DecoderShape, variants: list[Variant]) -> dict[str, Operation]:
-    """Every linear and head that is planned, by its name without the shape's."""
+    """Return every linear and head that is planned, by its name without the shape's."""
     found: dict[str, Operation] = {}
     sizes = {**shape.linears, "head": (shape.vocab, shape.hidden)}
     for variant in variants:
@@ -166,7 +166,7 @@ def attention(shape: DecoderShape, rows: int, length: int) -> Operation:
 
 
 def sampling(shape: DecoderShape, variants: list[Variant], rows: int = 1) -> Operation:
-    """The sampler: the kernels that its plan lists for a row without a mask, at so many rows."""
+    """Return the sampler: the kernels that its plan lists for a row without a mask, at so many rows."""
     own = [v for v in variants if v.name.startswith(f"{shape.name}.sampl") and _single(v)]
     return Operation(
         f"{shape.name}.sample rows={rows}",
@@ -201,7 +201,7 @@ def layer(
 
 
 def head(shape: DecoderShape, variants: list[Variant], int8: bool, rows: int) -> Operation:
-    """The LM head, with a norm of its own where there is more than one row.
+    """Return the LM head, with a norm of its own where there is more than one row.
 
     Its bytes lie between those of 1 and 16 rows, as the rows do.
     """
@@ -222,7 +222,7 @@ def step(
     behind: Mapping[str, int],
     rows: int = 1,
 ) -> list[Operation]:
-    """The operations of a decode step, in order; those of a layer counted for all.
+    """Return the operations of a decode step, in order; those of a layer counted for all.
 
     behind: instructions behind the wait, by the name of the variant that a layer launches.
     rows: 1, or EIGHT of BitNet.
@@ -244,7 +244,7 @@ def whole_step(
     behind: Mapping[str, int],
     rows: int = 1,
 ) -> Operation:
-    """All of `step`, one after another, under the bench's name; memory bounds each part."""
+    """Return all of `step`, one after another, under the bench's name; memory bounds each part."""
     kind = " int8 head" if int8_head else ""
     parts = step(shape, variants, int8_head, behind, rows)
     return Operation(
@@ -266,7 +266,7 @@ class Measured:
 
     @classmethod
     def read(cls, path: Path) -> Measured:
-        """Raises ValueError for a file without `us`, names and microseconds."""
+        """Raise ValueError for a file without `us`, names and microseconds."""
         found = json.loads(path.read_text("utf-8"))
         if not isinstance(found, dict) or not isinstance(found.get("us"), dict):
             raise ValueError(f"{path}: no object `us` of names and microseconds")
@@ -322,7 +322,7 @@ def eight_rows_of_one(operations: Iterable[Operation]) -> str:
 
 
 def markdown(title: str, operations: list[Operation], measured: Measured) -> str:
-    """A table of BENCH.md."""
+    """Return a table of BENCH.md."""
     lines = [
         f"### {title}",
         "",
@@ -346,7 +346,7 @@ def markdown(title: str, operations: list[Operation], measured: Measured) -> str
 
 
 def described(operation: Operation, measured: Measured) -> dict[str, Any]:
-    """An operation as JSON."""
+    """Return an operation as JSON."""
     return {
         **asdict(operation),
         "floor_us": round(operation.floor_us(measured.copy_tb_s), 3),

@@ -158,7 +158,7 @@ def constants(plan: LinearPlan, groups: int, norm: bool, epilogue: Epilogue) -> 
 
 
 def variants(shape: DecoderShape) -> Iterator[Variant]:
-    """All compilations that serving `shape` launches in bf16; of BitNet that is the head.
+    """Yield all compilations that serving `shape` launches in bf16; of BitNet that is the head.
 
     With quantised linears those of one shape: Qwen3-8B's are the same instructions, but for a
     split of `down` less.

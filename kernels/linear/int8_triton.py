@@ -302,7 +302,7 @@ _GEMM_TYPES = {
 
 
 def variants(shape: DecoderShape) -> Iterator[Variant]:
-    """The LM head at every batch that is compiled by itself."""
+    """Yield the LM head at every batch that is compiled by itself."""
     sizes = {"OUT": shape.vocab, "IN": shape.hidden}
     weights = shape.vocab * (shape.hidden + 4)
     plan = GemvPlan.of(shape.vocab, shape.hidden)

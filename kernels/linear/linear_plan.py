@@ -136,7 +136,7 @@ def _tiles(out: int, block_out: int, gated: bool) -> int:
 
 
 def default_tile(word_bytes: int, bits: int) -> Tile:
-    """The committed tile of a weight's format, before `plan_linear` looks at its programs."""
+    """Return the committed tile of a weight's format, before `plan_linear` looks at its programs."""
     if word_bytes == 4:
         return Tile(64, 32, num_warps=4, num_stages=4)
     return Tile(128, 32, 4, num_stages=6) if bits == 4 else Tile(128, 64, 4, num_stages=4)
@@ -151,7 +151,7 @@ def plan_linear(
     gated: bool = False,
     tile: Tile | None = None,
 ) -> LinearPlan:
-    """The plan of a weight [out, inputs]; `tile` other than the committed one is for a bench."""
+    """Return the plan of a weight [out, inputs]; `tile` other than the committed one is for a bench."""
     chosen = tile or default_tile(word_bytes, bits)
     plan = LinearPlan(out, inputs, word_bytes, bits, gated, chosen, splits=1)
     chunks = -(-inputs // plan.block_in)

@@ -73,7 +73,7 @@ def quantize_activations(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def ternary_linear(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """The oracle: `x` [..., in] through a ternary layer, giving [..., out] in x's dtype.
+    """Return the oracle: `x` [..., in] through a ternary layer, giving [..., out] in x's dtype.
 
     `weight` is packed (uint8 [out / 4, in]) or unpacked (int8 [out, in]); `scale` has one
     element. The products are summed as whole numbers below 2**24, which fp32 holds exactly,

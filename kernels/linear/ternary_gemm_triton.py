@@ -173,7 +173,7 @@ def tile() -> dict[str, int]:
 
 
 def variants(shape: DecoderShape) -> Iterator[Variant]:
-    """All compilations that serving `shape` launches: none unless its linears are ternary."""
+    """Yield all compilations that serving `shape` launches: none unless its linears are ternary."""
     rows = NARROW_ROWS + 1
     for step, (outs, width, epilogue) in bitnet_linears(shape).items():
         yield Variant(

@@ -60,7 +60,7 @@ def bitnet_linears(shape: DecoderShape) -> dict[str, tuple[tuple[int, ...], int,
 
 
 def part_constants(outs: tuple[int, ...], width: int, epilogue: Epilogue) -> dict[str, Any]:
-    """The constants of a compilation that the weight alone determines."""
+    """Return the constants of a compilation that the weight alone determines."""
     first, second, third = (out // 4 for out in (*outs, 0, 0)[:3])
     return {
         "IN": width,

@@ -64,7 +64,7 @@ def pack_words(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack_words(words: Tensor, bits: int) -> Tensor:
-    """The codes, int32 [out, in] of 0 .. 2**bits - 1, of int16 words [in / 128, out, W]."""
+    """Return the codes, int32 [out, in] of 0 .. 2**bits - 1, of int16 words [in / 128, out, W]."""
     shifts = torch.arange(0, WORD_BITS, bits, dtype=torch.int32, device=words.device)
     fields = (words.to(torch.int32)[:, :, None, :] >> shifts[:, None]) & ((1 << bits) - 1)
     return fields.transpose(0, 1).reshape(words.shape[1], -1)
@@ -91,7 +91,7 @@ def quantise_int4(w: Tensor) -> WeightOnly:
 
 
 def dequantise(weights: WeightOnly) -> Tensor:
-    """The weights that the codes stand for: fp32 [out, in]."""
+    """Return the weights that the codes stand for: fp32 [out, in]."""
     codes = unpack_words(weights.words, weights.bits)
     if weights.zero is None:
         return ((codes ^ 0x80) - 0x80).float() * weights.scale[:, None]

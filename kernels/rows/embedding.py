@@ -11,7 +11,7 @@ TABLE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def embed(ids: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows of a table that tokens name.
+    """Return the rows of a table that tokens name.
 
     ids: int32 [rows]. table: bf16, fp16 or fp32 [vocab, H]. Returns fp32 [rows, H] and faults,
     int32 [rows]: 0, or FAULT_TOKEN and a row of zeros for an id outside the vocabulary.

@@ -82,7 +82,7 @@ def embed(
 
 
 def variants(shape: DecoderShape) -> Iterator[Variant]:
-    """The start of a step; a checkpoint's table is bf16."""
+    """Yield the start of a step; a checkpoint's table is bf16."""
     pointers = {
         "ids_ptr": "*i32",
         "before_ptr": "*i32",

@@ -202,7 +202,7 @@ def plan(size: int) -> dict[str, Any]:
 
 
 def int8_plan(size: int) -> dict[str, Any]:
-    """The same where a row is quantised: a warp to each line of a step."""
+    """Return the same where a row is quantised: a warp to each line of a step."""
     lines = triton.cdiv(size, LINE)
     warps = min(next_power_of_2(lines), MAX_WARPS)
     steps = triton.cdiv(lines, warps)

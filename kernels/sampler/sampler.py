@@ -158,7 +158,7 @@ def sample(
 def _choose(
     logits: Tensor, high: Tensor, sampling: Sampling, position: int, ids: Tensor | None
 ) -> int:
-    """The index of the token chosen among logits of these ids; None for all ids."""
+    """Return the index of the token chosen among logits of these ids; None for all ids."""
     if sampling.temperature <= ZERO_TEMPERATURE:
         return int(logits.argmax())
     temperature = torch.tensor(sampling.temperature, dtype=torch.float32)
@@ -170,7 +170,7 @@ def _choose(
 
 
 def allowed_ids(mask: Tensor, vocab: int) -> Tensor:
-    """The ids that a grammar mask allows, ascending: int32 [ceil(vocab / 32)] -> int64 [n].
+    """Return the ids that a grammar mask allows, ascending: int32 [ceil(vocab / 32)] -> int64 [n].
 
     Bits from `vocab` on do not count. Raises ValueError if none is left.
     """
@@ -182,7 +182,7 @@ def allowed_ids(mask: Tensor, vocab: int) -> Tensor:
 
 
 def mask_bits(masks: Tensor, vocab: int) -> Tensor:
-    """The bits of grammar masks: int32 [..., ceil(vocab / 32)] -> int32 [..., vocab] of 0 and 1."""
+    """Return the bits of grammar masks: int32 [..., ceil(vocab / 32)] -> int32 [..., vocab] of 0 and 1."""
     return (masks[..., None] >> _BIT_PLACES).bitwise_and_(1).flatten(-2)[..., :vocab]
 
 
@@ -212,7 +212,7 @@ def penalised_by(logits: Tensor, counts: Tensor, penalties: Tensor) -> Tensor:
 
 
 def survivors(scores: Tensor, top_k: int, top_p: float, min_p: float = 0.0) -> Tensor:
-    """The indices that top-k, top-p and min-p leave, ascending: int64 [n], n >= 1.
+    """Return the indices that top-k, top-p and min-p leave, ascending: int64 [n], n >= 1.
 
     scores: fp32 [V], divided by the temperature, the best of them 0. The module says what
     top_p and min_p mean.
@@ -244,7 +244,7 @@ def top_p_weight(total: int, top_p: float) -> int:
 
 
 def least_weight(min_p: float) -> int:
-    """The weight that min-p asks for."""
+    """Return the weight that min-p asks for."""
     return int(min_p * 2**WEIGHT_BITS)
 
 
@@ -282,7 +282,7 @@ def keyed_gumbel(ids: Tensor, key: Tensor, position: Tensor | int) -> Tensor:
 
 
 def gumbel_of(word: Tensor) -> Tensor:
-    """The noise that a random word gives: int64 [n] that holds u32 words -> fp32 [n]."""
+    """Return the noise that a random word gives: int64 [n] that holds u32 words -> fp32 [n]."""
     uniform = (word >> 8).to(torch.float64).clamp_(min=0.5).mul_(2.0**-24)
     exponential = uniform.log_().neg_().to(torch.float32)
     return exponential.to(torch.float64).log_().neg_().to(torch.float32)
@@ -297,7 +297,7 @@ def philox(counter: Tensor, seed: int) -> Tensor:
 
 
 def seed_key(*seeds: int) -> Tensor:
-    """The two key words of each seed, a u64: int64 [2, seeds] that holds u32 words."""
+    """Return the two key words of each seed, a u64: int64 [2, seeds] that holds u32 words."""
     return torch.tensor([[seed & _LOW_32 for seed in seeds], [seed >> 32 for seed in seeds]])
 
 

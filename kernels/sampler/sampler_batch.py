@@ -130,7 +130,7 @@ def _draw(logits: Tensor, samplings: Sequence[Sampling], positions: Sequence[int
 
 
 def _best(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    """The ids that top-k and top-p leave: fp32 [rows, V] -> bool [rows, V]."""
+    """Return the ids that top-k and top-p leave: fp32 [rows, V] -> bool [rows, V]."""
     vocab = scores.shape[1]
     top_p = _fp32([s.top_p for s in samplings])
     top_k = [s.top_k if 0 < s.top_k < vocab else vocab for s in samplings]

@@ -52,7 +52,7 @@ class SamplerRows:
         mask: Tensor | None = None,
         counts: Tensor | None = None,
     ) -> SamplerRows:
-        """The rows of these requests; mask and counts as above. Penalties need counts."""
+        """Return the rows of these requests; mask and counts as above. Penalties need counts."""
         if counts is None and any(sampling.penalises for sampling in samplings):
             raise ValueError("counts: missing, but a sampling penalises what was generated")
         *settings, penalties = one_copy(
@@ -87,7 +87,7 @@ class SamplerRows:
 
 
 def settings_of(samplings: Sequence[Sampling], positions: Sequence[int]) -> list[Tensor]:
-    """The columns of `SamplerRows` from `temperature` to `position`, on the host."""
+    """Return the columns of `SamplerRows` from `temperature` to `position`, on the host."""
     # A large top_k is off, whatever its number.
     return [
         torch.tensor([s.temperature for s in samplings], dtype=torch.float32),

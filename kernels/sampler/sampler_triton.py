@@ -350,7 +350,7 @@ def sample_rows(
 def _check(
     logits: Tensor, rows: SamplerRows, ids: Tensor, faults: Tensor, workspace: SamplerWorkspace
 ) -> tuple[int, int]:
-    """The number of rows and the size of the vocabulary."""
+    """Return the number of rows and the size of the vocabulary."""
     check_tensor("logits", logits, torch.float32, None, None)
     count, vocab = logits.shape
     if not vocab:
@@ -380,7 +380,7 @@ _OPTIONAL = ("mask_ptr", "counts_ptr", "penalties_ptr")
 
 
 def variants(shape: DecoderShape) -> Iterator[Variant]:
-    """The four launches at small and large batch, with and without mask and penalties."""
+    """Yield the four launches at small and large batch, with and without mask and penalties."""
     for rows, dependent in ((1, False), (1, True), (16, False), (64, False)):
         plan = SamplerPlan.of(rows, shape.vocab)
         launches = ((scan, plan.scan), (spread, plan.spread), (split, plan.spread))
