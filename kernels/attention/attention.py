@@ -1,4 +1,4 @@
-"""Causal attention over a KV cache: the oracle, and what the CPU runs.
+"""Causal attention over a KV cache: the reference implementation, which the CPU also runs.
 
 Source: Vaswani et al., Attention Is All You Need, 2017, section 3.2.1; grouped queries after
 Ainslie et al., GQA, 2023. Query head h reads KV head h // (heads / kv_heads).
@@ -13,9 +13,9 @@ from torch import Tensor
 def causal_attention(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Attend from the last T of N positions to all positions up to their own.
 
-    q: fp32 [T, heads, D], the queries of positions N-T .. N-1.
-    keys: fp32 [kv_heads, D, N], transposed. values: fp32 [kv_heads, N, D]. Returns fp32
-    [T, heads * D]. Its bits depend on T. Raises ValueError for shapes that do not fit.
+    q: fp32 [T, heads, D], the queries of positions N-T .. N-1. keys: fp32 [kv_heads, D, N],
+    transposed. values: fp32 [kv_heads, N, D]. Returns fp32 [T, heads * D]. The bits of the result
+    depend on T. Raises ValueError for shapes that do not fit.
     """
     tokens, heads, head_dim = q.shape
     kv_heads, _, positions = keys.shape
@@ -31,11 +31,11 @@ def causal_attention(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 
 def row_attention(q: Tensor, keys: Tensor, values: Tensor, scale: Tensor) -> Tensor:
-    """`causal_attention` of one row in its own layout, unchecked: decoding takes it often.
+    """Compute `causal_attention` of one row, unchecked and in its own layout, for decoding.
 
-    q: fp32 [kv_heads, heads / kv_heads, D]. keys, values: as there. scale: fp32 [], D ** -0.5,
-    made once, as a tensor is multiplied by in half the time that a number is.
-    Returns fp32 of q's shape.
+    q: fp32 [kv_heads, heads / kv_heads, D]. keys, values: as in `causal_attention`. scale: fp32 [],
+    D ** -0.5; a tensor, since torch multiplies by a tensor in half the time that it takes for a
+    Python number. Returns fp32 of q's shape.
     """
     scores = torch.bmm(q, keys).mul_(scale)
     return torch.bmm(scores.softmax(-1), values)

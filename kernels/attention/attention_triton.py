@@ -1,15 +1,17 @@
-"""Decode attention over pages: flash-decoding whose result depends on a row's length alone.
+"""Decode attention over pages: flash-decoding whose bits depend on a row's length alone.
 
-A row's pages are shared out, for each KV head, to at most MAX_SPLITS programs (splits_triton),
-and the group's query heads share what a program reads: to 2,048 positions a page each. A program
-of a dependent launch asks for its first page before it waits, and has it in shared memory when the
-queries come: the positions before a step's own are those of earlier chains. The row's own token
-begins the softmax, from registers, and nothing is read that the launch itself writes.
+For each KV head, a row's pages are divided among at most MAX_SPLITS programs (`splits_triton`); up
+to 2,048 positions that is one page per program. The query heads of a group share what their program
+reads. A program of a dependent launch requests its first page before it waits, so that the page is
+in shared memory when the queries come: positions before the step's own were written by earlier
+chains. The row's own token begins the softmax from registers, so nothing is read that the launch
+itself writes.
 
-What bounds long rows is bytes in flight. 4.3 TB/s over 132 multiprocessors is 33 bytes per ns, so
-one that waits 1 us for memory under load must have asked for 33 KB at all times. In bf16 with
-D = 128 a page's keys and values are 32 KB; a program keeps them in registers on their way to
-shared memory, and four programs fit: while one of them computes the others cover its share.
+Long rows are bound by the bytes in flight: 4.3 TB/s over 132 multiprocessors is 33 bytes per ns
+each, so with a memory latency of 1 us under load a multiprocessor must have 33 KB requested at all
+times. In bf16 with D = 128 a page's keys and values are 32 KB. A program holds them in registers on
+their way to shared memory, and four programs fit on a multiprocessor, so that three keep memory
+busy while one computes.
 """
 
 # mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
@@ -52,7 +54,7 @@ from tailrace.kernels.shapes import ATTENTION_SHAPES, PAGE_TOKENS, DecoderShape
 from tailrace.kernels.variant import Variant
 
 _PAGE = tl.constexpr(PAGE_TOKENS)
-# Below all scores, and finite: a row of which no position can be read takes it from itself.
+# Lower than any score, and finite, so that a row with no readable position sees no inf - inf.
 _LOWEST = tl.constexpr(-3.0e38)
 
 
@@ -63,12 +65,13 @@ def _own_token(
     BLOCK_D: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
     SCALE: tl.constexpr, DOT: tl.constexpr, WRITE: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Begin a row: its queries, DOT [BLOCK_D, ROWS], and the softmax over its own token, if mine.
+    """Start a row: load its queries, DOT [BLOCK_D, ROWS], and begin the softmax with its own token.
 
-    With WRITE the token is turned here and stored to row `cell` of the cache, else it is read
-    there. Its key is number GROUP of the queries, whose products with each other hold its scores:
-    a product has one order of sums, wherever the key comes from. Returns the queries, and what
-    `_attend_tile` does, of this one position.
+    With WRITE the token is rotated here and stored to row `cell` of the cache, otherwise it is read
+    from there. `mine` says whether this program has the token. Its key is placed as number GROUP of
+    the queries, so that the product of the queries with each other contains its scores: thus the
+    order of summation is the same wherever the key comes from. Returns the queries, and what
+    `_attend_tile` returns, for this one position.
     """
     SCALED: tl.constexpr = key_scales_ptr is not None
     KIND: tl.constexpr = keys_ptr.dtype.element_ty
@@ -119,16 +122,16 @@ def _tile(
     KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, TILE: tl.constexpr,
     DOT: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Load TILE positions from `start` on: keys, DOT [TILE, BLOCK_D], values, transposed, scales.
+    """Load TILE positions from `start`: keys, DOT [TILE, BLOCK_D], values, transposed, and scales.
 
-    What is not below `end` counts nowhere: its scores are hidden, and its values are 0, as weights
-    of 0 do not hide a NaN.
+    Positions from `end` on must not count: `_attend_tile` masks their scores, and their values are
+    loaded as 0 because a weight of 0 would not hide a NaN.
     """
     token = tl.arange(0, TILE)
     inside = (tl.arange(0, BLOCK_D) < D)[None, :]
     known = start + token < end
     cell = (page.to(tl.int64) * KV_HEADS + head) * _PAGE + start % _PAGE
-    # In 64 bits the distances between a thread's rows are constants of its loads.
+    # 64-bit offsets make the distances between a thread's rows constants of its loads.
     place = (token.to(tl.int64) * D)[:, None] + tl.arange(0, BLOCK_D)[None, :]
     if D == BLOCK_D:
         keys = tl.load(keys_ptr + cell * D + place)
@@ -150,12 +153,13 @@ def _attend_tile(
     q, keys, values, key_scales, value_scales, known, highest, total, mixed, SCALE: tl.constexpr,
     DOT: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """One step of the softmax, over what `_tile` loaded, of which `known`, [TILE], counts.
+    """Do one step of the online softmax over a tile; `known`, [TILE], marks what counts.
 
-    Positions are rows of the products and queries are columns, since of these the tensor cores
-    take as few as eight. highest: fp32 [ROWS], the largest score so far, where a score is a power
-    of two. total: fp32 [TILE, ROWS], the weights so far row by row, so that they are summed across
-    threads but once. mixed: fp32 [BLOCK_D, ROWS]. Returns the last three after the step.
+    Positions are the rows of the products and queries the columns, since tensor cores accept as few
+    as eight columns. highest: fp32 [ROWS], the largest score so far; scores are base-2 logarithms.
+    total: fp32 [TILE, ROWS], the sums of weights so far, kept per row of the tile so that they are
+    summed across threads only once. mixed: fp32 [BLOCK_D, ROWS]. Returns the new highest, total and
+    mixed.
     Source: Milakov and Gimelshein, Online normalizer calculation for softmax, 2018.
     """
     if DOT == tl.float32:
@@ -211,14 +215,14 @@ def _decode(
         if WRITE:
             turn = turn_of(last, cos_ptr, sin_ptr, D, BLOCK_D, ROWS)
         elif PDL:
-            # Its keys and values are those of the launch ahead.
+            # The launch ahead writes this row's keys and values.
             cuda.gdc_wait()
         q = tl.zeros((BLOCK_D, ROWS), tl.float32 if INTERPRETED else DOT)
         highest = tl.full((ROWS,), _LOWEST, tl.float32)
         total = tl.zeros((TILE, ROWS), tl.float32)
         mixed = tl.zeros((BLOCK_D, ROWS), tl.float32)
         for number in tl.range(begin, end, TILE, num_stages=1):
-            # The interpreter counts in Python's integers.
+            # In the interpreter the loop variable is a Python integer.
             start = tl.cast(number, tl.int32)
             page, strange = page_at(tables_ptr, sequence, max_pages, start // _PAGE, pages, True)
             foreign |= strange
@@ -271,22 +275,22 @@ def decode_attention(
 ) -> None:
     """Attend from every row to positions 0 .. length-1 of its sequence.
 
-    With `write`, the decode step: x is fp32 qkv [rows, (heads + 2 kv_heads) * D] of rows of
-    distinct sequences, each the token at position length-1, which is turned, stored to its page
-    and attended to in this launch. Without, x is fp32 [rows, heads * D], the queries that
-    `rope_write` turned, and rows may be of one sequence: n rows of lengths p+1 .. p+n have the
-    bits of n steps.
+    With `write`, this is the decode step: x is fp32 qkv [rows, (heads + 2 kv_heads) * D] of rows of
+    distinct sequences, each the token at position length-1, which is rotated, stored to its page
+    and attended to in this launch. Without `write`, x is fp32 [rows, heads * D], the queries that
+    `rope_write` rotated, and rows may belong to one sequence: n rows of lengths p+1 .. p+n get the
+    bits of n decode steps.
 
     lengths, sequences: int32 [rows]; sequence s has row s of `tables`, int32 [sequences,
-    max_pages]. out: fp32 [rows, heads * D]; 0 for length 0, which is no fault, so that a batch
-    can be padded. faults: int32 [rows], cleared by the caller: a row whose sequence, length or
-    page is not there gets a bit (FAULT_*) and comes out NaN, and other rows as ever. max_length:
-    what the launch has programs for. dependent: programmatic dependent launch; lengths, sequences
-    and tables, which no launch ahead may write, are read while those still run, and so are, with
-    `write`, positions before a row's own. Raises TypeError or ValueError.
+    max_pages]. out: fp32 [rows, heads * D]; a row of length 0 gets zeros and no fault, so that a
+    batch can be padded. faults: int32 [rows], cleared by the caller; a row whose sequence, length
+    or page is invalid gets a FAULT_* bit and NaN, and other rows are unaffected. max_length: the
+    longest row for which programs are launched. dependent: programmatic dependent launch; lengths,
+    sequences and tables are read while earlier launches run, so no launch of the chain may write
+    them, nor, with `write`, positions before a row's own. Raises TypeError or ValueError.
 
-    Moves `cache.token_bytes()` per position, x, out, and twice the partial results, for every
-    split and head D + 2 numbers of fp32. Source: Dao et al., Flash-Decoding for
+    Moves `cache.token_bytes()` per position, x, out, and the partial results twice: D + 2 fp32
+    numbers for every split and head. Source: Dao et al., Flash-Decoding for
     long-context inference, 2023; grouped queries after Ainslie et al., GQA, 2023.
     """
     rows = len(x)
@@ -316,15 +320,16 @@ def decode_attention(
 
 
 _MIN_DOT_ROWS = 8
-"""The fewest rows that the tensor cores take."""
+"""Minimum number of columns of a product on tensor cores."""
 
 
 def decode_plan(
     heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype
 ) -> tuple[dict[str, Any], dict[str, int]]:
-    """(constants, launch options), from the shape of the heads and the cache's type alone."""
+    """Return (constants, launch options), which depend only on the heads and the cache's type."""
     constants = softmax_plan(heads, kv_heads, head_dim, dtype)
-    plain = dtype == torch.float32  # no tensor core takes it: what is multiplied lies in registers
+    # tensor cores do not take fp32, so the operands stay in registers
+    plain = dtype == torch.float32
     warps = 4 if constants["BLOCK_D"] <= 128 else 8
     constants |= {
         "BLOCK_GROUP": next_power_of_2(constants["GROUP"]),
@@ -338,7 +343,7 @@ SHAPES = ATTENTION_SHAPES
 
 
 def variants(shape: DecoderShape) -> Iterator[Variant]:
-    """Yield a decode step, and rows of one sequence behind `rope_write`, at a page of positions."""
+    """Yield a decode step, and rows of one sequence after `rope_write`, at one page."""
     for dtype in served_caches(shape):
         constants, options = decode_plan(shape.heads, shape.kv_heads, shape.head_dim, dtype)
         for write, dependent in product((True, False), dependent_too(shape)):

@@ -11,20 +11,19 @@ from tailrace.kernels.attention.paged_kv import FP8, SCALED_DTYPES, quantise_hea
 from tailrace.kernels.shapes import PAGE_TOKENS
 
 FP8_VALUES = torch.arange(256, dtype=torch.uint8).view(FP8).float()
-"""What each byte of fp8 stands for, NaN included."""
+"""The number that each byte of fp8 (e4m3) stands for, NaN included."""
 Place = Tensor | int
-"""Where a sequence's pages lie: int64 [n] of their ids, or the first where they follow it."""
+"""A sequence's pages: their ids, int64 [n], or the first id if the pages are consecutive."""
 
 
 class KvCache:
-    """fp32 [layers, 2 * kv_heads, pages, PAGE_TOKENS, head_dim], key heads before value heads.
+    """Paged keys and values: fp32 [layers, 2 * kv_heads, pages, PAGE_TOKENS, D], keys first.
 
-    Position t of a sequence lies in page `pages[t // PAGE_TOKENS]` of its block table. What no
-    position was written to is never computed with, so the memory starts as it is found: a page
-    that nobody has used costs none. in_place: pages that follow one another are read where they
-    lie; else they too are copied. dtype: fp32, or int8 or fp8, which go with an fp32 scale per
-    token and head as in a `PagedKv`, and are always read as an fp32 copy. Raises ValueError for
-    sizes that are not above 0.
+    Position t of a sequence is in page `pages[t // PAGE_TOKENS]` of its block table. The memory is
+    not initialised, because positions that were never written are never read; so unused pages take
+    no memory. in_place: consecutive pages are read in place, otherwise they are copied like others.
+    dtype: fp32, or int8 or fp8 with an fp32 scale per token and head as in `PagedKv`; those are
+    always read through an fp32 copy. Raises ValueError for sizes below 1.
     """
 
     def __init__(
@@ -45,7 +44,7 @@ class KvCache:
         self.kv_heads = kv_heads
         self.head_dim = head_dim
         self.dtype = dtype
-        # torch copies bytes where it cannot copy fp8.
+        # torch cannot copy fp8, so it copies bytes.
         held = torch.uint8 if dtype == FP8 else dtype
         places = layers, 2 * kv_heads, pages * PAGE_TOKENS
         self._positions = torch.empty(*places, head_dim, dtype=held).unbind()
@@ -55,11 +54,14 @@ class KvCache:
 
     @staticmethod
     def slots(pages: Sequence[int], positions: range) -> list[int]:
-        """Where positions of a sequence are written, as `write` takes them."""
+        """Return the slots of a sequence's positions, as `write` takes them."""
         return [pages[t // PAGE_TOKENS] * PAGE_TOKENS + t % PAGE_TOKENS for t in positions]
 
     def place(self, pages: Sequence[int]) -> Place:
-        """Return the pages that a sequence reads. Raises ValueError for one that is not there."""
+        """Return the pages that a sequence reads.
+
+        Raises ValueError for a page outside the cache.
+        """
         if not pages or min(pages) < 0 or max(pages) >= self.pages:
             raise ValueError(f"pages: {list(pages)}, of {self.pages}")
         first = pages[0]
@@ -76,10 +78,10 @@ class KvCache:
         self._positions[layer].index_copy_(1, slots, keys_values.transpose(0, 1))
 
     def read(self, layer: int, place: Place, length: int) -> tuple[Tensor, Tensor]:
-        """Return a sequence's first positions: keys fp32 [kv_heads, head_dim, length], transposed, and
-        values fp32 [kv_heads, length, head_dim].
+        """Return keys and values of a sequence's first `length` positions.
 
-        Both are views, of the cache or of a copy.
+        keys: fp32 [kv_heads, head_dim, length], transposed. values: fp32 [kv_heads, length,
+        head_dim]. Both are views of the cache or of a copy.
         """
         heads, size = self.kv_heads, self.head_dim
         if isinstance(place, int):
@@ -90,16 +92,17 @@ class KvCache:
             source, start = self._pages[layer].index_select(1, place), 0
         start += int(source.storage_offset())
         per_head = source.numel() // (2 * heads)
-        # One view each, where slices by head and by position and a transposition are six.
+        # as_strided makes one view each; slicing by head and position and transposing would make
+        # six.
         keys = source.as_strided((heads, size, length), (per_head, 1, size), start)
         start += heads * per_head
         return keys, source.as_strided((heads, length, size), (per_head, size, 1), start)
 
     def _unscaled(self, layer: int, pages: Tensor) -> Tensor:
-        """fp32 [2 * kv_heads, positions of these pages, head_dim]."""
+        """Return the scaled values of these pages, fp32 [2 * kv_heads, positions, head_dim]."""
         stored = self._pages[layer].index_select(1, pages)
         if self.dtype == FP8:
-            # Six times as quick as torch's conversion.
+            # A lookup is six times as fast as torch's conversion.
             real = FP8_VALUES.index_select(0, stored.view(-1).int())
         else:
             real = stored.float()

@@ -1,4 +1,4 @@
-"""Attention over a paged cache in plain torch: the oracle of decode and prefill, for any rows."""
+"""Attention over a paged cache in plain torch: the reference for the decode and prefill kernels."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tailrace.kernels.checks import check_tensor
 from tailrace.kernels.shapes import PAGE_TOKENS
 
 MAX_SPLITS = 32
-"""Programs of decode attention that share a row's pages, an equal number of them each."""
+"""Maximum number of decode attention programs among which a row's pages are divided equally."""
 
 FAULT_SEQUENCE = 1
-"""A bit of a row's faults: its sequence is no row of the block tables."""
+"""Fault bit: the row's sequence is not a row of the block tables."""
 FAULT_POSITION = 2
-"""Its position or length lies outside the block table, the rotary table or the launch."""
+"""Fault bit: position or length exceeds the block table, the rotary table or the launch."""
 FAULT_PAGE = 4
-"""A page that it needs lies outside the cache."""
+"""Fault bit: a page that the row needs is outside the cache."""
 
 
 def paged_attention(
@@ -25,9 +25,9 @@ def paged_attention(
 ) -> Tensor:
     """Attend from every row to positions 0 .. length-1 of its sequence.
 
-    q: fp32 [rows, heads * D], roped. lengths, sequences: int32 [rows]; a row's sequence is a row
-    of `tables`, int32 [sequences, max_pages], and several rows may have the same. Returns fp32
-    [rows, heads * D]: zeros for length 0, and NaN for a row that `row_faults` finds fault with.
+    q: fp32 [rows, heads * D], after RoPE. lengths, sequences: int32 [rows]; a row's sequence is its
+    row of `tables`, int32 [sequences, max_pages], which rows may share. Returns fp32
+    [rows, heads * D]: zeros for length 0, and NaN for a row with faults (`row_faults`).
     Raises TypeError or ValueError.
 
     Source: Vaswani et al., Attention Is All You Need, 2017; pages after Kwon et al., Efficient
@@ -49,7 +49,7 @@ def paged_attention(
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """One row: fp32 q [heads * D], keys and values [length, kv_heads, D] -> [heads * D]."""
+    """Attend from one row, fp32 [heads * D], to keys and values [length, kv_heads, D]."""
     _, kv_heads, head_dim = keys.shape
     grouped = q.view(kv_heads, -1, head_dim)
     scores = torch.einsum("hgd,thd->hgt", grouped, keys) * head_dim**-0.5
@@ -57,7 +57,7 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 
 def row_faults(lengths: Tensor, sequences: Tensor, cache: PagedKv, tables: Tensor) -> Tensor:
-    """Return the bits that keep each row from being computed, int32 [rows]; 0 where there are none."""
+    """Return the fault bits of each row, int32 [rows]; 0 for rows that can be computed."""
     known, max_pages = tables.shape
     faults = torch.zeros_like(lengths)
     for row, (length, sequence) in enumerate(
@@ -75,7 +75,7 @@ def row_faults(lengths: Tensor, sequences: Tensor, cache: PagedKv, tables: Tenso
 
 
 def check_queries(name: str, q: Tensor, cache: PagedKv) -> int:
-    """Refuse rows that are not fp32 [rows, heads * D] for the cache; returns the query heads."""
+    """Return the number of query heads. Raise unless q, fp32 [rows, heads * D], fits the cache."""
     check_tensor(name, q, torch.float32, None, None)
     heads, rest = divmod(q.shape[1], cache.head_dim)
     if rest or heads == 0 or heads % cache.kv_heads:

@@ -1,4 +1,4 @@
-"""Keys and values of many sequences in pages of one size, and what lies where in them."""
+"""Storage of keys and values of many sequences, in pages of one size."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
 PLAIN_DTYPES = (torch.float32, torch.bfloat16)
 SCALED_DTYPES = (torch.int8, FP8)
-"""Element types that go with an fp32 scale per token and head."""
+"""Element types that are stored with an fp32 scale per token and head."""
 KV_DTYPES = (*PLAIN_DTYPES, *SCALED_DTYPES)
 
 
 def page_bytes(layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
-    """What one page takes in all layers."""
+    """Return the bytes of one page in all layers."""
     scale = torch.float32.itemsize if dtype in SCALED_DTYPES else 0
     return 2 * layers * kv_heads * PAGE_TOKENS * (head_dim * dtype.itemsize + scale)
 
 
 @dataclass(frozen=True, slots=True)
 class PagedKv:
-    """One layer's storage; who holds which page is the engine's business.
+    """One layer's keys and values in pages; the engine assigns pages to sequences.
 
-    keys, values: [pages, kv_heads, PAGE_TOKENS, D] of one of KV_DTYPES, so that the tile that
-    a program reads, one page of one head, is contiguous. key_scales, value_scales: fp32
-    [pages, kv_heads, PAGE_TOKENS] for int8 and fp8 (e4m3), else None.
+    keys, values: [pages, kv_heads, PAGE_TOKENS, D] of one of KV_DTYPES, so that the tile that a
+    program reads, one page of one head, is contiguous. key_scales, value_scales: fp32 [pages,
+    kv_heads, PAGE_TOKENS] for int8 and fp8 (e4m3), else None.
 
-    Position t of a sequence lies in page `table[t // PAGE_TOKENS]` at `t % PAGE_TOKENS`, where
-    `table` is the sequence's row of the block tables, int32 [sequences, max_pages]. Pages after
-    a sequence's last are never read, whatever their ids. Raises TypeError or ValueError.
+    Position t of a sequence is in page `table[t // PAGE_TOKENS]` at `t % PAGE_TOKENS`, where
+    `table` is the sequence's row of the block tables, int32 [sequences, max_pages]. Entries after a
+    sequence's last page are never read. Raises TypeError or ValueError.
     """
 
     keys: Tensor
@@ -70,7 +70,7 @@ class PagedKv:
         dtype: torch.dtype,
         device: torch.device,
     ) -> list[PagedKv]:
-        """Return the storage of all layers, zeroed; a page id names the same place in each of them."""
+        """Return zeroed storage for all layers; a page id means the same page in each layer."""
         shape = (layers, pages, kv_heads, PAGE_TOKENS, head_dim)
         keys, values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
         if dtype not in SCALED_DTYPES:
@@ -95,7 +95,7 @@ class PagedKv:
         return self.keys.dtype in SCALED_DTYPES
 
     def token_bytes(self) -> int:
-        """Bytes of keys, values and scales of one position."""
+        """Return the bytes of keys, values and scales of one position."""
         scale = 4 if self.scaled else 0
         return 2 * self.kv_heads * (self.head_dim * self.keys.element_size() + scale)
 
@@ -103,7 +103,7 @@ class PagedKv:
         """Store T tokens of one sequence.
 
         table: int32 [max_pages]. positions: integers [T]. keys, values: fp32 [T, kv_heads, D].
-        Raises ValueError for a position or page that is not there.
+        Raises ValueError for a position or page outside the table or the cache.
         """
         pages, slots = self._places(table, positions)
         for x, cells, scales in (
@@ -116,7 +116,7 @@ class PagedKv:
                 scales[pages, :, slots] = factors
 
     def gather(self, table: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of positions 0 .. length-1, each fp32 [length, kv_heads, D]."""
+        """Return keys and values of positions 0 .. length-1, each fp32 [length, kv_heads, D]."""
         pages, slots = self._places(table, torch.arange(length, device=table.device))
         keys, values = self.keys[pages, :, slots].float(), self.values[pages, :, slots].float()
         if self.key_scales is None or self.value_scales is None:
@@ -141,16 +141,16 @@ class PagedKv:
 
 
 def quantise_heads(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """What a cache of `dtype` stores for fp32 x [..., D], and the fp32 scales [...] it goes with.
+    """Quantise fp32 x [..., D] as a cache of `dtype` stores it; return it with fp32 scales [...].
 
-    int8 and fp8 spread the largest value of a head over their range: stored * scale is about x.
-    A head with NaN or infinite values has a NaN scale, so that it is seen wherever it is read.
+    int8 and fp8 spread the largest value of a head over their range: stored * scale is about x. A
+    head with NaN or infinite values gets a NaN scale, so that the fault shows wherever it is read.
     Plain types are rounded to nearest, ties to even, and their scales are 1.
     """
     if dtype not in SCALED_DTYPES:
         return x.to(dtype), torch.ones_like(x[..., 0])
     largest = x.abs().amax(-1, keepdim=True)
-    # The order of the products is that of the kernels' int8_factor.
+    # The products are in the same order as in the kernels' int8_factor.
     factor = torch.reciprocal(largest.clamp(min=MIN_ABSMAX)) * float(INT8_MAX)
     if dtype == FP8:
         factor *= FP8_MAX / INT8_MAX
@@ -162,6 +162,6 @@ def quantise_heads(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def check_tables(tables: Tensor, sequences: Tensor, rows: int) -> None:
-    """Refuse block tables that are not int32 [sequences, max_pages], or rows that name none."""
+    """Raise unless `tables` is int32 [sequences, max_pages] and `sequences` is int32 [rows]."""
     check_tensor("tables", tables, torch.int32, None, None)
     check_tensor("sequences", sequences, torch.int32, rows)

@@ -1,10 +1,10 @@
 """Prefill attention: chunks of several sequences at once, each over the pages written so far.
 
-One program has BLOCK_M positions of one query head, at a multiple of BLOCK_M, and reads the pages
-before and among them; the heads of a group find each other's pages in the second-level cache. A
-row's sums run over tiles at absolute positions, so neither the batch nor where a chunk ends
-changes its bits. At 512 positions and more the tensor cores bound it, not the memory: 4 * D
-operations for each score, of which the causal half is computed and tiles beyond are left out.
+One program computes BLOCK_M positions of one query head, starting at a multiple of BLOCK_M, and
+reads all pages up to them; the heads of a group find each other's pages in the L2 cache. A row's
+sums run over tiles at absolute positions, so neither the batch nor the ends of chunks change its
+bits. From 512 positions on the tensor cores are the bound, not memory: 4 * D operations for each
+score in the causal half; tiles beyond it are left out.
 """
 
 # mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
@@ -47,9 +47,9 @@ def _attend_range(
     D: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr, SCALE: tl.constexpr,
     DOT: tl.constexpr, MASKED: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """The online softmax over positions begin .. end-1; not MASKED if all rows see them all."""
+    """Run the online softmax over positions begin .. end-1; MASKED unless all rows see them."""
     for first in tl.range(begin, end, TILE, num_stages=STAGES):
-        # The interpreter counts in Python's integers.
+        # In the interpreter the loop variable is a Python integer.
         start = tl.cast(first, tl.int32)
         page, foreign = page_at(tables_ptr, sequence, max_pages, start // _PAGE, pages, True)
         fault |= foreign
@@ -78,9 +78,9 @@ def _prefill(
     start = tl.load(starts_ptr + chunk)
     sequence = tl.load(sequences_ptr + chunk)
     tokens = after - first_row
-    # A chunk that has no place still finds its rows, to mark them.
+    # A chunk with an invalid start still needs its rows, to mark their faults.
     begin = tl.minimum(tl.maximum(start, 0), _FAR)
-    # The longest programs, those of the last positions, come first.
+    # The programs of the last positions take longest, so they start first.
     block = begin // BLOCK_M + tl.num_programs(0) - 1 - tl.program_id(0)
     position = block * BLOCK_M + tl.arange(0, BLOCK_M)
     row = first_row + position - begin
@@ -97,7 +97,7 @@ def _prefill(
         highest = tl.full((BLOCK_M,), float("-inf"), tl.float32)
         total = tl.zeros((BLOCK_M, TILE), tl.float32)
         mixed = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-        # A chunk that has no place reads nothing.
+        # A chunk with a fault reads nothing.
         last = tl.where(fault == 0, tl.minimum((block + 1) * BLOCK_M, end), 0)
         full = tl.where(fault == 0, block * BLOCK_M, 0)
         highest, total, mixed, fault = _attend_range(
@@ -130,17 +130,17 @@ def prefill_attention(
 ) -> None:
     """Attend from every row of several chunks to all positions of its sequence up to its own.
 
-    q: fp32 [rows, heads * D], as `rope_write` left them, which has also written these rows' keys
-    and values. Chunk c is rows first_rows[c] .. first_rows[c+1]-1, the tokens of sequence
-    sequences[c] from position starts[c] on. first_rows: int32 [chunks + 1], ascending from 0 to
-    rows. starts, sequences: int32 [chunks]. tables: int32 [sequences, max_pages]. out: fp32
-    [rows, heads * D]. faults: int32 [rows], cleared by the caller: rows whose chunk or pages are
-    not there get a bit (FAULT_*) and come out NaN, with the rows that share their block of BLOCK_M
-    positions. max_tokens: the longest chunk that the launch has programs for; the first rows of a
-    longer one are marked. Raises TypeError or ValueError.
+    q: fp32 [rows, heads * D], rotated by `rope_write`, which has also stored these rows' keys and
+    values. Chunk c is rows first_rows[c] .. first_rows[c+1]-1, the tokens of sequence sequences[c]
+    from position starts[c] on. first_rows: int32 [chunks + 1], ascending from 0 to rows. starts,
+    sequences: int32 [chunks]. tables: int32 [sequences, max_pages]. out: fp32 [rows, heads * D].
+    faults: int32 [rows], cleared by the caller; rows whose chunk or pages are invalid get a FAULT_*
+    bit and NaN, as do rows in the same block of BLOCK_M positions. max_tokens: the longest chunk
+    for which programs are launched; the first rows of a longer one are marked as faults. Raises
+    TypeError or ValueError.
 
-    Moves q and out, and `cache.token_bytes()` per position of each chunk's sequence; computes
-    4 * heads * D operations for each row and position. Source: Dao, FlashAttention-2, 2023.
+    Moves q and out, and `cache.token_bytes()` per position of each chunk's sequence; computes 4 *
+    heads * D operations for each row and position. Source: Dao, FlashAttention-2, 2023.
     """
     rows, chunks = len(q), len(starts)
     heads = check_queries("q", q, cache)
@@ -158,7 +158,7 @@ def prefill_attention(
     if rows == 0 or chunks == 0 or max_tokens == 0:
         return
     constants, options = prefill_plan(heads, cache.kv_heads, cache.head_dim, cache.keys.dtype)
-    # A chunk that begins within a block reaches into one more.
+    # A chunk that begins inside a block ends in one block more.
     blocks = -(-max_tokens // constants["BLOCK_M"]) + 1
     _prefill[(blocks, heads, chunks)](
         q, first_rows, starts, sequences, cache.keys, cache.values, cache.key_scales,
@@ -170,13 +170,13 @@ def prefill_attention(
 def prefill_plan(
     heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype
 ) -> tuple[dict[str, Any], dict[str, int]]:
-    """(constants, launch options), from the shape of the heads and the cache's type alone.
+    """Return (constants, launch options), which depend only on the heads and the cache's type.
 
-    Two groups of four warps with 64 rows each feed the tensor cores in bf16; fp32, which they
-    do not multiply exactly, has small blocks. Heads of more than 128, in fp32 of more than 64, take
-    half as many rows and positions, since a thread has 255 registers; with scales a quarter of the
-    rows, which four warps multiply. TILE divides BLOCK_M: tiles before a block's first position
-    are not masked.
+    In bf16 two groups of four warps, with 64 rows each, feed the tensor cores. fp32, which tensor
+    cores do not multiply exactly, has small blocks. Heads above D = 128 (64 in fp32) take half as
+    many rows and positions, since a thread has 255 registers; with scales they take a quarter of
+    the rows and four warps. TILE divides BLOCK_M, so that tiles before a block's first position
+    need no mask.
     """
     constants = softmax_plan(heads, kv_heads, head_dim, dtype)
     wide = head_dim > 128
@@ -193,7 +193,7 @@ SHAPES = ATTENTION_SHAPES
 
 
 def variants(shape: DecoderShape) -> Iterator[Variant]:
-    """Yield the attention of a prompt's chunks."""
+    """Yield the attention of chunks of prompts."""
     for dtype in served_caches(shape):
         constants, options = prefill_plan(shape.heads, shape.kv_heads, shape.head_dim, dtype)
         signature, none = signature_of(_prefill, dtype, absent_pointers(shape, dtype))

@@ -1,4 +1,4 @@
-"""Rotary position embedding, rotate-half as in Llama: the oracle, and what the CPU runs."""
+"""Rotary position embedding, rotate-half as in Llama: the reference, which the CPU also runs."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tailrace.kernels.rows.norm import order_free_rms_norm
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """What a layer does to its query and key heads before attention.
+    """Rotation, and norm if any, of a layer's query and key heads before attention.
 
-    cos, sin: fp32 [context, D], of `rope_table`. q_norm, k_norm: fp32 [D], the weights of an
-    RMSNorm of every head before it is turned (Qwen3), or both None. eps is above 0.
-    Raises TypeError or ValueError.
+    cos, sin: fp32 [context, D], from `rope_table`. q_norm, k_norm: fp32 [D], the weights of an
+    RMSNorm of every head before its rotation (Qwen3), or both None. eps is above 0. Raises
+    TypeError or ValueError.
     """
 
     cos: Tensor
@@ -46,10 +46,10 @@ class Rope:
         check_same_device(cos=self.cos, sin=self.sin, q_norm=self.q_norm, k_norm=self.k_norm)
 
     def turn(self, heads: Tensor, positions: Tensor, weight: Tensor | None) -> Tensor:
-        """Norm, if there is a weight, then turn fp32 [T, heads, D] to integer positions [T].
+        """Norm fp32 [T, heads, D] if there is a weight, then rotate to integer positions [T].
 
-        What every kernel computes, bit for bit: two products, each rounded, and their sum.
-        `apply_rope` may fuse one of them with the sum, as torch does on some processors.
+        This is what every kernel computes, bit for bit: two products, each rounded, and their sum.
+        `apply_rope` may fuse one product with the sum, as torch does on some processors.
         """
         normed = heads if weight is None else order_free_rms_norm(heads, weight, self.eps)
         swapped = normed.roll(heads.shape[-1] // 2, -1)
@@ -60,12 +60,12 @@ class Rope:
 def rope_table(
     positions: int, head_dim: int, theta: float, scaling: RopeScaling | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the factors for positions 0 .. positions-1, computed once when a model loads.
+    """Return the rotation factors of positions 0 .. positions-1; computed once per model.
 
-    Returns (cos, sin), both fp32 [positions, head_dim]. Columns d and d + head_dim/2 turn by
-    the angle position * frequency d of `rope_frequencies`; YaRN's attention factor is in both.
-    The first half of sin is negated, so that `apply_rope` swaps the halves and never negates.
-    Raises ValueError for an odd head_dim.
+    Returns (cos, sin), both fp32 [positions, head_dim]. Columns d and d + head_dim/2 rotate by the
+    angle position * frequency d of `rope_frequencies`; both include YaRN's attention factor. The
+    first half of sin is negated, so that `apply_rope` swaps the halves and never negates. Raises
+    ValueError for an odd head_dim.
 
     Source: Su et al., RoFormer, 2021.
     """
@@ -77,10 +77,10 @@ def rope_table(
 
 
 def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None = None) -> Tensor:
-    """Radians per position of every pair of dimensions, fp32 [head_dim / 2].
+    """Return the radians per position of every pair of dimensions, fp32 [head_dim / 2].
 
-    theta ** (-2d / head_dim), then scaled. The steps and their order are those of
-    transformers, so that the tables are the same. Raises ValueError for an odd head_dim.
+    They are theta ** (-2d / head_dim), then scaled. The operations and their order are those of
+    transformers, so that the tables are equal. Raises ValueError for an odd head_dim.
     """
     if head_dim % 2:
         raise ValueError(f"head_dim: {head_dim} is odd")
@@ -112,10 +112,10 @@ def _llama3_frequencies(frequency: Tensor, scaling: Llama3Scaling) -> Tensor:
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn every head of every token by the angles of its position.
+    """Rotate every head of every token by the angles of its position.
 
-    x: fp32 [T, heads, D]. cos, sin: fp32 [T, D], the rows of `rope_table` for those T
-    positions. Returns fp32 [T, heads, D]. Raises ValueError for factors that do not fit.
+    x: fp32 [T, heads, D]. cos, sin: fp32 [T, D], the rows of `rope_table` for those T positions.
+    Returns fp32 [T, heads, D]. Raises ValueError for factors that do not fit.
     """
     tokens, _, head_dim = x.shape
     if cos.shape != (tokens, head_dim) or sin.shape != cos.shape:

@@ -1,7 +1,6 @@
-"""How a model's rotary embedding is stretched beyond the context it was trained on; no torch.
+"""Scalings that stretch rotary embeddings beyond the context of the training; no torch.
 
-`rope_table` beside this computes with these. Every constructor raises ValueError that names the
-argument.
+`rope.rope_table` applies them. Every constructor raises ValueError that names the argument.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LinearScaling:
-    """Every position divided by `factor`.
+    """Divide every position by `factor`.
 
     Source: Chen et al., Extending Context Window of Large Language Models via Positional
     Interpolation, 2023.
@@ -26,13 +25,13 @@ class LinearScaling:
 
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling:
-    """Slow frequencies divided by `factor`, fast ones left, those between blended.
+    """Divide slow frequencies by `factor`, keep fast ones and blend those between.
 
-    A frequency is slow that turns fewer than `low_turns` times in `original_context` tokens,
-    and fast that turns more than `high_turns` times.
+    A frequency is slow if it makes fewer than `low_turns` turns in `original_context` tokens, and
+    fast if it makes more than `high_turns`.
 
-    Source: the `llama3` scaling of Llama 3.1 (Grattafiori et al., The Llama 3 Herd of Models,
-    2024; `apply_scaling` of its reference code).
+    Source: the `llama3` scaling of Llama 3.1 (Grattafiori et al., The Llama 3 Herd of Models, 2024;
+    `apply_scaling` of its reference code).
     """
 
     factor: float
@@ -49,10 +48,10 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True)
 class YarnScaling:
-    """Fast frequencies left, slow ones divided by `factor`, a ramp between the two.
+    """Keep fast frequencies, divide slow ones by `factor`, with a ramp between the two.
 
-    Fast is one that turns more than `fast_turns` times in `original_context` tokens, slow one
-    that turns fewer than `slow_turns` times. `truncate` rounds the ends of the ramp to whole
+    A frequency is fast if it makes more than `fast_turns` turns in `original_context` tokens, and
+    slow if it makes fewer than `slow_turns`. `truncate` rounds the ends of the ramp to whole
     dimensions. cos and sin are multiplied by `attention_factor`.
 
     Source: Peng et al., YaRN: Efficient Context Window Extension of Large Language Models, 2023.
@@ -73,7 +72,7 @@ class YarnScaling:
         _check_above("fast_turns", self.fast_turns, self.slow_turns)
 
     def ramp(self, head_dim: int, theta: float) -> tuple[float, float]:
-        """Between which pairs of dimensions the frequencies go over: (first, last)."""
+        """Return the first and last pair of dimensions of the ramp between fast and slow."""
         first, last = (
             head_dim
             * math.log(self.original_context / (turns * 2 * math.pi))
@@ -83,7 +82,7 @@ class YarnScaling:
         if self.truncate:
             first, last = math.floor(first), math.ceil(last)
         first, last = max(first, 0), min(last, head_dim - 1)
-        return first, last + 0.001 if first == last else last  # a ramp has a length
+        return first, last + 0.001 if first == last else last  # the ramp must not be empty
 
 
 RopeScaling = LinearScaling | Llama3Scaling | YarnScaling
@@ -92,9 +91,10 @@ RopeScaling = LinearScaling | Llama3Scaling | YarnScaling
 def yarn_attention_factor(
     factor: float, mscale: float | None = None, mscale_all_dim: float | None = None
 ) -> float:
-    """What YaRN multiplies cos and sin by where a checkpoint does not say it.
+    """Return YaRN's attention factor for a checkpoint that does not state it.
 
-    0.1 ln(factor) + 1, as in the paper; with both weights, the ratio of the two as DeepSeek has it.
+    That is 0.1 ln(factor) + 1, as in the paper; with both mscale weights it is their ratio, as in
+    DeepSeek's models.
     """
 
     def magnitude(weight: float) -> float:

@@ -1,8 +1,8 @@
-"""RoPE of queries and keys and the write of keys and values to their page, in one launch.
+"""RoPE of queries and keys, and the store of keys and values to their page, in one launch.
 
-Decode attention does the same work for a row's own token, with the device functions below, so
-that both ways store and attend with the same bits. All arithmetic is element by element, but
-for the norm of a head, whose sum has no order, and the largest value of a quantised head.
+Decode attention does the same for a row's own token with the device functions below, so that both
+paths store and attend with the same bits. All arithmetic is element-wise, except the norm of a
+head, whose sum does not depend on order, and the largest value of a quantised head.
 """
 
 # mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
@@ -57,9 +57,9 @@ _E4M3_MIN_NORMAL = tl.constexpr(2.0**-6)
 
 @triton.jit
 def turn_of(position, cos_ptr, sin_ptr, D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr):
-    """The factors that turn heads to `position`: cos and sin, fp32 [ROWS, BLOCK_D].
+    """Load the factors that rotate heads to `position`: cos and sin, fp32 [ROWS, BLOCK_D].
 
-    Each row is the same, so that every thread has what it needs of them before it waits.
+    All rows are equal, so that every thread has its factors before it waits for earlier launches.
     """
     columns = tl.arange(0, BLOCK_D)[None, :] + tl.zeros((ROWS, 1), tl.int32)
     angle = position.to(tl.int64) * D + columns
@@ -72,10 +72,10 @@ def turned_heads(
     x_ptr, heads, live, keys, turn, q_norm_ptr, k_norm_ptr, eps, D: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Load heads of D elements at x_ptr, norm them if q_norm_ptr is not None, and turn them.
+    """Load heads of D elements at x_ptr, norm them if q_norm_ptr is not None, and rotate them.
 
-    heads: int32 [ROWS], of which `live` are there, and `keys` are keys. turn: as of `turn_of`.
-    Returns fp32 [ROWS, BLOCK_D], 0 elsewhere.
+    heads: int32 [ROWS]; `live` marks those to load and `keys` those that are keys. turn: from
+    `turn_of`. Returns fp32 [ROWS, BLOCK_D], 0 where not live.
     """
     columns = tl.arange(0, BLOCK_D)[None, :]
     partners = tl.where(columns < D // 2, columns + D // 2, columns - D // 2)
@@ -101,7 +101,7 @@ def _weight(q_norm_ptr, k_norm_ptr, keys, columns, inside):
 
 @triton.jit
 def cells_of(x, KIND: tl.constexpr, SCALED: tl.constexpr, INTERPRETED: tl.constexpr):
-    """What a cache of KIND holds for fp32 heads [ROWS, BLOCK_D], and their scales, fp32 [ROWS]."""
+    """Quantise fp32 heads [ROWS, BLOCK_D] for a cache of KIND; also return their scales [ROWS]."""
     if SCALED:
         factor = int8_factor(x)
         if KIND == tl.int8:
@@ -119,7 +119,7 @@ def cells_of(x, KIND: tl.constexpr, SCALED: tl.constexpr, INTERPRETED: tl.conste
 
 @triton.jit
 def store_cells(cells, scale, live, cells_ptr, scales_ptr, cell, D: tl.constexpr):
-    """Store the one live row of what `cells_of` made as row `cell`, int64, of a cache."""
+    """Store the one live row of the cells from `cells_of` as row `cell`, int64, of a cache."""
     columns = tl.arange(0, cells.shape[1])[None, :]
     mask = live[:, None] & (columns < D)
     tl.store(cells_ptr + cell * D + columns + tl.zeros_like(mask).to(tl.int32), cells, mask=mask)
@@ -129,7 +129,7 @@ def store_cells(cells, scale, live, cells_ptr, scales_ptr, cell, D: tl.constexpr
 
 @triton.jit
 def _round_to_e4m3(x):
-    """Round |x| <= 448 to nearest, ties to even: the interpreter's own conversion does not."""
+    """Round |x| <= 448 to nearest, ties to even; the interpreter's own conversion does not."""
     bits = x.to(tl.int32, bitcast=True)
     normal = (bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000
     small = (x + _E4M3_ROUND) - _E4M3_ROUND
@@ -138,7 +138,7 @@ def _round_to_e4m3(x):
 
 @triton.jit
 def row_fault(sequence, sequences, number, lowest, highest):
-    """Fault bits of a row whose position or length must lie in lowest .. highest."""
+    """Return the fault bits of a row whose position or length must be in lowest .. highest."""
     outside = (number < lowest) | (number > highest)
     unknown = (sequence < 0) | (sequence >= sequences)
     return tl.where(outside, _FAULT_POSITION, 0) | tl.where(unknown, _FAULT_SEQUENCE, 0)
@@ -146,9 +146,10 @@ def row_fault(sequence, sequences, number, lowest, highest):
 
 @triton.jit
 def page_at(tables_ptr, sequence, max_pages, index, pages, wanted):
-    """Entry `index` of a sequence's block table, if it is wanted: (page id, fault bits).
+    """Return entry `index` of a sequence's block table, if `wanted`, as (page id, fault bits).
 
-    A foreign page is given as page 0, which can be read; its fault makes the result NaN.
+    A page outside the cache is returned as page 0, which can be read; its fault makes the result
+    NaN.
     """
     entry = tables_ptr + sequence.to(tl.int64) * max_pages + index
     page = tl.load(entry, mask=wanted, other=0)
@@ -161,8 +162,11 @@ def own_heads(
     x_ptr, head, turn, q_norm_ptr, k_norm_ptr, eps, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
     D: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Of one KV head of the row at x_ptr: its group's queries and, as row GROUP, its key, turned,
-    fp32 [ROWS, BLOCK_D], and its value, fp32 [1, BLOCK_D]."""
+    """Load one KV head of the row at x_ptr: its group's queries, its key and its value.
+
+    Returns the queries and, as row GROUP, the key, rotated, fp32 [ROWS, BLOCK_D], and the value,
+    fp32 [1, BLOCK_D].
+    """
     member = tl.arange(0, ROWS)
     is_key = member == GROUP
     heads = tl.where(is_key, HEADS + head, head * GROUP + member)
@@ -224,17 +228,16 @@ def rope_write(
     *,
     dependent: bool = False,
 ) -> None:
-    """Turn the queries of every row, and turn, quantise and store its key and value.
+    """Rotate the queries of every row, and rotate, quantise and store its key and value.
 
-    qkv: fp32 [rows, (heads + 2 kv_heads) * D]. positions, sequences: int32 [rows], a row's place
-    in its sequence and its row of `tables`, int32 [sequences, max_pages]. q_out: fp32
-    [rows, heads * D]. faults: int32 [rows], cleared by the caller; a row whose sequence, position
-    or page is not there gets a bit (FAULT_*) and is written nowhere. No two rows may have the
-    same sequence and position. dependent: programmatic dependent launch. Raises TypeError or
-    ValueError.
+    qkv: fp32 [rows, (heads + 2 kv_heads) * D]. positions, sequences: int32 [rows], a row's position
+    in its sequence and its row of `tables`, int32 [sequences, max_pages]. q_out: fp32 [rows, heads
+    * D]. faults: int32 [rows], cleared by the caller; a row whose sequence, position or page is
+    invalid gets a FAULT_* bit and is not stored. No two rows may have the same sequence and
+    position. dependent: programmatic dependent launch. Raises TypeError or ValueError.
 
-    Moves `qkv` and `q_out` once, and `cache.token_bytes()` per row.
-    Source: Su et al., RoFormer, 2021; rotate-half as in Llama.
+    Moves `qkv` and `q_out` once, and `cache.token_bytes()` per row. Source: Su et al., RoFormer,
+    2021; rotate-half as in Llama.
     """
     rows = len(qkv)
     heads = check_write(qkv, rope, cache)
@@ -281,7 +284,7 @@ def plan(heads: int, kv_heads: int, head_dim: int) -> dict[str, Any]:
 
 
 def check_write(qkv: Tensor, rope: Rope, cache: PagedKv) -> int:
-    """Refuse rows or a rotary table that do not fit the cache; returns the query heads."""
+    """Return the number of query heads; raise unless rows and rotary table fit the cache."""
     heads = check_queries("qkv", qkv, cache) - 2 * cache.kv_heads
     if heads <= 0:
         raise ValueError(f"qkv: shape {tuple(qkv.shape)} has no column for a query")
@@ -299,23 +302,23 @@ _INTEGERS = {
     *("counters", "faults", "first_rows", "lengths"),
     *("positions", "sequences", "starts", "tables"),
 }
-"""Pointers to int32; all others but the cache's are to fp32."""
+"""Pointers to int32; all others, except the cache's, point to fp32."""
 
 
 SHAPES = ATTENTION_SHAPES
-"""What the variants are made for, here and in attention."""
+"""Shapes for which variants are compiled, here and in attention."""
 
 
 def dependent_too(shape: DecoderShape) -> tuple[bool, ...]:
-    """Ordinary launches, and dependent ones of the models that whole steps are planned for."""
+    """Return the kinds of launches to compile: dependent ones for models of whole steps."""
     return (False, True) if shape in REAL_SHAPES else (False,)
 
 
 def served_caches(shape: DecoderShape) -> tuple[torch.dtype, ...]:
-    """Return the element types of a cache that a model is compiled for ahead of time.
+    """Return the cache types that a model is compiled for ahead of time.
 
-    bf16, and fp32 for what is small enough to be served in it; all that an origin may be set to
-    for one model, for norms of heads and for the largest heads.
+    These are bf16, fp32 for models small enough to be served in it, and every type that an origin
+    can be set to for one model, one with norms of heads, and one with the largest heads.
     """
     others = {
         DEMO: (torch.float32,),
@@ -329,9 +332,9 @@ def served_caches(shape: DecoderShape) -> tuple[torch.dtype, ...]:
 def signature_of(
     kernel: Any, dtype: torch.dtype, absent: set[str]
 ) -> tuple[dict[str, str], dict[str, None]]:
-    """Triton's types of a kernel's run-time arguments, and None for the pointers it goes without.
+    """Return Triton's types of a kernel's run-time arguments, and None for absent pointers.
 
-    By name: pointers end in `_ptr`, `eps` is fp32 and all other numbers are int32.
+    Names decide: pointers end in `_ptr`, `eps` is fp32 and all other numbers are int32.
     """
     signature: dict[str, str] = {}
     for name in kernel.arg_names:
@@ -350,7 +353,7 @@ def signature_of(
 
 
 def absent_pointers(shape: DecoderShape, dtype: torch.dtype) -> set[str]:
-    """What a launch with RoPE goes without: weights of norms, scales of the cache."""
+    """Return the pointers that a launch with RoPE lacks: weights of norms, scales of the cache."""
     norms = set() if shape.family is Family.QWEN3 else {"q_norm", "k_norm"}
     return norms | (set() if dtype in SCALED_DTYPES else {"key_scales", "value_scales"})
 

@@ -1,4 +1,4 @@
-"""The online softmax of prefill over tiles of a paged cache, and what decode shares with it."""
+"""The online softmax of prefill over tiles of a paged cache, and parts that decode shares."""
 
 # mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -16,7 +16,8 @@ from tailrace.kernels.launch import INTERPRETED, next_power_of_2
 from tailrace.kernels.rows.rounding_triton import rounded
 
 DOT_TYPES = {torch.float32: tl.float32}
-"""What products are computed in; bf16 for all other caches, whose numbers it holds exactly."""
+"""Types in which products are computed; for all other caches bf16, which holds their numbers
+exactly."""
 
 
 @triton.jit
@@ -26,14 +27,14 @@ def attend_tile(
     D: tl.constexpr, TILE: tl.constexpr, DOT: tl.constexpr, MASKED: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """One step of the softmax, over TILE rows of the cache from row `cell`, int64, on.
+    """Do one step of the online softmax, over TILE rows of the cache from row `cell`, int64, on.
 
-    q: DOT [ROWS, BLOCK_D]. known: the positions that are read, [TILE]; live: the scores that
-    count, of a shape that broadcasts to [ROWS, TILE]; both are all of them if not MASKED.
-    highest: fp32 [ROWS], the largest score so far, where a score is a power of two. total: fp32
-    [ROWS, TILE], the weights so far column by column, so that they are summed across threads but
-    once. mixed: fp32 [ROWS, BLOCK_D]. Returns the last three after the step.
-    Source: Milakov and Gimelshein, Online normalizer calculation for softmax, 2018.
+    q: DOT [ROWS, BLOCK_D]. known: [TILE], the positions to read. live: the scores that count, of a
+    shape that broadcasts to [ROWS, TILE]. If not MASKED, all positions are read and count. highest:
+    fp32 [ROWS], the largest score so far; scores are base-2 logarithms. total: fp32 [ROWS, TILE],
+    the sums of weights so far, kept per column so that they are summed across threads only once.
+    mixed: fp32 [ROWS, BLOCK_D]. Returns the new highest, total and mixed. Source: Milakov and
+    Gimelshein, Online normalizer calculation for softmax, 2018.
     """
     token = tl.arange(0, TILE)
     columns = tl.arange(0, q.shape[1])
@@ -70,7 +71,7 @@ def _cells(pointers, mask, MASKED: tl.constexpr):
 
 @triton.jit
 def operand(cells, DOT: tl.constexpr, INTERPRETED: tl.constexpr):
-    """Cells of a cache as an operand of a product: exact, since DOT holds all that they can."""
+    """Convert cells of a cache to the operand type of a product; DOT holds all of them exactly."""
     if INTERPRETED:
         return cells.to(tl.float32)
     else:
@@ -79,7 +80,7 @@ def operand(cells, DOT: tl.constexpr, INTERPRETED: tl.constexpr):
 
 @triton.jit
 def pinned(x, INTERPRETED: tl.constexpr):
-    """x in the layout that it has: what made it is not done again in those of its products."""
+    """Keep x in its layout, so that no product that uses it recomputes it in another one."""
     if INTERPRETED:
         return x
     else:
@@ -90,7 +91,7 @@ def pinned(x, INTERPRETED: tl.constexpr):
 
 
 def softmax_plan(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> dict[str, Any]:
-    """Return the constants of attention, from the shape of the heads and the cache's type alone."""
+    """Return the constants of attention, which depend only on the heads and the cache's type."""
     return {
         "HEADS": heads,
         "KV_HEADS": kv_heads,

@@ -1,7 +1,7 @@
-"""Partial results of decode attention, and how the last program to arrive merges them.
+"""Partial results of decode attention, and their merge by the last program to finish.
 
-The pages of a row are shared out to at most MAX_SPLITS programs for each KV head, and what these
-leave is added in ascending order: which sums are added to which depends on the length alone.
+For each KV head, a row's pages are divided among at most MAX_SPLITS programs. Their partial results
+are added in ascending order, so the order of summation depends on the length alone.
 """
 
 # mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
@@ -20,15 +20,15 @@ from tailrace.kernels.shapes import PAGE_TOKENS
 
 _PAGE = tl.constexpr(PAGE_TOKENS)
 _MAX_SPLITS = tl.constexpr(MAX_SPLITS)
-# Partial results that are loaded at once.
+# Number of partial results that are loaded at once.
 _MERGED = tl.constexpr(8)
 
 
 class DecodeWorkspace:
-    """Where the splits of a launch leave their partial results; one launch at a time uses it.
+    """Buffers for the partial results of a launch; only one launch at a time may use them.
 
-    For up to `rows` rows of up to `max_length` positions. Each row and KV head has a slot for
-    every split: mixed, fp32 [slots * group * D], and sums, fp32 [slots * 2 * group], hold its
+    They serve up to `rows` rows of up to `max_length` positions. Each row and KV head has a slot
+    for every split: mixed, fp32 [slots * group * D], and sums, fp32 [slots * 2 * group], hold its
     heads' values, highest scores and sums of weights. counters, int32 [rows * kv_heads], are 0
     between launches.
     """
@@ -50,7 +50,7 @@ class DecodeWorkspace:
         self.counters = torch.zeros(rows * kv_heads, dtype=torch.int32, device=device)
 
     def check(self, rows: int, heads: int, cache: PagedKv, max_length: int) -> None:
-        """Refuse a launch that it is too small for, or that has other heads. Raises ValueError."""
+        """Raise ValueError if the workspace is too small for a launch, or made for other heads."""
         shape = (heads, cache.kv_heads, cache.head_dim)
         if shape != (self.heads, self.kv_heads, self.head_dim):
             raise ValueError(f"workspace: made for other heads than {shape}")
@@ -61,13 +61,13 @@ class DecodeWorkspace:
 
 
 def splits_of(max_length: int) -> int:
-    """Return the most programs that a KV head of a row of up to `max_length` positions has."""
+    """Return the maximum number of programs per KV head of a row of up to `max_length`."""
     return min(-(-max_length // PAGE_TOKENS), MAX_SPLITS)
 
 
 @triton.jit
 def split_span(length):
-    """Positions that each program of a row of `length` has, whole pages; the last may have less."""
+    """Return the positions per program of a row of `length`: whole pages, but for the last."""
     return tl.cdiv(tl.cdiv(length, _PAGE), _MAX_SPLITS) * _PAGE
 
 
@@ -76,10 +76,10 @@ def finish(
     highest, total, mixed, split, own, length, place, out_ptr, mixed_ptr, sums_ptr, counters_ptr,
     D: tl.constexpr, GROUP: tl.constexpr, BLOCK_GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Leave a split's partial result; store the heads at out_ptr once all splits of them are in.
+    """Store a split's partial result; once all splits are in, merge and store the heads at out_ptr.
 
-    highest, total: fp32 [ROWS]. mixed: fp32 [BLOCK_D, ROWS]. own: of the row's `length` positions,
-    those of this split. place: the number of the row and KV head, int64.
+    highest, total: fp32 [ROWS]. mixed: fp32 [BLOCK_D, ROWS]. own: this split's share of the row's
+    `length` positions. place: the number of the row and KV head, int64.
     """
     BLOCK_D: tl.constexpr = mixed.shape[0]
     slots = place * tl.num_programs(0)
@@ -91,8 +91,8 @@ def finish(
     tl.store(sums + GROUP, total, mask=head < GROUP)
     cell = mixed_ptr + split * (GROUP * D) + head[None, :] * D + column
     tl.store(cell, mixed, mask=(head < GROUP)[None, :] & (column < D))
-    # The barrier puts every thread's stores before the addition that one of them does. The last
-    # program leaves the counter at 0, for the next launch.
+    # The barrier orders every thread's stores before the addition that one of them does. The last
+    # program resets the counter for the next launch.
     tl.debug_barrier()
     if tl.atomic_add(counters_ptr + place, own, sem="acq_rel") == length - own:
         tl.store(counters_ptr + place, 0)
@@ -106,9 +106,9 @@ def _merge(
 ):  # fmt: skip
     """Add the partial results of all splits, in ascending order, and store the heads.
 
-    A thread has four numbers of one head, and its own copy of that head's sums, so that no value
-    passes from one to another. They are read from the second-level cache: the first one may hold
-    what another launch left.
+    A thread has four numbers of one head and its own copy of that head's sums, so that threads
+    exchange no values. They are read from the L2 cache, because L1 may hold what another launch
+    left.
     """
     span = split_span(length)
     some = tl.arange(0, BLOCK_GROUP * BLOCK_D // 4)
@@ -123,7 +123,7 @@ def _merge(
     mixed = tl.zeros(place.shape, tl.float32)
     begin = 0
     while begin < length:
-        # Padding has no score: 0 keeps it from -inf less -inf.
+        # Padding has no score: 0 avoids -inf minus -inf.
         higher = tl.where(head < GROUP, highest, 0.0)
         for step in tl.static_range(_MERGED):
             here = (head < GROUP) & (begin + step * span < length)
@@ -145,7 +145,7 @@ def _merge(
         begin += _MERGED * span
         sums_ptr += _MERGED * (2 * GROUP)
         mixed_ptr += _MERGED * (GROUP * D)
-    # Nor a weight: 1 keeps it from 0 by 0.
+    # Padding has no weight: 1 avoids 0 divided by 0.
     mixed *= tl.div_rn(1.0, tl.where(head < GROUP, total, 1.0))[:, None]
     tl.store(out_ptr + place, mixed, mask=inside)
 

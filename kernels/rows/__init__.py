@@ -1,1 +1,1 @@
-"""What is done row by row: norms, activations, embedding, rounding."""
+"""Row-wise kernels: norms, activations, embedding, rounding."""

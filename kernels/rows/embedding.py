@@ -1,4 +1,4 @@
-"""The embedding of tokens on the CPU: the oracle of the kernel in embedding_triton."""
+"""The embedding of tokens on the CPU: the reference for the kernel in embedding_triton."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import torch
 from torch import Tensor
 
 FAULT_TOKEN = 8
-"""A row's token is outside the vocabulary; the other bits are those of paged_attention."""
+"""Fault bit: the row's token is outside the vocabulary.
+
+Other bits are defined in paged_attention.
+"""
 TABLE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def embed(ids: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the rows of a table that tokens name.
+    """Return the rows of an embedding table for token ids.
 
     ids: int32 [rows]. table: bf16, fp16 or fp32 [vocab, H]. Returns fp32 [rows, H] and faults,
     int32 [rows]: 0, or FAULT_TOKEN and a row of zeros for an id outside the vocabulary.

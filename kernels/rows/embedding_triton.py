@@ -28,7 +28,7 @@ def embed_kernel(
     ids_ptr, before_ptr, table_ptr, out_ptr, faults_ptr, drawn, vocab, SIZE: tl.constexpr,
     BLOCK: tl.constexpr, HEAD: tl.constexpr,
 ):  # fmt: skip
-    """One program: BLOCK columns of a row. HEAD: dependent launches may follow."""
+    """Copy BLOCK columns of a row per program. HEAD: dependent launches may follow."""
     if HEAD:
         cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
@@ -54,13 +54,13 @@ def embed(
     before: Tensor | None = None,
     chain: bool = False,
 ) -> None:
-    """out = the rows of `table` that `ids` name.
+    """Write the rows of `table` for `ids` to `out`.
 
     ids: int32 [rows]. table: bf16, fp16 or fp32 [vocab, H]. out: fp32 [rows, H]. faults: int32
     [rows], cleared by the caller; an id outside the vocabulary sets the bit FAULT_TOKEN, and its
-    row is zeros. before: int32 [draws]; an id below 0, -1 - n, stands for the n-th, if there is
-    one. chain: it is the head of a chain of dependent launches, itself an ordinary one. Moves one
-    row of the table and 4 H bytes per row. Raises TypeError or ValueError.
+    row is zeros. before: int32 [draws]; an id -1 - n stands for the n-th of them, if there is one.
+    chain: this launch, an ordinary one, is the head of a chain of dependent launches. Moves one row
+    of the table and 4 H bytes per row. Raises TypeError or ValueError.
     """
     check_tensor("ids", ids, torch.int32, None)
     check_tensor("table", table, TABLE_DTYPES, None, None)
@@ -82,7 +82,7 @@ def embed(
 
 
 def variants(shape: DecoderShape) -> Iterator[Variant]:
-    """Yield the start of a step; a checkpoint's table is bf16."""
+    """Yield the start of a step, with a bf16 table as in checkpoints."""
     pointers = {
         "ids_ptr": "*i32",
         "before_ptr": "*i32",

@@ -1,15 +1,15 @@
-"""RMSNorm and int8 quantisation of a row, as the device functions that every kernel shares.
+"""RMSNorm and int8 quantisation of a row, as device functions that all kernels share.
 
-A float sum depends on its order, and the order on tile, warps and batch. Here a row is scaled by
-a power of two so that its largest value lies in [2**19, 2**20), rounded to whole numbers, and
-their squares are added as int64. Addition of integers has no order, so a row has the same norm in
-every kernel, at every batch, and in the torch oracle, bit for bit.
-Kernels that use these functions are compiled with `enable_fp_fusion=False`: a product that is
-fused with an addition is not rounded, and would differ from the oracle's.
+A float sum depends on its order, and so on tile, warps and batch. Here a row is scaled by a power
+of two so that its largest value is in [2**19, 2**20), rounded to integers, and their squares are
+summed as int64, which is exact in any order. So a row has the same norm in every kernel, in every
+batch and in the torch reference, bit for bit. Kernels that use these functions are compiled with
+`enable_fp_fusion=False`, since a product fused with an addition is not rounded and would differ
+from the reference.
 
-Below them, the norms that are a launch of their own: where a batch is so large that it costs
-more to repeat them in every program of the linear that reads them. A program holds a row in its
-registers; a float is read once and written once.
+The end of the file has the norms that are launches of their own, for batches so large that
+repeating the norm in every program of a linear would cost more. A program holds a row in its
+registers; each float is read once and written once.
 """
 
 # mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
@@ -35,11 +35,14 @@ from tailrace.kernels.shapes import DecoderShape, Family
 from tailrace.kernels.variant import Variant
 
 MAX_COLUMNS = 16_384
-"""Elements of a row that the registers of one program hold."""
+"""Maximum number of elements of a row, which one program holds in registers."""
 LINE = WORDS * WORD
-"""Elements of a row that a warp holds, 4 to a lane."""
+"""Number of elements of a row that a warp holds, 4 per lane."""
 MAX_WARPS = 8
-"""Two to a scheduler: more would take turns. Of up to 16 the pieces of a sum stay in 32 bits."""
+"""Maximum number of warps: two per scheduler, more would take turns.
+
+With up to 16 warps the parts of a sum fit into 32 bits.
+"""
 
 _WORD, _WORDS = tl.constexpr(WORD), tl.constexpr(WORDS)
 _INT8_MAX = tl.constexpr(float(INT8_MAX))
@@ -50,9 +53,9 @@ _ROUND = tl.constexpr(12_582_912.0)
 
 @triton.jit
 def inverse_rms(x, size, eps):
-    """1 / sqrt(mean(x ** 2) + eps) of each row: fp32 [rows, BLOCK] -> fp32 [rows].
+    """Return 1 / sqrt(mean(x ** 2) + eps) of each row: fp32 [rows, BLOCK] -> fp32 [rows].
 
-    x holds 0 beyond `size` columns. NaN for a row with NaN or infinite values.
+    x holds 0 beyond `size` columns. The result is NaN for a row with NaN or infinite values.
     """
     largest = tl.max(tl.where(x == x, tl.abs(x), float("inf")), 1)
     finite = largest < float("inf")
@@ -65,16 +68,16 @@ def inverse_rms(x, size, eps):
 
 @triton.jit
 def normalise(x, weight, inverse):
-    """(weight * x) * inverse: the order of the products is part of the definition."""
+    """Return (weight * x) * inverse; the order of the products is part of the definition."""
     return weight * x * inverse
 
 
 @triton.jit
 def int8_factor(normed):
-    """127 / max(|row|, 1e-5): what a row is multiplied by before rounding; NaN where it has NaN.
+    """Return the factor 127 / max(|row|, 1e-5) for int8 rounding; NaN for a row with NaN.
 
-    It is the product of 127 and the reciprocal, since that is what torch makes of the quotient.
-    normed: fp32 [rows, BLOCK], 0 beyond its size. Returns fp32 [rows].
+    It is 127 times the reciprocal, since torch computes the quotient in this way. normed: fp32
+    [rows, BLOCK], 0 beyond its size. Returns fp32 [rows].
     """
     largest = tl.max(tl.where(normed == normed, tl.abs(normed), float("inf")), 1)
     factor = tl.div_rn(1.0, tl.maximum(largest, _MIN_ABSMAX)) * _INT8_MAX
@@ -83,9 +86,9 @@ def int8_factor(normed):
 
 @triton.jit
 def quantise(x, factor):
-    """Whole numbers of -127 .. 127 as int32, rounded half to even; 0 for NaN.
+    """Round x * factor to integers in -127 .. 127, half to even, as int32; 0 for NaN.
 
-    x, factor: fp32, of shapes that broadcast; |x * factor| <= 127 but for rounding.
+    x, factor: fp32, of shapes that broadcast; |x * factor| <= 127 up to rounding.
     """
     rounded = (x * factor + _ROUND) - _ROUND
     bounded = tl.minimum(tl.maximum(rounded, -_INT8_MAX), _INT8_MAX)
@@ -97,7 +100,7 @@ def norm_kernel(
     x_ptr, weight_ptr, out_ptr, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr,
     PDL: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """One program: a row."""
+    """Norm one row per program."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)[None, :]
     mask = column < SIZE
@@ -118,7 +121,7 @@ def norm_int8_kernel(
     SIZE: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr,
     PDL: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """One program: a row, normalised and quantised, and the factor that it took."""
+    """Norm and quantise one row per program, and store its factor."""
     row = tl.program_id(0).to(tl.int64)
     gains = load_row(weight_ptr, SIZE, LINES, STEPS)
     if PDL:
@@ -141,13 +144,13 @@ def norm_int8_kernel(
 def rms_norm(
     x: Tensor, weight: Tensor, eps: float, out: Tensor, *, dependent: bool = False
 ) -> None:
-    """out = norm(x): `kernels.rows.norm.order_free_rms_norm`, bit for bit.
+    """Compute out = norm(x), with the bits of `kernels.rows.norm.order_free_rms_norm`.
 
     x: fp32 [rows, H], H up to 16,384. weight: fp32 [H]. eps: above 0. out: [rows, H], fp32, which
-    may be x itself, or bf16 or fp16, rounded half to even, as a linear of such weights rounds what
-    it reads. A row with NaN or infinite values becomes NaN. dependent: programmatic dependent
-    launch. Moves 8 H bytes per row, or 6 H, and 4 H once. Raises TypeError or ValueError, as all
-    functions here.
+    may be x itself, or bf16 or fp16, rounded half to even, as a linear with such weights rounds its
+    input. A row with NaN or infinite values becomes NaN. dependent: programmatic dependent launch.
+    Moves 8 H or 6 H bytes per row, and 4 H once. Raises TypeError or ValueError, as all functions
+    here.
 
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization, 2019.
     """
@@ -166,11 +169,11 @@ def rms_norm(
 def rms_norm_int8(
     x: Tensor, weight: Tensor, eps: float, q: Tensor, factor: Tensor, *, dependent: bool = False
 ) -> None:
-    """q, factor = norm(x) quantised: `kernels.linear.ternary.quantize_activations`, bit for bit.
+    """Compute q, factor = quantised norm(x), with the bits of `ternary.quantize_activations`.
 
-    q: int8 [rows, H], whole numbers of -127 .. 127. factor: fp32 [rows], by which a row was
-    multiplied before it was rounded; NaN, with zeros in q, for a row with NaN or infinite
-    values. The rest as in `rms_norm`. Moves 5 H + 4 bytes per row and 4 H once.
+    q: int8 [rows, H], integers in -127 .. 127. factor: fp32 [rows], by which a row was multiplied
+    before rounding; NaN, with zeros in q, for a row with NaN or infinite values. Everything else is
+    as in `rms_norm`. Moves 5 H + 4 bytes per row and 4 H once.
     """
     check_tensor("x", x, torch.float32, None, None)
     rows, size = x.shape
@@ -187,7 +190,7 @@ def rms_norm_int8(
 
 
 def _check_norm(weight: Tensor, eps: float, size: int) -> None:
-    """Refuse a norm of rows of `size` that no kernel here takes."""
+    """Raise unless a norm's weight and eps fit rows of `size`, which the kernels here can take."""
     if not 0 < size <= MAX_COLUMNS:
         raise ValueError(f"x: rows of {size}, expected 1 to {MAX_COLUMNS} elements")
     check_tensor("weight", weight, torch.float32, size)
@@ -196,13 +199,13 @@ def _check_norm(weight: Tensor, eps: float, size: int) -> None:
 
 
 def plan(size: int) -> dict[str, Any]:
-    """Constants and options of a launch of rows in registers, at most 32 elements to a thread."""
+    """Return constants and options of a float norm's launch: at most 32 elements per thread."""
     block = next_power_of_2(size)
     return {"SIZE": size, "BLOCK": block, "num_warps": min(max(block // 512, 1), 16)}
 
 
 def int8_plan(size: int) -> dict[str, Any]:
-    """Return the same where a row is quantised: a warp to each line of a step."""
+    """Return constants and options of an int8 norm's launch, with one warp per line of a step."""
     lines = triton.cdiv(size, LINE)
     warps = min(next_power_of_2(lines), MAX_WARPS)
     steps = triton.cdiv(lines, warps)
@@ -210,7 +213,7 @@ def int8_plan(size: int) -> dict[str, Any]:
 
 
 def variants(shape: DecoderShape) -> Iterator[Variant]:
-    """Norms before linears and before the head, at batches that have them as launches."""
+    """Yield the norms before linears and before the head, for batches that launch them."""
     yield _variant(shape, "hidden", shape.hidden)
     yield _variant(shape, "hidden", shape.hidden, out="bf16")
     yield _variant(shape, "hidden", shape.hidden, out="bf16", dependent=True)

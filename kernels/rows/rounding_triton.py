@@ -1,4 +1,4 @@
-"""How every kernel rounds fp32: to a narrower float, and to whole numbers, squared for a norm."""
+"""Rounding of fp32, shared by all kernels: to narrower floats, and to integers for norms."""
 
 # mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -10,18 +10,22 @@ import triton.language as tl
 
 from tailrace.kernels.rows.norm import EXPONENT_BIAS, FIXED_BITS, MIN_EXPONENT
 
-# Adding 1.5 * 2**23 rounds |v| <= 2**22 to a whole number, half to even, which is then what the
-# bits of the sum are above those of 1.5 * 2**23.
+# Adding 1.5 * 2**23 rounds |v| <= 2**22 to an integer, half to even; the integer is the difference
+# of the sum's bits and those of 1.5 * 2**23.
 _ROUND = tl.constexpr(12_582_912.0)
 _ROUND_BITS = tl.constexpr(0x4B400000)
-# The least biased exponent of a row's largest value, and what a factor's is above its negative.
+# The smallest biased exponent of a row's largest value, and the offset from the negative of such an
+# exponent to that of its factor.
 _LOWEST = tl.constexpr(EXPONENT_BIAS + MIN_EXPONENT)
 _FACTOR = tl.constexpr(127 + EXPONENT_BIAS + FIXED_BITS)
 
 
 @triton.jit
 def rounded(x, dtype: tl.constexpr, INTERPRETED: tl.constexpr):
-    """fp32 x in `dtype`, half to even; in the interpreter, whose bf16 truncates, held as fp32."""
+    """Round fp32 x to `dtype`, half to even.
+
+    The interpreter's bf16 truncates, so there the result is rounded by hand and kept as fp32.
+    """
     if not INTERPRETED:
         return x.to(dtype)
     elif dtype == tl.bfloat16:
@@ -34,14 +38,16 @@ def rounded(x, dtype: tl.constexpr, INTERPRETED: tl.constexpr):
 
 @triton.jit
 def fixed_factor(largest):
-    """The power of two that a row is scaled by, from the bits of its largest magnitude: fp32."""
+    """Return the power of two that scales a row, fp32, from the bits of its largest magnitude."""
     exponent = tl.maximum(largest >> 23, _LOWEST)
     return ((_FACTOR.value - exponent) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def squares(x, factor):
-    """x * factor, rounded to whole numbers, squared: int64. A power of two as factor rounds
-    nothing, so that product and sum are one instruction."""
+    """Return x * factor, rounded to integers, and squared: int64.
+
+    A power of two as factor rounds nothing, so that product and sum are one instruction.
+    """
     whole = tl.fma(x, factor, _ROUND).to(tl.int32, bitcast=True) - _ROUND_BITS
     return whole.to(tl.int64) * whole

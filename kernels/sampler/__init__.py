@@ -1,1 +1,1 @@
-"""Sampling: one oracle, and the kernels that draw the same token."""
+"""Sampling: a reference in torch, and kernels that draw the same tokens."""

@@ -1,7 +1,7 @@
 """Device functions of the sampler: the exact cutoff of top-k and top-p among the candidates.
 
-The candidates of a row are keys and ids in memory, in any order; a key ascends where scores
-descend. One program works on them, so that selections need no atomics and no barriers.
+The candidates of a row are keys and ids in memory, in any order; keys ascend where scores descend.
+One program works on a row's candidates, so that selections need no atomics and no barriers.
 """
 
 # mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
@@ -15,7 +15,7 @@ import triton.language as tl
 from tailrace.kernels.sampler.draw_triton import better, draw, key_weights, top_p_weight
 from tailrace.kernels.sampler.sampler_plan import BINS_PER_UNIT
 
-# What `least_value` sums over the candidates whose value is at most a pivot.
+# The amounts that `least_value` sums over the candidates whose value is at most a pivot.
 _COUNT_KEYS = tl.constexpr(0)
 _WEIGH_KEYS = tl.constexpr(1)
 _COUNT_IDS = tl.constexpr(2)
@@ -28,11 +28,11 @@ def least_value(
     keys_ptr, ids_ptr, size, low, high, target, key, each, AMOUNT: tl.constexpr,
     BLOCK: tl.constexpr, WAYS: tl.constexpr,
 ):  # fmt: skip
-    """The least value in low .. high up to which the amounts sum to at least target, else high.
+    """Return the least value in low .. high up to which the amounts sum to at least target.
 
-    Values and amounts of the candidates are keys and 1 (COUNT_KEYS), keys and weights
-    (WEIGH_KEYS), or ids and `each` where the key is `key` (COUNT_IDS). A radix selection from
-    the top: each pass sums at WAYS pivots and leaves a WAYS-th of the range.
+    If no value does, return high. Values and amounts of the candidates are keys and 1 (COUNT_KEYS),
+    keys and weights (WEIGH_KEYS), or ids and `each` where the key is `key` (COUNT_IDS). This is a
+    radix selection from the top: each pass sums at WAYS pivots and leaves a WAYS-th of the range.
     size, low, high, key: int32; target, each: int64. Returns int32.
     """
     ways = tl.arange(0, WAYS)
@@ -61,7 +61,7 @@ def least_value(
 
 @triton.jit
 def below(keys_ptr, size, key, BLOCK: tl.constexpr):
-    """Of the candidates: number and weight of those under key, number of those equal to it."""
+    """Return the number and weight of candidates below a key, and the number equal to it."""
     less = tl.zeros([BLOCK], tl.int64)
     weight = tl.zeros([BLOCK], tl.int64)
     equal = tl.zeros([BLOCK], tl.int64)
@@ -77,7 +77,7 @@ def below(keys_ptr, size, key, BLOCK: tl.constexpr):
 
 @triton.jit
 def bin_key(bin):
-    """The least key of a bin of scores."""
+    """Return the least key of a bin of scores."""
     return (bin.to(tl.float32) * _BIN_WIDTH).to(tl.int32, bitcast=True)
 
 
@@ -86,10 +86,10 @@ def cutoff(
     keys_ptr, ids_ptr, size, count_target, weight_target, last_bin, top_p, vocab,
     BLOCK: tl.constexpr, WAYS: tl.constexpr,
 ):  # fmt: skip
-    """The key and id of the last candidate that top-k and top-p leave.
+    """Return the key and id of the last candidate that top-k and top-p keep.
 
-    The targets and the last bin are those of `sampler_triton.split_bins`; with both targets the
-    candidates begin at the best id, with one in the last bin.
+    The targets and the last bin come from `sampler_triton.split_bins`. With both targets the
+    candidates begin at the best id, with one target in the last bin.
     """
     low, high = bin_key(last_bin), bin_key(last_bin + 1)
     key = high
@@ -114,7 +114,8 @@ def cutoff(
         each = key_weights(key)
         short = weight_target - weight
     id = tl.full([], 0, tl.int32) + (vocab - 1)
-    # Without the last of the equal ones it would do: the highest ids of them go.
+    # If the target is met without the last of several equal candidates, drop those with the highest
+    # ids.
     if each * (equal - 1) >= short:
         id = least_value(
             keys_ptr, ids_ptr, size, id * 0, id, short, key, each, _COUNT_IDS, BLOCK, WAYS
@@ -126,7 +127,7 @@ def cutoff(
 def draw_candidates(
     keys_ptr, ids_ptr, size, last_key, last_id, least, seed, position, BLOCK: tl.constexpr
 ):
-    """The best (noisy score, id) of the candidates up to a cutoff that weigh enough."""
+    """Return the best (noisy score, id) of the candidates up to a cutoff that weigh enough."""
     top = tl.full([], -float("inf"), tl.float32)
     id = tl.full([], _MAX_VALUE, tl.int32)
     for start in range(0, size, BLOCK):

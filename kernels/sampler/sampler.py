@@ -42,7 +42,7 @@ from torch import Tensor
 from tailrace.kernels.checks import check_tensor
 
 ZERO_TEMPERATURE = 2.0**-150
-"""This and less is 0 as an fp32 number."""
+"""Temperatures up to this are 0 as an fp32 number."""
 PHILOX_ROUNDS = 10
 MASK_BITS = 32
 """Vocabulary ids per word of a grammar mask."""
@@ -51,12 +51,13 @@ WEIGHT_BITS = 40
 TOP_P_BITS = 24
 """Binary places of top_p."""
 MIN_WEIGHED_SCORE = -28.0
-"""exp of this is less than 2**-40, and so is that of any score below."""
+"""exp of this, and of any lower score, is below 2**-40."""
 ROUND_TO_WHOLE = 12_582_912.0
-"""1.5 * 2**23: adding and subtracting it rounds an fp32 number of up to 2**22 to a whole one."""
+"""1.5 * 2**23; adding and subtracting it rounds fp32 numbers up to 2**22 to integers."""
 LOG2_E = 1.44269502162933349609375
 LN2_HIGH, LN2_LOW = 0.693145751953125, 1.42860676533018704503775e-06
-"""Their sum is log(2); the first has 15 bits, so that products with small numbers are exact."""
+"""Two parts of log(2); the first has 15 bits, so that its products with small integers are exact.
+"""
 EXP_SERIES = (
     0.0013814540579915047,
     0.00836874544620514,
@@ -66,10 +67,11 @@ EXP_SERIES = (
     1.0,
     1.0,
 )
-"""exp(r) for |r| <= log(2) / 2, highest power first, within 2**-28 before rounding."""
+"""Coefficients of exp(r) for |r| <= log(2) / 2, highest power first, within 2**-28 before rounding.
+"""
 
 _LOW_32 = 0xFFFFFFFF
-# Tensors, because an operation with a Python number takes twice the time of one without.
+# Tensors, since operations with Python numbers take twice as long.
 _MULTIPLIERS = torch.tensor([[0xD2511F53], [0xCD9E8D57]])
 _KEY_STEPS = torch.tensor([[0x9E3779B9], [0xBB67AE85]])
 _ROUND_STEPS = (torch.arange(PHILOX_ROUNDS)[:, None, None] * _KEY_STEPS).unbind()
@@ -85,21 +87,21 @@ _BIT_PLACES = torch.arange(MASK_BITS, dtype=torch.int32)
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to choose a token. The defaults are greedy and change no logit.
+    """Settings for choosing a token; the defaults are greedy and change no logit.
 
-    Raises ValueError that names the setting for one that has no meaning.
+    Raises ValueError that names the setting which is out of range.
     """
 
     temperature: float = 0.0
-    """0 takes the best id."""
+    """Temperature; 0 takes the best id."""
     top_k: int = 0
-    """0, and anything from the size of the vocabulary on, is off."""
+    """Number of best ids to keep; 0, or the size of the vocabulary and more, is off."""
     top_p: float = 1.0
-    """Above 0; 1 is off."""
+    """Probability mass to keep, above 0; 1 is off."""
     seed: int = 0
-    """u64."""
+    """Seed of the noise, u64."""
     min_p: float = 0.0
-    """0 is off."""
+    """Minimum probability relative to the best id's; 0 is off."""
     repetition: float = 1.0
     """Divides positive logits of generated ids, multiplies negative ones; 1 is off."""
     presence: float = 0.0
@@ -124,7 +126,7 @@ class Sampling:
 
     @property
     def penalises(self) -> bool:
-        """The counts of generated ids matter."""
+        """True if the counts of generated ids matter."""
         return self.repetition != 1 or self.presence != 0 or self.frequency != 0
 
 
@@ -135,13 +137,13 @@ def sample(
     mask: Tensor | None = None,
     counts: Tensor | None = None,
 ) -> int:
-    """Choose one token; equal scores go to the lowest id.
+    """Choose one token; of equal scores the lowest id wins.
 
-    logits: fp32 [V]. position: index of the token among those generated, from 0.
-    mask: int32 [ceil(V / 32)], bit i of word w allows id 32 w + i, as llguidance writes it.
-    counts: int32 [V], how often each id was generated; needed where `sampling.penalises`.
-    Raises FloatingPointError for logits that are NaN or infinite, also after penalties, and
-    ValueError for a mask that allows nothing or an argument that is missing or does not fit.
+    logits: fp32 [V]. position: index of the token among those generated, from 0. mask: int32
+    [ceil(V / 32)], bit i of word w allows id 32 w + i, as llguidance writes it. counts: int32 [V],
+    how often each id was generated; required if `sampling.penalises`. Raises FloatingPointError for
+    logits that are NaN or infinite, also after penalties, and ValueError for a mask that allows
+    nothing or an argument that is missing or does not fit.
     """
     if sampling.penalises:
         logits = penalised(logits, sampling, counts)
@@ -158,11 +160,12 @@ def sample(
 def _choose(
     logits: Tensor, high: Tensor, sampling: Sampling, position: int, ids: Tensor | None
 ) -> int:
-    """Return the index of the token chosen among logits of these ids; None for all ids."""
+    """Return the index of the chosen token among the logits of `ids`; None stands for all ids."""
     if sampling.temperature <= ZERO_TEMPERATURE:
         return int(logits.argmax())
     temperature = torch.tensor(sampling.temperature, dtype=torch.float32)
-    # Relative to the best, a tiny temperature can only overflow to -inf: no chance at all.
+    # Since scores are relative to the best, a tiny temperature can only overflow to -inf, which has
+    # no chance.
     scores = (logits - high) / temperature
     kept = survivors(scores, sampling.top_k, sampling.top_p, sampling.min_p)
     noise = gumbel(kept if ids is None else ids[kept], sampling.seed, position)
@@ -170,9 +173,9 @@ def _choose(
 
 
 def allowed_ids(mask: Tensor, vocab: int) -> Tensor:
-    """Return the ids that a grammar mask allows, ascending: int32 [ceil(vocab / 32)] -> int64 [n].
+    """Return the ids that a grammar mask allows, ascending: int32 [words] -> int64 [n].
 
-    Bits from `vocab` on do not count. Raises ValueError if none is left.
+    Bits from `vocab` on are ignored. Raises ValueError if no id is allowed.
     """
     check_tensor("mask", mask, torch.int32, -(-vocab // MASK_BITS))
     ids = mask_bits(mask, vocab).nonzero()[:, 0]
@@ -182,18 +185,18 @@ def allowed_ids(mask: Tensor, vocab: int) -> Tensor:
 
 
 def mask_bits(masks: Tensor, vocab: int) -> Tensor:
-    """Return the bits of grammar masks: int32 [..., ceil(vocab / 32)] -> int32 [..., vocab] of 0 and 1."""
+    """Return the bits of grammar masks: int32 [..., words] -> int32 [..., vocab] of 0 and 1."""
     return (masks[..., None] >> _BIT_PLACES).bitwise_and_(1).flatten(-2)[..., :vocab]
 
 
 def penalised(logits: Tensor, sampling: Sampling, counts: Tensor | None) -> Tensor:
-    """Logits after the penalties for what was generated: fp32 [V], int32 [V] -> fp32 [V].
+    """Return logits after penalties for generated ids: fp32 [V], int32 [V] -> fp32 [V].
 
-    The repetition penalty is that of CTRL (Keskar et al., CTRL: A Conditional Transformer
-    Language Model, 2019, section 4.1), which divides, with the sign rule that has become usual:
-    a negative logit is multiplied, so that it too falls. Then, as OpenAI's API defines it
-    (https://platform.openai.com/docs/guides/text-generation, "Parameter details"),
-    logit - count * frequency - (presence if count > 0).
+    The repetition penalty is that of CTRL (Keskar et al., CTRL: A Conditional Transformer Language
+    Model, 2019, section 4.1), which divides, with the usual sign rule: a negative logit is
+    multiplied, so that it falls, too. Then, as in OpenAI's API
+    (https://platform.openai.com/docs/guides/text-generation, "Parameter details"), logit - count *
+    frequency - (presence if count > 0).
     """
     if counts is None:
         raise ValueError("counts: missing, but the sampling penalises what was generated")
@@ -203,7 +206,10 @@ def penalised(logits: Tensor, sampling: Sampling, counts: Tensor | None) -> Tens
 
 
 def penalised_by(logits: Tensor, counts: Tensor, penalties: Tensor) -> Tensor:
-    """`penalised` of logits and counts [..., V]: fp32 [..., 3], repetition, presence, frequency."""
+    """Compute `penalised` for logits and counts [..., V] with penalties fp32 [..., 3].
+
+    The penalties are repetition, presence and frequency.
+    """
     repetition, presence, frequency = penalties[..., None].unbind(-2)
     seen = counts > 0
     repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
@@ -212,10 +218,10 @@ def penalised_by(logits: Tensor, counts: Tensor, penalties: Tensor) -> Tensor:
 
 
 def survivors(scores: Tensor, top_k: int, top_p: float, min_p: float = 0.0) -> Tensor:
-    """Return the indices that top-k, top-p and min-p leave, ascending: int64 [n], n >= 1.
+    """Return the indices that top-k, top-p and min-p keep, ascending: int64 [n], n >= 1.
 
-    scores: fp32 [V], divided by the temperature, the best of them 0. The module says what
-    top_p and min_p mean.
+    scores: fp32 [V], divided by the temperature, with 0 as the best. The module's docstring defines
+    top_p and min_p.
     """
     all_ranks = not 0 < top_k < scores.numel()
     if top_p < 1 or min_p > 0:
@@ -231,7 +237,7 @@ def survivors(scores: Tensor, top_k: int, top_p: float, min_p: float = 0.0) -> T
         chances = weights(ranked)
         if top_p < 1:
             sums = chances.cumsum(-1)
-            # Sums ascend: as many ids as sums that fall short, and the one that does not.
+            # Sums ascend: keep one id more than there are sums below the target.
             ids = ids[: 1 + int((sums < top_p_weight(int(sums[-1]), top_p)).sum())]
         if min_p > 0:
             ids = ids[chances[: ids.numel()] >= least_weight(min_p)]
@@ -239,21 +245,21 @@ def survivors(scores: Tensor, top_k: int, top_p: float, min_p: float = 0.0) -> T
 
 
 def top_p_weight(total: int, top_p: float) -> int:
-    """What the weights of the ids that top-p keeps must sum to; at least 1."""
+    """Return the sum of weights that top-p must keep; at least 1."""
     return max(1, -(-total * int(top_p * 2**TOP_P_BITS) >> TOP_P_BITS))
 
 
 def least_weight(min_p: float) -> int:
-    """Return the weight that min-p asks for."""
+    """Return the minimum weight for min-p."""
     return int(min_p * 2**WEIGHT_BITS)
 
 
 def weights(scores: Tensor) -> Tensor:
-    """exp(score) in units of 2**-40, cut to whole numbers: fp32 [...] of at most 0 -> int64 [...].
+    """Return exp(score) in units of 2**-40, truncated: fp32 [...] of at most 0 -> int64 [...].
 
-    The same bits on every device: no operation is fused with another or left to a library.
-    With n the whole number next to score / log(2) and r the rest, exp is 2**n * exp(r). Its
-    greatest error, found against double precision, is 1.17 units in the last place of fp32.
+    The bits are the same on every device, because no operation is fused with another or left to a
+    library. With n the integer nearest to score / log(2) and r the rest, exp is 2**n * exp(r). The
+    largest error against double precision is 1.17 units in the last place of fp32.
     """
     bounded = scores.clamp(min=MIN_WEIGHED_SCORE)
     shifted = (bounded * _LOG2_E).add_(_ROUND_TO_WHOLE)
@@ -263,18 +269,19 @@ def weights(scores: Tensor) -> Tensor:
     for coefficient in _EXP_SERIES[1:-1]:
         series.add_(coefficient).mul_(rest)
     series.add_(_EXP_SERIES[-1])
-    # The low bits of `shifted` are n; moved up, they are an exponent, and the rest falls off.
+    # The low bits of `shifted` are n; shifted left they become an exponent, and higher bits drop
+    # out.
     power = (shifted.view(torch.int32) << _FRACTION_BITS) + _WEIGHT_UNIT_BITS
     return (series * power.view(torch.float32)).to(torch.int64)
 
 
 def gumbel(ids: Tensor, seed: int, position: int) -> Tensor:
-    """Gumbel noise of each vocabulary id at a position: int64 [n] -> fp32 [n]."""
+    """Return the Gumbel noise of each vocabulary id at a position: int64 [n] -> fp32 [n]."""
     return keyed_gumbel(ids, seed_key(seed), position)
 
 
 def keyed_gumbel(ids: Tensor, key: Tensor, position: Tensor | int) -> Tensor:
-    """`gumbel` of ids that may have a seed and a position each: key int64 [2, 1 or n]."""
+    """Compute `gumbel` of ids with a seed and a position each: key int64 [2, 1 or n]."""
     counter = torch.zeros(4, ids.numel(), dtype=torch.int64)
     counter[0] = ids
     counter[1] = position
@@ -282,14 +289,14 @@ def keyed_gumbel(ids: Tensor, key: Tensor, position: Tensor | int) -> Tensor:
 
 
 def gumbel_of(word: Tensor) -> Tensor:
-    """Return the noise that a random word gives: int64 [n] that holds u32 words -> fp32 [n]."""
+    """Return the Gumbel noise of random words: int64 [n] of u32 values -> fp32 [n]."""
     uniform = (word >> 8).to(torch.float64).clamp_(min=0.5).mul_(2.0**-24)
     exponential = uniform.log_().neg_().to(torch.float32)
     return exponential.to(torch.float64).log_().neg_().to(torch.float32)
 
 
 def philox(counter: Tensor, seed: int) -> Tensor:
-    """Philox4x32-10 of n counters: int64 [4, n] that holds u32 words, and so does the result.
+    """Compute Philox4x32-10 of n counters: int64 [4, n] of u32 values -> the same.
 
     seed: u64, the two key words.
     """
@@ -297,16 +304,16 @@ def philox(counter: Tensor, seed: int) -> Tensor:
 
 
 def seed_key(*seeds: int) -> Tensor:
-    """Return the two key words of each seed, a u64: int64 [2, seeds] that holds u32 words."""
+    """Return the two key words of each seed, a u64: int64 [2, seeds] of u32 values."""
     return torch.tensor([[seed & _LOW_32 for seed in seeds], [seed >> 32 for seed in seeds]])
 
 
 def keyed_philox(counter: Tensor, key: Tensor) -> Tensor:
-    """`philox` of counters that may have a key each: int64 [2, 1 or n] of u32 words.
+    """Compute `philox` of counters with a key each: int64 [2, 1 or n] of u32 values.
 
-    int64 products wrap modulo 2**64, as the 32x32-bit product needs. Between rounds the odd
-    words keep the whole product: only their low half matters and the mask on the even words, or
-    the last one, takes the rest off.
+    int64 products wrap modulo 2**64, as the 32x32-bit product needs. Between rounds the odd words
+    keep the whole product: only their low half matters, and the mask on the even words, or the
+    final one, removes the rest.
     """
     even, odd = counter[0::2], counter[1::2]
     for step in _ROUND_STEPS:

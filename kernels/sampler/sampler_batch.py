@@ -1,7 +1,7 @@
-"""`kernels.sampler.sampler.sample` of many rows at a time: the same tokens in a tenth of the calls.
+"""`sampler.sample` of many rows at a time: the same tokens with a tenth of the calls.
 
-Every operation is one that `sample` does too, is exact, or adds whole numbers, so a row draws
-the same token alone and in any batch.
+Every operation is also one of `sample`, is exact, or adds integers, so a row draws the same token
+alone and in any batch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tailrace.kernels.sampler.sampler import (
 )
 
 NO_TOKEN = -1
-"""In place of a token whose logits are NaN or infinite."""
+"""Placeholder for a token whose logits are NaN or infinite."""
 
 
 def sample_batch(
@@ -37,10 +37,10 @@ def sample_batch(
     masks: Sequence[Tensor | None],
     counts: Sequence[Tensor | None],
 ) -> list[int]:
-    """One token for each row of fp32 [rows, V]; the other arguments are `sample`'s, for each row.
+    """Draw one token for each row of fp32 [rows, V]; the other arguments are `sample`'s, per row.
 
-    Where `sample` raises FloatingPointError the row gets NO_TOKEN. Raises ValueError and
-    TypeError as `sample` does, for the whole batch.
+    Where `sample` raises FloatingPointError the row gets NO_TOKEN. Raises ValueError and TypeError
+    as `sample` does, for the whole batch.
     """
     if len(samplings) == 1:
         return [_sample_one(logits[0], samplings[0], positions[0], masks[0], counts[0])]
@@ -66,7 +66,7 @@ def sample_batch(
 def _sample_one(
     logits: Tensor, sampling: Sampling, position: int, mask: Tensor | None, counts: Tensor | None
 ) -> int:
-    """By `sample` itself, which is the quicker one for a single row."""
+    """Draw with `sample` itself, which is faster for a single row."""
     try:
         return sample(logits, sampling, position, mask, counts)
     except FloatingPointError:
@@ -94,7 +94,7 @@ def _penalise(
 
 
 def _mask(logits: Tensor, masks: Sequence[Tensor | None]) -> Tensor:
-    """Logits that are -inf where a row's mask does not allow the id."""
+    """Set logits to -inf where a row's mask does not allow the id."""
     rows = [row for row, mask in enumerate(masks) if mask is not None]
     if not rows:
         return logits
@@ -110,7 +110,7 @@ def _mask(logits: Tensor, masks: Sequence[Tensor | None]) -> Tensor:
 
 
 def _draw(logits: Tensor, samplings: Sequence[Sampling], positions: Sequence[int]) -> list[int]:
-    """One id of each row whose temperature is above 0; -inf stands for an id that is masked."""
+    """Draw one id for each row, all of temperature above 0; logits of -inf are masked ids."""
     temperature = torch.tensor([[s.temperature] for s in samplings])
     scores = (logits - logits.amax(-1, keepdim=True)) / temperature
     kept = _best(scores, samplings)
@@ -123,14 +123,14 @@ def _draw(logits: Tensor, samplings: Sequence[Sampling], positions: Sequence[int
     if any(s.min_p > 0 for s in samplings):
         least = torch.tensor([least_weight(p) for p in _fp32([s.min_p for s in samplings])])
         noisy = noisy.masked_fill_(weights(left) < least[rows], -torch.inf)
-    # Where they were, so that the first of equals is the one of the lowest id.
+    # Scatter to the ids' columns, so that argmax picks the lowest id of equal scores.
     spread = torch.full_like(scores, -torch.inf).index_put_((rows, ids), noisy)
     tokens: list[int] = spread.argmax(-1).tolist()
     return tokens
 
 
 def _best(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    """Return the ids that top-k and top-p leave: fp32 [rows, V] -> bool [rows, V]."""
+    """Return the ids that top-k and top-p keep: fp32 [rows, V] -> bool [rows, V]."""
     vocab = scores.shape[1]
     top_p = _fp32([s.top_p for s in samplings])
     top_k = [s.top_k if 0 < s.top_k < vocab else vocab for s in samplings]
@@ -146,7 +146,7 @@ def _best(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     kept = scores >= last
     surplus = kept.sum(-1) - number
     if bool(surplus.any()):
-        # Several have the last score that is kept: those of the highest ids go.
+        # Several ids have the last score that is kept: drop those with the highest ids.
         level = scores == last
         room = level.sum(-1) - surplus
         kept &= ~level | (level.cumsum(-1) <= room[:, None])
@@ -154,10 +154,10 @@ def _best(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
 
 
 def _top_p_numbers(values: Tensor, top_k: Sequence[int], top_p: Sequence[float]) -> Tensor:
-    """How many ids top-k and top-p leave in each row: int64 [rows].
+    """Return how many ids top-k and top-p keep in each row: int64 [rows].
 
-    values: fp32 [rows, n], the best scores, in descending order; n is at least top_k where it
-    or top_p matters.
+    values: fp32 [rows, n], the best scores in descending order; n is at least top_k in rows where
+    top-k or top-p is on.
     """
     number = torch.tensor(top_k)
     if all(p >= 1 for p in top_p):
@@ -168,12 +168,12 @@ def _top_p_numbers(values: Tensor, top_k: Sequence[int], top_p: Sequence[float])
         [top_p_weight(total, min(p, 1.0))]
         for total, p in zip(sums[:, -1].tolist(), top_p, strict=True)
     ]
-    # Sums ascend: as many ids as sums that fall short, and the one that does not.
+    # Sums ascend: keep one id more than there are sums below the target.
     enough = 1 + (sums < torch.tensor(target)).sum(-1)
     return enough.where(torch.tensor([p < 1 for p in top_p]), number)
 
 
 def _fp32(settings: Sequence[float]) -> list[float]:
-    """Settings count as fp32 numbers."""
+    """Round settings to fp32, in which they are defined."""
     rounded: list[float] = torch.tensor(settings, dtype=torch.float32).tolist()
     return rounded

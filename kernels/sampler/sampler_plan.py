@@ -1,4 +1,4 @@
-"""The sizes of the sampler's launches; none of them changes a result."""
+"""Sizes of the sampler's launches; none of them changes a result."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from tailrace.kernels.launch import next_power_of_2
 
 SCORE_BINS = 2048
-"""Histogram bins of a row; scores at or below -SCORE_BINS / BINS_PER_UNIT are in none."""
+"""Number of histogram bins of a row; scores up to -SCORE_BINS / BINS_PER_UNIT are in none."""
 BINS_PER_UNIT = 64
 SMALLEST_BLOCK = 1024
 LARGEST_BLOCK = 4096
 MAX_SMALL_BLOCKS = 2048
-"""Blocks of a batch up to which blocks are small; more would spend more on starting programs."""
+"""Maximum number of small blocks in a batch; beyond it blocks are large, to start fewer programs.
+"""
 CANDIDATE_BLOCK = 1024
 EDGE_WAYS = 8
-"""Pivots of one pass of a selection, of which each finds 3 bits."""
+"""Number of pivots of one pass of a selection, so that each pass finds 3 bits."""
 SETTLE_WARPS = 2
 
 
@@ -24,20 +25,20 @@ class SamplerPlan:
     """Sizes that the launches of one call share; they change no result."""
 
     block: int
-    """Vocabulary ids of a program."""
+    """Number of vocabulary ids per program."""
     blocks: int
     warps: int
 
     @classmethod
     def of(cls, rows: int, vocab: int) -> SamplerPlan:
-        """Small blocks while the batch is small, so that one row occupies the whole GPU."""
+        """Plan small blocks for small batches, so that one row occupies the whole GPU."""
         small = rows * -(-vocab // SMALLEST_BLOCK) <= MAX_SMALL_BLOCKS
         block = SMALLEST_BLOCK if small else LARGEST_BLOCK
         return cls(block, -(-vocab // block), 4 if small else 8)
 
     @property
     def scan(self) -> dict[str, int]:
-        """Constants of `scan`: together its programs clear all bins."""
+        """Constants of `scan`, whose programs together clear all bins."""
         return {"BLOCK": self.block, "CLEARED": next_power_of_2(-(-SCORE_BINS // self.blocks))}
 
     @property

@@ -1,4 +1,4 @@
-"""The settings of every row of a batch, and the memory in which the sampler's kernels work."""
+"""Sampler settings of every row of a batch, and the working memory of the sampler's kernels."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from tailrace.kernels.sampler.sampler_plan import SCORE_BINS, SMALLEST_BLOCK
 
 @dataclass(frozen=True, slots=True)
 class SamplerRows:
-    """What `kernels.sampler.sampler.Sampling` holds, for each row, where the logits are.
+    """The settings of `sampler.Sampling` for each row, on the device of the logits.
 
-    A setting that Sampling would refuse is no error here, and reads nothing out of bounds: a
-    temperature that is not above 0 is greedy, top_k below 1 is off, as are top_p of 1 or more
-    and min_p of 0 or less; top_p of 0 or less keeps the best id, min_p above 1 counts as 1,
-    NaN is off.
+    Settings that `Sampling` would refuse are no error here, and read nothing out of bounds: a
+    temperature that is not above 0 is greedy, top_k below 1 is off, as are top_p of 1 or more and
+    min_p of 0 or less; top_p of 0 or less keeps the best id, min_p above 1 counts as 1, NaN is off.
     """
 
     temperature: Tensor
@@ -52,7 +51,7 @@ class SamplerRows:
         mask: Tensor | None = None,
         counts: Tensor | None = None,
     ) -> SamplerRows:
-        """Return the rows of these requests; mask and counts as above. Penalties need counts."""
+        """Make the rows of these requests, with mask and counts as above. Penalties need counts."""
         if counts is None and any(sampling.penalises for sampling in samplings):
             raise ValueError("counts: missing, but a sampling penalises what was generated")
         *settings, penalties = one_copy(
@@ -88,7 +87,7 @@ class SamplerRows:
 
 def settings_of(samplings: Sequence[Sampling], positions: Sequence[int]) -> list[Tensor]:
     """Return the columns of `SamplerRows` from `temperature` to `position`, on the host."""
-    # A large top_k is off, whatever its number.
+    # A top_k beyond int32 is off, as any top_k beyond the vocabulary.
     return [
         torch.tensor([s.temperature for s in samplings], dtype=torch.float32),
         torch.tensor([min(s.top_k, 2**31 - 1) for s in samplings], dtype=torch.int32),
@@ -100,10 +99,10 @@ def settings_of(samplings: Sequence[Sampling], positions: Sequence[int]) -> list
 
 
 class SamplerWorkspace:
-    """What the kernels of one call hand to one another; nothing in it outlives the call.
+    """Working memory that the kernels of one call share; it holds nothing between calls.
 
-    Allocated once for `max_rows` rows of `vocab` logits, about 8 * vocab bytes a row; the
-    kernels need nothing in it to be zero.
+    It is allocated once for `max_rows` rows of `vocab` logits, about 8 * vocab bytes a row, and
+    need not be cleared.
     """
 
     def __init__(self, max_rows: int, vocab: int, device: torch.device) -> None:
@@ -122,7 +121,7 @@ class SamplerWorkspace:
         self.bin_counts = room(torch.int32, SCORE_BINS)
         self.bin_weights = room(torch.int64, SCORE_BINS)
         self.targets = room(torch.int64, 3)
-        """What number and weight of the surviving candidates must reach; their last bin."""
+        """Count and weight that the surviving candidates must reach, and their last bin."""
         self.sizes = room(torch.int32)
         """Number of candidates."""
         self.keys = room(torch.int32, vocab)

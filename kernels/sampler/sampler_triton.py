@@ -61,9 +61,9 @@ from tailrace.kernels.shapes import DecoderShape
 from tailrace.kernels.variant import Variant
 
 FAULT_NOT_FINITE = 1
-"""A logit is NaN or infinite, or is after penalties."""
+"""Fault bit: a logit is NaN or infinite, possibly only after penalties."""
 FAULT_EMPTY_MASK = 2
-"""The grammar mask allows no id."""
+"""Fault bit: the grammar mask allows no id."""
 
 _NOT_FINITE = tl.constexpr(FAULT_NOT_FINITE)
 _EMPTY_MASK = tl.constexpr(FAULT_EMPTY_MASK)
@@ -78,7 +78,10 @@ _LARGEST = tl.constexpr(torch.finfo(torch.float32).max)
 def block_logits(
     logits_ptr, mask_ptr, counts_ptr, penalties_ptr, row, block, vocab, BLOCK: tl.constexpr
 ):
-    """Ids of a block, their logits after penalties (0 beyond the vocabulary), who is allowed."""
+    """Return the ids of a block, their logits after penalties, and which ids are allowed.
+
+    Logits beyond the vocabulary are 0.
+    """
     ids = block * BLOCK + tl.arange(0, BLOCK)
     allowed = ids < vocab
     at = row.to(tl.int64) * vocab + ids
@@ -102,7 +105,7 @@ def block_logits(
 
 @triton.jit
 def best_of_row(scores_ptr, ids_ptr, row, blocks, PARTS: tl.constexpr):
-    """The best (score, id) of what the blocks of a row found."""
+    """Return the best (score, id) among the results of a row's blocks."""
     part = tl.arange(0, PARTS)
     inside = part < blocks
     at = row * blocks + part
@@ -112,7 +115,7 @@ def best_of_row(scores_ptr, ids_ptr, row, blocks, PARTS: tl.constexpr):
 
 @triton.jit
 def score_bins(scores):
-    """int32: 0 holds the best score, SCORE_BINS those that can no longer matter."""
+    """Return int32 bins: 0 for the best score, SCORE_BINS for scores that cannot matter."""
     return tl.minimum(-scores * _BINS_PER_UNIT, float(_BINS)).to(tl.int32)
 
 
@@ -122,7 +125,7 @@ def scan(
     bin_weights_ptr, sizes_ptr, vocab, BLOCK: tl.constexpr, CLEARED: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks, rows)."""
+    """Find the best logit of each block and clear the bins; grid (blocks, rows)."""
     wait_for_launches_ahead(PDL)
     block, row = tl.program_id(0), tl.program_id(1)
     ids, logits, allowed = block_logits(
@@ -145,7 +148,10 @@ def block_scores(
     logits_ptr, mask_ptr, counts_ptr, penalties_ptr, row, block, vocab, high, temperature,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Ids of a block and their scores: 0 is the row's best, -inf what is not allowed."""
+    """Return the ids of a block and their scores, relative to the row's best.
+
+    -inf if not allowed.
+    """
     ids, logits, allowed = block_logits(
         logits_ptr, mask_ptr, counts_ptr, penalties_ptr, row, block, vocab, BLOCK
     )
@@ -154,7 +160,10 @@ def block_scores(
 
 @triton.jit
 def row_temperature(temperature_ptr, row):
-    """An infinite one, which would make NaN of everything, counts as the largest number."""
+    """Load a row's temperature.
+
+    Infinity, which would turn all scores into NaN, becomes the largest number.
+    """
     return tl.minimum(tl.load(temperature_ptr + row), _LARGEST)
 
 
@@ -165,7 +174,10 @@ def spread(
     bin_counts_ptr, bin_weights_ptr, vocab, BLOCK: tl.constexpr, PARTS: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks, rows)."""
+    """Draw one winner per block, or fill the bins of rows with top-k or top-p.
+
+    Grid (blocks, rows).
+    """
     wait_for_launches_ahead(PDL)
     block, row, blocks = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
     temperature = row_temperature(temperature_ptr, row)
@@ -196,9 +208,9 @@ def spread(
 
 @triton.jit
 def split_bins(bin_counts_ptr, bin_weights_ptr, row, top_k, top_p, vocab):
-    """The first and last bin of the candidates, and the two targets among them.
+    """Return the first and last bin of the candidates, and the two targets among them.
 
-    A target of 0 says that there is none; a weight target of -1, that it depends on top-k.
+    A target of 0 means that there is none. A weight target of -1 means that it depends on top-k.
     """
     at = row * _BINS + tl.arange(0, _BINS)
     counts = tl.cumsum(tl.load(bin_counts_ptr + at), 0)
@@ -231,7 +243,7 @@ def split(
     bin_counts_ptr, bin_weights_ptr, targets_ptr, sizes_ptr, candidate_keys_ptr,
     candidate_ids_ptr, vocab, BLOCK: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks, rows)."""
+    """Collect candidates, and draw from the ids in better bins; grid (blocks, rows)."""
     wait_for_launches_ahead(PDL)
     block, row, blocks = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
     temperature = row_temperature(temperature_ptr, row)
@@ -267,7 +279,7 @@ def split(
         tl.store(winner_ids_ptr + row * blocks + block, id)
 
 
-# Triton 3.6 aborts on this kernel when a vocabulary of 1 is compiled in, so that none is.
+# Triton 3.6 aborts on this kernel if a vocabulary of 1 is compiled in as a constant.
 @triton.jit(do_not_specialize=["vocab", "blocks"])
 def settle(
     temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, seed_ptr, position_ptr, highs_ptr,
@@ -275,7 +287,7 @@ def settle(
     candidate_ids_ptr, ids_ptr, faults_ptr, vocab, blocks, PARTS: tl.constexpr,
     BLOCK: tl.constexpr, WAYS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows,)."""
+    """Find the cutoff among the candidates and choose each row's token; grid (rows,)."""
     wait_for_launches_ahead(PDL)
     row = tl.program_id(0)
     temperature = row_temperature(temperature_ptr, row)
@@ -314,12 +326,13 @@ def sample_rows(
     *,
     dependent: bool = False,
 ) -> None:
-    """Choose one token for each row, as kernels.sampler.sample does.
+    """Choose one token for each row, as `sampler.sample` does.
 
     logits: fp32 [rows, V]. ids: int32 [rows], written; 0 where faults is not 0. faults: int32
-    [rows], written: 0, FAULT_NOT_FINITE or FAULT_EMPTY_MASK; the first hides the second. A
-    fault of one row changes no other. No rows is no launch. dependent: programmatic dependent
-    launches. Raises TypeError or ValueError that names an argument which does not fit the others.
+    [rows], written: 0, FAULT_NOT_FINITE or FAULT_EMPTY_MASK; the first hides the second. A fault of
+    one row does not affect others. Without rows nothing is launched. dependent: programmatic
+    dependent launches. Raises TypeError or ValueError that names an argument which does not fit the
+    others.
     """
     count, vocab = _check(logits, rows, ids, faults, workspace)
     if count == 0:
