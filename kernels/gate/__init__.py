@@ -1,1 +1,1 @@
-"""Compiles every kernel ahead of time and reads its machine code; not part of a fingerprint."""
+"""The gate that compiles every kernel ahead of time and checks its machine code."""

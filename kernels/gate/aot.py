@@ -1,11 +1,11 @@
-"""The ahead-of-time gate: every kernel at its real shapes, compiled for sm_90 and read.
+"""The ahead-of-time gate: compiles every kernel at its real shapes for sm_90 and checks it.
 
 `python -m tailrace.kernels.gate.aot` needs no GPU. It fails on a kernel that does not compile,
-that spills registers, that adds floats atomically, that lacks an instruction it was written for,
-that reads what it must not, writes or ends before it has waited for the launches ahead
-(`dependent_triton`),
-that wants more shared memory than the machine has, or that is launched somewhere but planned
-nowhere; and on a decode step of more than five launches per layer. Its last line is JSON.
+spills registers, adds floats atomically, lacks an instruction that it was written for, needs more
+shared memory than the machine has, or that is launched somewhere but planned nowhere. It also fails
+on a dependent launch that reads, writes or ends before its wait where it must not
+(`kernels.dependent_triton`), and on a decode step of more than five launches per layer. Its last
+line is JSON.
 """
 
 from __future__ import annotations
@@ -24,11 +24,14 @@ from tailrace.kernels.gate.machine_code import Binary, read_machine_code
 from tailrace.kernels.processes import ProcessError, Processes
 
 READ_AT_ONCE = 32
-"""Binaries whose instructions are read while others are compiled."""
+"""Number of binaries disassembled at once, while others are compiled."""
 
 
 def compile_all(package: str, only: str, jobs: int, progress: Progress) -> Gate:
-    """Compile what there is, identical compilations once; raises ProcessError if it cannot list."""
+    """Compile all variants, identical ones once.
+
+    Raises ProcessError if the variants cannot be listed.
+    """
     processes = Processes(jobs, "tailrace.kernels.gate.aot_worker", package)
     contents = processes.greeting
     chosen: dict[str, list[int]] = {}
@@ -40,7 +43,8 @@ def compile_all(package: str, only: str, jobs: int, progress: Progress) -> Gate:
     for place, variant in wanted:
         chosen.setdefault(variant["key"], []).append(place)
     for _, variant in wanted:
-        # An ordinary launch is its dependent twin without the wait: one of them is enough.
+        # An ordinary launch is its dependent twin without the wait, so checking one of them is
+        # enough.
         if variant["key"] in chosen and variant["twin"] in chosen.keys() - {variant["key"]}:
             chosen[variant["twin"]] += chosen.pop(variant["key"])
     places = list(chosen.values())
@@ -66,7 +70,7 @@ def compile_all(package: str, only: str, jobs: int, progress: Progress) -> Gate:
 
 
 def main(arguments: list[str] | None = None, clock: Callable[[], float] = time.monotonic) -> int:
-    """Run the gate; 0 if nothing offends, 1 otherwise."""
+    """Run the gate and return the exit status: 0 if it passes, 1 otherwise."""
     parser = argparse.ArgumentParser(
         prog="python -m tailrace.kernels.gate.aot", description=__doc__
     )

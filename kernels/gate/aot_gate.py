@@ -1,4 +1,4 @@
-"""The judgement of the ahead-of-time gate on what was compiled."""
+"""Verdicts of the ahead-of-time gate on compiled kernels."""
 
 from __future__ import annotations
 
@@ -9,29 +9,30 @@ from typing import Any
 from tailrace.kernels.dependent_triton import READ_AHEAD, WRITTEN_BEFORE
 
 MAX_LAUNCHES = 5
-"""Launches of a layer's decode step at batch 1."""
+"""Maximum launches of a layer's decode step at batch 1."""
 TERNARY_LINEAR = " ternary gemv rows=1"
-"""How the names end of linears whose chain behind the wait for the launches ahead is judged."""
+"""End of the names of linears whose instructions after the wait are limited."""
 MAX_BARRIERS, MAX_INSTRUCTIONS = 8, 500
-"""What each of them may have there: nothing hides it, since no weight is late any more."""
+"""Maximum barriers and instructions of such a linear after the wait, where nothing hides them."""
 OWN_WRITTEN = " write"
-"""How the names of attention that writes a step's own tokens, and may read older ones, end."""
+"""End of the names of attention that writes a step's own tokens and may read older ones early."""
 EIGHT_ROWS = (
     *("norm hidden int8 rows=8", "qkv ternary gemm rows=8"),
     *("norm queries int8 rows=8", "o ternary gemm rows=8"),
     *("norm hidden int8 rows=8", "gate_up ternary gemm rows=8"),
     *("norm ffn int8 rows=8", "down ternary gemm rows=8"),
 )
-"""What a layer launches for 8 rows instead of its ternary linears; a norm's rows are programs."""
+"""Launches of a layer for 8 rows in place of its ternary linears; a norm has one program per row.
+"""
 MAX_EIGHT_ROWS = 1.3
-"""Instructions behind the waits of those, as a multiple of what one row has there."""
+"""Maximum instructions after the waits of those, as a multiple of the number for one row."""
 MAX_SHARED_BYTES = 227 << 10
-"""Shared memory that a program may have on sm_90."""
+"""Maximum bytes of shared memory per program on sm_90."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """One compilation: what it is for, and what came of it (machine code or an error)."""
+    """One compilation: its variants, and its machine code or error."""
 
     uses: list[dict[str, Any]]
     code: dict[str, Any] | None
@@ -39,17 +40,17 @@ class Compiled:
 
     @property
     def name(self) -> str:
-        """`module.kernel (first use)`."""
+        """Name as `module.kernel (first use)`."""
         return f"{self.uses[0]['kernel']} ({self.uses[0]['name']})"
 
     def missing(self) -> list[str]:
-        """Instructions that some use expects and the machine code has not."""
+        """Instructions that some variant expects and the machine code lacks."""
         expected = {mnemonic for use in self.uses for mnemonic in use["expects"]}
         opcodes = self.code["opcodes"] if self.code else ()
         return sorted(m for m in expected if not any(m in opcode for opcode in opcodes))
 
     def offences(self) -> Iterator[str]:
-        """What the gate fails on."""
+        """Reasons why the gate fails."""
         if self.code is None:
             yield f"does not compile:\n{self.error}"
             return
@@ -73,23 +74,23 @@ class Compiled:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """All compilations, and the judgement on them."""
+    """All compilations and the gate's verdict on them."""
 
     triton: str
     compiled: list[Compiled]
     launched: list[str]
-    """Kernels that some module launches: each should be among the compiled."""
+    """Kernels that some module launches; each should be among the compiled ones."""
 
     def unplanned(self) -> list[str]:
-        """Kernels that are launched somewhere and that no variant compiles."""
+        """Kernels that are launched somewhere but compiled by no variant."""
         planned = {use["kernel"] for compiled in self.compiled for use in compiled.uses}
         return sorted(set(self.launched) - planned)
 
     def launches(self) -> dict[str, int]:
-        """Launches of a layer's decode step at batch 1, by the name of the shape.
+        """Return the number of launches of a layer's decode step at batch 1, by shape.
 
-        Modules that offer the same step, such as dense and weight-only linears, are
-        alternatives; kernels of one module that share a step run one after another.
+        Modules that offer the same step, such as dense and weight-only linears, are alternatives;
+        kernels of one module that share a step run one after another.
         """
         kernels: dict[tuple[str, str], dict[str, set[str]]] = {}
         for use in (use for compiled in self.compiled for use in compiled.uses if use["step"]):
@@ -101,9 +102,9 @@ class Gate:
         return totals
 
     def behind_wait(self, what: str) -> dict[str, int]:
-        """`barriers` or `instructions` of what a layer launches for 1 or 8 rows, by its name.
+        """Return `barriers` or `instructions` after the wait, by launch of a layer for 1 or 8 rows.
 
-        Of its dependent twin, that is; a launch that knows no such has nothing there.
+        They are counted in the dependent twin; a launch without one has 0.
         """
         return {
             use["name"]: compiled.code[f"{what}_behind_wait"]
@@ -118,9 +119,9 @@ class Gate:
         return {name: count for name, count in found if name.endswith(TERNARY_LINEAR)}
 
     def eight_rows(self) -> float:
-        """Instructions behind the waits of a layer's linears: 8 rows, as a multiple of one row's.
+        """Ratio of the instructions after the waits of a layer's linears: 8 rows to one row.
 
-        0 where not all of them are compiled. Of the shape that has the most.
+        The largest of all shapes; 0 if not all of them are compiled.
         """
         counts = self.behind_wait("instructions")
         found = [0.0]
@@ -133,7 +134,7 @@ class Gate:
         return max(found)
 
     def offenders(self) -> list[str]:
-        """One entry per offence, with the name of what commits it."""
+        """One entry per reason to fail, with the name of the kernel."""
         found = [f"{c.name} {offence}" for c in self.compiled for offence in c.offences()]
         found += [f"{name} is launched, but no variant compiles it" for name in self.unplanned()]
         found += [
@@ -152,7 +153,7 @@ class Gate:
         return found
 
     def summary(self) -> dict[str, Any]:
-        """What the last line says."""
+        """Contents of the last line of the output."""
         codes = [compiled.code for compiled in self.compiled if compiled.code]
         launches = self.launches()
         return {

@@ -1,4 +1,4 @@
-"""What people see of the ahead-of-time gate: lines of progress and a table of kernels."""
+"""Human-readable output of the ahead-of-time gate: progress lines and a table of kernels."""
 
 from __future__ import annotations
 
@@ -7,25 +7,28 @@ import sys
 from tailrace.kernels.gate.aot_gate import Compiled
 
 COLUMNS = ("kernel", "compiled", "registers", "KiB", "spilled", "instructions", "step")
-"""KiB: shared memory of a program. spilled: bytes. instructions: that it must have."""
+"""Column headings.
+
+KiB: shared memory of a program. spilled: bytes. instructions: those expected.
+"""
 STEPS = 25
-"""Compilations between two lines of progress."""
+"""Number of compilations between two progress lines."""
 
 
 class Progress:
-    """Lines on standard error that say how far the compiling is; none if quiet."""
+    """Progress lines on standard error; none if quiet."""
 
     def __init__(self, quiet: bool) -> None:
         self._quiet = quiet
 
     def show(self, done: int, total: int) -> None:
-        """So many of all have been compiled."""
+        """Report that `done` of all compilations are done."""
         if not self._quiet and (done % STEPS == 0 or done == total):
             print(f"{done}/{total} compiled", file=sys.stderr, flush=True)
 
 
 def print_report(compiled: list[Compiled]) -> None:
-    """A row for each kernel: the most of its compilations in every column."""
+    """Print one row per kernel, with the maximum of its compilations in every column."""
     kernels: dict[str, list[Compiled]] = {}
     for one in compiled:
         kernels.setdefault(one.uses[0]["kernel"], []).append(one)

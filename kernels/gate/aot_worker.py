@@ -1,8 +1,8 @@
-"""The process of the ahead-of-time gate that compiles; `kernels.gate.aot` runs some of these.
+"""Compiler process of the ahead-of-time gate; `kernels.gate.aot` runs several of them.
 
-Line by line: it first writes what there is to compile, as one JSON object; then it reads the
-place of a variant in that list and writes its binary, until its input ends. An error ends it, so
-that whoever waits for the answer finds the reason on its standard error.
+It first writes the list of all variants as one JSON object. Then it reads the index of a variant,
+writes its binary, and so on until its input ends. An error ends the process; the caller finds the
+reason on its standard error.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Planned:
     variant: Variant
 
     def described(self) -> dict[str, Any]:
-        """As JSON: all but the kernel itself."""
+        """Return the variant as JSON, without the kernel itself."""
         variant = self.variant
         twin = variant.dependent
         return {
@@ -55,7 +55,7 @@ class Planned:
 
 
 def kernel_modules(package: str) -> list[ModuleType]:
-    """Return every `*_triton` module of a package and its folders, sorted by name."""
+    """Return every `*_triton` module of a package and its subpackages, sorted by name."""
     found = import_module(package)
     inside = walk_packages(found.__path__, f"{package}.")
     return [import_module(name) for name in sorted(m.name for m in inside) if name.endswith(SUFFIX)]
@@ -64,7 +64,7 @@ def kernel_modules(package: str) -> list[ModuleType]:
 def planned(modules: list[ModuleType]) -> Iterator[Planned]:
     """Yield all variants of a module's SHAPES, by default the real ones.
 
-    A module without `variants` holds device functions alone.
+    A module without `variants` has device functions only.
     """
     for module in modules:
         shapes = getattr(module, "SHAPES", REAL_SHAPES)
@@ -74,7 +74,7 @@ def planned(modules: list[ModuleType]) -> Iterator[Planned]:
 
 
 def launched_kernels(module: ModuleType) -> set[str]:
-    """Names of the kernels that a module launches: `kernel[grid](…)` in its source."""
+    """Return the names of the kernels that a module launches: `kernel[grid](…)` in its source."""
     calls = [n for n in ast.walk(ast.parse(inspect.getsource(module))) if isinstance(n, ast.Call)]
     places = [c.func.value for c in calls if isinstance(c.func, ast.Subscript)]
     kernels = [getattr(module, place.id, None) for place in places if isinstance(place, ast.Name)]
@@ -83,7 +83,7 @@ def launched_kernels(module: ModuleType) -> set[str]:
 
 
 def main(package: str) -> None:
-    """Serve the lines of standard input; what compilers print goes to standard error."""
+    """Serve the lines of standard input; output of compilers goes to standard error."""
     answers = sys.stdout
     with redirect_stdout(sys.stderr):
         modules = kernel_modules(package)

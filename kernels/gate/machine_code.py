@@ -1,9 +1,9 @@
-"""A kernel's machine code for an H100 or H200 (sm_90), made and read without a GPU.
+"""Machine code of a kernel for H100 and H200 (sm_90), compiled and disassembled without a GPU.
 
-Registers come from `cuobjdump -res-usage` and instructions from `nvdisasm`, both of which ship
-with Triton. The latter takes a third of a second to start and a thirtieth for a kernel, so many are
-read at a time. A stack is no proof of a spill (the slow path of a cosine keeps an array there), so
-spills come from what `ptxas -v` said while it compiled.
+Register counts come from `cuobjdump -res-usage` and instructions from `nvdisasm`; both ship with
+Triton. nvdisasm takes a third of a second to start and a thirtieth per kernel, so many kernels are
+read at a time. A stack frame is no proof of a spill (the slow path of a cosine keeps an array
+there), so spills come from the output of `ptxas -v`.
 """
 
 from __future__ import annotations
@@ -33,31 +33,32 @@ from tailrace.kernels.variant import Variant
 
 TARGET = GPUTarget("cuda", 90, 32)
 TOOL_SECONDS = 120
-"""How long cuobjdump or nvdisasm may take."""
+"""Timeout in seconds for cuobjdump and nvdisasm."""
 INSTRUCTION_BYTES = 16
 
 _REGISTERS = re.compile(r"REG:(\d+) STACK:(\d+)")
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", re.M)
-# Reductions and atomics to global (also through the memory accelerator) or shared memory.
+# Reductions and atomics to global memory (also through the memory accelerator) or shared memory.
 _ATOMIC = re.compile(r"(?:ATOM[GS]?|REDG?|UTMAREDG|UBLKRED)\..*(?:\bB?F(?:16|32|64)|BF16)")
-# Stores and atomics, but those to shared and local memory (STS, STL, ATOMS), and the end.
+# Stores and atomics, except to shared and local memory (STS, STL, ATOMS), and EXIT.
 _ENDS_OR_WRITES = re.compile(r"(?:EXIT|STG?|ATOMG?|REDG?|UTMASTG|UTMAREDG|UBLKRED|UBLKCP)\b")
-# In Triton's code: a value and the first operand of what makes it; the pointer of a load.
+# In Triton's code: a value and the first operand of the operation that makes it; the pointer of a
+# load.
 _MADE = re.compile(r"%(\w+) = [\w.]+ %(\w+)")
 _READ = re.compile(r"\btt\.load %(\w+)")
-# Where the machine has no such instruction it loops over a compare-and-swap.
+# Compare-and-swap loops, which replace atomic additions that the machine lacks.
 _FLOAT_ADDITION = re.compile(r"\btt\.atomic_rmw fadd\b|\btt\.descriptor_reduce add\b.*\bb?f\d+")
 
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """What one compilation gave, its instructions not yet read; JSON holds it. Sizes in bytes."""
+    """A compiled kernel, not yet disassembled; can be stored as JSON. Sizes are in bytes."""
 
     code: str
-    """Its instructions, as hexadecimal digits."""
+    """The instructions as hexadecimal digits."""
     dependent: bool
-    """A dependent launch."""
+    """True for a dependent launch."""
     registers: int
     shared_bytes: int
     spill_bytes: int
@@ -67,36 +68,38 @@ class Binary:
 
 @dataclass(frozen=True, slots=True)
 class MachineCode:
-    """What one compilation gave; sizes in bytes."""
+    """Properties of a kernel's machine code; sizes are in bytes."""
 
     registers: int
-    """Per thread."""
+    """Registers per thread."""
     shared_bytes: int
     """Shared memory per program."""
     spill_bytes: int
-    """Spilled to and filled from the stack, as ptxas counts them: once per instruction."""
+    """Bytes spilled to and filled from the stack, as ptxas counts them: once per instruction."""
     float_atomics: int
-    """Atomic additions of floats, whose order the machine chooses."""
+    """Atomic additions of floats, whose order is not defined."""
     before_wait: tuple[str, ...]
-    """Of a dependent launch: what writes memory or ends a program before it waits, sorted.
+    """In a dependent launch: instructions that write memory or end a program too early, sorted.
 
-    In the order of the listing, which is that of the program as long as nothing branches back.
+    Too early is before the wait in the listing, whose order is the program's as long as nothing
+    branches backwards.
     """
     read_ahead: tuple[str, ...]
-    """Of a dependent launch: the arguments it reads memory at before it waits, sorted."""
+    """In a dependent launch: arguments through which memory is read before the wait, sorted."""
     barriers_behind_wait: int
-    """Of a dependent launch: what nothing hides, since no weight is late any more."""
+    """In a dependent launch: barriers after the wait, where nothing hides them."""
     instructions_behind_wait: int
-    """Likewise: up to the last end of a program, without what is only called (`behind_wait`)."""
+    """In a dependent launch: instructions after the wait, without subroutines (see `behind_wait`).
+    """
     opcodes: tuple[str, ...]
-    """Its distinct instructions, sorted."""
+    """Distinct instructions, sorted."""
 
 
 def compiled(variant: Variant) -> Binary:
-    """Compile a variant, from Triton's cache if it can.
+    """Compile a variant, from Triton's cache if possible.
 
-    What the tools say is kept in the cache beside the kernel. Raises RuntimeError in a process that
-    interprets kernels, and whatever the compiler raises.
+    The output of the tools is kept in the cache with the kernel. Raises RuntimeError in a process
+    that interprets kernels, and whatever the compiler raises.
     """
     if INTERPRETED:
         raise RuntimeError("TRITON_INTERPRET is set, and interpreted kernels cannot be compiled")
@@ -114,7 +117,7 @@ def compiled(variant: Variant) -> Binary:
 
 
 def read_machine_code(binaries: Sequence[Binary]) -> Iterator[MachineCode]:
-    """Yield their instructions, all read at once."""
+    """Yield the machine code of compiled kernels, disassembled all at once."""
     codes = [bytes.fromhex(binary.code) for binary in binaries]
     opcodes = _disassembled(b"".join(codes))
     ends = accumulate(len(code) // INSTRUCTION_BYTES for code in codes)
@@ -123,7 +126,7 @@ def read_machine_code(binaries: Sequence[Binary]) -> Iterator[MachineCode]:
 
 
 def compile_variant(variant: Variant) -> Any:
-    """Triton's compiled kernel; raises what the compiler raises."""
+    """Return Triton's compiled kernel; raises whatever the compiler raises."""
     names = variant.kernel.arg_names
     given = {**variant.signature, **dict.fromkeys(variant.constants, "constexpr")}
     if wrong := set(names) ^ set(given):
@@ -138,7 +141,7 @@ def compile_variant(variant: Variant) -> Any:
 
 
 def compile_options(variant: Variant) -> dict[str, Any]:
-    """What a launch of the variant passes beside its arguments."""
+    """Return the options that a launch of the variant passes in addition to its arguments."""
     return {
         **OPTIONS,
         "num_warps": variant.num_warps,
@@ -185,7 +188,7 @@ def _disassembled(code: bytes) -> list[str]:
         file.write(code)
         file.flush()
         machine = f"SM{TARGET.arch}"
-        # It must not follow the branches of one kernel into the next.
+        # Do not follow the branches of one kernel into the next.
         opcodes = instructions(_run(knobs.nvidia.nvdisasm.path, "-ndf", "-b", machine, file.name))
     if len(opcodes) * INSTRUCTION_BYTES != len(code):
         raise ValueError(f"nvdisasm lists {len(opcodes)} instructions in {len(code)} bytes")
@@ -199,7 +202,7 @@ def _run(*command: str) -> str:
 
 
 def _ptxas_log(variant: Variant) -> str:
-    """What ptxas said of a kernel from the cache, which is compiled once more."""
+    """Return the output of ptxas for a cached kernel, which is compiled once more."""
     log = io.StringIO()
     with knobs.nvidia.scope(), knobs.compilation.scope(), redirect_stdout(log):
         knobs.nvidia.dump_ptxas_log = True
@@ -209,9 +212,9 @@ def _ptxas_log(variant: Variant) -> str:
 
 
 def code_of(elf: bytes) -> bytes:
-    """Return the instructions of all functions of a 64-bit ELF file, in its order."""
+    """Return the instructions of all functions of a 64-bit ELF file, in file order."""
     at, size, count, names = struct.unpack_from("<40xQ10xHHH", elf)
-    # Of a section: where its name lies among all, its place in the file, and its bytes.
+    # Each section: offset of its name, its offset in the file, and its size.
     heads = [struct.unpack_from("<I20xQQ", elf, at + i * size) for i in range(count)]
     named = heads[names][1]
     return b"".join(
@@ -222,7 +225,7 @@ def code_of(elf: bytes) -> bytes:
 
 
 def resources(usage: str) -> tuple[int, int]:
-    """Registers per thread and bytes of stack, the most of any function, from cuobjdump."""
+    """Return the maximum registers per thread and bytes of stack, from cuobjdump."""
     found = [(int(registers), int(stack)) for registers, stack in _REGISTERS.findall(usage)]
     if not found:
         raise ValueError(f"cuobjdump names no registers: {usage!r}")
@@ -230,7 +233,7 @@ def resources(usage: str) -> tuple[int, int]:
 
 
 def spills(log: str) -> int:
-    """Bytes of spill stores and loads of all functions, from ptxas."""
+    """Return the bytes of spill stores and loads of all functions, from ptxas."""
     found = _SPILLS.findall(log)
     if not found:
         raise ValueError(f"ptxas names no spills: {log!r}")
@@ -246,17 +249,20 @@ def instructions(sass: str) -> list[str]:
 
 
 def before_wait(opcodes: list[str]) -> tuple[str, ...]:
-    """Instructions ahead of the wait for earlier launches that must not be; all if it is absent."""
+    """Return forbidden instructions before the wait for earlier launches.
+
+    All if there is no wait.
+    """
     waits = [place for place, opcode in enumerate(opcodes) if opcode.startswith("ACQBULK")]
     ahead = opcodes[: waits[0]] if waits else opcodes
     return tuple(sorted({opcode for opcode in ahead if _ENDS_OR_WRITES.match(opcode)}))
 
 
 def behind_wait(opcodes: list[str]) -> list[str]:
-    """From the wait for earlier launches to the last EXIT; nothing if the wait is absent.
+    """Return the instructions from the wait to the last EXIT; none if there is no wait.
 
-    Behind that lie subroutines, such as the long way of a division, that hardly anything calls.
-    What is in a loop counts once.
+    After the last EXIT there are subroutines, such as the slow path of a division, that are rarely
+    called. Instructions in a loop count once.
     """
     waits = [place for place, opcode in enumerate(opcodes) if opcode.startswith("ACQBULK")]
     ends = [place for place, opcode in enumerate(opcodes) if opcode == "EXIT"]
@@ -264,10 +270,11 @@ def behind_wait(opcodes: list[str]) -> list[str]:
 
 
 def read_ahead(ttir: str) -> list[str]:
-    """Arguments whose memory is read ahead of `griddepcontrol.wait`, in Triton's own code.
+    """Return the arguments through which memory is read before the wait, from Triton's own code.
 
-    A pointer is followed through the first operand of what makes it, to the argument. The
-    compiler moves no load across the wait: it is an instruction of unknown effects.
+    A pointer is traced through the first operand of the operations that make it, to the argument.
+    The compiler moves no load across the wait, since it does not know the effects of that
+    instruction.
     """
     before, wait, _ = ttir.partition("griddepcontrol.wait")
     made = dict(_MADE.findall(before))
@@ -278,10 +285,10 @@ def read_ahead(ttir: str) -> list[str]:
 
 
 def float_atomics(opcodes: list[str]) -> int:
-    """Atomic additions of floats among the instructions."""
+    """Return the atomic additions of floats among machine instructions."""
     return sum(".ADD" in opcode for opcode in opcodes if _ATOMIC.match(opcode))
 
 
 def float_additions(ttir: str) -> int:
-    """Atomic additions of floats among Triton's operations, which the machine may not have."""
+    """Return atomic additions of floats in Triton's operations, even if the machine lacks them."""
     return len(_FLOAT_ADDITION.findall(ttir))

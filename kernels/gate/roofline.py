@@ -1,11 +1,12 @@
-"""What an H200 allows each kernel, what is expected of it, and what a bench measured.
+"""Lower bounds, expected times and measured times of the kernels on an H200.
 
     python -m tailrace.kernels.gate.roofline                   # print the tables of BENCH.md
     python -m tailrace.kernels.gate.roofline --measured FILE   # add the figures of `make bench-gpu`
     python -m tailrace.kernels.gate.roofline --aot FILE        # count instructions behind the wait
 
-A floor is the bytes that an operation must move, divided by the copy bandwidth. What is expected
-adds what the constants below assume of a launch. Bytes come from the kernels' own plans.
+The lower bound of an operation is the bytes that it must move, divided by the copy bandwidth. The
+expected time adds the costs of a launch, from the constants below. Bytes come from the kernels' own
+plans.
 """
 
 from __future__ import annotations
@@ -27,33 +28,35 @@ from tailrace.kernels.shapes import REAL_SHAPES, DecoderShape, Family
 from tailrace.kernels.variant import Variant
 
 COPY_TB_S = 4.3
-"""TB/s, read and written, by a device-to-device copy on an H200 (measured)."""
+"""Copy bandwidth in TB/s, read plus written, device to device on an H200 (measured)."""
 STREAM_SHARE = 0.9
-"""Of the copy bandwidth, by a kernel whose loads are all under way (assumed)."""
+"""Share of the copy bandwidth that a kernel with all loads in flight reaches (assumed)."""
 LAUNCH_US = 1.3
-"""us from the end of a kernel to the start of the next inside a CUDA graph.
+"""Time in us from the end of a kernel to the start of the next in a CUDA graph.
 
 Source: Hazy Research, Look Ma, No Bubbles, 2025; measured on an H100.
 """
 RAMP_US = 0.8
-"""us until the first loads of a kernel come back: a loaded memory latency (assumed)."""
+"""Time in us until the first loads of a kernel return: a loaded memory latency (assumed)."""
 DEPENDENT_US = 0.5
-"""us that remain of both, if a kernel loads weights before the one ahead ends (assumed)."""
+"""Time in us left of both for a kernel that loads weights before the previous one ends (assumed).
+"""
 SMS, CLOCK_HZ = MULTIPROCESSORS, 1.98e9
 SCHEDULERS = 4
-"""Of an SM, among which its warps are shared out; each issues one instruction a clock."""
+"""Schedulers per multiprocessor, each of which issues one instruction per clock to its warps."""
 INSTRUCTION_CLOCKS = 2.0
-"""Per instruction behind the wait for the launch ahead, where one or two warps share a scheduler
-and most need the one before (assumed); of more warps each waits for its turn. Nothing that is
-read ahead hides them."""
+"""Clocks per instruction after the wait, with one or two warps per scheduler and mostly dependent
+instructions (assumed); more warps take turns. Nothing hides these instructions."""
 DP4A_PER_CLOCK = 64
-"""Per SM and clock, of eight operations each; assumed: the rate of 32-bit multiply-add."""
+"""dp4a instructions per multiprocessor and clock, of eight operations each; assumed to be the rate
+of 32-bit multiply-add."""
 PEAKS = {
     "int8 tensor cores": 1979e12,
     "bf16 tensor cores": 989e12,
     "dp4a": SMS * CLOCK_HZ * DP4A_PER_CLOCK * 8,
 }
-"""Operations per second. Tensor cores: NVIDIA's data sheet of the H200 SXM, without sparsity."""
+"""Peak operations per second; for tensor cores from NVIDIA's data sheet of the H200 SXM, without
+sparsity."""
 INSTRUCTIONS = {
     "IDP.4A": "dp4a",
     "IGMMA": "int8 tensor cores",
@@ -61,53 +64,53 @@ INSTRUCTIONS = {
 }
 """The peak that bounds a kernel, by the instruction that its plan expects."""
 MAX_ROWS = 64
-"""Rows of a decode step; larger batches are prefill, which memory does not bound."""
+"""Maximum rows of a decode step; larger batches are prefill, which is not bound by memory."""
 EIGHT = 8
-"""Rows of a step that is compared with that of one row."""
+"""Rows of a step that is compared with a step of one row."""
 EIGHT_ROWS_ASKED = 1.25
-"""Of the time of one row."""
+"""Target time of such a step, as a multiple of the time for one row."""
 STEP_TOKENS = 512
-"""Length of the sequence of a whole step, as in the bench."""
+"""Length in tokens of the sequence of a whole step, as in the bench."""
 LONG_TOKENS = 32_768
-"""Length of the sequences that attention alone is judged at."""
+"""Length in tokens of the sequences that attention alone is measured with."""
 KV_BYTES = 2
-"""Of a cached element: bf16."""
+"""Bytes of a cached element: bf16."""
 
-# Of a linear: its step, its format, its rows. What a plan calls the kernel is no part of it.
+# Step, format and rows of a linear in a variant's name; the plan's name of the kernel is left out.
 _LINEAR = re.compile(r"(qkv|o|gate_up|down|head) (\w+) rows=(\d+)")
 _KERNEL = re.compile(r" (?:dense|gemv|gemm)\b")
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What a bench measures at once: one kernel, or a few that belong together."""
+    """One or several kernels that a bench measures together."""
 
     name: str
-    """As in the bench, such as `bitnet-2b4t.qkv ternary rows=1`."""
+    """Name in the bench, such as `bitnet-2b4t.qkv ternary rows=1`."""
     bytes_moved: int
     launches: int = 1
     arithmetic: int = 0
-    """Multiplications and additions; 0 where they do not matter."""
+    """Number of multiplications and additions; 0 where they do not matter."""
     peak: float = PEAKS["bf16 tensor cores"]
-    """Operations per second of the instructions it is made of."""
+    """Peak operations per second of the kernel's instructions."""
     ordinary: int = 0
-    """Of the launches, those at the head of a chain, which are never dependent ones."""
+    """Number of launches at the head of a chain, which are never dependent."""
     behind: float = 0.0
-    """Clocks behind the waits of all launches, by what `make aot` counts; 0: not counted."""
+    """Clocks after the waits of all launches, from the counts of `make aot`; 0 if not counted."""
 
     def floor_us(self, copy_tb_s: float = COPY_TB_S) -> float:
-        """us at the copy bandwidth."""
+        """Time in us at the copy bandwidth."""
         return self.bytes_moved / copy_tb_s / 1e6
 
     def expected_us(self, dependent: bool = False) -> float:
-        """us by the assumptions above, with or without programmatic dependent launches."""
+        """Return the expected time in us, with or without programmatic dependent launches."""
         busy = max(self.floor_us() / STREAM_SHARE, self.arithmetic / self.peak * 1e6)
         busy += self.behind / CLOCK_HZ * 1e6
         chained = self.launches - self.ordinary if dependent else 0
         return busy + chained * DEPENDENT_US + (self.launches - chained) * (LAUNCH_US + RAMP_US)
 
     def repeated(self, times: int) -> Operation:
-        """Return the operation, so many times; the bench has no such figure."""
+        """Return the operation repeated `count` times, which the bench does not measure."""
         return replace(
             self,
             name=f"{self.name}, {times} times",
@@ -120,13 +123,13 @@ class Operation:
 
 
 def clocks(variant: Variant, instructions: int) -> float:
-    """What a warp of the fullest SM takes for so many, all programs being resident at once."""
+    """Return the clocks that a warp of the fullest multiprocessor takes for these instructions."""
     warps = math.ceil(variant.programs / SMS) * variant.num_warps
     return instructions * max(INSTRUCTION_CLOCKS, warps / SCHEDULERS)
 
 
 def linears(shape: DecoderShape, variants: list[Variant]) -> dict[str, Operation]:
-    """Return every linear and head that is planned, by its name without the shape's."""
+    """Return every planned linear and head, by its name without the shape's."""
     found: dict[str, Operation] = {}
     sizes = {**shape.linears, "head": (shape.vocab, shape.hidden)}
     for variant in variants:
@@ -144,18 +147,18 @@ def linears(shape: DecoderShape, variants: list[Variant]) -> dict[str, Operation
 
 
 def _plain_name(shape: DecoderShape, variant: Variant) -> str:
-    """Without the shape's, and without what the plan calls the kernel of a linear."""
+    """Return a name without the shape's, and without the plan's name of the kernel."""
     return _KERNEL.sub("", variant.name.removeprefix(f"{shape.name}."))
 
 
 def peak_of(variant: Variant) -> float:
-    """Operations per second of the instruction that a plan expects."""
+    """Return the peak operations per second of the instruction that a plan expects."""
     names = [name for mnemonic, name in INSTRUCTIONS.items() if mnemonic in variant.expects]
     return PEAKS[names[0] if names else "bf16 tensor cores"]
 
 
 def attention(shape: DecoderShape, rows: int, length: int) -> Operation:
-    """Decode attention of `rows` sequences over a bf16 cache."""
+    """Return decode attention of `rows` sequences over a bf16 cache."""
     cached = rows * length * 2 * shape.keys * KV_BYTES
     vectors = rows * 4 * (2 * shape.queries + 2 * shape.keys)
     return Operation(
@@ -166,7 +169,7 @@ def attention(shape: DecoderShape, rows: int, length: int) -> Operation:
 
 
 def sampling(shape: DecoderShape, variants: list[Variant], rows: int = 1) -> Operation:
-    """Return the sampler: the kernels that its plan lists for a row without a mask, at so many rows."""
+    """Return the sampler: the kernels that its plan lists for this many rows without a mask."""
     own = [v for v in variants if v.name.startswith(f"{shape.name}.sampl") and _single(v)]
     return Operation(
         f"{shape.name}.sample rows={rows}",
@@ -182,13 +185,13 @@ def _single(variant: Variant) -> bool:
 def layer(
     shape: DecoderShape, variants: list[Variant], behind: Mapping[str, int], rows: int
 ) -> Iterator[Operation]:
-    """What a layer launches for one row, or for 8 of BitNet; `behind` as in `step`."""
+    """Return a layer's launches for one row, or for 8 rows of BitNet; `behind` is as in `step`."""
     parts = {variant.step: variant for variant in variants if variant.step}
     launched = [parts[what] for what in ("qkv", "attend", "o", "gate_up", "down")]
     if rows > 1:
         named = {variant.name: variant for variant in variants}
         launched = [named[f"{shape.name}.{name}"] for name in EIGHT_ROWS]
-        launched.insert(2, parts["attend"])  # behind the norm and qkv
+        launched.insert(2, parts["attend"])  # after the norm and qkv
     planned = linears(shape, variants)
     for variant in launched:
         programs, count = variant.programs, behind.get(variant.name, 0)
@@ -201,9 +204,9 @@ def layer(
 
 
 def head(shape: DecoderShape, variants: list[Variant], int8: bool, rows: int) -> Operation:
-    """Return the LM head, with a norm of its own where there is more than one row.
+    """Return the LM head, with a separate norm if there is more than one row.
 
-    Its bytes lie between those of 1 and 16 rows, as the rows do.
+    Its bytes are interpolated between those of 1 and 16 rows.
     """
     planned, name = linears(shape, variants), f"head {'int8' if int8 else 'bf16'} rows="
     one, most = planned[f"{name}1"], planned[f"{name}16"]
@@ -222,10 +225,10 @@ def step(
     behind: Mapping[str, int],
     rows: int = 1,
 ) -> list[Operation]:
-    """Return the operations of a decode step, in order; those of a layer counted for all.
+    """Return the operations of a decode step, in order, with those of a layer counted for all.
 
-    behind: instructions behind the wait, by the name of the variant that a layer launches.
-    rows: 1, or EIGHT of BitNet.
+    behind: instructions after the wait, by the name of a layer's variant. rows: 1, or EIGHT of
+    BitNet.
     """
     embed = [v for v in variants if v.name == f"{shape.name}.embed rows=1"]
     embedded = rows * sum(v.bytes_moved for v in embed)
@@ -244,7 +247,7 @@ def whole_step(
     behind: Mapping[str, int],
     rows: int = 1,
 ) -> Operation:
-    """Return all of `step`, one after another, under the bench's name; memory bounds each part."""
+    """Return all of `step` as one operation under the bench's name; memory bounds each part."""
     kind = " int8 head" if int8_head else ""
     parts = step(shape, variants, int8_head, behind, rows)
     return Operation(
@@ -258,7 +261,7 @@ def whole_step(
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What `bench_gpu.py --write` wrote, as far as it is used here."""
+    """The parts of `bench_gpu.py --write`'s output that are used here."""
 
     us: dict[str, float] = field(default_factory=dict)
     copy_tb_s: float = COPY_TB_S
@@ -266,7 +269,7 @@ class Measured:
 
     @classmethod
     def read(cls, path: Path) -> Measured:
-        """Raise ValueError for a file without `us`, names and microseconds."""
+        """Read a file of the bench. Raises ValueError if it lacks `us`, names and microseconds."""
         found = json.loads(path.read_text("utf-8"))
         if not isinstance(found, dict) or not isinstance(found.get("us"), dict):
             raise ValueError(f"{path}: no object `us` of names and microseconds")
@@ -276,13 +279,19 @@ class Measured:
         return cls(us, float(found.get("copy_tb_s", COPY_TB_S)), title)
 
     def share(self, operation: Operation) -> float | None:
-        """Of the same run's copy bandwidth; None where the operation was not measured."""
+        """Return the share of the same run's copy bandwidth.
+
+        None for an operation without a measurement.
+        """
         us = self.us.get(operation.name)
         return operation.floor_us(self.copy_tb_s) / us if us else None
 
 
 def read_behind(path: Path) -> dict[str, int]:
-    """`behind_wait` of the last line that `make aot` printed; raises ValueError without it."""
+    """Return `behind_wait` of the last line of `make aot`'s output.
+
+    Raises ValueError without it.
+    """
     lines = path.read_text("utf-8").splitlines()
     found = json.loads(lines[-1]) if lines else None
     if not isinstance(found, dict) or not isinstance(found.get("behind_wait"), dict):
@@ -291,7 +300,10 @@ def read_behind(path: Path) -> dict[str, int]:
 
 
 def sections(behind: Mapping[str, int]) -> Iterator[tuple[str, list[Operation]]]:
-    """Tables by title: each shape's linears, then attention, then whole steps; see `step`."""
+    """Return tables by title: each shape's linears, then attention, then whole steps.
+
+    See `step`.
+    """
     from tailrace.kernels.gate.aot_worker import kernel_modules, planned
 
     variants: dict[str, list[Variant]] = {}
@@ -312,7 +324,7 @@ def sections(behind: Mapping[str, int]) -> Iterator[tuple[str, list[Operation]]]
 
 
 def eight_rows_of_one(operations: Iterable[Operation]) -> str:
-    """What dependent steps of 8 rows take, as multiples of those of one row among operations."""
+    """Return the times of dependent steps of 8 rows as multiples of those of one row."""
     us = {operation.name: operation.expected_us(dependent=True) for operation in operations}
     eight, one = f".step rows={EIGHT} ", ".step rows=1 "
     shares = [
@@ -322,7 +334,7 @@ def eight_rows_of_one(operations: Iterable[Operation]) -> str:
 
 
 def markdown(title: str, operations: list[Operation], measured: Measured) -> str:
-    """Return a table of BENCH.md."""
+    """Return a table of BENCH.md as Markdown."""
     lines = [
         f"### {title}",
         "",

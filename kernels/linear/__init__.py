@@ -1,1 +1,1 @@
-"""Linear layers: float, ternary and int8, each kernel beside its oracle."""
+"""Linear layers: float, ternary and int8, each kernel with its reference."""

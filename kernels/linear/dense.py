@@ -1,4 +1,4 @@
-"""A linear layer of real weights: what every kernel of it must match, in plain torch."""
+"""A linear layer of float weights in plain torch: the reference for its kernels."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def dense_linear(
     eps: float = 1e-5,
     epilogue: Epilogue = Epilogue.STORE,
 ) -> None:
-    """out = epilogue(W round(norm(x))).
+    """Compute out = epilogue(W round(norm(x))).
 
-    x: fp32 [rows, in]. weight: bf16, fp16 or fp32 [out, in]; [2 F, in], gate rows before up
-    rows, for SWIGLU. out: fp32 [rows, out] or [rows, F]. norm: fp32 [in], of an RMSNorm before
-    the product. What is multiplied is rounded to the weight's type, half to even; products are
-    exact and sums are fp32. Raises ValueError for RELU2_GATE.
+    x: fp32 [rows, in]. weight: bf16, fp16 or fp32 [out, in]; for SWIGLU [2 F, in], gate rows before
+    up rows. out: fp32 [rows, out] or [rows, F]. norm: fp32 [in], the weight of an RMSNorm before
+    the product. The operands are rounded to the weight's type, half to even; products are exact and
+    sums are fp32. Raises ValueError for RELU2_GATE.
     """
     check_epilogue(epilogue)
     normed = x.float() if norm is None else order_free_rms_norm(x, norm, eps)
@@ -32,13 +32,13 @@ def dense_linear(
 
 
 def check_epilogue(epilogue: Epilogue) -> None:
-    """Refuse what linears of float activations have no arithmetic for."""
+    """Raise ValueError for an epilogue that linears of float activations do not implement."""
     if epilogue is Epilogue.RELU2_GATE:
         raise ValueError("epilogue: RELU2_GATE belongs to ternary linears")
 
 
 def put(y: Tensor, out: Tensor, epilogue: Epilogue) -> None:
-    """Bring products y, fp32 [rows, weight rows], to `out` the way `epilogue` says."""
+    """Write products y, fp32 [rows, weight rows], to `out` through `epilogue`."""
     if epilogue is Epilogue.SWIGLU:
         gate, up = y.chunk(2, dim=-1)
         y = torch.nn.functional.silu(gate) * up

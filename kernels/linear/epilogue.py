@@ -1,4 +1,4 @@
-"""What a linear does with its products before they leave the registers."""
+"""The operation that a linear applies to its products before it stores them."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from enum import IntEnum
 
 
 class Epilogue(IntEnum):
-    """The values are constants of the kernels."""
+    """Epilogue of a linear; the values are constants of the kernels."""
 
     STORE = 0
-    """out = y."""
+    """Store: out = y."""
     ADD = 1
-    """out += y: the residual stream."""
+    """Add to the residual stream: out += y."""
     RELU2_GATE = 2
-    """The weight holds gate, then up: out = relu(gate) ** 2 * up."""
+    """BitNet's gate; the weight holds gate, then up: out = relu(gate) ** 2 * up."""
     SWIGLU = 3
-    """The weight holds gate, then up: out = silu(gate) * up."""
+    """SwiGLU; the weight holds gate, then up: out = silu(gate) * up."""
 
     @property
     def gated(self) -> bool:
-        """The output has half as many columns as the weight has rows."""
+        """True if the output has half as many columns as the weight has rows."""
         return self in (Epilogue.RELU2_GATE, Epilogue.SWIGLU)

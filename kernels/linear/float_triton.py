@@ -1,8 +1,8 @@
-"""Linear layers of float activations on the GPU: of bf16, fp16, fp32, int8 or int4 weights.
+"""Linear layers of float activations on the GPU, with bf16, fp16, fp32, int8 or int4 weights.
 
-One kernel for all; quantised weights become whole numbers in bf16, exactly, in the registers that
-the tensor cores read. Scales are applied to fp32 sums: to a row's in int8, to those of a group of
-128 inputs in int4.
+One kernel serves all formats. Quantised weights are converted exactly to integers in bf16, in the
+registers that the tensor cores read. Scales are applied to fp32 sums: to a row's sum in int8, to
+the sum of a group of 128 inputs in int4.
 """
 
 # mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
@@ -34,14 +34,14 @@ from tailrace.kernels.shapes import LLAMA_8B, DecoderShape, Family
 from tailrace.kernels.variant import Variant
 
 Weight = Tensor | WeightOnly
-"""bf16, fp16 or fp32 [out, in], or int8 or int4 with bf16 activations."""
+"""A weight: bf16, fp16 or fp32 [out, in], or int8 or int4 for bf16 activations."""
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _EPILOGUES = {"o": Epilogue.ADD, "down": Epilogue.ADD, "gate_up": Epilogue.SWIGLU}
 _NORMED = ("qkv", "gate_up", "head")
 
 
 def float_plan(weight: Weight, epilogue: Epilogue = Epilogue.STORE) -> LinearPlan:
-    """How a linear of this weight is launched; for a workspace that has room for it."""
+    """Return the launch plan of a linear with this weight, for sizing its workspace."""
     if isinstance(weight, WeightOnly):
         return plan_linear(*weight.shape, 2, weight.bits, epilogue.gated)
     return plan_linear(*weight.shape, weight.element_size(), gated=epilogue.gated)
@@ -59,22 +59,22 @@ def float_linear(
     dependent: bool = False,
     plan: LinearPlan | None = None,
 ) -> None:
-    """out = epilogue(W round(norm(x))) for any number of rows, none included, in one launch.
+    """Compute out = epilogue(W round(norm(x))) for any number of rows, in one launch.
 
     x: fp32, or already rounded to the weight's type, [rows, in]; above 16 rows the latter moves
-    half as much. weight: bf16, fp16 or fp32 [out, in]; [2 F, in], gate rows before up rows, for
-    SWIGLU. Any sizes; rows of 16-byte multiples are read fast. Of a quantised one the type is
-    bf16; it moves in * out * bits / 8 bytes and the scales. out: fp32 [rows, out] or
-    [rows, F], not overlapping x. norm: fp32 [in] with fp32 x of up to NORM_MAX_ROWS rows and
-    NORM_MAX_INPUTS inputs; the bits are those of a norm computed before. What is multiplied is
-    rounded to the weight's type, half to even (beyond fp16's range to infinity); sums are fp32.
-    dependent: programmatic dependent launch; tiles of the weight are asked for while the launch
-    before still runs, all else is touched after it has ended. plan: another than the committed
-    one, for a bench; bits differ between plans.
+    half as much memory. weight: bf16, fp16 or fp32 [out, in]; for SWIGLU [2 F, in], gate rows
+    before up rows. Any sizes are allowed; rows of 16-byte multiples are faster. A quantised weight
+    counts as bf16; it moves in * out * bits / 8 bytes and the scales. out: fp32 [rows, out] or
+    [rows, F], not overlapping x. norm: fp32 [in] for fp32 x of up to NORM_MAX_ROWS rows and
+    NORM_MAX_INPUTS inputs; the bits are those of a norm computed before. The operands are rounded
+    to the weight's type, half to even (to infinity beyond fp16's range); sums are fp32. dependent:
+    programmatic dependent launch; tiles of the weight are requested while the launch before still
+    runs, everything else is accessed after it has ended. plan: a plan other than the committed one,
+    for benchmarks; bits differ between plans.
 
-    A row has the same bits in any batch; a row with NaN or infinite values spoils no other.
-    Moves the weight once per 64 rows (per 32 of fp32 x where shared memory holds no more), x and
-    out. Raises TypeError and ValueError that name the argument.
+    A row has the same bits in any batch, and a row with NaN or infinite values does not affect
+    others. Moves the weight once per 64 rows (per 32 of fp32 x where shared memory holds no more),
+    x and out. Raises TypeError and ValueError that name the argument.
     """
     check_epilogue(epilogue)
     if isinstance(weight, WeightOnly):
@@ -106,7 +106,7 @@ def float_linear(
 def _check(
     x: Tensor, dtype: torch.dtype, out: Tensor, norm: Tensor | None, eps: float, plan: LinearPlan
 ) -> None:
-    """Refuse activations, results and norms that do not fit the weight of `plan`."""
+    """Raise unless activations, result and norm fit the weight of `plan`."""
     if plan.out < 1 or plan.inputs < 1:
         raise ValueError(f"weight: shape [{plan.out}, {plan.inputs}], expected sizes above 0")
     if plan.gated and plan.out % 2:
@@ -127,7 +127,7 @@ def _check(
 
 
 def _check_quantised(weights: WeightOnly) -> None:
-    """Refuse words, scales and zeros that do not fit one another."""
+    """Raise unless words, scales and zeros of a quantised weight fit each other."""
     if weights.bits not in (4, 8):
         raise ValueError(f"weights: {weights.bits} bits, expected 4 or 8")
     words = GROUP * weights.bits // WORD_BITS
@@ -143,7 +143,7 @@ def _check_quantised(weights: WeightOnly) -> None:
 
 
 def constants(plan: LinearPlan, groups: int, norm: bool, epilogue: Epilogue) -> dict[str, Any]:
-    """What the kernel is compiled with, but for where it runs."""
+    """Return the constants that the kernel is compiled with, on any device."""
     return {
         "OUT": plan.out,
         "IN": plan.inputs,
@@ -158,10 +158,10 @@ def constants(plan: LinearPlan, groups: int, norm: bool, epilogue: Epilogue) -> 
 
 
 def variants(shape: DecoderShape) -> Iterator[Variant]:
-    """Yield all compilations that serving `shape` launches in bf16; of BitNet that is the head.
+    """Yield all compilations that serving `shape` launches in bf16; for BitNet that is the head.
 
-    With quantised linears those of one shape: Qwen3-8B's are the same instructions, but for a
-    split of `down` less.
+    Quantised linears are compiled for one shape only: Qwen3-8B's have the same instructions, apart
+    from one split less of `down`.
     """
     linears = {"head": (shape.vocab, shape.hidden)}
     if shape.family is not Family.BITNET:
@@ -175,7 +175,7 @@ def variants(shape: DecoderShape) -> Iterator[Variant]:
 
 
 def _variants(name: str, step: str, plan: LinearPlan, weight_type: str) -> Iterator[Variant]:
-    """What the linear `step` launches at batches of 1, 16 and 64 rows."""
+    """Yield the compilations of the linear `step` for batches of 1, 16 and 64 rows."""
     normed = step in _NORMED
     for rows, norm, dependent in (
         (1, normed, False),
@@ -184,8 +184,8 @@ def _variants(name: str, step: str, plan: LinearPlan, weight_type: str) -> Itera
         (64, False, False),
     ):
         if rows == 16 and not normed:
-            continue  # It is what a batch of 1 launches.
-        # A norm that is a launch of its own leaves bf16.
+            continue  # equals the variant of a batch of 1
+        # A norm that is a launch of its own stores bf16.
         x_bytes = 2 if normed and not norm else 4
         groups = plan.groups(rows, x_bytes)
         given = {

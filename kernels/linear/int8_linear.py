@@ -1,8 +1,8 @@
-"""Linears of int8 weights and int8 activations (W8A8), such as the LM head: the oracle.
+"""Linears of int8 weights and int8 activations (W8A8), such as the LM head: the reference.
 
-A weight row has a scale of its own, an activation row a factor, and the products are summed
-as whole numbers: at most 2**16 of them, each at most 127 * 128, which stay below 2**31. So
-int32 never overflows, and no order, split or batch changes a bit.
+Each weight row has a scale and each activation row a factor. The products are summed as integers:
+at most 2**16 products of at most 127 * 128 stay below 2**31, so int32 never overflows, and no
+order, split or batch changes a bit.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from tailrace.kernels.linear.ternary import INT8_MAX, quantize_activations
 from tailrace.kernels.rows.norm import order_free_rms_norm
 
 MAX_IN = 2**16
-"""Elements of a row: 2**16 * 127 * 128 < 2**31."""
+"""Maximum inputs of a row: 2**16 * 127 * 128 < 2**31."""
 MIN_SCALE = 1e-12
-"""Of a weight row of zeros, or nearly: its scale must divide."""
+"""Minimum scale, for weight rows of zeros or nearly so, since activations are divided by it."""
 
 
 def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Round each row of a weight to int8, with the scale that its largest value needs.
+    """Round each row of a weight to int8, with a scale from its largest value.
 
-    weight: bf16, fp16 or fp32 [out, in], finite, in up to MAX_IN. Returns (int8 [out, in] of
-    -127 .. 127, fp32 scale [out] = max |row| / 127) so that `int8 * scale` approximates the
+    weight: bf16, fp16 or fp32 [out, in], finite, with up to MAX_IN inputs. Returns (int8 [out, in]
+    of -127 .. 127, fp32 scale [out] = max |row| / 127) so that `int8 * scale` approximates the
     weight. Raises TypeError or ValueError.
     """
     check_tensor("weight", weight, (torch.bfloat16, torch.float16, torch.float32), None, None)
@@ -40,11 +40,11 @@ def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
 def int8_linear(
     x: Tensor, weight: Tensor, scale: Tensor, norm: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
-    """`x` through int8 weights after quantising each of its rows, and RMSNorm before that.
+    """Quantise each row of `x`, normed first if `norm` is given, and multiply by int8 weights.
 
-    x: fp32 [rows, in]. weight: int8 [out, in], in up to MAX_IN. scale: fp32 [out]. norm: fp32
-    [in], the weight of an `order_free_rms_norm` of x. Returns fp32 [rows, out]: the whole sum,
-    divided by the factor of the activations, times the scale. A row with NaN or infinite values
+    x: fp32 [rows, in]. weight: int8 [out, in] with up to MAX_IN inputs. scale: fp32 [out]. norm:
+    fp32 [in], the weight of an `order_free_rms_norm` of x. Returns fp32 [rows, out]: the integer
+    sum, divided by the activations' factor, times the scale. A row with NaN or infinite values
     gives NaN. Raises TypeError or ValueError.
     """
     check_int8_weight(weight, scale)
@@ -52,13 +52,13 @@ def int8_linear(
     check_same_device(x=x, weight=weight, scale=scale, norm=norm)
     real = x if norm is None else order_free_rms_norm(x, norm, eps)
     quantised, factor = quantize_activations(real)
-    # fp64 holds every sum exactly, and is the widest matrix product on all devices.
+    # fp64 holds every sum exactly, and is the widest type that all devices multiply matrices in.
     summed = torch.nn.functional.linear(quantised.double(), weight.double())
     return summed.float() / factor * scale
 
 
 def check_int8_weight(weight: Tensor, scale: Tensor) -> None:
-    """Refuse a weight or scale that `int8_linear` does not take."""
+    """Raise unless weight and scale are as `int8_linear` takes them."""
     check_tensor("weight", weight, torch.int8, None, None)
     if not 1 <= weight.shape[1] <= MAX_IN:
         raise ValueError(f"weight: in = {weight.shape[1]}, expected 1 to {MAX_IN}")

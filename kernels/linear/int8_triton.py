@@ -1,13 +1,12 @@
-"""Linears of int8 weights and activations (W8A8) on the GPU: the LM head, mostly.
+"""Linears of int8 weights and activations (W8A8) on the GPU, mainly the LM head.
 
     int8_gemv   one row: norm and quantisation in the prologue, dp4a
-    int8_gemm   any number of rows that are int8 already, tensor cores
+    int8_gemm   any number of rows that are already int8, on tensor cores
 
-Both give the bits of `int8_linear.int8_linear`, whatever the tile or the batch, since
-sums of whole numbers have no order.
+Both give the bits of `int8_linear.int8_linear`, whatever the tile or the batch, since integer sums
+do not depend on order.
 """
 
-# Triton's language has no types: its functions are compiled, not called.
 # mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 # mypy: disable-error-code="assignment, var-annotated"
@@ -40,15 +39,15 @@ from tailrace.kernels.shapes import DecoderShape
 from tailrace.kernels.variant import Variant
 
 GEMV_MAX_ROWS = 1
-"""Rows that int8_gemv takes: the norms of more, in every program, cost more than a launch."""
+"""Maximum rows of int8_gemv; repeating more norms in every program costs more than a launch."""
 GEMV_MAX_IN = 4096
-"""Elements of such a row."""
+"""Maximum inputs of a row of int8_gemv."""
 GROUP_ROWS = 4
-"""Weight rows abreast in a warp: 8 lanes read 16 bytes each of one line of 128."""
+"""Weight rows that a warp loads side by side: 8 lanes read 16 bytes each of a 128-byte line."""
 TILE_OUT = 2 * GROUP_ROWS
-"""Weight rows that a program of the GEMV multiplies at a time, while it loads as many more."""
+"""Weight rows that a GEMV program multiplies at a time, while it loads as many more."""
 PREFETCH = 4
-"""Tiles that a program of the GEMM asks for before it may read activations."""
+"""Tiles that a GEMM program prefetches before it may read activations."""
 
 _WORDS = tl.constexpr(WORDS)
 _GROUP_ROWS = tl.constexpr(GROUP_ROWS)
@@ -60,7 +59,7 @@ _PREFETCH = tl.constexpr(PREFETCH)
 def load_rows(
     words_ptr, first, OUT: tl.constexpr, IN: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr
 ):  # fmt: skip
-    """TILE_OUT weight rows as two groups of STEPS tiles int32 [LINES, GROUP_ROWS, 32]."""
+    """Load TILE_OUT weight rows as two groups of STEPS tiles int32 [LINES, GROUP_ROWS, 32]."""
     tiles = ()
     for group in tl.static_range(2):
         row = first + group * _GROUP_ROWS + tl.arange(0, _GROUP_ROWS)
@@ -74,7 +73,7 @@ def int8_gemv_kernel(
     OUT: tl.constexpr, IN: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr,
     PROGRAMS: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """One program: every PROGRAMS-th tile of TILE_OUT weight rows, the next one in flight."""
+    """Multiply every PROGRAMS-th tile of TILE_OUT weight rows, loading one tile ahead."""
     program = tl.program_id(0)
     group = tl.arange(0, 2)[None, :]
     local = tl.arange(0, _GROUP_ROWS)[:, None] + _GROUP_ROWS * group
@@ -87,7 +86,7 @@ def int8_gemv_kernel(
         cuda.gdc_wait()
     x = load_row(x_ptr, IN, LINES, STEPS)
     words, factor = int8_row(x, gains, eps, IN, LINES, STEPS, NORM, INTERPRETED)
-    # One number, NaN or not, that every warp has: as bits it survives a maximum.
+    # A maximum over the bits gives every warp the same number, even if it is NaN.
     factor = tl.max(factor.to(tl.int32, bitcast=True), 0).to(tl.float32, bitcast=True)
     for tile in range(program, (OUT + _TILE_OUT - 1) // _TILE_OUT, PROGRAMS):
         following = load_rows(words_ptr, (tile + PROGRAMS) * _TILE_OUT, OUT, IN, LINES, STEPS)
@@ -111,7 +110,7 @@ def int8_gemm_kernel(
     TILE_OUT: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_IN: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """One program: TILE_OUT weight rows, the left operand, times TILE_ROWS rows."""
+    """Multiply TILE_OUT weight rows, the left operand, by TILE_ROWS rows per program."""
     row = tl.program_id(0) * TILE_OUT + tl.arange(0, TILE_OUT)
     token = tl.program_id(1).to(tl.int64) * TILE_ROWS + tl.arange(0, TILE_ROWS)
     if PDL:
@@ -138,18 +137,18 @@ def int8_gemm_kernel(
 
 @dataclass(frozen=True, slots=True)
 class GemvPlan:
-    """How a GEMV is divided: whole sums do not depend on it."""
+    """Launch plan of a GEMV; it does not affect the integer sums."""
 
     lines: int
-    """Lines of a row that a step reads, one to a warp."""
+    """Lines of a row per step, one per warp."""
     steps: int
     programs: int
     registers: int
-    """Of a thread, so that the programs of a multiprocessor fit: 64 Ki in all."""
+    """Maximum registers per thread; a multiprocessor has 64 Ki for all its programs."""
 
     @classmethod
     def of(cls, out_features: int, in_features: int) -> GemvPlan:
-        """Few warps and many programs, while the words of the row leave them registers."""
+        """Plan few warps and many programs, as long as the row's words fit into their registers."""
         row_lines = triton.cdiv(in_features, WORDS * WORD)
         lines = 1 if row_lines <= 4 else 4 if row_lines <= 20 else 8
         beside = 3 if lines == 4 else 2
@@ -158,13 +157,13 @@ class GemvPlan:
         return cls(lines, triton.cdiv(row_lines, lines), programs, registers)
 
     def constants(self) -> dict[str, Any]:
-        """What the kernel is compiled with."""
+        """Constants that the kernel is compiled with."""
         return {"LINES": self.lines, "STEPS": self.steps, "PROGRAMS": self.programs}
 
 
 @dataclass(frozen=True, slots=True)
 class GemmPlan:
-    """The tile of a GEMM."""
+    """Launch plan of a GEMM: its tile."""
 
     out: int
     rows: int
@@ -173,11 +172,11 @@ class GemmPlan:
 
     @classmethod
     def of(cls, rows: int) -> GemmPlan:
-        """As many columns as the batch needs, up to 64."""
+        """Plan as many columns as the batch needs, up to 64."""
         return cls(64, 16, 4, 4) if rows <= 16 else cls(128, 64, 8, 3)
 
     def constants(self) -> dict[str, Any]:
-        """What the kernel is compiled with."""
+        """Constants that the kernel is compiled with."""
         return {"TILE_OUT": self.out, "TILE_ROWS": self.rows, "TILE_IN": 128}
 
 
@@ -191,14 +190,14 @@ def int8_gemv(
     eps: float = 1e-5,
     dependent: bool = False,
 ) -> None:
-    """`int8_linear` of one row in one launch.
+    """Compute `int8_linear` of one row in one launch.
 
-    x: fp32 [rows, in], one row or none, in a multiple of 4 up to GEMV_MAX_IN. weight: int8
-    [out, in]. scale: fp32 [out]. out: fp32 [rows, out]. norm: fp32 [in], the weight of an RMSNorm
-    (`order_free_rms_norm`) of x. dependent: programmatic dependent launch; the first weights are
-    read while the launch before it still runs.
+    x: fp32 [rows, in], one row or none, with up to GEMV_MAX_IN inputs, a multiple of 4. weight:
+    int8 [out, in]. scale: fp32 [out]. out: fp32 [rows, out]. norm: fp32 [in], the weight of an
+    RMSNorm (`order_free_rms_norm`) of x. dependent: programmatic dependent launch; the first
+    weights are read while the launch before still runs.
 
-    Moves out * in bytes of weights once. Raises TypeError or ValueError naming the argument.
+    Moves out * in bytes of weights once. Raises TypeError or ValueError that names the argument.
     """
     check_int8_weight(weight, scale)
     out_features, in_features = weight.shape
@@ -246,14 +245,15 @@ def int8_gemm(
     *,
     dependent: bool = False,
 ) -> None:
-    """`int8_linear` of rows that are int8 already, with the bits of `int8_gemv`.
+    """Compute `int8_linear` of rows that are already int8, with the bits of `int8_gemv`.
 
-    q: int8 [rows, in], whole numbers of -127 .. 127. factor: fp32 [rows], by which a row was
+    q: int8 [rows, in], integers in -127 .. 127. factor: fp32 [rows], by which each row was
     multiplied. weight: int8 [out, in]. scale: fp32 [out]. out: fp32 [rows, out]. dependent:
-    programmatic dependent launch; the first weights come to L2 while the launch before it runs.
+    programmatic dependent launch; the first weights are prefetched into L2 while the launch before
+    still runs.
 
-    Moves out * in bytes of weights once for each 64 rows. Raises TypeError or ValueError naming
-    the argument.
+    Moves out * in bytes of weights once per 64 rows. Raises TypeError or ValueError that names the
+    argument.
     """
     check_int8_weight(weight, scale)
     out_features, in_features = weight.shape
@@ -302,7 +302,7 @@ _GEMM_TYPES = {
 
 
 def variants(shape: DecoderShape) -> Iterator[Variant]:
-    """Yield the LM head at every batch that is compiled by itself."""
+    """Yield the LM head for every batch with a compilation of its own."""
     sizes = {"OUT": shape.vocab, "IN": shape.hidden}
     weights = shape.vocab * (shape.hidden + 4)
     plan = GemvPlan.of(shape.vocab, shape.hidden)

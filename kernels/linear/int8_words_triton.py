@@ -1,16 +1,15 @@
-"""Rows in the registers of a program: activations, normalised and quantised, and their weights.
+"""Rows in the registers of a program: activations, normed and quantised, and weights.
 
-The device functions that both GEMVs with int8 activations share. A row of `IN` elements is
-held as `STEPS` tiles [LINES, 32, 4]: a line is 32 words of 4 elements, and the lines of a tile
-go to one warp each. Tiles follow one another in a tuple, so that a size which is no power of
-two, such as 2560 or 6912, leaves only the last one with lanes that have nothing to do.
+These device functions are shared by both GEMVs with int8 activations. A row of `IN` elements is
+held as `STEPS` tiles [LINES, 32, 4]: a line is 32 words of 4 elements, and each line of a tile
+belongs to one warp. The tiles form a tuple, so that for sizes that are no power of two, such as
+2560 or 6912, only the last tile has idle lanes.
 
-What they compute is `inverse_rms`, `normalise` and `int8_factor` of norm_triton, bit for bit,
-in a third of the instructions: every program of a GEMV repeats this work, behind the wait for the
-launches ahead, so it counts.
+The functions compute `inverse_rms`, `normalise` and `int8_factor` of norm_triton, bit for bit, with
+a third of the instructions. That matters because every program of a GEMV repeats this work after
+the wait for earlier launches.
 """
 
-# Triton's language has no types: its functions are compiled, not called.
 # mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 # mypy: disable-error-code="assignment, var-annotated"
@@ -24,15 +23,15 @@ from tailrace.kernels.linear.ternary import INT8_MAX, MIN_ABSMAX
 from tailrace.kernels.rows.rounding_triton import fixed_factor, squares
 
 WORDS = 32
-"""Words of a line: 128 bytes, what a memory transaction holds."""
+"""Words per line: 128 bytes, one memory transaction."""
 WORD = 4
-"""Elements of a word: what one dp4a multiplies."""
+"""Elements per word, which one dp4a multiplies."""
 _WORDS = tl.constexpr(WORDS)
 _WORD = tl.constexpr(WORD)
 _INT8_MAX = tl.constexpr(float(INT8_MAX))
 _MIN_ABSMAX = tl.constexpr(MIN_ABSMAX)
-# fp32 counts in ones from 2**23 on: adding this rounds |v| < 2**22 half to even, and leaves v in
-# the lowest byte of the sum's bits.
+# From 2**23 on, fp32 numbers are integers: adding this rounds |v| < 2**22 half to even and leaves v
+# in the lowest byte of the sum's bits.
 _ROUND = tl.constexpr(12_582_912.0)
 _MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 _INFINITE = tl.constexpr(0x7F800000)
@@ -42,7 +41,7 @@ _PIECE = tl.constexpr(2**23 - 1)
 
 @triton.jit
 def dp4a(weights, activations, total, INTERPRETED: tl.constexpr):
-    """total + the four products of the signed bytes of two words: int32, elementwise."""
+    """Return total + the four products of the signed bytes of two words: int32, element-wise."""
     if INTERPRETED:
         for byte in tl.static_range(4):
             left = (weights << (24 - 8 * byte)) >> 24
@@ -61,7 +60,7 @@ def dp4a(weights, activations, total, INTERPRETED: tl.constexpr):
 
 @triton.jit
 def lowest_bytes(numbers, LINES: tl.constexpr, INTERPRETED: tl.constexpr):
-    """The lowest bytes of int32 [LINES, 32, 4] as words, int32 [LINES, 32]."""
+    """Pack the lowest bytes of int32 [LINES, 32, 4] into words, int32 [LINES, 32]."""
     if INTERPRETED:
         shift = (8 * tl.arange(0, _WORD))[None, None, :]
         return tl.sum((numbers & 0xFF) << shift, 2)
@@ -82,9 +81,9 @@ def lowest_bytes(numbers, LINES: tl.constexpr, INTERPRETED: tl.constexpr):
 
 @triton.jit
 def elements(step: tl.constexpr, LINES: tl.constexpr):
-    """Which elements of a row a tile holds: int32 [LINES, 128], a line to a warp.
+    """Return the indices of a row's elements in a tile: int32 [LINES, 128], one line per warp.
 
-    Of three dimensions Triton 3.6 would give a warp parts of 8 lines, and exchange them later.
+    With three dimensions Triton 3.6 would give a warp parts of 8 lines, and exchange them later.
     """
     line = (step * LINES + tl.arange(0, LINES)) * (_WORDS * _WORD)
     return line[:, None] + tl.arange(0, _WORDS * _WORD)[None, :]
@@ -92,7 +91,7 @@ def elements(step: tl.constexpr, LINES: tl.constexpr):
 
 @triton.jit
 def load_row(row_ptr, IN: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr):
-    """A row of IN fp32 elements as a tuple of STEPS tiles, 0 beyond its end."""
+    """Load a row of IN fp32 elements as a tuple of STEPS tiles, with 0 after its end."""
     tiles = ()
     for step in tl.static_range(STEPS):
         element = elements(step, LINES)
@@ -108,9 +107,9 @@ def load_row(row_ptr, IN: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr
 def load_weights(
     words_ptr, row, end, IN: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr
 ):  # fmt: skip
-    """Rows `row` of IN // 4 words as a tuple of STEPS tiles int32 [LINES, rows, 32]; 0 from `end`.
+    """Load rows `row` of IN // 4 words as a tuple of STEPS tiles int32 [LINES, rows, 32].
 
-    Each is read once: what comes from memory is not kept for others.
+    Words from `end` on are 0. Each word is read once, so caches need not keep it.
     """
     tiles = ()
     for step in tl.static_range(STEPS):
@@ -127,7 +126,10 @@ def load_weights(
 
 @triton.jit
 def joined(tensors, LEVELS: tl.constexpr):
-    """2**LEVELS tensors as one, with LEVELS more dimensions of 2; the last tells neighbours."""
+    """Join 2**LEVELS tensors into one with LEVELS more dimensions of 2.
+
+    The last separates neighbours.
+    """
     for level in tl.static_range(LEVELS):
         pairs = ()
         for i in tl.static_range(1 << (LEVELS - level - 1)):
@@ -138,7 +140,7 @@ def joined(tensors, LEVELS: tl.constexpr):
 
 @triton.jit
 def parted(tensor, SIZE: tl.constexpr, LEVELS: tl.constexpr):
-    """The 2**LEVELS tensors [SIZE] that lie beside one another in the last dimensions."""
+    """Split the last LEVELS dimensions into 2**LEVELS tensors [SIZE]; the inverse of `joined`."""
     tensors = (tensor,)
     for level in tl.static_range(LEVELS):
         low, high = (), ()
@@ -155,14 +157,15 @@ def parted(tensor, SIZE: tl.constexpr, LEVELS: tl.constexpr):
 
 @triton.jit
 def over_warps(values, COUNT: tl.constexpr, LINES: tl.constexpr, MAXIMUM: tl.constexpr):
-    """Maxima, or sums, of COUNT int32 tensors [LINES, 32], none below 0: [LINES] of equal numbers.
+    """Reduce COUNT int32 tensors [LINES, 32], none below 0, to maxima or sums over all warps.
 
-    Each warp brings its own, and then each reduces those of all: as many at a time as there is
-    room for in a line, with one barrier between, and one before memory is used again.
+    The results are [LINES] of equal numbers. Each warp stores its own partial results, then every
+    warp reduces those of all: as many at a time as fit into a line, with one barrier between, and
+    one before memory is reused.
     """
     ROOM: tl.constexpr = _WORDS // LINES
     lane = tl.broadcast_to(tl.arange(0, _WORDS)[None, :], (LINES, _WORDS))
-    # Lane l of every warp has number l // LINES of warp l % LINES.
+    # Lane l of every warp takes number l // LINES of warp l % LINES.
     place = tl.reshape(lane % LINES * _WORDS + lane, (LINES * _WORDS,))
     reduced = ()
     for first in tl.static_range(0, COUNT, ROOM):
@@ -180,9 +183,9 @@ def over_warps(values, COUNT: tl.constexpr, LINES: tl.constexpr, MAXIMUM: tl.con
 
 @triton.jit
 def magnitudes(tiles, STEPS: tl.constexpr):
-    """The bits of max |x| of STEPS tiles: int32 [LINES, 32].
+    """Return the bits of max |x| over STEPS tiles: int32 [LINES, 32].
 
-    As integers the bits of magnitudes are in the order of what they stand for, NaN behind all.
+    As integers, the bits of magnitudes are ordered like the magnitudes, with NaN above all.
     """
     largest = tl.abs(tiles[0])
     for step in tl.static_range(1, STEPS):
@@ -194,8 +197,8 @@ def magnitudes(tiles, STEPS: tl.constexpr):
     return largest.to(tl.int32, bitcast=True) & _MAGNITUDE
 
 
-# What the compiler makes of these operations where it has found that nothing overflows; here
-# it is known, and neither the question nor the other way stands behind the wait.
+# This is what the compiler emits where it can prove that nothing overflows. Here that is known, and
+# writing it out avoids a test and the slow path after the wait.
 _QUOTIENT_ASM = """{
 .reg .f32 inverse, rest, quotient, minus;
 neg.f32 minus, $2;
@@ -221,7 +224,10 @@ _ROOT = tl.constexpr(_ROOT_ASM)
 
 @triton.jit
 def quotient(left, right, INTERPRETED: tl.constexpr):
-    """left / right, rounded to the nearest; both fp32 scalars far from the ends of the range."""
+    """Return left / right, correctly rounded.
+
+    Both are fp32 scalars far from the limits of the range.
+    """
     if INTERPRETED:
         return tl.div_rn(left, right)
     else:
@@ -232,7 +238,7 @@ def quotient(left, right, INTERPRETED: tl.constexpr):
 
 @triton.jit
 def root(square, INTERPRETED: tl.constexpr):
-    """The root of an fp32 scalar far from the ends of the range, rounded to the nearest."""
+    """Return the square root, correctly rounded, of an fp32 scalar of moderate magnitude."""
     if INTERPRETED:
         return tl.sqrt_rn(square)
     else:
@@ -243,10 +249,10 @@ def root(square, INTERPRETED: tl.constexpr):
 
 @triton.jit
 def pieces_of_squares(tiles, factor, STEPS: tl.constexpr):
-    """Of a lane: the sum of whole squares of STEPS tiles, as two pieces int32 [LINES, 32].
+    """Sum the integer squares of STEPS tiles per lane, in two pieces int32 [LINES, 32].
 
-    A square is 2**40 at most, a row of 2**14 elements sums to 2**54, and a lane of 64 to 2**46: no
-    sum of either piece over the lanes of 16 warps leaves 32 bits without a sign.
+    A square is at most 2**40, so a row of 2**14 elements sums to 2**54 and a lane's 64 elements to
+    2**46: no sum of either piece over the lanes of 16 warps exceeds 32 unsigned bits.
     """
     total = tl.zeros((tiles[0].shape[0], _WORDS, _WORD), tl.int64)
     for step in tl.static_range(STEPS):
@@ -260,16 +266,16 @@ def inverse_of(
     tiles, largest, eps, IN: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """`inverse_rms` of a row, from the bits of its largest magnitude: fp32 [LINES]."""
+    """Return `inverse_rms` of a row, given the bits of its largest magnitude: fp32 [LINES]."""
     factor, finite = fixed_factor(largest), largest < _INFINITE
-    # Of a row that is not finite nobody looks at the sum.
+    # The sum of a row that is not finite is not used.
     pieces = pieces_of_squares(tiles, factor[:, None, None], STEPS)
     low, high = over_warps(pieces, 2, LINES, False)
     total = high.to(tl.uint32, bitcast=True).to(tl.int64) << _PIECE_BITS
     total += low.to(tl.uint32, bitcast=True)
     mean = quotient(total.to(tl.float32), float(IN), INTERPRETED)
     mean = tl.where(finite, mean + eps * factor * factor, 1.0)
-    # `factor` is a power of two: its product is exact.
+    # `factor` is a power of two, so its product is exact.
     inverse = factor * quotient(1.0, root(mean, INTERPRETED), INTERPRETED)
     return tl.where(finite, inverse, float("nan"))
 
@@ -279,15 +285,15 @@ def int8_row(
     tiles, gains, eps, IN: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr,
     NORM: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """A row of STEPS tiles, normalised if there are gains, as int8: words, and its factor.
+    """Quantise a row of STEPS tiles, normed first if `gains` are given: words, and its factor.
 
-    Returns as many tiles of words, int32 [LINES, 32], and fp32 [LINES] of equal numbers. The
-    factor of a row with NaN or infinite values is NaN, and its words have no meaning.
+    Returns as many tiles of words, int32 [LINES, 32], and fp32 [LINES] of equal numbers. The factor
+    of a row with NaN or infinite values is NaN, and its words are meaningless.
     """
     largest = magnitudes(tiles, STEPS)
     if NORM:
-        # Rounding is monotonic, so that the largest normed element is that of the largest
-        # product: it need not wait for the norm.
+        # Rounding is monotonic, so the largest normed element comes from the largest product, which
+        # need not wait for the norm.
         products = ()
         for step in tl.static_range(STEPS):
             products = products + (gains[step] * tiles[step],)

@@ -1,6 +1,6 @@
-"""How a linear with float activations is laid out over a GPU: tiles, splits, groups, workspace.
+"""Launch plans of linears with float activations: tiles, splits, groups, workspace.
 
-What decides the order of a sum (tile, splits, warps, stages) follows from the weight's shape
+Whatever decides the order of a sum (tile, splits, warps, stages) follows from the weight's shape
 and format alone, never from the number of rows, so that a row has the same bits in any batch.
 
 Reasoning behind the tiles, for one H200 (132 SMs, 4.3 TB/s of copy bandwidth, 227 KiB of shared
@@ -27,7 +27,7 @@ memory per program, about 0.8 us of loaded latency; computed, to be measured):
 - int8 unpacks in 1.75 instructions per weight (400 issue slots per warp and 16 KB tile, of 880
   cycles), so is bound by memory; int4 in 1.4 (350 per 8 KB, of 440), close to both limits.
 
-A bench may try other tiles; a change of the committed one changes bits, so it is made in here.
+A benchmark may try other tiles. The committed ones are here, since changing them changes bits.
 """
 
 from __future__ import annotations
@@ -42,32 +42,33 @@ from torch import Tensor
 from tailrace.kernels.launch import MULTIPROCESSORS
 
 NORM_MAX_ROWS = 4
-"""Rows up to which a linear computes their norms itself: every program repeats it."""
+"""Maximum rows for which a linear computes the norms itself; every program repeats them."""
 NORM_MAX_INPUTS = 8192
-"""Inputs up to which it can: a row is held in registers."""
+"""Maximum inputs for which a linear computes the norm itself, since it holds a row in registers."""
 ROWS = 16
-"""Rows of activations in a group: the columns of one product on the tensor cores."""
+"""Rows of activations per group: the columns of one product on the tensor cores."""
 MAX_GROUPS = 4
-"""Groups that a program serves from one reading of the weight."""
+"""Maximum groups that a program serves from one reading of the weight."""
 TARGET_PROGRAMS = 120
-"""Programs that busy them well enough: splitting stops there."""
+"""Number of programs that keep the multiprocessors busy; beyond it a weight is not split."""
 LONE_STAGES = 6
-"""Stages of a program that has an SM to itself."""
+"""Stages of a program that has a multiprocessor to itself."""
 MIN_IN_FLIGHT = 6 << 20
-"""Bytes that all programs together should have on their way: 1.4 us of memory traffic."""
+"""Minimum bytes in flight of all programs together: 1.4 us of memory traffic."""
 MIN_CHUNKS = 4
-"""Chunks of inputs that a split has at least."""
+"""Minimum chunks of inputs per split."""
 MAX_SHARED = 227 << 10
-"""Bytes of shared memory that one program may have on sm_90."""
+"""Maximum bytes of shared memory per program on sm_90."""
 SHARED_MARGIN = 8 << 10
-"""Bytes of shared memory beside the stages: converted activations, layout changes."""
+"""Bytes of shared memory in addition to the stages: converted activations, layout changes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
     """The part of a weight that a program holds in one stage; a gated tile is half gate, half up.
 
-    block_words counts words of a weight row: one input each if dense, 16 / bits if quantised.
+    block_words is the number of words per weight row: one per input if dense, 16 / bits inputs per
+    word if quantised.
     """
 
     block_out: int
@@ -78,29 +79,29 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class LinearPlan:
-    """Everything about a launch but its rows. `inputs` and `out` are the weight's sizes."""
+    """Launch plan of a linear for any number of rows; `inputs` and `out` are the weight's sizes."""
 
     out: int
     inputs: int
     word_bytes: int
     bits: int
-    """Of a quantised weight; 0 for a dense one."""
+    """Bits of a quantised weight; 0 for a dense one."""
     gated: bool
     tile: Tile
     splits: int
 
     @property
     def block_in(self) -> int:
-        """Inputs of a tile."""
+        """Inputs per tile."""
         return self.tile.block_words * (16 // self.bits if self.bits else 1)
 
     @property
     def tiles(self) -> int:
-        """Tiles along the weight's rows."""
+        """Number of tiles along the weight's rows."""
         return _tiles(self.out, self.tile.block_out, self.gated)
 
     def groups(self, rows: int, x_bytes: int) -> int:
-        """Groups of 16 rows that a program serves: 1, 2 or 4, as many as shared memory holds."""
+        """Return the groups of 16 rows per program: 1, 2 or 4, as many as shared memory holds."""
         groups = 1
         while groups < MAX_GROUPS and groups * ROWS < rows:
             if self.shared(2 * groups, x_bytes) > MAX_SHARED:
@@ -109,22 +110,25 @@ class LinearPlan:
         return groups
 
     def shared(self, groups: int, x_bytes: int) -> int:
-        """Bytes of shared memory that a program takes at most; x_bytes is an activation's size."""
+        """Return the maximum bytes of shared memory per program.
+
+        X_bytes is an activation's size.
+        """
         words = self.tile.block_out * self.tile.block_words * self.word_bytes
         activations = groups * ROWS * self.block_in * x_bytes
         return self.tile.num_stages * (words + activations) + SHARED_MARGIN
 
     def counters(self, rows: int) -> int:
-        """Counters of arrivals that a launch needs."""
+        """Return the number of counters for finished splits that a launch needs."""
         return -(-rows // ROWS) * self.tiles if self.splits > 1 else 0
 
     def partials(self, rows: int) -> int:
-        """fp32 partial sums that a launch needs at most."""
+        """Return the maximum number of fp32 partial sums of a launch."""
         padded = (-(-rows // (ROWS * MAX_GROUPS))) * ROWS * MAX_GROUPS
         return padded * self.tiles * self.tile.block_out * self.splits if self.splits > 1 else 0
 
     def bytes_moved(self, rows: int, x_bytes: int = 4) -> int:
-        """What a launch must at least move: the weight, the activations, the result."""
+        """Return the minimum bytes that a launch moves: the weight, the activations, the result."""
         weight = self.out * self.inputs * (self.bits or 8 * self.word_bytes) // 8
         scales = {0: 0, 8: self.out * 4, 4: self.out * self.inputs // 128 * 4}[self.bits]
         width = self.out // 2 if self.gated else self.out
@@ -136,7 +140,7 @@ def _tiles(out: int, block_out: int, gated: bool) -> int:
 
 
 def default_tile(word_bytes: int, bits: int) -> Tile:
-    """Return the committed tile of a weight's format, before `plan_linear` looks at its programs."""
+    """Return the committed tile of a weight's format, which `plan_linear` may adapt."""
     if word_bytes == 4:
         return Tile(64, 32, num_warps=4, num_stages=4)
     return Tile(128, 32, 4, num_stages=6) if bits == 4 else Tile(128, 64, 4, num_stages=4)
@@ -151,7 +155,10 @@ def plan_linear(
     gated: bool = False,
     tile: Tile | None = None,
 ) -> LinearPlan:
-    """Return the plan of a weight [out, inputs]; `tile` other than the committed one is for a bench."""
+    """Plan a linear of a weight [out, inputs].
+
+    `tile` overrides the committed tile, for benchmarks.
+    """
     chosen = tile or default_tile(word_bytes, bits)
     plan = LinearPlan(out, inputs, word_bytes, bits, gated, chosen, splits=1)
     chunks = -(-inputs // plan.block_in)
@@ -166,14 +173,14 @@ def plan_linear(
 
 
 class LinearWorkspace:
-    """Partial sums and arrival counters of linears that run one after another on one stream.
+    """Partial sums and counters of linears that run one after another on one stream.
 
-    Linears on several streams at once need a workspace each. The counters are 0 between
-    launches; the last program to arrive at one resets it.
+    Each stream that runs linears needs a workspace of its own. The counters are 0 between launches,
+    since the last program to finish resets its counter.
     """
 
     def __init__(self, plans: Iterable[LinearPlan], rows: int, device: torch.device) -> None:
-        """Room for each of `plans` at up to `rows` rows."""
+        """Allocate a workspace for each of `plans` at up to `rows` rows."""
         needs = [(plan.partials(rows), plan.counters(rows)) for plan in plans] or [(0, 0)]
         self.partials: Tensor = torch.empty(
             max(1, *(need[0] for need in needs)), dtype=torch.float32, device=device
@@ -183,7 +190,7 @@ class LinearWorkspace:
         )
 
     def check(self, plan: LinearPlan, rows: int) -> None:
-        """Refuse a launch that has no room here."""
+        """Raise ValueError for a launch that needs more than the workspace holds."""
         need = plan.partials(rows), plan.counters(rows)
         have = self.partials.numel(), self.counters.numel()
         if need[0] > have[0] or need[1] > have[1]:

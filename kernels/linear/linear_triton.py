@@ -1,16 +1,16 @@
 """The kernel of every linear with float activations: dense, int8 and int4 weights.
 
-The operands are swapped: a tile of the weight is the left operand of the tensor cores, which
-has 64 rows at least, and the activations of 16 rows are the right one, padded with zeros. A
-batch of 1 costs no more memory traffic than its weights, and a row has the same bits alone and
-among 64, because its products, their order and the instruction do not know how many columns
-beside it are in use. A program serves up to four such groups from one reading of the weight.
+The operands are swapped: a tile of the weight is the left operand of the tensor cores, which has at
+least 64 rows, and the activations of 16 rows are the right operand, padded with zeros. So a batch
+of 1 moves no more memory than its weights, and a row has the same bits alone and among 64 rows,
+because its products, their order and the instruction do not depend on how many other columns are in
+use. A program serves up to four groups of 16 rows from one reading of the weight.
 
-Sums that a plan splits over programs go to a workspace; the last program to arrive adds them
-in ascending order. There are no float atomics.
+If a plan splits sums over several programs, partial sums go to a workspace, and the last program to
+finish adds them in ascending order. There are no float atomics.
 
-While a prologue computes norms, or under programmatic dependent launch the kernel before still
-runs, the first tiles of the weight are on their way to L2 already.
+The first tiles of the weight are prefetched into L2 while the prologue computes norms or, under
+programmatic dependent launch, while the kernel before still runs.
 """
 
 # mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
@@ -28,15 +28,15 @@ from tailrace.kernels.rows.norm_triton import inverse_rms, normalise
 from tailrace.kernels.rows.rounding_triton import rounded
 
 PREFETCH = 4
-"""Tiles that a program asks for before it may read activations: 14.7 MB over 224 programs."""
+"""Tiles that a program prefetches before it may read activations: 14.7 MB over 224 programs."""
 
 _ROWS = tl.constexpr(ROWS)
 _PREFETCH = tl.constexpr(PREFETCH)
 _ADD = tl.constexpr(int(Epilogue.ADD))
 _SWIGLU = tl.constexpr(int(Epilogue.SWIGLU))
 
-# 0x4300 is 128 in bf16, whose last place is then 1: the bits of a whole number below 128, put
-# into its fraction, give 128 + number. Two numbers to a register: 32-bit logic serves both.
+# 0x4300 is 128 in bf16, whose last place is then 1: putting an integer below 128 into its fraction
+# gives 128 + integer. 32-bit logic handles two numbers per register.
 _INT8_ASM = """{
 .reg .b32 word, low, sign;
 shr.u32 word, $1, SHIFT;
@@ -54,15 +54,15 @@ sub.rn.bf16x2 $0, word, $2;
 
 @triton.constexpr_function
 def unpack_asm(bits, part):
-    """The instructions that turn part `part` of two 16-bit words into two bf16 numbers."""
+    """Return the instructions that turn part `part` of two 16-bit words into two bf16 numbers."""
     return (_INT8_ASM if bits == 8 else _INT4_ASM).replace("SHIFT", str(part * bits))
 
 
 @triton.jit
 def unpacked(words, offset, BITS: tl.constexpr, part: tl.constexpr, INTERPRETED: tl.constexpr):
-    """Part `part` of each 16-bit word as a whole number in bf16.
+    """Return part `part` of each 16-bit word as an integer in bf16.
 
-    offset: 128 + zero of each row, used by int4 alone, whose codes are 0 .. 15.
+    offset: 128 + zero of each row; only int4 uses it, whose codes are 0 .. 15.
     """
     if INTERPRETED:
         code = (words.to(tl.int32) >> (part * BITS)) & ((1 << BITS) - 1)
@@ -90,7 +90,7 @@ def weight_place(
     weight_ptr, out, chunk, OUT: tl.constexpr, IN: tl.constexpr, BITS: tl.constexpr,
     BLOCK_WORDS: tl.constexpr,
 ):  # fmt: skip
-    """Where row `out` of a weight holds the words of a chunk of its inputs."""
+    """Return the addresses of a chunk of inputs in row `out` of a weight."""
     if BITS == 0:
         return weight_ptr + out.to(tl.int64) * IN + chunk * BLOCK_WORDS
     else:
@@ -101,7 +101,7 @@ def weight_place(
 def group_constants(
     scale_ptr, zero_ptr, out, real, chunk, OUT: tl.constexpr, INTERPRETED: tl.constexpr
 ):
-    """Scale, and 128 + zero, of each row in one group of inputs: fp32, and bf16, [BLOCK_OUT]."""
+    """Return scale, fp32, and 128 + zero, bf16, of each row in one group of inputs, [BLOCK_OUT]."""
     scale = tl.load(scale_ptr + chunk * OUT + out, mask=real, other=0.0)
     zero = tl.load(zero_ptr + chunk * OUT + out, mask=real, other=0)
     return scale, rounded(zero.to(tl.float32) + 128.0, tl.bfloat16, INTERPRETED)
@@ -112,7 +112,7 @@ def activations(
     x_ptr, norm_ptr, inverse, row, rows, column, IN: tl.constexpr, FULL: tl.constexpr,
     NORM: tl.constexpr, dtype: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Rows `row` at `column` as the tensor cores take them: [16, columns], 0 beyond the batch."""
+    """Load rows `row` at `column` for the tensor cores: [16, columns], 0 beyond the batch."""
     mask = (row < rows)[:, None]
     if not FULL:
         mask = mask & (column < IN)[None, :]
@@ -130,7 +130,7 @@ def activations(
 
 @triton.jit
 def inverse_of_rows(x_ptr, rows, eps, IN: tl.constexpr, NORM_BLOCK: tl.constexpr):
-    """1 / rms of each row of a group, 1 beyond the batch: fp32 [16]."""
+    """Return 1 / rms of each row of a group, 1 beyond the batch: fp32 [16]."""
     inverse = tl.full((_ROWS,), 1.0, tl.float32)
     column = tl.arange(0, NORM_BLOCK)
     for row in range(rows):
@@ -141,13 +141,13 @@ def inverse_of_rows(x_ptr, rows, eps, IN: tl.constexpr, NORM_BLOCK: tl.constexpr
 
 @triton.jit
 def zeros(BLOCK_OUT: tl.constexpr, GROUPS: tl.constexpr):
-    """Sums to begin with: a tuple of fp32 [BLOCK_OUT, 16]."""
+    """Return zeroed sums: a tuple of fp32 [BLOCK_OUT, 16]."""
     return (tl.zeros((BLOCK_OUT, _ROWS), tl.float32),) * GROUPS
 
 
 @triton.jit
 def add_product(total, w, x):
-    """total + w x, as a tuple of one."""
+    """Return total + w x, as a tuple of one."""
     return (tl.dot(w, tl.trans(x), total, input_precision="ieee"),)
 
 
@@ -157,7 +157,7 @@ def add_products(
     IN: tl.constexpr, FULL: tl.constexpr, NORM: tl.constexpr, dtype: tl.constexpr,
     GROUPS: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """The sums of each group of rows and the products of one weight tile."""
+    """Add the products of one weight tile to the sums of each group of rows."""
     longer = ()
     for group in tl.static_range(GROUPS):
         row = first_row + group * _ROWS + tl.arange(0, _ROWS)
@@ -170,13 +170,13 @@ def add_products(
 
 @triton.jit
 def add_scaled_product(total, product, scale):
-    """total + product * scale of each weight row, as a tuple of one."""
+    """Return total + product * scale of each weight row, as a tuple of one."""
     return (total + product * scale[:, None],)
 
 
 @triton.jit
 def add_scaled(sums, products, scale, GROUPS: tl.constexpr):
-    """`add_scaled_product` of each group of rows."""
+    """Apply `add_scaled_product` to each group of rows."""
     longer = ()
     for group in tl.static_range(GROUPS):
         longer = longer + add_scaled_product(sums[group], products[group], scale)
@@ -190,7 +190,7 @@ def add_chunk(
     BLOCK_OUT: tl.constexpr, BLOCK_WORDS: tl.constexpr, GROUPS: tl.constexpr, NORM: tl.constexpr,
     FULL: tl.constexpr, dtype: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """The sums and all products of one chunk of inputs, whose words are in registers or staged."""
+    """Add the products of one chunk of inputs, in registers or staged, to the sums."""
     PARTS: tl.constexpr = 1 if BITS == 0 else 16 // BITS
     products, offset = sums, 0.0
     if BITS == 4:
@@ -219,14 +219,14 @@ def finish(
     total, scale, out_ptr, row, rows, tile,
     OUT: tl.constexpr, BLOCK_OUT: tl.constexpr, EPILOGUE: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
-    """Scale, gate or add, and store the sums of a group: fp32 [BLOCK_OUT, 16]."""
+    """Scale, gate or add the sums of a group, fp32 [BLOCK_OUT, 16], and store them."""
     if SCALED:
         total = total * scale[:, None]
     width: tl.constexpr = OUT // 2 if EPILOGUE == _SWIGLU else OUT
     columns: tl.constexpr = BLOCK_OUT // 2 if EPILOGUE == _SWIGLU else BLOCK_OUT
     if EPILOGUE == _SWIGLU:
         gate, up = tl.split(tl.permute(tl.reshape(total, (2, columns, _ROWS)), (1, 2, 0)))
-        # exp of what is never above 0 does not overflow.
+        # exp of numbers that are at most 0 cannot overflow.
         small = tl.exp(-tl.abs(gate))
         total = tl.div_rn(gate * tl.where(gate >= 0, 1.0, small), 1.0 + small) * up
     column = tile * columns + tl.arange(0, columns)
@@ -242,7 +242,10 @@ def partial_place(
     partial_ptr, place, split, group,
     BLOCK_OUT: tl.constexpr, SPLITS: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """Where a split keeps its sums of a group: [BLOCK_OUT, 16], a row's own lie together."""
+    """Return the addresses of a split's sums of a group: [BLOCK_OUT, 16].
+
+    Each row is contiguous.
+    """
     first = ((place * SPLITS + split) * GROUPS + group) * (_ROWS * BLOCK_OUT)
     row, out = tl.arange(0, _ROWS), tl.arange(0, BLOCK_OUT)
     return partial_ptr + first + row[None, :] * BLOCK_OUT + out[:, None]
@@ -254,7 +257,10 @@ def finish_splits(
     OUT: tl.constexpr, BLOCK_OUT: tl.constexpr, SPLITS: tl.constexpr, GROUPS: tl.constexpr,
     EPILOGUE: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
-    """Keep this split's sums; the last program of the tile to arrive adds all, in order."""
+    """Store this split's sums.
+
+    The last program of the tile to finish adds all, in ascending order.
+    """
     for group in tl.static_range(GROUPS):
         kept = partial_place(partial_ptr, place, split, group, BLOCK_OUT, SPLITS, GROUPS)
         row = first_row + group * _ROWS + tl.arange(0, _ROWS)
@@ -274,7 +280,7 @@ def finish_splits(
 
 @triton.jit
 def tile_rows(tile, OUT: tl.constexpr, BLOCK_OUT: tl.constexpr, GATED: tl.constexpr):
-    """The weight rows of a tile, and which of them exist; half gate, half up if gated."""
+    """Return the weight rows of a tile, and which of them exist; half gate, half up if gated."""
     local = tl.arange(0, BLOCK_OUT)
     if GATED:
         half: tl.constexpr = BLOCK_OUT // 2
@@ -292,12 +298,12 @@ def linear_kernel(
     GROUPS: tl.constexpr, NORM_BLOCK: tl.constexpr, EPILOGUE: tl.constexpr,
     PDL: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """One tile of weight rows, one split of the inputs, up to four groups of 16 rows.
+    """Compute one tile of weight rows, one split of the inputs and up to four groups of 16 rows.
 
-    x: fp32 or the weight's type [rows, IN]. weight: bf16, fp16 or fp32 [OUT, IN] (BITS 0), or
-    int16 words [IN / 128, OUT, BLOCK_WORDS]. scale: fp32 [OUT] (8 bits) or [IN / 128, OUT].
-    zero: uint8 [IN / 128, OUT]. norm: fp32 [IN], applied if NORM_BLOCK, a power of two >= IN,
-    is above 0. out: fp32 [rows, OUT], or [rows, OUT / 2] if gated.
+    x: fp32 or the weight's type [rows, IN]. weight: bf16, fp16 or fp32 [OUT, IN] (BITS 0), or int16
+    words [IN / 128, OUT, BLOCK_WORDS]. scale: fp32 [OUT] (8 bits) or [IN / 128, OUT]. zero: uint8
+    [IN / 128, OUT]. norm: fp32 [IN], applied if NORM_BLOCK, a power of two >= IN, is above 0. out:
+    fp32 [rows, OUT], or [rows, OUT / 2] if gated.
     """
     block, tile, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     BLOCK_IN: tl.constexpr = BLOCK_WORDS if BITS == 0 else BLOCK_WORDS * (16 // BITS)

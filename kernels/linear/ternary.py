@@ -1,9 +1,9 @@
-"""Ternary linear layers (BitNet b1.58): packing, and the oracle that every kernel must match.
+"""Ternary linear layers (BitNet b1.58): packing, and the reference that every kernel must match.
 
-Packed layout, as in Hugging Face BitNet checkpoints: a weight [out, in] is stored as uint8
-[out / 4, in]; with R = out / 4, bits 2i and 2i+1 of byte [r, k] hold `w[i * R + r, k] + 1`.
-Source: Ma et al., "The Era of 1-bit LLMs" (2024), and the `bitnet` model of transformers in
-its `autobitlinear` offline mode, which multiplies by the weight scale.
+Packed layout, as in Hugging Face BitNet checkpoints: a weight [out, in] is stored as uint8 [out /
+4, in]; with R = out / 4, bits 2i and 2i+1 of byte [r, k] hold `w[i * R + r, k] + 1`. Source: Ma et
+al., "The Era of 1-bit LLMs" (2024), and the `bitnet` model of transformers in its `autobitlinear`
+offline mode, which multiplies by the weight scale.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ INT8_MIN = -128
 
 
 def quantize_absmean(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ternary weights and their scale from real ones.
+    """Quantise a float weight to ternary values and a scale.
 
     `w` is a floating tensor of any shape. Returns (int8 of the same shape with values -1, 0, 1,
     fp32 scalar scale = mean |w|), so that `ternary * scale` approximates `w`.
@@ -50,7 +50,10 @@ def pack_ternary(w: torch.Tensor) -> torch.Tensor:
 
 
 def unpack_ternary(packed: torch.Tensor) -> torch.Tensor:
-    """Unpack uint8 [out / 4, in] into int8 [out, in] of -1, 0, 1; the code 3 is refused."""
+    """Unpack uint8 [out / 4, in] into int8 [out, in] of -1, 0, 1.
+
+    Raises ValueError for the code 3.
+    """
     if packed.dtype != torch.uint8:
         raise TypeError(f"packed: dtype {packed.dtype}, expected torch.uint8")
     if packed.dim() != 2:
@@ -62,10 +65,10 @@ def unpack_ternary(packed: torch.Tensor) -> torch.Tensor:
 
 
 def quantize_activations(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Per-token int8 quantisation of `x` [..., in].
+    """Quantise `x` [..., in] to int8 per token.
 
-    Returns (whole numbers of -128..127 held as fp32 [..., in], fp32 factor [..., 1] by which
-    `x` was multiplied). Rounding is half to even.
+    Returns (integers in -128 .. 127 held as fp32 [..., in], fp32 factor [..., 1] by which `x` was
+    multiplied). Rounding is half to even.
     """
     real = x.float()
     factor = INT8_MAX / real.abs().amax(dim=-1, keepdim=True).clamp(min=MIN_ABSMAX)
@@ -73,11 +76,11 @@ def quantize_activations(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def ternary_linear(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Return the oracle: `x` [..., in] through a ternary layer, giving [..., out] in x's dtype.
+    """Multiply `x` [..., in] by a ternary layer, giving [..., out] in x's dtype: the reference.
 
-    `weight` is packed (uint8 [out / 4, in]) or unpacked (int8 [out, in]); `scale` has one
-    element. The products are summed as whole numbers below 2**24, which fp32 holds exactly,
-    so that no order of summation, batch size or split changes the result.
+    `weight` is packed (uint8 [out / 4, in]) or unpacked (int8 [out, in]); `scale` has one element.
+    The products are summed as integers below 2**24, which fp32 holds exactly, so that no order of
+    summation, batch size or split changes the result.
     """
     if not x.is_floating_point():
         raise TypeError(f"x: dtype {x.dtype} is not a floating type")

@@ -1,11 +1,10 @@
-"""Ternary linears (W2A8) of rows that are int8 already; of many rows the kernel is here.
+"""Ternary linears (W2A8) of int8 rows; this file has the kernel for many rows.
 
-`kernels.linear.ternary_triton` tells how a packed byte is read and why no tile changes a bit. Here
-its fields are unpacked in registers, four bytes at a time, as the left operand of the tensor
-cores; the activations are the right one, from shared memory.
+`kernels.linear.ternary_triton` explains how a packed byte is read and why no tile changes a bit.
+Here the fields of bytes are unpacked in registers, four bytes at a time, as the left operand of the
+tensor cores; the activations are the right operand, from shared memory.
 """
 
-# Triton's language has no types: its functions are compiled, not called.
 # mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 # mypy: disable-error-code="assignment"
@@ -35,9 +34,9 @@ from tailrace.kernels.shapes import DecoderShape
 from tailrace.kernels.variant import Variant
 
 TILE_PACKED, TILE_ROWS = 64, 64
-"""Packed rows and rows of a tile: wide ones read each weight seldom."""
+"""Packed rows and activation rows per tile; wide tiles read each weight less often."""
 TILE_IN = 128
-"""Elements along `in` of a tile: two lines of int8 activations."""
+"""Inputs per tile: two lines of int8 activations."""
 STAGES = 3
 
 _ADD = tl.constexpr(int(Epilogue.ADD))
@@ -46,14 +45,17 @@ _RELU2_GATE = tl.constexpr(int(Epilogue.RELU2_GATE))
 
 @triton.constexpr_function
 def field_asm(shift, mask):
-    """A field of four bytes at once; the topmost is moved down, where it is no sign."""
+    """Return the instructions that extract a field of four bytes.
+
+    The top field is shifted off the sign.
+    """
     word = f"shr.b32 w, $1, {shift};" if shift else "mov.b32 w, $1;"
     return f"{{.reg .b32 w; {word} and.b32 $0, w, {mask * 0x01010101};}}"
 
 
 @triton.jit
 def field(packed, i: tl.constexpr, INTERPRETED: tl.constexpr):
-    """Field i of packed bytes as int8: weight + 1, times 1, 4, 16 and, for the last, 16."""
+    """Return field i of packed bytes as int8: weight + 1, times 1, 4, 16 and, for the last, 16."""
     shift: tl.constexpr = 2 if i == 3 else 0
     mask: tl.constexpr = 3 << (4 if i == 3 else 2 * i)
     if INTERPRETED:
@@ -71,10 +73,10 @@ def ternary_gemm_kernel(
     TILE_PACKED: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_IN: tl.constexpr,
     EPILOGUE: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """One program: TILE_PACKED packed rows times TILE_ROWS rows; half of them `up`, with a gate.
+    """Multiply TILE_PACKED packed rows by TILE_ROWS rows per program; with a gate half are `up`.
 
-    The weights are the left operand, unpacked in registers; one more product, with ones, sums
-    the activations.
+    The weights are the left operand, unpacked in registers. One more product, with ones, sums the
+    activations.
     """
     GATED: tl.constexpr = EPILOGUE == _RELU2_GATE
     END: tl.constexpr = FIRST if GATED else FIRST + SECOND + THIRD
@@ -127,14 +129,14 @@ def ternary_gemm(
     epilogue: Epilogue = Epilogue.STORE,
     dependent: bool = False,
 ) -> None:
-    """`ternary_linear` of rows that are int8 already, with the bits of `ternary_gemv`.
+    """Compute `ternary_linear` of rows that are already int8, with the bits of `ternary_gemv`.
 
-    q: int8 [rows, in], whole numbers of -127 .. 127. factor: fp32 [rows], by which a row was
+    q: int8 [rows, in], integers in -127 .. 127. factor: fp32 [rows], by which each row was
     multiplied. out: fp32 [rows, sum of outs], or [rows, out of one] as in `ternary_gemv`.
-    dependent: programmatic dependent launch, of up to NARROW_ROWS rows; more are an ordinary one.
+    dependent: programmatic dependent launch for up to NARROW_ROWS rows; more are an ordinary one.
 
-    Moves in * sum of outs / 4 bytes of weights once for each tile of rows, and rows * in bytes.
-    Raises TypeError or ValueError naming the argument.
+    Moves in * sum of outs / 4 bytes of weights once per tile of rows, and rows * in bytes. Raises
+    TypeError or ValueError that names the argument.
     """
     rows = check_linear("q", q, torch.int8, weights, out, epilogue)
     check_tensor("factor", factor, torch.float32, rows)
@@ -145,7 +147,7 @@ def ternary_gemm(
         ternary_rows(q, factor, weights, out, epilogue, dependent)
         return
     first, second, third = weights.part_rows()
-    # With a gate a tile has half of its rows of each part.
+    # With a gate, half of a tile's rows are gate and half are up.
     grid = (triton.cdiv(weights.packed_rows, TILE_PACKED), triton.cdiv(rows, TILE_ROWS))
     ternary_gemm_kernel[grid](
         q,
@@ -168,12 +170,12 @@ def ternary_gemm(
 
 
 def tile() -> dict[str, int]:
-    """What the kernel is compiled with beside the weight: no tile changes a bit."""
+    """Return the constants of a tile, apart from the weight's; no tile changes a bit."""
     return {"TILE_PACKED": TILE_PACKED, "TILE_ROWS": TILE_ROWS, "TILE_IN": TILE_IN}
 
 
 def variants(shape: DecoderShape) -> Iterator[Variant]:
-    """Yield all compilations that serving `shape` launches: none unless its linears are ternary."""
+    """Yield all compilations that serving `shape` launches; none unless its linears are ternary."""
     rows = NARROW_ROWS + 1
     for step, (outs, width, epilogue) in bitnet_linears(shape).items():
         yield Variant(

@@ -1,4 +1,4 @@
-"""What the launches of ternary linears have in common: checks, parts of a weight, bytes moved."""
+"""Parts shared by the launches of ternary linears: checks, parts of a weight, bytes moved."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS_TYPES = {
     "out_ptr": "*fp32",
     "rows": "i32",
 }
-"""The arguments of the kernels of several rows."""
+"""Triton types of the arguments of the kernels for several rows."""
 
 
 def check_linear(
@@ -31,7 +31,7 @@ def check_linear(
     out: Tensor,
     epilogue: Epilogue,
 ) -> int:
-    """Check what both linears take; returns the rows."""
+    """Check the arguments of both linears and return the number of rows."""
     check_tensor(name, x, dtype, None, weights.in_features)
     columns = weights.out_features
     if epilogue is Epilogue.SWIGLU:
@@ -45,7 +45,7 @@ def check_linear(
 
 
 def bitnet_linears(shape: DecoderShape) -> dict[str, tuple[tuple[int, ...], int, Epilogue]]:
-    """Output rows of the parts, `in` and epilogue of each linear; none unless they are ternary."""
+    """Return out sizes of the parts, inputs and epilogue of each ternary linear of `shape`."""
     if shape.family is not Family.BITNET:
         return {}
     parts = {
@@ -60,7 +60,7 @@ def bitnet_linears(shape: DecoderShape) -> dict[str, tuple[tuple[int, ...], int,
 
 
 def part_constants(outs: tuple[int, ...], width: int, epilogue: Epilogue) -> dict[str, Any]:
-    """Return the constants of a compilation that the weight alone determines."""
+    """Return the constants of a compilation that depend on the weight alone."""
     first, second, third = (out // 4 for out in (*outs, 0, 0)[:3])
     return {
         "IN": width,
@@ -75,7 +75,7 @@ def part_constants(outs: tuple[int, ...], width: int, epilogue: Epilogue) -> dic
 def bytes_moved(
     outs: tuple[int, ...], width: int, epilogue: Epilogue, rows: int, element: int
 ) -> int:
-    """Weights, activations of `element` bytes each in, and results out: in, too, for ADD."""
+    """Return the bytes of weights, activations and results; `element`: bytes of an activation."""
     out = 4 * sum(outs) // (2 if epilogue.gated else 1)
     return width * sum(outs) // 4 + rows * (
         width * element + out * (2 if epilogue is Epilogue.ADD else 1)

@@ -1,20 +1,18 @@
 """Ternary linears (W2A8) of a few rows that are int8 already, on the tensor cores.
 
-`kernels.linear.ternary_triton` tells how a packed byte is read and why no tile changes a bit.
-Here two fields of the same bytes are the 16 rows of the left operand, and 8 rows of activations the
-columns of the right one: m16n8k32. Sums of whole numbers do not mind in what order `in` is gone
-through, as long as both operands go the same way: the one in which a lane loads 16 bytes that lie
-together is the one in which it needs them. So the weights stay packed as on disk, go from memory
-to registers, and one instruction for four of them is all that unpacking takes. What decides which
-lane has what is the compiler's business; if it chose otherwise there would be more instructions,
-not other numbers.
+`kernels.linear.ternary_triton` explains how a packed byte is read and why no tile changes a
+bit. Here two fields of the same bytes are the 16 rows of the left operand, and 8 rows of
+activations the columns of the right one: m16n8k32. Integer sums do not depend on the order of the
+inputs, as long as both operands use the same order; we use the one in which a lane needs 16
+contiguous bytes. So the weights stay packed as on disk, go from memory to registers, and are
+unpacked with one instruction for four of them. The layout is the compiler's choice; another one
+would cost instructions, but give the same numbers.
 
     eight rows take as many instructions as one
-    each warp sums its own part of `in`; one barrier, then all parts are added
+    each warp sums its own part of `in`; after one barrier all parts are added
     most weights are unpacked, in registers, before the launch ahead has ended
 """
 
-# Triton's language has no types: its functions are compiled, not called.
 # mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 # mypy: disable-error-code="assignment"
@@ -44,24 +42,27 @@ from tailrace.kernels.shapes import DecoderShape
 from tailrace.kernels.variant import Variant
 
 NARROW_ROWS = 256
-"""Rows up to which a weight is read once for each group of them, or two."""
+"""Maximum rows of this kernel, which reads a weight once per one or two groups of 8 rows."""
 PACKED_ROWS = 8
-"""Packed rows that a program owns: 32 rows of the weight."""
+"""Packed rows per program: 32 rows of the weight."""
 GROUP = 8
 """Rows of activations that one instruction multiplies."""
 CHUNK = 64
-"""Elements along `in` that a warp takes at once: 16 bytes for each of 4 lanes, of 8 rows."""
+"""Inputs that a warp takes at once: 16 bytes for each of 4 lanes, of 8 rows."""
 SHORT_CHUNKS = 64
-"""Chunks of a row up to which 8 warps share them; more are shared by 16."""
+"""Maximum chunks of a row that 8 warps share; 16 warps share more."""
 MANY_PROGRAMS, MANY_CHUNKS = 2 * MULTIPROCESSORS, 40
-"""Programs, two to a multiprocessor, of which more have 4 warps each, if a row has no more chunks:
-four of those share one, and what each does besides products is done by half as many warps."""
+"""Above MANY_PROGRAMS programs, two per multiprocessor, with rows of up to MANY_CHUNKS chunks, a
+program has 4 warps: four programs share a multiprocessor, and half as many warps do the work
+besides the products."""
 MAX_STEPS = 10
-"""Chunks of a warp that its registers hold; a longer row is gone through in several passes."""
+"""Maximum chunks per warp and pass, which its registers hold; longer rows take several passes."""
 MAX_AHEAD = {1: 5, 2: 3}
-"""Chunks of a warp that are unpacked before the wait, by the groups of rows: 12 registers each."""
+"""Maximum chunks per warp that are unpacked before the wait, by groups of rows: 12 registers each.
+"""
 MANY_STEPS, MANY_STEPS_AHEAD = 7, 4
-"""Of more than so many chunks at most so many: 128 registers are what 16 warps have."""
+"""Limit of unpacked chunks, MANY_STEPS_AHEAD, if a warp has more than MANY_STEPS: 16 warps have 128
+registers each."""
 
 _PACKED_ROWS = tl.constexpr(PACKED_ROWS)
 _GROUP = tl.constexpr(GROUP)
@@ -72,7 +73,7 @@ _RELU2_GATE = tl.constexpr(int(Epilogue.RELU2_GATE))
 
 @triton.jit
 def part_of(row, FIRST: tl.constexpr, SECOND: tl.constexpr, THIRD: tl.constexpr):
-    """Of packed rows: their part, the output column of field 0, and the columns between fields."""
+    """Return the part of packed rows, field 0's output column, and the columns between fields."""
     after1, after2 = row >= FIRST, row >= FIRST + SECOND
     start = tl.where(after2, FIRST + SECOND, tl.where(after1, FIRST, 0))
     size = tl.where(after2, THIRD, tl.where(after1, SECOND, FIRST))
@@ -81,7 +82,7 @@ def part_of(row, FIRST: tl.constexpr, SECOND: tl.constexpr, THIRD: tl.constexpr)
 
 @triton.jit
 def gated(gate, up):
-    """max(gate, 0) ** 2 * up: NaN for a gate of NaN.
+    """Return max(gate, 0) ** 2 * up; NaN for a gate of NaN.
 
     Source: So et al., Primer, 2021, for the square; the `bitnet` model of transformers.
     """
@@ -91,7 +92,7 @@ def gated(gate, up):
 
 @triton.jit
 def elements(chunk, SLICES: tl.constexpr):
-    """Which elements of a row each warp has: int32 [SLICES, 64], from its chunk on."""
+    """Return the indices of a row's elements per warp, from its chunk on: int32 [SLICES, 64]."""
     first = (chunk + tl.arange(0, SLICES)) * _CHUNK
     return first[:, None] + tl.arange(0, _CHUNK)[None, :]
 
@@ -101,9 +102,9 @@ def load_weights(
     packed_ptr, first, OWN: tl.constexpr, END: tl.constexpr, chunk, IN: tl.constexpr,
     SLICES: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """Packed bytes uint8 [SLICES, 8, 64], 0 from END and IN on. Each is read once.
+    """Load packed bytes uint8 [SLICES, 8, 64], 0 from END and IN on; each is read once.
 
-    Rows beyond OWN are those of `up`, which lie END further on.
+    Rows beyond OWN are those of `up`, which are stored END further on.
     """
     k = elements(chunk, SLICES)[:, None, :]
     own = tl.arange(0, _PACKED_ROWS)
@@ -120,7 +121,7 @@ def load_activations(
     q_ptr, first, rows, chunk, IN: tl.constexpr, SLICES: tl.constexpr, GROUPS: tl.constexpr,
     FULL: tl.constexpr,
 ):  # fmt: skip
-    """Rows as the right operand, int8 [SLICES, 64, 8 * GROUPS], 0 from IN on.
+    """Load rows as the right operand, int8 [SLICES, 64, 8 * GROUPS], 0 from IN on.
 
     A row beyond the batch repeats the last one and is not stored.
     """
@@ -135,7 +136,7 @@ def load_activations(
 
 @triton.constexpr_function
 def bits_asm(mask, flip):
-    """Bits of four bytes at once, some of them turned over: one instruction."""
+    """Return the instruction that masks four bytes and flips some of their bits."""
     if mask == 0:
         return f"mov.b32 $0, {flip * 0x01010101};"
     return f"lop3.b32 $0, $1, {mask * 0x01010101}, {flip * 0x01010101}, 0x6A;"
@@ -143,7 +144,7 @@ def bits_asm(mask, flip):
 
 @triton.jit
 def bits(packed, mask: tl.constexpr, flip: tl.constexpr, INTERPRETED: tl.constexpr):
-    """(packed & mask) ^ flip of packed bytes, as int8."""
+    """Return (packed & mask) ^ flip of packed bytes, as int8."""
     if INTERPRETED:
         return ((packed & mask) ^ flip).to(tl.int8, bitcast=True)
     else:
@@ -154,10 +155,10 @@ def bits(packed, mask: tl.constexpr, flip: tl.constexpr, INTERPRETED: tl.constex
 
 @triton.jit
 def stacked(low, high, SLICES: tl.constexpr):
-    """Two tensors [SLICES, 8, 64] as the rows of a left operand, [SLICES, 16, 64].
+    """Stack two tensors [SLICES, 8, 64] as the rows of a left operand, [SLICES, 16, 64].
 
-    Within a chunk elements go in the order of `load_activations`. The compiler lays an operand
-    out for wider loads where it has been joined, so all left operands are.
+    Within a chunk elements are in the order of `load_activations`. Joining makes the compiler lay
+    an operand out for wider loads, so all left operands are joined.
     """
     both = tl.reshape(tl.join(low, high), (SLICES, _PACKED_ROWS, 4, 2, 2, 4, 2))
     return tl.reshape(tl.permute(both, (0, 6, 1, 4, 2, 3, 5)), (SLICES, 2 * _PACKED_ROWS, _CHUNK))
@@ -165,10 +166,10 @@ def stacked(low, high, SLICES: tl.constexpr):
 
 @triton.jit
 def unpacked(tile, SLICES: tl.constexpr, INTERPRETED: tl.constexpr):
-    """The left operands of fields 0 and 1, and of 2 and 3.
+    """Unpack the left operands of fields 0 and 1, and of 2 and 3.
 
-    A field holds weight + 1, times 4**i. The topmost bit is the sign of a byte: turned over, the
-    last field holds weight - 1, times 64.
+    A field holds weight + 1, times 4**i. The topmost bit is the sign of a byte; with it flipped,
+    the last field holds weight - 1, times 64.
     """
     field0, field1 = bits(tile, 3, 0, INTERPRETED), bits(tile, 12, 0, INTERPRETED)
     field2, field3 = bits(tile, 48, 0, INTERPRETED), bits(tile, 192, 128, INTERPRETED)
@@ -180,9 +181,9 @@ def add_products(
     tiles, ready, columns, sums, STEPS: tl.constexpr, AHEAD: tl.constexpr, SLICES: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """sums + the sums of activations, and of their products with fields 0 and 1, and 2 and 3.
+    """Add to `sums` the sums of activations and their products with fields 0 and 1, and 2 and 3.
 
-    ready: what the first AHEAD tiles have been unpacked to.
+    ready: the first AHEAD tiles, already unpacked.
     """
     total, low, high = sums
     one = bits(tiles[0], 0, 1, INTERPRETED)
@@ -200,15 +201,15 @@ def add_products(
 def over_slices(
     low, high, OWN: tl.constexpr, SLICES: tl.constexpr, LEVELS: tl.constexpr, COLUMNS: tl.constexpr
 ):  # fmt: skip
-    """Sums of all slices, in the order (row of activations, field, packed row): int32 [outputs].
+    """Sum over slices, in the order (row of activations, field, packed row): int32 [outputs].
 
-    With a gate a second such tensor is of `up`.
+    With a gate, a second such tensor has the sums of `up`.
     """
     OUTPUTS: tl.constexpr = 4 * OWN * COLUMNS
     GATES: tl.constexpr = _PACKED_ROWS.value // OWN
     every = tl.reshape(tl.join(low, high), (SLICES, 2, GATES, OWN, COLUMNS, 2))
     every = tl.reshape(tl.permute(every, (4, 5, 1, 3, 2, 0)), (OUTPUTS, GATES * SLICES))
-    # Parting brings all slices of an output to one thread, in one exchange.
+    # Splitting the dimension brings all slices of an output to one thread, in one exchange.
     parts = parted(every, OUTPUTS, LEVELS + GATES - 1)
     found = ()
     for gate in tl.static_range(GATES):
@@ -227,16 +228,16 @@ def ternary_rows_kernel(
     GROUPS: tl.constexpr, AHEAD: tl.constexpr, EPILOGUE: tl.constexpr, PDL: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """One program: 8 packed rows times 8 * GROUPS rows; the chunks of `in` go to the warps in turn.
+    """Multiply 8 packed rows by 8 * GROUPS rows; warps take the chunks of inputs in turn.
 
-    With a gate they are 4 of it, and 4 of `up`. rows: at least 1.
+    With a gate these are 4 rows of gate and 4 of up. rows: at least 1.
     """
     GATED: tl.constexpr = EPILOGUE == _RELU2_GATE
     END: tl.constexpr = FIRST if GATED else FIRST + SECOND + THIRD
     OWN: tl.constexpr = _PACKED_ROWS.value // 2 if GATED else _PACKED_ROWS.value
     COLUMNS: tl.constexpr = GROUPS * _GROUP
     PASS: tl.constexpr = STEPS * SLICES
-    # Only the last step of an only pass may lie beyond `in`; in several passes it may be any.
+    # With a single pass only the last step can exceed `in`; with several passes any step can.
     FULL: tl.constexpr = IN // (SLICES * _CHUNK) if PASSES == 1 else 0
     first, first_token = tl.program_id(0) * OWN, tl.program_id(1) * COLUMNS
     tiles = ()
@@ -257,8 +258,8 @@ def ternary_rows_kernel(
     for step in tl.static_range(AHEAD):
         ready = ready + (unpacked(tiles[step], SLICES, INTERPRETED),)
     if PDL:
-        # Said again it has no effect, but that the compiler moves nothing across it: it would put
-        # the unpacking behind the wait, to save registers.
+        # Repeating the instruction has no effect, except that the compiler moves nothing across it.
+        # Otherwise it would unpack after the wait, to save registers.
         cuda.gdc_launch_dependents()
         cuda.gdc_wait()
     sums = (tl.zeros((SLICES, 2 * _PACKED_ROWS, COLUMNS), tl.int32),) * 3
@@ -293,19 +294,19 @@ def ternary_rows_kernel(
 
 @dataclass(frozen=True, slots=True)
 class RowsPlan:
-    """How a launch is divided: sums are whole numbers, so that no plan changes a bit."""
+    """Launch plan of the kernel; all sums are integers, so no plan changes a bit."""
 
     slices: int
-    """Warps of a program."""
+    """Warps per program."""
     steps: int
-    """Chunks of a warp in one pass."""
+    """Chunks per warp in one pass."""
     passes: int
     groups: int
-    """Groups of 8 rows that a program multiplies by weights that it has read once: 1 or 2."""
+    """Groups of 8 rows that a program multiplies by weights it has read once: 1 or 2."""
 
     @classmethod
     def of(cls, packed_rows: int, in_features: int, rows: int) -> RowsPlan:
-        """For packed rows of `in` elements, times so many rows."""
+        """Plan the product of packed rows of `in` elements and this many rows."""
         chunks = triton.cdiv(in_features, CHUNK)
         many = triton.cdiv(packed_rows, PACKED_ROWS) > MANY_PROGRAMS and chunks <= MANY_CHUNKS
         most = 4 if many else 8 if chunks <= SHORT_CHUNKS else 16
@@ -316,14 +317,14 @@ class RowsPlan:
 
     @property
     def ahead(self) -> int:
-        """Chunks of a warp that are unpacked before the wait."""
+        """Chunks per warp that are unpacked before the wait."""
         if self.passes > 1:
             return 0
         most = MAX_AHEAD[self.groups]
         return min(self.steps, most if self.steps <= MANY_STEPS else min(most, MANY_STEPS_AHEAD))
 
     def constants(self) -> dict[str, Any]:
-        """What the kernel is compiled with."""
+        """Constants that the kernel is compiled with."""
         return {
             "SLICES": self.slices,
             "LEVELS": self.slices.bit_length() - 1,
@@ -342,7 +343,10 @@ def ternary_rows(
     epilogue: Epilogue,
     dependent: bool,
 ) -> None:
-    """`ternary_gemm` of at least one row and few; it has checked the arguments."""
+    """Run the kernel for one row or a few.
+
+    The caller, `ternary_gemm`, has checked the arguments.
+    """
     first, second, third = weights.part_rows()
     plan = RowsPlan.of(weights.packed_rows, weights.in_features, len(q))
     grid = (
@@ -371,7 +375,7 @@ def ternary_rows(
 
 
 def variants(shape: DecoderShape) -> Iterator[Variant]:
-    """Yield all compilations that serving `shape` launches: none unless its linears are ternary."""
+    """Yield all compilations that serving `shape` launches; none unless its linears are ternary."""
     for step, (outs, width, epilogue) in bitnet_linears(shape).items():
         for rows, dependent in ((8, False), (8, True), (16, False), (16, True)):
             plan = RowsPlan.of(sum(outs) // 4, width, rows)

@@ -1,17 +1,16 @@
-"""Ternary linears (W2A8) on the GPU, on weights packed as they lie in a BitNet checkpoint.
+"""Ternary linears (W2A8) on the GPU, on weights packed as in a BitNet checkpoint.
 
 A 32-bit word along `in` of packed row r holds 16 weights: 4 of each of the output rows
-i * R + r, with i = 0 .. 3 and R the packed rows of its part. Its bytes, with what is above a
-field masked off, go straight into dp4a: no weight is ever shifted. The difference of two such sums
-is that of a field, 4**i times weight + 1; it is divided by 4**i at the end, which is exact, and
-lacks the sum of the activations, which is subtracted. All are whole numbers: no tile, split or
-batch changes a bit of what `kernels.linear.ternary.ternary_linear` gives.
+i * R + r, with i = 0 .. 3 and R the packed rows of its part. Its bytes, with the bits above a field
+masked off, go straight into dp4a, so no weight is ever shifted. The difference of two such sums is
+the sum of one field, which holds 4**i * (weight + 1). At the end it is divided by 4**i, which is
+exact, and the sum of the activations is subtracted. All sums are integers, so no tile, split or
+batch changes a bit of the result of `kernels.linear.ternary.ternary_linear`.
 
     ternary_gemv   one row: norm and quantisation in the prologue, dp4a
     ternary_gemm   any number of rows that are int8 already, tensor cores
 """
 
-# Triton's language has no types: its functions are compiled, not called.
 # mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 # mypy: disable-error-code="assignment, misc"
@@ -62,17 +61,19 @@ __all__ = [
 ]
 
 GEMV_MAX_ROWS = 1
-"""Rows that ternary_gemv takes: two would repeat two norms in every program, which cost more than
-launches of their own."""
+"""Maximum rows of ternary_gemv; repeating two norms in every program would cost more than launching
+them."""
 GEMV_MAX_IN = 14_336
-"""Elements along `in` that the registers of a program of 16 warps hold."""
+"""Maximum inputs that the registers of a program of 16 warps hold."""
 CHUNK = 64
-"""Words of a packed row that a warp reads at once: two of a lane."""
+"""Words of a packed row that a warp reads at once: two per lane."""
 SHORT_LINES = 28
-"""Lines of a row up to which a program owns 8 packed rows, 32 rows of the weight; else 4."""
+"""Maximum lines of a row for which a program has 8 packed rows, 32 rows of the weight; else it has
+4."""
 SMALL_STEPS, SMALL_REGISTERS = 4, 64
-"""Up to so many steps a lane needs no more registers for a row: then two programs of 16 warps share
-a multiprocessor, as two of 8 do, and all programs of a launch are resident at once."""
+"""Up to SMALL_STEPS steps a lane needs at most SMALL_REGISTERS registers for a row, so that two
+programs of 16 warps share a multiprocessor, as two of 8 do, and all programs of a launch are
+resident at once."""
 
 _CHUNK = tl.constexpr(CHUNK)
 _WORDS = tl.constexpr(WORDS)
@@ -83,9 +84,9 @@ _RELU2_GATE = tl.constexpr(int(Epilogue.RELU2_GATE))
 
 @triton.constexpr_function
 def masked_dp4a_asm(i):
-    """dp4a of fields 0 to i of a word.
+    """Return the instructions of a dp4a of fields 0 to i of a word.
 
-    The mask is part of it, since masked words would be kept from row to row, in four times the
+    They include the mask, because masked words would be kept from row to row, in four times the
     registers of the words.
     """
     if i == 3:
@@ -96,7 +97,7 @@ def masked_dp4a_asm(i):
 
 @triton.jit
 def masked_dp4a(words, activations, total, i: tl.constexpr, INTERPRETED: tl.constexpr):
-    """total + the products of fields 0 to i of each word, that are 4**j * (weight + 1), and x."""
+    """Return total + x times fields 0 to i of each word, where field j is 4**j * (weight + 1)."""
     if INTERPRETED:
         for byte in tl.static_range(4):
             fields = (words >> (8 * byte)) & ((4 << 2 * i) - 1)
@@ -118,10 +119,10 @@ def load_packed(
     words_ptr, first, END: tl.constexpr, IN: tl.constexpr, OWN: tl.constexpr, ROWS: tl.constexpr,
     PARTS: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
-    """The packed rows of a program as CHUNKS tiles int32 [ROWS, PARTS, 64]: each part is a warp's.
+    """Load a program's packed rows as CHUNKS tiles int32 [ROWS, PARTS, 64], one part per warp.
 
-    From END on they are 0. Rows beyond OWN are those of `up`, which lie END further on.
-    Each word is read once: what comes from memory is not kept for others.
+    Words from END on are 0. Rows beyond OWN are those of `up`, which are stored END further on.
+    Each word is read once, so caches need not keep it.
     """
     own = tl.arange(0, ROWS)[:, None, None]
     row = first + own % OWN
@@ -140,7 +141,7 @@ def load_packed(
 
 @triton.jit
 def less_words(words, COUNT: tl.constexpr, INTERPRETED: tl.constexpr):
-    """The negative sums of the signed bytes of COUNT words, elementwise."""
+    """Return the negative sums of the signed bytes of COUNT words, element-wise."""
     total = tl.zeros_like(words[0])
     for i in tl.static_range(COUNT):
         total = dp4a(tl.full(total.shape, -1, tl.int32), words[i], total, INTERPRETED)
@@ -152,18 +153,18 @@ def for_all_warps(
     words, STEPS: tl.constexpr, LEVELS: tl.constexpr, LINES: tl.constexpr, PARTS: tl.constexpr,
     CHUNKS: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Words of a row, [LINES, 32] a step, as CHUNKS tiles [1, PARTS, 64] that every warp has.
+    """Give all warps the words of a row: [LINES, 32] a step becomes CHUNKS tiles [1, PARTS, 64].
 
-    All cross together, 2**LEVELS tiles: one exchange through shared memory, two barriers. Behind
-    them comes a tile of numbers whose sum over a row is that of its activations, negative: lanes
-    sum what they have before the exchange, where a power of two leaves it room.
+    All 2**LEVELS tiles cross together, in one exchange through shared memory with two barriers. A
+    last tile has numbers whose sum over a row is the negative sum of its activations; lanes sum
+    their own before the exchange, where a power of two leaves space for it.
     """
     crossing = words
     if STEPS < 1 << LEVELS:
         minus = less_words(words, STEPS, INTERPRETED)
         for _ in tl.static_range((1 << LEVELS) - STEPS):
             crossing = crossing + (minus,)
-    # Parting the halves of the warps first tells the compiler to exchange all of it here.
+    # Splitting off the halves of the warps first makes the compiler exchange everything here.
     SIDES: tl.constexpr = LINES * _WORDS // (PARTS * _CHUNK)
     SIZE: tl.constexpr = PARTS * _CHUNK
     DEEPER: tl.constexpr = 2 if SIDES == 8 else 1 if SIDES == 4 else 0
@@ -192,10 +193,10 @@ def products(
     tiles, chunks, ROWS: tl.constexpr, PARTS: tl.constexpr, CHUNKS: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Of each part of a packed row: 4**i times the sums of weight * x, [ROWS, PARTS] for each i.
+    """Return, per part of a packed row, 4**i times the sums of weight * x: [ROWS, PARTS] per i.
 
-    chunks: of `for_all_warps`. What is summed are the fields up to i, less the activations as
-    often as each holds a 1: a mask takes off what is above, and a field is the difference of two
+    chunks: from `for_all_warps`. Fields up to i are summed, minus the activations once for each 1
+    in them. A mask removes the fields above, and the sum of one field is the difference of two
     sums.
     """
     SHAPE: tl.constexpr = (ROWS, PARTS, _CHUNK)
@@ -213,17 +214,17 @@ def products(
 
 @triton.jit
 def of_rows(sums, OWN: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr):
-    """Of `products`: the sums of all parts, at 4 * r + i for row r and field i of each 32.
+    """Sum `products` over all parts: number 4 * r + i belongs to row r and field i of 32.
 
-    Every warp has them, twice if it owns 4 rows: int32 [LINES * 32]. With a gate a second such
-    tensor is of `up`.
+    Every warp gets all of them, twice if it owns 4 rows: int32 [LINES * 32]. With a gate, a second
+    such tensor has the sums of `up`.
     """
     LINES: tl.constexpr = ROWS * PARTS
     GATES: tl.constexpr = ROWS // OWN
     OUTS: tl.constexpr = 4 * OWN
     found = ()
     if GATES * PARTS == 1:
-        # Lane l of every warp has number l % 4 of warp l // 4.
+        # Lane l of every warp takes number l % 4 of warp l // 4.
         lane = tl.broadcast_to(tl.arange(0, _WORDS)[None, :], (LINES, _WORDS))
         own = tl.broadcast_to(sums[0], (LINES, _WORDS))
         for i in tl.static_range(1, 4):
@@ -250,10 +251,10 @@ def ternary_gemv_kernel(
     OWN: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr, LEVELS: tl.constexpr,
     NORM: tl.constexpr, EPILOGUE: tl.constexpr, PDL: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """One program: OWN packed rows; with a gate as many more of `up`.
+    """Multiply OWN packed rows per program; with a gate as many more of `up`.
 
-    Behind the wait stands what nothing hides. There the warps share out the activations, and then
-    the rows, so that few sums cross lanes or warps.
+    Nothing hides the work after the wait. There the warps first divide the activations among them,
+    and then the rows, so that few sums cross lanes or warps.
     """
     GATED: tl.constexpr = EPILOGUE == _RELU2_GATE
     END: tl.constexpr = FIRST if GATED else FIRST + SECOND + THIRD
@@ -261,7 +262,8 @@ def ternary_gemv_kernel(
     PARTS: tl.constexpr = LINES // ROWS
     CHUNKS: tl.constexpr = (IN // _WORD + PARTS * _CHUNK - 1) // (PARTS * _CHUNK)
     first = tl.program_id(0) * OWN
-    # All that does not depend on the launch before: in flight while the activations are made.
+    # Everything that does not depend on earlier launches is loaded while the activations are
+    # computed.
     tiles = load_packed(words_ptr, first, END, IN, OWN, ROWS, PARTS, CHUNKS)
     gains = ()
     if NORM:
@@ -278,7 +280,7 @@ def ternary_gemv_kernel(
         cuda.gdc_wait()
     x = load_row(x_ptr, IN, LINES, STEPS)
     old = tl.load(out_ptr + column, mask=own, other=0.0) if EPILOGUE == _ADD else 0.0
-    # Here no register has to keep them all the way.
+    # Loading here keeps no register occupied all the way.
     scale = tl.load(scale_ptr + part, mask=own, other=0.0)
     up_scale = tl.load(scale_ptr + 1) if GATED else 0.0
     words, factor = int8_row(x, gains, eps, IN, LINES, STEPS, NORM, INTERPRETED)
@@ -297,26 +299,26 @@ def ternary_gemv_kernel(
 
 @dataclass(frozen=True, slots=True)
 class GemvPlan:
-    """How a GEMV of one weight is divided.
+    """Launch plan of a GEMV of one weight.
 
-    Its sums are whole numbers, and so are those of the norm: no plan changes a bit.
+    Its sums and those of the norm are integers, so no plan changes a bit.
     """
 
     own: int
-    """Packed rows that a program owns; with a gate as many more of `up`."""
+    """Packed rows per program; with a gate as many more of `up`."""
     lines: int
-    """Lines of a row that a step reads, one to a warp: so many at least that each row has one."""
+    """Lines of a row per step, one per warp; at least one per packed row."""
     steps: int
     programs: int
     registers: int
-    """Of a thread at most."""
+    """Maximum registers per thread."""
 
     @classmethod
     def of(cls, packed_rows: int, in_features: int, gated: bool) -> GemvPlan:
-        """For packed rows of `in` elements, of the gate alone if `up` goes beside it.
+        """Plan packed rows of `in` elements; with a gate, `rows` counts those of the gate alone.
 
-        Every program makes the activations, so that programs of more rows leave less to do for a
-        multiprocessor; but the chain of each is longer.
+        Every program computes the activations, so programs with more rows do less work in all, but
+        each takes longer.
         """
         row_lines = triton.cdiv(in_features, WORDS * WORD)
         short = row_lines <= SHORT_LINES
@@ -327,7 +329,7 @@ class GemvPlan:
         return cls(own, lines, steps, programs, SMALL_REGISTERS if small else 128)
 
     def constants(self) -> dict[str, Any]:
-        """What the kernel is compiled with."""
+        """Constants that the kernel is compiled with."""
         return {
             "OWN": self.own,
             "LINES": self.lines,
@@ -337,7 +339,10 @@ class GemvPlan:
 
 
 def gemv_rows(shape: DecoderShape) -> int:
-    """Up to so many rows of a decoder go through ternary_gemv: none if its own are too long."""
+    """Return the maximum number of a decoder's rows for ternary_gemv.
+
+    0 if its rows are too long.
+    """
     return GEMV_MAX_ROWS if max(width for _, width in shape.linears.values()) <= GEMV_MAX_IN else 0
 
 
@@ -351,17 +356,17 @@ def ternary_gemv(
     epilogue: Epilogue = Epilogue.STORE,
     dependent: bool = False,
 ) -> None:
-    """`ternary_linear` of rows, with RMSNorm before it and an epilogue after it, in one launch.
+    """Compute `ternary_linear` of one row, normed before and with an epilogue, in one launch.
 
-    x: fp32 [rows, in], one row or none, in up to GEMV_MAX_IN. norm: fp32 [in], the
-    weight of an RMSNorm (`order_free_rms_norm`) of x. out: fp32 [rows, sum of outs]; with
-    RELU2_GATE the weights are two equal parts, gate and up, and out is [rows, out of one]; SWIGLU
-    is not offered. x and out must not overlap. A row with NaN or infinite values gives NaN.
-    dependent: programmatic dependent launch; the weights are read while the launch before it
-    still runs, all else after it has ended.
+    x: fp32 [rows, in], one row or none, with up to GEMV_MAX_IN inputs. norm: fp32 [in], the weight
+    of an RMSNorm (`order_free_rms_norm`) of x. out: fp32 [rows, sum of outs]; with RELU2_GATE the
+    weights are two equal parts, gate and up, and out is [rows, out of one]; SWIGLU is not
+    supported. x and out must not overlap. A row with NaN or infinite values gives NaN. dependent:
+    programmatic dependent launch; the weights are read while the launch before still runs,
+    everything else after it has ended.
 
-    Moves in * sum of outs / 4 bytes of weights once, whatever the rows. Raises TypeError or
-    ValueError naming the argument.
+    Moves in * sum of outs / 4 bytes of weights once. Raises TypeError or ValueError that names the
+    argument.
     """
     rows = check_linear("x", x, torch.float32, weights, out, epilogue)
     if rows > GEMV_MAX_ROWS:
@@ -412,7 +417,7 @@ _TYPES = {
 
 
 def variants(shape: DecoderShape) -> Iterator[Variant]:
-    """Yield all compilations that serving `shape` launches: none unless its linears are ternary."""
+    """Yield all compilations that serving `shape` launches; none unless its linears are ternary."""
     for step, (outs, width, epilogue) in bitnet_linears(shape).items():
         owned = sum(outs) // 4 // (2 if epilogue.gated else 1)
         plan = GemvPlan.of(owned, width, epilogue.gated)

@@ -1,4 +1,4 @@
-"""The packed ternary weights of one launch: one linear, or several that share their input."""
+"""Packed ternary weights of one launch: one linear, or several with the same input."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from tailrace.kernels.checks import check_multiple, check_same_device, check_ten
 from tailrace.kernels.shapes import WEIGHTS_PER_BYTE
 
 MAX_PARTS = 3
-"""Query, key and value."""
+"""Maximum parts: query, key and value."""
 MAX_IN = 2**16
-"""Elements along `in`: three times 64 times 127 times this stays below 2**31, and the sums of
-a row below 2**24, which fp32 holds exactly."""
+"""Maximum inputs: three times 64 times 127 times this stays below 2**31, and the sums of a row
+below 2**24, which fp32 holds exactly."""
 
 
 @dataclass(frozen=True, slots=True)
 class TernaryWeights:
-    """Parts that lie one after the other, each packed by itself as `kernels.linear.ternary` says.
+    """Consecutive parts of a weight, each packed by itself as in `kernels.linear.ternary`.
 
-    packed: uint8 [sum of outs / 4, in]. outs: output rows of each part, each a multiple of 4;
-    `in` is a multiple of 4, so that a row is whole words. scale: fp32 [parts]. All on one
-    device. Raises TypeError or ValueError; the code 3, which stands for no weight, is refused.
+    packed: uint8 [sum of outs / 4, in]. outs: output rows of each part, each a multiple of 4; `in`
+    is a multiple of 4, so that a row is whole words. scale: fp32 [parts]. All are on one device.
+    Raises TypeError or ValueError, also for the code 3, which is no weight.
     """
 
     packed: Tensor
@@ -47,7 +47,7 @@ class TernaryWeights:
 
     @classmethod
     def from_parts(cls, parts: Sequence[tuple[Tensor, Tensor]]) -> TernaryWeights:
-        """Join (packed uint8 [out / 4, in], scale of one element and any floating type) pairs."""
+        """Join pairs of (packed uint8 [out / 4, in], scale of one element and any float type)."""
         if not parts:
             raise ValueError("parts: none, expected at least one")
         width = None
@@ -81,10 +81,10 @@ class TernaryWeights:
 
     @property
     def words(self) -> Tensor:
-        """`packed` as int32 [packed rows, in / 4]; shares its memory."""
+        """View of `packed` as int32 [packed rows, in / 4]."""
         return self.packed.view(torch.int32)
 
     def part_rows(self) -> tuple[int, int, int]:
-        """Packed rows of three parts, 0 for those that are not there."""
+        """Packed rows of three parts, 0 for absent ones."""
         first, second, third = (*self.outs, 0, 0)[:3]
         return tuple(out // WEIGHTS_PER_BYTE for out in (first, second, third))  # type: ignore[return-value]

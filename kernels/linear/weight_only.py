@@ -1,17 +1,17 @@
-"""Linear layers of int8 or int4 weights and float activations: formats, quantising, the oracle.
+"""Linear layers of int8 or int4 weights and float activations: formats and reference.
 
-Both formats cut a weight row into groups of GROUP inputs, and a group into 16-bit words, so
-that one word, wherever a kernel loads it to, becomes 16 / bits elements of as many tiles by
-shifts and masks, with no exchange between threads:
+Both formats divide a weight row into groups of GROUP inputs, and a group into 16-bit words. Shifts
+and masks turn one word into 16 / bits elements, each of another tile, with no exchange between
+threads:
 
     words: int16 [in / 128, out, W], W = 128 * bits / 16. Bits `p * bits` and up of word
     [g, o, j] hold the weight of row o and input `g * 128 + p * W + j`.
 
-The words of a group lie together for all rows, so that a tile of rows is one run of memory.
+The words of a group are contiguous over all rows, so that a tile of rows is contiguous in memory.
 int8 is two's complement with one scale per row, as in Dettmers et al., "LLM.int8()" (2022);
 int4 is a code 0 .. 15 with a scale and a zero per row and group, as in Frantar et al., "GPTQ"
-(2022). A weight is (code - zero) * scale. By its zero a group uses all 16
-codes: the error of normal weights is 0.100 of their spread, and 0.117 by a scale alone.
+(2022). A weight is (code - zero) * scale. The zero lets a group use all 16 codes: for normally
+distributed weights the error is 0.100 of their spread, and 0.117 without a zero.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from tailrace.kernels.linear.epilogue import Epilogue
 from tailrace.kernels.rows.norm import order_free_rms_norm
 
 GROUP = 128
-"""Inputs that share a scale in int4, and lie together in both formats."""
+"""Inputs per group, which share a scale in int4 and are contiguous in both formats."""
 WORD_BITS = 16
 MIN_SCALE = 1e-10
-"""Of a row or group that is all zeros."""
+"""Scale of a row or group that is all zeros."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class WeightOnly:
     """A quantised weight [out, in]; `in` is a multiple of GROUP."""
 
     bits: int
-    """4 or 8."""
+    """Bits per weight: 4 or 8."""
     words: Tensor
     """int16 [in / 128, out, 8 bits]."""
     scale: Tensor
@@ -47,12 +47,12 @@ class WeightOnly:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(out, in)."""
+        """Shape (out, in) of the weight."""
         return self.words.shape[1], self.words.shape[0] * GROUP
 
 
 def pack_words(codes: Tensor, bits: int) -> Tensor:
-    """Whole numbers [out, in], of which the low `bits` count, as words [in / 128, out, W]."""
+    """Pack integers [out, in], of which the low `bits` count, into words [in / 128, out, W]."""
     if codes.dim() != 2 or codes.shape[1] % GROUP or codes.numel() == 0:
         raise ValueError(f"codes: shape {tuple(codes.shape)}, expected [out, in], in % 128 == 0")
     parts = WORD_BITS // bits
@@ -64,14 +64,14 @@ def pack_words(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack_words(words: Tensor, bits: int) -> Tensor:
-    """Return the codes, int32 [out, in] of 0 .. 2**bits - 1, of int16 words [in / 128, out, W]."""
+    """Unpack int16 words [in / 128, out, W] into codes: int32 [out, in] of 0 .. 2**bits - 1."""
     shifts = torch.arange(0, WORD_BITS, bits, dtype=torch.int32, device=words.device)
     fields = (words.to(torch.int32)[:, :, None, :] >> shifts[:, None]) & ((1 << bits) - 1)
     return fields.transpose(0, 1).reshape(words.shape[1], -1)
 
 
 def quantise_int8(w: Tensor) -> WeightOnly:
-    """Real weights [out, in] in 8 bits, scaled so that a row's largest is 127."""
+    """Quantise a float weight [out, in] to 8 bits; a row's largest magnitude becomes 127."""
     real = _real(w)
     scale = (real.abs().amax(1) / 127).clamp(min=MIN_SCALE)
     codes = (real / scale[:, None]).round().clamp(-127, 127)
@@ -79,7 +79,7 @@ def quantise_int8(w: Tensor) -> WeightOnly:
 
 
 def quantise_int4(w: Tensor) -> WeightOnly:
-    """Real weights [out, in] in 4 bits: a group's least is near code 0, its largest near 15."""
+    """Quantise a float weight [out, in] to 4 bits; a group's range is spread over codes 0 to 15."""
     real = _real(w).reshape(len(w), -1, GROUP)
     low, high = real.amin(2).clamp(max=0), real.amax(2).clamp(min=0)
     scale = ((high - low) / 15).clamp(min=MIN_SCALE)
@@ -91,7 +91,7 @@ def quantise_int4(w: Tensor) -> WeightOnly:
 
 
 def dequantise(weights: WeightOnly) -> Tensor:
-    """Return the weights that the codes stand for: fp32 [out, in]."""
+    """Return the weights that the codes represent: fp32 [out, in]."""
     codes = unpack_words(weights.words, weights.bits)
     if weights.zero is None:
         return ((codes ^ 0x80) - 0x80).float() * weights.scale[:, None]
@@ -109,7 +109,7 @@ def weight_only_linear(
     eps: float = 1e-5,
     epilogue: Epilogue = Epilogue.STORE,
 ) -> None:
-    """out = epilogue(dequantised W round(norm(x))), as `dense_linear` of bf16 activations.
+    """Compute epilogue(dequantised W round(norm(x))) like `dense_linear` with bf16 activations.
 
     x: fp32 [rows, in]. out: fp32 [rows, out], or [rows, out / 2] for SWIGLU, whose weight holds
     gate rows, then up rows. norm: fp32 [in]. Raises ValueError for RELU2_GATE.
