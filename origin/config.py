@@ -28,20 +28,20 @@ from tailrace.origin.formats import Formats, HeadFormat, KvFormat, WeightsFormat
 
 DEMO_MODEL = Path(__file__).parent / "demo" / "model"
 MAX_RETENTION_S = 100 * 365 * 86_400
-"""Longest time that a stream can be kept, or wait to be packed."""
+"""Maximum retention of a stream, and maximum time before it is compressed, in seconds."""
 URL_SCHEMES = ("postgresql://", "postgres://")
 LEAST_PATIENCE_S = 2.0
-"""An origin whose event loop is busy for a second is not dead, however short its lease."""
+"""Minimum silence before an origin counts as dead; its event loop may be busy for a second."""
 HEARTBEATS_IN_PATIENCE = 4
 MOST_HEARTBEAT_S = 5.0
-"""PROTOCOL.md promises a heartbeat so often."""
+"""Maximum seconds between two Heartbeats, as PROTOCOL.md promises."""
 
 ANY_HOST = ("0.0.0.0", "::", "*")
-"""What a socket listens on that listens on every address."""
+"""Hosts of a socket that listens on every address."""
 
 
 def _is_open_url(value: str) -> bool:
-    """Of a web server, and without anything secret."""
+    """Return True if `value` is an http or https URL without user name and password."""
     try:
         parts = urlsplit(value)
     except ValueError:
@@ -50,96 +50,107 @@ def _is_open_url(value: str) -> bool:
 
 
 class LedgerConfig(Settings):
-    """`[ledger]`: where the streams are kept, and for how long."""
+    """Settings of `[ledger]`: where streams are stored, and for how long."""
 
     table: ClassVar[str] = "ledger"
     model_config = SettingsConfigDict(env_prefix="TAILRACE_LEDGER_")
 
-    path: Path | None = Field(None, description="SQLite file; default DATA/ledger.db")
+    path: Path | None = Field(
+        None, description="SQLite file of the ledger. Default: DATA/ledger.db."
+    )
     url: SecretStr | None = Field(
         None,
-        description="postgresql://USER:PASSWORD@HOST/DATABASE instead of a file: origins with the"
-        " same one share their streams; write it in TAILRACE_LEDGER_URL where files are public",
+        description="PostgreSQL database to use instead of a file:"
+        " postgresql://USER:PASSWORD@HOST/DATABASE. Origins with the same database"
+        " share their streams. To keep the password out of this file, set"
+        " TAILRACE_LEDGER_URL.",
     )
     owner: str | None = Field(
         None,
         min_length=1,
         max_length=128,
-        description="this origin's name in a shared ledger, to which a random part is added;"
-        " default HOST:PID",
+        description="Name of this origin in a shared ledger; a random part is added. Default:"
+        " HOST:PID.",
     )
     lease_s: float = Field(
         3.0,
         ge=0.5,
         le=60,
-        description="an origin that a shared ledger has not heard of for so long is taken for"
-        " dead, and its streams go to the others; edges leave a link that is silent for so long,"
-        " but for 2 s at least",
+        description="Lease time in seconds. An origin that has not renewed its lease in a"
+        " shared ledger for this long is considered dead, and other origins take"
+        " over its streams. Edges drop a link that has been silent for this long,"
+        " or for 2 s if that is longer.",
     )
     retention_s: float = Field(
         86_400,
         gt=0,
         le=MAX_RETENTION_S,
-        description="a stream is kept this long after its last read or write",
+        description="Seconds for which an ended stream is kept after it was last read or written.",
     )
     sweep_s: float = Field(
-        60, gt=0, le=86_400, description="time between removals of expired streams"
+        60, gt=0, le=86_400, description="Seconds between two removals of expired streams."
     )
     max_stream_bytes: int = Field(
         64 * 1024 * 1024,
         ge=64 * 1024,
-        description="most that one stream may hold in a file; a generation that reaches it ends"
-        " as `length`",
+        description="Maximum size of one stream in the ledger, in bytes. A generation that"
+        " reaches it ends as `length`.",
     )
     max_ledger_bytes: int | None = Field(
         None,
         ge=1024 * 1024,
-        description="most that the file may hold; beyond it ended streams go before their time,"
-        " then new ones are refused; default 80 % of the disk",
+        description="Maximum size of the ledger file, in bytes. Beyond it ended streams are"
+        " removed early, and if that is not enough, new streams are refused."
+        " Default: 80 % of the disk.",
     )
     object_share: float = Field(
         0.25,
         ge=0,
         le=1,
-        description="of that, what Durable Streams and their subscriptions may hold; generations"
-        " have the rest, and neither pushes the other out",
+        description="Share of max_ledger_bytes for Durable Streams and their subscriptions."
+        " Generations have the rest, and neither can use the other's share.",
     )
     cold_after_s: float = Field(
         600,
         ge=0,
         le=MAX_RETENTION_S,
-        description="an ended stream that nobody has read for so long is compressed in the file",
+        description="Seconds without a reader after which an ended stream is compressed in"
+        " the file.",
     )
 
     history: Path | None = Field(
         None,
-        description="SQLite file of what the warm pool has lived through; default history.db beside"
-        " the ledger; a shared ledger's database has one of its own",
+        description="SQLite file with the history of the warm pool: requests, loads and"
+        " decisions. Default: history.db next to the ledger. With a shared ledger"
+        " the history is in its database.",
     )
     history_days: float = Field(
         30,
         ge=0,
         le=3650,
-        description="a request, a load and a decision are kept there so long, and then requests as"
-        " counts by the hour; 0: nothing is recorded",
+        description="Days for which the history keeps single requests, loads and decisions;"
+        " afterwards only hourly counts are kept. 0: record nothing.",
     )
     history_requests: int = Field(
-        5_000_000, ge=1000, description="most requests that are kept there one by one"
+        5_000_000,
+        ge=1000,
+        description="Maximum number of single requests in the history. The oldest are removed"
+        " first.",
     )
 
     @property
     def patience_s(self) -> float:
-        """The silence after which an edge takes its origin for dead: so does the ledger then."""
+        """Seconds of silence after which an edge considers this origin dead."""
         return max(self.lease_s, LEAST_PATIENCE_S)
 
     @property
     def heartbeat_s(self) -> float:
-        """Between heartbeats of an origin; one may be late, or two."""
+        """Seconds between two Heartbeats of an origin, so that one or two may be late."""
         return min(self.patience_s / HEARTBEATS_IN_PATIENCE, MOST_HEARTBEAT_S)
 
     @model_validator(mode="after")
-    def _is_one_place(self) -> Self:
-        # About the whole table, because an error of one field quotes it, password and all.
+    def _check_place(self) -> Self:
+        # Validates the whole table: the error of a single field would quote the password.
         if self.url is not None and self.path is not None:
             raise ValueError("give path or url, not both")
         if self.url is not None and not self.url.get_secret_value().startswith(URL_SCHEMES):
@@ -148,238 +159,298 @@ class LedgerConfig(Settings):
 
 
 class OriginConfig(Settings):
-    """`[origin]`: the model, its workers and the link that edges connect to."""
+    """Settings of `[origin]`: the model, its workers and the link for edges."""
 
     table: ClassVar[str] = "origin"
     model_config = SettingsConfigDict(env_prefix="TAILRACE_ORIGIN_")
 
     link: LinkText = Field(
         "127.0.0.1:8470",
-        description="what edges connect to: HOST:PORT, tls://HOST:PORT or unix:///PATH",
+        description="Address on which the origin listens for edges: HOST:PORT,"
+        " tls://HOST:PORT or unix:///PATH.",
     )
     link_certificate: Path | None = Field(
-        None, description="PEM file that a link with tls:// shows, the chain's leaf first"
+        None,
+        description="PEM file with the certificate chain that a tls:// link presents, leaf first.",
     )
-    link_key: Path | None = Field(None, description="PEM file of its private key")
+    link_key: Path | None = Field(
+        None, description="PEM file with the private key of link_certificate."
+    )
     link_ca: Path | None = Field(
         None,
-        description="PEM file of the CA that signs edges, and origins that share the ledger: over"
-        " tls:// nobody else is let in",
+        description="PEM file with the CA that signs the certificates of edges, and of"
+        " origins that share the ledger. With tls:// all other peers are refused.",
     )
     link_secret: SecretStr | None = Field(
         None,
-        description="text that edges must know, and origins that share the ledger, whatever the"
-        " link is; edge.origin_secret there",
+        description="Shared secret of the link, at least 16 characters. Edges"
+        " (edge.origin_secret) and origins that share the ledger must have the"
+        " same one. It works with any kind of link.",
     )
     address: Address | None = Field(
         None,
-        description="HOST:PORT at which origins that share the ledger reach this one's link;"
-        " default link, or where that names no single host the address that the database sees",
+        description="HOST:PORT at which origins that share the ledger reach this origin's"
+        " link. Default: the link's address, or, if that names no single host, the"
+        " address that the database sees.",
     )
-    data: Path = Field(Path(".tailrace"), description="folder of ledger and signing keys")
+    data: Path = Field(Path(".tailrace"), description="Folder of the ledger and the signing keys.")
     keys: Path | None = Field(
         None,
-        description="file of the keys that sign resume tokens, made on first use; default"
-        " DATA/resume-keys.json; origins that share a ledger need the same one",
+        description="File with the keys that sign resume tokens, made on first use. Origins"
+        " that share a ledger need the same file. Default: DATA/resume-keys.json.",
     )
-    model: Path = Field(DEMO_MODEL, description="checkpoint folder")
+    model: Path = Field(
+        DEMO_MODEL, description="Folder of the checkpoint to serve. Default: the demo model."
+    )
     model_name: str | None = Field(
         None,
         min_length=1,
-        description="name in requests; default demo for the demo model, else the folder's name",
+        description="Name of the model in requests. Default: demo for the demo model,"
+        " otherwise the folder's name.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="where the model runs; auto: a GPU that the kernels run on"
+        "auto",
+        description="Where the model runs. auto: on a GPU if there is one that the kernels"
+        " support, otherwise on the CPU.",
     )
-    workers: int = Field(1, ge=1, le=64, description="worker processes, one loaded model each")
+    workers: int = Field(
+        1, ge=1, le=64, description="Number of worker processes. Each loads the model."
+    )
     worker_silence_s: float = Field(
         30.0,
         ge=2,
         le=3600,
-        description="a worker that says nothing for so long is taken for hung and killed, and its"
-        " streams go on on the next; more for models whose steps take longer",
+        description="Seconds of silence after which a worker is considered hung. It is"
+        " killed, and another worker continues its streams. Set more for models"
+        " with longer steps.",
     )
     worker_start_s: float = Field(
         600.0,
         ge=10,
         le=86_400,
-        description="the same for a worker that loads or compiles, whose stages take longer",
+        description="Seconds of silence after which a worker is considered hung while it"
+        " loads or compiles, which takes longer than a step.",
     )
     step_ms: float = Field(
         50.0,
         gt=0,
         le=60_000,
-        description="how long an engine step should take: what a running stream waits for its next"
-        " token; steps take in as many prompt tokens and streams as that allows",
+        description="Target time of an engine step in ms, which is how long a running stream"
+        " waits for its next token. A step takes as many prompt tokens and streams"
+        " as fit into it.",
     )
     running_streams: int = Field(
         64,
         ge=1,
         le=4096,
-        description="streams of a worker that are decoded at a time at most; fewer where so many"
-        " would make steps longer than step_ms",
+        description="Maximum number of streams that one worker decodes at a time. It is lower"
+        " while steps would take longer than step_ms.",
     )
     fork_workers: bool = Field(
         True,
-        description="workers of a model are forked from one process that has imported what they"
-        " need, where that is safe; false: each imports for itself",
+        description="Fork the workers of a model from one process that has imported their"
+        " modules, where that is safe. false: each worker imports for itself,"
+        " which takes seconds.",
     )
     kv_mib: int | None = Field(
         None,
         ge=1,
-        description="size of the KV cache; default 512 on a CPU, on a GPU 80 % of what is free"
-        " after the weights",
+        description="Size of the KV cache in MiB. Default: 512 on a CPU; on a GPU 80 % of"
+        " what the weights leave.",
     )
     weights: WeightsFormat = Field(
         "auto",
-        description="format of the layers' weights, made at load; auto: as the checkpoint has them",
+        description="Number format of the layers' weights, converted at load. auto: as in the"
+        " checkpoint.",
     )
     kv_cache: KvFormat = Field(
         "auto",
-        description="format of keys and values; auto: fp32 on a CPU, on a GPU bf16, or fp32 for"
-        " a small model; fp8 needs a GPU of sm_89 or a CPU",
+        description="Number format of keys and values. auto: fp32 on a CPU; on a GPU bf16, or"
+        " fp32 for a small model. fp8 needs a GPU of sm_89 or newer, or a CPU.",
     )
     head: HeadFormat = Field(
-        "auto", description="format of the LM head, made at load; auto: as the checkpoint has it"
+        "auto",
+        description="Number format of the LM head, converted at load. auto: as in the checkpoint.",
     )
     dependent_launches: bool = Field(
         False,
-        description="on a GPU of sm_90 or more, a launch of a step begins while those ahead still"
-        " run; never changes a token",
+        description="On a GPU of sm_90 or newer, begin a kernel launch while earlier ones"
+        " still run. It never changes a token. Off because its gain has not been"
+        " measured.",
     )
     speculate: Literal["off", "prompt-lookup"] = Field(
         "off",
-        description="guess tokens from the text so far and check several at once; never changes"
-        " the text, and pays where a step of several rows costs little more than one",
+        description="Speculative decoding: guess tokens from the text so far and check"
+        " several at once. It never changes the text. It is faster if a step of"
+        " several rows costs little more than one row, as on a GPU.",
     )
     draft_model: Path | None = Field(
-        None, description="smaller checkpoint with the same tokenizer that guesses tokens instead"
+        None,
+        description="Folder of a smaller checkpoint with the same tokenizer that guesses"
+        " tokens for speculative decoding.",
     )
     open_objects: bool = Field(
         False,
-        description="JSON objects may have members that their schema does not list, as JSON Schema"
-        " has it; false: a schema that lists properties and says nothing else allows no others",
+        description="Allow JSON objects to have members that their schema does not list, as"
+        " JSON Schema does. false: a schema that lists properties allows no others"
+        " unless it says so.",
     )
     filter: str | None = Field(
         None,
         pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*$",
-        description="module:factory of a filter that sees each stream's text first and may end it",
+        description="Filter that sees each stream's text before it is stored, and may end the"
+        " stream: module:factory.",
     )
     objects: Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_at_commas)] = Field(
         (),
-        description="module:class of objects of your own, which edges bind by their wrangler"
-        " files; they run in the origin's process",
+        description="Classes of your own objects, which edges bind by their wrangler files:"
+        " module:class. They run in the origin's process.",
     )
     operator_text: bool = Field(
         True,
-        description="operators who ask see prompts and texts of streams; each time is logged",
+        description="Let operators read the prompts and texts of streams through the"
+        " operators' API. Each access is logged.",
     )
     cpu_memory_mib: int | None = Field(
         None,
         ge=1,
-        description="of several models, most that those that are loaded may take of this machine's"
-        " memory together; default no cap",
+        description="Memory cap in MiB for all loaded models together on this machine, if the"
+        " origin serves several. Default: no cap.",
     )
     gpu_memory_mib: int | None = Field(
         None,
         ge=1,
-        description="the same of the GPU's; needed where several models are to run on one",
+        description="Memory cap in MiB for all models loaded on the GPU. Required if several"
+        " models share the GPU.",
     )
     policy: str = Field(
         "adaptive-ttl",
-        description="how long a model that nobody asks stays loaded, where there are several;"
-        " greedy-dual: until another one needs its room; docs/warm-pools.md has the others",
+        description="Which idle models stay loaded, if the origin serves several."
+        " adaptive-ttl learns how long from past requests; greedy-dual keeps a"
+        " model until another one needs its memory. docs/warm-pools.md lists the"
+        " others.",
     )
     shadow_policy: str | None = Field(
-        None, description="another one that decides beside it, and is not followed"
+        None,
+        description="Policy to try without following it: its decisions are recorded next to"
+        " those of policy.",
     )
     cold_cost_gpu_s: float = Field(
         60.0,
         gt=0,
         le=1e6,
-        description="what a cold start is worth to you: so many seconds of keeping a model loaded"
-        " that nobody asks",
+        description="Price of a cold start, in seconds of keeping an idle model loaded. A"
+        " higher price keeps models loaded longer.",
     )
     cold_wait_s: float = Field(
         120.0,
         gt=0,
         le=3600,
-        description="a request for a model that is not loaded waits for it so long at most, then"
-        " it gets 503",
+        description="Maximum time in seconds that a request waits for its model to load."
+        " After that it gets 503.",
     )
-    max_streams: int = Field(256, ge=1, description="running and waiting streams; 503 beyond")
+    max_streams: int = Field(
+        256,
+        ge=1,
+        description="Maximum number of running and waiting streams. Requests beyond it get 503.",
+    )
     overload_wait_s: float = Field(
         60.0,
         gt=0,
         le=3600,
-        description="when a stream that is not of class batch has waited so long to be begun, the"
-        " origin does less, step by step; see docs/origins.md",
+        description="Load shedding starts when a stream of class interactive or standard has"
+        " waited this many seconds to start. docs/origins.md describes its levels.",
     )
     idle_stream_s: float = Field(
         21_600.0,
         ge=60,
         le=2_592_000,
-        description="a stream that nobody reads and that makes nothing for so long is ended, as"
-        " failed and retryable: whatever it waits for, others need its room",
+        description="Seconds after which a stream ends as failed and retryable if no client"
+        " reads it and it generates nothing. Otherwise a stream that hangs would"
+        " occupy a place for ever.",
     )
     drain_s: float = Field(
         0.0,
         ge=0,
-        description="after SIGTERM streams may end for so long, while edges ask other origins for"
-        " new ones; what has not ended goes on at one that shares the ledger, or after a restart",
+        description="Seconds after SIGTERM in which running streams may finish, while edges"
+        " send new requests to other origins. Other origins on the same ledger, or"
+        " this one after its restart, continue the rest.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="least level that is logged"
+        "info", description="Minimum level of log events."
     )
     require_token: bool = Field(
-        False, description="refuse resume, cancel and steer without a token"
+        False, description="Refuse resume, cancel and steer requests without a resume token."
     )
     traces: CollectorUrl | None = Field(
         None,
-        description="http:// or https:// address of an OpenTelemetry collector, which gets a span"
-        " for each stream by OTLP over HTTP; needs the extra telemetry; default none",
+        description="http:// or https:// address of an OpenTelemetry collector. The origin"
+        " sends a span for each stream, by OTLP over HTTP. Needs the extra"
+        " telemetry. Default: no traces.",
     )
     metrics: Address | None = Field(
-        None, description="HOST:PORT that serves Prometheus metrics under /metrics; default none"
+        None,
+        description="HOST:PORT that serves Prometheus metrics at /metrics, without a"
+        " password. Default: no port.",
     )
     producer: str | None = Field(
         None,
-        description="module:factory of a Python producer that is served instead of a model",
+        description="Python producer to serve instead of a model: module:factory.",
     )
     upstream: str | None = Field(
-        None, description="URL that ends in /v1 of an OpenAI-compatible server to serve"
+        None,
+        description="OpenAI-compatible server to serve instead of a model: a URL that ends in /v1.",
     )
     upstream_model: str | None = Field(
-        None, min_length=1, description="the model's name there; default the only one it lists"
+        None,
+        min_length=1,
+        description="Name of the model at the upstream server. Default: the only one that the"
+        " server lists.",
     )
     upstream_key_env: str | None = Field(
-        None, min_length=1, description="environment variable that holds that server's key"
+        None,
+        min_length=1,
+        description="Name of the environment variable with the upstream server's API key.",
     )
     upstream_lost: Literal["continue", "end"] = Field(
         "continue",
-        description="when that server is lost in the middle of a text: continue asks for the rest,"
-        " which cannot be exact; end ends the stream as origin_lost",
+        description="What to do if the upstream server fails in the middle of a text."
+        " continue: request the rest, which may differ from the uninterrupted"
+        " text. end: end the stream as origin_lost.",
     )
-    upstream_connect_s: float = Field(5.0, gt=0, le=600, description="time for connecting to it")
+    upstream_connect_s: float = Field(
+        5.0, gt=0, le=600, description="Timeout in seconds for connecting to the upstream server."
+    )
     upstream_first_token_s: float = Field(
-        120.0, gt=0, le=3600, description="time for its first token, from the request on"
+        120.0,
+        gt=0,
+        le=3600,
+        description="Timeout in seconds from a request to the upstream server to its first token.",
     )
     upstream_between_tokens_s: float = Field(
-        30.0, gt=0, le=3600, description="time between its tokens, after which it has stalled"
+        30.0,
+        gt=0,
+        le=3600,
+        description="Timeout in seconds between two tokens of the upstream server, after"
+        " which it counts as stalled.",
     )
     upstream_retry_s: float = Field(
-        60.0, ge=0, le=3600, description="a stream waits so long for a server that was lost"
+        60.0,
+        ge=0,
+        le=3600,
+        description="Seconds for which a stream waits for an upstream server that was lost.",
     )
     text_streams: int = Field(
         64,
         ge=1,
         le=4096,
-        description="streams that a worker of a producer or an upstream server takes at a time",
+        description="Maximum number of streams at a time for one worker of a producer or an"
+        " upstream server.",
     )
 
     @field_validator("producer")
     @classmethod
-    def _is_place(cls, value: str | None) -> str | None:
+    def _check_producer(cls, value: str | None) -> str | None:
         module, _, factory = (value or "m:f").partition(":")
         if not all(part.isidentifier() for part in (*module.split("."), factory)):
             raise ValueError("write module:factory, such as speech.serve:make")
@@ -387,7 +458,7 @@ class OriginConfig(Settings):
 
     @model_validator(mode="after")
     def _serves_one_thing(self) -> Self:
-        # About the whole table, because an error of one field quotes it, password and all.
+        # Validates the whole table: the error of a single field would quote the password.
         if self.upstream is not None and not _is_open_url(self.upstream):
             raise ValueError(
                 "upstream: write http://HOST:PORT/v1, without a key or password in it;"
@@ -399,18 +470,18 @@ class OriginConfig(Settings):
 
     @property
     def formats(self) -> Formats:
-        """Of the model's numbers."""
+        """Number formats of weights, KV cache and LM head."""
         return Formats(self.weights, self.kv_cache, self.head)
 
     @property
     def served_name(self) -> str:
-        """What requests call a checkpoint folder's model."""
+        """Name of the checkpoint's model in requests."""
         if self.model_name is not None:
             return self.model_name
         return "demo" if self.model == DEMO_MODEL else self.model.resolve().name
 
     @model_validator(mode="after")
-    def _link_is_what_it_is_to_be(self) -> Self:
+    def _check_link(self) -> Self:
         check_link("link", (self.link_address,), self.link_credentials, needs_certificate=True)
         return self
 
@@ -430,7 +501,11 @@ class OriginConfig(Settings):
 
     @property
     def reached_at(self) -> tuple[str | None, int] | None:
-        """Where other origins reach the link; no host for that which the database sees."""
+        """Host and port at which other origins reach the link.
+
+        The host is None if the address that the database sees is to be used. The result is None if
+        the link is a Unix socket, which other origins cannot reach.
+        """
         if self.address is None and self.link_address.scheme == UNIX:
             return None
         place = self.link_address if self.address is None else parse_address(self.address)
@@ -447,23 +522,34 @@ class OriginConfig(Settings):
 
 
 class StreamsConfig(Settings):
-    """`[streams]`: what the streams under /v1/stream/ and their subscriptions may do."""
+    """Settings of `[streams]`: Durable Streams and their subscriptions."""
 
     table: ClassVar[str] = "streams"
     model_config = SettingsConfigDict(env_prefix="TAILRACE_STREAMS_")
 
-    long_poll_s: float = Field(20, gt=0, le=3600, description="longest a long poll waits")
-    sse_s: float = Field(60, gt=0, le=86_400, description="an event stream ends after so long")
+    long_poll_s: float = Field(
+        20, gt=0, le=3600, description="Maximum time in seconds that a long poll waits for data."
+    )
+    sse_s: float = Field(
+        60,
+        gt=0,
+        le=86_400,
+        description="Seconds after which an SSE response ends. The client requests the rest"
+        " with its offset.",
+    )
     durability: Literal["process", "power"] = Field(
-        "process", description="of what is appended: process survives kill -9, power a power cut"
+        "process",
+        description="Durability of appended data. process: survives kill -9. power: survives"
+        " a power cut, and waits for the disk.",
     )
     subscriptions: bool = Field(
         False,
-        description="whether clients may have webhooks called, or workers woken, when streams"
-        " change",
+        description="Allow subscriptions: clients may have webhooks called, or workers woken,"
+        " when streams change. Off because anyone who may write can make the"
+        " origin send requests.",
     )
     webhook_hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_at_commas)] = Field(
         (),
-        description="hosts that webhooks may call although they are private, or without TLS;"
-        " any public host may be called over https",
+        description="Hosts that webhooks may call although they are private or without TLS."
+        " Public hosts may always be called over https.",
     )

@@ -1,7 +1,7 @@
 """`tailrace config`: every setting, with its meaning, its default and where it came from.
 
-`init` writes a `tailrace.toml`; `check` says of each setting where it came from, and with
-`--wrangler FILE` what each key of the file that Workers have does for an edge.
+`init` writes a `tailrace.toml`. `check` reports where each setting came from, and with
+`--wrangler FILE` what each key of a wrangler file does for an edge.
 """
 
 from __future__ import annotations
@@ -32,28 +32,32 @@ HEAD = f"""\
 #:schema ./{SCHEMA_FILE}
 # For an editor that knows the line above: tailrace config schema > {SCHEMA_FILE}
 #
-# Settings of Tailrace; `tailrace config check` shows what holds, and where it comes from.
+# Settings of Tailrace. `tailrace config check` shows every value and where it comes from.
 # The environment (TAILRACE_EDGE_HTTP, …) wins over this file, and a flag over both.
-# What is commented out is the default. A setting without a value has none.
+# Lines that are commented out show the defaults. A setting without a value has no default.
 """
 BOUNDS = {"ge": "at least {}", "gt": "above {}", "le": "at most {}", "lt": "below {}"}
 
 
 def commented(parts: Sequence[type[Settings]]) -> str:
-    """The text of the file: all settings of `parts`, and of one model of several, commented out."""
+    """Return the text of the file: the settings of `parts` and of one model, commented out."""
     lines = [line for part in parts for line in _table(part, f"[{part.table}]")]
     lines += _table(ModelTable, "# [models.NAME]")
     return HEAD + "".join(f"\n{line}" for line in lines) + "\n"
 
 
 def write(file: Path, parts: Sequence[type[Settings]]) -> None:
-    """Raises ConfigError where a file is there already."""
+    """Write a new settings file.
+
+    Raises:
+        ConfigError: The file exists already, or cannot be written.
+    """
     try:
         with file.open("x", encoding="utf-8") as new:
             new.write(commented(parts))
     except OSError as error:
         raise ConfigError(
-            f"{file}: {error.strerror or error}", hint="name a file that is not there yet"
+            f"{file}: {error.strerror or error}", hint="name a file that does not exist yet"
         ) from error
 
 
@@ -61,20 +65,26 @@ def _table(part: type[BaseModel], head: str) -> Iterator[str]:
     yield f"\n{head}"
     shown = part.model_construct().model_dump(mode="json")
     for name, info in part.model_fields.items():
-        told = "; ".join([info.description or name, *_ranges(info)])
-        yield "\n" + textwrap.fill(told, WIDTH, initial_indent="# ", subsequent_indent="# ")
+        about = " ".join(map(_sentence, [info.description or name, "; ".join(_ranges(info))]))
+        lines = textwrap.wrap(about.strip(), WIDTH - 2, break_on_hyphens=False)
+        yield "\n" + "\n".join(f"# {line}" for line in lines)
         yield f"# {name} ={_literal(shown, name, info)}"
+
+
+def _sentence(text: str) -> str:
+    """Return `text` with a capital letter and a full stop; nothing for an empty text."""
+    return text[:1].upper() + text[1:] + ("" if text.endswith(".") or not text else ".")
 
 
 def _literal(shown: Mapping[str, Any], name: str, info: FieldInfo) -> str:
     value = shown[name]
-    # Where this was installed is nobody's setting.
+    # The place of the installation is not a useful default to show.
     is_here = isinstance(info.default, Path) and info.default.is_absolute()
     return "" if value is None or is_here else f" {json.dumps(value, ensure_ascii=False)}"
 
 
 def _ranges(info: FieldInfo) -> Iterator[str]:
-    """What the description does not say: words that may be chosen, bounds of a number."""
+    """Yield the choices and the bounds of a setting."""
     for each in (info.annotation, *get_args(info.annotation)):
         if get_origin(each) is Literal:
             yield "one of " + ", ".join(map(str, get_args(each)))
@@ -88,9 +98,10 @@ def _ranges(info: FieldInfo) -> Iterator[str]:
 
 
 class Setting(NamedTuple):
-    """One setting; `source` is `default`, a file, or the name of an environment variable.
+    """One setting with its value and origin.
 
-    `has_effect` is false for what is set and does not go with what is served.
+    `source` is `default`, a file, or the name of an environment variable. `has_effect` is False for
+    a setting that is ignored because of what is served.
     """
 
     name: str
@@ -100,9 +111,12 @@ class Setting(NamedTuple):
 
 
 def report(parts: Sequence[type[Settings]], file: Path | None, *, as_json: bool) -> str:
-    """Every setting of `parts` as text for a person, or as a JSON array of objects.
+    """Return every setting of `parts` as a table for people, or as a JSON array of objects.
 
-    Without `file`, `tailrace.toml` is read if it is there. Raises ConfigError.
+    Without `file`, `tailrace.toml` is read if it exists.
+
+    Raises:
+        ConfigError: A setting is invalid, or the file cannot be read.
     """
     if file is not None and not file.is_file():
         raise ConfigError(f"{file} is not a file", hint="name a TOML file, such as tailrace.toml")
@@ -117,8 +131,11 @@ def report(parts: Sequence[type[Settings]], file: Path | None, *, as_json: bool)
 
 
 def load_all(parts: Sequence[type[Settings]], file: Path | None) -> list[Setting]:
-    """The settings of every part, in the order in which the parts declare them; then what is said
-    of each of several models. Raises one ConfigError for all that is wrong in any part."""
+    """Return the settings of every part in declaration order, then those of each model.
+
+    Raises:
+        ConfigError: One error with all findings in all parts.
+    """
     tables = load_tables(file)
     settings, errors = list[Setting](), list[ConfigError]()
     for part in parts:
@@ -155,7 +172,11 @@ DEV_VARS = ".dev.vars"
 
 
 def load(file: Path, environment: str | None) -> Reading:
-    """Read `file` and the secrets beside it. Raises ConfigError where they cannot be read."""
+    """Read a wrangler file and the secrets next to it.
+
+    Raises:
+        ConfigError: One of them cannot be read.
+    """
     names = {f"{PREFIX}{setting}".upper() for setting in EdgeConfig.environment()}
     return read(
         _text(file),
@@ -167,7 +188,11 @@ def load(file: Path, environment: str | None) -> Reading:
 
 
 def settings_of(reading: Reading, **flags: Any) -> EdgeConfig:
-    """Flags over the environment over the file; raises ConfigError, which shows no secret."""
+    """Return the edge's settings: flags win over the environment, and that over the file.
+
+    Raises:
+        ConfigError: A setting is invalid. The message shows no secret.
+    """
     reading.check()
     said: dict[str, Any] = {name: source.value for name, source in reading.settings.items()}
     over = EdgeConfig.environment()
@@ -191,7 +216,7 @@ def settings_of(reading: Reading, **flags: Any) -> EdgeConfig:
 
 
 def report_on(reading: Reading, *, as_json: bool) -> str:
-    """Every finding as text for a person, or as a JSON array of objects; no values."""
+    """Return the findings as a table for people, or as a JSON array of objects; without values."""
     if as_json:
         return json.dumps([one._asdict() for one in reading.findings], indent=2)
     rows = [("key", "effect", "why")]
@@ -202,7 +227,7 @@ def report_on(reading: Reading, *, as_json: bool) -> str:
 
 
 def _dev_vars(folder: Path, environment: str | None) -> DevVars | None:
-    """That of the environment alone where there is one, as wrangler has it."""
+    """Return the secrets of the environment if it has a file, otherwise the general ones."""
     names = [DEV_VARS] if environment is None else [f"{DEV_VARS}.{environment}", DEV_VARS]
     for file in (folder / name for name in names):
         if file.exists():

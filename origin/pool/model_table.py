@@ -1,4 +1,4 @@
-"""`[models.NAME]`: what is said of one of several models that an origin serves."""
+"""Settings of one of several models of an origin: `[models.NAME]`."""
 
 from __future__ import annotations
 
@@ -14,66 +14,111 @@ from tailrace.origin.config import DEMO_MODEL, OriginConfig
 from tailrace.origin.formats import HeadFormat, KvFormat, WeightsFormat
 
 OF_ONE = ("model", "model_name", "producer", "upstream", "upstream_model", "upstream_key_env")
-"""Settings of `[origin]` that say which one model it serves."""
+"""Settings of `[origin]` that select the model of an origin with one model."""
 OF_WHAT = ("folder", "producer", "upstream")
-"""Exactly one of these says what is served."""
+"""Exactly one of these settings selects what is served."""
 
 
 class ModelTable(BaseModel):
-    """One model; what is left out is as `[origin]` says. `folder` is `model` there."""
+    """Settings of one model. Absent settings are those of `[origin]`, where `folder` is `model`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    folder: Path | None = Field(None, description="checkpoint folder")
-    producer: str | None = Field(None, description="module:factory of a Python producer instead")
+    folder: Path | None = Field(None, description="Folder of the checkpoint to serve.")
+    producer: str | None = Field(
+        None, description="Python producer to serve instead of a checkpoint: module:factory."
+    )
     upstream: str | None = Field(
-        None, description="URL that ends in /v1 of an OpenAI-compatible server instead"
+        None,
+        description="OpenAI-compatible server to serve instead of a checkpoint: a URL that"
+        " ends in /v1.",
     )
     upstream_model: str | None = Field(
-        None, min_length=1, description="the model's name there; default the only one it lists"
+        None,
+        min_length=1,
+        description="Name of the model at the upstream server. Default: the only one that the"
+        " server lists.",
     )
     upstream_key_env: str | None = Field(
-        None, min_length=1, description="environment variable that holds that server's key"
+        None,
+        min_length=1,
+        description="Name of the environment variable with the upstream server's API key.",
     )
-    device: Literal["auto", "cpu", "cuda"] | None = Field(None, description="where it runs")
+    device: Literal["auto", "cpu", "cuda"] | None = Field(
+        None,
+        description="Where the model runs. auto: on a GPU if the kernels support it. Default:"
+        " origin.device.",
+    )
     memory_mib: int | None = Field(
         None,
         ge=1,
-        description="what a worker of it may take of its device; default what its weights and its"
-        " KV cache take, of a producer or an upstream server nothing",
+        description="Memory of one worker in MiB, for the caps. Default: its weights and its"
+        " KV cache; for a producer or an upstream server 0.",
     )
     minimum_warm: int = Field(
         0,
         ge=0,
         le=64,
-        description="workers of it that are always loaded; 0: it may leave when others need room",
+        description="Number of workers that are always loaded. 0: the model may be unloaded"
+        " when others need its memory.",
     )
-    pin: bool = Field(False, description="always loaded, with all of its workers")
+    pin: bool = Field(False, description="Keep the model loaded always, with all of its workers.")
     policy: str | None = Field(
-        None, description="how long it stays loaded while nobody asks; default origin.policy"
+        None,
+        description="Which policy decides how long the model stays loaded while it is idle."
+        " Default: origin.policy.",
     )
     schedule: tuple[str, ...] = Field(
         (),
         max_length=16,
-        description="when it is loaded whatever the policy says, such as 'mon-fri 08:00-18:00"
-        " Europe/Berlin'; without a zone, UTC",
+        description="Times at which the model is loaded whatever the policy says, such as"
+        " 'mon-fri 08:00-18:00 Europe/Berlin'. Without a time zone: UTC.",
     )
     workers: int | None = Field(
-        None, ge=1, le=64, description="worker processes; at least minimum_warm"
+        None,
+        ge=1,
+        le=64,
+        description="Number of worker processes, at least minimum_warm. Default: origin.workers.",
     )
-    kv_mib: int | None = Field(None, ge=1, description="size of the KV cache of each worker")
-    weights: WeightsFormat | None = Field(None, description="format of the layers' weights")
-    kv_cache: KvFormat | None = Field(None, description="format of keys and values")
-    head: HeadFormat | None = Field(None, description="format of the LM head")
+    kv_mib: int | None = Field(
+        None,
+        ge=1,
+        description="Size of the KV cache of each worker in MiB. Default: origin.kv_mib.",
+    )
+    weights: WeightsFormat | None = Field(
+        None, description="Number format of the layers' weights. Default: origin.weights."
+    )
+    kv_cache: KvFormat | None = Field(
+        None, description="Number format of keys and values. Default: origin.kv_cache."
+    )
+    head: HeadFormat | None = Field(
+        None, description="Number format of the LM head. Default: origin.head."
+    )
     running_streams: int | None = Field(
-        None, ge=1, le=4096, description="streams that are decoded at a time at most"
+        None,
+        ge=1,
+        le=4096,
+        description="Maximum number of streams that one worker decodes at a time. Default:"
+        " origin.running_streams.",
     )
-    speculate: Literal["off", "prompt-lookup"] | None = Field(None, description="guess tokens")
-    draft_model: Path | None = Field(None, description="smaller checkpoint that guesses instead")
+    speculate: Literal["off", "prompt-lookup"] | None = Field(
+        None,
+        description="Speculative decoding: guess tokens from the text so far. Default:"
+        " origin.speculate.",
+    )
+    draft_model: Path | None = Field(
+        None,
+        description="Folder of a smaller checkpoint that guesses tokens. Default:"
+        " origin.draft_model.",
+    )
     open_objects: bool | None = Field(
-        None, description="JSON objects may have members that their schema does not list"
+        None,
+        description="Allow JSON objects to have members that their schema does not list."
+        " Default: origin.open_objects.",
     )
-    filter: str | None = Field(None, description="module:factory of a filter")
+    filter: str | None = Field(
+        None, description="Filter that sees the text first: module:factory. Default: origin.filter."
+    )
 
     @model_validator(mode="after")
     def _serves_one_thing(self) -> Self:
@@ -85,11 +130,11 @@ class ModelTable(BaseModel):
 
     @property
     def is_kept(self) -> bool:
-        """Whether it never leaves."""
+        """True if the model is never unloaded."""
         return self.pin or self.minimum_warm > 0
 
     def alone(self, name: str, origin: OriginConfig) -> OriginConfig:
-        """The settings of an origin that serves this model and no other."""
+        """Return the settings of an origin that serves only this model."""
         said = self.model_dump(exclude={"memory_mib", "minimum_warm", "pin", "folder", "workers"})
         del said["policy"], said["schedule"]
         settings = {key: value for key, value in said.items() if value is not None}
@@ -105,17 +150,21 @@ class ModelTable(BaseModel):
 
 
 Tables = dict[str, ModelTable]
-"""By name in requests, in the order of the file."""
+"""Models by name in requests, in the order of the file."""
 
 
 def load_tables(path: Path | None) -> Tables:
-    """The `[models.NAME]` of a file, or of the default one; raises `ConfigError`."""
+    """Read the models of a settings file, by default of tailrace.toml.
+
+    Raises:
+        ConfigError: A table is invalid.
+    """
     file = file_of(path)
     tables: Tables = {}
     for name, said in (read_table(file, "models") if file else {}).items():
         if not isinstance(said, dict):
-            hint = "write [models.NAME], with what is served below it"
-            raise ConfigError(f"{file}: {name} is no model", field=f"models.{name}", hint=hint)
+            hint = "write [models.NAME], with the model's settings below it"
+            raise ConfigError(f"{file}: {name} is not a table", field=f"models.{name}", hint=hint)
         try:
             tables[name] = ModelTable.model_validate(said)
         except ValidationError as error:
@@ -124,18 +173,21 @@ def load_tables(path: Path | None) -> Tables:
 
 
 def chosen(tables: Tables, models: Sequence[str], origin: OriginConfig) -> Tables:
-    """Those that are served: of `models`, each a name of `tables` or a folder; or all tables.
+    """Return the models to serve: `models`, each a name in `tables` or a folder, or all tables.
 
-    Empty where it is one model, as `origin` says. Raises `ConfigError`.
+    The result is empty if `origin` selects a single model.
+
+    Raises:
+        ConfigError: `origin` selects another model, or two models have the same name.
     """
     one = OF_ONE[2:] if models else OF_ONE
     also = [key for key in one if key in origin.model_fields_set]
     if also and (models or tables):
         raise ConfigError(
-            f"{models[0] if models else next(iter(tables))!r} is to be served, and so is what"
-            f" origin.{also[0]} says",
+            f"both the model {models[0] if models else next(iter(tables))!r} and"
+            f" origin.{also[0]} select what is served",
             field=f"origin.{also[0]}",
-            hint="leave it out, or give it a [models.NAME] of its own",
+            hint=f"remove origin.{also[0]}, or move it to a [models.NAME] of its own",
         )
     if not models:
         return tables
@@ -144,9 +196,9 @@ def chosen(tables: Tables, models: Sequence[str], origin: OriginConfig) -> Table
         name = model if model in tables else _name_of(Path(model))
         if name in found:
             raise ConfigError(
-                f"two models are called {name!r}",
+                f"two models have the name {name!r}",
                 field="--model",
-                hint="give each a name of its own with [models.NAME] in tailrace.toml",
+                hint="give each its own name with [models.NAME] in tailrace.toml",
             )
         found[name] = tables[model] if model in tables else ModelTable(folder=Path(model))
     return found

@@ -54,10 +54,11 @@ def test_every_setting_has_its_description_and_its_range() -> None:
     for part in PARTS:
         for name, info in part.model_fields.items():
             assert info.description, name
-            assert " ".join(info.description.split()) in text
+            about = " ".join(info.description.split())
+            assert about[0].upper() + about[1:] in text
             assert f"{name} =" in text
-    assert "one of debug, info, warning, error" in text
-    assert "at least 1; at most 64" in text
+    assert "One of debug, info, warning, error." in text
+    assert "At least 1; at most 64." in text
 
 
 def test_a_file_that_is_there_is_left_alone(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_those_that_are_named_are_served_and_a_folder_has_its_own_name(tmp_path:
         ('[models.a]\nfolder = "x"\nproducer = "y:z"\n', "models.a", "not folder and producer"),
         ('[models.a]\nfolder = "x"\nminimal_warm = 1\n', "models.a.minimal_warm", "unknown"),
         ('[models.a]\nfolder = "x"\nworkers = 0\n', "models.a.workers", "greater than or equal"),
-        ('[models]\na = "x"\n', "models.a", "is no model"),
+        ('[models]\na = "x"\n', "models.a", "is not a table"),
         ('[models.a]\nfolder = "x"\n[models.a]\nfolder = "y"\n', "", "models"),
         ('[models.a]\nproducer = "no place"\n', "models.a.producer", "write module:factory"),
         ('[models.a]\nupstream = "nowhere"\n', "models.a", "write http://HOST:PORT/v1"),
@@ -75,7 +75,7 @@ def test_a_table_that_cannot_be_is_named(
 
 
 def test_two_models_of_one_name_are_refused() -> None:
-    with pytest.raises(ConfigError, match="two models are called 'model'"):
+    with pytest.raises(ConfigError, match="two models have the name 'model'"):
         chosen({}, ("a/model", "b/model"), OriginConfig())
 
 
@@ -89,7 +89,7 @@ def test_two_models_of_one_name_are_refused() -> None:
 )
 def test_what_is_served_is_said_once(origin: dict[str, Any], models: tuple[str, ...]) -> None:
     config = OriginConfig.load(**origin)
-    with pytest.raises(ConfigError, match="is to be served, and so is what") as caught:
+    with pytest.raises(ConfigError, match="select what is served") as caught:
         chosen({"a": ModelTable(folder=Path("a"))}, models, config)
     assert caught.value.field == f"origin.{next(iter(origin))}"
 
