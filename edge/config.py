@@ -25,7 +25,6 @@ from tailrace.edge.access.rules import (
 )
 from tailrace.edge.origins.open_requests import OpenRequests
 from tailrace.edge.quic.steer import MAX_PROCESSES, can_steer
-from tailrace.edge.session import MAX_UNFINISHED
 from tailrace.edge.unread import DEFAULT_AFTER_S, UnreadDefault
 from tailrace.ledger.frame import MAX_CALL_BODY_BYTES, Unread
 from tailrace.ledger.links.transport import (
@@ -84,6 +83,8 @@ class EdgeConfig(Settings):
     table: ClassVar[str] = "edge"
     retired: ClassVar[Mapping[str, str]] = {
         "host_models": "a TLS handshake no longer announces requests for a model",
+        "max_unfinished_per_connection": "origins bound the streams that have not ended, with"
+        " origin.max_streams and with the limit max_unfinished of an API key",
     }
     model_config = SettingsConfigDict(env_prefix="TAILRACE_EDGE_")
 
@@ -182,12 +183,6 @@ class EdgeConfig(Settings):
         MANY_STREAMS_PER_TENANT,
         ge=1,
         description="open streams and other requests of one tenant at one process; 429 beyond",
-    )
-    max_unfinished_per_connection: int = Field(
-        MAX_UNFINISHED,
-        ge=1,
-        le=65_536,
-        description="streams that one WebSocket has opened and not seen end; 429 beyond",
     )
     header_timeout_s: float = Field(
         10.0, gt=0, description="for a request's head to come; 408 beyond"

@@ -11,7 +11,7 @@ the connection: StreamError on corr 0, then a close code of RFC 6455, 7.4.1.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import lru_cache
@@ -25,7 +25,6 @@ from tailrace.ledger.errors import (
     SchemaMismatch,
     TailraceError,
     TooLarge,
-    TooManyRequests,
     Unauthorized,
 )
 from tailrace.ledger.frame import (
@@ -42,13 +41,9 @@ from tailrace.ledger.frame import (
     Heartbeat,
     Hello,
     Open,
-    Opened,
     Resume,
-    Status,
     Steer,
-    StreamEnd,
     StreamError,
-    StreamState,
     Token,
     corr_of,
     decode,
@@ -59,10 +54,6 @@ from tailrace.ledger.frame import (
 )
 from tailrace.ledger.process.version import software
 
-MAX_UNFINISHED = 64
-"""As many as a worker runs at a time, by default, and a quarter of what an origin takes."""
-LEFT_COUNTS_S = 600.0
-"""Nobody here learns when a stream ends that the client has left: it counts for so long."""
 MAX_MESSAGE_BYTES = 64 << 10
 """Of one WebSocket message, in either direction, unless one frame alone is larger."""
 MAX_STREAMS_PER_CONNECTION = 256
@@ -94,51 +85,6 @@ def bare_heartbeat(raw: bytes) -> bytes:
     return encode(Heartbeat(heartbeat.clock_ms, heartbeat.ready, reasons))
 
 
-class Unfinished:
-    """The streams that one connection has opened and not seen end; `room` says for how many more.
-
-    A connection costs nothing, the streams that it leaves behind do.
-    """
-
-    def __init__(self, most: float, clock_s: Callable[[], float]) -> None:
-        self.most = most
-        self._clock_s = clock_s
-        self._asked: dict[int, int] = {}  # streams of each Open without an answer, by corr
-        self._read: set[bytes] = set()  # on an open corr
-        self._left: dict[object, float] = {}  # when, the first one first; by id where it is known
-
-    def room(self, count: int) -> bool:
-        """Whether so many more may be opened."""
-        now = self._clock_s()
-        while self._left and now - next(iter(self._left.values())) >= LEFT_COUNTS_S:
-            del self._left[next(iter(self._left))]
-        return sum(self._asked.values()) + len(self._read) + len(self._left) + count <= self.most
-
-    def ask(self, corr: int, count: int) -> None:
-        self._asked[corr] = count
-
-    def opened(self, corr: int, stream: bytes, siblings: Sequence[bytes]) -> None:
-        """The answer to what was asked; the siblings are on no corr."""
-        if self._asked.pop(corr, None) is not None:
-            self._read.add(stream)
-            self._left |= dict.fromkeys(siblings, self._clock_s())
-
-    def close(self, corr: int, stream: bytes | None) -> None:
-        """The corr is closed, and its stream, if that is known, not ended."""
-        for _ in range(self._asked.pop(corr, 0)):
-            self._left[object()] = self._clock_s()
-        if stream is not None and stream in self._read:
-            self._read.remove(stream)
-            self._left[stream] = self._clock_s()
-
-    def refused(self, corr: int) -> None:
-        self._asked.pop(corr, None)
-
-    def ended(self, stream: bytes) -> None:
-        self._read.discard(stream)
-        self._left.pop(stream, None)
-
-
 class CloseCode(IntEnum):
     GOING_AWAY = 1001
     PROTOCOL_ERROR = 1002
@@ -159,7 +105,6 @@ class Close:
 class OpenStream:
     """What the session knows of an open corr."""
 
-    id: bytes | None = None  # of the stream that is read, once it is known
     answered: bool = False
     next_index: int = 0  # of the frame that leaves for the client next
     waiting: deque[bytes] = field(default_factory=deque)  # frames for the client
@@ -194,7 +139,6 @@ class Session:
     """
 
     max_streams: int = MAX_STREAMS_PER_CONNECTION
-    unfinished: Unfinished = field(default_factory=lambda: Unfinished(inf, lambda: 0.0))
     caller: Caller | None = None
     sees_details: bool = True
     unread: UnreadDefault = field(default_factory=UnreadDefault)
@@ -308,14 +252,8 @@ class Session:
         if credit > MAX_CREDIT_FRAMES:
             self._refuse_request(corr, _too_much_credit(f"{type(frame).__name__}.credit"))
             return
-        if isinstance(frame, Open):
-            if not self.unfinished.room(frame.n):
-                self._refuse_request(corr, self._too_many_unfinished())
-                return
-            self.unfinished.ask(corr, frame.n)
         stream = self._streams[corr] = OpenStream()
         if isinstance(frame, Resume):
-            stream.id = frame.stream
             stream.next_index = frame.start
         asked: Frame = frame
         if isinstance(frame, Open | Resume):
@@ -354,7 +292,6 @@ class Session:
         self.charge(IDLE_POINTS if stream is None else DETACH_POINTS)
         if stream is None:
             return
-        self.unfinished.close(corr, stream.id)
         self._just_left += not stream.answered
         # The client may use the corr again at once: nothing old may follow on it.
         self._turns.pop(corr, None)
@@ -374,36 +311,16 @@ class Session:
             # It replaces one that is still unsent.
             self._heartbeat = raw if self.sees_details else bare_heartbeat(raw)
         elif (stream := self._streams.get(corr)) is not None:
-            if tag != Token.tag:
-                self._follow(corr, stream, tag, raw)
+            stream.answered = True
+            if tag == StreamError.tag:
+                error = decode(raw)[1]
+                assert isinstance(error, StreamError)
+                self.failed(error.code)
             stream.waiting.append(raw)
             self._turns[corr] = stream
         elif corr == 0 and tag == StreamError.tag and self.close is None:
             self._replies.append(raw)
             self.close = Close(CloseCode.GOING_AWAY, "this edge is shutting down")
-
-    def _follow(self, corr: int, stream: OpenStream, tag: int, raw: bytes) -> None:
-        """Keep count of what this client has opened and what has ended."""
-        stream.answered = True
-        if tag == Opened.tag:
-            opened = decode(raw)[1]
-            assert isinstance(opened, Opened)
-            stream.id = opened.stream
-            self.unfinished.opened(corr, opened.stream, [s.stream for s in opened.siblings])
-        elif tag == StreamEnd.tag and stream.id is not None:
-            self.unfinished.ended(stream.id)
-        elif tag == StreamError.tag:
-            error = decode(raw)[1]
-            assert isinstance(error, StreamError)
-            self.failed(error.code)
-            self.unfinished.refused(corr)
-            self.unfinished.close(corr, stream.id)
-        elif tag == Status.tag:
-            status = decode(raw)[1]
-            assert isinstance(status, Status)
-            if status.state is StreamState.ENDED:
-                self.unfinished.ended(status.stream)
-            self.unfinished.close(corr, stream.id)
 
     # ---- to the client ----
 
@@ -488,13 +405,6 @@ class Session:
             self._end(silent, CloseCode.PROTOCOL_ERROR)
 
     # ---- errors ----
-
-    def _too_many_unfinished(self) -> TooManyRequests:
-        return TooManyRequests(
-            f"over {self.unfinished.most} streams that this connection opened have not ended",
-            code="too_many_streams",
-            hint="read them to their end or cancel them; those that were left count for a while",
-        )
 
     def _refuse_request(self, corr: int, error: TailraceError) -> None:
         """Refuse what a client asks on a corr, which cost it nothing to ask."""

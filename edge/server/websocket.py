@@ -23,7 +23,7 @@ from tailrace.edge.server.context import TcpContext
 from tailrace.edge.server.deadlines import Deadline
 from tailrace.edge.server.flood import EMPTY_POINTS, SMALL_PIECE_BYTES, FloodBudget
 from tailrace.edge.server.interfaces import Headers, Request, Transport
-from tailrace.edge.session import MAX_MESSAGE_BYTES, SMALL_BYTES, Session, Unfinished, none_left
+from tailrace.edge.session import MAX_MESSAGE_BYTES, SMALL_BYTES, Session, none_left
 from tailrace.edge.telemetry.request_metrics import RequestMetrics
 
 SESSION_PATH = b"/v1/ws"
@@ -99,7 +99,6 @@ class WebSocket:
         self._flood = FloodBudget(context.deadlines.clock_s)
         self._session = Session(
             config.max_streams_per_connection,
-            Unfinished(config.max_unfinished_per_connection, context.deadlines.clock_s),
             caller=admission.caller,
             left=partial(context.link.left_by, self),
             unread=context.link.unread,

@@ -7,7 +7,6 @@ import pytest
 from tailrace.edge.access.rules import NOBODY
 from tailrace.edge.session import (
     LEAST_WINDOW_BYTES,
-    LEFT_COUNTS_S,
     MAX_CREDIT_FRAMES,
     MAX_MESSAGE_BYTES,
     MAX_STREAMS_PER_CONNECTION,
@@ -16,9 +15,7 @@ from tailrace.edge.session import (
     Close,
     CloseCode,
     Session,
-    Unfinished,
 )
-from tailrace.ledger.errors import CallerError
 from tailrace.ledger.frame import (
     SCHEMA_HASH,
     Caller,
@@ -33,7 +30,6 @@ from tailrace.ledger.frame import (
     Open,
     Opened,
     Resume,
-    Sibling,
     Status,
     Steer,
     StreamEnd,
@@ -43,7 +39,6 @@ from tailrace.ledger.frame import (
     corr_of,
     decode,
     encode,
-    error_frame,
     split,
 )
 
@@ -253,26 +248,6 @@ def test_requests_that_were_left_without_an_answer_count_too() -> None:
     assert errors(session) == [(2, "too_many_streams", 429)]
     left[0] = 1
     assert len(session.receive(encode(OPEN, 2))) == 1
-
-
-def test_what_was_opened_and_has_not_ended_counts_wherever_its_reader_is() -> None:
-    clock = [0.0]
-    session = Session(unfinished=Unfinished(3, lambda: clock[0]))
-    session.receive(HELLO)
-    session.receive(encode(replace(OPEN, n=2), 1))
-    sibling = Sibling(bytes([1]) * 16, "")
-    session.deliver(encode(Opened(STREAM, 0, "", "demo", 1, (sibling,)), 1))
-    session.receive(encode(Detach(), 1))
-    assert forwards(session, encode(OPEN, 2)) == [encode(OPEN, 2)]
-    assert forwards(session, encode(OPEN, 3)) == []
-    assert errors(session)[-1] == (3, "too_many_streams", 429)
-    # One is refused, one is read to its end, one has been left for long: all three are free.
-    session.deliver(encode(error_frame(CallerError("no")), 2))
-    session.receive(encode(Resume(STREAM, credit=9), 4))
-    session.deliver(encode(StreamEnd(0, FinishReason.STOP, 0, 1), 4))
-    clock[0] = LEFT_COUNTS_S
-    opens = b"".join(encode(OPEN, corr) for corr in (5, 6, 7, 8))
-    assert len(session.receive(opens)) == 3
 
 
 def test_the_cap_is_256_unless_told_otherwise(session: Session) -> None:
