@@ -216,7 +216,7 @@ class Link:
 
     def _ask(self, origin: Origin, route: Route) -> None:
         origin.relay.adopt(route)
-        origin.breaker.asked(now())
+        origin.breaker.sent(now())
         if route.wanted.spreads:
             origin.opened += 1
 

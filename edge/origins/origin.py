@@ -13,12 +13,13 @@ from typing import cast
 
 import structlog
 
-from tailrace.edge.origins.choice import Breaker, Candidate, State
+from tailrace.edge.origins.choice import Candidate, origin_breaker
 from tailrace.edge.origins.open_requests import OpenRequests
 from tailrace.edge.origins.relay import LinkState, Relay
 from tailrace.edge.server.flush import FlushBatch
 from tailrace.ledger.errors import OriginUnreachable, TailraceError
 from tailrace.ledger.flow.backoff import Backoff
+from tailrace.ledger.flow.circuit_breaker import CircuitState
 from tailrace.ledger.flow.idle_timer import Silence
 from tailrace.ledger.frame import Splitter
 from tailrace.ledger.links.transport import Credentials, LinkAddress, dial
@@ -102,7 +103,7 @@ class Origin:
         self.relay = Relay(secret=credentials.secret, open_requests=open_requests)
         self.batch = batch
         self._credentials = credentials
-        self.breaker = Breaker()
+        self.breaker = origin_breaker()
         self.ledger = ""  # as it was told last
         self.is_news = False  # what is known of it has changed
         self.opened = 0  # new streams since its last Heartbeat, which it does not tell of yet
@@ -158,7 +159,7 @@ class Origin:
         }
         if heartbeat.tiers:
             fields["tiers"] = [asdict(tier) for tier in heartbeat.tiers]
-        if self.breaker.state is not State.CLOSED:
+        if self.breaker.state is not CircuitState.CLOSED:
             fields["breaker"] = self.breaker.state.value
         return fields
 
@@ -196,7 +197,7 @@ class Origin:
                 self.batch.flush()
             else:
                 for worked in relay.outcomes():
-                    self.breaker.worked() if worked else self.breaker.failed(now())
+                    self.breaker.succeeded() if worked else self.breaker.failed(now())
                 self._changed()
         if self._up_at is None and self.is_up:
             self._backoff.reset()

@@ -20,12 +20,12 @@ from tailrace.edge.access.connections import ConnectionLimits
 from tailrace.edge.access.middleware import caller_of, head_of
 from tailrace.edge.access.operators import sees_details
 from tailrace.edge.config import EdgeConfig
-from tailrace.edge.origins.choice import State
 from tailrace.edge.origins.link import Link
 from tailrace.edge.origins.origin import Origin
 from tailrace.edge.origins.relay import Route
 from tailrace.edge.telemetry.request_metrics import OTHER, Counts
 from tailrace.ledger.errors import Forbidden, NotFound
+from tailrace.ledger.flow.circuit_breaker import CircuitState
 from tailrace.ledger.frame import SCHEMA_HASH
 from tailrace.ledger.links.rights import Right
 from tailrace.ledger.process.version import tailrace_version
@@ -138,7 +138,7 @@ def _origins(origins: Iterable[Origin]) -> Iterable[Metric]:
         ready.add_metric(name, int(heartbeat is not None and heartbeat.ready))
         streams.add_metric(name, 0 if heartbeat is None else heartbeat.streams)
         room.add_metric(name, 0 if heartbeat is None else heartbeat.room)
-        for state in State:
+        for state in CircuitState:
             breaker.add_metric((*name, state.value), int(origin.breaker.state is state))
         losses.add_metric(name, relay.losses)
         frames.add_metric(name, relay.frames)

@@ -31,6 +31,7 @@ from tailrace.ledger.errors import (
     StreamFull,
     Unavailable,
 )
+from tailrace.ledger.flow.circuit_breaker import CircuitState
 from tailrace.ledger.frame import Caller, FinishReason, Priority, Unread
 from tailrace.ledger.interface import Ledger, Refusal
 from tailrace.origin.generations.callers import Allowances, tenant_of
@@ -52,7 +53,6 @@ from tailrace.origin.metrics import Metrics
 from tailrace.origin.pool.history.recorder import HistoryRecorder, no_history
 from tailrace.origin.pool.history.schema import COLD, HOT
 from tailrace.origin.serving.served_model import ServedModel, ServedModels
-from tailrace.origin.workers.liveness import CircuitState
 from tailrace.origin.workers.load_spans import ColdStarts
 from tailrace.origin.workers.worker_frame import (
     Attend,

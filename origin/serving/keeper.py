@@ -17,6 +17,7 @@ from statistics import median
 import structlog
 
 from tailrace.ledger.errors import CallerError, ConfigError, Unavailable
+from tailrace.ledger.flow.circuit_breaker import CircuitState
 from tailrace.ledger.frame import ModelTier
 from tailrace.origin.config import OriginConfig
 from tailrace.origin.generations.stream import GeneratedStream
@@ -33,7 +34,6 @@ from tailrace.origin.serving.live_pool import MAX_REMEMBERED, LivePool
 from tailrace.origin.serving.pins import Pins
 from tailrace.origin.serving.plan import KnownModel, KnownModels, ModelPlan, caps, first_load_s
 from tailrace.origin.serving.served_model import ServedModel, ServedModels
-from tailrace.origin.workers.liveness import CircuitState
 from tailrace.origin.workers.worker_process import WorkerSlot
 
 LEAST_RETRY_S = 1.0

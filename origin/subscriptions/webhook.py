@@ -29,13 +29,16 @@ from dataclasses import dataclass, field
 import httpx
 
 from tailrace.ledger.errors import CallerError, Unavailable
+from tailrace.ledger.flow.backoff import Backoff
+from tailrace.ledger.flow.circuit_breaker import CircuitBreaker, CircuitState
 from tailrace.ledger.process.settings import MAX_PORT
 
 FAILURES = 3
 """Deliveries to a host, one after the other, that get no answer before it is left alone."""
-FIRST_PAUSE_MS = 10_000
-"""How long it is left alone at first; twice as long after each trial that fails."""
-MAX_PAUSE_MS = 600_000
+FIRST_PAUSE_S = 10.0
+"""Minimum time for which it is left alone; up to twice as long, and longer after each trial that
+fails."""
+MAX_PAUSE_S = 600.0
 
 MAX_DELIVERIES = 256
 """Under way at the same time; a half of them for hosts whose last delivery got no answer."""
@@ -68,41 +71,30 @@ _AZURE_HOST = ipaddress.ip_address("168.63.129.16")
 """The host of Azure's machines, which Python takes for a public address."""
 
 
-@dataclass(frozen=True, slots=True)
-class Breaker:
-    """How a host has done lately. Any answer, also an error, says that it is there."""
-
-    failures: int = 0
-    """One after the other, the last deliveries."""
-    until_ms: int = 0
-    """It is left alone until then (Unix ms)."""
-
-    def is_open(self, now_ms: int) -> bool:
-        return now_ms < self.until_ms
-
-    def at_once(self, most: int) -> int:
-        """Deliveries that it may have at the same time: one that was left alone is on trial."""
-        return 1 if self.failures >= FAILURES else most
-
-    def after(self, *, answered: bool, now_ms: int) -> Breaker:
-        """The same host after one more delivery."""
-        if answered:
-            return Breaker()
-        failures = self.failures + 1
-        if failures < FAILURES:
-            return Breaker(failures)
-        doublings = min(failures - FAILURES, 10)
-        return Breaker(failures, now_ms + min(FIRST_PAUSE_MS << doublings, MAX_PAUSE_MS))
-
-
 class Resting(Unavailable):
     """The host has not answered lately, and is left alone for now."""
 
 
 @dataclass(slots=True)
 class Host:
-    breaker: Breaker = field(default_factory=Breaker)
+    """A host, with its deliveries under way. Any answer, also an error, says that it is there."""
+
+    breaker: CircuitBreaker = field(
+        default_factory=lambda: CircuitBreaker(FAILURES, Backoff(FIRST_PAUSE_S, MAX_PAUSE_S))
+    )
     running: int = 0
+
+    @property
+    def most(self) -> int:
+        """Maximum deliveries at the same time: one while the host is on trial."""
+        return 1 if self.breaker.state is CircuitState.HALF_OPEN else MAX_DELIVERIES_PER_HOST
+
+    def ended(self, *, answered: bool, now: float) -> None:
+        """Note how a delivery went."""
+        if answered:
+            self.breaker.reset()
+        else:
+            self.breaker.failed(now)
 
 
 @dataclass(slots=True, eq=False)
@@ -153,7 +145,7 @@ class HostPool:
                 host = self._hosts.setdefault(slot.host, Host())
                 if failing != (host.breaker.failures > 0) or slot.granted.done():
                     continue
-                if host.breaker.is_open(self._now_ms()):
+                if not host.breaker.allows(self._now_ms() / 1000):
                     del self._waiting[slot]
                     slot.granted.set_exception(Resting(f"{slot.host} has not answered lately"))
                 elif self._has_room(host, failing=failing):
@@ -162,7 +154,7 @@ class HostPool:
     def _has_room(self, host: Host, *, failing: bool) -> bool:
         return (
             self._running < self._size
-            and host.running < host.breaker.at_once(MAX_DELIVERIES_PER_HOST)
+            and host.running < host.most
             and not (failing and self._failing >= self._size // 2)
         )
 
@@ -180,7 +172,7 @@ class HostPool:
         self._failing -= slot.failing
         host.running -= 1
         if slot.answered is not None:
-            host.breaker = host.breaker.after(answered=slot.answered, now_ms=self._now_ms())
+            host.ended(answered=slot.answered, now=self._now_ms() / 1000)
         if host.running or host.breaker.failures:
             self._hosts[slot.host] = host  # the last to be forgotten
         if len(self._hosts) > MAX_HOSTS:

@@ -17,6 +17,7 @@ from pathlib import Path
 from random import Random
 
 from tailrace.ledger.flow.backoff import Backoff
+from tailrace.ledger.flow.circuit_breaker import CircuitBreaker, CircuitState
 
 VMSTAT = Path("/proc/vmstat")
 OOM_COUNT = "oom_kill"
@@ -157,65 +158,60 @@ class Pulse:
         return self.silence_s > self._limit_s + WATCHDOG_LEAD_S
 
 
-class CircuitState(StrEnum):
-    CLOSED = "closed"
-    HALF_OPEN = "half_open"
-    OPEN = "open"
-
-
 class Circuit:
-    """Whether workers of a model are started again, after several died and had made nothing.
+    """When workers of a model are started again, after several died without having made anything.
 
-    closed: a worker that died is replaced, at once if it was ready. After MOST_DEATHS in a row that
-    had made nothing the circuit is **open**: none is started for a while. Then it is **half open**:
-    one is started, on trial. If that one makes something, or lives for a while, the circuit is
-    closed; if it dies, it is open again, for longer. Its slots share it; every `now` is seconds of
-    one clock.
+    A worker that died is replaced, at once if it was ready. After MOST_DEATHS in a row that had
+    made nothing the circuit breaker opens, and none is started for a while. Then one is started
+    as a trial: if it makes something, or lives for SETTLED_S, all slots go on; if it dies, the
+    next pause is longer. All slots of a model share it; every `now` is seconds of one clock.
     """
 
     def __init__(self, random: Random | None = None) -> None:
         random = random or Random()
-        self.deaths = 0
-        """In a row, of workers that had made nothing."""
-        self.state = CircuitState.CLOSED
+        self._breaker = CircuitBreaker(MOST_DEATHS, Backoff(OPEN_MIN_S, OPEN_MAX_S, random))
         self._restart = Backoff(RESTART_MIN_S, RESTART_MAX_S, random)
-        self._open = Backoff(OPEN_MIN_S, OPEN_MAX_S, random)
-        self._until = 0.0
+        self._restart_at = 0.0  # while the breaker is closed
         self._trial: int | None = None  # the slot whose worker is on trial
 
+    @property
+    def state(self) -> CircuitState:
+        return self._breaker.state
+
+    @property
+    def deaths(self) -> int:
+        """Deaths in a row of workers that had made nothing."""
+        return self._breaker.failures
+
     def wait_s(self, slot: int, now: float) -> float:
-        """How long this slot waits before it asks again; 0 where it starts a worker now."""
-        if now < self._until:
-            return self._until - now
-        if self.state is CircuitState.CLOSED:
-            return 0.0
-        if self._trial not in (None, slot):
-            return TRIAL_LOOK_S
-        self.state, self._trial = CircuitState.HALF_OPEN, slot
-        return 0.0
+        """Return how long this slot waits before it asks again; 0 if it starts a worker now."""
+        if self._breaker.allows(now):
+            if self.state is CircuitState.CLOSED:
+                return max(self._restart_at - now, 0.0)
+            self._trial = slot
+            self._breaker.sent(now)
+        if self.state is CircuitState.OPEN:
+            return self._breaker.rest_s(now)
+        return 0.0 if self._trial == slot else TRIAL_LOOK_S
 
     def made(self) -> None:
-        """A worker has made something of a stream, or has lived for SETTLED_S."""
+        """Note that a worker has made something of a stream, or has lived for SETTLED_S."""
         if self.deaths:
-            self.deaths = 0
-            self.state, self._trial = CircuitState.CLOSED, None
+            self._breaker.reset()
             self._restart.reset()
-            self._open.reset()
 
     def died(self, slot: int, now: float, *, was_ready: bool) -> None:
-        """A worker is gone."""
-        self.deaths += 1
+        """Note that the worker of a slot is gone."""
+        self._breaker.failed(now)
         if was_ready:
             self._restart.reset()
-        if self.deaths >= MOST_DEATHS or self._trial == slot:
-            self.state, self._trial = CircuitState.OPEN, None
-            self._until = now + self._open.next_delay_s()
-        else:
-            self._until = now if was_ready else now + self._restart.next_delay_s()
+        self._restart_at = now if was_ready else now + self._restart.next_delay_s()
 
     def retry_s(self, now: float) -> float:
-        """Until the next trial, as clients are told."""
-        return max(self._until - now, 0.0)
+        """Return how long it is until the next trial, as clients are told."""
+        if self.state is CircuitState.OPEN:
+            return self._breaker.rest_s(now)
+        return max(self._restart_at - now, 0.0)
 
     @property
     def reason(self) -> str:

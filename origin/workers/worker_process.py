@@ -18,6 +18,7 @@ from pathlib import Path
 import structlog
 
 from tailrace.ledger.errors import FrameError, SchemaMismatch
+from tailrace.ledger.flow.circuit_breaker import CircuitState
 from tailrace.ledger.frame import Hello
 from tailrace.ledger.process.lifecycle import import_environment
 from tailrace.ledger.process.tasks import cancel
@@ -28,7 +29,6 @@ from tailrace.origin.workers.liveness import (
     LOOK_S,
     SETTLED_S,
     Circuit,
-    CircuitState,
     Death,
     Patience,
     Pulse,

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 from structlog.testing import capture_logs
 
-from tailrace.edge.origins.choice import TRIPS, Breaker
+from tailrace.edge.origins.choice import TRIPS, origin_breaker
 from tailrace.edge.origins.link import (
     MAX_HELD_BYTES,
     WINDOW_BYTES,
@@ -422,7 +422,7 @@ async def test_an_origin_that_fails_again_and_again_is_left_alone() -> None:
     failing, sound = ScriptedOrigin(3), ScriptedOrigin(3)
     failing.refusal = TailraceError("a fault of the origin's")
     async with two(failing, sound) as link:
-        link.origins[0].breaker = Breaker(NO_WAIT)
+        link.origins[0].breaker = origin_breaker(NO_WAIT)
         for _ in range(4 * TRIPS):
             with suppress(TailraceError):
                 await opened_by(link)

@@ -11,6 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tailrace.ledger.errors import Unavailable
+from tailrace.ledger.flow.circuit_breaker import CircuitState
 from tailrace.origin.config import DEMO_MODEL, OriginConfig
 from tailrace.origin.generations.stream import GeneratedStream
 from tailrace.origin.metrics import Metrics
@@ -26,7 +27,6 @@ from tailrace.origin.serving.live_pool import LivePool
 from tailrace.origin.serving.pins import Pins
 from tailrace.origin.serving.plan import KnownModel, KnownModels, first_load_s
 from tailrace.origin.serving.served_model import ServedModel, ServedModels
-from tailrace.origin.workers.liveness import CircuitState
 from tailrace.origin.workers.load_spans import FORKED, LoadStage, WorkerStart
 from tailrace.origin.workers.worker_frame import Ready
 from tailrace.origin.workers.worker_process import WorkerSlot

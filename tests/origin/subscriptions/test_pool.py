@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tailrace.ledger.flow.circuit_breaker import CircuitState
 from tailrace.origin.subscriptions.webhook import (
     FAILURES,
-    FIRST_PAUSE_MS,
+    FIRST_PAUSE_S,
     MAX_DELIVERIES_PER_HOST,
-    MAX_PAUSE_MS,
-    Breaker,
+    MAX_PAUSE_S,
+    Host,
     HostPool,
     Resting,
 )
@@ -22,31 +23,25 @@ from tests.ledger.objects.object_world import step
 pytestmark = pytest.mark.anyio
 
 
-def after(answers: list[bool], now_ms: int = 0) -> Breaker:
-    breaker = Breaker()
-    for answered in answers:
-        breaker = breaker.after(answered=answered, now_ms=now_ms)
-    return breaker
-
-
 def test_a_host_that_fails_a_few_times_is_left_alone_and_then_tried_once() -> None:
-    failed = after([False] * FAILURES, now_ms=100)
-    assert not after([False] * (FAILURES - 1)).is_open(0)
-    assert failed.is_open(100 + FIRST_PAUSE_MS - 1)
-    assert not failed.is_open(100 + FIRST_PAUSE_MS)
-    assert (Breaker().at_once(4), failed.at_once(4)) == (4, 1)
+    host = Host()
+    for _ in range(FAILURES - 1):
+        host.ended(answered=False, now=100)
+    assert host.breaker.allows(100)
+    host.ended(answered=False, now=100)
+    assert not host.breaker.allows(100 + FIRST_PAUSE_S - 0.001)
+    assert host.breaker.allows(100 + 2 * FIRST_PAUSE_S)
+    assert (Host().most, host.most) == (MAX_DELIVERIES_PER_HOST, 1)
 
 
 @given(st.lists(st.booleans()))
 def test_an_answer_makes_all_good_and_a_pause_has_an_end(answers: list[bool]) -> None:
-    assert after([*answers, True]) == Breaker()
-    assert after(answers).until_ms <= MAX_PAUSE_MS
-
-
-def test_each_trial_that_fails_doubles_the_pause() -> None:
-    pauses = [after([False] * (FAILURES + n)).until_ms for n in range(20)]
-    assert pauses[:3] == [FIRST_PAUSE_MS, 2 * FIRST_PAUSE_MS, 4 * FIRST_PAUSE_MS]
-    assert pauses[-1] == MAX_PAUSE_MS
+    host = Host()
+    for answered in answers:
+        host.ended(answered=answered, now=0)
+    assert host.breaker.allows(MAX_PAUSE_S)
+    host.ended(answered=True, now=0)
+    assert (host.breaker.state, host.breaker.failures) == (CircuitState.CLOSED, 0)
 
 
 class Deliveries:
@@ -122,7 +117,7 @@ async def test_a_host_on_trial_has_one_delivery_and_an_answer_frees_it() -> None
     deliveries = Deliveries()
     await deliveries.begin("a", FAILURES)
     await deliveries.end("a", answered=False)
-    deliveries.now = FIRST_PAUSE_MS
+    deliveries.now = round(2000 * FIRST_PAUSE_S)
     await deliveries.begin("a", 3)
     assert deliveries.under_way("a") == 1
     await deliveries.end("a", answered=True)

@@ -18,7 +18,7 @@ import pytest
 from tailrace.ledger.errors import CallerError
 from tailrace.origin.subscriptions.webhook import (
     FAILURES,
-    FIRST_PAUSE_MS,
+    FIRST_PAUSE_S,
     MAX_ANSWER_BYTES,
     Resolver,
     Webhooks,
@@ -192,7 +192,7 @@ async def test_a_host_that_does_not_answer_is_left_alone_for_a_while(receiver: R
     for _ in range(FAILURES):
         assert not (await webhooks.post("http://127.0.0.1:1/", b"{}", {})).taken
     assert "lately" in (await webhooks.post(receiver.url, b"{}", {})).reason
-    now = FIRST_PAUSE_MS
+    now = round(2000 * FIRST_PAUSE_S)
     assert (await webhooks.post(receiver.url, b"{}", {})).taken
     await webhooks.aclose()
 

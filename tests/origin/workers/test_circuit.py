@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from random import Random
 
+from tailrace.ledger.flow.circuit_breaker import CircuitState
 from tailrace.origin.workers.liveness import (
     MOST_DEATHS,
     OPEN_MAX_S,
     OPEN_MIN_S,
     TRIAL_LOOK_S,
     Circuit,
-    CircuitState,
 )
 
 NOW = 100.0

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from tailrace.ledger.flow.circuit_breaker import CircuitState
 from tailrace.ledger.frame import StreamEnd, Token
 from tailrace.ledger.frame import decode as decode_client
 from tailrace.origin.config import OriginConfig
-from tailrace.origin.workers.liveness import MOST_DEATHS, CircuitState, Death, Patience
+from tailrace.origin.workers.liveness import MOST_DEATHS, Death, Patience
 from tailrace.origin.workers.program import program
 from tailrace.origin.workers.worker_frame import Ask, Ready, Step
 from tailrace.origin.workers.worker_process import Owner, WorkerSlot
