@@ -9,8 +9,9 @@ that a message which is told again, from its start, is the same one.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing
+from itertools import count
 from json.encoder import encode_basestring
 from typing import Any
 
@@ -20,6 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tailrace.edge.access.middleware import caller_of
+from tailrace.edge.answer_parts import Change, Part, PartKind, PartTracker
 from tailrace.edge.errors import AI_SDK_PATH, OLLAMA, error_response
 from tailrace.edge.generate.encoders import Encoder, FrameEncoder, stream_headers
 from tailrace.edge.generate.params import read_body as whole_body
@@ -44,7 +46,6 @@ from tailrace.ledger.frame import (
     Caller,
     FinishReason,
     Frame,
-    Logged,
     Message,
     Open,
     Opened,
@@ -78,15 +79,16 @@ Fields = dict[str, Any]
 
 
 class UiEvents(Encoder):
-    """The `Encoder` of the message that one stream is."""
+    """Encodes one stream as the parts of one message of the AI SDK."""
 
     def __init__(self) -> None:
         self._message = ""
-        self._before = b""  # what no frame is needed for
-        self._parts = 0
-        self._open: tuple[str, str] | None = None  # the kind of the open part, and its id
+        self._before = b""  # events that need no frame
+        self._parts = PartTracker()
+        self._id = ""  # of the part of text or reasoning that was begun last
+        self._ids = count()
         self._text = AppendedText()
-        self._calls: dict[int, tuple[ToolCall, list[str]]] = {}
+        self._arguments: dict[Part, list[str]] = {}  # of each open call
 
     def opened(self, opened: Opened) -> None:
         self._message = f"msg_{opened.stream.hex()}"
@@ -98,87 +100,75 @@ class UiEvents(Encoder):
 
     def frames(self, frames: list[bytes]) -> bytes:
         before, self._before = self._before, b""
-        return b"".join([before, *[self._told(decode(raw)[1]) for raw in frames]])
+        return b"".join([before, *[self._frame(decode(raw)[1]) for raw in frames]])
 
-    def _told(self, frame: Frame) -> bytes:
+    def _frame(self, frame: Frame) -> bytes:
+        """Return the events of the stream's next frame."""
         if isinstance(frame, StreamError):
             return _events([{"type": "error", "errorText": to_error(frame).message}]) + DONE
-        if not isinstance(frame, Logged):
-            return b""
         if isinstance(frame, StreamEnd):
-            return _events([*self._closed(), *_ended(frame)]) + DONE
-        if type(frame) is Token and self._open is not None and self._open[0] == "text":
-            return self._delta(self._open[1], self._text.added(frame))
-        return _events(self._added(frame))
+            ends = [self._end(part) for _, part in self._parts.close()]
+            return _events([*ends, *_ended(frame)]) + DONE
+        if type(frame) is Token and self._parts.text is not None:
+            return _text_delta(self._id, self._text.added(frame))
+        events: list[Fields] = []
+        for change, part in self._parts.follow(frame):
+            match change:
+                case Change.BEGIN:
+                    events.append(self._begin(part))
+                case Change.GROW:
+                    events += self._grow(part, frame)
+                case Change.END:
+                    events.append(self._end(part))
+        return _events(events)
 
-    @staticmethod
-    def _delta(part: str, text: str) -> bytes:
-        """Nearly all that is told."""
-        if not text:
-            return b""
-        quoted = encode_basestring(text)
-        return f'data: {{"type":"text-delta","id":"{part}","delta":{quoted}}}\n\n'.encode()
+    def _begin(self, part: Part) -> Fields:
+        if part.kind is PartKind.TOOL_CALL:
+            self._arguments[part] = []
+            return {"type": "tool-input-start", **_call_fields(part)}
+        self._id = str(next(self._ids))
+        return {"type": f"{_PREFIX[part.kind]}-start", "id": self._id}
 
-    def _added(self, frame: Frame) -> list[Fields]:
+    def _grow(self, part: Part, frame: Frame) -> Iterator[Fields]:
+        """Give what a frame adds to its part: nothing, if it adds no text."""
         match frame:
             case Token() | ScoredToken() | Revision():
-                begun = self._part("text")
                 if text := self._text.added(frame):
-                    begun.append({"type": "text-delta", "id": self._id, "delta": text})
+                    yield {"type": "text-delta", "id": self._id, "delta": text}
                 if self._text.departed and isinstance(frame, Revision):
                     revised = {"text": self._text.text, "final": frame.final}
-                    begun.append({"type": REVISED, "id": self._message, "data": revised})
-                return begun
+                    yield {"type": REVISED, "id": self._message, "data": revised}
             case Reasoning():
-                begun = self._part("reasoning")
-                told = {"type": "reasoning-delta", "id": self._id, "delta": frame.text}
-                return [*begun, told]
-            case ToolCall():
-                return self._called(frame)
-        return []
+                yield {"type": "reasoning-delta", "id": self._id, "delta": frame.text}
+            case ToolCall() if frame.arguments:
+                self._arguments[part].append(frame.arguments)
+                delta = {"toolCallId": part.call.id, "inputTextDelta": frame.arguments}
+                yield {"type": "tool-input-delta", **delta}
 
-    def _part(self, kind: str) -> list[Fields]:
-        """Have a part of this kind open; what is told of that."""
-        if self._open is not None and self._open[0] == kind:
-            return []
-        closed = self._closed()
-        self._open = kind, str(self._parts)
-        self._parts += 1
-        return [*closed, {"type": f"{kind}-start", "id": self._id}]
-
-    @property
-    def _id(self) -> str:
-        assert self._open is not None
-        return self._open[1]
-
-    def _called(self, frame: ToolCall) -> list[Fields]:
-        told: list[Fields] = []
-        if frame.call not in self._calls:
-            told = [] if self._calls else self._closed()
-            self._calls[frame.call] = frame, []
-            begun = {"toolCallId": frame.id, "toolName": frame.name}
-            told.append({"type": "tool-input-start", **begun})
-        first, pieces = self._calls[frame.call]
-        if frame.arguments:
-            pieces.append(frame.arguments)
-            delta = {"toolCallId": first.id, "inputTextDelta": frame.arguments}
-            told.append({"type": "tool-input-delta", **delta})
-        return told
-
-    def _closed(self) -> list[Fields]:
-        """End what is open."""
-        told: list[Fields] = []
-        if self._open is not None:
-            kind, part = self._open
-            told.append({"type": f"{kind}-end", "id": part})
-            self._open = None
-        told += [_call(first, "".join(pieces)) for first, pieces in self._calls.values()]
-        self._calls.clear()
-        return told
+    def _end(self, part: Part) -> Fields:
+        if part.kind is PartKind.TOOL_CALL:
+            return _call(part, "".join(self._arguments.pop(part)))
+        return {"type": f"{_PREFIX[part.kind]}-end", "id": self._id}
 
 
-def _call(first: ToolCall, arguments: str) -> Fields:
-    fields: Fields = {"toolCallId": first.id, "toolName": first.name}
+_PREFIX = {PartKind.TEXT: "text", PartKind.REASONING: "reasoning"}
+
+
+def _text_delta(part: str, text: str) -> bytes:
+    """Return the event of nearly every frame, as `data_event` makes it."""
+    if not text:
+        return b""
+    quoted = encode_basestring(text)
+    return f'data: {{"type":"text-delta","id":"{part}","delta":{quoted}}}\n\n'.encode()
+
+
+def _call_fields(part: Part) -> Fields:
+    return {"toolCallId": part.call.id, "toolName": part.call.name}
+
+
+def _call(part: Part, arguments: str) -> Fields:
+    """Return the event of a whole call, or of one whose arguments are no JSON."""
+    fields = _call_fields(part)
     try:
         given = json.loads(arguments or "{}")
     except ValueError:  # the stream was cut off within it

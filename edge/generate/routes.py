@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tailrace.edge.access.middleware import caller_of
+from tailrace.edge.answer_parts import Change, Part, PartTracker
 from tailrace.edge.generate.encoders import ENCODERS, HEADERS, TIP_PATIENCE_S, stream_headers
 from tailrace.edge.generate.params import (
     View,
@@ -46,6 +47,7 @@ from tailrace.ledger.frame import (
     StreamEnd,
     StreamError,
     StreamState,
+    Token,
     TokenScores,
     ToolCall,
     decode,
@@ -78,13 +80,27 @@ class Collected:
     labels: list[Classification] = field(default_factory=list)
     notices: list[Notice] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
     data: list[bytes] = field(default_factory=list)
     closing: StreamEnd | Status | None = None
+    _parts: PartTracker = field(default_factory=PartTracker)
+    _arguments: dict[Part, list[str]] = field(default_factory=dict)
+
+    @property
+    def calls(self) -> list[Call]:
+        """The calls of tools in the order in which they began."""
+        return [
+            Call(part.call.id, part.call.name, "".join(pieces))
+            for part, pieces in self._arguments.items()
+        ]
 
     def add(self, frame: Frame) -> None:
-        """The stream's next frame; raises what a StreamError says."""
+        """Take the stream's next frame; raise the error that a StreamError stands for."""
         self.text.add(frame)
+        if type(frame) is Token and self._parts.text is not None:
+            return  # nearly every frame
+        for change, part in self._parts.follow(frame):
+            if change is Change.GROW and isinstance(frame, ToolCall):
+                self._arguments.setdefault(part, []).append(frame.arguments)
         match frame:
             case ScoredToken():
                 self.scores += frame.scores
@@ -96,19 +112,12 @@ class Collected:
                 self.notices.append(frame)
             case Reasoning():
                 self.reasoning.append(frame.text)
-            case ToolCall():
-                self._add_call(frame)
             case Chunk():
                 self.data.append(frame.data)
             case StreamEnd() | Status():
                 self.closing = frame
             case StreamError():
                 raise to_error(frame)
-
-    def _add_call(self, piece: ToolCall) -> None:
-        if piece.name or not self.calls:
-            self.calls.append(Call(piece.id, piece.name))
-        self.calls[-1].arguments += piece.arguments
 
 
 async def collect(reader: Reader) -> Collected:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from starlette.responses import Response
 
+from tailrace.edge.answer_parts import Change, Part, PartKind, PartTracker
 from tailrace.edge.errors import RESPONSES_PATH, openai_error, openai_fields
 from tailrace.edge.generate.encoders import Encoder
 from tailrace.edge.openai.answers import data_event, scores_of
@@ -25,7 +26,6 @@ from tailrace.ledger.frame import (
     Logged,
     Opened,
     Reasoning,
-    Revision,
     ScoredToken,
     StreamEnd,
     StreamError,
@@ -48,20 +48,20 @@ IN_PROGRESS = "in_progress"
 
 
 class Item(ABC):
-    """One item of the output; `at` is its place there. What it tells has no number yet."""
+    """One item of the output, which shows one part of the answer. Its events have no number yet.
+
+    Attributes:
+        prefix: Begins the item's id.
+        said: What the events of its content are called.
+        at: The item's place in the output.
+    """
 
     prefix: ClassVar[str]
-    """Of its id."""
     said: ClassVar[str]
-    """What the events of its text are called."""
 
-    def __init__(self, stream: str, at: int) -> None:
-        self.id, self.at = f"{self.prefix}_{stream}{at:04x}", at
-        self._place: Fields = {"item_id": self.id, "output_index": at}
-
-    @abstractmethod
-    def takes(self, frame: Frame) -> bool:
-        """Whether the frame is a part of this item; another one ends it."""
+    def __init__(self, stream: str, part: Part) -> None:
+        self.id, self.at = f"{self.prefix}_{stream}{part.at:04x}", part.at
+        self._place: Fields = {"item_id": self.id, "output_index": part.at}
 
     def begin(self) -> Iterator[Fields]:
         yield self._whole("added", self.fields(IN_PROGRESS))
@@ -90,8 +90,8 @@ class Item(ABC):
 class TextItem(Item):
     """An item whose content is one part of text."""
 
-    def __init__(self, stream: str, at: int) -> None:
-        super().__init__(stream, at)
+    def __init__(self, stream: str, part: Part) -> None:
+        super().__init__(stream, part)
         self._place["content_index"] = 0
 
     def begin(self) -> Iterator[Fields]:
@@ -119,13 +119,10 @@ class MessageItem(TextItem):
 
     prefix, said = "msg", "output_text"
 
-    def __init__(self, stream: str, at: int) -> None:
-        super().__init__(stream, at)
+    def __init__(self, stream: str, part: Part) -> None:
+        super().__init__(stream, part)
         self.text = AppendedText()
         self._scores: list[TokenScores] = []
-
-    def takes(self, frame: Frame) -> bool:
-        return isinstance(frame, Token | ScoredToken | Revision)
 
     def add(self, frame: Frame) -> Iterator[Fields]:
         delta, scores = self.text.added(frame), []
@@ -153,12 +150,9 @@ class ReasoningItem(TextItem):
 
     prefix, said = "rs", "reasoning_text"
 
-    def __init__(self, stream: str, at: int) -> None:
-        super().__init__(stream, at)
+    def __init__(self, stream: str, part: Part) -> None:
+        super().__init__(stream, part)
         self._texts: list[str] = []
-
-    def takes(self, frame: Frame) -> bool:
-        return isinstance(frame, Reasoning)
 
     def add(self, frame: Frame) -> Iterator[Fields]:
         assert isinstance(frame, Reasoning), frame
@@ -177,17 +171,14 @@ class ReasoningItem(TextItem):
 
 
 class FunctionCallItem(Item):
-    """One call of a tool; pieces of several calls may come in turns."""
+    """One call of a tool."""
 
     prefix, said = "fc", "function_call_arguments"
 
-    def __init__(self, stream: str, at: int, first: ToolCall) -> None:
-        super().__init__(stream, at)
-        self._first = first
+    def __init__(self, stream: str, part: Part) -> None:
+        super().__init__(stream, part)
+        self._first = part.call
         self._arguments: list[str] = []
-
-    def takes(self, frame: Frame) -> bool:
-        return isinstance(frame, ToolCall) and frame.call == self._first.call
 
     def add(self, frame: Frame) -> Iterator[Fields]:
         assert isinstance(frame, ToolCall), frame
@@ -203,16 +194,11 @@ class FunctionCallItem(Item):
         return {**begun, "call_id": self._first.id, **self._all_said()}
 
 
-def item_of(frame: Frame, stream: str, at: int) -> Item | None:
-    """The item that begins with this frame; None for one that is no part of an output."""
-    match frame:
-        case Token() | ScoredToken() | Revision():
-            return MessageItem(stream, at)
-        case Reasoning():
-            return ReasoningItem(stream, at)
-        case ToolCall():
-            return FunctionCallItem(stream, at, frame)
-    return None
+_ITEMS: dict[PartKind, type[Item]] = {
+    PartKind.TEXT: MessageItem,
+    PartKind.REASONING: ReasoningItem,
+    PartKind.TOOL_CALL: FunctionCallItem,
+}
 
 
 PREFIX = "resp_"
@@ -237,7 +223,7 @@ _LAST = {COMPLETED: "response.completed", FAILED: "response.failed"}
 
 
 class StreamedResponse:
-    """What has become of a response: fed its stream's frames in order, it tells the events."""
+    """A response while it grows: takes its stream's frames in order and returns the events."""
 
     def __init__(self, opened: Opened) -> None:
         self._stream = opened.stream.hex()
@@ -248,9 +234,9 @@ class StreamedResponse:
             "model": opened.model,
         }
         self._asked = {**UNSAID, **read_note(opened.note).asked}
-        self._items: list[Item] = []
-        self._open: list[Item] = []  # those that may get more: a single one, or calls of tools
-        self._cut: list[Item] = []  # those that were open when the stream ended
+        self._parts = PartTracker()
+        self._items: list[Item] = []  # one for each part
+        self._cut: set[int] = set()  # places of the items that were open when the stream ended
         self._begun = False
         self._end: StreamEnd | None = None
 
@@ -277,25 +263,24 @@ class StreamedResponse:
                 told.append({"type": "response.in_progress", "response": self.document()})
         if isinstance(frame, StreamEnd):
             return told + self._finished(frame)
-        item = next((item for item in self._open if item.takes(frame)), None)
-        if item is None:
-            item = item_of(frame, self._stream, len(self._items))
-            if item is None:
-                return told
-            if not (isinstance(item, FunctionCallItem) and self._calls):
-                told += self._closed(COMPLETED)
-            self._items.append(item)
-            self._open.append(item)
-            told += item.begin()
-        told += item.add(frame)
+        for change, part in self._parts.follow(frame):
+            match change:
+                case Change.BEGIN:
+                    self._items.append(_ITEMS[part.kind](self._stream, part))
+                    told += self._items[part.at].begin()
+                case Change.GROW:
+                    told += self._items[part.at].add(frame)
+                case Change.END:
+                    told += self._items[part.at].end(COMPLETED)
         return told
 
     def extended(self, token: Token) -> MessageItem | None:
-        """Take a Token that only adds to an open message: nearly all of them.
+        """Take a Token that only adds to an open message, as nearly all do, and return the message.
 
-        Gives that message; None, and nothing is taken, where it is for `add`.
+        Return None without taking the Token if it is for `add`.
         """
-        item = self._open[0] if self._open else None
+        part = self._parts.text
+        item = None if part is None else self._items[part.at]
         if not isinstance(item, MessageItem) or item.text.departed:
             return None
         item.text.add(token)
@@ -316,24 +301,19 @@ class StreamedResponse:
         }
 
     def _status_of(self, item: Item) -> str:
-        """Only what was open when the stream was cut off is cut off itself."""
-        if item in self._open:
+        """Return the status of an item: an end that cuts the stream off cuts off what is open."""
+        if any(part.at == item.at for part in self._parts.open):
             return IN_PROGRESS
-        return _of_item(self.status) if item in self._cut else COMPLETED
-
-    @property
-    def _calls(self) -> bool:
-        return bool(self._open) and isinstance(self._open[0], FunctionCallItem)
-
-    def _closed(self, status: str) -> list[Fields]:
-        told = [fields for item in self._open for fields in item.end(status)]
-        self._open.clear()
-        return told
+        return _of_item(self.status) if item.at in self._cut else COMPLETED
 
     def _finished(self, end: StreamEnd) -> list[Fields]:
+        """Return the events of the end of the stream."""
         self._end = end
-        self._cut = list(self._open)
-        told = self._closed(_of_item(self.status))
+        self._cut = {part.at for part in self._parts.open}
+        status = _of_item(self.status)
+        told = [
+            fields for _, part in self._parts.close() for fields in self._items[part.at].end(status)
+        ]
         last = _LAST.get(self.status, "response.incomplete")
         return [*told, {"type": last, "response": self.document()}]
 
