@@ -1,96 +1,74 @@
-"""A QUIC connection of aioquic's, with what it decides for itself and is decided otherwise here.
+"""aioquic's connection, with what the edge decides differently.
 
-- A client may send as much as has been read and a window more. aioquic doubles its windows
-  whenever half of one is used, so that a body is taken in as fast as it comes.
-- Session tickets carry no permission for early data, which anybody could send once more.
-- The first byte of a connection id may be given, so that several processes can share a port.
-- Stateless reset tokens are computed from connection ids, so that they outlive this process.
-- An acknowledgement waits for something to go with.
-- What may leave at once does: aioquic's pacing counts in microseconds, for which there is no timer.
+This is the only file that uses private parts of aioquic. They are listed in
+`edge/private_names.py`, which compares the list with the installed version at import.
+
+- Flow control: a client may send one window beyond what has been read. aioquic doubles its windows
+  whenever half of one is used, so a body would arrive as fast as it is sent.
+- Session tickets do not permit early data, which anybody could replay.
+- The first byte of a connection id can be chosen, so that several processes can share a port.
+- Stateless reset tokens are computed from connection ids, so that they survive this process.
+- QPACK has no dynamic table for requests.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-from aioquic.quic.congestion.base import K_INITIAL_WINDOW
+import pylsqpack
+from aioquic.h3.connection import FrameType, H3Connection, HeadersState, Setting
 from aioquic.quic.connection import (
-    QuicConnectionAdapter,
+    QuicConnection,
     stream_is_client_initiated,
     stream_is_unidirectional,
 )
-from aioquic.quic.recovery import QuicPacketPacer
 
-from tailrace.edge.quic.aioquic_packets import PacketConnection
+from tailrace.edge.private_names import AIOQUIC, require_private_names
 from tailrace.edge.quic.core import (
     CONNECTION_WINDOW_BYTES,
     MAX_CONTROL_BYTES,
-    MAX_REQUESTS_AT_ONCE,
+    MAX_HEADER_BYTES,
     STREAM_WINDOW_BYTES,
-    TIMER_S,
 )
 
 CONTROL_BYTES_PER_REQUEST = 256
-"""More that a client may send about a connection for each request on it."""
-MAX_CONTROL_STREAMS = 16
-"""Unidirectional streams that a client may have open: it needs three."""
-ACK_DELAY_S = 0.02
-"""That an acknowledgement waits for something to go with; a client reckons with 25 ms."""
-PACING_GAIN = 2
-"""How many windows may leave in a round trip's time, were they acknowledged: RFC 9002, 7.7 asks for
-one and a little, Linux takes two while a window grows."""
+"""Bytes that each request adds to what a client may send on its control streams."""
 
 ResetToken = Callable[[bytes], bytes]
-"""Gives the stateless reset token of a connection id."""
+"""Returns the stateless reset token of a connection id."""
+
+require_private_names(AIOQUIC)
+# aioquic logs several lines per connection, some of them warnings about what a client sent.
+logging.getLogger("quic").setLevel(logging.CRITICAL + 1)
 
 
-class _Mute(QuicConnectionAdapter):
-    """aioquic has lines for each connection and packet, some of them warnings about a client."""
+class SendBuffer(NamedTuple):
+    """Positions in the data of one response, in bytes from its beginning."""
 
-    def debug(self, msg: object, *args: object, **kwargs: Any) -> None: ...
-
-    info = warning = error = debug
-
-
-_MUTE = _Mute(logging.getLogger("quic"), {})
+    sent: int
+    acknowledged: int
 
 
-class _Pacer(QuicPacketPacer):
-    """Lets go at once what may (RFC 9002, 7.7), and what is due before the loop's clock can tell.
+class AioquicConnection(QuicConnection):
+    """A server's end of a QUIC connection."""
 
-    aioquic lets a quarter of the first window go, and each further packet by itself.
-    """
-
-    def update_rate(self, congestion_window: int, smoothed_rtt: float) -> None:
-        super().update_rate(PACING_GAIN * congestion_window, smoothed_rtt)
-        first_window_s = K_INITIAL_WINDOW * (self.packet_time or 0.0)
-        self.bucket_max = max(self.bucket_max, TIMER_S, first_window_s)
-
-
-class AioquicConnection(PacketConnection):
-    def __init__(
-        self,
-        mark: int | None,
-        reset_token: ResetToken,
-        **options: Any,
-    ) -> None:
+    def __init__(self, first_cid_byte: int | None, reset_token: ResetToken, **options: Any) -> None:
         super().__init__(**options)
-        self._mark = mark
+        self._first_cid_byte = first_cid_byte
         self._reset_token = reset_token
-        self._logger = self._loss._logger = _MUTE
-        self._loss._pacer = _Pacer(max_datagram_size=self._max_datagram_size)
-        self._local_max_streams_bidi.value = MAX_REQUESTS_AT_ONCE
-        self._local_max_streams_bidi.sent = MAX_REQUESTS_AT_ONCE
-        self._local_max_streams_uni.value = MAX_CONTROL_STREAMS
-        self._local_max_streams_uni.sent = MAX_CONTROL_STREAMS
-        self._local_max_stream_data_uni = MAX_CONTROL_BYTES
-        if mark is not None:
-            first = self._host_cids[0]
-            first.cid = bytes([mark]) + first.cid[1:]
-            self.host_cid = self._local_initial_source_connection_id = first.cid
-        self._host_cids[0].stateless_reset_token = reset_token(self.host_cid)
+        self._control_limit = MAX_CONTROL_BYTES
+        first = self._host_cids[0]
+        self._finish_connection_id(first)
+        self.host_cid = self._local_initial_source_connection_id = first.cid
+
+    @property
+    def is_closing(self) -> bool:
+        """True once either side has closed the connection."""
+        return self._close_event is not None
+
+    # ---- the handshake ----
 
     def _initialize(self, peer_cid: bytes) -> None:
         super()._initialize(peer_cid)
@@ -100,28 +78,38 @@ class AioquicConnection(PacketConnection):
         known = len(self._host_cids)
         super()._replenish_connection_ids()
         for each in self._host_cids[known:]:
-            if self._mark is not None:
-                each.cid = bytes([self._mark]) + each.cid[1:]
-            each.stateless_reset_token = self._reset_token(each.cid)
+            self._finish_connection_id(each)
 
-    # ---- what is sent ----
+    def _finish_connection_id(self, connection_id: Any) -> None:
+        if self._first_cid_byte is not None:
+            connection_id.cid = bytes([self._first_cid_byte]) + connection_id.cid[1:]
+        connection_id.stateless_reset_token = self._reset_token(connection_id.cid)
 
-    def established(self) -> None:
-        """The handshake, which no acknowledgement may hold up, is over."""
-        self._ack_delay = ACK_DELAY_S
+    # ---- streams ----
 
-    def leaves_at_once(self, stream: Any) -> int:
-        """How many bytes of a stream congestion and flow control would let go."""
-        if self._pacing_at is not None:
-            return 0
-        credit: int = stream.max_stream_data_remote - stream.sender.highest_offset
-        return min(
-            self._loss.congestion_window - self._loss.bytes_in_flight,
-            credit,
-            self._remote_max_data - self._remote_max_data_used,
-        )
+    def send_buffer(self, stream_id: int) -> SendBuffer | None:
+        """Return how far a response has been sent; None if its stream has ended."""
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            return None
+        return SendBuffer(stream.sender.highest_offset, stream.sender._buffer_start)
 
-    # ---- windows: raised by `grant_stream` and `grant`, not by what has come ----
+    def is_refused(self, stream_id: int) -> bool:
+        """Return True if the client has already asked for no response (STOP_SENDING)."""
+        return self._streams[stream_id].sender._reset_error_code is not None
+
+    def is_receiving(self, stream_id: int) -> bool:
+        """Return True if more of a request can arrive."""
+        stream = self._streams.get(stream_id)
+        return stream is not None and not stream.receiver.is_finished
+
+    def missing_bytes(self, stream_id: int) -> int:
+        """Return how much of a stream that was reset counts as sent, but will never arrive."""
+        receiver = self._streams[stream_id].receiver
+        missing: int = receiver.highest_offset - receiver.starting_offset()
+        return missing
+
+    # ---- flow control: windows grow by `grant` and `grant_stream`, not by what arrives ----
 
     def _write_connection_limits(self, builder: Any, space: Any) -> None:
         limit = self._local_max_data
@@ -142,12 +130,12 @@ class AioquicConnection(PacketConnection):
             receiver.highest_offset = highest
 
     def grant(self, limit: int) -> None:
-        """The client may send so many bytes in all, of all streams."""
+        """Let the client send up to `limit` bytes in total, on all streams together."""
         if limit - self._local_max_data.sent >= CONNECTION_WINDOW_BYTES // 2:
             self._local_max_data.value = limit
 
     def grant_stream(self, stream_id: int, unread: int) -> None:
-        """Of a stream the client may send what has come in order and a window, less `unread`."""
+        """Let the client send a window beyond what of a request has been read."""
         stream = self._streams.get(stream_id)
         if stream is None or stream.receiver.is_finished:
             return
@@ -156,10 +144,54 @@ class AioquicConnection(PacketConnection):
             stream.max_stream_data_local = limit
 
     def grant_control(self) -> None:
-        """Another request, and so much more that the client may send beside requests."""
-        self._local_max_stream_data_uni += CONTROL_BYTES_PER_REQUEST
+        """Let the client send more on its control streams, for one more request."""
+        self._control_limit += CONTROL_BYTES_PER_REQUEST
         for stream_id, stream in self._streams.items():
             if stream_is_unidirectional(stream_id) and stream_is_client_initiated(stream_id):
-                more = self._local_max_stream_data_uni - stream.max_stream_data_local
+                more = self._control_limit - stream.max_stream_data_local
                 if more >= MAX_CONTROL_BYTES // 2:
                     stream.max_stream_data_local += more
+
+
+class Http3Parser(H3Connection):
+    """aioquic's HTTP/3, used to parse requests; responses are encoded by its caller."""
+
+    def __init__(self, quic: QuicConnection) -> None:
+        super().__init__(quic)
+        self._decoder = pylsqpack.Decoder(0, 0)
+
+    def _get_local_settings(self) -> dict[int, int]:
+        return {
+            Setting.QPACK_MAX_TABLE_CAPACITY: 0,
+            Setting.QPACK_BLOCKED_STREAMS: 0,
+            Setting.MAX_FIELD_SECTION_SIZE: MAX_HEADER_BYTES,
+            Setting.DUMMY: 1,
+        }
+
+    def is_head_too_long(self, stream_id: int) -> bool:
+        """Return True if a request has begun a HEADERS frame that is over the limit."""
+        return self._is_too_long(stream_id, trailers=False)
+
+    def are_trailers_too_long(self, stream_id: int) -> bool:
+        """Return True if a request has begun trailers that are over the limit."""
+        return self._is_too_long(stream_id, trailers=True)
+
+    def _is_too_long(self, stream_id: int, *, trailers: bool) -> bool:
+        # aioquic keeps a HEADERS frame until it is whole, and copies it for each piece.
+        stream = self._stream.get(stream_id)
+        if stream is None or stream.frame_type != FrameType.HEADERS or stream.frame_size is None:
+            return False
+        is_head = stream.headers_recv_state is HeadersState.INITIAL
+        return stream.frame_size > MAX_HEADER_BYTES and is_head != trailers
+
+    def end_sending(self, stream_id: int) -> None:
+        """Forget a stream whose response has ended, unless more of its request can arrive."""
+        stream = self._stream.get(stream_id)
+        if stream is not None:
+            stream.sending_ended = True
+            if stream.is_ended():
+                self.forget(stream_id)
+
+    def forget(self, stream_id: int) -> None:
+        """Drop what has been kept of a request."""
+        self._stream.pop(stream_id, None)

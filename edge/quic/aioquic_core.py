@@ -1,8 +1,7 @@
-"""The core on aioquic. Beside it only `aioquic_connection.py` and `aioquic_packets.py` import that,
-and touch what is private there.
+"""HTTP/3 connections on aioquic, as `core.py` asks for them.
 
-Requests' fields are bounded, and QPACK has no dynamic table for them: nothing can be blocked, and
-nothing that is small on the wire is large here. Nor has it one for responses.
+Responses are encoded here; requests are parsed by aioquic. QPACK uses no dynamic table in either
+direction, so that no stream waits for another, and each request's fields are bounded.
 """
 
 from __future__ import annotations
@@ -14,22 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pylsqpack
-from aioquic._buffer import Buffer
-from aioquic.buffer import encode_uint_var
+from aioquic.buffer import Buffer, encode_uint_var  # type: ignore[attr-defined]
 from aioquic.h3.connection import (
     H3_ALPN,
     ErrorCode,
     FrameType,
-    H3Connection,
-    HeadersState,
-    Setting,
     encode_frame,
 )
 from aioquic.h3.events import DataReceived, H3Event, HeadersReceived
 from aioquic.quic import events as quic
 from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE, QuicConfiguration
 from aioquic.quic.connection import (
-    END_STATES,
     TRANSPORT_CLOSE_FRAME_CAPACITY,
     stream_is_client_initiated,
     stream_is_unidirectional,
@@ -48,7 +42,7 @@ from aioquic.quic.packet_builder import QuicPacketBuilder
 from aioquic.quic.retry import QuicRetryTokenHandler
 from aioquic.tls import SessionTicket
 
-from tailrace.edge.quic.aioquic_connection import AioquicConnection
+from tailrace.edge.quic.aioquic_connection import AioquicConnection, Http3Parser
 from tailrace.edge.quic.core import (
     CONNECTION_WINDOW_BYTES,
     IDLE_TIMEOUT_S,
@@ -75,8 +69,6 @@ from tailrace.edge.quic.stateless_reset import StatelessResets
 CONNECTION_ID_BYTES = 8
 FIELD_OVERHEAD_BYTES = 32
 """What a field counts beside its name and value (RFC 9114, 4.2.2)."""
-FULL_DATAGRAM_BYTES = 1000
-"""A datagram from so many bytes on is one of many, and its client waits to hear of it."""
 MAX_SESSION_TICKETS = 4096
 """Kept for clients that come again; the oldest go first."""
 MIN_INITIAL_CID_BYTES = 8
@@ -85,54 +77,20 @@ MIN_INITIAL_CID_BYTES = 8
 VERSIONS = (QuicProtocolVersion.VERSION_1, QuicProtocolVersion.VERSION_2)
 
 
-class _Encoder:
-    """QPACK of responses without a dynamic table, of which a client would acknowledge each use:
-    a packet of its own, and one that acknowledges it, for the hundred bytes of a head."""
-
-    def __init__(self) -> None:
-        encoder = pylsqpack.Encoder()
-        self.encode, self.feed_decoder = encoder.encode, encoder.feed_decoder
-
-    def apply_settings(self, **_settings: int) -> bytes:
-        return b""
-
-
-class _Http3(H3Connection):
-    def _init_connection(self) -> None:
-        self._encoder = _Encoder()  # type: ignore[assignment]
-        self._max_table_capacity = self._blocked_streams = 0
-        self._decoder = pylsqpack.Decoder(0, 0)
-        super()._init_connection()
-
-    def _get_local_settings(self) -> dict[int, int]:
-        return {
-            Setting.QPACK_MAX_TABLE_CAPACITY: 0,
-            Setting.QPACK_BLOCKED_STREAMS: 0,
-            Setting.MAX_FIELD_SECTION_SIZE: MAX_HEADER_BYTES,
-            Setting.DUMMY: 1,
-        }
-
-    def go_away(self, stream_id: int) -> None:
-        assert self._local_control_stream_id is not None
-        self._quic.send_stream_data(
-            self._local_control_stream_id,
-            encode_frame(FrameType.GOAWAY, encode_uint_var(stream_id)),
-        )
-
-
 class AioquicCore:
     """A `Core`."""
 
     def __init__(self, connection: AioquicConnection) -> None:
         self._quic = connection
-        self._http3: _Http3 | None = None
+        self._http3: Http3Parser | None = None
+        self._control_stream = 0  # of ours
+        self._encoder = pylsqpack.Encoder()
         self._events: list[Event] = []
-        self._sending: set[int] = set()  # streams whose response is not whole
-        self._deaf: set[int] = set()  # streams of which nothing more is wanted
-        self._unread: dict[int, int] = {}  # bytes of bodies that nobody has read
+        self._written: dict[int, int] = {}  # bytes of each response that is not whole
+        self._ignored: set[int] = set()  # streams of which nothing more is wanted
+        self._unread: dict[int, int] = {}  # bytes of bodies that have arrived and were not read
         self._all_unread = 0
-        self._fresh = 0  # bytes of all responses since the last datagrams
-        self._taken = 0  # bytes of all streams, in order
+        self._received = 0  # bytes of all streams, in order
         self._next_stream = 0  # the first that the client has not opened
         self.cids: Sequence[bytes] = (
             connection.original_destination_connection_id,
@@ -143,12 +101,10 @@ class AioquicCore:
 
     @property
     def closing(self) -> bool:
-        return self._quic._close_pending or self._quic._state in END_STATES
+        return self._quic.is_closing
 
     def receive(self, datagram: bytes, address: Address, now: float) -> None:
         self._quic.receive_datagram(datagram, address, now)
-        if len(datagram) >= FULL_DATAGRAM_BYTES:
-            self._quic.acknowledge(now)
         self._take_events()
 
     def expire(self, now: float) -> None:
@@ -164,17 +120,16 @@ class AioquicCore:
         return events
 
     def datagrams(self, now: float) -> Datagrams:
-        if not self._quic._network_paths:
+        if self._quic.get_peer_address() is None:
             return []
         datagrams: Datagrams = self._quic.datagrams_to_send(now)
-        self._fresh = 0
-        if self._quic._events:  # connection ids that were sent are in use
-            self._take_events()
+        self._take_events()  # connection ids that were sent are in use
         return datagrams
 
     def go_away(self) -> None:
         if self._http3 is not None:
-            self._http3.go_away(self._next_stream)
+            frame = encode_frame(FrameType.GOAWAY, encode_uint_var(self._next_stream))
+            self._quic.send_stream_data(self._control_stream, frame)
 
     def close(self, code: Code, reason: str = "") -> None:
         self._quic.close(code, reason_phrase=reason)
@@ -182,28 +137,31 @@ class AioquicCore:
     # ---- responses ----
 
     def start(self, stream: int, headers: Headers) -> None:
-        if stream in self._sending and self._http3 is not None:
-            block = self._http3._encode_headers(stream, list(headers))
-            self._quic.send_stream_data(stream, b"\1" + encode_uint_var(len(block)) + block)
+        if stream in self._written:
+            _, block = self._encoder.encode(stream, list(headers))
+            self._send(stream, FrameType.HEADERS, block)
 
     def write(self, stream: int, data: bytes) -> None:
-        if data and stream in self._sending:
-            self._fresh += len(data)
-            self._quic.send_stream_data(stream, b"\0" + encode_uint_var(len(data)) + data)
+        if data and stream in self._written:
+            self._send(stream, FrameType.DATA, data)
+
+    def _send(self, stream: int, kind: FrameType, payload: bytes) -> None:
+        frame = encode_frame(kind, payload)
+        self._written[stream] += len(frame)
+        self._quic.send_stream_data(stream, frame)
 
     def end(self, stream: int) -> None:
-        if stream in self._sending and self._http3 is not None:
-            self._sending.remove(stream)
+        if stream in self._written and self._http3 is not None:
+            del self._written[stream]
             self._all_unread -= self._unread.pop(stream, 0)
             self._quic.send_stream_data(stream, b"", end_stream=True)
-            with self._http3._get_or_create_stream(stream) as half:
-                half.finish_sending()
-            if stream in self._deaf:
-                self._http3._stream.pop(stream, None)
+            self._http3.end_sending(stream)
+            if stream in self._ignored:
+                self._http3.forget(stream)
 
     def reset(self, stream: int, code: Code) -> None:
-        if stream in self._sending:
-            self._sending.remove(stream)
+        if stream in self._written:
+            del self._written[stream]
             self._quic.reset_stream(stream, code)
             self._forget(stream, code)
 
@@ -211,14 +169,14 @@ class AioquicCore:
         self._forget(stream, Code.NO_ERROR)
 
     def room(self, stream: int, unsent_bytes: int) -> int:
-        found = self._quic._streams.get(stream)
-        if found is None or stream not in self._sending:
+        written = self._written.get(stream)
+        buffer = self._quic.send_buffer(stream)
+        if written is None or buffer is None:
             return 0
-        sender = found.sender
-        unsent: int = sender._buffer_stop - sender.highest_offset
-        held: int = sender._buffer_stop - sender._buffer_start
-        leaves = self._quic.leaves_at_once(found) - max(0, self._fresh - unsent)
-        return min(unsent_bytes + max(0, leaves) - unsent, MAX_HELD_BYTES - held)
+        return min(
+            unsent_bytes - (written - buffer.sent),
+            MAX_HELD_BYTES - (written - buffer.acknowledged),
+        )
 
     def consumed(self, stream: int, size: int) -> None:
         unread = self._unread.get(stream)
@@ -228,36 +186,37 @@ class AioquicCore:
             self._grant(stream)
 
     def _forget(self, stream: int, code: Code) -> None:
-        """Nothing more of a request is wanted; what of it still comes is dropped."""
+        """Ask for no more of a request, and drop what still arrives of it."""
         self._all_unread -= self._unread.pop(stream, 0)
-        if stream in self._deaf:
+        if stream in self._ignored:
             return
-        found = self._quic._streams.get(stream)
-        if found is not None and not found.receiver.is_finished:
+        if self._quic.is_receiving(stream):
             self._quic.stop_stream(stream, code)
-            self._deaf.add(stream)
+            self._ignored.add(stream)
         if self._http3 is not None:
-            self._http3._stream.pop(stream, None)
+            self._http3.forget(stream)
 
-    # ---- what comes ----
+    # ---- events of aioquic ----
 
     def _take_events(self) -> None:
         while (event := self._quic.next_event()) is not None:
             if isinstance(event, quic.StreamDataReceived):
-                self._taken += len(event.data)
-                self._of_stream(event, event.end_stream)
+                self._received += len(event.data)
+                self._handle_stream(event, event.end_stream)
             elif isinstance(event, quic.StreamReset):
-                receiver = self._quic._streams[event.stream_id].receiver
-                self._taken += receiver.highest_offset - receiver.starting_offset()
-                self._of_stream(event, True)
+                self._received += self._quic.missing_bytes(event.stream_id)
+                self._handle_stream(event, True)
                 self._left(event.stream_id)
             elif isinstance(event, quic.StopSendingReceived):
-                self._of_stream(event, False)
+                self._handle_stream(event, False)
                 self._left(event.stream_id)
             elif isinstance(event, quic.ProtocolNegotiated):
-                self._http3 = _Http3(self._quic)
+                # The first stream that HTTP/3 opens is its control stream.
+                self._control_stream = self._quic.get_next_available_stream_id(
+                    is_unidirectional=True
+                )
+                self._http3 = Http3Parser(self._quic)
             elif isinstance(event, quic.HandshakeCompleted):
-                self._quic.established()
                 self._events.append(Established())
             elif isinstance(event, quic.ConnectionIdIssued):
                 self._events.append(Issued(event.connection_id))
@@ -266,30 +225,30 @@ class AioquicCore:
             elif isinstance(event, quic.ConnectionTerminated):
                 self._events.append(Ended(event.reason_phrase or hex(event.error_code)))
 
-    def _of_stream(self, event: Any, ended: bool) -> None:
-        """What HTTP/3 makes of an event of one stream."""
+    def _handle_stream(self, event: Any, ended: bool) -> None:
+        """Hand an event of one stream to HTTP/3, and note the requests that it brings."""
         stream = event.stream_id
-        if stream in self._deaf:
+        if stream in self._ignored:
             if ended:
-                self._deaf.remove(stream)
+                self._ignored.remove(stream)
             else:
                 self._grant(stream)
             return
         if self._http3 is None:
             return
-        asked = not stream_is_unidirectional(stream) and stream_is_client_initiated(stream)
-        if asked:
+        is_request = not stream_is_unidirectional(stream) and stream_is_client_initiated(stream)
+        if is_request:
             self._next_stream = max(self._next_stream, stream + 4)
         for each in self._http3.handle_event(event):
-            self._of_request(each)
-        if asked and not ended:
-            self._bound(stream)
+            self._handle_request(each)
+        if is_request and not ended:
+            self._bound_heads(stream)
             self._grant(stream)
 
-    def _of_request(self, event: H3Event) -> None:
+    def _handle_request(self, event: H3Event) -> None:
         if isinstance(event, HeadersReceived):
             stream = event.stream_id
-            if stream in self._unread:  # trailers, of which no route wants any
+            if stream in self._unread:  # trailers, which no route uses
                 if event.stream_ended:
                     self._events.append(Came(stream, b"", True))
             else:
@@ -300,45 +259,39 @@ class AioquicCore:
             self._events.append(Came(event.stream_id, event.data, event.stream_ended))
 
     def _ask(self, stream: int, headers: Headers, ended: bool) -> None:
-        if self._quic._streams[stream].sender._reset_error_code is not None:
-            return  # the client wants no answer
-        self._sending.add(stream)
+        if self._quic.is_refused(stream):
+            return
+        self._written[stream] = 0
         size = sum(len(name) + len(value) + FIELD_OVERHEAD_BYTES for name, value in headers)
         if size > MAX_HEADER_BYTES:
-            self._too_long(stream)
+            self._refuse_head(stream)
             return
         self._unread[stream] = 0
         self._quic.grant_control()
         self._events.append(Asked(stream, headers, ended))
 
-    def _bound(self, stream: int) -> None:
-        """aioquic keeps a HEADERS frame until it is whole, and copies it for each piece."""
+    def _bound_heads(self, stream: int) -> None:
         assert self._http3 is not None
-        half = self._http3._stream.get(stream)
-        if half is None or half.frame_type != FrameType.HEADERS or half.frame_size is None:
-            return
-        if half.frame_size <= MAX_HEADER_BYTES:
-            return
-        if half.headers_recv_state is HeadersState.INITIAL:
-            self._sending.add(stream)
-            self._too_long(stream)
-        else:
+        if self._http3.is_head_too_long(stream):
+            self._written[stream] = 0
+            self._refuse_head(stream)
+        elif self._http3.are_trailers_too_long(stream):
             self._quic.close(ErrorCode.H3_EXCESSIVE_LOAD, reason_phrase="trailers are too long")
 
-    def _too_long(self, stream: int) -> None:
+    def _refuse_head(self, stream: int) -> None:
         self._forget(stream, Code.NO_ERROR)
         self._events.append(TooLong(stream))
 
     def _left(self, stream: int) -> None:
-        if stream in self._sending:
-            self._sending.remove(stream)
+        if stream in self._written:
+            del self._written[stream]
             self._quic.reset_stream(stream, Code.REQUEST_CANCELLED)
             self._forget(stream, Code.REQUEST_CANCELLED)
             self._events.append(Left(stream))
 
     def _grant(self, stream: int) -> None:
         self._quic.grant_stream(stream, self._unread.get(stream, 0))
-        self._quic.grant(self._taken + CONNECTION_WINDOW_BYTES - self._all_unread)
+        self._quic.grant(self._received + CONNECTION_WINDOW_BYTES - self._all_unread)
 
 
 class AioquicCores:

@@ -38,7 +38,7 @@ IPV6_PKTINFO = (socket.IPPROTO_IPV6, 50)
 """Options of Linux, in levels and numbers: to be told which address a datagram came to."""
 MTU_DISCOVER, IPV6_MTU_DISCOVER = (socket.IPPROTO_IP, 10), (socket.IPPROTO_IPV6, 23)
 PMTUDISC_PROBE = 3
-"""Options of Linux, and the value for which no datagram is cut on its way (`PathSize`)."""
+"""Options of Linux, and the value with which no datagram is fragmented on its way."""
 UDP_SEGMENT = (17, 103)
 """The option of Linux that a piece is cut into datagrams of a length."""
 MAX_SEGMENTS, MAX_PIECE_BYTES = 64, 65_000

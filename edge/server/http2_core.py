@@ -185,7 +185,7 @@ class Stream:
             return 0
         if self._ended and size == len(waiting):
             h2.send_data(self.id, bytes(waiting), end_stream=True)
-            out += h2.taken_data()
+            out += h2.take_data()
             waiting.clear()
             self._finish(h2)
             return size
@@ -244,7 +244,6 @@ class Http2Connection:
         try:
             for event in self._h2.receive_data(data):
                 self._note(event, happened)
-            self._h2.check_header_block()
         except ProtocolError as error:
             happened += self._fail(error)
         self._end_if_idle()
@@ -379,13 +378,12 @@ class Http2Connection:
         """What is to be sent now: of bodies about `most` bytes, a frame of each stream in turn."""
         h2 = self._h2
         self._put_heads()
-        out = h2.taken_data()
+        out = h2.take_data()
         while self._bodies and most > 0 and h2.outbound_flow_control_window > 0:
             most -= self._take_turns(most, out)
         self._put_heads()
         self._end_if_idle()
-        if h2.has_data:
-            out += h2.taken_data()
+        out += h2.take_data()
         return bytes(out)
 
     @property

@@ -191,7 +191,7 @@ def test_requests_leave_nothing_behind_on_their_connection(net: Net) -> None:
     net.pass_time(1.0)
     core = next(iter(net.server._connections)).core
     assert isinstance(core, AioquicCore) and core._http3 is not None
-    assert (core._sending, core._deaf, core._unread, core._all_unread) == (set(), set(), {}, 0)
+    assert (core._written, core._ignored, core._unread, core._all_unread) == ({}, set(), {}, 0)
     control_streams = 6
     assert len(core._http3._stream) <= control_streams
     assert len(core._quic._streams) <= control_streams

@@ -1,0 +1,136 @@
+"""Private parts of other libraries that the edge uses, compared with the installed versions.
+
+aioquic and h2 leave some decisions to private methods and attributes. All that the edge uses of
+them is listed here. `require_private_names` runs when the module that uses them is imported, so
+that an upgrade that removes a name fails at the start, with the name, and not in a request.
+docs/decisions/edge.md has the steps of an upgrade.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from tailrace.ledger.errors import ConfigError
+
+PAGE = "docs/decisions/edge.md"
+"""Page with the steps of an upgrade."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateNames:
+    """What the edge uses of one library that the library does not promise."""
+
+    library: str
+    requirement: str
+    """The versions whose source was read, as in pyproject.toml."""
+    series: str
+    """The first two parts of these versions."""
+    examples: Callable[[], Mapping[str, object]]
+    """Makes objects of the library, by the name that paths begin with."""
+    paths: Mapping[str, str]
+    """What is used, as attributes and keys from an example on, and what the edge does with it."""
+
+
+def require_private_names(of: PrivateNames) -> None:
+    """Raise ConfigError if the installed version was not checked, or lacks something."""
+    installed = version(of.library)
+    hint = f"install {of.requirement!r}; {PAGE} says how to check another version"
+    if installed.split(".")[:2] != of.series.split("."):
+        raise ConfigError(
+            f"{of.library} {installed} is installed, but the edge uses private parts of"
+            f" {of.library} that were checked with {of.series} only",
+            field=of.library,
+            hint=hint,
+        )
+    examples = of.examples()
+    missing = [path for path in of.paths if not _leads_somewhere(examples, path)]
+    if missing:
+        raise ConfigError(
+            f"{of.library} {installed} has no {', '.join(missing)}, which the edge uses",
+            field=of.library,
+            hint=hint,
+        )
+
+
+def _leads_somewhere(examples: Mapping[str, object], path: str) -> bool:
+    first, *rest = path.split(".")
+    at: object = examples[first]
+    for name in rest:
+        try:
+            at = at[int(name)] if name.isdigit() else getattr(at, name)  # type: ignore[index]
+        except (AttributeError, LookupError, TypeError):
+            return False
+    return True
+
+
+def _examples_of_aioquic() -> Mapping[str, object]:
+    from aioquic.h3.connection import H3Connection
+    from aioquic.quic.configuration import QuicConfiguration
+    from aioquic.quic.connection import QuicConnection
+
+    connection = QuicConnection(configuration=QuicConfiguration(is_client=True))
+    connection.connect(("127.0.0.1", 443), now=0.0)
+    http3 = H3Connection(connection)
+    http3.send_headers(connection.get_next_available_stream_id(), [(b":method", b"GET")])
+    return {"QuicConnection": connection, "H3Connection": http3}
+
+
+def _examples_of_h2() -> Mapping[str, object]:
+    from h2.connection import H2Connection
+
+    return {"H2Connection": H2Connection()}
+
+
+_FLOW_CONTROL = "flow control: a client may send one window beyond what has been read"
+_CONNECTION_IDS = "connection ids: first byte for a shared port, stateless reset tokens"
+_SEND_BUFFER = "back-pressure: how much of a response is not sent, and not acknowledged"
+_LONG_HEADS = "header limits: a HEADERS frame over the limit is refused before it is collected"
+
+AIOQUIC = PrivateNames(
+    "aioquic",
+    "aioquic>=1.7.2,<1.8",
+    "1.7",
+    _examples_of_aioquic,
+    {
+        "QuicConnection._initialize": "early data: called when `tls` has been made",
+        "QuicConnection.tls._max_early_data": "early data: session tickets permit none",
+        "QuicConnection._close_event": "closing: requests of a closed connection end at once",
+        "QuicConnection._replenish_connection_ids": _CONNECTION_IDS,
+        "QuicConnection._local_initial_source_connection_id": _CONNECTION_IDS,
+        "QuicConnection._host_cids.0.cid": _CONNECTION_IDS,
+        "QuicConnection._host_cids.0.stateless_reset_token": _CONNECTION_IDS,
+        "QuicConnection._write_connection_limits": _FLOW_CONTROL,
+        "QuicConnection._write_stream_limits": _FLOW_CONTROL,
+        "QuicConnection._local_max_data.sent": _FLOW_CONTROL,
+        "QuicConnection._local_max_data.used": _FLOW_CONTROL,
+        "QuicConnection._local_max_data.value": _FLOW_CONTROL,
+        "QuicConnection._streams.0.max_stream_data_local": _FLOW_CONTROL,
+        "QuicConnection._streams.0.max_stream_data_local_sent": _FLOW_CONTROL,
+        "QuicConnection._streams.0.receiver.highest_offset": _FLOW_CONTROL,
+        "QuicConnection._streams.0.receiver.is_finished": _FLOW_CONTROL,
+        "QuicConnection._streams.0.receiver.starting_offset": _FLOW_CONTROL,
+        "QuicConnection._streams.0.sender.highest_offset": _SEND_BUFFER,
+        "QuicConnection._streams.0.sender._buffer_start": _SEND_BUFFER,
+        "QuicConnection._streams.0.sender._reset_error_code": "a client that wants no response",
+        "H3Connection._get_local_settings": "QPACK: no dynamic table is offered",
+        "H3Connection._decoder": "QPACK: no dynamic table is kept",
+        "H3Connection._stream.0.frame_size": _LONG_HEADS,
+        "H3Connection._stream.0.frame_type": _LONG_HEADS,
+        "H3Connection._stream.0.headers_recv_state": _LONG_HEADS,
+        "H3Connection._stream.0.sending_ended": "memory: what is kept of a request is dropped",
+        "H3Connection._stream.0.is_ended": "memory: what is kept of a request is dropped",
+    },
+)
+
+H2 = PrivateNames(
+    "h2",
+    "h2>=4.4.1,<4.5",
+    "4.4",
+    _examples_of_h2,
+    {
+        "H2Connection._receive_frame": "floods and faults: each frame is counted, and a fault of"
+        " one request ends that request only",
+    },
+)
