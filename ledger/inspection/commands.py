@@ -14,12 +14,13 @@ import json
 import os
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tailrace.ledger.errors import Damaged, FrameError
-from tailrace.ledger.frame import Durability, FinishReason, Logged, StreamEnd, decode, tag_of
+from tailrace.ledger.frame import Durability, Logged, StreamEnd, decode, tag_of
+from tailrace.ledger.frame_json import frame_fields
 from tailrace.ledger.inspection.reader import LedgerReader, StreamPiece, fill, pieces
 from tailrace.ledger.interface import Ledger, Record, StreamKind
 from tailrace.ledger.sqlite.disk.opening import existing, lock
@@ -50,7 +51,7 @@ class StreamSummary:
     def state(self) -> str:
         if self.end is None:
             return "unfinished"
-        return f"ended: {FinishReason(self.end.finish_reason).word}"
+        return f"ended: {self.end.finish_reason.word}"
 
 
 async def summary(reader: LedgerReader, row: StreamRow) -> StreamSummary:
@@ -168,7 +169,7 @@ def stream_document(row: StreamRow) -> Document:
 def frame_document(record: Record) -> Document:
     """One record, with the token ids that clients never see."""
     _, frame = decode(record.frame)
-    document = {"type": type(frame).__name__, **_fields(frame), "ids": list(tokens_of(record))}
+    document = {"type": type(frame).__name__, **frame_fields(frame), "ids": list(tokens_of(record))}
     life = StreamLife.of(record)
     return document if life is None else document | {"life": life._asdict()}
 
@@ -195,21 +196,6 @@ def _records(piece: StreamPiece) -> Iterator[Record]:
         yield record
     if piece.damage is not None:
         raise piece.damage
-
-
-def _fields(struct: Any) -> Document:
-    return {field.name: _plain(getattr(struct, field.name)) for field in fields(struct)}
-
-
-def _plain(value: object) -> object:
-    """A value of a frame as JSON has it."""
-    if isinstance(value, FinishReason):
-        return value.word
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return _fields(value) if is_dataclass(value) else value
 
 
 def _recipe(text: str) -> object:

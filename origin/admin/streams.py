@@ -14,20 +14,8 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from tailrace.ledger.frame import (
-    Chunk,
-    Classification,
-    Embedding,
-    Frame,
-    Notice,
-    Reasoning,
-    Revision,
-    ScoredToken,
-    StreamEnd,
-    Token,
-    ToolCall,
-    decode,
-)
+from tailrace.ledger.frame import StreamEnd, decode
+from tailrace.ledger.frame_json import frame_fields
 from tailrace.ledger.interface import Ledger, Record, StreamInfo
 from tailrace.ledger.stream_stats import StreamLife, tokens_of
 from tailrace.origin.admin.query import Document, Query
@@ -249,7 +237,7 @@ def _settings(recipe: Recipe) -> Document:
 
 
 def frame_row(record: Record, index: int, at_ms: int | None, *, text: bool) -> Document:
-    """One frame; `text`: with what it says."""
+    """Return one frame as operators see it; with `text` also what it says."""
     _, frame = decode(record.frame)
     row: Document = {
         "index": index,
@@ -258,25 +246,4 @@ def frame_row(record: Record, index: int, at_ms: int | None, *, text: bool) -> D
         "tokens": len(tokens_of(record)),
         "at_ms": at_ms,
     }
-    return row | (_said(frame) if text else {})
-
-
-def _said(frame: Frame) -> Document:
-    match frame:
-        case Token() | ScoredToken() | Reasoning():
-            return {"text": frame.text}
-        case ToolCall():
-            return {"call": frame.call, "name": frame.name, "arguments": frame.arguments}
-        case Revision():
-            return {"text": frame.text, "replaces": frame.replaces, "final": frame.final}
-        case Notice():
-            return {"code": frame.code, "message": frame.message}
-        case Classification():
-            return {"label": frame.label, "confidence": frame.confidence}
-        case Embedding():
-            return {"dimensions": len(frame.values)}
-        case Chunk():
-            return {"size": len(frame.data)}
-        case StreamEnd():
-            return {"finish_reason": frame.finish_reason.word, "message": frame.message}
-    return {}
+    return row | (frame_fields(frame, brief=True) if text else {})
