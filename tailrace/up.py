@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import socket
 import sys
@@ -28,6 +27,7 @@ from tailrace.chat import Viewer, printable
 from tailrace.child import Child
 from tailrace.client import Client
 from tailrace.ledger.errors import ConfigError, TailraceError
+from tailrace.ledger.process.durable_file import OWNER_MODE, replace_file
 from tailrace.ledger.process.lifecycle import Stop
 from tailrace.ledger.process.settings import MAX_PORT
 from tailrace.ledger.process.tasks import first_of
@@ -66,8 +66,8 @@ def development_certificate(folder: Path, now: datetime) -> CertificateFiles:
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = _sign(key, now)
         key_pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-        _write(files.key, key_pem, mode=0o600)
-        _write(files.certificate, certificate.public_bytes(Encoding.PEM), mode=0o644)
+        replace_file(files.key, key_pem, mode=OWNER_MODE)
+        replace_file(files.certificate, certificate.public_bytes(Encoding.PEM), mode=0o644)
     return files
 
 
@@ -97,15 +97,6 @@ def _sign(key: ec.EllipticCurvePrivateKey, now: datetime) -> x509.Certificate:
         .add_extension(server_only, critical=False)
         .sign(key, hashes.SHA256())
     )
-
-
-def _write(path: Path, data: bytes, *, mode: int) -> None:
-    """Write a whole file or none, with `mode` from its first byte on."""
-    part = path.with_name(f"{path.name}.{os.getpid()}")
-    part.unlink(missing_ok=True)
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-        file.write(data)
-    part.replace(path)
 
 
 HOST = "127.0.0.1"

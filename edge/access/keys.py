@@ -12,7 +12,6 @@ import hashlib
 import hmac
 import os
 import re
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
@@ -31,6 +30,7 @@ from pydantic import (
 
 from tailrace.ledger.errors import CallerError, ConfigError, Unauthorized
 from tailrace.ledger.links.rights import DEFAULT_TENANT, Right, check_tenant, parse_rights
+from tailrace.ledger.process.durable_file import OWNER_MODE, replace_file
 from tailrace.ledger.validation import invalid_document
 
 ID_BYTES = 6
@@ -194,30 +194,14 @@ def changing(path: Path) -> Iterator[KeyFile]:
         fcntl.flock(folder, fcntl.LOCK_EX)
         stored = read_keys(path) if path.exists() else KeyFile()
         yield stored
-        _replace(path, stored)
+        text = stored.model_dump_json(indent=1, exclude_none=True) + "\n"
+        replace_file(path, text.encode(), mode=OWNER_MODE, keeps_owner=True)
     except PermissionError as error:
         raise ConfigError(
             f"{path}: {error.strerror}", field="edge.api_keys", hint="run this as its owner"
         ) from error
     finally:
         os.close(folder)
-
-
-def _replace(path: Path, stored: KeyFile) -> None:
-    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(stored.model_dump_json(indent=1, exclude_none=True) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-            if path.exists():  # root may change what is the edge's
-                owner = path.stat()
-                if (owner.st_uid, owner.st_gid) != (os.geteuid(), os.getegid()):
-                    os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
-        new.replace(path)
-    finally:
-        new.unlink(missing_ok=True)
 
 
 def _unusable(path: Path, why: str) -> ConfigError:

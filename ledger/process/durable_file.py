@@ -19,13 +19,25 @@ FILE_MODE = 0o666
 OWNER_MODE = 0o600
 
 
-def replace_file(path: Path, data: bytes, *, mode: int = FILE_MODE, sync: bool = True) -> None:
+def replace_file(
+    path: Path,
+    data: bytes,
+    *,
+    mode: int = FILE_MODE,
+    sync: bool = True,
+    keeps_owner: bool = False,
+) -> None:
     """Write `data` to the file at `path`, which is the old or the new one at every moment.
 
-    `sync=False` is for what a power cut may take, where the caller cannot wait for the disk.
+    `sync=False` is for what a power cut may take, where the caller cannot wait for the disk. With
+    `keeps_owner` the new file has the owner of the old one: root may change another user's file.
     """
     new = _written_beside(path, data, mode, sync=sync)
     try:
+        if keeps_owner and path.exists():
+            owner = path.stat()
+            if (owner.st_uid, owner.st_gid) != (os.geteuid(), os.getegid()):
+                os.chown(new, owner.st_uid, owner.st_gid)
         os.replace(new, path)
     except BaseException:
         new.unlink(missing_ok=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from pathlib import Path
 
 import structlog
 
 from tailrace.ledger.errors import Unavailable
+from tailrace.ledger.process.durable_file import replace_file
 
 VERSION = 1
 PINS_FILE = "pins.json"
@@ -64,14 +64,4 @@ def _read(path: Path) -> frozenset[str]:
 
 def _write(path: Path, models: list[str]) -> None:
     """Replace the file; it is on the disk when this returns."""
-    new = path.with_suffix(".new")
-    with new.open("w", encoding="utf-8") as file:
-        json.dump({"version": VERSION, "models": models}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    replace_file(path, json.dumps({"version": VERSION, "models": models}).encode())

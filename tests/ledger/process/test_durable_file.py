@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tailrace.edge.access.keys import changing
 from tailrace.ledger.process.durable_file import OWNER_MODE, create_file, locked, replace_file
 from tailrace.origin.generations.callers import TokenKeys
 
@@ -58,6 +59,26 @@ def test_the_keys_of_tokens_are_on_the_disk_before_a_token_is_signed(
 ) -> None:
     TokenKeys.load(tmp_path / "keys.json")
     assert calls == [("fsync", "new"), ("link", "keys.json"), ("fsync", tmp_path.name)]
+
+
+def test_a_key_of_an_edge_is_on_the_disk_before_it_is_given_out(
+    tmp_path: Path, calls: list[tuple[str, str]]
+) -> None:
+    with changing(tmp_path / "keys.json"):
+        pass
+    assert calls == [("fsync", "new"), ("replace", "keys.json"), ("fsync", tmp_path.name)]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may change the file of another user")
+def test_a_replaced_file_keeps_its_owner_if_that_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    replace_file(path, b"one")
+    os.chown(path, 1234, 5678)
+    replace_file(path, b"two", mode=OWNER_MODE, keeps_owner=True)
+    found = path.stat()
+    assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (1234, 5678, OWNER_MODE)
+    replace_file(path, b"three")
+    assert path.stat().st_uid == 0
 
 
 def test_a_file_that_is_there_is_not_created_again(tmp_path: Path) -> None:
