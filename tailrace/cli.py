@@ -35,22 +35,22 @@ app = typer.Typer(
     # Help as plain text: loading rich for it costs more than everything else together.
     rich_markup_mode=None,
 )
-config_app = command_group("Settings.")
+config_app = command_group("Show, check and write settings.")
 
 WranglerOption = Annotated[
     Path | None,
     typer.Option(
         "--wrangler",
         metavar="FILE",
-        help="Settings from a wrangler.toml or wrangler.jsonc instead.",
+        help="Read settings from a wrangler.toml or wrangler.jsonc instead.",
         dir_okay=False,
     ),
 ]
 MetricsOption = Annotated[
-    str | None, typer.Option(metavar="HOST:PORT", help="Serve Prometheus metrics there.")
+    str | None, typer.Option(metavar="HOST:PORT", help="Serve Prometheus metrics at this address.")
 ]
 EnvOption = Annotated[
-    str | None, typer.Option("--env", metavar="NAME", help="Which environment of that file.")
+    str | None, typer.Option("--env", metavar="NAME", help="Environment of the wrangler file.")
 ]
 # What `up` gives its children, so that they end when it does; tailrace/child.py says how.
 UntilEofOption = Annotated[bool, typer.Option("--until-eof", hidden=True)]
@@ -89,35 +89,46 @@ def tailrace(
 @app.command()
 def up(
     data: Annotated[
-        Path, typer.Option(help="Folder of ledger, certificate and logs.", file_okay=False)
+        Path, typer.Option(help="Folder for the ledger, the certificate and logs.", file_okay=False)
     ] = Path(".tailrace"),
-    http_port: Annotated[int, typer.Option(min=0, max=65535, help="HTTP; 0: any free one.")] = 8080,
+    http_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of HTTP. 0: any free port.")
+    ] = 8080,
     https_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="HTTPS and HTTP/3; 0: any free one.")
+        int, typer.Option(min=0, max=65535, help="Port of HTTPS and HTTP/3. 0: any free port.")
     ] = 8443,
     link_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Link from edge to origin; 0: any free one.")
+        int,
+        typer.Option(
+            min=0, max=65535, help="Port of the link from edge to origin. 0: any free port."
+        ),
     ] = 8470,
     upstream: Annotated[
         str | None,
         typer.Option(
-            metavar="URL", help="Serve an OpenAI-compatible server, such as http://HOST:8000/v1."
+            metavar="URL", help="OpenAI-compatible server to serve, such as http://HOST:8000/v1."
         ),
     ] = None,
     api_key_env: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Environment variable with that server's API key."),
+        typer.Option(
+            metavar="NAME", help="Environment variable with the upstream server's API key."
+        ),
     ] = None,
     model: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Model of that server; repeatable. Default: all."),
+        typer.Option(
+            metavar="NAME", help="Model of the upstream server; repeatable. Default: all."
+        ),
     ] = None,
     sample: Annotated[bool, typer.Option(help="Stream a sample that is cut and resumed.")] = True,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One line of JSON on stdout when ready.")
+        bool, typer.Option("--json", help="Print one line of JSON when ready.")
     ] = False,
 ) -> None:
-    """Serve on loopback: origin, edge and ledger, with the demo model or in front of your server.
+    """Start origin, edge and ledger on this machine.
+
+    They serve the demo model, or stand in front of your model server.
 
     tailrace up --upstream http://127.0.0.1:8000/v1 makes the streams of vLLM, Ollama, llama.cpp
     or a hosted API resumable.
@@ -156,41 +167,51 @@ def up(
 def edge(
     context: typer.Context,
     config: ConfigOption = None,
-    http: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="HTTP/1.1 and 2.")] = None,
+    http: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Address for HTTP/1.1 and HTTP/2.")
+    ] = None,
     https: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="HTTPS; needs a certificate.")
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Address for HTTPS; needs a certificate."),
     ] = None,
     http3: Annotated[
-        bool | None, typer.Option(help="HTTP/3 too, over QUIC where HTTPS listens.")
+        bool | None, typer.Option(help="Also serve HTTP/3, over QUIC at the address of HTTPS.")
     ] = None,
     origin: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT,…", help="The origin's link, or several.")
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT,…", help="Link of the origin; several separated by commas."
+        ),
     ] = None,
     certificate: Annotated[
-        Path | None, typer.Option(metavar="PEM", help="For HTTPS and HTTP/3.", dir_okay=False)
+        Path | None,
+        typer.Option(metavar="PEM", help="Certificate chain for HTTPS and HTTP/3.", dir_okay=False),
     ] = None,
     key: Annotated[
-        Path | None, typer.Option(metavar="PEM", help="The certificate's key.", dir_okay=False)
+        Path | None,
+        typer.Option(metavar="PEM", help="Private key of the certificate.", dir_okay=False),
     ] = None,
     api_keys: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="API keys; see tailrace key.")
+        Path | None, typer.Option(metavar="FILE", help="File of API keys; see tailrace key.")
     ] = None,
     allow_public_without_keys: Annotated[
         bool | None,
         typer.Option(
-            "--allow-public-without-keys", help="Serve everybody who reaches a public address."
+            "--allow-public-without-keys", help="Allow a public address without API keys."
         ),
     ] = None,
     operator_without_key: Annotated[
         bool | None,
-        typer.Option("--operator-without-key", help="Without API keys, open /v1/admin locally."),
+        typer.Option(
+            "--operator-without-key", help="Without API keys, allow /v1/admin from this machine."
+        ),
     ] = None,
     metrics: MetricsOption = None,
     wrangler: WranglerOption = None,
     env: EnvOption = None,
     until_eof: UntilEofOption = False,
 ) -> None:
-    """Run an edge: the relay between clients and an origin."""
+    """Run an edge: the relay between clients and origins."""
     _check_wrangler(wrangler, env, config)
     from tailrace.edge.config import EdgeConfig
     from tailrace.edge.serve import run
@@ -212,14 +233,16 @@ def origin(
     context: typer.Context,
     config: ConfigOption = None,
     link: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Where edges connect.")
+        str | None, typer.Option(metavar="HOST:PORT", help="Address on which to listen for edges.")
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="Folder of ledger and keys.", file_okay=False)
+        Path | None, typer.Option(help="Folder for the ledger and signing keys.", file_okay=False)
     ] = None,
     model: Annotated[
         list[str] | None,
-        typer.Option(metavar="FOLDER|NAME", help="Checkpoint folder, or models.NAME; several."),
+        typer.Option(
+            metavar="FOLDER|NAME", help="Checkpoint folder, or NAME of [models.NAME]; repeatable."
+        ),
     ] = None,
     device: Annotated[
         str | None, typer.Option(metavar="auto|cpu|cuda", help="Where the model runs.")
@@ -227,28 +250,38 @@ def origin(
     weights: WeightsOption = None,
     kv_cache: KvCacheOption = None,
     head: HeadOption = None,
-    workers: Annotated[int | None, typer.Option(help="Worker processes.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Number of worker processes.")] = None,
     metrics: MetricsOption = None,
     producer: Annotated[
         str | None,
-        typer.Option(metavar="MODULE:FACTORY", help="Serve a Python producer, not a model."),
+        typer.Option(metavar="MODULE:FACTORY", help="Serve a Python producer instead of a model."),
     ] = None,
     upstream: Annotated[
-        str | None, typer.Option(metavar="URL", help="Serve an OpenAI-compatible server's /v1.")
+        str | None,
+        typer.Option(metavar="URL", help="Serve an OpenAI-compatible server: its URL with /v1."),
     ] = None,
     upstream_model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Its name there; default: the only one.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Name of the model at the upstream server. Default: the only one."
+        ),
     ] = None,
     upstream_key_env: Annotated[
-        str | None, typer.Option(metavar="VARIABLE", help="Where that server's key is.")
+        str | None,
+        typer.Option(
+            metavar="VARIABLE", help="Environment variable with the upstream server's API key."
+        ),
     ] = None,
     upstream_lost: Annotated[
         str | None,
-        typer.Option(metavar="continue|end", help="When that server is lost in the middle."),
+        typer.Option(
+            metavar="continue|end",
+            help="What to do if the upstream server fails in the middle of a text.",
+        ),
     ] = None,
     until_eof: UntilEofOption = False,
 ) -> None:
-    """Run an origin: admission, ledger and the workers that generate."""
+    """Run an origin: admission, ledger and workers."""
     with extra("torch"):
         from tailrace.origin.config import LedgerConfig, OriginConfig, StreamsConfig
         from tailrace.origin.pool.model_table import chosen, load_tables
@@ -273,7 +306,7 @@ def _said(context: typer.Context, part: type[Settings]) -> dict[str, Any]:
 
 def _check_wrangler(wrangler: Path | None, env: str | None, config: Path | None) -> None:
     if wrangler is None and env is not None:
-        raise ConfigError("--env chooses an environment of a --wrangler FILE")
+        raise ConfigError("--env needs --wrangler FILE")
     if wrangler is not None and config is not None:
         raise ConfigError("give --wrangler FILE or another file of settings, not both")
 
@@ -291,25 +324,36 @@ def chat(
     edges: Annotated[
         list[str] | None,
         typer.Option(
-            "--edge", metavar="URL", help="An edge; several: any of them may resume the stream."
+            "--edge", metavar="URL", help="Edge URL; repeatable: any of them may resume the stream."
         ),
     ] = None,
     model: Annotated[str, typer.Option(help="Model name.")] = "demo",
-    max_tokens: Annotated[int | None, typer.Option(help="Tokens at most.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="0: greedy.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Draw from the K likeliest; 0: all.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Draw from this much probability.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Same seed, same text.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="End before this text.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Maximum number of tokens.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Sampling temperature; 0 is greedy.")
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option(help="Draw from the K most likely tokens; 0: all.")
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(help="Draw from the most likely tokens with this total probability."),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Random seed: the same seed gives the same text.")
+    ] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="Stop before this text; repeatable.")
+    ] = None,
     cut_after: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Drop the connection after N tokens, and resume."),
+        typer.Option(min=1, metavar="N", help="Drop the connection after N tokens and resume."),
     ] = None,
     raw_prompt: Annotated[
         bool, typer.Option("--raw-prompt", help="Continue PROMPT instead of answering it.")
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON document when it has ended.")
+        bool, typer.Option("--json", help="Print one JSON document at the end.")
     ] = False,
 ) -> None:
     """Stream an answer to PROMPT."""
@@ -340,16 +384,19 @@ def chat(
 @config_app.command("check")
 def config_check(
     file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="Default tailrace.toml if present.")
+        Path | None,
+        typer.Argument(
+            metavar="[FILE]", help="Settings file. Default: tailrace.toml, if it exists."
+        ),
     ] = None,
     config: ConfigOption = None,
     wrangler: WranglerOption = None,
     env: EnvOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Load the settings of every part and print each with where it came from.
+    """Print every setting, its value and its source.
 
-    With --wrangler: what each key of that file does on an edge.
+    With --wrangler: print what each key of that file does on an edge.
     """
     if file is not None and config is not None:
         raise ConfigError("give FILE or --config FILE, not both")
@@ -373,7 +420,10 @@ def config_check(
 def config_init(
     file: Annotated[Path, typer.Argument(metavar="[FILE]")] = Path("tailrace.toml"),
 ) -> None:
-    """Write a file with every setting, commented out; one that is there is left alone."""
+    """Write a file with every setting, commented out.
+
+    An existing file is not changed.
+    """
     from tailrace.config_file import write
 
     write(file, _parts())
@@ -384,7 +434,7 @@ def config_init(
 def config_schema() -> None:
     """Print the JSON Schema of tailrace.toml.
 
-    Editors complete and check the file with it: tailrace config schema > tailrace.schema.json
+    Editors use it to complete and check the file: tailrace config schema > tailrace.schema.json
     """
     import json
 
@@ -394,7 +444,7 @@ def config_schema() -> None:
 
 
 def _parts() -> tuple[type[Settings], ...]:
-    """Of whom there are settings."""
+    """Return the settings classes of all parts."""
     from tailrace.edge.config import EdgeConfig
     from tailrace.origin.config import LedgerConfig, OriginConfig, StreamsConfig
 

@@ -39,43 +39,55 @@ def bench() -> None:
 
 @bench_app.command()
 def serve(
-    url: Annotated[str, typer.Argument(metavar="URL", help="Of the server, without /v1.")],
+    url: Annotated[str, typer.Argument(metavar="URL", help="URL of the server, without /v1.")],
     api: Annotated[
-        str, typer.Option(help="native (ours, with cuts), or OpenAI's: chat, completions.")
+        str,
+        typer.Option(help="native (Tailrace's own, allows cuts), or OpenAI's chat or completions."),
     ] = "native",
-    model: Annotated[str, typer.Option(help="As the server calls it.")] = "demo",
+    model: Annotated[str, typer.Option(help="Name of the model at the server.")] = "demo",
     rate: Annotated[
-        float, typer.Option(min=0.01, help="Requests a second, independent of each other.")
+        float, typer.Option(min=0.01, help="Requests per second, at random (Poisson).")
     ] = 4.0,
-    seconds: Annotated[float, typer.Option(min=0.1, help="For so long.")] = 30.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Duration in seconds.")] = 30.0,
     trace: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Times of requests, from `tailrace warm trace`."),
     ] = None,
-    speed: Annotated[float, typer.Option(min=0.001, help="How much faster than the trace.")] = 1.0,
-    prompt_words: Annotated[int, typer.Option(min=1, help="Words of each prompt.")] = 32,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer.")] = 64,
-    cuts: Annotated[int, typer.Option(min=0, help="In each answer; native only.")] = 0,
-    goal_ttft: Annotated[float, typer.Option(help="Of a good request, at most, in ms.")] = 1000.0,
-    goal_itl: Annotated[float, typer.Option(help="The same for its median gap.")] = 100.0,
-    timeout: Annotated[float, typer.Option(min=1, help="Of a request, in seconds.")] = 120.0,
-    seed: Annotated[int, typer.Option(help="Of all that is drawn.")] = 0,
+    speed: Annotated[
+        float, typer.Option(min=0.001, help="Play the trace this many times faster.")
+    ] = 1.0,
+    prompt_words: Annotated[int, typer.Option(min=1, help="Words in each prompt.")] = 32,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of each answer.")] = 64,
+    cuts: Annotated[
+        int, typer.Option(min=0, help="Cuts of the connection in each answer; native only.")
+    ] = 0,
+    goal_ttft: Annotated[
+        float, typer.Option(help="Maximum time to first token of a good request, in ms.")
+    ] = 1000.0,
+    goal_itl: Annotated[
+        float, typer.Option(help="Maximum median gap between tokens of a good request, in ms.")
+    ] = 100.0,
+    timeout: Annotated[
+        float, typer.Option(min=1, help="Timeout of a request, in seconds.")
+    ] = 120.0,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the figures, as JSON.")
+        Path | None, typer.Option(metavar="FILE", help="Write the result as JSON.")
     ] = None,
     chart: ChartOption = None,
     against: Annotated[
         Path | None,
-        typer.Option(metavar="OLD.json", help="Compare; status 3 where something got slower."),
+        typer.Option(
+            metavar="OLD.json",
+            help="Compare with an earlier result. Exit status 3 if something is slower.",
+        ),
     ] = None,
-    tolerance: Annotated[
-        float, typer.Option(min=0, help="Share by which a figure may be worse.")
-    ] = 0.1,
+    tolerance: Annotated[float, typer.Option(min=0, help="Tolerated slowdown, as a share.")] = 0.1,
     as_json: JsonOption = False,
 ) -> None:
-    """Drive a server at a rate, or by a trace, and measure what its clients wait for.
+    """Measure what clients wait for under load.
 
-    TAILRACE_API_KEY is sent, if it is set.
+    Requests are sent at a rate or by a trace. TAILRACE_API_KEY is sent if it is set.
     """
     from tailrace.load.drive import Demand, drive, poisson
     from tailrace.load.samples import Goal, compare, report

@@ -1,4 +1,4 @@
-"""`tailrace key`: who may use an edge, and how much of it."""
+"""`tailrace key`: API keys of an edge, with their rights and limits."""
 
 from __future__ import annotations
 
@@ -17,47 +17,57 @@ from tailrace.ledger.links.rights import DEFAULT_TENANT
 if TYPE_CHECKING:
     from tailrace.edge.access.keys import ApiKey, KeyFile
 
-key_app = command_group("API keys of an edge, which reads them again while it runs.")
+key_app = command_group("Manage API keys; running edges read changes at once.")
 
 DEFAULT_RIGHTS = "generate,read,cancel,steer,stream-read,stream-write"
 LONGEST_NAME = 64
 
 KeysOption = Annotated[
     Path | None,
-    typer.Option("--keys", metavar="FILE", help="Default: edge.api_keys of the settings."),
+    typer.Option("--keys", metavar="FILE", help="Key file. Default: the setting edge.api_keys."),
 ]
 
 
 @key_app.command("add")
 def key_add(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="What the key is for; shown in lists.")],
-    tenant: Annotated[str, typer.Option(help="Whose streams it makes and sees.")] = DEFAULT_TENANT,
+    name: Annotated[str, typer.Argument(help="Label of the key, shown in lists.")],
+    tenant: Annotated[
+        str, typer.Option(help="Tenant that owns the key and its streams.")
+    ] = DEFAULT_TENANT,
     rights: Annotated[
-        str, typer.Option(metavar="RIGHT,…", help="Its rights; `admin` is all, of every tenant.")
+        str,
+        typer.Option(
+            metavar="RIGHT,…", help="Rights of the key. `admin` is all rights for all tenants."
+        ),
     ] = DEFAULT_RIGHTS,
     expires_days: Annotated[
-        float | None, typer.Option(min=0, help="It is good for so long; default for ever.")
+        float | None, typer.Option(min=0, help="Days until the key expires. Default: never.")
     ] = None,
     requests_per_s: Annotated[
-        float | None, typer.Option(help="Of the tenant, at each edge.")
+        float | None, typer.Option(help="Maximum requests per second of the tenant, at each edge.")
     ] = None,
     max_concurrent: Annotated[
-        int | None, typer.Option(help="Requests of the tenant under way, at each edge.")
+        int | None, typer.Option(help="Maximum concurrent requests of the tenant, at each edge.")
     ] = None,
     max_unfinished: Annotated[
-        int | None, typer.Option(help="Streams of the tenant that run or wait, at each origin.")
+        int | None,
+        typer.Option(help="Maximum running and waiting streams of the tenant, at each origin."),
     ] = None,
     tokens_per_s: Annotated[
-        int | None, typer.Option(help="Of the tenant, prompts included, at each origin.")
+        int | None,
+        typer.Option(
+            help="Maximum tokens per second of the tenant, prompts included, at each origin."
+        ),
     ] = None,
     keys: KeysOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a key and print it, this once: only its hash is kept.
+    """Create a key and print it once; only its hash is stored.
 
-    Limits are those of the tenant, whichever of its keys is used; those not given stay as they are.
+    Limits apply to the tenant, whichever of its keys is used. Limits that are not given stay
+    unchanged.
     """
     from pydantic import ValidationError
 
@@ -66,7 +76,9 @@ def key_add(
     from tailrace.ledger.validation import invalid_document
 
     if not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
-        raise CallerError("not a name", field="NAME", hint=f"1 to {LONGEST_NAME} characters")
+        raise CallerError(
+            "invalid name", field="NAME", hint=f"use 1 to {LONGEST_NAME} printable characters"
+        )
     granted = parse_rights(part.strip() for part in rights.split(",") if part.strip())
     if Right.ADMIN in granted and tenant != DEFAULT_TENANT:
         raise CallerError(
@@ -102,14 +114,14 @@ def key_add(
         typer.echo(json.dumps({"key": text} | _fields(made, now, stored)))
     else:
         typer.echo(text)
-        typer.echo(f"kept as {id_} in {path}: keep the key itself, it is not shown again", err=True)
+        typer.echo(f"stored as {id_} in {path}: save the key now, it is not shown again", err=True)
 
 
 @key_app.command("list")
 def key_list(
     keys: KeysOption = None, config: ConfigOption = None, as_json: JsonOption = False
 ) -> None:
-    """Show all keys, the revoked ones too; never the keys themselves."""
+    """List all keys, also revoked ones, without their secrets."""
     from tailrace.edge.access.keys import read_keys
 
     stored, now = read_keys(_path(keys, config)), datetime.now(UTC)
@@ -129,16 +141,16 @@ def key_list(
 
 @key_app.command("revoke")
 def key_revoke(
-    key: Annotated[str, typer.Argument(metavar="ID|KEY", help="As key list shows it.")],
+    key: Annotated[str, typer.Argument(metavar="ID|KEY", help="Id of the key, as in `key list`.")],
     keys: KeysOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Refuse a key from now on; streams that it has opened run on."""
+    """Revoke a key; its running streams continue."""
     from tailrace.edge.access.keys import PREFIX, changing, read_keys
 
     path, now = _path(keys, config), datetime.now(UTC)
-    read_keys(path)  # a file that is not there is not made
+    read_keys(path)  # a missing file is an error here and is not created
     id_ = key.removeprefix(PREFIX).partition("_")[0]
     with changing(path) as stored:
         found = next((each for each in stored.keys if each.id == id_), None)

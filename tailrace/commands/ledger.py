@@ -1,4 +1,4 @@
-"""`tailrace ledger`: look into a ledger, beside the origins that write it.
+"""`tailrace ledger`: inspect a ledger, even while origins write it.
 
 Like tailrace/cli.py, only typer is imported before a command runs.
 """
@@ -23,30 +23,28 @@ if TYPE_CHECKING:
     from tailrace.ledger.interface import Ledger
     from tailrace.ledger.sqlite.storage import StreamRow
 
-ledger_app = command_group(
-    "Look into the ledger: its streams, whether they are whole, what they take."
-)
+ledger_app = command_group("Inspect the ledger: streams, integrity, size.")
 
 PathOption = Annotated[
     Path | None,
-    typer.Option("--path", metavar="FILE", help="The ledger file; default from the settings."),
+    typer.Option("--path", metavar="FILE", help="Ledger file. Default: from the settings."),
 ]
 UrlOption = Annotated[
     str | None,
     typer.Option(
         "--url",
         metavar="URL",
-        help="The database of a shared ledger, postgresql://…; with a password rather in"
-        " TAILRACE_LEDGER_URL, as others can see a command line.",
+        help="Database of a shared ledger, postgresql://…. Put a URL with a password into"
+        " TAILRACE_LEDGER_URL instead, because other users can see command lines.",
     ),
 ]
-StreamArgument = Annotated[str, typer.Argument(metavar="STREAM", help="32 hex digits.")]
+StreamArgument = Annotated[str, typer.Argument(metavar="STREAM", help="Stream id: 32 hex digits.")]
 
 P = ParamSpec("P")
 
 
 def command(work: Callable[P, Coroutine[None, None, None]]) -> Callable[P, None]:
-    """A command of its own, which runs in an event loop of its own."""
+    """Register an async function as a command, which runs in its own event loop."""
 
     @ledger_app.command()
     @wraps(work)
@@ -81,7 +79,7 @@ async def show(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Tell of one stream: its state, its text so far, what it takes."""
+    """Show one stream: state, text so far, size."""
     from tailrace.ledger.inspection.commands import TEXT_CHARS, stream_document, summary
     from tailrace.ledger.inspection.reader import parse_stream
 
@@ -114,16 +112,15 @@ async def show(
 async def tail(
     stream: StreamArgument,
     after: Annotated[
-        int | None, typer.Option(min=0, metavar="INDEX", help="Begin behind this index.")
+        int | None,
+        typer.Option(min=0, metavar="INDEX", help="Start after the frame with this index."),
     ] = None,
-    live: Annotated[
-        bool, typer.Option("--follow/--no-follow", help="Wait for what is still to come.")
-    ] = True,
+    live: Annotated[bool, typer.Option("--follow/--no-follow", help="Wait for new frames.")] = True,
     path: PathOption = None,
     url: UrlOption = None,
     config: ConfigOption = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="A line of JSON for each frame, ids included.")
+        bool, typer.Option("--json", help="Print one line of JSON per frame, with token ids.")
     ] = False,
 ) -> None:
     """Print a stream's text as it grows, until it ends."""
@@ -151,7 +148,10 @@ async def verify(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Prove that every stream is contiguous, ends once and matches its checksums."""
+    """Check that streams are complete and undamaged.
+
+    Every stream must be contiguous, end once, and match its checksums.
+    """
     from dataclasses import asdict
 
     from tailrace.ledger.inspection.commands import verify as check
@@ -176,19 +176,21 @@ async def verify(
 @command
 async def export(
     streams: Annotated[
-        list[str] | None, typer.Argument(metavar="[STREAM]…", help="Default: all of them.")
+        list[str] | None,
+        typer.Argument(metavar="[STREAM]…", help="Stream ids. Default: all streams."),
     ] = None,
     form: Annotated[
-        str, typer.Option("--format", help="jsonl, frames (wire frames) or copy (a whole file).")
+        str, typer.Option("--format", help="jsonl, frames (wire frames), or copy (the whole file).")
     ] = "jsonl",
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Default: standard output.", dir_okay=False)
+        Path | None,
+        typer.Option(metavar="FILE", help="Output file. Default: standard output.", dir_okay=False),
     ] = None,
     path: PathOption = None,
     url: UrlOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Write streams for other programs, or a consistent copy of a file."""
+    """Export streams, or copy the file consistently."""
     from tailrace.ledger.inspection.commands import json_lines, raw_frames
     from tailrace.ledger.inspection.reader import parse_stream
 
@@ -196,7 +198,9 @@ async def export(
         await _copy(_place(path, url, config), streams, out)
         return
     if form not in ("jsonl", "frames"):
-        raise ConfigError(f"no format {form!r}", field="--format", hint="jsonl, frames or copy")
+        raise ConfigError(
+            f"unknown format {form!r}", field="--format", hint="use jsonl, frames or copy"
+        )
     ids = [parse_stream(stream) for stream in streams or ()]
     async with _reading(path, url, config) as reader:
         with progress("streams") as told:
@@ -214,13 +218,13 @@ async def gc(
     url: UrlOption = None,
     config: ConfigOption = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would go; change nothing.")
+        bool, typer.Option("--dry-run", help="Show what would be removed; change nothing.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove what has expired and give the space back; needs a file to itself.
+    """Remove expired streams and free their space.
 
-    A running origin does this by itself, every `ledger.sweep_s`.
+    No origin may use the file at the same time. A running origin does this every `ledger.sweep_s`.
     """
     from dataclasses import asdict
 
@@ -243,9 +247,10 @@ async def gc(
 
 @ledger_app.command()
 def accept(path: PathOption = None, config: ConfigOption = None) -> None:
-    """Go on with what is left of a file that is behind what it had acknowledged.
+    """Accept the loss of acknowledged data after damage.
 
-    For when its WAL was damaged and there is no copy to restore: what is missing stays lost.
+    For a ledger file whose WAL was damaged, if there is no copy to restore. The next origin then
+    continues with what is left; the missing frames stay lost.
     """
     from tailrace.ledger.inspection.commands import accept as go_on
 
@@ -253,14 +258,14 @@ def accept(path: PathOption = None, config: ConfigOption = None) -> None:
     if not isinstance(place, Path):
         raise ConfigError("only a file can be accepted", field="--path")
     go_on(place)
-    typer.echo(f"the next origin goes on with what {place} holds")
+    typer.echo(f"the next origin will continue with what {place} has")
 
 
 # ---- the ledger ----
 
 
 def _place(path: Path | None, url: str | None, config: Path | None) -> Path | str:
-    """The file, or the URL of the database, that flags and settings name."""
+    """Return the file, or the URL of the database, from flags and settings."""
     if path is not None and url is not None:
         raise ConfigError("give --path or --url, not both")
     if path is not None:
@@ -286,7 +291,7 @@ def _reading(
 
 
 def _opening(place: Path | str, config: Path | None) -> Callable[[], Awaitable[Ledger]]:
-    """Opens the ledger as one more origin, with the settings of one."""
+    """Return a function that opens the ledger like an origin with these settings."""
     from pydantic import SecretStr
 
     from tailrace.ledger.process.logging_setup import configure_logging
@@ -296,7 +301,11 @@ def _opening(place: Path | str, config: Path | None) -> Callable[[], Awaitable[L
 
     configure_logging("warning")  # on stderr, as the figures go to stdout
     file, url = (place, None) if isinstance(place, Path) else (None, SecretStr(place))
-    given = {"path": file, "url": url, "owner": "gc"}  # a name of its own: it takes no streams
+    given = {
+        "path": file,
+        "url": url,
+        "owner": "gc",
+    }  # its own name, so that it takes over no streams
     settings = LedgerConfig.load(config).model_copy(update=given)
     data = OriginConfig.load(config).data
     return lambda: open_ledger(settings, data, KeptClock(data))
@@ -311,7 +320,9 @@ async def _copy(place: Path | str, streams: list[str] | None, out: Path | None) 
         )
     if out is None or streams:
         raise ConfigError(
-            "a copy is of the whole ledger, in a file", field="--format", hint="give --out alone"
+            "--format copy copies the whole ledger into a file",
+            field="--format",
+            hint="give --out FILE, and no streams",
         )
     from tailrace.ledger.inspection.sqlite_reader import reading_file
 
@@ -329,7 +340,7 @@ async def _write_bytes(pieces: AsyncIterator[bytes], out: Path | None) -> None:
 async def _rows(
     reader: LedgerReader, streams: list[bytes], told: Callable[[int], None]
 ) -> AsyncIterator[StreamRow]:
-    """Those streams; all of them where none is named."""
+    """Yield the rows of these streams, or of all streams if none is given."""
     done = 0
     for stream in streams:
         yield await reader.stream(stream)
@@ -352,7 +363,7 @@ def _tell(figures: Mapping[str, object], *, as_json: bool) -> None:
 
 
 TIMES = {"created_ms", "expires_ms"}
-"""Figures that are points in time; the others in ms are durations."""
+"""Fields that are points in time. Other fields in ms are durations."""
 
 
 def _readable(name: str, value: object) -> str:

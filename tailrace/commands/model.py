@@ -21,17 +21,19 @@ if TYPE_CHECKING:
 
 # Of every command that loads a model, or says what loading one takes.
 WeightsOption = Annotated[
-    str | None, typer.Option(metavar="auto|int8|int4", help="Format of the layers' weights.")
+    str | None, typer.Option(metavar="auto|int8|int4", help="Number format of the layers' weights.")
 ]
 KvCacheOption = Annotated[
-    str | None, typer.Option(metavar="auto|int8|fp8", help="Format of keys and values.")
+    str | None, typer.Option(metavar="auto|int8|fp8", help="Number format of keys and values.")
 ]
-HeadOption = Annotated[str | None, typer.Option(metavar="auto|int8", help="Format of the LM head.")]
+HeadOption = Annotated[
+    str | None, typer.Option(metavar="auto|int8", help="Number format of the LM head.")
+]
 EXIT_NOT_SUPPORTED = 1
 MAX_SHOWN_FINDINGS = 20
 """A wrong size makes every tensor wrong; JSON has all of them."""
 
-model_app = command_group("Look at a checkpoint before it is served.")
+model_app = command_group("Check a checkpoint before it is served.")
 
 
 @model_app.command()
@@ -40,23 +42,25 @@ def check(
     memory: Annotated[
         str | None,
         typer.Option(
-            metavar="SIZE", help="Say how many sequences of a full context fit, such as 24GiB."
+            metavar="SIZE", help="Print how many full contexts fit into this memory, such as 24GiB."
         ),
     ] = None,
     weights: WeightsOption = None,
     kv_cache: KvCacheOption = None,
     head: HeadOption = None,
     values: Annotated[
-        bool, typer.Option("--values", help="Read every weight too: NaN, ternary codes.")
+        bool,
+        typer.Option(
+            "--values", help="Also read every weight: find NaN and invalid ternary codes."
+        ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Say whether a checkpoint can be served, what is wrong with it, and what it takes.
+    """Check if a checkpoint can be served, and its memory.
 
-    DIR holds config.json, tokenizer.json and model.safetensors, or shards and their index, as
-    `hf download NAME --local-dir DIR` fetches them from the Hugging Face hub. Only headers of the
-    weights are read, unless --values is given. Formats that are not given are those of the
-    settings of `[origin]`.
+    DIR has config.json, tokenizer.json and model.safetensors (or shards and their index), as
+    `hf download NAME --local-dir DIR` writes them. Only the headers of the weights are read, unless
+    --values is given. Number formats that are not given come from the settings of `[origin]`.
     The exit status is 0 if the model can be served, and 1 if not.
     """
     memory_bytes = None if memory is None else _bytes(memory)
@@ -84,16 +88,18 @@ def check(
 @model_app.command("load-profile")
 def load_profile(
     directory: Annotated[
-        Path | None, typer.Argument(metavar="[DIR]", help="Checkpoint folder; default as served.")
+        Path | None,
+        typer.Argument(metavar="[DIR]", help="Checkpoint folder. Default: the one that is served."),
     ] = None,
-    starts: Annotated[int, typer.Option(min=1, max=100, help="Cold starts.")] = 5,
-    chart: Annotated[Path | None, typer.Option(help="Draw the waterfall: a PNG or SVG.")] = None,
+    starts: Annotated[int, typer.Option(min=1, max=100, help="Number of cold starts.")] = 5,
+    chart: Annotated[Path | None, typer.Option(help="Also draw a chart: .svg or .png.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Start a worker a few times, and say what each stage of a cold start takes.
+    """Measure each stage of a worker's cold start.
 
-    Beside each stage stands its floor, the least that it took. With the settings of `[origin]`;
-    a running origin is left alone, but for the memory and time that another worker takes.
+    Starts a worker several times with the settings of `[origin]`, and prints each stage with its
+    minimum.
+    A running origin is not touched, but the extra worker takes memory and processor time.
     """
     import asyncio
 

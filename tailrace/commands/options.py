@@ -1,4 +1,4 @@
-"""What several commands have: options, checks of what is said by them, and how they show things."""
+"""Options, checks and output helpers that several commands share."""
 
 from __future__ import annotations
 
@@ -20,50 +20,59 @@ if TYPE_CHECKING:
 
 def _check_chart(chart: Path | None) -> Path | None:
     if chart is not None and chart.suffix not in (".png", ".svg"):
-        raise CallerError(f"{chart.suffix!r} is no picture", field="--chart", hint=".svg or .png")
+        raise CallerError(
+            f"unsupported image type {chart.suffix!r}", field="--chart", hint="use .svg or .png"
+        )
     return chart
 
 
 ConfigOption = Annotated[
     Path | None,
-    typer.Option("--config", metavar="FILE", help="Settings; default tailrace.toml if present."),
+    typer.Option(
+        "--config", metavar="FILE", help="Settings file. Default: tailrace.toml, if it exists."
+    ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="As JSON.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ChartOption = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE", help="Draw it: .svg or .png.", dir_okay=False, callback=_check_chart
+        metavar="FILE",
+        help="Also draw a chart: .svg or .png.",
+        dir_okay=False,
+        callback=_check_chart,
     ),
 ]
 LOCAL = "http://127.0.0.1:8080"
-"""The edge of `tailrace up`."""
+"""URL of the edge that `tailrace up` starts."""
 PIPE_COLUMNS = 160
 
 
 def command_group(about: str) -> typer.Typer:
-    """A command that has subcommands. Its help is plain text: loading rich for it costs more than
-    everything else together."""
+    """Create a command with subcommands.
+
+    Its help is plain text, because loading rich costs more than everything else together.
+    """
     return typer.Typer(help=about, no_args_is_help=True, rich_markup_mode=None)
 
 
 def tell(fields: object, text: str, *, as_json: bool) -> None:
-    """What a command has done: for programs, or for people."""
+    """Print the result of a command: `fields` as JSON for programs, `text` for people."""
     typer.echo(json.dumps(fields) if as_json else text)
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
-    """Each as wide as its widest cell: plain text, so that a pipe can take it."""
+    """Return the rows as aligned columns of plain text, so that a pipe can read them."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 def check_url(url: str, option: str) -> None:
     if not url.startswith(("http://", "https://")):
-        raise CallerError("is no http:// or https:// URL", field=option)
+        raise CallerError("the URL must begin with http:// or https://", field=option)
 
 
 def api_key() -> str | None:
-    """Of the environment: a command line is everybody's to see."""
+    """Return the API key of the environment. Other users can see a command line, so no flag."""
     return os.environ.get("TAILRACE_API_KEY")
 
 
@@ -73,7 +82,7 @@ def key_headers() -> dict[str, str]:
 
 
 def wide_console() -> Console:
-    """A file or a pipe has no width of its own to keep to."""
+    """Create a console that does not wrap at 80 columns when it writes to a file or pipe."""
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
@@ -81,7 +90,7 @@ def wide_console() -> Console:
 
 @contextmanager
 def progress(unit: str) -> Iterator[Callable[[int], None]]:
-    """How many have been done: on stderr, and only where somebody watches."""
+    """Show a counter on stderr if that is a terminal. Yields the function that sets it."""
     if not sys.stderr.isatty():
         yield lambda done: None
         return
@@ -93,7 +102,7 @@ def progress(unit: str) -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def extra(name: str) -> Iterator[None]:
-    """Imports that need the extra `name`: a missing package says how to install it."""
+    """Turn a failed import into an error that says how to install the extra `name`."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -17,13 +17,18 @@ from tailrace.ledger.errors import CallerError
 
 
 def top(
-    url: Annotated[str, typer.Argument(metavar="URL", help="Of an edge.")] = LOCAL,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
-    rows: Annotated[int, typer.Option(min=1, max=1000, help="Streams to show, at most.")] = 20,
-    once: Annotated[bool, typer.Option("--once", help="Show it once, and end.")] = False,
+    url: Annotated[str, typer.Argument(metavar="URL", help="Edge URL.")] = LOCAL,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two updates.")] = 1.0,
+    rows: Annotated[
+        int, typer.Option(min=1, max=1000, help="Maximum number of streams to show.")
+    ] = 20,
+    once: Annotated[bool, typer.Option("--once", help="Show it once and exit.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Live streams, rates, and workers. TAILRACE_API_KEY is sent, of an administrator."""
+    """Show live streams, rates and workers.
+
+    If the edge has API keys, set TAILRACE_API_KEY to one with the right `admin`.
+    """
     check_url(url, "URL")
     if as_json and not once:
         raise CallerError("goes with --once", field="--json")

@@ -28,30 +28,33 @@ if TYPE_CHECKING:
     from tailrace.origin.pool.policies.trace import ArrivalTrace
     from tailrace.origin.workers.kernel_cache import KernelCache
 
-warm_app = command_group("What keeping models loaded costs: look, simulate, change.")
-trace_app = command_group("Traces of arrivals.")
+warm_app = command_group("Inspect, simulate and change the warm pool of models.")
+trace_app = command_group("Convert traces of arrivals.")
 warm_app.add_typer(trace_app, name="trace")
 
 TraceArgument = Annotated[
     str,
     typer.Argument(
         metavar="[TRACE]",
-        help="A history, or a CSV of arrivals; bursty, diurnal, rare, mixed or clockwork; or"
-        " `history`: the one of the settings.",
+        help="A history file or a CSV of arrivals; a generated trace (bursty, diurnal, rare, mixed,"
+        " clockwork); or `history`, the origin's own.",
     ),
 ]
-ColdCostOption = Annotated[float, typer.Option(help="What a cold start is worth, in GPU-seconds.")]
+ColdCostOption = Annotated[float, typer.Option(help="Price of a cold start, in idle GPU-seconds.")]
 LoadOption = Annotated[
     float | None,
-    typer.Option(help="Seconds that a cold start takes; default the median of a history, or 10."),
+    typer.Option(help="Seconds that a cold start takes. Default: the history's median, or 10."),
 ]
-SeedOption = Annotated[int, typer.Option(help="Of what is drawn.")]
+SeedOption = Annotated[int, typer.Option(help="Random seed.")]
 DaysOption = Annotated[
     float,
-    typer.Option(min=0.01, max=365, help="Of a generated trace, or the last ones of a history."),
+    typer.Option(
+        min=0.01, max=365, help="Length of a generated trace, or how much of a history to use."
+    ),
 ]
 DataOption = Annotated[
-    Path | None, typer.Option("--data", metavar="DIR", help="Of the origin.", file_okay=False)
+    Path | None,
+    typer.Option("--data", metavar="DIR", help="Data folder of the origin.", file_okay=False),
 ]
 POLICIES = (
     *("ttl-60", "ttl-300", "ttl-3600", "break-even", "hybrid-histogram", "hybrid-histogram-1s"),
@@ -72,17 +75,18 @@ def simulate(
     cold_cost: ColdCostOption = 60.0,
     load: LoadOption = None,
     memory: Annotated[
-        float | None, typer.Option(help="Cap on memory, in the unit of --size; default none.")
+        float | None, typer.Option(help="Memory cap, in the unit of --size. Default: none.")
     ] = None,
     size: Annotated[
-        list[str] | None, typer.Option(metavar="MODEL=SIZE", help="Of a model; default 1.")
+        list[str] | None,
+        typer.Option(metavar="MODEL=SIZE", help="Size of a model; repeatable. Default: 1."),
     ] = None,
     seed: SeedOption = 0,
     days: DaysOption = 7.0,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Put a trace through policies, and say what each would have cost beside the optimum."""
+    """Compare what policies would have cost on a trace."""
     with extra("torch"):
         from tailrace.origin.pool.policies.named_policy import named_policy
         from tailrace.origin.pool.policies.policies import WarmPrices
@@ -125,14 +129,19 @@ def frontier(
     trace: TraceArgument = HISTORY,
     cold_cost: ColdCostOption = 60.0,
     load: LoadOption = None,
-    here: Annotated[float | None, typer.Option(help="The TTL that you have, in seconds.")] = None,
+    here: Annotated[
+        float | None, typer.Option(help="Your current TTL in seconds, to be marked.")
+    ] = None,
     chart: ChartOption = None,
     seed: SeedOption = 0,
     days: DaysOption = 7.0,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Cold starts against wasted GPU-seconds for TTLs from a second to a day, without a cap."""
+    """Show cold starts and cost for TTLs from 1 s to 1 day.
+
+    The simulation has no memory cap.
+    """
     with extra("torch"):
         import numpy as np
 
@@ -182,17 +191,22 @@ def import_(
         str, typer.Argument(metavar="FORMAT", help="azure, burstgpt, mooncake or servegen.")
     ],
     file: Annotated[Path, typer.Argument(metavar="FILE", dir_okay=False)],
-    to: Annotated[Path, typer.Option("--to", metavar="FILE", help="Our CSV.", dir_okay=False)],
+    to: Annotated[
+        Path,
+        typer.Option(
+            "--to", metavar="FILE", help="Output file, a CSV for `simulate`.", dir_okay=False
+        ),
+    ],
     prefill: Annotated[
-        float, typer.Option(min=0.001, help="Tokens a second that are read, for durations.")
+        float, typer.Option(min=0.001, help="Prompt tokens per second, to compute durations.")
     ] = 5000.0,
     decode: Annotated[
-        float, typer.Option(min=0.001, help="Tokens a second that are written, for durations.")
+        float, typer.Option(min=0.001, help="Generated tokens per second, to compute durations.")
     ] = 50.0,
     seed: SeedOption = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Make of a public trace what `simulate` and `frontier` read."""
+    """Convert a public trace for `simulate` and `frontier`."""
     with extra("torch"):
         from tailrace.origin.pool.policies.trace import TokenSpeeds, import_trace, write_trace
 
@@ -215,7 +229,7 @@ def export_cache(
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write the compiled kernels of an origin's folder to FILE, for another machine like it."""
+    """Export compiled kernels for another machine of this kind."""
     cache = _kernel_cache(config, data)
     with progress("files") as told:
         count = cache.export(file, told)
@@ -231,7 +245,10 @@ def import_cache(
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Take in what `export-cache` wrote, where it is of the same code; before an origin starts."""
+    """Import compiled kernels before an origin starts.
+
+    Kernels of another version are left out.
+    """
     cache = _kernel_cache(config, data)
     with progress("files") as told:
         count = cache.take_in(file, told)

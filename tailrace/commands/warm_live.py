@@ -29,26 +29,28 @@ Document = dict[str, Any]
 EdgeOption = Annotated[
     str,
     typer.Option(
-        "--edge", metavar="URL", help="Of an edge; TAILRACE_API_KEY is sent, of an administrator."
+        "--edge",
+        metavar="URL",
+        help="Edge URL; TAILRACE_API_KEY needs the right `admin`.",
     ),
 ]
 OriginOption = Annotated[
-    str | None, typer.Option(metavar="ADDRESS", help="One origin of it; default all.")
+    str | None, typer.Option(metavar="ADDRESS", help="Address of one origin. Default: all.")
 ]
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL")]
 TIMEOUT_S = 15.0
 
 
 def status(
-    days: Annotated[int, typer.Option(min=1, max=3650, help="To look back for.")] = 1,
+    days: Annotated[int, typer.Option(min=1, max=3650, help="Days of history to show.")] = 1,
     chart: ChartOption = None,
     edge: EdgeOption = LOCAL,
     origin: OriginOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Every model of every origin: in which tier it is, what was asked of it, what is decided.
+    """Show each model: tier, requests, cold starts, policy.
 
-    --chart draws which worker held what.
+    --chart draws which worker held which model.
     """
     query = {"days": str(days)} | _of(origin)
     answers = _ask(edge, "warm", query)
@@ -68,13 +70,13 @@ def status(
 
 def explain(
     model: ModelArgument,
-    limit: Annotated[int, typer.Option(min=1, max=200, help="Decisions and starts.")] = 5,
+    limit: Annotated[int, typer.Option(min=1, max=200, help="Decisions and starts to show.")] = 5,
     chart: ChartOption = None,
     history: Annotated[
         str | None,
         typer.Option(
             metavar="FILE",
-            help="Of this history, not of an edge's origins; `history`: the one of the settings.",
+            help="Read this history file instead of asking an edge; `history`: the origin's own.",
         ),
     ] = None,
     edge: EdgeOption = LOCAL,
@@ -82,9 +84,9 @@ def explain(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Why a model is loaded or is not: its last decisions, and its last starts stage by stage.
+    """Explain the last decisions and starts of a model.
 
-    --chart draws the last start beside the least that each of its stages took.
+    --chart draws the last start, with the minimum of each of its stages.
     """
     if history is None:
         answers = _ask(edge, "warm/explain", {"model": model, "limit": str(limit)} | _of(origin))
@@ -100,15 +102,17 @@ def explain(
 
 
 def apply(
-    policy: Annotated[str, typer.Argument(metavar="POLICY", help="As `simulate` names it.")],
+    policy: Annotated[
+        str, typer.Argument(metavar="POLICY", help="Name of the policy, as in `warm simulate`.")
+    ],
     shadow: Annotated[
-        bool, typer.Option("--shadow", help="Only beside the one that decides; see `status`.")
+        bool, typer.Option("--shadow", help="Try it as the shadow policy only; see `warm status`.")
     ] = False,
     edge: EdgeOption = LOCAL,
     origin: OriginOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Have another policy decide from now on, until the origin starts again."""
+    """Use another policy until the origin restarts."""
     with extra("torch"):
         from tailrace.origin.pool.policies.named_policy import named_policy
         from tailrace.origin.pool.policies.policies import WarmPrices
@@ -129,7 +133,7 @@ def prewarm(
     origin: OriginOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Have a model loaded that will soon be asked for."""
+    """Load a model ahead of requests."""
     for one in _change(edge, "prewarm", {"model": model}, origin, as_json):
         typer.echo(f"{one['origin']}: {model} is loaded, or will be as soon as there is room")
 
@@ -144,7 +148,10 @@ def pin(
     origin: OriginOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Keep a model loaded whatever its policy says, also after a restart of the origin."""
+    """Keep a model loaded, also after a restart.
+
+    Its policy decides again after `--off`.
+    """
     for one in _change(edge, "pin", {"model": model, "pinned": not off}, origin, as_json):
         typer.echo(f"{one['origin']}: {model} is {'left to its policy' if off else 'pinned'}")
 

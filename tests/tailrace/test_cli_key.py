@@ -76,7 +76,7 @@ def test_a_revoked_key_stays_in_the_list(keys: Path) -> None:
     [
         (["add", "web", "--tenant", "A/b"], "no name of a tenant"),
         (["add", "web", "--rights", "raed"], "no right"),
-        (["add", "", "--tenant", "a"], "not a name"),
+        (["add", "", "--tenant", "a"], "invalid name"),
         (["add", "web", "--tenant", "a", "--rights", "admin"], "tenant 'a' cannot have the right"),
         (["add", "web", "--requests-per-s", "0"], "requests_per_s"),
         (["add", "web", "--tokens-per-s", "-1"], "tokens_per_s"),

@@ -59,7 +59,7 @@ def test_a_folder_without_kernels_has_none_to_export(tmp_path: Path) -> None:
         (("simulate", "rare", "--size", "x=1"), "'x' is not in the trace"),
         (("simulate", "rare", "--size", "rare-0=1", "--size", "rare-0=2"), "is named twice"),
         (("simulate", "rare", "--cold-cost", "0"), "is to be a time above zero"),
-        (("frontier", "rare", "--chart", "x.gif"), "'.gif' is no picture"),
+        (("frontier", "rare", "--chart", "x.gif"), "unsupported image type '.gif'"),
         (("frontier", "no-such-file"), "no-such-file: cannot be read"),
     ],
 )

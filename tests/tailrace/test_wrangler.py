@@ -72,7 +72,7 @@ def test_what_is_refused_is_listed_and_ends_with_2(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("edge", "--env", "staging"), "--env chooses an environment of a --wrangler FILE"),
+        (("edge", "--env", "staging"), "--env needs --wrangler FILE"),
         (("edge", "--wrangler", "a", "--config", "b"), "not both"),
         (("edge", "--wrangler", "missing.toml"), "missing.toml: No such file"),
         (("edge", "--wrangler", "wrangler.jsonc", "--env", "live"), "there are: staging"),
