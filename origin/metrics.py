@@ -32,8 +32,11 @@ CLASSES = tuple(priority.word for priority in Priority)
 
 _GAUGES = {
     "batch_limit": ("batch_limit_tokens", "Current maximum of tokens in a step"),
-    "row_limit": ("row_limit_rows", "Current maximum of decoding rows up to which streams are started"),
-    "turn_limit": ("turn_limit_rows", "Rows of a step beyond which less urgent streams take turns"),
+    "row_limit": (
+        "row_limit_rows",
+        "Decoding rows up to which streams are started",
+    ),
+    "turn_limit": ("turn_limit_rows", "Rows beyond which less urgent streams take turns"),
     "pages": ("kv_cache_pages", "Pages of the KV cache"),
     "pages_free": ("kv_cache_pages_free", "Pages of the KV cache that are free or can be evicted"),
 }
@@ -41,9 +44,15 @@ _COUNTERS = {
     "tokens": ("generation_tokens", "Generated tokens"),
     "prompt_tokens": ("prompt_tokens", "Prefilled tokens"),
     "reused_tokens": ("prefix_cache_hit_tokens", "Prompt tokens found in the KV cache"),
-    "preemptions": ("num_preemptions", "Streams preempted: they gave up their pages of the KV cache"),
+    "preemptions": (
+        "num_preemptions",
+        "Streams that gave up their KV cache pages",
+    ),
     "drafted": ("spec_decode_num_draft_tokens", "Tokens proposed by speculation"),
-    "accepted": ("spec_decode_num_accepted_tokens", "Tokens proposed by speculation that were accepted"),
+    "accepted": (
+        "spec_decode_num_accepted_tokens",
+        "Speculated tokens that were accepted",
+    ),
 }
 
 
@@ -59,8 +68,12 @@ class Metrics:
         ProcessCollector(registry=self.registry)
         self._last: dict[int, Load] = {}  # of each slot's worker
         by_class = ("worker", "priority")
-        self._running = self._gauge("num_requests_running", "Streams that the worker decodes", by_class)
-        self._waiting = self._gauge("num_requests_waiting", "Streams that wait for a place in the worker's batch", by_class)
+        self._running = self._gauge(
+            "num_requests_running", "Streams that the worker decodes", by_class
+        )
+        self._waiting = self._gauge(
+            "num_requests_waiting", "Streams that wait for a place in the worker's batch", by_class
+        )
         self._step = self._gauge("step_seconds", "Duration of the worker's last step", ("worker",))
         self._gauges = {
             field: self._gauge(name, help_, ("worker",)) for field, (name, help_) in _GAUGES.items()
@@ -70,25 +83,45 @@ class Metrics:
             for field, (name, help_) in _COUNTERS.items()
         }
         self.streams = self._gauge("num_streams", "Running and waiting streams", ())
-        self._ended = self._counter("streams_ended", "Streams that ended at this origin", ("finish_reason",))
-        self.overload = self._gauge("overload_rung", "Load-shedding level: 0 normal, up to 6, no new streams", ())
-        self.circuit = self._gauge("circuit_state", "Circuit breaker of the workers: 0 closed, 1 half-open, 2 open", ())
+        self._ended = self._counter(
+            "streams_ended", "Streams that ended at this origin", ("finish_reason",)
+        )
+        self.overload = self._gauge(
+            "overload_rung", "Load-shedding level: 0 normal, up to 6, no new streams", ()
+        )
+        self.circuit = self._gauge(
+            "circuit_state", "Circuit breaker of the workers: 0 closed, 1 half-open, 2 open", ()
+        )
         by_model = ("model",)
-        self._tiers = self._gauge("model_tier", "Tier: 0 cold, 1 launched, 2 host, 3 device, 4 compiled, 5 hot", by_model)
-        self._circuits = self._gauge("model_circuit_state", "Circuit breaker of the model: 0 closed, 1 half-open, 2 open", by_model)
-        self._wanted = self._gauge("model_requests", "Running and waiting requests of the model", by_model)
+        self._tiers = self._gauge(
+            "model_tier", "Tier: 0 cold, 1 launched, 2 host, 3 device, 4 compiled, 5 hot", by_model
+        )
+        self._circuits = self._gauge(
+            "model_circuit_state",
+            "Circuit breaker of the model: 0 closed, 1 half-open, 2 open",
+            by_model,
+        )
+        self._wanted = self._gauge(
+            "model_requests", "Running and waiting requests of the model", by_model
+        )
         self.model_loads = self._counter("model_loads", "Number of model loads", by_model)
         self.model_leaves = self._counter("model_leaves", "Number of model unloads", by_model)
         self._deaths = self._counter("worker_deaths", "Workers that ended unexpectedly", ("kind",))
         self._idle = self._counter(
-            "idle_streams_ended", "Streams ended because they had neither reader nor output", ("state",)
+            "idle_streams_ended",
+            "Streams ended because they had neither reader nor output",
+            ("state",),
         )
         self.takeovers = self._counter("takeovers", "Streams that another worker continued", ())
         self._ttft = self._latency(
-            "time_to_first_token_seconds", "Time from admission to the release of the first frame", TTFT_BUCKETS_S
+            "time_to_first_token_seconds",
+            "Time from admission to the release of the first frame",
+            TTFT_BUCKETS_S,
         )
         self._between = self._latency(
-            "inter_token_latency_seconds", "Time between the releases of two frames of a stream", INTER_TOKEN_BUCKETS_S
+            "inter_token_latency_seconds",
+            "Time between the releases of two frames of a stream",
+            INTER_TOKEN_BUCKETS_S,
         )
         self._append_s = self._spread(
             "ledger_append_seconds", "Time until all frames of a step are durable", APPEND_BUCKETS_S
