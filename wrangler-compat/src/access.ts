@@ -1,4 +1,5 @@
-/** Which pages may ask, and what browsers are told: edge/access/rules.py and cors.py. */
+/** Checks which web pages may use this edge, and makes the CORS headers, as edge/access/rules.py.
+ */
 
 import { callerError } from "./errors";
 
@@ -11,7 +12,7 @@ const ALLOWED_HEADERS = [
   ...["Stream-Seq", "Stream-TTL", "Stream-Expires-At", "Stream-Closed"],
   ...["Stream-Forked-From", "Stream-Fork-Offset", "Stream-Fork-Sub-Offset"],
   ...["Producer-Id", "Producer-Epoch", "Producer-Seq"],
-  "*", // for pages that may ask; it says nothing of Authorization
+  "*", // any header but Authorization, which must be named
 ].join(", ");
 const EXPOSED_HEADERS = [
   ...["Tailrace-Stream", "Tailrace-Token", "Tailrace-Siblings", "Tailrace-Ignored"],
@@ -25,7 +26,10 @@ const EXPOSED_HEADERS = [
   ...["X-RateLimit-Remaining-Tokens", "X-RateLimit-Reset-Tokens"],
 ].join(", ");
 
-/** Throws where a page asks that may not; programs send no Origin and are not meant. */
+/** Throw if the request comes from a page that may not use this edge.
+ *
+ * Programs that are no browsers send no Origin, and are let through.
+ */
 export function checkPage(request: Request, allowed: string[]): void {
   const origin = request.headers.get("Origin");
   if (origin === null || allowed.includes(ANY) || allowed.includes(origin)) return;
@@ -43,12 +47,12 @@ function hostOf(request: Request): string {
   return request.headers.get("Host") ?? new URL(request.url).host;
 }
 
-/** Without a port that goes without saying. */
+/** Return a host in lower case, without the default port of HTTP or HTTPS. */
 function bare(authority: string): string {
   return authority.toLowerCase().replace(/:(80|443)$/, "");
 }
 
-/** Of every answer, an error's too: who may read it. */
+/** Return the headers that tell browsers which pages may read an answer, also that of an error. */
 export function accessHeaders(request: Request, allowed: string[]): Record<string, string> {
   if (allowed.length === 0) return { "Cross-Origin-Resource-Policy": "same-origin" };
   const headers: Record<string, string> = { "Cross-Origin-Resource-Policy": "cross-origin" };
@@ -64,7 +68,7 @@ export function accessHeaders(request: Request, allowed: string[]): Record<strin
   return headers;
 }
 
-/** The answer to OPTIONS; without an origin that is allowed it promises nothing. */
+/** Return the answer to OPTIONS. It allows nothing if the page's origin is not allowed. */
 export function preflight(access: Record<string, string>): Response {
   const headers = new Headers({ "X-Content-Type-Options": "nosniff" });
   if ("Access-Control-Allow-Origin" in access) {

@@ -1,4 +1,4 @@
-/** Errors as the HTTP answers that every edge gives: one JSON shape for all. */
+/** Errors, and the HTTP responses that every edge makes of them. */
 
 import { FrameError, TailraceError } from "../../edge/web/tailrace/wire.js";
 
@@ -7,15 +7,16 @@ export { TailraceError };
 type Details = NonNullable<ConstructorParameters<typeof TailraceError>[1]>;
 
 const RETRY_AFTER_MS = 1_000;
-/** Times the least wait. */
+/** Clients retry after a wait of at most the shortest one times 1 + SPREAD. */
 const SPREAD = 4;
 
-/** A request that is at fault. */
+/** Return the error of a request that is itself at fault. */
 export function callerError(message: string, details: Details): TailraceError {
   return new TailraceError(message, { code: "invalid_request", status: 400, ...details });
 }
 
-/** From the least wait on: those who are refused together are not to come again together. */
+/** Return a random wait from `leastMs` on, so that clients refused together do not retry together.
+ */
 export function spreadMs(leastMs: number): number {
   return leastMs + Math.round(Math.random() * SPREAD * leastMs);
 }
@@ -29,8 +30,10 @@ export function unreachable(message: string): TailraceError {
   });
 }
 
-/** What a client is told; of bytes that are no frame also where, as the server's own codec says. */
-export function told(error: TailraceError): TailraceError {
+/** Return the error as a client gets it. A FrameError gets the offset and hint that the Python
+ * codec adds.
+ */
+export function asReported(error: TailraceError): TailraceError {
   if (!(error instanceof FrameError)) return error;
   const { code, status, field } = error;
   const hint =
@@ -42,7 +45,7 @@ export function told(error: TailraceError): TailraceError {
   return new TailraceError(`${error.message} at byte ${error.offset}`, { code, status, field, hint });
 }
 
-/** The JSON document of an error: the fields that mean something here. */
+/** Return the JSON document of an error, without its empty fields. */
 export function errorBody(error: TailraceError): { error: Record<string, string | boolean> } {
   const fields: Record<string, string | boolean> = { code: error.code, message: error.message };
   if (error.field !== null) fields["field"] = error.field;
@@ -51,7 +54,7 @@ export function errorBody(error: TailraceError): { error: Record<string, string 
   return { error: fields };
 }
 
-/** The whole answer, with the headers that RFC 9110 asks for (10.2.3). */
+/** Return the whole response, with Retry-After (RFC 9110, 10.2.3) if the error says when. */
 export function errorResponse(error: TailraceError): Response {
   const headers = new Headers({
     "Cache-Control": "no-store",
@@ -67,12 +70,12 @@ export function errorResponse(error: TailraceError): Response {
 const OPENAI_PATH =
   /^\/v1\/(?:chat\/completions|completions|responses|embeddings|models)(?:\/|$)/;
 
-/** Whether who asks for this path expects errors in the shape of OpenAI's API. */
+/** Return true if clients of this path expect errors in the shape of OpenAI's API. */
 export function speaksOpenai(path: string): boolean {
   return OPENAI_PATH.test(path);
 }
 
-/** As edge/errors.py has it. */
+/** Return an error in the shape of OpenAI's API, as edge/errors.py does. */
 export function openaiErrorResponse(error: TailraceError): Response {
   const { code, field, hint, message, retryable, retryAfterMs, status } = error;
   const headers = new Headers({
@@ -94,7 +97,7 @@ export function openaiErrorResponse(error: TailraceError): Response {
   return new Response(JSON.stringify({ error: fields }), { status, headers });
 }
 
-/** What an answer that is no success says. */
+/** Return the error that the edge behind reports in its answer. */
 export async function errorOf(answer: Response): Promise<TailraceError> {
   const said = await answer.text();
   try {

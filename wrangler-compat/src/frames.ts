@@ -1,16 +1,18 @@
-/** Runs of raw frames: a body's bytes are a log's rows, and a row is what a reader gets. */
+/** Runs of raw frames. The same bytes are the body that is read, a row of the log and a reader's
+ * body.
+ */
 
 import { LOGGED, TAGS } from "../../edge/web/tailrace/wire.js";
 
 /** Consecutive logged frames of one stream, on corr 0, without a gap. */
 export interface FrameRun {
-  /** The index of the first one, and of the one after the last. */
+  /** The index of the first frame, and of the frame after the last one. */
   first: number;
   next: number;
   bytes: Uint8Array;
 }
 
-/** What the body of a stream may hold. */
+/** Tags of the frames that the body of a stream may have. */
 export const IN_A_BODY: ReadonlySet<number> = new Set([
   ...LOGGED,
   TAGS.Heartbeat,
@@ -20,7 +22,7 @@ export const IN_A_BODY: ReadonlySet<number> = new Set([
 
 export const HEADER_BYTES = 4;
 
-/** How many bytes the frame takes that begins at `at`. */
+/** Return the size in bytes of the frame that begins at `at`. */
 export function sizeAt(bytes: Uint8Array, at: number): number {
   const low = bytes[at] ?? 0;
   const middle = bytes[at + 1] ?? 0;
@@ -28,7 +30,7 @@ export function sizeAt(bytes: Uint8Array, at: number): number {
   return HEADER_BYTES + low + (middle << 8) + (high << 16);
 }
 
-/** The frames of a run, which was checked when it was made. */
+/** Give the frames of a run one by one. They were checked when the run was made. */
 export function* framesOf(bytes: Uint8Array): Iterable<Uint8Array> {
   for (let at = 0; at < bytes.length; ) {
     const end = at + sizeAt(bytes, at);
@@ -37,7 +39,7 @@ export function* framesOf(bytes: Uint8Array): Iterable<Uint8Array> {
   }
 }
 
-/** What of a run a reader gets that needs frame `from` next: about `most` bytes, one frame at least. */
+/** Return the part of a run from frame `from` on: about `most` bytes, and at least one frame. */
 export function partOf(run: FrameRun, from: number, most: number): FrameRun {
   let start = 0;
   for (let index = run.first; index < from; index++) start += sizeAt(run.bytes, start);
@@ -53,13 +55,14 @@ export function partOf(run: FrameRun, from: number, most: number): FrameRun {
   return { first: from, next, bytes: run.bytes.subarray(start, end) };
 }
 
-/** Whether the run ends the stream. */
+/** Return true if the last frame of the run ends the stream. */
 export function isEnd(run: FrameRun): boolean {
   let last = 0;
   for (let at = 0; at < run.bytes.length; at += sizeAt(run.bytes, at)) last = at;
   return run.bytes[last + HEADER_BYTES] === TAGS.StreamEnd;
 }
 
+/** Return consecutive runs as one. */
 export function joined(runs: FrameRun[]): FrameRun {
   const [first] = runs;
   const last = runs.at(-1);

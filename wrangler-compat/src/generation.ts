@@ -1,4 +1,4 @@
-/** `/v1/generate` between edges: how a stream is begun, and what is said of one that is open. */
+/** `/v1/generate` between edges: starts a stream, and passes on what is known of an open one. */
 
 import { decode, encode } from "../../edge/web/tailrace/wire.js";
 import type { Opened } from "../../edge/web/tailrace/schema.js";
@@ -7,21 +7,23 @@ import { Origin } from "./origin";
 import type { Env } from "./settings";
 
 export const START = "/v1/generate";
-/** The origin's Opened; to an object from the Worker, which has just opened the stream. */
+/** A header with a whole Opened frame: of an answer in frames, and of the request with which the
+ * Worker hands a stream that it has just opened to its object. */
 export const OPENED = "Tailrace-Opened";
 
-/** What the origin said: its whole Opened frame is in a header. */
+/** Return the Opened frame that the headers have. */
 export function openedOf(headers: Headers): Opened {
   const { frame } = decode(fromBase64(headers.get(OPENED) ?? ""));
   if (frame.type !== "Opened") throw new TailraceError(`${frame.type} where Opened is awaited`);
   return frame;
 }
 
+/** Return an Opened frame as the value of its header. */
 export function headerOf(opened: Opened): string {
   return toBase64(encode(opened));
 }
 
-/** Of the answer to a reader. */
+/** Return the headers of the answer to a reader. */
 export function headersOf(opened: Opened): Headers {
   const headers = new Headers({
     "Cache-Control": "no-store, no-transform",
@@ -41,12 +43,12 @@ export function headersOf(opened: Opened): Headers {
   return headers;
 }
 
-/** A key of our own lets a request be sent again when the origin's edge is lost. */
+/** Return an idempotency key, with which a request can be sent again if the edge behind is lost. */
 export function randomKey(): string {
   return crypto.randomUUID().replaceAll("-", "");
 }
 
-/** The answer to a new stream's request, which has an idempotency key. */
+/** Start a stream at the edge behind and return its answer. The request has an idempotency key. */
 export async function begin(
   env: Env,
   headers: Headers,
@@ -56,11 +58,12 @@ export async function begin(
   return origin.ask(origin.url(START), { method: "POST", headers, body });
 }
 
+/** Return the object of a stream. */
 export function objectOf(env: Env, id: string): DurableObjectStub {
   return env.STREAMS.getByName(id);
 }
 
-/** The object's own address of a stream: only its path and query mean anything. */
+/** Return the URL with which the Worker asks an object for its stream. Its host has no meaning. */
 export function addressOf(id: string, next: number): string {
   return `https://stream${START}/${id}${next > 0 ? `?after=${next - 1}` : ""}`;
 }

@@ -1,7 +1,7 @@
-/** The body of a stream at the origin, byte by byte: runs of frames to be kept, and its end.
+/** Reads the body of a stream: takes its bytes in any pieces and returns runs of frames to store.
  *
- * Nearly all frames are Tokens, and nearly all of a body is kept as it came: Tokens are looked at
- * where they lie, and a run is a part of what was read. All else goes through the codec.
+ * Nearly all frames are Tokens, and nearly all bytes are stored as they are. So Tokens are checked
+ * in place and a run is a view of the bytes that were read. Other frames are decoded by the codec.
  */
 
 import {
@@ -24,14 +24,15 @@ const NOTHING = new Uint8Array();
 export class Intake {
   #rest: Uint8Array = NOTHING;
   #next: number;
-  /** The stream ended, or its reading: for a fault of the origin's, or because nothing is left. */
+  /** "ended" after the last frame of the body, or the error with which the body ended. */
   closing: TailraceError | "ended" | null = null;
 
   constructor(next: number) {
     this.#next = next;
   }
 
-  /** The frames that these bytes complete, if any. Throws FrameError for what is no body. */
+  /** Return the logged frames that these bytes complete, if any. Throws FrameError for other bytes.
+   */
   feed(bytes: Uint8Array): FrameRun | null {
     const data = this.#rest.length === 0 ? bytes : withRest(this.#rest, bytes);
     const runs: FrameRun[] = [];
@@ -82,7 +83,7 @@ export class Intake {
   }
 }
 
-/** Whether the codec would take what is known of the frame's beginning. */
+/** Return true if the codec would accept what has arrived of the frame's prefix. */
 function isPlain(data: Uint8Array, at: number, end: number): boolean {
   return (
     data[at + VERSION_AT] === VERSION_WITHOUT_FLAGS &&
@@ -92,13 +93,13 @@ function isPlain(data: Uint8Array, at: number, end: number): boolean {
   );
 }
 
-/** The codec says what is wrong. */
+/** Throw the error of the codec for the frame at `at`. */
 function refuse(data: Uint8Array, at: number): never {
   new Splitter({ tags: IN_A_BODY }).feed(data.slice(at));
   throw new FrameError("no frame of a stream's body", "header", 0);
 }
 
-/** The index of a Token, from its bytes; -1 where it is not plain, and the codec is to look. */
+/** Return the index of a Token from its bytes, or -1 if only the codec can read it. */
 function indexOfToken(data: Uint8Array, at: number, end: number): number {
   const low = data[at + TEXT_AT] ?? 0;
   let from = at + TEXT_AT + 1 + low;

@@ -1,24 +1,24 @@
-/** What one object keeps of its stream: frames in rows of one commit each, and who may read them. */
+/** What an object stores: the frames of its stream, a row for each commit, and the known tokens. */
 
 import type { Opened } from "../../edge/web/tailrace/schema.js";
 import { type FrameRun, isEnd, joined, partOf } from "./frames";
 
-/** SQLite in an object takes at most 2 MB a row, which not every runtime enforces. */
+/** Maximum bytes of a row. An object's SQLite takes 2 MB, which not every runtime enforces. */
 const MAX_ROW_BYTES = 1_900_000;
-/** Rows of one read: a stream that came a token at a time has many small ones. */
+/** Maximum rows of one read. A stream that came a token at a time has many small rows. */
 const READ_ROWS = 64;
-/** Tokens that an origin has let in; then the oldest one is asked about again. */
+/** Maximum tokens that are remembered. The origin is asked about older ones again. */
 const MAX_TOKENS = 256;
 
-/** What is known of a stream besides its frames. */
+/** Facts about a stream besides its frames. */
 export interface About {
-  /** What the origin's edge said of it last. */
+  /** The last Opened frame of the edge behind, without its token and siblings. */
   opened: Opened;
-  /** The token to read it on with, after a restart; empty: none is needed. */
+  /** The token with which the object reads on after a restart. Empty if none is needed. */
   token: string;
-  /** Somebody without a token or key was let in. */
+  /** The origin has accepted a reader without a token or key. */
   open: boolean;
-  /** It was being read from the origin: a restart goes on with that. */
+  /** The object was reading the stream. After a restart it reads on. */
   reading: boolean;
 }
 
@@ -31,7 +31,7 @@ interface Row extends Record<string, SqlStorageValue> {
 export class Log {
   readonly #storage: DurableObjectStorage;
   #about: About | undefined;
-  /** The index of the next frame, and whether there will be none: always what the rows say. */
+  /** The index of the next frame, and whether the stream has ended. Both follow from the rows. */
   next = 0;
   ended = false;
 
@@ -53,7 +53,7 @@ export class Log {
     return this.#about;
   }
 
-  /** Keep what is said of the stream from now on. */
+  /** Store the facts about the stream, if they have changed. */
   note(about: About): void {
     if (this.#about === undefined) this.#create();
     else if (isSame(this.#about, about)) return;
@@ -73,7 +73,7 @@ export class Log {
     );
   }
 
-  /** Write runs that follow each other; they are durable after the storage's `sync`. */
+  /** Write consecutive runs. They are durable after the storage's `sync`. */
   append(runs: FrameRun[]): void {
     for (const run of rowsOf(runs)) {
       if (run.first !== this.next) throw new Error(`frame ${run.first} after ${this.next - 1}`);
@@ -88,7 +88,8 @@ export class Log {
     }
   }
 
-  /** About `most` bytes from frame `from` on, of rows that begin before `end`: one frame at least. */
+  /** Return about `most` bytes from frame `from` on, and at least one frame, from rows that begin
+   * before frame `end`. */
   read(from: number, end: number, most: number): FrameRun {
     const rows = this.#storage.sql.exec<Row>(
       "SELECT first, next, bytes FROM frames" +
@@ -109,7 +110,7 @@ export class Log {
     return joined(runs);
   }
 
-  /** A token that the origin has made or let in is good until it expires. */
+  /** Remember a token that the origin has issued or accepted, until it expires. */
   remember(digest: string, expiresMs: number): void {
     const sql = this.#storage.sql;
     sql.exec("INSERT OR REPLACE INTO tokens VALUES (?, ?)", digest, expiresMs);
@@ -119,6 +120,7 @@ export class Log {
     );
   }
 
+  /** Return true if the token was remembered and has not expired. */
   knows(digest: string, nowMs: number): boolean {
     if (this.#about === undefined) return false;
     const [row] = this.#storage.sql
@@ -127,6 +129,7 @@ export class Log {
     return row !== undefined && row.expires_ms > nowMs;
   }
 
+  /** Delete everything. */
   async forget(): Promise<void> {
     await this.#storage.deleteAll();
     this.#about = undefined;
@@ -139,6 +142,7 @@ function runOf(row: Row): FrameRun {
   return { first: row.first, next: row.next, bytes: new Uint8Array(row.bytes) };
 }
 
+/** Join the runs into as few rows as their maximum size allows. */
 function rowsOf(runs: FrameRun[]): FrameRun[] {
   const rows: FrameRun[] = [];
   let open: FrameRun[] = [];

@@ -1,13 +1,13 @@
-/** Requests to the Tailrace edge that this one is in front of. */
+/** Requests to the Tailrace edge behind this Worker. */
 
 import { TailraceError, unreachable } from "./errors";
 
-/** How long a new request waits for an edge that cannot be reached. */
-const CONNECT_PATIENCE_MS = 2_000;
+/** Time for which a request is repeated while the edge behind cannot be reached. */
+const CONNECT_TIMEOUT_MS = 2_000;
 const RETRY_MS = 100;
 
-/** Who is let in here is let in by this edge: what its own rules look at stays here. */
-const OURS = ["host", "origin", "content-length", "accept-encoding", "tailrace-opened"];
+/** Request headers that are not forwarded. The Worker itself checks the host and the page. */
+const NOT_FORWARDED = ["host", "origin", "content-length", "accept-encoding", "tailrace-opened"];
 
 export class Origin {
   readonly #base: URL;
@@ -16,17 +16,17 @@ export class Origin {
     this.#base = new URL(url);
   }
 
-  /** The same place at the origin's edge. */
+  /** Return the URL of a path at the edge behind. */
   url(path: string): URL {
     return new URL(path, this.#base);
   }
 
-  /** An answer, whatever its status; asked for again for as long as nobody answers at all.
+  /** Return the answer to a request that may be carried out twice, whatever its status.
    *
-   * Only for what may be carried out twice. Throws `origin_unreachable`.
+   * The request is repeated while the edge cannot be reached. Throws `origin_unreachable`.
    */
   async ask(url: URL, init: RequestInit): Promise<Response> {
-    const deadline = Date.now() + CONNECT_PATIENCE_MS;
+    const deadline = Date.now() + CONNECT_TIMEOUT_MS;
     for (;;) {
       try {
         return await fetch(url, { redirect: "manual", ...init });
@@ -38,7 +38,8 @@ export class Origin {
     }
   }
 
-  /** The answer to what must not be carried out twice. Throws `outcome_unknown`. */
+  /** Return the answer to a request that must not be carried out twice. Throws `outcome_unknown`.
+   */
   async askOnce(url: URL, init: RequestInit): Promise<Response> {
     try {
       return await fetch(url, { redirect: "manual", ...init });
@@ -52,11 +53,10 @@ export class Origin {
   }
 }
 
-/** The headers of a client's request as they go on. */
-
+/** Return the headers with which a client's request is forwarded. */
 export function forwarded(request: Request): Headers {
   const headers = new Headers(request.headers);
-  for (const name of OURS) headers.delete(name);
+  for (const name of NOT_FORWARDED) headers.delete(name);
   const url = new URL(request.url);
   headers.set("X-Forwarded-Proto", url.protocol.slice(0, -1));
   headers.set("X-Forwarded-Host", url.host);

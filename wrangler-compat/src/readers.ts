@@ -1,20 +1,21 @@
-/** Who reads a stream, and how far each has got: live is replay that has reached the tip.
+/** The readers of one stream and their positions. Live is replay that has reached the tip.
  *
- * A reader holds no frames: it takes them from the tip's memory or from the log. What is read of
- * the origin waits for the reader that is furthest: nobody's bytes pile up here or on the disk.
+ * A reader holds no frames: it takes them from memory at the tip, or from the log. The stream is
+ * read from the edge behind only as fast as the furthest reader takes it, so that no frames pile
+ * up.
  */
 
 import type { TailraceError } from "./errors";
 import { type FrameRun, partOf } from "./frames";
 import type { Log } from "./log";
 
-/** How far the log may be ahead of the reader that is furthest. */
+/** Maximum bytes by which the log may be ahead of the furthest reader. */
 const AHEAD_BYTES = 64 << 10;
-/** Of one write to a client: what a client that does not read holds here. */
+/** Maximum bytes of one write to a client, which a client that does not read holds in memory. */
 const PART_BYTES = 16 << 10;
 
 export class Reader {
-  /** Who wants to be told when there is more. */
+  /** Called when there are more frames, or the reader has been removed. */
   wake: (() => void) | null = null;
 
   constructor(public next: number) {}
@@ -23,13 +24,13 @@ export class Reader {
 export class Readers {
   readonly #log: Log;
   readonly #readers = new Set<Reader>();
-  /** The frames that were released last. */
+  /** The latest frames, for readers at the tip. */
   #recent: FrameRun[] = [];
   #recentBytes = 0;
-  /** Frames before this one are durable, and may be seen. */
+  /** Frames before this index are durable and may be sent. */
   #released: number;
   #room: (() => void) | null = null;
-  /** Why nobody can read on. */
+  /** The error because of which the stream cannot be read on, if there is one. */
   failure: TailraceError | null = null;
 
   constructor(log: Log) {
@@ -57,7 +58,7 @@ export class Readers {
     return this.#readers.has(reader);
   }
 
-  /** What the reader gets now; null while there is nothing. */
+  /** Return the frames to send to the reader now, or null if there are none. */
   take(reader: Reader): FrameRun | null {
     if (reader.next >= this.#released) return null;
     const recent = this.#recent.find((run) => run.next > reader.next);
@@ -70,7 +71,7 @@ export class Readers {
     return run;
   }
 
-  /** These frames are durable. */
+  /** Note that these frames are durable, and wake the readers. */
   release(run: FrameRun): void {
     this.#released = run.next;
     this.#recent.push(run);
@@ -79,7 +80,7 @@ export class Readers {
     this.wakeAll();
   }
 
-  /** Kept is what a reader is about to get, and no more than a stalled one may cost. */
+  /** Drop frames from memory that every reader has, and those that only a stalled reader needs. */
   #trim(): void {
     const slowest = Math.min(...this.#nexts());
     for (;;) {
@@ -96,6 +97,7 @@ export class Readers {
     return Array.from(this.#readers, (reader) => reader.next);
   }
 
+  /** Tell all readers that the stream cannot be read on. */
   fail(error: TailraceError): void {
     this.failure = error;
     this.wakeAll();
@@ -106,14 +108,14 @@ export class Readers {
     this.#tellOfRoom();
   }
 
-  /** Until the origin is to be read on, or nobody reads any more. */
+  /** Wait until the stream should be read on, or has no reader any more. */
   async room(): Promise<void> {
     while (this.count > 0 && !this.#hasRoom()) {
       await new Promise<void>((resolve) => (this.#room = resolve));
     }
   }
 
-  /** Whether the reader that is furthest is near the tip. */
+  /** Return true if the furthest reader is near the tip. */
   #hasRoom(): boolean {
     const furthest = Math.max(...this.#nexts());
     if (furthest >= this.#released) return true;

@@ -1,4 +1,4 @@
-/** Parts of a request's line and headers, checked as edge/generate/params.py does. */
+/** Checks and parses a request's URL and headers, as edge/generate/params.py does. */
 
 import { callerError } from "./errors";
 
@@ -20,7 +20,7 @@ const STREAM_ID = /^[0-9a-f]{32}$/;
 const NUMBER = /^[0-9]{1,20}$/;
 const U64_MAX = 2n ** 64n - 1n;
 
-/** As much of a head as edge/server/http1.py takes. */
+/** Maximum bytes and number of headers of a request, as in edge/server/http1.py. */
 const MAX_HEAD_BYTES = 16 << 10;
 const MAX_HEADERS = 100;
 
@@ -34,7 +34,7 @@ export function checkHeaders(request: Request): void {
   });
 }
 
-/** The view that an Accept header likes best (RFC 9110, 12.5.1); JSON without one. */
+/** Return the view that an Accept header prefers (RFC 9110, 12.5.1), or JSON without one. */
 export function chooseView(accept: string | null): View {
   if (accept === null || !accept.trim()) return JSON_VIEW;
   let best: { quality: number; wildcards: number; view: View } | undefined;
@@ -42,7 +42,7 @@ export function chooseView(accept: string | null): View {
     const [name = "", ...parameters] = range.trim().toLowerCase().split(";");
     const view = VIEWS.get(name.trim());
     const quality = qualityOf(parameters);
-    // Of two ranges liked alike the one without a wildcard says more.
+    // Of two ranges with the same quality the one without a wildcard is more specific.
     const wildcards = name.split("*").length;
     const isBetter =
       best === undefined ||
@@ -67,7 +67,7 @@ function qualityOf(parameters: string[]): number {
   return 1;
 }
 
-/** The stream id that a path names; an error for whatever cannot be one. */
+/** Return the stream id that a path has. Throws if it cannot be one. */
 export function checkStreamId(text: string): string {
   if (STREAM_ID.test(text)) return text;
   throw callerError("no such stream", {
@@ -78,10 +78,10 @@ export function checkStreamId(text: string): string {
   });
 }
 
-/** The index of the first frame that is wanted, from `?after=` and `Last-Event-ID`; 0 without. */
+/** Return the index of the first requested frame, from `?after=` and `Last-Event-ID`. */
 export function parseAfter(after: string[], lastEventId: string | null): number {
   const given = new Set(after.map((text) => indexOf(text, "after")));
-  // EventSource sends an empty one where it would send none: it asks for all.
+  // EventSource may send an empty Last-Event-ID, which means none.
   if (lastEventId) given.add(indexOf(lastEventId, "Last-Event-ID"));
   if (given.size > 1) {
     throw callerError("two different indexes to resume after", {

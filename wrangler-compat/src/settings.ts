@@ -1,14 +1,14 @@
-/** What the wrangler file says: bindings, and variables that an edge of our own knows as well. */
+/** The bindings and variables of the wrangler file. */
 
 import type { StreamObject } from "./stream_object";
 
 export interface Env {
   STREAMS: DurableObjectNamespace<StreamObject>;
-  /** The Tailrace edge in front of the origins: `https://HOST[:PORT]`. */
+  /** URL of the edge behind: `https://HOST[:PORT]`. */
   TAILRACE_ORIGIN_URL: string;
-  /** Seconds that a stream is kept here after its last read or write. */
+  /** Seconds for which a stream is stored here after its last read or write. */
   TAILRACE_RETENTION_S?: string | number;
-  /** Web origins whose pages may ask; a list, or a text with commas. */
+  /** Web origins whose pages may use this edge: a list, or a text with commas. */
   TAILRACE_EDGE_ALLOWED_ORIGINS?: string | string[];
   TAILRACE_EDGE_MAX_BODY_BYTES?: string | number;
 }

@@ -1,8 +1,8 @@
-/** One stream at the edge: its log, its readers, and the reading of it at the origin.
+/** One stream at the edge: stores its log, sends it to readers, and reads it from the edge behind.
  *
- * Frames that come are committed in groups, and released to readers when they are durable. What
- * comes next follows from the rows, never from memory: an object that was evicted, replaced or
- * killed takes the origin's stream up where its log ends.
+ * Frames are committed in groups and released to readers when they are durable. The next index
+ * follows from the rows, never from memory. So an object that was evicted, replaced or killed reads
+ * on where its log ends.
  */
 
 import { DurableObject } from "cloudflare:workers";
@@ -21,27 +21,29 @@ import { wait } from "./time";
 import { digestOf, expiryOf } from "./token";
 import { encoderOf } from "./views";
 
-/** How long a stream that is being read waits for an origin that is lost. */
-const ORIGIN_PATIENCE_MS = 30_000;
+/** Time for which a stream with readers waits for an edge behind that is lost. */
+const ORIGIN_TIMEOUT_MS = 30_000;
 const LEAST_RETRY_MS = 100;
 const MOST_RETRY_MS = 2_000;
-/** The stream is read on for so long after its last reader, who may only have lost its connection. */
+/** Time for which the stream is read after its last reader left, which may only have lost its
+ * connection.
+ */
 const LINGER_MS = 5_000;
-/** An object that was killed while it read is woken after at most so long. */
+/** Maximum time after which an object that was killed while it read is woken. */
 const REATTACH_MS = 5_000;
-/** After this long without a frame a body gets a sign of life. */
+/** Time without a frame after which a body gets a keep-alive. */
 const SILENCE_MS = 4_000;
 const MAX_WAITING_BYTES = 64 << 10;
-/** The longest that frames wait for others to be committed with. */
+/** Maximum time for which frames wait for others of the same commit. */
 const MOST_GATHER_MS = 8;
 
-/** A request to read, as the object looks at it. */
+/** A request to read the stream. */
 interface Wanted {
   request: Request;
   id: string;
   from: number;
   token: string | null;
-  /** There is an API key, whose worth only the origin knows. */
+  /** The request has an API key, which only the edge behind can check. */
   hasKey: boolean;
 }
 
@@ -93,9 +95,10 @@ export class StreamObject extends DurableObject<Env> {
     return new Response(this.#body(reader, encoderOf(view)), { headers });
   }
 
-  /** What the reader is told of the stream, or the answer to one who is not let in.
+  /** Return the Opened frame for a reader, or the answer to a reader that is refused.
    *
-   * Asked is the origin, unless the token is one that it has made or let in: no secret is here.
+   * The edge behind decides, unless the token is one that it has issued or accepted before: this
+   * object has no secret with which to check a token.
    */
   async #admit(wanted: Wanted): Promise<Opened | Response> {
     const { request, id, token, hasKey, from } = wanted;
@@ -108,7 +111,7 @@ export class StreamObject extends DurableObject<Env> {
     if (token && !hasKey && isThere) {
       if (this.#log.knows(await digestOf(token), Date.now())) return this.#known(token);
     }
-    // The answer to who reads where the log ends is what is to be read next.
+    // A reader at the end of the log asks for what the object itself needs next.
     const isOurs = this.#reading === null && !this.#log.ended && isThere;
     let answer: Response;
     try {
@@ -128,14 +131,16 @@ export class StreamObject extends DurableObject<Env> {
     return opened;
   }
 
-  /** Of a stream that is here, to somebody whom the origin was not asked about. */
+  /** Return the Opened frame for a reader that was accepted without asking the edge behind. */
   #known(token: string): Opened {
     const about = this.#log.about;
-    if (about === undefined) throw new Error("nobody is known where nothing is");
+    if (about === undefined) throw new Error("an object without a stream knows no tokens");
     return { ...about.opened, token, siblings: [], next_index: this.#log.next };
   }
 
-  /** Who asked with `shown` was let in, or whoever asks, and has now the token that Opened says. */
+  /** Store what Opened says, and the tokens that are valid: `shown`, which the reader had, and the
+   * new one. `open` says that a reader without a token or key was accepted.
+   */
   async #note(opened: Opened, shown: string | null, open: boolean): Promise<void> {
     const tokens = [shown ?? "", opened.token].filter((token) => token !== "");
     const digests = await Promise.all(tokens.map(digestOf));
@@ -165,7 +170,7 @@ export class StreamObject extends DurableObject<Env> {
               over = true;
               controller.enqueue(encoder.failure(readers.failure));
             } else if (!(await moreCame(reader))) {
-              controller.enqueue(encoder.signOfLife());
+              controller.enqueue(encoder.keepAlive());
             } else if (readers.has(reader)) {
               continue;
             } else {
@@ -190,7 +195,7 @@ export class StreamObject extends DurableObject<Env> {
     else this.#linger(reader);
   }
 
-  /** The last reader stays as if it read no further, for a while. */
+  /** Keep the last reader for LINGER_MS, as if it read no further. */
   #linger(reader: Reader): void {
     setTimeout(() => {
       this.#readers.leave(reader);
@@ -206,7 +211,8 @@ export class StreamObject extends DurableObject<Env> {
     return url;
   }
 
-  /** Read the stream at the origin, unless that is under way; `answer` is its rest, if it is here. */
+  /** Start to read the stream from the edge behind, unless that is under way. `answer` has the rest
+   * of the stream, if it has been requested already. */
   #readOn(answer: Response | null): void {
     const about = this.#log.about;
     if (this.#reading !== null || this.#log.ended || about === undefined) return;
@@ -245,7 +251,7 @@ export class StreamObject extends DurableObject<Env> {
       }
       if (this.#log.ended || signal.aborted) break;
       lostMs ??= Date.now();
-      if (Date.now() - lostMs >= ORIGIN_PATIENCE_MS) {
+      if (Date.now() - lostMs >= ORIGIN_TIMEOUT_MS) {
         this.#readers.fail(unreachable("this edge has no link to an origin"));
         break;
       }
@@ -254,14 +260,14 @@ export class StreamObject extends DurableObject<Env> {
     }
     this.#reading = null;
     if (signal.aborted && this.#readers.count > 0) {
-      this.#readOn(null); // somebody has come meanwhile
+      this.#readOn(null); // a new reader came meanwhile
       return;
     }
     this.#log.note({ ...(this.#log.about ?? about), reading: false });
     this.#schedule();
   }
 
-  /** Until the answer ends. Throws what the origin says that is no frame. */
+  /** Read an answer to its end. Throws the error that it reports. */
   async #take(answer: Response, signal: AbortSignal): Promise<void> {
     if (answer.status !== 200 || answer.body === null) throw await errorOf(answer);
     const source = answer.body.getReader();
@@ -294,15 +300,15 @@ export class StreamObject extends DurableObject<Env> {
     this.#committing ??= this.#commitAll();
   }
 
-  /** What has come since the last commit is one commit: what waits for it is seen after it. */
+  /** Commit the frames that have arrived since the last commit, until there are none. */
   async #commitAll(): Promise<void> {
     try {
       while (this.#waiting.length > 0) await this.#commitWaiting();
     } catch (error) {
       console.error(error);
-      this.ctx.abort("the storage refused a write"); // the next object knows what was written
+      this.ctx.abort("the storage refused a write"); // the next object reads what was written
     }
-    this.#committing = null; // in the turn that found nothing waiting: what comes next begins anew
+    this.#committing = null; // in the same turn that found nothing waiting
   }
 
   async #commitWaiting(): Promise<void> {
@@ -317,7 +323,9 @@ export class StreamObject extends DurableObject<Env> {
     this.#readers.release(joined(runs));
   }
 
-  /** Frames that are here, but come one a turn, are to be in one commit: as long as the last took. */
+  /** Wait about as long as the last commit took. The runtime delivers one chunk a turn, so frames
+   * that have arrived already get into the same commit.
+   */
   async #gathered(): Promise<void> {
     const begun = Date.now();
     do await wait(0);
@@ -326,13 +334,15 @@ export class StreamObject extends DurableObject<Env> {
 
   // ---- time ----
 
-  /** The one alarm: for an object that is killed while it reads, or for what nobody uses. */
+  /** Set the alarm, which wakes an object that is killed while it reads, or removes an unused
+   * stream.
+   */
   #schedule(): void {
     const inMs = this.#reading === null ? retentionMs(this.env) : REATTACH_MS;
     void this.ctx.storage.setAlarm(Date.now() + inMs);
   }
 
-  /** Where an object was killed that read, it reads on; what nobody has used goes. */
+  /** Read on if the object was killed while it read; otherwise remove a stream that is not used. */
   override async alarm(): Promise<void> {
     const about = this.#log.about;
     if (about === undefined) return;
@@ -349,12 +359,13 @@ export class StreamObject extends DurableObject<Env> {
   }
 }
 
-/** What asking again would not cure. */
+/** Return true for an error that would come again. */
 function isFinal(error: unknown): error is TailraceError {
   return error instanceof TailraceError && !error.retryable;
 }
 
-/** The token may have been said in the URL, which does not go on. */
+/** Return headers that ask for frames. The token may have come in the URL, which is not forwarded.
+ */
 function asFrames(headers: Headers, token: string | null): Headers {
   if (token) headers.set("Tailrace-Token", token);
   headers.set("Accept", FRAMES);
@@ -362,7 +373,7 @@ function asFrames(headers: Headers, token: string | null): Headers {
   return headers;
 }
 
-/** Whether there is something new, before the silence gets too long. */
+/** Wait for news. Return false if there was none for SILENCE_MS. */
 async function moreCame(reader: Reader): Promise<boolean> {
   let timer = 0;
   const came = await new Promise<boolean>((resolve) => {

@@ -1,10 +1,12 @@
-/** What an edge may know of a resume token: whether it is one that was seen, and until when it is good.
+/** The digest and the expiry of a resume token.
  *
- * Its mac is the origin's to check. An edge only reads the expiry of tokens that the origin has
- * made or let in.
+ * Only the origin can check the token's mac. This edge reads the expiry of tokens that the origin
+ * has issued or accepted.
  */
 
-/** The payload: 16 bytes of stream, one of rights, then the expiry (u64, Unix ms). */
+/** Offset of the expiry (u64, Unix ms) in the payload, after the stream (16 bytes) and the rights
+ * (1).
+ */
 const EXPIRY_AT = 17;
 
 export async function digestOf(token: string): Promise<string> {
@@ -12,7 +14,7 @@ export async function digestOf(token: string): Promise<string> {
   return Array.from(new Uint8Array(digest), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-/** When the token expires, in Unix ms; 0, which is past, where it does not say so. */
+/** Return the time in Unix ms at which the token expires, or 0 if it does not have one. */
 export function expiryOf(token: string): number {
   const payload = token.split(".")[2] ?? "";
   try {

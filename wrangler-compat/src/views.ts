@@ -1,25 +1,25 @@
-/** Logged frames as bytes of a body, in either view; the words of edge/sse.py. */
+/** Encodes logged frames as the body of a response: as frames, or as events like edge/sse.py. */
 
 import { decode, encode } from "../../edge/web/tailrace/wire.js";
 import type { Frame, Score, StreamEnd, TokenScores } from "../../edge/web/tailrace/schema.js";
-import { TailraceError, errorBody, told } from "./errors";
+import { TailraceError, asReported, errorBody } from "./errors";
 import { type FrameRun, framesOf } from "./frames";
 import { FRAMES, type View } from "./request";
 
 const text = new TextEncoder();
 const fromUtf8 = new TextDecoder();
 
-/** Bounds of the time in ms after which an EventSource that lost its connection asks again. */
+/** Bounds of the time in ms after which an EventSource reconnects. */
 const MIN_RETRY_MS = 500;
 const MAX_RETRY_MS = 2_000;
 const PING = text.encode(": ping\n\n");
 
-/** How frames become bytes of one body. */
+/** Encodes the frames of one body. */
 export interface Encoder {
   frames(run: FrameRun): Uint8Array;
-  /** Bytes that carry no frame of the stream. */
-  signOfLife(): Uint8Array;
-  /** What closes a body whose stream cannot be read on. */
+  /** Return bytes that show that the connection works, and carry no frame of the stream. */
+  keepAlive(): Uint8Array;
+  /** Return the last bytes of a body whose stream cannot be read on. */
   failure(error: TailraceError): Uint8Array;
 }
 
@@ -39,7 +39,7 @@ class RawFrames implements Encoder {
     return run.bytes;
   }
 
-  signOfLife(): Uint8Array {
+  keepAlive(): Uint8Array {
     return encode({
       type: "Heartbeat",
       clock_ms: Date.now(),
@@ -75,7 +75,7 @@ class Events implements Encoder {
     return text.encode(events);
   }
 
-  signOfLife(): Uint8Array {
+  keepAlive(): Uint8Array {
     return PING;
   }
 
@@ -91,7 +91,7 @@ class Events implements Encoder {
 }
 
 export function errorFrame(fault: TailraceError): Frame {
-  const error = told(fault);
+  const error = asReported(fault);
   return {
     type: "StreamError",
     code: error.code,
@@ -104,7 +104,7 @@ export function errorFrame(fault: TailraceError): Frame {
   };
 }
 
-/** The event of one logged frame, whose id is its index. */
+/** Return the event of one logged frame. Its id is the index of the frame. */
 function event(raw: Uint8Array): string {
   const { frame } = decode(raw);
   switch (frame.type) {
@@ -126,7 +126,8 @@ function event(raw: Uint8Array): string {
   }
 }
 
-/** `message` and `retryable` only where there is one, or it is. */
+/** Return the fields of the last event. `message` and `retryable` are left out if empty or false.
+ */
 function endFields(end: StreamEnd): object {
   const { type: _, message, retryable, ...fields } = end;
   return {
@@ -140,7 +141,7 @@ function withTop(scores: TokenScores): object {
   return { ...scoreFields(scores.chosen), top: scores.top.map(scoreFields) };
 }
 
-/** `bytes` is there where a token is no text by itself. */
+/** Return the fields of a score, with `bytes` if the token alone is not valid UTF-8. */
 function scoreFields(score: Score): object {
   const token = fromUtf8.decode(score.token);
   const fields = { id: score.id, token, logprob: score.logprob };
@@ -151,13 +152,13 @@ function scoreFields(score: Score): object {
 }
 
 function format(index: number | null, name: string | null, fields: object): string {
-  // JSON leaves no bare line break in the data, so one data line always does.
+  // JSON escapes line breaks, so the data is always one line.
   const data = JSON.stringify(fields, plain);
   const id = index === null ? "" : `id: ${index}\n`;
   return `${id}${name === null ? "" : `event: ${name}\n`}data: ${data}\n\n`;
 }
 
-/** JSON knows no infinity, which it writes as null, and no bytes. */
+/** Replace bytes by base64, which JSON lacks. It writes an infinity as null. */
 function plain(_name: string, value: unknown): unknown {
   if (!(value instanceof Uint8Array)) return value;
   return btoa(Array.from(value, (byte) => String.fromCharCode(byte)).join(""));

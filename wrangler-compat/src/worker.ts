@@ -1,7 +1,7 @@
-/** The routes of this edge: the same as those of edge/application.py.
+/** The routes of this edge, which are those of edge/application.py.
  *
- * What is read as events or frames comes from a stream's object; everything else is the origin's
- * edge to answer, in its own words.
+ * Events and frames of a stream come from the stream's object. All other requests are forwarded to
+ * the edge behind.
  */
 
 import { SCHEMA_ID } from "../../edge/web/tailrace/wire.js";
@@ -34,7 +34,7 @@ const READ = /^\/v1\/generate\/([^/]+)$/;
 const CANCEL = /^\/v1\/generate\/[^/]+\/cancel$/;
 const REQUEST_ID = "X-Request-Id";
 const ID = /^[!-~]{1,128}$/;
-/** Routes that answer a preflight. */
+/** Beginnings of the paths that answer a preflight. */
 const PREFLIGHTS = [
   ...["/v1/generate", "/api/chat", "/v1/stream/", "/v1/chat/completions", "/v1/completions"],
   ...["/v1/responses", "/v1/embeddings", "/v1/models"],
@@ -44,7 +44,7 @@ export default {
   async fetch(asked: Request, env: Env): Promise<Response> {
     const request = new Request(asked);
     const id = requestId(asked);
-    request.headers.set(REQUEST_ID, id); // the edge behind says the same in its log
+    request.headers.set(REQUEST_ID, id); // the edge behind logs the same id
     const allowed = allowedOrigins(env);
     const access = accessHeaders(request, allowed);
     let answer: Response;
@@ -92,7 +92,7 @@ async function route(
   return pass(request, env);
 }
 
-/** An encoded slash is one, as it is to the edge behind. */
+/** Decode a path. An encoded slash counts as one, as at the edge behind. */
 function decoded(pathname: string): string {
   try {
     return decodeURIComponent(pathname);
@@ -101,7 +101,7 @@ function decoded(pathname: string): string {
   }
 }
 
-/** The one that the request has, if it is one, or one of our own. */
+/** Return the id that the request has, if it is a valid one, or a new one. */
 function requestId(request: Request): string {
   const given = request.headers.get(REQUEST_ID) ?? "";
   return ID.test(given) ? given : randomKey();
@@ -111,7 +111,7 @@ function document(fields: object): Response {
   return Response.json(fields, { headers: { "Cache-Control": "no-store" } });
 }
 
-/** POST /v1/generate */
+/** POST /v1/generate: start a stream at the edge behind and read it through its object. */
 async function start(request: Request, env: Env): Promise<Response> {
   const view = chooseView(request.headers.get("Accept"));
   const headers = forwarded(request);
@@ -119,7 +119,7 @@ async function start(request: Request, env: Env): Promise<Response> {
   if (!headers.has("Idempotency-Key")) headers.set("Idempotency-Key", randomKey());
   const answer = await begin(env, headers, await bodyOf(request, maxBodyBytes(env)));
   if (view === JSON_VIEW || answer.status !== 200) return answer;
-  // The object reads the stream by itself: what it has then outlives this request.
+  // The object reads the stream itself, so that what it has outlives this request.
   await answer.body?.cancel();
   const opened = openedOf(answer.headers);
   const asked = new Headers(request.headers);
@@ -132,7 +132,7 @@ async function start(request: Request, env: Env): Promise<Response> {
   });
 }
 
-/** GET /v1/generate/{id} */
+/** GET /v1/generate/{id}: read a stream through its object. */
 async function read(request: Request, env: Env, id: string): Promise<Response> {
   const view = chooseView(request.headers.get("Accept"));
   const query = new URL(request.url).searchParams;
@@ -157,10 +157,11 @@ async function pass(request: Request, env: Env): Promise<Response> {
   const init = { method: request.method, headers: forwarded(request) };
   if (request.method === "GET" || request.method === "HEAD") return origin.ask(url, init);
   const body = await bodyOf(request, maxBodyBytes(env));
-  const again = CANCEL.test(pathname); // twice is once
+  const again = CANCEL.test(pathname); // may be repeated
   return again ? origin.ask(url, { ...init, body }) : origin.askOnce(url, { ...init, body });
 }
 
+/** Read a request's body. Throws if it is larger than `limitBytes`. */
 async function bodyOf(request: Request, limitBytes: number): Promise<Uint8Array> {
   const pieces: Uint8Array[] = [];
   let size = 0;
