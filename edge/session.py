@@ -1,11 +1,12 @@
-"""One WebSocket client: many streams, told apart by corr.
+"""One client's WebSocket session: many streams, each with a channel number (corr).
 
-Sans-I/O: messages in; frames for the origin link and messages for the client out. The
-session knows what a client may send and holds the bounds; it knows nothing of sockets.
+Sans-I/O: takes messages of the client and frames of the origin link; gives frames for the link and
+messages for the client. The session checks what a client may send, and holds the limits. It knows
+nothing of sockets.
 
-A fault that concerns one stream ends that stream with a StreamError. A fault after which
-the frames of the connection mean nothing (no Hello, a bad frame, a corr used twice) ends
-the connection: StreamError on corr 0, then a close code of RFC 6455, 7.4.1.
+An error in one stream ends that stream with a StreamError. An error after which the frames of the
+connection have no meaning (no Hello, a bad frame, a corr used twice) ends the connection: with a
+StreamError on corr 0, and then a close code of RFC 6455, 7.4.1.
 """
 
 from __future__ import annotations
@@ -55,30 +56,31 @@ from tailrace.ledger.frame import (
 from tailrace.ledger.process.version import software
 
 MAX_MESSAGE_BYTES = 64 << 10
-"""Of one WebSocket message, in either direction, unless one frame alone is larger."""
+"""Maximum size of a WebSocket message in either direction, unless a single frame is larger."""
 MAX_STREAMS_PER_CONNECTION = 256
 MAX_CREDIT_FRAMES = 1024
-"""Frames of one stream that a client may ask to have in flight; bounds what waits here."""
+"""Maximum frames of one stream for which a client may give credit beyond the last one sent."""
 WINDOW_BYTES = 8 << 10
 LEAST_WINDOW_BYTES = 4 << 10
-"""Of logged frames that wait here for a client: WINDOW_BYTES for all of its streams together, but
-at least so many for each, and one frame. The client's credit does not bound them by itself."""
+"""Maximum bytes of logged frames that wait here for a client, besides one frame of each stream:
+WINDOW_BYTES for all of its streams together, but at least LEAST_WINDOW_BYTES for each. A client may
+give credit for more."""
 LEAST_LEFT_BYTES = LEAST_WINDOW_BYTES // 2
-"""Of a stream's credit at the origin, before it is renewed."""
+"""Bytes of credit at the origin below which the credit of a stream is renewed."""
 SMALL_BYTES = 125
-"""Of a message whose length is one byte (RFC 6455, 5.2)."""
+"""Maximum size of a message whose length takes one byte (RFC 6455, 5.2)."""
 ORIGIN_NOT_READY = "origin_not_ready"
-"""The reason that clients without a key get, whatever the origin says."""
+"""The only reason for not being ready that clients without a key get."""
 IDLE_POINTS, DETACH_POINTS, REFUSED_POINTS = 1.0, 2.0, 2.0
-"""Points of the flood budget: of a frame that changes nothing (Credit or Detach for a corr that is
-not open, Credit again before a frame has left), of a Detach, of what is refused here."""
+"""Flood points of a frame that changes nothing (Credit or Detach for a corr that is not open, or a
+second Credit before a frame was sent), of a Detach, and of a refused request."""
 MAX_WAITING_REPLIES = 64
-"""Refusals that may wait for a client that does not read; then it is not read either."""
+"""Refusals that may wait for a client that does not read. Beyond it the client is not read."""
 
 
 @lru_cache(maxsize=4)  # one Heartbeat goes to all sessions
 def bare_heartbeat(raw: bytes) -> bytes:
-    """Return a Heartbeat that says only if the edge has an origin which is ready."""
+    """Return a Heartbeat that says only whether the edge has an origin that is ready."""
     heartbeat = decode(raw)[1]
     assert isinstance(heartbeat, Heartbeat)
     reasons = () if heartbeat.ready else (ORIGIN_NOT_READY,)
@@ -86,6 +88,8 @@ def bare_heartbeat(raw: bytes) -> bytes:
 
 
 class CloseCode(IntEnum):
+    """Close codes of RFC 6455, 7.4.1."""
+
     GOING_AWAY = 1001
     PROTOCOL_ERROR = 1002
     UNSUPPORTED_DATA = 1003
@@ -95,7 +99,7 @@ class CloseCode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """The connection is to be closed once what waits has been sent."""
+    """How to close the connection when the waiting messages have been sent."""
 
     code: CloseCode
     reason: str
@@ -103,54 +107,69 @@ class Close:
 
 @dataclass(slots=True)
 class OpenStream:
-    """What the session knows of an open corr."""
+    """The state of an open corr.
+
+    Attributes:
+        answered: The origin has answered the request.
+        next_index: The index of the frame that is sent to the client next.
+        waiting: Frames for the client.
+        limit: The first index for which the client has given no credit.
+        limit_bytes: The credit of the client in bytes.
+        sent_bytes: Bytes of logged frames that were sent to the client.
+        granted_bytes: The credit at the origin: that of the client, but no more than may wait here.
+        credited_at: `next_index` at the last Credit.
+    """
 
     answered: bool = False
-    next_index: int = 0  # of the frame that leaves for the client next
-    waiting: deque[bytes] = field(default_factory=deque)  # frames for the client
-    limit: int = 0  # the first index that the client has given no credit for
-    limit_bytes: float = inf  # and what it bounds their bytes to
+    next_index: int = 0
+    waiting: deque[bytes] = field(default_factory=deque)
+    limit: int = 0
+    limit_bytes: float = inf
     sent_bytes: int = 0
-    granted_bytes: int = 0  # of credit at the origin: the client's, but no more than may wait here
-    credited_at: int = -1  # `next_index` at the last Credit
+    granted_bytes: int = 0
+    credited_at: int = -1
 
     def grant(self, window_bytes: int) -> int:
-        """Raise the credit at the origin to so many bytes beyond those that have left."""
+        """Raise the credit at the origin to `window_bytes` beyond the sent ones, and return it."""
         wanted = min(self.limit_bytes, self.sent_bytes + window_bytes)
         self.granted_bytes = max(self.granted_bytes, int(wanted))
         return self.granted_bytes
 
 
-def none_left() -> int:
-    """Return 0: no request has been left."""
+def none_detached() -> int:
+    """Return 0: there is no detached request without an answer."""
     return 0
 
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """Feed it `receive` and `deliver`; send what `next_message` gives until `close` is set.
+    """The protocol of one session: call `receive` and `deliver`, and send what `next_message` gives.
 
-    `caller` is who the client is, and said of all that it asks. A client that does not see details
-    gets Heartbeats without the names of models and devices. `failed` is called with the code of
-    each error that the client gets.
-    `left` gives the number of requests that the client has detached from and that no origin has
-    answered yet. They count as open.
-    `spend` charges points of the flood budget, and is False where the client owes too many.
+    Attributes:
+        max_streams: Maximum open streams, and detached requests without an answer.
+        caller: The client, which every request to an origin names.
+        sees_details: False for Heartbeats without the names of models and devices.
+        unread: The edge's default for streams without a reader.
+        detached: Returns the number of requests from which the client has detached, and which no
+            origin has answered yet. They count as open.
+        failed: Called with the code of each error that the client gets.
+        spend: Charges points of the flood budget; returns False if the client has none left.
+        close: Set when the connection is to be closed.
     """
 
     max_streams: int = MAX_STREAMS_PER_CONNECTION
     caller: Caller | None = None
     sees_details: bool = True
     unread: UnreadDefault = field(default_factory=UnreadDefault)
-    left: Callable[[], int] = none_left
+    detached: Callable[[], int] = none_detached
     failed: Callable[[str], None] = lambda _code: None
     spend: Callable[[float], bool] = lambda _points: True
     close: Close | None = None
     _greeted: bool = False
-    _just_left: int = 0  # requests of this message that `left` does not count yet
+    _just_detached: int = 0  # requests of this message that `detached` does not count yet
     _streams: dict[int, OpenStream] = field(default_factory=dict)
-    # What waits for the client: frames that credit bounds, of each stream by itself so that none
-    # waits behind another, then what credit does not bound. The first stream is next.
+    # Frames that wait for the client: those that credit bounds, for each stream separately so that
+    # no stream waits for another, and those that it does not bound. The first stream is next.
     _turns: dict[int, OpenStream] = field(default_factory=dict)
     _replies: deque[bytes] = field(
         default_factory=lambda: deque([encode(Hello(SCHEMA_HASH, software("edge")))])
@@ -161,9 +180,9 @@ class Session:
     # ---- from the client ----
 
     def receive(self, message: bytes | str) -> list[bytes]:
-        """One WebSocket message; gives the frames for the origin link."""
+        """Take one WebSocket message and return the frames for the origin link."""
         forward: list[bytes] = []
-        self._just_left = 0
+        self._just_detached = 0
         if self.close is not None:
             return forward
         if isinstance(message, str):
@@ -171,7 +190,7 @@ class Session:
             self._end(text, CloseCode.UNSUPPORTED_DATA)
             return forward
         if len(message) > MAX_MESSAGE_BYTES:
-            # How long it is nobody knows who reads no more of it.
+            # The transport stops reading such a message, so its length is not known.
             hint = f"at most {MAX_MESSAGE_BYTES} bytes of frames in a message"
             self._end(TooLarge("a message is too large", hint=hint), CloseCode.MESSAGE_TOO_BIG)
             return forward
@@ -183,7 +202,7 @@ class Session:
         return forward
 
     def charge(self, points: float) -> None:
-        """Charge input that asks for nothing; end the connection of a client that owes too much."""
+        """Charge unproductive input; end the connection of a client whose flood budget is spent."""
         if not self.spend(points) and self.close is None:
             flood = CallerError(
                 "too many frames that ask for nothing",
@@ -203,7 +222,7 @@ class Session:
             corr = corr_of(raw)
             if corr == 0 or not self._greeted:
                 raise
-            # The framing around a bad payload is sound: only its stream suffers.
+            # The framing around the bad payload is sound, so only its stream ends.
             self._abandon(corr, error, forward)
             return
         if not self._greeted:
@@ -239,11 +258,11 @@ class Session:
                 field="corr",
                 hint="a request takes a corr that is not 0 and has no open stream",
             )
-        if len(self._streams) + self.left() + self._just_left >= self.max_streams:
+        if len(self._streams) + self.detached() + self._just_detached >= self.max_streams:
             self._refuse_request(corr, _too_many(self.max_streams))
             return
         if frame.caller is not None:
-            self._refuse_request(corr, not_a_clients())
+            self._refuse_request(corr, caller_not_allowed())
             return
         if self.caller == NOBODY and (isinstance(frame, Open) or not frame.token):
             self._refuse(corr, no_key(frame))
@@ -284,7 +303,7 @@ class Session:
 
     @property
     def _window_bytes(self) -> int:
-        """Of frames of one stream that may wait here: streams share what a connection may hold."""
+        """Maximum bytes of one stream that may wait here; streams share that of a connection."""
         return max(LEAST_WINDOW_BYTES, WINDOW_BYTES // len(self._streams))
 
     def _detach(self, corr: int, forward: list[bytes]) -> None:
@@ -292,23 +311,23 @@ class Session:
         self.charge(IDLE_POINTS if stream is None else DETACH_POINTS)
         if stream is None:
             return
-        self._just_left += not stream.answered
-        # The client may use the corr again at once: nothing old may follow on it.
+        self._just_detached += not stream.answered
+        # The client may use the corr again at once, so frames of the old stream are dropped.
         self._turns.pop(corr, None)
         forward.append(encode(Detach(), corr))
 
     def _abandon(self, corr: int, error: TailraceError, forward: list[bytes]) -> None:
-        """End one stream, or refuse one request, for what the client sent on its corr."""
+        """End the stream of a corr with an error, because of what the client sent on it."""
         self._detach(corr, forward)
         self._refuse_request(corr, error)
 
     # ---- from the origin and the edge ----
 
     def deliver(self, raw: bytes) -> None:
-        """One frame under the client's corr; on corr 0 a Heartbeat, or the edge's farewell."""
+        """Take one frame under the client's corr; on corr 0 a Heartbeat or the edge's last error."""
         tag, corr = tag_and_corr_of(raw)
         if tag == Heartbeat.tag:
-            # It replaces one that is still unsent.
+            # It replaces a Heartbeat that was not sent yet.
             self._heartbeat = raw if self.sees_details else bare_heartbeat(raw)
         elif (stream := self._streams.get(corr)) is not None:
             stream.answered = True
@@ -325,8 +344,11 @@ class Session:
     # ---- to the client ----
 
     def pass_on(self, raw: bytes, room: int) -> bytes | None:
-        """The same as `deliver` and `next_message`, for nearly all of the traffic: a small Token
-        that nothing waits before, and that asks for no credit. None: `deliver` is to have it."""
+        """Return a frame to send at once: a fast path past `deliver` and `next_message`.
+
+        It is for nearly all frames: a small Token while no frame waits and no credit is due. Return
+        None if the frame must be given to `deliver`.
+        """
         tag, corr = tag_and_corr_of(raw)
         size = len(raw)
         if tag != Token.tag or size > SMALL_BYTES or size > room:
@@ -342,24 +364,25 @@ class Session:
 
     @property
     def has_frames(self) -> bool:
-        """Frames of streams wait for the client."""
+        """Return True if frames of streams wait for the client."""
         return bool(self._turns)
 
     @property
     def congested(self) -> bool:
-        """The client leaves its answers unread: read nothing more from it."""
+        """Return True if the client does not read its answers, so that it must not be read."""
         return len(self._replies) > MAX_WAITING_REPLIES
 
     def next_message(self, most_bytes: int = MAX_MESSAGE_BYTES) -> bytes | None:
-        """The frames to send next, as one message of `most_bytes` or one frame; None without any.
+        """Return the next message, or None if no frame waits.
 
-        Call it again only when the message has been sent: it frees corrs and counts credit.
+        A message has at most `most_bytes`, or a single frame that is larger. Send it before the
+        next call, because this call frees corrs and counts credit.
         """
         if not (self._turns or self._replies or self._heartbeat):
             return None
         frames: list[bytes] = []
         replies, turns, left = self._replies, self._turns, most_bytes
-        # What is larger than a message travels alone.
+        # A frame that is larger than a message is sent alone.
         while replies and (len(replies[0]) <= left or not frames):
             left -= len(replies[0])
             frames.append(replies.popleft())
@@ -389,17 +412,18 @@ class Session:
         return b"".join(frames) or None
 
     def _renew(self, corr: int, stream: OpenStream) -> None:
+        """Give more credit to the origin, if the client has given more."""
         before = stream.granted_bytes
         if stream.grant(self._window_bytes) > before:
             self._credits.append(encode(Credit(stream.limit, stream.granted_bytes), corr))
 
     def credits(self) -> list[bytes]:
-        """Frames for the origin link, for what `next_message` has let go."""
+        """Return the Credit frames for the origin link that are due after `next_message`."""
         credits, self._credits = self._credits, []
         return credits
 
     def time_out(self) -> None:
-        """The client has not said Hello in its time."""
+        """End the connection of a client that has not sent Hello in time."""
         if not self._greeted and self.close is None:
             silent = CallerError("no Hello has come", code="request_timeout", status=408)
             self._end(silent, CloseCode.PROTOCOL_ERROR)
@@ -407,7 +431,7 @@ class Session:
     # ---- errors ----
 
     def _refuse_request(self, corr: int, error: TailraceError) -> None:
-        """Refuse what a client asks on a corr, which cost it nothing to ask."""
+        """Refuse a request and charge its flood points."""
         self._refuse(corr, error)
         self.charge(REFUSED_POINTS)
 
@@ -416,6 +440,7 @@ class Session:
         self._replies.append(encode(error_frame(error), corr))
 
     def _end(self, error: TailraceError, code: CloseCode) -> None:
+        """End the connection with an error on corr 0."""
         self._turns.clear()
         self._refuse(0, error)
         self.close = Close(code, error.code)
@@ -432,7 +457,7 @@ def _too_many(limit: int) -> CallerError:
 
 
 def no_key(request: Frame) -> Unauthorized:
-    """Return the refusal of a request that no origin would allow, as nothing speaks for it."""
+    """Return the error of a request that has neither an API key nor a resume token."""
     if isinstance(request, Open):
         message, hint = "an API key is needed to open a stream", ""
     else:
@@ -446,8 +471,10 @@ def no_key(request: Frame) -> Unauthorized:
     )
 
 
-def not_a_clients() -> CallerError:
-    return CallerError("who asks is the edge's to say", field="caller", hint="leave it out")
+def caller_not_allowed() -> CallerError:
+    """Return the error of a request with a `caller`, which only an edge may set."""
+    message = "`caller` is set by the edge and must not be sent by clients"
+    return CallerError(message, field="caller", hint="leave it out")
 
 
 def _too_much_credit(field: str) -> CallerError:

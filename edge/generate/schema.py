@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import from_json, to_json
 
-from tailrace.edge.session import not_a_clients
+from tailrace.edge.session import caller_not_allowed
 from tailrace.edge.unread import DEFAULT_AFTER_S
 from tailrace.ledger.errors import CallerError, FrameError
 from tailrace.ledger.frame import (
@@ -248,7 +248,7 @@ def parse_open(body: bytes) -> Open:
             f"{type(frame).__name__} where an Open is asked for", field="tag", offset=4
         )
     if frame.caller is not None:
-        raise not_a_clients()
+        raise caller_not_allowed()
     return frame
 
 

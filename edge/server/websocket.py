@@ -23,7 +23,7 @@ from tailrace.edge.server.context import TcpContext
 from tailrace.edge.server.deadlines import Deadline
 from tailrace.edge.server.flood import EMPTY_POINTS, SMALL_PIECE_BYTES, FloodBudget
 from tailrace.edge.server.interfaces import Headers, Request, Transport
-from tailrace.edge.session import MAX_MESSAGE_BYTES, SMALL_BYTES, Session, none_left
+from tailrace.edge.session import MAX_MESSAGE_BYTES, SMALL_BYTES, Session, none_detached
 from tailrace.edge.telemetry.request_metrics import RequestMetrics
 
 SESSION_PATH = b"/v1/ws"
@@ -100,7 +100,7 @@ class WebSocket:
         self._session = Session(
             config.max_streams_per_connection,
             caller=admission.caller,
-            left=partial(context.link.left_by, self),
+            detached=partial(context.link.left_by, self),
             unread=context.link.unread,
             sees_details=sees_details(admission.head, "1.1", admission.caller, config),
             failed=self._metrics.failed,
@@ -253,7 +253,7 @@ class WebSocket:
         self._closed = True
         self._deadline.end()
         self._link.forget(self)
-        self._session.left = none_left  # it refers to this object, which would be garbage
+        self._session.detached = none_detached  # it refers to this object, which would be garbage
         self._done()
         self._metrics.ended()
 

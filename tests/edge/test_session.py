@@ -242,7 +242,7 @@ def test_streams_over_the_cap_are_refused_one_by_one() -> None:
 
 def test_requests_that_were_left_without_an_answer_count_too() -> None:
     left = [2]
-    session = Session(max_streams=3, left=lambda: left[0])
+    session = Session(max_streams=3, detached=lambda: left[0])
     session.receive(HELLO)
     assert len(session.receive(encode(OPEN, 1) + encode(OPEN, 2))) == 1
     assert errors(session) == [(2, "too_many_streams", 429)]

@@ -222,7 +222,7 @@ SESSIONS = [
     _invalid("no prompt", "give either prompt or messages", "prompt", None, prompt=None),
     _invalid(
         "a caller",
-        "who asks is the edge's to say",
+        "`caller` is set by the edge and must not be sent by clients",
         "caller",
         "leave it out",
         caller=Caller("acme", 127),
