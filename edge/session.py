@@ -143,7 +143,7 @@ def none_detached() -> int:
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """The protocol of one session: call `receive` and `deliver`, and send what `next_message` gives.
+    """One session: call `receive` and `deliver`, and send what `next_message` gives.
 
     Attributes:
         max_streams: Maximum open streams, and detached requests without an answer.
@@ -324,7 +324,7 @@ class Session:
     # ---- from the origin and the edge ----
 
     def deliver(self, raw: bytes) -> None:
-        """Take one frame under the client's corr; on corr 0 a Heartbeat or the edge's last error."""
+        """Take one frame for the client: for one of its corrs, or on corr 0 for the connection."""
         tag, corr = tag_and_corr_of(raw)
         if tag == Heartbeat.tag:
             # It replaces a Heartbeat that was not sent yet.
