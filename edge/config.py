@@ -24,7 +24,7 @@ from tailrace.edge.access.rules import (
     is_loopback,
 )
 from tailrace.edge.origins.open_requests import OpenRequests
-from tailrace.edge.quic.steer import MAX_PROCESSES, can_steer
+from tailrace.edge.quic.reuseport_bpf import MAX_PROCESSES, can_route_by_connection_id
 from tailrace.edge.unread import DEFAULT_AFTER_S, UnreadDefault
 from tailrace.ledger.frame import MAX_CALL_BODY_BYTES, Unread
 from tailrace.ledger.links.transport import (
@@ -250,7 +250,12 @@ class EdgeConfig(Settings):
         check_link("origin", self.origin_addresses, credentials, needs_certificate=False)
         if not self.http and self.certificate is None:
             raise ValueError("give an http address, or a certificate and key for https")
-        if self.processes > 1 and self.http3 and self.certificate is not None and not can_steer():
+        if (
+            self.processes > 1
+            and self.http3
+            and self.certificate is not None
+            and not can_route_by_connection_id()
+        ):
             raise ValueError("several processes serve HTTP/3 on Linux only; give http3 = false")
         return self
 

@@ -2,7 +2,7 @@
 
 The first one holds the sockets and starts the others by fork. It serves nothing: it passes signals
 on, and starts another in the place of one that was lost. TCP connections go to whichever process
-accepts them first, datagrams to the one that has their connection (`edge/quic/steer.py`).
+accepts them first, datagrams to the one that has their connection (`edge/quic/reuseport_bpf.py`).
 """
 
 from __future__ import annotations

@@ -33,7 +33,12 @@ SANS_IO = (
     *("edge/ai_sdk.py", "edge/openai/responses/events.py", "edge/openai/responses/request.py"),
     *("edge/origins/choice.py", "edge/origins/relay.py", "edge/origins/watchers.py"),
     *("edge/session.py", "edge/sse.py", "edge/server/interfaces.py", "edge/server/deadlines.py"),
-    *("edge/quic/core.py", "edge/quic/aioquic_*.py", "edge/quic/http3.py", "edge/quic/server.py"),
+    *(
+        "edge/quic/interface.py",
+        "edge/quic/aioquic_*.py",
+        "edge/quic/http3.py",
+        "edge/quic/server.py",
+    ),
     *("edge/server/http1.py", "edge/server/http2*.py"),
     *("ledger/frame.py", "ledger/flow/credit_window.py", "ledger/wire/*.py"),
     *("ledger/sqlite/encoding.py", "ledger/sqlite/capacity.py", "ledger/sqlite/tail.py"),

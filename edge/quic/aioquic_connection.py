@@ -26,7 +26,7 @@ from aioquic.quic.connection import (
 )
 
 from tailrace.edge.private_names import AIOQUIC, require_private_names
-from tailrace.edge.quic.core import (
+from tailrace.edge.quic.interface import (
     CONNECTION_WINDOW_BYTES,
     MAX_CONTROL_BYTES,
     MAX_HEADER_BYTES,

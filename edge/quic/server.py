@@ -1,324 +1,289 @@
-"""All QUIC connections of an edge: whose each datagram is, and when each is to be looked at.
+"""All QUIC connections of an edge: routing of datagrams, timers, and the start and end of each.
 
-Sans-I/O: datagrams and the time come in, and what is to be said leaves by the way that the last
-datagram of a connection came. Nothing that a client sends reaches beyond its own connection:
-whatever its core raises ends it, and it alone.
+Sans-I/O: datagrams come in, and leave on the path of the connection's last datagram. A client can
+harm its own connection only: an exception of the library ends that connection and no other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from heapq import heappop, heappush
-from itertools import count
+from functools import partial
 from math import inf
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
 import structlog
 
 from tailrace.edge.access.connections import ConnectionLimits
-from tailrace.edge.quic.core import (
+from tailrace.edge.quic.http3 import Http3
+from tailrace.edge.quic.interface import (
+    TIMER_S,
     Address,
     Code,
-    Core,
-    Cores,
+    ConnectionIdIssued,
+    ConnectionIdRetired,
+    ConnectionTerminated,
     Datagrams,
-    Ended,
-    Established,
-    Issued,
-    Retired,
-    Stray,
+    HandshakeCompleted,
+    QuicConnection,
+    QuicLibrary,
+    UnroutedDatagram,
 )
-from tailrace.edge.quic.http3 import Http3
+from tailrace.edge.server.deadlines import Deadline
 from tailrace.edge.server.dispatch import ServerContext
 
-T = TypeVar("T")
-
-
-class Timer(Generic[T]):
-    """The deadline of one `owner`; None is never."""
-
-    __slots__ = ("at", "owner", "standing")
-
-    def __init__(self, owner: T) -> None:
-        self.owner = owner
-        self.at = inf
-        self.standing: list[float] = []  # in the heap; the last is the earliest
-
-
-class Timers(Generic[T]):
-    """One for all. What was asked for last counts; what stands in the heap may be earlier, and is
-    looked at again when it comes up: QUIC puts its deadlines off with every packet, and one that
-    moves back costs one comparison."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Timer[T]]] = []
-        self._order = count()  # timers are not compared
-
-    def set(self, timer: Timer[T], at: float | None) -> None:
-        timer.at = inf if at is None else at
-        if timer.at < (timer.standing[-1] if timer.standing else inf):
-            timer.standing.append(timer.at)
-            heappush(self._heap, (timer.at, next(self._order), timer))
-
-    def due(self, now: float) -> list[T]:
-        """Those whose deadline has come; each is told once, and has none after that."""
-        found = []
-        while self._heap and self._heap[0][0] <= now:
-            _, _, timer = heappop(self._heap)
-            timer.standing.pop()
-            if timer.at <= now:
-                timer.at = inf
-                found.append(timer.owner)
-            else:
-                self.set(timer, timer.at)
-        return found
-
-    @property
-    def next(self) -> float | None:
-        """When to call `due` again."""
-        return self._heap[0][0] if self._heap else None
-
-
 HANDSHAKE_TIMEOUT_S = 10.0
+"""Timeout for a handshake, in seconds."""
 RETRY_FROM_HANDSHAKES = 64
-"""While so many handshakes are under way a client has to show first that it is where it says."""
+"""Number of open handshakes from which new clients must prove their address first (Retry)."""
 FAULT_LINE_EVERY_S = 1.0
-"""At most so often is a fault logged with its traceback: a client may cause it again and again."""
+"""Minimum interval between two tracebacks in the log: a client may cause a fault repeatedly."""
 
 log = structlog.get_logger("tailrace.edge")
 
 
-class Way(Protocol):
-    """A socket, as far as a connection needs it."""
+class DatagramPath(Protocol):
+    """A way back to clients: a socket, or one local address of it."""
 
     local: tuple[str, int] | None
+    """Our address, which requests name as the server's."""
 
     def send(self, datagrams: Datagrams) -> None:
-        """Nothing raises, and what does not go is lost."""
+        """Send datagrams. Nothing raises; what cannot be sent is lost."""
 
 
-class Connection:
-    """One client. A `Flushable`: what has gathered in its core leaves once a turn of the loop."""
+class Http3Client:
+    """The connection of one client. A `Flushable`: its data is sent once per flush of the batch."""
 
     def __init__(
-        self, server: QuicServer, core: Core, address: Address, way: Way, now: float
+        self,
+        server: QuicServer,
+        quic: QuicConnection,
+        address: Address,
+        path: DatagramPath,
+        now: float,
     ) -> None:
-        self.core = core
-        self.way = way  # by which its last datagram came
-        self.cids = set(core.cids)
-        self.timer: Timer[Connection] = Timer(self)
-        self.established = False
+        self.quic = quic
+        self.path = path  # of its last datagram
+        self.cids = set(quic.cids)
+        self.is_established = False
         self.handshake_until = now + HANDSHAKE_TIMEOUT_S
-        self.over = False
+        self.is_closed = False
         self.peer = (address[0], address[1])
         self._server = server
-        self.http3 = Http3(core, server.context, self.peer, way.local, self.mark_dirty)
+        self.deadline = Deadline(server.context.deadlines, partial(server.expire, self))
+        self.http3 = Http3(quic, server.context, self.peer, path.local, self.mark_dirty)
 
     def mark_dirty(self) -> None:
-        if not self.over:
+        """Have the next flush of the batch send what there is to send."""
+        if not self.is_closed:
             self._server.context.batch.mark_dirty(self)
 
     def flush(self) -> None:
+        """Send what there is to send."""
         self._server.flush(self)
 
 
 class QuicServer:
-    """Call `receive` and `expire`, and flush the turn after it."""
+    """Routes datagrams to connections; flush the batch after `receive`."""
 
     def __init__(
         self,
-        cores: Cores,
+        library: QuicLibrary,
         context: ServerContext,
         clock_s: Callable[[], float],
-        wake_at: Callable[[float], None],
         limits: ConnectionLimits,
         retry_from: int = RETRY_FROM_HANDSHAKES,
     ) -> None:
-        """`wake_at` is told when `expire` is to be called; the earliest counts."""
-        self.cores = cores
+        self.library = library
         self.context = context
-        self.when_idle: Callable[[], None] = lambda: None  # while draining: nothing is left
+        self.when_idle: Callable[[], None] = lambda: None  # called while draining
         self._clock_s = clock_s
-        self._wake_at = wake_at
         self._limits = limits
         self._retry_from = retry_from
-        self._timers: Timers[Connection] = Timers()
-        self._by_cid: dict[bytes, Connection] = {}
-        self._connections: dict[Connection, None] = {}
+        self._by_cid: dict[bytes, Http3Client] = {}
+        self._connections: dict[Http3Client, None] = {}
         self._handshakes = 0
         self._draining = False
-        self.faults = 0  # of ours: connections that ended by what their core raised
+        self.faults = 0  # connections that an exception has ended
         self._fault_at = -inf
 
     @property
     def count(self) -> int:
+        """The number of connections."""
         return len(self._connections)
 
     @property
     def idle(self) -> bool:
-        """No request is under way."""
+        """True if no request is open."""
         return all(connection.http3.idle for connection in self._connections)
 
-    # ---- what comes ----
+    # ---- input ----
 
-    def receive(self, datagram: bytes, address: Address, way: Way) -> None:
+    def receive(self, datagram: bytes, address: Address, path: DatagramPath) -> None:
+        """Give a datagram to its connection, or begin one with it."""
         if not datagram:
             return
         now = self._clock_s()
         connection = self._by_cid.get(self._cid_of(datagram))
         if connection is None:
-            connection = self._stray(datagram, address, way, now)
+            connection = self._receive_unrouted(datagram, address, path, now)
         if connection is not None:
-            connection.way = way
-            self._guarded(connection, lambda: connection.core.receive(datagram, address, now))
+            connection.path = path
+            self._guarded(connection, lambda: connection.quic.receive(datagram, address, now))
             self._handle(connection, now)
             connection.mark_dirty()
 
-    def expire(self) -> None:
-        """Look at the connections whose time has come."""
+    def expire(self, connection: Http3Client) -> None:
+        """Handle that the deadline of a connection has passed."""
         now = self._clock_s()
-        for connection in self._timers.due(now):
-            if not connection.established and now >= connection.handshake_until:
-                self._drop(connection)
-                continue
-            self._guarded(connection, lambda: self._expire(connection, now))  # noqa: B023
-            self._handle(connection, now)
-            connection.mark_dirty()
-        if self._timers.next is not None:
-            self._wake_at(self._timers.next)
-
-    @staticmethod
-    def _expire(connection: Connection, now: float) -> None:
-        at = connection.core.timer()
+        if not connection.is_established and now >= connection.handshake_until:
+            self._drop(connection)
+            return
+        at = connection.quic.timer()
         if at is not None and at <= now:
-            connection.core.expire(now)
+            self._guarded(connection, lambda: connection.quic.expire(now))
+            self._handle(connection, now)
+        connection.mark_dirty()  # which also sets the next deadline
 
-    def flush(self, connection: Connection) -> None:
-        """Send what its core has to send, and tell those who waited for it."""
-        if connection.over:
+    def flush(self, connection: Http3Client) -> None:
+        """Send what a connection has to send, and tell responses that may be written again."""
+        if connection.is_closed:
             return
         now = self._clock_s()
-        self._guarded(connection, lambda: connection.way.send(connection.core.datagrams(now)))
+        self._guarded(connection, lambda: connection.path.send(connection.quic.datagrams(now)))
         if not self._handle(connection, now):
             return
-        if connection.http3.starved:
-            self._guarded(connection, connection.http3.moved)
-        at = connection.core.timer()
-        if not connection.established:
-            at = min(connection.handshake_until, inf if at is None else at)
-        self._timers.set(connection.timer, at)
-        if self._timers.next is not None:
-            self._wake_at(self._timers.next)
+        if connection.http3.blocked:
+            self._guarded(connection, connection.http3.unblock)
+        self._set_deadline(connection, now)
         if self._draining and self.idle:
             self.when_idle()
+
+    def _set_deadline(self, connection: Http3Client, now: float) -> None:
+        if connection.is_closed:
+            return
+        at = connection.quic.timer()
+        if not connection.is_established:
+            at = min(connection.handshake_until, inf if at is None else at)
+        if at is None:
+            connection.deadline.clear()
+        else:
+            connection.deadline.set(max(at - now, TIMER_S))
 
     # ---- the end ----
 
     def drain(self) -> None:
-        """No new connections and requests; those that are under way go on."""
+        """Take no new connections and requests; open requests continue."""
         self._draining = True
         for connection in list(self._connections):
             self._guarded(connection, connection.http3.drain)
 
     def close(self) -> None:
-        """End every connection, and say so to its client."""
+        """Close every connection, and tell its client."""
         self._draining = True
         for connection in list(self._connections):
-            self._guarded(connection, lambda: connection.core.close(Code.NO_ERROR))  # noqa: B023
+            self._guarded(connection, partial(connection.quic.close, Code.NO_ERROR))
             self.flush(connection)
             self._drop(connection)
 
     # ---- connections ----
 
     def _cid_of(self, datagram: bytes) -> bytes:
-        """The id that it is addressed to (RFC 8999, 5.1 and 5.2)."""
+        """Return the connection id that a datagram is addressed to (RFC 8999, 5.1 and 5.2)."""
         if datagram[0] & 0x80:
             return datagram[6 : 6 + datagram[5]] if len(datagram) > 5 else b""
-        return datagram[1 : 1 + self.cores.cid_bytes]
+        return datagram[1 : 1 + self.library.cid_bytes]
 
-    def _stray(self, datagram: bytes, address: Address, way: Way, now: float) -> Connection | None:
-        """The new connection that a datagram begins; else what there is to say is said."""
+    def _receive_unrouted(
+        self, datagram: bytes, address: Address, path: DatagramPath, now: float
+    ) -> Http3Client | None:
+        """Return the connection that a datagram begins; answer it and return None otherwise."""
         if not datagram[0] & 0x80:
-            reset = self.cores.reset(datagram, now)
+            reset = self.library.stateless_reset(datagram, now)
             if reset is not None:
-                way.send([(reset, address)])
+                path.send([(reset, address)])
             return None
-        stray = self.cores.stray(datagram)
-        if stray is None:
+        unrouted = self.library.parse(datagram)
+        if unrouted is None:
             return None
-        if not stray.known_version:
-            way.send([(self.cores.versions(stray), address)])
+        if not unrouted.known_version:
+            path.send([(self.library.version_negotiation(unrouted), address)])
             return None
-        if not stray.initial:
+        if not unrouted.initial:
             return None
-        original: bytes | None = stray.cid
-        if stray.token:
-            original = self.cores.retried(stray, address, now)
+        original: bytes | None = unrouted.cid
+        if unrouted.token:
+            original = self.library.original_cid(unrouted, address, now)
         if original is None:
-            way.send([(self.cores.refusal(stray, bad_token=True), address)])
-        elif self._handshakes >= self._retry_from and not stray.token and not self._draining:
-            way.send([(self.cores.retry(stray, address, now), address)])
+            path.send([(self.library.refusal(unrouted, bad_token=True), address)])
+        elif self._handshakes >= self._retry_from and not unrouted.token and not self._draining:
+            path.send([(self.library.retry(unrouted, address, now), address)])
         elif self._draining or not self._limits.admit(address[0]):
-            way.send([(self.cores.refusal(stray, bad_token=False), address)])
+            path.send([(self.library.refusal(unrouted, bad_token=False), address)])
         else:
-            return self._accept(stray, original, address, way, now)
+            return self._accept(unrouted, original, address, path, now)
         return None
 
     def _accept(
-        self, stray: Stray, original: bytes, address: Address, way: Way, now: float
-    ) -> Connection:
-        core = self.cores.accept(original, stray.cid if stray.token else None)
-        connection = Connection(self, core, address, way, now)
-        connection.cids.add(stray.cid)
+        self,
+        unrouted: UnroutedDatagram,
+        original: bytes,
+        address: Address,
+        path: DatagramPath,
+        now: float,
+    ) -> Http3Client:
+        quic = self.library.accept(original, unrouted.cid if unrouted.token else None)
+        connection = Http3Client(self, quic, address, path, now)
+        connection.cids.add(unrouted.cid)
         for cid in connection.cids:
             self._by_cid[cid] = connection
         self._connections[connection] = None
         self._handshakes += 1
         return connection
 
-    def _handle(self, connection: Connection, now: float) -> bool:
-        """Do what its core has to say; whether the connection lives on."""
-        if connection.over:
+    def _handle(self, connection: Http3Client, now: float) -> bool:
+        """Handle the events of a connection; return True if it is still open."""
+        if connection.is_closed:
             return False
-        for event in connection.core.events():
-            if isinstance(event, Issued):
+        for event in connection.quic.events():
+            if isinstance(event, ConnectionIdIssued):
                 connection.cids.add(event.cid)
                 self._by_cid[event.cid] = connection
-            elif isinstance(event, Retired):
+            elif isinstance(event, ConnectionIdRetired):
                 connection.cids.discard(event.cid)
                 self._by_cid.pop(event.cid, None)
-            elif isinstance(event, Established):
-                connection.established = True
+            elif isinstance(event, HandshakeCompleted):
+                connection.is_established = True
                 self._handshakes -= 1
-            elif isinstance(event, Ended):
+            elif isinstance(event, ConnectionTerminated):
                 self._drop(connection)
             else:
-                self._guarded(connection, lambda: connection.http3.handle(event, now))  # noqa: B023
-        if connection.core.closing:
+                self._guarded(connection, partial(connection.http3.handle, event, now))
+        if connection.quic.is_closing:
             connection.http3.disconnected()
-        return not connection.over
+        return not connection.is_closed
 
-    def _drop(self, connection: Connection) -> None:
-        """Forget it: whatever still comes for it is nobody's."""
-        if connection.over:
+    def _drop(self, connection: Http3Client) -> None:
+        """Forget a connection; further datagrams for it belong to none."""
+        if connection.is_closed:
             return
-        connection.over = True
+        connection.is_closed = True
         del self._connections[connection]
         self._limits.release(connection.peer[0])
-        if not connection.established:
+        if not connection.is_established:
             self._handshakes -= 1
         for cid in connection.cids:
             self._by_cid.pop(cid, None)
-        self._timers.set(connection.timer, None)
+        connection.deadline.end()
         connection.http3.disconnected()
 
-    def _guarded(self, connection: Connection, act: Callable[[], object]) -> None:
-        """Do it; a fault is the end of this connection, and of nothing else."""
-        if connection.over:
+    def _guarded(self, connection: Http3Client, act: Callable[[], object]) -> None:
+        """Call `act`; an exception ends this connection and nothing else."""
+        if connection.is_closed:
             return
         try:
             act()
-        except Exception:  # whatever it is, only this connection suffers
+        except Exception:
             self.faults += 1
             now = self._clock_s()
             if now - self._fault_at >= FAULT_LINE_EVERY_S:

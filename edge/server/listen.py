@@ -15,9 +15,9 @@ from hypercorn.config import Config
 from hypercorn.utils import repr_socket_addr
 
 from tailrace.edge.config import EdgeConfig
-from tailrace.edge.quic.aioquic_core import AioquicCores
+from tailrace.edge.quic.aioquic_library import AioquicLibrary
 from tailrace.edge.quic.listen import QuicListener
-from tailrace.edge.quic.steer import steer
+from tailrace.edge.quic.reuseport_bpf import route_by_connection_id
 from tailrace.edge.server.connection import Connection
 from tailrace.edge.server.context import TcpContext
 from tailrace.ledger.errors import ConfigError
@@ -96,7 +96,7 @@ def _bind_datagrams(setting: str, address: str, count: int) -> list[socket.socke
                     each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
                 each.bind((host, port or made[0].getsockname()[1]))
             if count > 1:
-                steer(made)
+                route_by_connection_id(made)
         except OSError as error:
             raise _taken(setting, address, error) from error
         unless_all.pop_all()
@@ -158,11 +158,11 @@ async def _listen(bound: socket.socket, make: Callable[[], Connection]) -> async
 
 def _listen_quic(bound: Sequence[socket.socket], context: TcpContext, process: int) -> QuicListener:
     config = context.config
-    mark = process if config.processes > 1 else None
+    first_cid_byte = process if config.processes > 1 else None
     assert config.certificate is not None and config.key is not None  # or nothing was bound
     secret = config.origin_credentials.secret
-    cores = AioquicCores(config.certificate, config.key, mark, secret)
-    listener = QuicListener(bound, cores, context, context.limits)
+    library = AioquicLibrary(config.certificate, config.key, first_cid_byte, secret)
+    listener = QuicListener(bound, library, context, context.limits)
     listener.start()
     for each in bound:
         log.info("Running on https://" + _name(each) + " (QUIC)")

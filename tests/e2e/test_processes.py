@@ -17,7 +17,7 @@ from aioquic.asyncio.client import connect
 from aioquic.h3.connection import H3_ALPN
 from aioquic.quic.configuration import QuicConfiguration
 
-from tailrace.edge.quic.steer import can_steer
+from tailrace.edge.quic.reuseport_bpf import can_route_by_connection_id
 from tailrace.up import CertificateFiles, development_certificate
 from tests.e2e.processes import Edge, Origin, running
 from tests.e2e.sse import TIMEOUT
@@ -26,7 +26,7 @@ from tests.edge.quic.fetching import Fetching
 
 pytestmark = [
     pytest.mark.anyio,
-    pytest.mark.skipif(not can_steer(), reason="the kernel steers on Linux only"),
+    pytest.mark.skipif(not can_route_by_connection_id(), reason="the kernel steers on Linux only"),
 ]
 
 PROCESSES = 3

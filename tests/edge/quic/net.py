@@ -17,8 +17,8 @@ from starlette.types import ASGIApp
 
 from tailrace.edge.access.connections import ConnectionLimits
 from tailrace.edge.access.rules import Admission
-from tailrace.edge.quic.aioquic_core import AioquicCores
-from tailrace.edge.quic.core import Address, Datagrams
+from tailrace.edge.quic.aioquic_library import AioquicLibrary
+from tailrace.edge.quic.interface import Address, Datagrams
 from tailrace.edge.quic.server import RETRY_FROM_HANDSHAKES, QuicServer
 from tailrace.edge.server.deadlines import Deadlines
 from tailrace.edge.server.dispatch import Application, ServerContext
@@ -119,12 +119,11 @@ class Net:
         self.clients: list[Client] = []
         self.strays: list[tuple[bytes, Address]] = []  # for nobody
         self._to_clients: deque[tuple[bytes, Address]] = deque()
-        cores = AioquicCores(files.certificate, files.key)
+        library = AioquicLibrary(files.certificate, files.key)
         self.server = QuicServer(
-            cores,
+            library,
             context,
             lambda: self.now,
-            lambda _at: None,
             limits or ConnectionLimits(10_000, 10_000),
             retry_from,
         )
@@ -167,7 +166,6 @@ class Net:
         end = self.now + seconds
         while self.now < end:
             self.now = min(end, self.now + STEP_S)
-            self.server.expire()
             self.clock.now = self.now
             self.clock.fire()
             for client in self.clients:

@@ -13,8 +13,8 @@ import pytest
 from aioquic.buffer import encode_uint_var
 from aioquic.h3.connection import ErrorCode, FrameType, encode_frame, encode_settings
 
-from tailrace.edge.quic.core import MAX_HEADER_BYTES, Code
 from tailrace.edge.quic.http3 import MAX_REFUSED, MAX_RESETS
+from tailrace.edge.quic.interface import MAX_HEADER_BYTES, Code
 from tailrace.up import CertificateFiles
 from tests.edge.quic.net import OPEN, Client, Fields, Net, head
 

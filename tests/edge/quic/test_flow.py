@@ -9,7 +9,7 @@ from aioquic.h3.connection import FrameType, encode_frame
 from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE
 from starlette.types import Receive, Scope, Send
 
-from tailrace.edge.quic.core import CONNECTION_WINDOW_BYTES, STREAM_WINDOW_BYTES
+from tailrace.edge.quic.interface import CONNECTION_WINDOW_BYTES, STREAM_WINDOW_BYTES
 from tailrace.edge.server.interfaces import UNSENT_BYTES
 from tailrace.up import CertificateFiles
 from tests.edge.quic.net import (

@@ -18,9 +18,9 @@ def recorded(net: Net) -> list[bytes]:
     sent: list[bytes] = []
     server = net.server.receive
 
-    def record(datagram: bytes, address: object, way: object) -> None:
+    def record(datagram: bytes, address: object, path: object) -> None:
         sent.append(datagram)
-        server(datagram, address, way)  # type: ignore[arg-type]
+        server(datagram, address, path)  # type: ignore[arg-type]
 
     net.server.receive = record  # type: ignore[method-assign]
     client = net.client()
@@ -54,7 +54,7 @@ def test_ten_thousand_datagrams(certificate: CertificateFiles) -> None:
     samples = recorded(net)
     neighbour = net.client()
     stream, streaming = neighbour.open()
-    ours = [connection.core.cids[-1] for connection in net.server._connections]
+    ours = [connection.quic.cids[-1] for connection in net.server._connections]
     for n in range(DATAGRAMS):
         if random.random() < 0.3:
             data = random.randbytes(random.choice((1, 7, 30, 1200, 1500)))

@@ -17,16 +17,16 @@ from aioquic.h3.connection import H3_ALPN
 from aioquic.quic.configuration import QuicConfiguration
 
 from tailrace.edge.access.connections import ConnectionLimits
-from tailrace.edge.quic.aioquic_core import AioquicCores
+from tailrace.edge.quic.aioquic_library import AioquicLibrary
 from tailrace.edge.quic.listen import (
     IPV6_MTU_DISCOVER,
     MAX_SEGMENTS,
     MTU_DISCOVER,
     PMTUDISC_PROBE,
     QuicListener,
-    SocketEnd,
-    alike,
-    segments,
+    UdpSocket,
+    can_segment,
+    end_of_segments,
 )
 from tailrace.edge.server.deadlines import Deadlines
 from tailrace.edge.server.dispatch import Application, ServerContext
@@ -67,9 +67,9 @@ class Listening:
             30.0,
             300.0,
         )
-        cores = AioquicCores(files.certificate, files.key)
+        library = AioquicLibrary(files.certificate, files.key)
         limits = ConnectionLimits(100, 100)
-        self.listener = QuicListener(self.sockets, cores, context, limits)
+        self.listener = QuicListener(self.sockets, library, context, limits)
 
     @asynccontextmanager
     async def client(self, host: str = "127.0.0.1", at: int = 0) -> AsyncIterator[Fetching]:
@@ -116,7 +116,7 @@ async def test_both_families_are_served_by_one_server(certificate: CertificateFi
 async def test_no_datagram_is_cut_on_its_way() -> None:
     options = {"127.0.0.1": MTU_DISCOVER, "::1": IPV6_MTU_DISCOVER}
     for host in options if has_ipv6() else ("127.0.0.1",):
-        end = SocketEnd(bound(host))
+        end = UdpSocket(bound(host))
         assert end._socket.getsockopt(*options[host]) == PMTUDISC_PROBE
         end.close()
 
@@ -179,11 +179,11 @@ TO, ELSEWHERE = ("127.0.0.1", 9), ("127.0.0.1", 10)
     ],
 )
 def test_datagrams_of_one_length_leave_as_one_piece(sizes: list[int], count: int) -> None:
-    assert alike([(bytes(size), TO) for size in sizes], 0) == count
+    assert end_of_segments([(bytes(size), TO) for size in sizes], 0) == count
 
 
 def test_a_piece_is_for_one_address() -> None:
-    assert alike([(b"a", TO), (b"b", TO), (b"c", ELSEWHERE)], 0) == 2
+    assert end_of_segments([(b"a", TO), (b"b", TO), (b"c", ELSEWHERE)], 0) == 2
 
 
 @pytest.mark.parametrize("refused", [None, errno.EIO, errno.EINVAL])
@@ -194,13 +194,13 @@ async def test_what_leaves_as_one_piece_comes_as_it_was(refused: int | None) -> 
         for each in (client, bound):
             each.bind(("127.0.0.1", 0))
         sent = [bytes([n]) * 900 for n in range(20)] + [b"the last"]
-        end = SocketEnd(bound)
+        end = UdpSocket(bound)
         if refused is not None:
             end._socket = Refusing(bound, refused)  # type: ignore[assignment]
         end.send([(data, client.getsockname()) for data in sent])
         client.settimeout(5)
         assert [client.recv(4096) for _ in sent] == sent
-        assert end._segments == (segments(bound) and refused != errno.EIO)
+        assert end._can_segment == (can_segment(bound) and refused != errno.EIO)
         bound.close()
 
 

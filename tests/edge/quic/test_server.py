@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tailrace.edge.access.connections import ConnectionLimits
-from tailrace.edge.quic.aioquic_core import AioquicCore
-from tailrace.edge.quic.core import Code
-from tailrace.edge.quic.http3 import Exchange
+from tailrace.edge.quic.aioquic_library import AioquicHttp3Connection
+from tailrace.edge.quic.http3 import Http3Stream
+from tailrace.edge.quic.interface import Code
 from tailrace.edge.quic.server import HANDSHAKE_TIMEOUT_S
 from tailrace.edge.server.dispatch import RequestDispatcher
 from tailrace.up import CertificateFiles, development_certificate
@@ -28,7 +28,7 @@ def test_a_request_is_answered(net: Net) -> None:
 
 def test_a_request_that_was_answered_is_no_garbage(net: Net) -> None:
     def exchanges() -> int:
-        return sum(type(each) in (Exchange, RequestDispatcher) for each in gc.get_objects())
+        return sum(type(each) in (Http3Stream, RequestDispatcher) for each in gc.get_objects())
 
     client = net.client()
     client.get(b"/a")
@@ -170,7 +170,7 @@ def test_a_fault_of_ours_ends_one_connection_and_no_other(
         raise RuntimeError("a fault")
 
     connection = next(each for each in net.server._connections if each.http3.peer == victim.address)
-    monkeypatch.setattr(connection.core, "receive", fail)
+    monkeypatch.setattr(connection.quic, "receive", fail)
     victim.ask(b"/x")
     net.settle()
     assert victims.left and (net.server.count, net.server.faults) == (1, 1)
@@ -189,12 +189,12 @@ def test_requests_leave_nothing_behind_on_their_connection(net: Net) -> None:
     client.quic.stop_stream(left, Code.REQUEST_CANCELLED)
     net.until(lambda: net.routes.streams[-1].left)
     net.pass_time(1.0)
-    core = next(iter(net.server._connections)).core
-    assert isinstance(core, AioquicCore) and core._http3 is not None
-    assert (core._written, core._ignored, core._unread, core._all_unread) == ({}, set(), {}, 0)
+    quic = next(iter(net.server._connections)).quic
+    assert isinstance(quic, AioquicHttp3Connection) and quic._http3 is not None
+    assert (quic._written, quic._ignored, quic._unread, quic._all_unread) == ({}, set(), {}, 0)
     control_streams = 6
-    assert len(core._http3._stream) <= control_streams
-    assert len(core._quic._streams) <= control_streams
+    assert len(quic._http3._stream) <= control_streams
+    assert len(quic._quic._streams) <= control_streams
 
 
 def test_a_certificate_that_is_renewed_is_given_to_new_connections(
@@ -202,7 +202,7 @@ def test_a_certificate_that_is_renewed_is_given_to_new_connections(
 ) -> None:
     stays = net.client()
     renewed = development_certificate(tmp_path, datetime.now(UTC))
-    net.server.cores.load(renewed.certificate, renewed.key)
+    net.server.library.load(renewed.certificate, renewed.key)
     refused = Client(net)
     net.until(lambda: refused.ended_with is not None)  # it trusts the old one alone
     net.files = renewed

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from aioquic.quic.logger import QuicLogger
 
-from tailrace.edge.quic.aioquic_core import AioquicCores
-from tailrace.edge.quic.core import Address, Datagrams
+from tailrace.edge.quic.aioquic_library import AioquicLibrary
+from tailrace.edge.quic.interface import Address, Datagrams
 from tailrace.edge.quic.stateless_reset import (
     HIDDEN_RESET_BYTES,
     MAX_RESET_BYTES,
@@ -69,7 +69,7 @@ def test_another_server_ends_the_connections_of_one_that_is_gone(
     files = (certificate.certificate, certificate.key)
     net, next_ = Net(certificate), Net(certificate)
     for each in (net, next_):
-        each.server.cores = AioquicCores(*files, mark, secret=secret)
+        each.server.library = AioquicLibrary(*files, mark, secret=secret)
     log = QuicLogger()
     client = net.client(quic_logger=log)
     net.pass_time(0.5)  # more connection ids come

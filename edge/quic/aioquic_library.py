@@ -1,4 +1,4 @@
-"""HTTP/3 connections on aioquic, as `core.py` asks for them.
+"""HTTP/3 connections on aioquic: the implementation of `interface.py`.
 
 Responses are encoded here; requests are parsed by aioquic. QPACK uses no dynamic table in either
 direction, so that no stream waits for another, and each request's fields are bounded.
@@ -14,13 +14,13 @@ from typing import Any
 
 import pylsqpack
 from aioquic.buffer import Buffer, encode_uint_var  # type: ignore[attr-defined]
+from aioquic.h3 import events as h3
 from aioquic.h3.connection import (
     H3_ALPN,
     ErrorCode,
     FrameType,
     encode_frame,
 )
-from aioquic.h3.events import DataReceived, H3Event, HeadersReceived
 from aioquic.quic import events as quic
 from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE, QuicConfiguration
 from aioquic.quic.connection import (
@@ -43,42 +43,42 @@ from aioquic.quic.retry import QuicRetryTokenHandler
 from aioquic.tls import SessionTicket
 
 from tailrace.edge.quic.aioquic_connection import AioquicConnection, Http3Parser
-from tailrace.edge.quic.core import (
+from tailrace.edge.quic.interface import (
     CONNECTION_WINDOW_BYTES,
     IDLE_TIMEOUT_S,
     MAX_HEADER_BYTES,
     MAX_HELD_BYTES,
     STREAM_WINDOW_BYTES,
     Address,
-    Asked,
-    Came,
     Code,
+    ConnectionIdIssued,
+    ConnectionIdRetired,
+    ConnectionTerminated,
     Datagrams,
-    Ended,
-    Established,
+    DataReceived,
     Event,
+    HandshakeCompleted,
     Headers,
-    Issued,
-    Left,
-    Retired,
-    Stray,
-    TooLong,
+    HeadersTooLarge,
+    RequestReceived,
+    StreamReset,
+    UnroutedDatagram,
 )
 from tailrace.edge.quic.stateless_reset import StatelessResets
 
 CONNECTION_ID_BYTES = 8
 FIELD_OVERHEAD_BYTES = 32
-"""What a field counts beside its name and value (RFC 9114, 4.2.2)."""
+"""Size that each header field counts in addition to its name and value (RFC 9114, 4.2.2)."""
 MAX_SESSION_TICKETS = 4096
-"""Kept for clients that come again; the oldest go first."""
+"""Maximum number of session tickets that are kept; the oldest are dropped first."""
 MIN_INITIAL_CID_BYTES = 8
-"""RFC 9000, 7.2"""
+"""Minimum length of the connection id in a first packet (RFC 9000, 7.2)."""
 
 VERSIONS = (QuicProtocolVersion.VERSION_1, QuicProtocolVersion.VERSION_2)
 
 
-class AioquicCore:
-    """A `Core`."""
+class AioquicHttp3Connection:
+    """A `QuicConnection`."""
 
     def __init__(self, connection: AioquicConnection) -> None:
         self._quic = connection
@@ -100,7 +100,7 @@ class AioquicCore:
     # ---- the connection ----
 
     @property
-    def closing(self) -> bool:
+    def is_closing(self) -> bool:
         return self._quic.is_closing
 
     def receive(self, datagram: bytes, address: Address, now: float) -> None:
@@ -168,7 +168,7 @@ class AioquicCore:
     def stop(self, stream: int) -> None:
         self._forget(stream, Code.NO_ERROR)
 
-    def room(self, stream: int, unsent_bytes: int) -> int:
+    def writable_bytes(self, stream: int, unsent_bytes: int) -> int:
         written = self._written.get(stream)
         buffer = self._quic.send_buffer(stream)
         if written is None or buffer is None:
@@ -217,13 +217,14 @@ class AioquicCore:
                 )
                 self._http3 = Http3Parser(self._quic)
             elif isinstance(event, quic.HandshakeCompleted):
-                self._events.append(Established())
+                self._events.append(HandshakeCompleted())
             elif isinstance(event, quic.ConnectionIdIssued):
-                self._events.append(Issued(event.connection_id))
+                self._events.append(ConnectionIdIssued(event.connection_id))
             elif isinstance(event, quic.ConnectionIdRetired):
-                self._events.append(Retired(event.connection_id))
+                self._events.append(ConnectionIdRetired(event.connection_id))
             elif isinstance(event, quic.ConnectionTerminated):
-                self._events.append(Ended(event.reason_phrase or hex(event.error_code)))
+                reason = event.reason_phrase or hex(event.error_code)
+                self._events.append(ConnectionTerminated(reason))
 
     def _handle_stream(self, event: Any, ended: bool) -> None:
         """Hand an event of one stream to HTTP/3, and note the requests that it brings."""
@@ -245,18 +246,18 @@ class AioquicCore:
             self._bound_heads(stream)
             self._grant(stream)
 
-    def _handle_request(self, event: H3Event) -> None:
-        if isinstance(event, HeadersReceived):
+    def _handle_request(self, event: h3.H3Event) -> None:
+        if isinstance(event, h3.HeadersReceived):
             stream = event.stream_id
             if stream in self._unread:  # trailers, which no route uses
                 if event.stream_ended:
-                    self._events.append(Came(stream, b"", True))
+                    self._events.append(DataReceived(stream, b"", True))
             else:
                 self._ask(stream, event.headers, event.stream_ended)
-        elif isinstance(event, DataReceived) and event.stream_id in self._unread:
+        elif isinstance(event, h3.DataReceived) and event.stream_id in self._unread:
             self._unread[event.stream_id] += len(event.data)
             self._all_unread += len(event.data)
-            self._events.append(Came(event.stream_id, event.data, event.stream_ended))
+            self._events.append(DataReceived(event.stream_id, event.data, event.stream_ended))
 
     def _ask(self, stream: int, headers: Headers, ended: bool) -> None:
         if self._quic.is_refused(stream):
@@ -268,7 +269,7 @@ class AioquicCore:
             return
         self._unread[stream] = 0
         self._quic.grant_control()
-        self._events.append(Asked(stream, headers, ended))
+        self._events.append(RequestReceived(stream, headers, ended))
 
     def _bound_heads(self, stream: int) -> None:
         assert self._http3 is not None
@@ -280,22 +281,22 @@ class AioquicCore:
 
     def _refuse_head(self, stream: int) -> None:
         self._forget(stream, Code.NO_ERROR)
-        self._events.append(TooLong(stream))
+        self._events.append(HeadersTooLarge(stream))
 
     def _left(self, stream: int) -> None:
         if stream in self._written:
             del self._written[stream]
             self._quic.reset_stream(stream, Code.REQUEST_CANCELLED)
             self._forget(stream, Code.REQUEST_CANCELLED)
-            self._events.append(Left(stream))
+            self._events.append(StreamReset(stream))
 
     def _grant(self, stream: int) -> None:
         self._quic.grant_stream(stream, self._unread.get(stream, 0))
         self._quic.grant(self._received + CONNECTION_WINDOW_BYTES - self._all_unread)
 
 
-class AioquicCores:
-    """`Cores` for one certificate; `mark` is the first byte of every connection id."""
+class AioquicLibrary:
+    """A `QuicLibrary` for one certificate."""
 
     cid_bytes = CONNECTION_ID_BYTES
 
@@ -303,11 +304,16 @@ class AioquicCores:
         self,
         certificate: Path,
         key: Path,
-        mark: int | None = None,
+        first_cid_byte: int | None = None,
         secret: bytes | None = None,
     ) -> None:
-        """`secret` makes stateless reset tokens; without one the certificate's key does."""
-        self._mark = mark
+        """Load a certificate and its key.
+
+        Args:
+            first_cid_byte: first byte of every connection id; random if None.
+            secret: the secret of stateless reset tokens; the certificate's key if None.
+        """
+        self._first_cid_byte = first_cid_byte
         self._secret = secret
         self._retries = QuicRetryTokenHandler()
         self._tickets: OrderedDict[bytes, SessionTicket] = OrderedDict()
@@ -327,15 +333,15 @@ class AioquicCores:
         self._configuration = configuration
         self._resets = StatelessResets(self._secret or key.read_bytes())
 
-    def accept(self, original_cid: bytes, retried_cid: bytes | None) -> AioquicCore:
-        return AioquicCore(
+    def accept(self, original_cid: bytes, retried_cid: bytes | None) -> AioquicHttp3Connection:
+        return AioquicHttp3Connection(
             AioquicConnection(
-                self._mark,
+                self._first_cid_byte,
                 self._resets.token,
                 configuration=self._configuration,
                 original_destination_connection_id=original_cid,
                 retry_source_connection_id=retried_cid,
-                # Each is good once (RFC 8446, 8.1).
+                # A ticket can be used once (RFC 8446, 8.1).
                 session_ticket_fetcher=lambda ticket: self._tickets.pop(ticket, None),
                 session_ticket_handler=self._keep_ticket,
             )
@@ -348,7 +354,7 @@ class AioquicCores:
 
     # ---- datagrams that belong to no connection ----
 
-    def stray(self, datagram: bytes) -> Stray | None:
+    def parse(self, datagram: bytes) -> UnroutedDatagram | None:
         try:
             header = pull_quic_header(Buffer(data=datagram), host_cid_length=CONNECTION_ID_BYTES)
         except ValueError:  # BufferReadError is one
@@ -359,7 +365,7 @@ class AioquicCores:
         known = header.version in VERSIONS
         if not whole or (known and len(header.destination_cid) < MIN_INITIAL_CID_BYTES):
             return None
-        return Stray(
+        return UnroutedDatagram(
             cid=header.destination_cid,
             source_cid=header.source_cid,
             version=header.version,
@@ -368,51 +374,53 @@ class AioquicCores:
             token=header.token,
         )
 
-    def versions(self, stray: Stray) -> bytes:
+    def version_negotiation(self, unrouted: UnroutedDatagram) -> bytes:
         return encode_quic_version_negotiation(
-            source_cid=stray.cid,
-            destination_cid=stray.source_cid,
+            source_cid=unrouted.cid,
+            destination_cid=unrouted.source_cid,
             supported_versions=list(VERSIONS),
         )
 
-    def retry(self, stray: Stray, address: Address, now: float) -> bytes:
+    def retry(self, unrouted: UnroutedDatagram, address: Address, now: float) -> bytes:
         cid = os.urandom(CONNECTION_ID_BYTES)
-        if self._mark is not None:
-            cid = bytes([self._mark]) + cid[1:]
+        if self._first_cid_byte is not None:
+            cid = bytes([self._first_cid_byte]) + cid[1:]
         return encode_quic_retry(
-            version=stray.version,
+            version=unrouted.version,
             source_cid=cid,
-            destination_cid=stray.source_cid,
-            original_destination_cid=stray.cid,
+            destination_cid=unrouted.source_cid,
+            original_destination_cid=unrouted.cid,
             retry_token=self._retries.create_token(
                 address=address,
-                original_destination_connection_id=stray.cid,
+                original_destination_connection_id=unrouted.cid,
                 retry_source_connection_id=cid,
                 now=now,
             ),
         )
 
-    def retried(self, stray: Stray, address: Address, now: float) -> bytes | None:
+    def original_cid(
+        self, unrouted: UnroutedDatagram, address: Address, now: float
+    ) -> bytes | None:
         try:
             return self._retries.validate_token(
-                address=address, destination_cid=stray.cid, token=stray.token, now=now
+                address=address, destination_cid=unrouted.cid, token=unrouted.token, now=now
             )
         except ValueError:
             return None
 
-    def reset(self, datagram: bytes, now: float) -> bytes | None:
+    def stateless_reset(self, datagram: bytes, now: float) -> bytes | None:
         return self._resets.answer(datagram, datagram[1 : 1 + CONNECTION_ID_BYTES], now)
 
-    def refusal(self, stray: Stray, *, bad_token: bool) -> bytes:
+    def refusal(self, unrouted: UnroutedDatagram, *, bad_token: bool) -> bytes:
         code = QuicErrorCode.INVALID_TOKEN if bad_token else QuicErrorCode.CONNECTION_REFUSED
         crypto = CryptoPair()
-        crypto.setup_initial(cid=stray.cid, is_client=False, version=stray.version)
+        crypto.setup_initial(cid=unrouted.cid, is_client=False, version=unrouted.version)
         builder = QuicPacketBuilder(
-            host_cid=stray.cid,
+            host_cid=unrouted.cid,
             is_client=False,
             max_datagram_size=SMALLEST_MAX_DATAGRAM_SIZE,
-            peer_cid=stray.source_cid,
-            version=stray.version,
+            peer_cid=unrouted.source_cid,
+            version=unrouted.version,
         )
         builder.start_packet(QuicPacketType.INITIAL, crypto)
         buffer = builder.start_frame(

@@ -8,9 +8,11 @@ from contextlib import ExitStack
 
 import pytest
 
-from tailrace.edge.quic.steer import can_steer, steer
+from tailrace.edge.quic.reuseport_bpf import can_route_by_connection_id, route_by_connection_id
 
-pytestmark = pytest.mark.skipif(not can_steer(), reason="the kernel steers on Linux only")
+pytestmark = pytest.mark.skipif(
+    not can_route_by_connection_id(), reason="the kernel steers on Linux only"
+)
 
 PROCESSES = 3
 PATIENCE_S = 30.0
@@ -27,7 +29,7 @@ def group() -> Iterator[list[socket.socket]]:
             each.settimeout(PATIENCE_S)
             each.bind(("127.0.0.1", made[0].getsockname()[1] if made else 0))
             made.append(each)
-        steer(made)
+        route_by_connection_id(made)
         yield made
 
 

@@ -1,9 +1,9 @@
-"""Several processes on one port: each datagram to the process that has its connection.
+"""Routing of datagrams to several processes that share a UDP port (SO_ATTACH_REUSEPORT_CBPF).
 
-The kernel spreads datagrams over the sockets of a port by address, so a client whose address
-changes would come to another process. A small program in the kernel goes by the first byte of
-the connection id instead: the ids of process n begin with n, and a client's own first one is
-at random, but the same until it has learnt ours. Linux only (SO_ATTACH_REUSEPORT_CBPF).
+The kernel distributes datagrams over the sockets of a port by address, so a client whose address
+changes would reach another process. A BPF program in the kernel uses the first byte of the
+connection id instead: the ids that process n issues begin with n. A client's own first id is
+random, but stays the same until it has learnt one of ours. Linux only.
 """
 
 from __future__ import annotations
@@ -15,23 +15,26 @@ import sys
 from collections.abc import Sequence
 
 MAX_PROCESSES = 64
+"""Maximum number of processes of an edge."""
 
 SO_ATTACH_REUSEPORT_CBPF = 51
 LOAD_BYTE, JUMP_IF_SET, JUMP, MODULO, RETURN = 0x30, 0x45, 0x05, 0x94, 0x16
 """Instructions of classic BPF on the accumulator: BPF_LD | BPF_B | BPF_ABS, and so on."""
 LONG_HEADER = 0x80
 CID_OF_SHORT, CID_OF_LONG = 1, 6
-"""Where a connection id begins (RFC 8999, 5.1 and 5.2)."""
+"""Offsets of the connection id in a short and in a long header (RFC 8999, 5.1 and 5.2)."""
 
 
-def can_steer() -> bool:
+def can_route_by_connection_id() -> bool:
+    """Return True if the kernel supports `route_by_connection_id`."""
     return sys.platform == "linux"
 
 
-def steer(sockets: Sequence[socket.socket]) -> None:
-    """Datagrams to the port of these, bound in this order, go to number `first byte of id % n`.
+def route_by_connection_id(sockets: Sequence[socket.socket]) -> None:
+    """Route each datagram to socket number `first byte of its connection id % len(sockets)`.
 
-    All of them were bound with SO_REUSEPORT, and nothing else is bound there.
+    All sockets must have been bound to one port with SO_REUSEPORT, in this order, and no other
+    socket to it.
     """
     program = _program(len(sockets))
     code = ctypes.create_string_buffer(program, len(program))
@@ -41,7 +44,7 @@ def steer(sockets: Sequence[socket.socket]) -> None:
 
 
 def _program(count: int) -> bytes:
-    """The instructions: code, jump if true, jump if false, operand."""
+    """Return the instructions: code, jump if true, jump if false, operand."""
     return b"".join(
         struct.pack("=HBBI", *instruction)
         for instruction in (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tailrace.edge.quic.aioquic_core import AioquicCores
+from tailrace.edge.quic.aioquic_library import AioquicLibrary
 from tailrace.up import CertificateFiles
 from tests.edge.quic.net import Net
 
@@ -11,7 +11,9 @@ def test_every_connection_id_begins_with_the_mark_that_was_asked_for(
     certificate: CertificateFiles,
 ) -> None:
     net = Net(certificate)
-    net.server.cores = AioquicCores(certificate.certificate, certificate.key, mark=0x5A)
+    net.server.library = AioquicLibrary(
+        certificate.certificate, certificate.key, first_cid_byte=0x5A
+    )
     client = net.client()
     for _ in range(3):
         net.pass_time(0.5)

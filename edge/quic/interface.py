@@ -1,0 +1,230 @@
+"""The interface between the QUIC server and the library that implements QUIC and HTTP/3.
+
+A connection is a sans-I/O object: datagrams and times go in, datagrams and events come out. The
+implementation on aioquic is `aioquic_library.py`, with `aioquic_connection.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Protocol
+
+Address = tuple[str, int] | tuple[str, int, int, int]
+"""Address of an IPv4 or an IPv6 socket."""
+Headers = Sequence[tuple[bytes, bytes]]
+Datagrams = Sequence[tuple[bytes, Address]]
+
+MAX_HEADER_BYTES = 16 << 10
+"""Maximum size of a request's header fields, counted as in RFC 9114, 4.2.2; 431 beyond."""
+MAX_REQUESTS_AT_ONCE = 128
+"""Maximum number of open requests of a connection."""
+STREAM_WINDOW_BYTES = 64 << 10
+"""Maximum bytes of one request's body beyond what has been read of it."""
+CONNECTION_WINDOW_BYTES = 1 << 20
+"""Maximum bytes of all bodies of a connection beyond what has been read of them."""
+MAX_HELD_BYTES = 256 << 10
+"""Maximum bytes of one response that are kept until the client acknowledges them."""
+MAX_CONTROL_BYTES = 64 << 10
+"""Bytes that a client may send on each control stream (settings, QPACK, priorities) in total."""
+TIMER_S = 0.001
+"""Shortest delay of the event loop's timers, in seconds."""
+IDLE_TIMEOUT_S = 60.0
+"""Time without a packet after which a connection is closed. Keepalives of streams are more
+frequent."""
+
+
+class Code(IntEnum):
+    """Error codes of HTTP/3 (RFC 9114, 8.1) that the edge sends."""
+
+    NO_ERROR = 0x100
+    INTERNAL_ERROR = 0x102
+    EXCESSIVE_LOAD = 0x107
+    REQUEST_REJECTED = 0x10B
+    REQUEST_CANCELLED = 0x10C
+
+
+# ---- events of a connection ----
+
+
+@dataclass(frozen=True, slots=True)
+class RequestReceived:
+    """The head of a request arrived; valid HTTP/3, with values that have not been checked."""
+
+    stream: int
+    headers: Headers
+    ended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DataReceived:
+    """A piece of a request's body arrived; `ended` marks the last one. Trailers are dropped."""
+
+    stream: int
+    data: bytes
+    ended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HeadersTooLarge:
+    """The head of a request is over MAX_HEADER_BYTES. It may be answered; no body follows."""
+
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamReset:
+    """The client has reset a request, or refuses its response; the stream is closed."""
+
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionIdIssued:
+    """Datagrams with this connection id belong to the connection from now on."""
+
+    cid: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionIdRetired:
+    """Datagrams with this connection id no longer belong to the connection."""
+
+    cid: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class HandshakeCompleted:
+    """The handshake is complete, which also proves the client's address."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionTerminated:
+    """The connection has ended, and sends no more datagrams."""
+
+    reason: str
+
+
+Event = (
+    RequestReceived
+    | DataReceived
+    | HeadersTooLarge
+    | StreamReset
+    | ConnectionIdIssued
+    | ConnectionIdRetired
+    | HandshakeCompleted
+    | ConnectionTerminated
+)
+
+
+class QuicConnection(Protocol):
+    """One connection with HTTP/3 on it.
+
+    A method that raises has a defect: no input of a client may cause an exception.
+    """
+
+    cids: Sequence[bytes]
+    """Connection ids that a client may use from the beginning."""
+
+    @property
+    def is_closing(self) -> bool:
+        """True once either side has closed: no request can be answered any more, although
+        `ConnectionTerminated` is yet to come."""
+
+    def receive(self, datagram: bytes, address: Address, now: float) -> None:
+        """Handle a datagram of the client."""
+
+    def expire(self, now: float) -> None:
+        """Handle that the time of `timer` has come."""
+
+    def timer(self) -> float | None:
+        """Return the time at which to call `expire`; it may change with each `datagrams`."""
+
+    def events(self) -> list[Event]:
+        """Return what has happened since the last call."""
+
+    def datagrams(self, now: float) -> Datagrams:
+        """Return the datagrams to send now. Call it after every other method."""
+
+    def start(self, stream: int, headers: Headers) -> None:
+        """Send the head of a response, with `:status` first."""
+
+    def write(self, stream: int, data: bytes) -> None:
+        """Send a piece of a response's body."""
+
+    def end(self, stream: int) -> None:
+        """End a response."""
+
+    def reset(self, stream: int, code: Code) -> None:
+        """Break a response off, and ask for no more of its request."""
+
+    def stop(self, stream: int) -> None:
+        """Ask for no more of a request; its response continues."""
+
+    def consumed(self, stream: int, size: int) -> None:
+        """Let the client send `size` more bytes of a request, for those that have been read."""
+
+    def writable_bytes(self, stream: int, unsent_bytes: int) -> int:
+        """Return how much of a response may be written, for at most `unsent_bytes` unsent.
+
+        At most MAX_HELD_BYTES are unsent or unacknowledged.
+        """
+
+    def go_away(self) -> None:
+        """Ask for no new requests (GOAWAY); open requests continue."""
+
+    def close(self, code: Code, reason: str = "") -> None:
+        """Close the connection."""
+
+
+# ---- datagrams that belong to no connection ----
+
+
+@dataclass(frozen=True, slots=True)
+class UnroutedDatagram:
+    """The head of a datagram with a long header that belongs to no connection."""
+
+    cid: bytes
+    source_cid: bytes
+    version: int
+    known_version: bool
+    initial: bool
+    token: bytes
+
+
+class QuicLibrary(Protocol):
+    """Makes connections, and the answers to datagrams that belong to none."""
+
+    cid_bytes: int
+    """Length of the connection ids that are issued; a short header does not contain it."""
+
+    def load(self, certificate: Path, key: Path) -> None:
+        """Use this certificate for new connections."""
+
+    def parse(self, datagram: bytes) -> UnroutedDatagram | None:
+        """Return the head of a datagram; None if no connection can begin with it."""
+
+    def accept(self, original_cid: bytes, retried_cid: bytes | None) -> QuicConnection:
+        """Return the connection of a first Initial packet.
+
+        `retried_cid` is the id that the client used after a Retry.
+        """
+
+    def version_negotiation(self, unrouted: UnroutedDatagram) -> bytes:
+        """Return the Version Negotiation packet that answers an unknown version."""
+
+    def retry(self, unrouted: UnroutedDatagram, address: Address, now: float) -> bytes:
+        """Return a Retry packet, whose token proves the client's address when it comes back."""
+
+    def original_cid(
+        self, unrouted: UnroutedDatagram, address: Address, now: float
+    ) -> bytes | None:
+        """Return the connection id from before a Retry; None if the token is not valid."""
+
+    def stateless_reset(self, datagram: bytes, now: float) -> bytes | None:
+        """Return the stateless reset for a short header with an unknown id, if it gets one."""
+
+    def refusal(self, unrouted: UnroutedDatagram, *, bad_token: bool) -> bytes:
+        """Return a packet that refuses the connection, for a bad token or too many connections."""
