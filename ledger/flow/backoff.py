@@ -1,7 +1,7 @@
-"""How long to wait before trying again, so that a crowd does not come back at once.
+"""Random waits before a retry, so that many clients do not return at the same moment.
 
-Full jitter, after "Exponential Backoff and Jitter" (AWS Architecture Blog, 2015): a draw
-from the whole range, whose upper end doubles with each failure.
+Full jitter, after "Exponential Backoff and Jitter" (AWS Architecture Blog, 2015): a uniform draw
+from a range whose upper end doubles with each failure.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def spread_ms(minimum_ms: int) -> int:
 
 @dataclass(slots=True)
 class Backoff:
-    """Delays between `least_s` and a ceiling that grows from twice that to `most_s`."""
+    """Delays between `least_s` and a ceiling that doubles with each failure up to `most_s`."""
 
     least_s: float
     most_s: float
@@ -33,12 +33,12 @@ class Backoff:
     failures: int = 0
 
     def next_delay_s(self) -> float:
-        """The delay after one more failure."""
+        """Count one more failure and return the delay before the next try, in seconds."""
         self.failures += 1
         # The exponent is bounded: 2.0**1024 is an OverflowError after a long outage.
         ceiling = min(self.most_s, self.least_s * 2.0 ** min(self.failures, 32))
         return self.random.uniform(self.least_s, ceiling)
 
     def reset(self) -> None:
-        """Something worked: the next failure is a first one."""
+        """Forget all failures, because a try has succeeded."""
         self.failures = 0

@@ -1,4 +1,4 @@
-"""A circuit breaker: when a peer that fails is left alone, and when it is tried again.
+"""A circuit breaker: it stops requests to a failing peer and later lets a trial through.
 
 Sans-I/O; every `now` is seconds of one clock. After Nygard, "Release It!" (2007).
 """
@@ -15,15 +15,15 @@ class CircuitState(StrEnum):
     """The state of a circuit breaker; its value is a label of metrics."""
 
     CLOSED = "closed"
-    """The peer works: everything is let through."""
+    """The peer works: all requests are allowed."""
     HALF_OPEN = "half-open"
-    """The peer has rested: one trial is let through."""
+    """The pause is over: one trial request is allowed."""
     OPEN = "open"
-    """The peer rests: nothing is let through."""
+    """The peer is paused: no request is allowed."""
 
 
 class _Event(Enum):
-    TRIPPED = auto()  # as many failures in a row as are allowed
+    TRIPPED = auto()  # the limit of failures in a row was reached
     RESTED = auto()
     SUCCEEDED = auto()
     FAILED = auto()
@@ -35,30 +35,30 @@ _NEXT = {
     (CircuitState.HALF_OPEN, _Event.SUCCEEDED): CircuitState.CLOSED,
     (CircuitState.HALF_OPEN, _Event.FAILED): CircuitState.OPEN,
 }
-"""The next state; any other event leaves the state as it is.
+"""The next state by state and event. Any other event changes nothing.
 
-So neither an answer nor a failure of what was asked before the circuit opened changes anything.
+So the outcome of a request that was sent before the circuit opened has no effect.
 """
 
 
 class CircuitBreaker:
-    """The breaker of one peer: open after `trips` failures in a row, for as long as `rest` says.
+    """The breaker of one peer: `trips` failures in a row open it, for a delay drawn by `rest`.
 
-    A trial that has had no outcome for `trial_s` is given up, and another one is let through.
+    If a trial has no outcome within `trial_s` seconds, another one is allowed.
     """
 
     def __init__(self, trips: int, rest: Backoff, trial_s: float = inf) -> None:
         self.state = CircuitState.CLOSED
         self.failures = 0
-        """Failures in a row."""
+        """Number of failures in a row."""
         self._trips = trips
         self._rest = rest
         self._trial_s = trial_s
         self._rests_until = 0.0
-        self._trial_until: float | None = None  # None: no trial is under way
+        self._trial_until: float | None = None  # None: no trial in progress
 
     def allows(self, now: float) -> bool:
-        """Return True if a request may be sent now; tell `sent` if it is."""
+        """Return True if a request may be sent now. The caller must report it with `sent`."""
         if self.state is CircuitState.OPEN and now >= self._rests_until:
             self._move(_Event.RESTED)
         if self.state is CircuitState.HALF_OPEN:
@@ -66,18 +66,18 @@ class CircuitBreaker:
         return self.state is CircuitState.CLOSED
 
     def sent(self, now: float) -> None:
-        """Note that a request was sent: it is the trial if the circuit is half open."""
+        """Record a sent request. It is the trial if the circuit is half-open."""
         if self.state is CircuitState.HALF_OPEN:
             self._trial_until = now + self._trial_s
 
     def succeeded(self) -> None:
-        """Note an answer to a request."""
+        """Record a request that was answered."""
         self.failures = 0
         if self._move(_Event.SUCCEEDED):
             self._rest.reset()
 
     def failed(self, now: float) -> None:
-        """Note a request without an answer, or with one that is the peer's own fault."""
+        """Record a request that failed: no answer, or a fault of the peer."""
         self.failures += 1
         tripped = self.failures >= self._trips and self._move(_Event.TRIPPED)
         if tripped or self._move(_Event.FAILED):
@@ -89,11 +89,11 @@ class CircuitBreaker:
         self._rest.reset()
 
     def rest_s(self, now: float) -> float:
-        """Return how much longer nothing is let through."""
+        """Return the seconds until a trial is allowed; 0 if the circuit is not open."""
         return max(self._rests_until - now, 0.0) if self.state is CircuitState.OPEN else 0.0
 
     def _move(self, event: _Event) -> bool:
-        """Return True if the event changes the state."""
+        """Apply an event and return True if it changed the state."""
         following = _NEXT.get((self.state, event))
         if following is None:
             return False

@@ -1,8 +1,8 @@
-"""How much one reader may be sent: a place in what is numbered and a credit, nothing that grows.
+"""Credit-based flow control of one reader: its position and its limits. Sans-I/O.
 
-Sans-I/O. Live is replay that has reached the tip: who sends holds no frames for a reader, so one
-that stalls costs a few numbers, and when it comes back it reads on from its place, from
-memory where the tail still has it and from storage where not.
+A sender buffers no frames for a reader. A reader that stalls costs a few numbers, and later
+continues from its position: from memory if the tail still has the frames, otherwise from storage.
+So a live reader is a replay that has reached the end.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 READ_FRAMES = 256
-"""Frames that one reader is given at a time, so that neighbours get their turn."""
+"""Maximum number of frames for one reader at a time, so that other readers get their turn."""
 MAX_CREDIT_FRAMES = 65_536
-"""Frames that a client may ask to have in flight."""
+"""Maximum number of frames in flight to one reader."""
 
 
 FIRST_FRAME_BYTES = 256
-"""What a frame is taken to have before one was sent."""
+"""Assumed size of a frame in bytes, before one was sent."""
 
 
 @dataclass(slots=True)
 class Window:
-    """`next` is the index that comes next, `limit` the first index without credit.
+    """The flow-control window of one channel; both of its ends keep one.
 
-    Either end of a corr keeps one. At most `most` frames are in flight. Where there is a
-    `limit_bytes`, a frame may pass while `passed_bytes`, of the frames that have, is below it: so
-    one frame may exceed it, and any frame can pass, however large.
+    `next` is the next index to send, `limit` the first index without credit. At most `most` frames
+    are in flight. With a `limit_bytes`, the next frame may be sent while the frames sent so far
+    have fewer bytes (`passed_bytes`). So one frame may exceed the limit, and no frame is too large.
     """
 
     next: int
@@ -34,7 +34,7 @@ class Window:
     most: int = MAX_CREDIT_FRAMES
     limit_bytes: int | None = None
     passed_bytes: int = 0
-    frame_bytes: int = FIRST_FRAME_BYTES  # of one, going by the last that have passed
+    frame_bytes: int = FIRST_FRAME_BYTES  # average size of the last frames sent
 
     @classmethod
     def starting(
@@ -44,23 +44,23 @@ class Window:
         most: int = MAX_CREDIT_FRAMES,
         credit_bytes: int | None = None,
     ) -> Window:
-        """Of a reader that wants index `start` next and may be sent `credit` frames."""
+        """Create the window of a reader at index `start` with credit for `credit` frames."""
         return cls(start, start + min(credit, most), most, credit_bytes)
 
     @property
     def open(self) -> bool:
-        """Whether the next frame may be sent."""
+        """True if the next frame may be sent."""
         limit_bytes = self.limit_bytes
         return self.next < self.limit and (limit_bytes is None or self.passed_bytes < limit_bytes)
 
     def grant(self, limit: int, limit_bytes: int | None = None) -> None:
-        """Take a Credit frame: absolute, never shrinking, never above the cap."""
+        """Apply a Credit frame. Limits are absolute, never shrink, and never exceed `most`."""
         self.limit = max(self.limit, min(limit, self.next + self.most))
         if limit_bytes is not None:
             self.limit_bytes = max(self.limit_bytes or 0, limit_bytes)
 
     def renew(self, most_bytes: int) -> bool:
-        """Raise the limits if half of one has been used: a Credit is to say so then."""
+        """Raise the limits if half of one is used. Return True if a Credit must be sent."""
         left = most_bytes if self.limit_bytes is None else self.limit_bytes - self.passed_bytes
         if self.limit - self.next > self.most // 2 and left > most_bytes // 2:
             return False
@@ -69,12 +69,15 @@ class Window:
         return True
 
     def passed(self, count: int, size: int) -> None:
-        """So many frames have come, of so many bytes together."""
+        """Record `count` received frames of `size` bytes in total."""
         self.next += count
         self.passed_bytes += size
 
     def passing(self, frames: Sequence[bytes]) -> Sequence[bytes]:
-        """Those of the next frames that may be sent now: all of them but for their bytes."""
+        """Advance past the frames that may be sent now and return them.
+
+        The caller has limited their number with `wanted`; only the byte limit can cut them here.
+        """
         if self.limit_bytes is None:
             self.next += len(frames)
             return frames
@@ -90,12 +93,12 @@ class Window:
         return frames if count == len(frames) else frames[:count]
 
     def wanted(self, released: int) -> int:
-        """How many frames may be sent to it now."""
-        # Comparisons: every token is asked about here, and min and max take three times as long.
+        """Return how many frames may be sent now if the stream has frames below `released`."""
+        # Comparisons, because this runs for every token, and min and max take three times as long.
         most = (self.limit if self.limit < released else released) - self.next
         if self.limit_bytes is not None:
             room = self.limit_bytes - self.passed_bytes
-            # What would not fit is not fetched: the frames of a producer may be large.
+            # Frames that would not fit are not fetched, because frames of a producer may be large.
             fits = room // self.frame_bytes + 1 if room > 0 else 0
             most = fits if fits < most else most
         if most > READ_FRAMES:

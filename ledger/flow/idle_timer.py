@@ -1,14 +1,17 @@
-"""How long a peer has said nothing, as far as one can tell who may have stood still oneself."""
+"""Measure how long a peer has been silent, not counting time in which this process was stalled."""
 
 from __future__ import annotations
 
 LONGEST_LOOK_S = 0.5
-"""Most that one look adds. Who stood still, busy or suspended, knows nothing of that time: what
-the peer said meanwhile may lie unread in the socket."""
+"""Maximum seconds of silence that one check adds.
+
+After a longer pause between two checks this process was busy or suspended, and data of the peer may
+be waiting in the socket.
+"""
 
 
 class Silence:
-    """It counts from `now` on; `broken` whenever the peer says something."""
+    """The silence of one peer since `now`; call `broken` whenever the peer sends something."""
 
     def __init__(self, now: float, longest_look_s: float = LONGEST_LOOK_S) -> None:
         self._longest_look_s = longest_look_s
@@ -16,10 +19,11 @@ class Silence:
         self._looked_at = now
 
     def broken(self) -> None:
+        """End the silence, because the peer has sent something."""
         self._seconds = 0.0
 
     def seconds(self, now: float) -> float:
-        """Of silence until `now`."""
+        """Return the seconds of silence until `now`."""
         self._seconds += min(now - self._looked_at, self._longest_look_s)
         self._looked_at = now
         return self._seconds

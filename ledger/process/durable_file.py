@@ -1,8 +1,7 @@
-"""Small files that are written as a whole or not at all, whatever ends the process or the power.
+"""Atomic writes of small files: a kill or a power cut leaves the old file or the new one.
 
-A file gets its name only when its bytes are on the disk, and the name is on the disk when the
-function returns: without the first sync a power cut may leave an empty file under the name,
-without the second no file at all.
+The bytes are synced before the file gets its name; otherwise a power cut may leave an empty file.
+The folder is synced before the function returns; otherwise the file may be missing.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 FILE_MODE = 0o666
-"""As for any file that a program creates; the umask takes from it."""
+"""Default mode of new files, before the umask."""
 OWNER_MODE = 0o600
 
 
@@ -27,10 +26,10 @@ def replace_file(
     sync: bool = True,
     keeps_owner: bool = False,
 ) -> None:
-    """Write `data` to the file at `path`, which is the old or the new one at every moment.
+    """Replace the file at `path` atomically.
 
-    `sync=False` is for what a power cut may take, where the caller cannot wait for the disk. With
-    `keeps_owner` the new file has the owner of the old one: root may change another user's file.
+    `sync=False` does not wait for the disk: a power cut may lose the change. With `keeps_owner` the
+    new file has the old one's owner, because root may change another user's file.
     """
     new = _written_beside(path, data, mode, sync=sync)
     try:
@@ -47,7 +46,7 @@ def replace_file(
 
 
 def create_file(path: Path, data: bytes, *, mode: int = FILE_MODE) -> bool:
-    """Write `data` to a new file at `path`; return False, and change nothing, if there is one."""
+    """Create the file at `path` atomically; return False if it exists already."""
     new = _written_beside(path, data, mode, sync=True)
     try:
         os.link(new, path)
@@ -61,9 +60,9 @@ def create_file(path: Path, data: bytes, *, mode: int = FILE_MODE) -> bool:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Keep other processes and threads out that change the file at `path` in the same way.
+    """Lock the file at `path` against other processes and threads that use this function.
 
-    The lock is a file beside it, because `path` itself is replaced. It is not reentrant.
+    The lock is a file next to it, because `path` itself is replaced. It is not reentrant.
     """
     descriptor = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT, OWNER_MODE)
     try:
@@ -89,7 +88,7 @@ def _written_beside(path: Path, data: bytes, mode: int, *, sync: bool) -> Path:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the names in a folder survive a power cut, where the file system can do that."""
+    """Make the names in a folder survive a power cut, if the file system supports that."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with suppress(OSError):

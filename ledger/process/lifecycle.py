@@ -1,4 +1,4 @@
-"""What our long-running processes have in common: how they end, and what they leave alone."""
+"""Signals, exit and garbage collection of long-running processes."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from pathlib import Path
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 GC_THRESHOLDS = (50_000, 20, 100)
-"""New objects until Python looks for cycles among the youngest, and looks until among older ones.
+"""Thresholds for `gc.set_threshold`.
 
-An origin's frame and its token ids, and a connection of an edge, are objects that stay and are in
-few cycles. Python's usual 700 makes it look through all of them again and again: a quarter to two
-fifths of the time of an append with 64 streams; pauses of 141 to 301 ms with 2,000 idle WebSockets.
+Frames, token ids and connections live long and are in few cycles. With Python's default of 700 new
+objects the collector scans them again and again: a quarter of the time of an append with 64
+streams, and pauses of 141 to 301 ms with 2,000 idle WebSockets.
 """
 
 
 LAST_THREADS_S = 2.0
-"""Timeout for threads that libraries have left, before the process ends without them."""
+"""Timeout in seconds for threads that libraries left behind, at exit."""
 
 
 class Stop:
-    """What signals, `others` too, ask of this process: to stop; by a second one, at once."""
+    """Stop requests by signals: the first one asks for a stop, the second for an immediate one."""
 
     def __init__(self, *others: signal.Signals) -> None:
         self.asked = asyncio.Event()
@@ -37,14 +37,15 @@ class Stop:
             asyncio.get_running_loop().add_signal_handler(number, self.ask)
 
     def ask(self) -> None:
+        """Record a stop request."""
         (self.at_once if self.asked.is_set() else self.asked).set()
 
 
 def end_without_threads(status: int) -> list[str]:
-    """Let no thread that a library has left keep this process alive; return their names.
+    """End the process although libraries left threads behind; return the names of these threads.
 
-    Python waits for all threads but daemons at its exit, and a thread can't be made a daemon
-    later. So where there are such threads, a daemon ends the process with `status` soon.
+    Python waits for all non-daemon threads at exit, and a thread cannot become a daemon later. So
+    if there are such threads, a daemon thread ends the process with `status` after LAST_THREADS_S.
     """
     here = threading.current_thread()
     left = [one.name for one in threading.enumerate() if one is not here and not one.daemon]
@@ -61,21 +62,21 @@ def end_without_threads(status: int) -> list[str]:
 
 
 def boot_id() -> bytes:
-    """Of the running system, with another one after each start; empty where there is none."""
+    """Return the id of the running system's boot; empty if the system has none."""
     with suppress(OSError):
         return BOOT_ID.read_bytes().strip()
     return b""
 
 
 def look_less_often(thresholds: tuple[int, int, int] = GC_THRESHOLDS) -> None:
-    """Have Python look for cycles less often, and never in what was loaded so far."""
+    """Run the garbage collector less often, and never on objects that exist already."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*thresholds)
 
 
 def import_environment() -> dict[str, str]:
-    """For a child that is to find our packages where this process did."""
+    """Return the environment for a child process that imports our packages from the same place."""
     root = str(Path(__file__).resolve().parents[1])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

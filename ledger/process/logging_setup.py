@@ -1,4 +1,4 @@
-"""Logs of a process: lines for people on a terminal, JSON for everything else."""
+"""Logging of a process: readable lines on a terminal, otherwise JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from structlog.typing import Processor
 def configure_logging(level: str) -> None:
     """Send structlog's and the standard library's records to stderr in one format."""
     shared: list[Processor] = [
-        # Which request or run the task is about that logs: said by whoever began it.
+        # The request or stream of the task that logs, set by whoever started the task.
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -42,7 +42,7 @@ def configure_logging(level: str) -> None:
 
 def _rendering(on_terminal: bool) -> list[Processor]:
     if on_terminal:
-        # The default shows the local variables of a traceback: prompts and tokens among them.
+        # The default shows local variables in tracebacks, which may be prompts and tokens.
         return [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
     return [
         structlog.processors.format_exc_info,

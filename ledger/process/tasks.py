@@ -1,4 +1,4 @@
-"""Several pieces of work at once, none of which outlives the wait for them."""
+"""Run several coroutines concurrently, none of which outlives the caller."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 async def cancel(tasks: Iterable[asyncio.Future[Any]]) -> None:
-    """And wait until they are over, however that is."""
+    """Cancel the tasks and wait for them; their results and errors are ignored."""
     cancelled = list(tasks)
     for task in cancelled:
         task.cancel()
@@ -20,7 +20,7 @@ async def cancel(tasks: Iterable[asyncio.Future[Any]]) -> None:
 
 @asynccontextmanager
 async def beside(works: Iterable[Coroutine[Any, Any, T]]) -> AsyncIterator[list[asyncio.Task[T]]]:
-    """They run while the block does."""
+    """Run coroutines in the background for as long as the block runs."""
     tasks = [asyncio.create_task(work) for work in works]
     try:
         yield tasks
@@ -29,19 +29,19 @@ async def beside(works: Iterable[Coroutine[Any, Any, T]]) -> AsyncIterator[list[
 
 
 async def together(*works: Coroutine[Any, Any, T]) -> list[T]:
-    """The results of all of them; the first error ends the others, and is raised."""
+    """Run the coroutines and return their results; the first error cancels the others."""
     async with beside(works) as tasks:
         return await asyncio.gather(*tasks)
 
 
 async def first_of(*works: Awaitable[object]) -> object:
-    """What the first to end returns or raises; the others are cancelled, and waited for."""
+    """Return the result of the first to end, or raise its error; cancel the others."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         ended = [task for task in tasks if task.done()]
     finally:
         await cancel(tasks)
-    # Of several that have ended at once, one that failed says why.
+    # If several ended at once, the one that failed has the reason.
     failed = (task for task in ended if not task.cancelled() and task.exception() is not None)
     return next(failed, ended[0]).result()

@@ -1,15 +1,16 @@
-"""Which Tailrace this is, in the words that peers are told."""
+"""The version of Tailrace, as peers see it."""
 
 from __future__ import annotations
 
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
-UNINSTALLED = "0+uninstalled"  # run from a source tree that was never installed
+UNINSTALLED = "0+uninstalled"  # runs from a source tree
 
 
 @cache
 def tailrace_version() -> str:
+    """Return the version of the installed package."""
     try:
         return version("tailrace")
     except PackageNotFoundError:
@@ -17,5 +18,5 @@ def tailrace_version() -> str:
 
 
 def software(role: str) -> str:
-    """The `software` of a Hello, the `User-Agent` of a request: `tailrace-edge/0.1.0`."""
+    """Return the `software` of a Hello or the User-Agent of a request: `tailrace-edge/0.1.0`."""
     return f"tailrace-{role}/{tailrace_version()}"
