@@ -195,7 +195,13 @@ def _rope_write(
     index = position // _PAGE
     page, foreign = page_at(tables_ptr, sequence, max_pages, index, pages, fault == 0)
     fault = fault | foreign
+    member = tl.arange(0, ROWS)
+    columns = tl.arange(0, BLOCK_D)[None, :]
+    target = row.to(tl.int64) * (HEADS * D) + (head * GROUP + member)[:, None] * D + columns
+    is_query = (member < GROUP)[:, None] & (columns < D)
     if fault != 0:
+        # Attention reads the queries of every row, so none may be left as the memory was.
+        tl.store(q_out_ptr + target, tl.zeros((ROWS, BLOCK_D), tl.float32), mask=is_query)
         tl.atomic_or(faults_ptr + row, fault)
     else:
         x_ptr = qkv_ptr + row.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * D)
@@ -203,7 +209,6 @@ def _rope_write(
         turned, value = own_heads(
             x_ptr, head, turn, q_norm_ptr, k_norm_ptr, eps, HEADS, KV_HEADS, D, BLOCK_D, GROUP, ROWS
         )
-        member = tl.arange(0, ROWS)
         SCALED: tl.constexpr = key_scales_ptr is not None
         KIND: tl.constexpr = keys_ptr.dtype.element_ty
         cell = (page.to(tl.int64) * KV_HEADS + head) * _PAGE + position % _PAGE
@@ -211,9 +216,7 @@ def _rope_write(
         store_cells(key, scale, member == GROUP, keys_ptr, key_scales_ptr, cell, D)
         value, scale = cells_of(value, KIND, SCALED, INTERPRETED)
         store_cells(value, scale, tl.arange(0, 1) == 0, values_ptr, value_scales_ptr, cell, D)
-        columns = tl.arange(0, BLOCK_D)[None, :]
-        target = row.to(tl.int64) * (HEADS * D) + (head * GROUP + member)[:, None] * D + columns
-        tl.store(q_out_ptr + target, turned, mask=(member < GROUP)[:, None] & (columns < D))
+        tl.store(q_out_ptr + target, turned, mask=is_query)
 
 
 def rope_write(
@@ -233,8 +236,8 @@ def rope_write(
     qkv: fp32 [rows, (heads + 2 kv_heads) * D]. positions, sequences: int32 [rows], a row's position
     in its sequence and its row of `tables`, int32 [sequences, max_pages]. q_out: fp32 [rows, heads
     * D]. faults: int32 [rows], cleared by the caller; a row whose sequence, position or page is
-    invalid gets a FAULT_* bit and is not stored. No two rows may have the same sequence and
-    position. dependent: programmatic dependent launch. Raises TypeError or ValueError.
+    invalid gets a FAULT_* bit and queries of 0, and is not stored. No two rows may have the same
+    sequence and position. dependent: programmatic dependent launch. Raises TypeError or ValueError.
 
     Moves `qkv` and `q_out` once, and `cache.token_bytes()` per row. Source: Su et al., RoFormer,
     2021; rotate-half as in Llama.
