@@ -23,7 +23,7 @@ from starlette.routing import Route
 from tailrace.edge.access.middleware import caller_of
 from tailrace.edge.answer_parts import Change, Part, PartKind, PartTracker
 from tailrace.edge.errors import AI_SDK_PATH, OLLAMA, error_response
-from tailrace.edge.generate.encoders import Encoder, FrameEncoder, stream_headers
+from tailrace.edge.generate.encoders import Encoder, FrameEncoder
 from tailrace.edge.generate.params import read_body as whole_body
 from tailrace.edge.generate.schema import Count, Settings
 from tailrace.edge.openai.answers import DONE, data_event
@@ -37,7 +37,7 @@ from tailrace.edge.openai.request import (
     read_body,
 )
 from tailrace.edge.origins.link import Reader, attended, link_of, whole_answer
-from tailrace.edge.streamed_body import stream_body
+from tailrace.edge.stream_answer import StreamAnswer
 from tailrace.ledger.errors import CallerError, NotFound, TailraceError, Unavailable
 from tailrace.ledger.frame import (
     FRAMES_TYPE,
@@ -373,8 +373,9 @@ async def _answered(
         if chat is not None:
             await attended(request.receive, _ask(request, "PUT", chat, opened.stream))
         encoder.opened(opened)
-        headers |= stream_headers(opened) | ({} if as_frames else HEADER)
-        return stream_body(source, reader, encoder, headers)
+        source.pop_all()
+        headers |= {} if as_frames else HEADER
+        return StreamAnswer.reading(reader, opened, encoder, headers)
 
 
 async def _ask(request: Request, method: str, chat: str, body: bytes = b"") -> bytes:

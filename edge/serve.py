@@ -17,21 +17,14 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from time import perf_counter
 
 import structlog
 import uvloop
 from hypercorn.config import Config
 
 from tailrace.edge.access.connections import RESERVED_FILES, raise_open_files
-from tailrace.edge.application import create_app
-from tailrace.edge.config import (
-    EdgeConfig,
-    access_rules,
-    connection_limits,
-    open_requests,
-    too_few_files,
-)
+from tailrace.edge.assembly import assemble
+from tailrace.edge.config import EdgeConfig, too_few_files
 from tailrace.edge.origins.link import Link
 from tailrace.edge.processes import Processes
 from tailrace.edge.quic.listen import QuicListener
@@ -43,15 +36,9 @@ from tailrace.edge.reload import (
     watched_keys,
 )
 from tailrace.edge.server.context import KEEP_ALIVE_TIMEOUT_S, TcpContext
-from tailrace.edge.server.deadlines import Deadlines
-from tailrace.edge.server.dispatch import Application
-from tailrace.edge.server.flush import FlushBatch
 from tailrace.edge.server.http1 import MAX_HEAD_BYTES
 from tailrace.edge.server.listen import LISTEN_BACKLOG, Sockets, alt_svc, listening
-from tailrace.edge.server.rest import Rest
-from tailrace.edge.server.routes import StreamRoutes
 from tailrace.edge.telemetry.metrics import EdgeMetrics
-from tailrace.edge.telemetry.request_metrics import Counts, TelemetryMiddleware
 from tailrace.ledger.errors import Unavailable
 from tailrace.ledger.objects.deployment import Deployment
 from tailrace.ledger.process.lifecycle import Stop, look_less_often
@@ -84,7 +71,6 @@ async def go_away(context: TcpContext, quic: QuicListener | None, stop: Stop) ->
     patience_s = 0.0 if stop.at_once.is_set() else config.drain_s + GRACEFUL_TIMEOUT_S
     ending = asyncio.create_task(quic.stop(patience_s)) if quic is not None else None
     context.link.refuse_new(shutting_down())
-    await context.rest.drain()
     for connection in context.connections.all():
         connection.protocol.drain()
     context.batch.flush()
@@ -145,52 +131,22 @@ async def serve(
     deployment: Deployment | None = None,
 ) -> None:
     traces = Traces.open(config.traces, "tailrace-edge", "edge.traces")
-    counts = Counts(traces) if config.telemetry else None
-    batch = (
-        FlushBatch() if counts is None else FlushBatch(clock_s=perf_counter, observe=counts.relay)
-    )
     authenticator = open_authenticator(config)
-    config.origin_credentials.connects()  # so that a file which is not there is an error now
-    link = Link(
-        *config.origin_addresses,
-        credentials=config.origin_credentials,
-        batch=batch,
-        open_requests=open_requests(config),
-        unread=config.unread_default,
-    )
+    edge = assemble(config, open_files, authenticator, traces, deployment)
     stop = Stop()
-    server = server_config(config)
-    server.alt_svc_headers = alt_svc(sockets.quic)
-    rules = access_rules(config, authenticator)
-    app = create_app(link, config, rules, deployment)
-    certificate = Certificate(config, server)
-    deadlines = Deadlines(asyncio.get_running_loop(), batch.flush)
-    routes = StreamRoutes(link, batch, deadlines, rules, counts)
-    limits = connection_limits(config, open_files)
-    application = Application(TelemetryMiddleware(app, counts), batch)
-    rest = Rest(application, server)
-    context = TcpContext(
-        *(batch, routes, application, rest.headers, deadlines),
-        *(config.max_body_bytes, config.body_timeout_s, config.stalled_timeout_s, counts),
-        bodies=app.state.bodies,
-        config=config,
-        link=link,
-        rest=rest,
-        limits=limits,
-        rules=rules,
-    )
-    if counts is not None:
-        app.state.metrics = EdgeMetrics(counts, link, limits)
+    certificate = Certificate(config, server_config(config))
+    context = edge.tcp_context(alt_svc(sockets.quic))
+    state = edge.starlette.state
     look_less_often(GC_THRESHOLDS)
     async with (
-        _metrics_served(app.state.metrics, config.metrics_address(process)),
+        _metrics_served(state.metrics, config.metrics_address(process)),
         reloading(watched_keys(config, authenticator), *certificate.watched),
-        app.router.lifespan_context(app),
+        edge.starlette.router.lifespan_context(edge.starlette),
         listening(sockets, context, lambda: certificate.context, process) as quic,
     ):
-        certificate.quic, app.state.serves_http3 = quic, quic is not None
+        certificate.quic, state.serves_http3 = quic, quic is not None
         await stop.asked.wait()
-        app.state.draining = True
+        state.draining = True
         await go_away(context, quic, stop)
     if traces is not None:
         await asyncio.to_thread(traces.close)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import ExitStack
 
 import structlog
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from tailrace.edge.generate.encoders import LIVE_HEADERS, SILENCE_S, Encoder
+from tailrace.edge.generate.encoders import LIVE_HEADERS
 from tailrace.edge.origins.link import Reader
 from tailrace.ledger.errors import TailraceError
-from tailrace.ledger.frame import CLOSING, tag_of
 
 log = structlog.get_logger("tailrace.edge")
 
@@ -43,35 +41,6 @@ class StreamedBody(StreamingResponse):
             # It is not ended: the server breaks it off, and the client can see that.
         finally:
             self._close()
-
-
-def stream_body(
-    source: ExitStack,
-    reader: Reader,
-    encoder: Encoder,
-    headers: Mapping[str, str],
-    begin: bytes = b"",
-) -> StreamedBody:
-    """The answer that shows a stream, `begin` before all else; what `source` holds is its now."""
-    typed = {**headers, "Content-Type": encoder.media_type}
-    return StreamedBody(source.pop_all().close, frames_of(reader, encoder, begin), headers=typed)
-
-
-async def frames_of(reader: Reader, encoder: Encoder, begin: bytes = b"") -> AsyncGenerator[bytes]:
-    """A stream, until a frame ends it; frames that are queued together are one piece.
-
-    `begin` and what can be told before a frame has come are the first one.
-    """
-    if begin := begin + encoder.frames([]):
-        yield begin
-    more = True
-    while more:
-        frames = await reader.take(SILENCE_S)
-        if frames:
-            more = tag_of(frames[-1]) not in CLOSING
-            yield encoder.frames(frames)
-        else:
-            yield encoder.sign_of_life()
 
 
 async def answer_of(reader: Reader) -> AsyncGenerator[bytes]:

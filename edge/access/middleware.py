@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import HTTPConnection
@@ -13,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tailrace.edge.access.head import Head
 from tailrace.edge.access.rules import Admission, Rules, preflight_headers
 from tailrace.edge.errors import AI_SDK_PATH, OPENAI_PATHS, noted_response
+from tailrace.edge.response_context import ResponseContext, fields_of
 from tailrace.edge.telemetry.request_metrics import current
 from tailrace.ledger.frame import STREAM_PATH, Caller
 
@@ -20,8 +22,6 @@ PREFIXES = ("/v1/generate", AI_SDK_PATH, STREAM_PATH, *OPENAI_PATHS)
 """Routes that answer a preflight."""
 
 
-ADMITTED = "tailrace.admitted"
-"""The key of `scope["state"]` for a request that the server has admitted by its head."""
 CALLER = "tailrace.caller"
 """The scope's key for who asks."""
 TOKEN_QUERY = re.compile(rb"(?:^|&)token=")
@@ -38,16 +38,12 @@ class Access:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if (admitted := scope.get("state", {}).get(ADMITTED)) is not None:
-            # The server has counted it already, and counts it out when the answer has ended.
-            await self._answer(admitted.admission, scope, receive, send)
-            return
         has_token = TOKEN_QUERY.search(scope.get("query_string", b"")) is not None
         admission = self._rules.admit(head_of(scope), has_token=has_token)
-        try:
+        context = ResponseContext.of(scope)
+        context.headers += fields_of(admission.headers)
+        with context.ending(partial(self._rules.done, admission)):
             await self._answer(admission, scope, receive, send)
-        finally:
-            self._rules.done(admission)
 
     async def _answer(
         self, admission: Admission, scope: Scope, receive: Receive, send: Send

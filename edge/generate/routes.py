@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from secrets import token_hex
 
@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from tailrace.edge.access.middleware import caller_of
 from tailrace.edge.answer_parts import Change, Part, PartTracker
-from tailrace.edge.generate.encoders import ENCODERS, HEADERS, TIP_PATIENCE_S, stream_headers
+from tailrace.edge.generate.encoders import ENCODERS, HEADERS, stream_headers
 from tailrace.edge.generate.params import (
     View,
     check_idempotency_key,
@@ -25,7 +25,7 @@ from tailrace.edge.generate.params import (
 from tailrace.edge.generate.schema import parse_generate, parse_open, parse_steer
 from tailrace.edge.origins.link import Link, Reader, attended, link_of
 from tailrace.edge.sse import end_fields, finite, logprobs
-from tailrace.edge.streamed_body import stream_body
+from tailrace.edge.stream_answer import StreamAnswer
 from tailrace.ledger.errors import TooLarge
 from tailrace.ledger.frame import (
     FRAMES_TYPE,
@@ -51,7 +51,6 @@ from tailrace.ledger.frame import (
     TokenScores,
     ToolCall,
     decode,
-    tag_of,
     to_error,
 )
 from tailrace.ledger.process.tasks import together
@@ -243,7 +242,7 @@ async def start(request: Request) -> Response:
     key = request.headers.get("Idempotency-Key")
     media_type = request.headers.get("Content-Type")
     wanted = asked_to_start(body, key, caller_of(request), media_type)
-    return await _stream(request, view, wanted)
+    return await _answer(request, view, wanted)
 
 
 async def read(request: Request) -> Response:
@@ -259,7 +258,7 @@ async def read(request: Request) -> Response:
         caller_of(request),
         follow=view is not View.JSON,
     )
-    return await _stream(request, view, wanted)
+    return await _answer(request, view, wanted)
 
 
 async def cancel(request: Request) -> Response:
@@ -300,22 +299,18 @@ async def _asked(request: Request, wanted: Cancel | Steer) -> Response:
 # ---- from a request frame to an answer ----
 
 
-async def _stream(request: Request, view: View, wanted: Open | Resume) -> Response:
-    """The stream that `wanted` asks for, in the view that the client asked for."""
-    with ExitStack() as source:
-        reader = source.enter_context(closing(Reader(link_of(request))))
-        return await attended(request.receive, _answer(source, reader, view, wanted))
+async def _answer(request: Request, view: View, wanted: Open | Resume) -> Response:
+    """Return the stream that `wanted` asks for, in the view that the client asked for."""
+    if view is not View.JSON:
+        return StreamAnswer(wanted, ENCODERS[view]())
+    with closing(Reader(link_of(request))) as reader:
+        return await attended(request.receive, _whole(reader, wanted))
 
 
-async def _answer(source: ExitStack, reader: Reader, view: View, wanted: Open | Resume) -> Response:
+async def _whole(reader: Reader, wanted: Open | Resume) -> Response:
     opened = await reader.open(wanted)
-    headers = stream_headers(opened, view.value)
-    if view is View.JSON:
-        document = await _document(reader, wanted, opened)
-        return JSONResponse(document, headers=headers)
-    if isinstance(wanted, Resume) and await _nothing_is_left(reader, wanted):
-        return Response(status_code=204, headers=headers)
-    return stream_body(source, reader, ENCODERS[view](), headers)
+    headers = stream_headers(opened, View.JSON.value)
+    return JSONResponse(await _document(reader, wanted, opened), headers=headers)
 
 
 async def _document(reader: Reader, wanted: Open | Resume, opened: Opened) -> dict[str, object]:
@@ -330,10 +325,3 @@ async def _sibling(link: Link, sibling: Sibling, caller: Caller | None) -> Colle
     with closing(Reader(link)) as reader:
         await reader.open(Resume(sibling.stream, token=sibling.token or None, caller=caller))
         return await collect(reader)
-
-
-async def _nothing_is_left(reader: Reader, wanted: Resume) -> bool:
-    """Whether the stream has ended and the reader has all of it."""
-    if wanted.after is None or not await reader.wait(TIP_PATIENCE_S):
-        return False
-    return tag_of(reader.peek()) == Status.tag

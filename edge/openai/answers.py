@@ -28,7 +28,8 @@ from tailrace.edge.generate.routes import MAX_DOCUMENT_BYTES, Collected, asked_t
 from tailrace.edge.openai.request import StreamOptions, compact, flag, read_body
 from tailrace.edge.origins.link import Link, Reader, attended, link_of
 from tailrace.edge.sse import short_token
-from tailrace.edge.streamed_body import StreamedBody, stream_body
+from tailrace.edge.stream_answer import StreamAnswer
+from tailrace.edge.streamed_body import StreamedBody
 from tailrace.edge.telemetry.request_metrics import note_error
 from tailrace.ledger.errors import (
     CallerError,
@@ -409,14 +410,12 @@ async def _start(dialect: Dialect, request: Request) -> Response:
     if not parsed.stream:
         return await attended(request.receive, _whole(dialect, link, opens, headers))
     options = parsed.stream_options or StreamOptions()
+    if len(opens) == 1 and opens[0].n == 1:
+        return StreamAnswer(opens[0], dialect.encoder(options), headers)
     with ExitStack() as unless_handed_on:
         first = _choices(link, opens[0], unless_handed_on)
         choices = await attended(request.receive, first)
         headers |= stream_headers(choices[0].opened)
-        if len(opens) == len(choices) == 1:
-            encoder = dialect.encoder(options)
-            encoder.opened(choices[0].opened)
-            return stream_body(unless_handed_on, choices[0].reader, encoder, headers)
         headers["Content-Type"] = ChunkEncoder.media_type
         opened = unless_handed_on.pop_all()
         pieces = _merged(dialect, link, opens, choices, opened, bool(options.include_usage))
@@ -429,22 +428,19 @@ async def _read(dialect: Dialect, request: Request) -> Response:
     resume, encoder = dialect.resume(
         request.path_params["id"], request.query_params.multi_items(), token, caller_of(request)
     )
-    with ExitStack() as unless_handed_on:
-        reader = unless_handed_on.enter_context(closing(Reader(link_of(request))))
-        work = reader.open(replace(resume, follow=encoder is not None))
-        opened = await attended(request.receive, work)
+    if encoder is not None:
+        return StreamAnswer(resume, encoder)
+    with closing(Reader(link_of(request))) as reader:
+        opened = await attended(request.receive, reader.open(replace(resume, follow=False)))
         headers = stream_headers(opened)
-        if encoder is None:
-            collected = await attended(request.receive, collect(reader))
-            end = collected.closing
-            if isinstance(end, StreamEnd) and end.finish_reason is not FinishReason.CANCELLED:
-                try:
-                    check_end(end)
-                except TailraceError as error:
-                    return _refusal(dialect, _Broken(error, opened), headers)
-            return _document(dialect, [(opened, collected)], 1, headers)
-        encoder.opened(opened)
-        return stream_body(unless_handed_on, reader, encoder, headers)
+        collected = await attended(request.receive, collect(reader))
+        end = collected.closing
+        if isinstance(end, StreamEnd) and end.finish_reason is not FinishReason.CANCELLED:
+            try:
+                check_end(end)
+            except TailraceError as error:
+                return _refusal(dialect, _Broken(error, opened), headers)
+        return _document(dialect, [(opened, collected)], 1, headers)
 
 
 async def _choices(link: Link, wanted: Open, opened: ExitStack) -> list[Choice]:

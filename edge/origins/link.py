@@ -89,7 +89,7 @@ class Link:
         """`backoff` is how each origin is waited for that cannot be reached. Sinks may touch
         `batch` when they are delivered to: it is flushed when all of one read has been. `unread`
         holds for streams whose request says nothing of it."""
-        self._batch = batch or FlushBatch()
+        self.batch = batch or FlushBatch()
         self.unread = unread or UnreadDefault()
         self._open_requests = open_requests or OpenRequests()
         self.origins = [
@@ -97,7 +97,7 @@ class Link:
                 LinkAddress(*address),
                 self._flush,
                 credentials,
-                self._batch,
+                self.batch,
                 None if backoff is None else replace(backoff),
                 self._open_requests,
             )
@@ -159,7 +159,7 @@ class Link:
                 self._flush()
         if refusal is not None:
             sink.deliver(encode(error_frame(refusal), corr_of(raw)))
-            self._batch.flush()
+            self.batch.flush()
 
     def watch(self, sink: Sink) -> None:
         """Deliver heartbeats to this sink too, and a StreamError at shutdown."""
@@ -172,6 +172,11 @@ class Link:
         for origin in self.origins:
             origin.relay.forget(sink)
         self._flush()
+
+    def transfer(self, sink: Sink, to: Sink) -> None:
+        """Deliver to another sink what one has under way."""
+        for origin in self.origins:
+            origin.relay.transfer(sink, to)
 
     def left_by(self, sink: Sink) -> int:
         """Return how many requests a client has detached from that have no answer yet."""
@@ -194,7 +199,7 @@ class Link:
         self._flush()
         for sink in self._watchers.all():
             sink.deliver(encode(error_frame(error)))
-        self._batch.flush()
+        self.batch.flush()
 
     def _refusal(self) -> TailraceError | None:
         if self._closing is not None:
@@ -259,7 +264,7 @@ class Link:
             self._ask_elsewhere(origin)
         for origin in self.origins:
             origin.send()
-        self._batch.flush()
+        self.batch.flush()
 
     # ---- its life ----
 
@@ -282,7 +287,7 @@ class Link:
             origin.look(at)
         self._flush()
         deliver(self._watchers.beat(at))
-        self._batch.flush()
+        self.batch.flush()
 
 
 def deliver(frames: Iterable[tuple[Sink, bytes]]) -> None:
@@ -390,6 +395,12 @@ class Reader:
 
     # ---- requests: each waits for its answer, and raises what a StreamError says ----
 
+    def hand_over(self, sink: Sink) -> tuple[list[bytes], Window]:
+        """Let another sink take what follows; return the frames that wait, and the window."""
+        self.link.transfer(self, sink)
+        frames, self._queue = self._queue, []
+        return frames, self._window
+
     async def open(self, request: Open | Resume, frames: int = WINDOW_FRAMES) -> Opened:
         """The stream's frames follow, at first at most so many."""
         request = credited(self.link.unread.applied(request), frames)
@@ -440,10 +451,6 @@ class Reader:
             except TimeoutError:
                 return False
         return True
-
-    def peek(self) -> bytes:
-        """The next frame, which stays queued; call it when `wait` has said that there is one."""
-        return self._queue[0]
 
     async def take(self, timeout_s: float | None = None) -> list[bytes]:
         """All queued frames of a stream, at least one; [] when `timeout_s` seconds bring none."""

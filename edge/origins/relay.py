@@ -447,6 +447,14 @@ class Relay:
         if self.state is LinkState.UP:
             self._ask(route)
 
+    def transfer(self, sink: Sink, to: Sink) -> None:
+        """Deliver to another sink what one has under way; `to` has had nothing so far."""
+        routes = self._by_client.pop(sink, None)
+        if routes is not None:
+            self._by_client[to] = routes
+            for route in routes.values():
+                route.sink = to
+
     def left_by(self, sink: Sink) -> int:
         """Return how many requests a client has detached from that the origin has not answered."""
         return self._left[sink]

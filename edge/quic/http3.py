@@ -19,8 +19,9 @@ from tailrace.edge.quic.interface import (
     RequestReceived,
     StreamReset,
 )
+from tailrace.edge.server.context import ServerContext
 from tailrace.edge.server.deadlines import Deadline
-from tailrace.edge.server.dispatch import RequestDispatcher, ServerContext
+from tailrace.edge.server.dispatch import RequestDispatcher
 from tailrace.edge.server.interfaces import UNSENT_BYTES, Headers, Request
 from tailrace.ledger.errors import CallerError, TailraceError
 from tailrace.ledger.flow.token_bucket import Bucket
@@ -59,7 +60,6 @@ class Http3:
         self._streams: dict[int, Http3Stream] = {}
         self._resets = Bucket(RESETS_PER_S, MAX_RESETS, 0.0)
         self._refused = Bucket(REFUSED_PER_S, MAX_REFUSED, 0.0)
-        self._refused_now = 0  # while an event is handled
         self._draining = False
 
     @property
@@ -69,7 +69,6 @@ class Http3:
 
     def handle(self, event: Event, now: float) -> None:
         """Handle an event of a request."""
-        self._refused_now = 0
         if isinstance(event, RequestReceived):
             self._begin(event)
         elif isinstance(event, DataReceived):
@@ -77,13 +76,12 @@ class Http3:
                 stream.came(event.data, event.ended)
         elif isinstance(event, HeadersTooLarge):
             self.context.refuse(Http3Stream(self, event.stream), "h3", "", refusal(431))
+            self.charge()
         elif isinstance(event, StreamReset):
             if (stream := self._streams.pop(event.stream, None)) is not None:
                 stream.disconnected()
             if self._resets.take(1, now) > 0:
                 self.quic.close(Code.EXCESSIVE_LOAD, "too many requests were reset")
-        if self._refused_now and self._refused.take(self._refused_now, now) > 0:
-            self.quic.close(Code.EXCESSIVE_LOAD, "too many requests were refused")
 
     def unblock(self) -> None:
         """Tell the blocked responses that have room again, after data was sent or acknowledged."""
@@ -109,8 +107,13 @@ class Http3:
         """Forget a request whose response has ended or was reset."""
         self.blocked.pop(stream, None)
         self._streams.pop(stream.id, None)
-        self._refused_now += stream.is_refusal
         self.mark_dirty()
+
+    def charge(self) -> None:
+        """Charge a request that is refused at once."""
+        if self._refused.take(1, self.context.deadlines.clock_s()) > 0:
+            self.quic.close(Code.EXCESSIVE_LOAD, "too many requests were refused")
+            self.mark_dirty()
 
     def _begin(self, event: RequestReceived) -> None:
         if self._draining:
@@ -122,7 +125,8 @@ class Http3:
             request = read_head(event.headers, self.peer)
         except TailraceError as error:
             method = dict(event.headers).get(b":method", b"")
-            self.context.refuse(stream, "h3", method.decode("latin-1"), error)
+            self.context.refuse(stream, "h3", method.decode("latin-1"), error, event.headers)
+            self.charge()
         else:
             stream.begin(request, event.ended)
 
@@ -130,12 +134,11 @@ class Http3:
 class Http3Stream:
     """One request and its response: a `ResponseWriter`."""
 
-    __slots__ = ("_deadline", "_dispatcher", "_ended", "_http3", "id", "is_refusal", "started")
+    __slots__ = ("_deadline", "_dispatcher", "_ended", "_http3", "id", "started")
 
     def __init__(self, http3: Http3, stream_id: int) -> None:
         self.id = stream_id
         self.started = False
-        self.is_refusal = False
         self._http3 = http3
         self._dispatcher: RequestDispatcher | None = None
         self._ended = False
@@ -146,7 +149,9 @@ class Http3Stream:
     def begin(self, request: Request, ended: bool) -> None:
         """Dispatch the request; `ended` means that it has no body."""
         http3 = self._http3
-        self._dispatcher = RequestDispatcher(http3.context, request, self, http3.server, self._read)
+        self._dispatcher = RequestDispatcher(
+            http3.context, request, self, http3.server, self._read, http3.charge
+        )
         self._dispatcher.begin(ended)
 
     def came(self, data: bytes, ended: bool) -> None:
@@ -191,7 +196,6 @@ class Http3Stream:
     def start(self, status: int, headers: Headers) -> None:
         if not self._ended:
             self.started = True
-            self.is_refusal = status >= 400
             head = [(b":status", b"%d" % status), *headers, *self._http3.context.headers()]
             self._http3.quic.start(self.id, head)
             self._http3.mark_dirty()

@@ -16,7 +16,7 @@ from time import monotonic
 from tailrace.edge.access.connections import ConnectionLimits
 from tailrace.edge.quic.interface import Address, Datagrams, QuicLibrary
 from tailrace.edge.quic.server import DatagramPath, QuicServer
-from tailrace.edge.server.dispatch import ServerContext
+from tailrace.edge.server.context import ServerContext
 
 MAX_DATAGRAM_BYTES = 4096
 """Maximum length of a datagram that is read whole; paths carry 1,500 bytes."""

@@ -29,7 +29,7 @@ from tailrace.edge.quic.interface import (
     UnroutedDatagram,
 )
 from tailrace.edge.server.deadlines import Deadline
-from tailrace.edge.server.dispatch import ServerContext
+from tailrace.edge.server.context import ServerContext
 
 HANDSHAKE_TIMEOUT_S = 10.0
 """Timeout for a handshake, in seconds."""

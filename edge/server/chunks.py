@@ -1,8 +1,7 @@
-"""The framing of chunked request bodies (RFC 9112, 7.1), checked before h11 reads it.
+"""Chunked request bodies (RFC 9112, 7.1), by the letter of the grammar.
 
-h11 accepts more than the grammar allows: spaces behind a size, 20 digits, a bare CR in an
-extension. Another server in front of this one may read such a body differently, so it is refused.
-Checking it also tells where the body ends: what comes behind it is the next request.
+h11 accepts more: spaces behind a size, 20 digits, a bare CR in an extension. Another server in
+front of this one may read such a body differently, so it is refused here.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _TRAILER = re.compile(rb"[\t\x20-\x7e\x80-\xff]*\r\n")
 
 
 class ChunkedBody:
-    """Follows one body. Feed it what comes; `ended` is set behind the last line."""
+    """Decodes one body. Feed it what comes; `ended` is set behind the last line."""
 
     def __init__(self) -> None:
         self.ended = False
@@ -31,26 +30,30 @@ class ChunkedBody:
         self._after_data = False  # the line break behind a chunk is due
         self._trailer_bytes = 0
 
-    def feed(self, data: bytes) -> int:
-        """Return how many of these bytes are the body's. Raises CallerError for a bad framing."""
-        at = 0
+    def feed(self, data: bytes) -> tuple[int, bytes]:
+        """Return how many of these bytes are the body's, and what they carry.
+
+        Raises CallerError for a bad framing.
+        """
+        at, pieces = 0, list[bytes]()
         while at < len(data) and not self.ended:
             if self._data_bytes:
                 size = min(self._data_bytes, len(data) - at)
                 self._data_bytes -= size
                 self._after_data = not self._data_bytes
+                pieces.append(data[at : at + size])
                 at += size
                 continue
             end = data.find(b"\n", at) + 1
             self._line += data[at : end or len(data)]
             if len(self._line) > MAX_CHUNK_LINE_BYTES:
                 raise refusal(431 if self._in_trailers else 400)
+            at = end or len(data)
             if not end:
-                return len(data)
-            at = end
+                break
             line, self._line = self._line, b""
             self._take(line)
-        return at
+        return at, b"".join(pieces)
 
     def _take(self, line: bytes) -> None:
         """Take a whole line: the break behind a chunk, a size, or a trailer."""

@@ -1,23 +1,36 @@
-"""What all TCP connections of an edge share, and which ones are open."""
+"""What the connections of a server share."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from time import perf_counter
+from email.utils import formatdate
+from time import perf_counter, time
+from typing import Protocol
 
 from tailrace.edge.access.connections import ConnectionLimits
 from tailrace.edge.access.rules import Rules
 from tailrace.edge.config import EdgeConfig
+from tailrace.edge.errors import error_response
 from tailrace.edge.origins.link import Link
-from tailrace.edge.server.dispatch import ServerContext
+from tailrace.edge.server.asgi import AsgiApplication
+from tailrace.edge.server.deadlines import Deadlines, nothing
+from tailrace.edge.server.flush import FlushBatch
 from tailrace.edge.server.input import InputTurns
-from tailrace.edge.server.interfaces import Transport
-from tailrace.edge.server.rest import Rest
+from tailrace.edge.server.interfaces import (
+    Headers,
+    Request,
+    ResponseSource,
+    ResponseWriter,
+    Transport,
+)
+from tailrace.edge.telemetry.request_metrics import Counts, id_field
+from tailrace.ledger.errors import TailraceError
 
 KEEP_ALIVE_TIMEOUT_S = 75.0
-"""Longer than the usual 60 s of a proxy, so that the proxy is the one to hang up."""
+"""Time that an idle connection is kept, in seconds. It is longer than the usual 60 s of a proxy, so
+that the proxy is the one to hang up."""
 
 
 class Connections:
@@ -29,16 +42,93 @@ class Connections:
         self.none.set()
 
     def add(self, connection: Transport) -> None:
+        """Count a connection that has opened."""
         self._open.add(connection)
         self.none.clear()
 
     def discard(self, connection: Transport) -> None:
+        """Forget a connection that has closed."""
         self._open.discard(connection)
         if not self._open:
             self.none.set()
 
     def all(self) -> list[Transport]:
+        """Return the open connections."""
         return list(self._open)
+
+
+class CommonHeaders:
+    """The headers of every answer: `Date`, made once a second; `Alt-Svc` if HTTP/3 is served."""
+
+    def __init__(self, alt_svc: Sequence[str] = ()) -> None:
+        self._alt_svc = [(b"alt-svc", value.encode()) for value in alt_svc]
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._second = 0
+
+    def __call__(self) -> Headers:
+        """Return the headers; callers must not change the list."""
+        if (second := int(time())) != self._second:
+            self._second = second
+            self._headers = [(b"date", formatdate(second, usegmt=True).encode()), *self._alt_svc]
+        return self._headers
+
+
+class RunningRequest(ResponseSource, Protocol):
+    """A request that an application answers, and that is fed the request's body."""
+
+    def feed(self, data: bytes, ended: bool) -> None:
+        """Hand on a piece of the body."""
+
+
+class Application(Protocol):
+    """The application that answers every request: ASGI, or what a test has in its place."""
+
+    def start(
+        self,
+        request: Request,
+        writer: ResponseWriter,
+        server: tuple[str, int] | None = None,
+        consumed: Callable[[int], None] = ...,
+        refused: Callable[[], None] = nothing,
+        wants_body: Callable[[], None] = nothing,
+    ) -> RunningRequest:
+        """Have a request answered; see `AsgiApplication.start`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerContext:
+    """What the protocols of a server need for each request, over TCP and QUIC alike."""
+
+    batch: FlushBatch
+    application: Application
+    headers: Callable[[], Headers]
+    """Makes the headers of every answer."""
+    deadlines: Deadlines
+    body_timeout_s: float
+    """Time for a request's body to come, after its head."""
+    stalled_timeout_s: float
+    """Time after which a client that takes nothing of a response loses it."""
+    counts: Counts | None = None
+
+    def refuse(
+        self,
+        writer: ResponseWriter,
+        protocol: str,
+        method: str,
+        error: TailraceError,
+        headers: Headers = (),
+    ) -> None:
+        """Answer a request with an error, before or without the application.
+
+        `headers` are the request's, as far as they are known.
+        """
+        if self.counts is not None:
+            self.counts.refused(protocol, error.code, error.status)
+        answer = error_response(error)
+        writer.start(error.status, [*answer.raw_headers, id_field(headers)])
+        if method != "HEAD":
+            writer.write(bytes(answer.body))
+        writer.end()
 
 
 def _call_soon(act: Callable[[], None]) -> None:
@@ -49,9 +139,9 @@ def _call_soon(act: Callable[[], None]) -> None:
 class TcpContext(ServerContext):
     """What all TCP connections of an edge share."""
 
+    application: AsgiApplication
     config: EdgeConfig
     link: Link
-    rest: Rest
     limits: ConnectionLimits
     rules: Rules
     connections: Connections = field(default_factory=Connections)

@@ -1,42 +1,38 @@
-"""HTTP/1.1 on a connection: whose each request is, and how long it may take to come.
+"""HTTP/1.1 on one connection: finds where requests begin and end, and enforces their timeouts.
 
-A request that a route claims is read here, by h11, and answered past the application; every other,
-and every doubtful one, is handed on as the bytes that came, one at a time, so that the next
-request of the connection is looked at anew. What is handed on never has two readings: the head is
-refused that another server might read otherwise, and bytes behind its request stay here.
+Heads are parsed by h11, and each request goes to the application. Ambiguous heads are rejected, so
+that no request can be smuggled past another server, and pipelined bytes wait here until the answer
+before them has ended.
 """
 
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import h11
 
+from tailrace.edge.access.head import Head
 from tailrace.edge.access.middleware import TOKEN_QUERY
-from tailrace.edge.errors import refusal, too_slow
+from tailrace.edge.errors import error_response, refusal, too_slow
 from tailrace.edge.server.chunks import ChunkedBody
 from tailrace.edge.server.context import KEEP_ALIVE_TIMEOUT_S, TcpContext
 from tailrace.edge.server.deadlines import Deadline
+from tailrace.edge.server.dispatch import RequestDispatcher
 from tailrace.edge.server.flood import REFUSED_POINTS, FloodBudget
 from tailrace.edge.server.http2 import Http2
-from tailrace.edge.server.interfaces import (
-    Admitted,
-    ConnectionProtocol,
-    Headers,
-    Request,
-    ResponseSource,
-    Transport,
-)
-from tailrace.edge.server.rest import AppRequest
-from tailrace.edge.server.routes import head_of
+from tailrace.edge.server.interfaces import ConnectionProtocol, Headers, Request, Transport
 from tailrace.edge.server.websocket import SESSION_PATH, WebSocket, accepts
+from tailrace.edge.telemetry.request_metrics import id_field_of
 from tailrace.ledger.errors import TailraceError
 
 MAX_HEAD_BYTES = 16 << 10
 MAX_HEADERS = 100
 MAX_EMPTY_LINES = 8
 """Maximum empty lines before a request. RFC 9112, 2.2 asks for one to be ignored."""
+MAX_UNREAD_BODY_BYTES = 64 << 10
+"""Maximum bytes of a request's body that wait for the application; beyond it the client is not
+read."""
 H2_PREFACE = b"PRI * HTTP/2.0\r\n"
 VERSIONS = (b"1.0", b"1.1")
 
@@ -46,32 +42,44 @@ _BARE_LF = re.compile(rb"(?<!\r)\n")
 _REQUEST_LINE = re.compile(rb"([!-~]+) ([!-~]+) HTTP/([0-9]\.[0-9])\r\n")
 _ABSOLUTE = re.compile(rb"https?://([^/?#@\s]+)(/[^#\s]*|\?[^#\s]*)?", re.IGNORECASE)
 _HOST = re.compile(rb"\nhost[ \t]*:[^\r\n]*", re.IGNORECASE)
-_FRAMING = re.compile(
-    rb"\n(content-length|transfer-encoding|upgrade|expect)[ \t]*:[ \t]*([^\r\n]*)", re.IGNORECASE
-)
 _UPGRADE = re.compile(rb"\nupgrade[ \t]*:[^\n]*(?=\n)", re.IGNORECASE)
 SESSION = b"GET " + SESSION_PATH
-_MAYBE_CLAIMED = re.compile(rb"(?:GET|POST) /v1/")
 _WITHOUT_BODY = frozenset((204, 304))
 LAST_CHUNK = b"0\r\n\r\n"
-_DIGITS = re.compile(rb"[0-9]{1,15}")
-
-Framing = dict[bytes, bytes]
-"""The headers that say where a request ends, or that it is no plain one; names in lower case."""
+CLOSE = (b"connection", b"close")
+REQUEST_TIMEOUT = 408
 
 
-class Claimed(NamedTuple):
-    """A request that a route may answer, once its body is whole."""
+@dataclass(slots=True, eq=False)
+class UnderWay:
+    """The request that is being answered, and what is still to come of it."""
 
-    admitted: Admitted
+    dispatcher: RequestDispatcher
     writer: Http1Writer
-    head: bytes
-    framing: Framing
     body_bytes: int
+    """Bytes of a body of a declared length that are still to come."""
+    chunks: ChunkedBody | None
+    """The decoder of a body in chunks."""
+    expects: bool
+    """True until the client, which waits for it, has been told to send the body."""
+    is_last: bool
+    """True if the connection cannot be used for another request."""
+    unread_bytes: int = 0
+    """Bytes of the body that the application has not taken."""
+
+    @property
+    def is_whole(self) -> bool:
+        """True if no more of it is to come."""
+        return self.dispatcher.is_whole
 
 
 class Http1:
-    """The `ConnectionProtocol` of HTTP/1.1."""
+    """The `ConnectionProtocol` of HTTP/1.1.
+
+    A connection is between requests (`_head` looks for the next one), within one (`_request`), or
+    behind one that was answered early (`_skipped` bytes of its body are dropped). It may give way
+    to HTTP/2 or to a WebSocket between requests.
+    """
 
     def __init__(self, transport: Transport, context: TcpContext) -> None:
         self._transport = transport
@@ -80,14 +88,8 @@ class Http1:
         self._scanned = 0  # bytes of it in which no head ends
         self._head_began = False  # something of the next head has come, if only empty lines
         self._empty_lines = 0  # before it
-        self._claimed: Claimed | None = None  # its head is read, its body awaited
-        self._counted = 0  # bytes of that body that count for the budget of all
-        self._skipped = 0  # bytes of a body that are still to come, of a request that was refused
-        self._due: int | None = 0  # bytes of its request that the application still gets; None: all
-        self._chunks: ChunkedBody | None = None  # tells where those end
-        self._app: AppRequest | None = None
-        self._writer: Http1Writer | None = None
-        self._source: ResponseSource | None = None
+        self._request: UnderWay | None = None
+        self._skipped = 0  # bytes of a body that are to come, of a request that has its answer
         self._advancing = False
         self._unread = False  # the client leaves its answers unread: it gets no more
         self._closed = False
@@ -97,12 +99,13 @@ class Http1:
         self._deadline = Deadline(context.deadlines, self._overdue)
         self._deadline.set(context.config.header_timeout_s)
 
-    # ---- what the connection says ----
+    # ---- from the connection ----
 
     def receive(self, data: bytes) -> None:
+        """Handle input."""
         if self._closed:
             return  # lingering
-        if not (self._head_began or self._busy or self._skipped):
+        if not (self._head_began or self._request is not None or self._skipped):
             self._head_began = True
             self._deadline.set(self._context.config.header_timeout_s)
         self._buffer += data
@@ -111,60 +114,47 @@ class Http1:
             self._transport.pause_reading()
 
     def drained(self) -> None:
-        if self._app is not None:
-            self._app.drained()
-        elif self._source is not None:
-            self._source.drained()
+        """Go on with the response, or with the next request."""
+        if self._request is not None:
+            self._request.dispatcher.drained()
         elif self._unread:
             self._unread = False
             self._transport.resume_reading()
             self._advance()
 
     def disconnected(self) -> None:
+        """End the request under way."""
         self._closed = True
         self._deadline.end()
-        self._drop_claimed()
-        if self._app is not None:
-            self._app.disconnected()
-        if self._source is not None:
-            source, self._source = self._source, None
-            source.disconnected()
-        self._app = self._writer = None  # they know this one: garbage that would wait to be found
+        request, self._request = self._request, None
+        if request is not None:
+            request.writer.close()
+            request.dispatcher.disconnected()
 
     def drain(self) -> None:
+        """Let the request under way be the last."""
         self._draining = True
-        if not (self._busy or self._buffer):
+        if self._request is None and not self._buffer:
             self._close()
 
-    # ---- time ----
-
     def _overdue(self) -> None:
-        if self._app is not None:
-            if not self._app.body_is_whole:
-                self._app.cut(too_slow("body"))
-        elif self._claimed is not None:
-            self._refuse(too_slow("body"), self._claimed.head)
-        elif self._buffer and not self._skipped:
+        if self._buffer and not self._skipped:
             self._refuse(too_slow("head"))
         else:
-            self._close()  # nobody waits for an answer
+            self._close()  # no request waits for an answer
 
-    # ---- requests ----
-
-    @property
-    def _busy(self) -> bool:
-        """True if a request has come, and its answer has not ended."""
-        return not (self._claimed is None and self._app is None and self._writer is None)
+    # ---- heads ----
 
     @property
     def _holds(self) -> bool:
-        """True if what comes now has to wait for an answer to end, or to be read."""
-        if self._app is not None:
-            return self._due == 0
-        return self._unread or self._writer is not None
+        """True if more input has to wait for an answer to end, or for a body to be taken."""
+        request = self._request
+        if request is None:
+            return self._unread
+        return request.is_whole or request.unread_bytes > MAX_UNREAD_BODY_BYTES
 
     def _advance(self) -> None:
-        """Do with what has come all that can be done; not within itself."""
+        """Work off what has come, as far as that is possible; does nothing within itself."""
         if self._advancing:
             return
         self._advancing = True
@@ -178,18 +168,15 @@ class Http1:
         """Return True if there may be more to do."""
         if self._skipped:
             return self._skip()
-        if self._claimed is not None:
-            return self._body(self._claimed)
-        if self._app is not None:
-            self._feed(self._app)
-            return False
-        if self._writer is not None or not self._buffer:
+        if self._request is not None:
+            return self._feed(self._request)
+        if not self._buffer:
             return False
         self._unread = self._transport.writable_bytes() < 1
         return not self._unread and self._head()
 
     def _skip(self) -> bool:
-        """Drop what has come of the body of a request that was refused by its head."""
+        """Drop what has come of the body of a request that was answered without it."""
         size = min(self._skipped, len(self._buffer))
         del self._buffer[:size]
         self._skipped -= size
@@ -236,62 +223,44 @@ class Http1:
         return True
 
     def _begin(self, head: bytes) -> None:
-        """A whole head: a session's, a route's, or the application's."""
-        framing = {name.lower(): value for name, value in _FRAMING.findall(head)}
-        if head.startswith(SESSION) and b"upgrade" in framing and self._upgrade(head):
+        """Begin a request: a session's, or one for the application."""
+        if head.startswith(SESSION) and _UPGRADE.search(head) and self._upgrade(head):
             return
-        self._deadline.set(self._context.config.body_timeout_s)
-        if not (_MAYBE_CLAIMED.match(head) and self._claim(head, framing)):
-            self._hand_over(head, framing)
+        # RFC 9110, 7.8: a server may ignore Upgrade. There is no way from here to HTTP/2.
+        head = _UPGRADE.sub(b"", head)
+        connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
+        try:
+            event = _parsed(connection, head)
+        except h11.RemoteProtocolError as error:
+            self._refuse(refusal(error.error_status_hint), head)
+            return
+        self._deadline.clear()
+        fields = dict(event.headers)  # h11 has refused contradictory ones
+        is_chunked = b"transfer-encoding" in fields
+        length = 0 if is_chunked else int(fields.get(b"content-length", 0))
+        request = self._request_of(event)
+        writer = Http1Writer(self, self._transport, self._context, connection, request.method)
+        dispatcher = RequestDispatcher(
+            self._context,
+            request,
+            writer,
+            self._transport.server,
+            self._consumed,
+            self._refused,
+            self._wants_body,
+        )
+        self._request = UnderWay(
+            dispatcher,
+            writer,
+            length,
+            ChunkedBody() if is_chunked else None,
+            expects=connection.they_are_waiting_for_100_continue,
+            # Two lengths have two readings (RFC 9112, 6.3): the next request might be a part of it.
+            is_last=is_chunked and b"content-length" in fields,
+        )
+        dispatcher.begin(ended=not (is_chunked or length))
 
-    def _upgrade(self, head: bytes) -> bool:
-        """Whether it is a session's opening handshake, and accepted."""
-        event = _parsed(head)[1]
-        if event is None or event.http_version != b"1.1":
-            return False
-        request = self._request(event)
-        accepted = accepts(request)
-        scheme = "wss" if self._transport.secure else "ws"
-        if accepted is None or request.path != SESSION_PATH:
-            return False
-        has_token = TOKEN_QUERY.search(request.query) is not None
-        admission = self._context.rules.admit(head_of(request, scheme), has_token=has_token)
-        if admission.refusal is not None:
-            return False
-        early = bytes(self._buffer)
-        headers = self._context.headers()
-        protocol = WebSocket(self._transport, self._context, request, accepted, admission, headers)
-        self._give_way(protocol)
-        if early:
-            protocol.receive(early)
-        return True
-
-    def _claim(self, head: bytes, framing: Framing) -> bool:
-        """Return True if a route claims the request, and it is a plain one.
-
-        Whether its client may ask is decided here: a body is gathered of nobody else.
-        """
-        length = framing.get(b"content-length", b"0")
-        if framing.keys() - {b"content-length"} or _DIGITS.fullmatch(length) is None:
-            return False
-        connection, event = _parsed(head)
-        if event is None:
-            return False
-        request, body_bytes = self._request(event), int(length)
-        fits = body_bytes <= self._context.config.max_body_bytes
-        if not (fits and self._context.routes.claims(request)):
-            return False
-        writer = Http1Writer(self, self._transport, self._context, connection, last=self._flooded)
-        self._writer, self._skipped = writer, body_bytes  # for a refusal
-        admitted = self._context.routes.admit(request, writer)
-        if admitted is None:
-            self._refused_at_once()
-        else:
-            self._writer, self._skipped = None, 0
-            self._claimed = Claimed(admitted, writer, head, framing, body_bytes)
-        return True
-
-    def _request(self, event: h11.Request) -> Request:
+    def _request_of(self, event: h11.Request) -> Request:
         path, _, query = event.target.partition(b"?")
         return Request(
             method=event.method.decode("ascii"),
@@ -303,50 +272,80 @@ class Http1:
             http_version=event.http_version.decode("ascii"),
         )
 
-    def _body(self, claimed: Claimed) -> bool:
-        """Answer a claimed request whose body is whole."""
-        came = min(claimed.body_bytes, len(self._buffer))
-        if came < claimed.body_bytes:
-            self._count(came, claimed)
+    def _upgrade(self, head: bytes) -> bool:
+        """Begin a session, if this is an opening handshake and accepted; return True if so."""
+        try:
+            event = _parsed(h11.Connection(h11.SERVER), head)
+        except h11.RemoteProtocolError:
             return False
-        self._claimed = None
-        self._uncount()
-        writer = self._writer = claimed.writer
-        body = bytes(self._buffer[:came])
-        del self._buffer[:came]
-        source = self._context.routes.serve(claimed.admitted, body, writer)
-        if source is None:
-            self._writer = None
-            self._buffer[:0] = body
-            self._hand_over(claimed.head, claimed.framing, claimed.admitted)
-        elif self._writer is writer:
-            self._deadline.clear()
-            self._source = source
-        else:  # it has ended already
-            self._refused_at_once()
+        if event.http_version != b"1.1":
+            return False
+        request = self._request_of(event)
+        accepted = accepts(request)
+        if accepted is None or request.path != SESSION_PATH:
+            return False
+        has_token = TOKEN_QUERY.search(request.query) is not None
+        admission = self._context.rules.admit(self._session_head(request), has_token=has_token)
+        if admission.refusal is not None:
+            return False
+        early = bytes(self._buffer)
+        headers = self._context.headers()
+        session = WebSocket(self._transport, self._context, request, accepted, admission, headers)
+        self._give_way(session)
+        if early:
+            session.receive(early)
         return True
 
-    def _count(self, came: int, claimed: Claimed) -> None:
-        """Count what has come of a body for the budget of all bodies."""
-        try:
-            self._context.bodies.take(came - self._counted)
-        except TailraceError as error:
-            self._refuse(error, claimed.head)
+    def _session_head(self, request: Request) -> Head:
+        return Head(
+            method=request.method,
+            path=request.path.decode("ascii"),
+            scheme="wss" if self._transport.secure else "ws",
+            address=request.peer[0] if request.peer else "",
+            headers=tuple(request.headers),
+        )
+
+    # ---- bodies ----
+
+    def _feed(self, request: UnderWay) -> bool:
+        """Hand on what has come of a body; return True if the next request may begin."""
+        if request.is_whole or not self._buffer:
+            return False
+        chunks = request.chunks
+        if chunks is None:
+            size = min(request.body_bytes, len(self._buffer))
+            request.body_bytes -= size
+            piece, ended = bytes(self._buffer[:size]), not request.body_bytes
         else:
-            self._counted = came
+            try:
+                size, piece = chunks.feed(bytes(self._buffer))
+            except TailraceError as error:
+                self._buffer.clear()
+                request.dispatcher.cut(error)
+                return False
+            ended = chunks.ended
+        del self._buffer[:size]
+        request.expects = False  # it has begun
+        request.unread_bytes += len(piece)
+        request.dispatcher.came(piece, ended)
+        return self._request is None
 
-    def _uncount(self) -> None:
-        self._context.bodies.give(self._counted)
-        self._counted = 0
+    def _consumed(self, size: int) -> None:
+        """Note that the application has taken so much of the body."""
+        request = self._request
+        if request is not None:
+            request.unread_bytes -= size
+            if not self._holds:
+                self._transport.resume_reading()
 
-    def _drop_claimed(self) -> None:
-        """The body of a claimed request does not come any more, or is not wanted."""
-        claimed, self._claimed = self._claimed, None
-        if claimed is not None:
-            self._uncount()
-            claimed.admitted.done()
+    def _wants_body(self) -> None:
+        """Tell a client that waits for it to send the body (RFC 9110, 10.1.1)."""
+        request = self._request
+        if request is not None and request.expects:
+            request.expects = False
+            request.writer.go_on()
 
-    def _refused_at_once(self) -> None:
+    def _refused(self) -> None:
         """Charge a request that cost its client nothing to make.
 
         The connection of a client that owes too much ends with its next answer, which says so: a
@@ -354,56 +353,31 @@ class Http1:
         """
         self._flooded = not self._flood.spend(REFUSED_POINTS)
 
-    def _hand_over(self, head: bytes, framing: Framing, admitted: Admitted | None = None) -> None:
-        """Let the application answer, which gets this request and nothing behind it."""
-        length = framing.get(b"content-length", b"0")
-        known = {b"content-length", b"expect", b"upgrade"}
-        is_plain = framing.keys() <= known and _DIGITS.fullmatch(length)
-        self._due = int(length) if is_plain else None
-        coding = framing.get(b"transfer-encoding", b"").strip().lower()
-        is_chunked = coding == b"chunked" and b"content-length" not in framing
-        self._chunks = ChunkedBody() if is_chunked else None
-        self._app = AppRequest(self._context.rest, self._transport, self._answered, admitted)
-        # RFC 9110, 7.8: a server may go on as if nobody had asked. To HTTP/2 there is no way here,
-        # and sessions never come so far: a WebSocket of Hypercorn's would have no limits.
-        self._app.receive(_UPGRADE.sub(b"", head))
-
-    def _feed(self, app: AppRequest) -> None:
-        """Give the application what there is of its request."""
-        size = len(self._buffer) if self._due is None else min(self._due, len(self._buffer))
-        if self._chunks is not None and self._due is None:
-            try:
-                size = self._chunks.feed(bytes(self._buffer))
-            except TailraceError as error:
-                self._closed = True
-                self._deadline.clear()
-                app.cut(error)
-                return
-            if self._chunks.ended:
-                self._due = size
-        if size:
-            app.receive(bytes(self._buffer[:size]))
-            del self._buffer[:size]
-        if self._due is not None:
-            self._due -= size
-
     # ---- ends ----
 
-    def _answered(self, rest: bytes) -> None:
-        """The application's response has ended; `rest` is not its request's."""
-        self._app = None
-        self._buffer[:0] = rest
-        self._next()
+    def closes_behind(self, status: int) -> bool:
+        """Return True if the connection ends with an answer of this status that begins now."""
+        request = self._request
+        if request is None or request.is_last or self._flooded or self._draining:
+            return True
+        if request.is_whole:
+            return False
+        # The rest of a short body is skipped; one whose client waits to send it may never come.
+        is_short = request.chunks is None and not request.expects
+        is_short = is_short and request.body_bytes <= self._context.config.max_body_bytes
+        return status == REQUEST_TIMEOUT or not is_short
 
     def ended(self, closes: bool) -> None:
-        """For the writer: the response is whole, or broken off."""
-        self._writer = self._source = None
+        """Go on behind a response that is complete or broken off."""
+        request, self._request = self._request, None
+        if request is None:
+            return
+        is_whole = request.is_whole
+        request.dispatcher.forget()
         if closes:
-            self._close(lingers=self._skipped > len(self._buffer) or self._flooded)
-        else:
-            self._next()
-
-    def _next(self) -> None:
+            self._close(lingers=not is_whole or self._flooded)
+            return
+        self._skipped = 0 if is_whole else request.body_bytes
         if self._closed:
             return
         self._transport.resume_reading()
@@ -424,13 +398,11 @@ class Http1:
             self._deadline.set(config.header_timeout_s if self._buffer else KEEP_ALIVE_TIMEOUT_S)
 
     def _refuse(self, error: TailraceError, head: bytes | None = None) -> None:
-        """Answer what is no request of a route, and close. Without `head`, that of the request,
-        it is what has come."""
+        """Answer input that is no request, and close; without `head` it is what has come."""
         if self._context.counts is not None:
             self._context.counts.refused("h1", error.code, error.status)
         began = bytes(self._buffer[:MAX_HEAD_BYTES]) if head is None else head
-        self._drop_claimed()
-        self._transport.write(self._context.rest.error_answer(error, began))
+        self._transport.write(_error_answer(error, self._context.headers(), began))
         self._close(lingers=True)
 
     def _close(self, *, lingers: bool = False) -> None:
@@ -447,14 +419,22 @@ class Http1:
 
 
 class Http1Writer:
-    """One response, as chunks unless its length is declared.
+    """One response, in chunks unless its length is declared.
 
     To a client of HTTP/1.0, which knows no chunks, it ends with the connection.
     """
 
     __slots__ = (
-        *("_chunked", "_closes", "_connection", "_head", "_http1", "_last", "_open", "_context"),
-        *("_transport", "writable_bytes"),
+        "_chunked",
+        "_closes",
+        "_connection",
+        "_context",
+        "_head",
+        "_http1",
+        "_is_head",
+        "_open",
+        "_transport",
+        "writable_bytes",
     )
 
     def __init__(
@@ -463,44 +443,58 @@ class Http1Writer:
         transport: Transport,
         context: TcpContext,
         connection: h11.Connection,
-        *,
-        last: bool = False,
+        method: str,
     ) -> None:
-        """`last`: the connection is closed behind it, and its client is told."""
+        """Prepare the response to the request that `connection` has parsed."""
         self._http1 = http1
         self._transport = transport
         self.writable_bytes = transport.writable_bytes
         self._context = context
         self._connection: h11.Connection | None = connection
-        self._head = b""  # until it goes out with what comes first
+        self._head = b""  # until it leaves with what comes first
+        self._is_head = method == "HEAD"
         self._chunked = True
         self._closes = False
-        self._last = last
         self._open = True
 
+    @property
+    def started(self) -> bool:
+        """True once the head has been given."""
+        return self._connection is None
+
+    def go_on(self) -> None:
+        """Send the interim response that asks for the body."""
+        if self._open and self._connection is not None:
+            interim = h11.InformationalResponse(status_code=100, headers=[])
+            self._transport.write(self._connection.send(interim) or b"")
+
     def start(self, status: int, headers: Headers) -> None:
-        assert self._connection is not None  # it is started once
+        """Send the head, with what follows it in the same callback."""
+        if not self._open or self._connection is None:
+            return
         connection, self._connection = self._connection, None
         fields = [*headers, *self._context.headers()]
-        if self._last:
-            fields.append((b"connection", b"close"))
+        if self._http1.closes_behind(status):
+            fields.append(CLOSE)
         response = h11.Response(status_code=status, headers=fields)
         self._head = connection.send(response) or b""
-        self._chunked = (
-            connection.their_http_version != b"1.0"
-            and status not in _WITHOUT_BODY
-            and all(name != b"content-length" for name, _ in headers)
+        self._chunked = not (
+            connection.their_http_version == b"1.0"
+            or self._is_head
+            or status in _WITHOUT_BODY
+            or any(name == b"content-length" for name, _ in headers)
         )
         self._closes = b"\r\nconnection: close\r\n" in self._head.lower()
         self._context.batch.mark_dirty(self)
 
     def flush(self) -> None:
-        """The head by itself, if nothing of the body has come in this turn."""
+        """Send the head alone, if nothing of the body has come in this callback."""
         if self._open and self._head:
             head, self._head = self._head, b""
             self._transport.write(head)
 
     def write(self, data: bytes) -> None:
+        """Send a piece of the body."""
         if not (self._open and data):
             return
         if self._chunked:
@@ -510,27 +504,45 @@ class Http1Writer:
         self._transport.write(data)
 
     def end(self) -> None:
+        """End the response."""
         if self._open:
             self._open = False
             self._transport.write(self._head + (LAST_CHUNK if self._chunked else b""))
             self._http1.ended(self._closes)
 
     def reset(self) -> None:
-        """What was written still leaves, and the last chunk is missing."""
+        """Close the connection behind what was written: the last chunk is missing."""
         if self._open:
             self._open = False
+            if self._head:
+                self._transport.write(self._head)
             self._http1.ended(True)
 
+    def close(self) -> None:
+        """Send nothing any more: the connection is lost."""
+        self._open = False
+        self._connection = None
 
-def _parsed(head: bytes) -> tuple[h11.Connection, h11.Request | None]:
-    """Return the request that a head is, and who parsed it; None where it is none."""
-    connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
-    try:
-        connection.receive_data(head)
-        event = connection.next_event()
-    except h11.RemoteProtocolError:
-        return connection, None
-    return connection, event if isinstance(event, h11.Request) else None
+
+def _parsed(connection: h11.Connection, head: bytes) -> h11.Request:
+    """Return the request that a whole head is. Raises h11.RemoteProtocolError."""
+    connection.receive_data(head)
+    event = connection.next_event()
+    if not isinstance(event, h11.Request):
+        raise h11.RemoteProtocolError("not a request")
+    return event
+
+
+def _error_answer(error: TailraceError, headers: Headers, head: bytes) -> bytes:
+    """Return a whole answer to what `head` began, behind which the connection is closed."""
+    answer = error_response(error)
+    connection = h11.Connection(h11.SERVER)
+    fields = [*answer.raw_headers, *headers, id_field_of(head), CLOSE]
+    parts = (
+        connection.send(h11.Response(status_code=error.status, headers=fields)),
+        connection.send(h11.Data(data=bytes(answer.body))),
+    )
+    return b"".join(part or b"" for part in parts)
 
 
 def _in_origin_form(head: bytes, line: re.Match[bytes]) -> bytes:

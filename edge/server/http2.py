@@ -1,8 +1,4 @@
-"""HTTP/2 on a connection: whose each request is, and how long it may take to come.
-
-A request that a route claims is answered past the application as soon as its body is whole; every
-other is the application's, a task for each.
-"""
+"""HTTP/2 on one connection: its requests, their timeouts, and what they may cost."""
 
 from __future__ import annotations
 
@@ -21,7 +17,7 @@ MAX_BODY_BYTES = 16 << 20
 
 
 class Http2:
-    """The `ConnectionProtocol` of HTTP/2; `first` is what was read of it already."""
+    """The `ConnectionProtocol` of HTTP/2."""
 
     def __init__(self, transport: Transport, context: TcpContext, first: bytes = b"") -> None:
         self._transport = transport
@@ -34,7 +30,6 @@ class Http2:
             peer=transport.peer,
         )
         self._busy = False
-        self._refused = 0  # requests, while input is worked off
         # A proxy's connection carries many clients' requests: one of them must not end it for all.
         self._is_proxy = transport.peer is not None and context.rules.proxies.trusts(
             transport.peer[0]
@@ -49,10 +44,7 @@ class Http2:
     # ---- what the connection says ----
 
     def receive(self, data: bytes) -> None:
-        self._refused = 0
         self._note(self._h2.receive(data))
-        if self._refused and not self._is_proxy:
-            self._note(self._h2.refused_at_once(self._refused))
 
     def drained(self) -> None:
         self._transport.resume_reading()
@@ -84,15 +76,20 @@ class Http2:
     def _begin(self, asked: Asked) -> None:
         stream, request, context = asked.stream, asked.request, self._context
         if asked.too_large:
-            context.refuse(stream, "h2", request.method, refusal(431))
-            self._refused += 1
+            context.refuse(stream, "h2", request.method, refusal(431), request.headers)
+            self._charge()
             return
         dispatcher = RequestDispatcher(
-            context, request, stream, self._transport.server, stream.taken
+            context, request, stream, self._transport.server, stream.taken, self._charge
         )
         stream.source = dispatcher
         dispatcher.begin(asked.ended)
-        self._refused += stream.source is None
+
+    def _charge(self) -> None:
+        """Charge a request that is refused at once, but for those that a proxy passes on."""
+        if not self._is_proxy:
+            self._note(self._h2.refused_at_once(1))
+            self._context.batch.mark_dirty(self)
 
     def _feed(self, stream: Stream, data: bytes, ended: bool) -> None:
         limit = max(MAX_BODY_BYTES, 2 * self._context.config.max_body_bytes)
@@ -101,12 +98,9 @@ class Http2:
             stream.taken(len(data))
         elif data and self._h2.body_bytes > limit:
             stream.source = None
-            dispatcher.cut(
-                Overloaded("the requests of this connection have too much to say at once")
-            )
+            dispatcher.cut(Overloaded("too much request-body data is in flight on this connection"))
         else:
             dispatcher.came(data, ended)
-            self._refused += stream.source is None
 
     # ---- time ----
 

@@ -9,11 +9,9 @@ Sans-I/O: nothing here knows a socket, an event loop or a clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
-
-from tailrace.edge.access.rules import Admission
 
 UNSENT_BYTES = 8 << 10
 """Maximum bytes that wait in this process for one client. `writable_bytes` is this limit less what
@@ -157,48 +155,3 @@ class Transport(Protocol):
 
     def abort(self) -> None:
         """Close the connection at once and drop unsent data, so that the client sees the loss."""
-
-
-@dataclass(slots=True, eq=False)
-class Admitted:
-    """A request that may be answered, as far as its head tells; its body may still come.
-
-    It counts for its tenant until `done`, which whoever had it last calls. Calling it again does
-    nothing.
-    """
-
-    request: Request
-    admission: Admission
-    began_s: float
-    """The time of its head, as `perf_counter` has it."""
-    ended: Callable[[Admission], None]
-    _over: bool = False
-
-    def done(self) -> None:
-        """The request has been answered, or its client has gone."""
-        if not self._over:
-            self._over = True
-            self.ended(self.admission)
-
-
-class Routes(Protocol):
-    """Which requests are answered past the application."""
-
-    def claims(self, request: Request) -> bool:
-        """Return True if `serve` may answer it, as far as its head (`body` is empty) can tell.
-
-        If so, call `admit`, and then `serve` with the whole body. A body over the limit of the
-        settings is the application's to refuse.
-        """
-
-    def admit(self, request: Request, writer: ResponseWriter) -> Admitted | None:
-        """Apply the access rules, before anything is kept of the body.
-
-        None: it has been refused, and the answer is at the writer.
-        """
-
-    def serve(
-        self, admitted: Admitted, body: bytes, writer: ResponseWriter
-    ) -> ResponseSource | None:
-        """Answer it, or None: it is the application's, which is given `admitted`. The writer may
-        be written to before this returns, but not where it returns None."""

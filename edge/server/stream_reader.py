@@ -1,13 +1,13 @@
-"""One response's end of a stream, past ASGI: a frame of the link leaves in the turn that read it.
+"""One response's end of a stream: frames read from a link are written in the same callback.
 
-There is no task and no queue but the one that credit keeps short: frames that have come in one
-read are encoded together and leave as one write. While the client has no room nothing is taken,
-so no credit goes back, and the origin waits; what it has sent by then is all that a client costs.
+No task and no queue stand between the link and the client, but for the few frames that credit
+allows. Frames that come in one read are encoded together and leave as one write. While the client
+has no room nothing is encoded, so no credit is renewed and the origin waits: a stalled client
+costs what the origin had sent by then.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 
 from tailrace.edge.generate.encoders import (
@@ -18,12 +18,13 @@ from tailrace.edge.generate.encoders import (
     FrameEncoder,
     stream_headers,
 )
-from tailrace.edge.origins.link import CORR, WINDOW_BYTES, WINDOW_FRAMES, Link
+from tailrace.edge.origins.link import CORR, WINDOW_BYTES, WINDOW_FRAMES, Link, Reader, credited
 from tailrace.edge.origins.relay import TOKEN, under
+from tailrace.edge.response_context import fields_of
 from tailrace.edge.server.deadlines import Deadline, Deadlines
 from tailrace.edge.server.flush import FlushBatch
 from tailrace.edge.server.interfaces import Headers, ResponseWriter
-from tailrace.edge.telemetry.request_metrics import RequestMetrics
+from tailrace.edge.telemetry.request_metrics import RequestMetrics, with_trace
 from tailrace.ledger.flow.credit_window import Window
 from tailrace.ledger.frame import (
     CLOSING,
@@ -42,35 +43,39 @@ from tailrace.ledger.frame import (
 )
 
 TELL_FRAMES, TELL_BYTES = WINDOW_FRAMES // 8, WINDOW_BYTES // 8
-"""What passes before the window is told."""
+"""Frames and bytes that are written before the credit window is updated."""
 
 
 class StreamReader:
-    """A `Sink` of the link, and the `ResponseSource` of its writer."""
+    """The `Sink` of one stream at the link, and the `ResponseSource` of one response."""
 
     __slots__ = (
-        *(
-            "_access",
-            "_deadline",
-            "_deadlines",
-            "_done",
-            "_encoder",
-            "_metrics",
-            "_flows",
-            "_headers",
-        ),
-        *("_link", "_writer", "_over", "_passed", "_passed_bytes", "_patience"),
-        *(
-            "_queue",
-            "_last_write_s",
-            "_stalled",
-            "_started",
-            "_swell",
-            "_batch",
-            "_wanted",
-            "_window",
-            "_writes",
-        ),
+        "_access",
+        "_batch",
+        "_deadline",
+        "_deadlines",
+        "_done",
+        "_encoder",
+        "_expansion_ratio",
+        "_fast_path",
+        "_head_only",
+        "_headers",
+        "_is_resume",
+        "_joined",
+        "_last_write_s",
+        "_link",
+        "_metrics",
+        "_opened",
+        "_over",
+        "_passed",
+        "_passed_bytes",
+        "_queue",
+        "_stalled",
+        "_started",
+        "_tip",
+        "_window",
+        "_writer",
+        "_writes",
     )
 
     def __init__(
@@ -80,39 +85,48 @@ class StreamReader:
         deadlines: Deadlines,
         writer: ResponseWriter,
         encoder: Encoder,
-        wanted: Open | Resume,
         access: Headers,
         done: Callable[[], None],
         metrics: RequestMetrics,
+        *,
+        head_only: bool = False,
     ) -> None:
-        """`access` are headers of the answer, whatever it is; `done` is called at its end."""
-        self._metrics = metrics
-        self._stalled = False  # frames wait for room
+        """Prepare a response; `ask` or `take_over` begins it.
+
+        Args:
+            access: Headers of the response, whatever its status.
+            done: Called once, when the response has ended or its client has left.
+            head_only: The request was HEAD, so the response ends with its head.
+        """
         self._link = link
         self._batch = batch
-        self._writer = writer
-        self._wanted: Open | Resume | None = wanted
-        self._access = access
-        self._headers: dict[str, str] = {}
-        self._done = done
-        self._encoder = encoder
-        self._queue: list[bytes] = []
-        self._window = Window.starting(
-            wanted.start, wanted.credit, WINDOW_FRAMES, wanted.credit_bytes
-        )
-        self._swell = 1  # how many bytes one of a frame has lately become for the client
-        self._writes = 0  # of pieces of the body
-        self._passed = self._passed_bytes = 0  # frames of which the window does not know yet
-        self._flows = False  # nothing waits, and the response's head has been given
-        self._started = False
-        self._over = False
-        self._patience: asyncio.TimerHandle | None = None  # with a stream that may have ended
         self._deadlines = deadlines
-        self._last_write_s = 0.0  # when the body had its last frame
+        self._writer = writer
+        self._encoder = encoder
+        self._access = access
+        self._done = done
+        self._metrics = metrics
+        self._head_only = head_only
+        self._headers: dict[str, str] = {}
+        self._queue: list[bytes] = []
+        self._window = Window(0, 0)
+        self._is_resume = False  # the client has some of the stream already
+        self._opened = False  # the origin has answered
+        self._started = False  # the head has been written
+        self._over = False
+        self._stalled = False  # frames wait for room
+        self._joined = False  # the first item of the queue is several frames
+        self._fast_path = False  # the head is written, and nothing waits
+        self._expansion_ratio = 1  # bytes that one byte of a frame has lately become
+        self._writes = 0  # pieces of the body
+        self._passed = self._passed_bytes = 0  # frames that the window has not counted yet
+        self._last_write_s = 0.0
         self._deadline = Deadline(deadlines, self._quiet)
+        self._tip = Deadline(deadlines, self._waited_at_tip)
 
     @property
     def protocol(self) -> str:
+        """The client's protocol, as metrics name it."""
         return self._metrics.protocol
 
     @property
@@ -122,51 +136,85 @@ class StreamReader:
 
     @property
     def is_stalled(self) -> bool:
-        """The client has no room for what has come."""
+        """True while frames wait because the client has no room."""
         return self._stalled
 
-    def ask(self) -> None:
-        """Begin."""
-        assert self._wanted is not None
-        self._link.submit(self, encode(self._wanted, CORR))
+    @property
+    def is_over(self) -> bool:
+        """True once the response has ended, or its client has left."""
+        return self._over
+
+    # ---- the beginning ----
+
+    def ask(self, request: Open | Resume) -> None:
+        """Ask an origin for the stream; its answer becomes the head of the response."""
+        if self._over:
+            return  # the client has left
+        request = with_trace(credited(self._link.unread.applied(request)), self._metrics)
+        self._is_resume = isinstance(request, Resume) and request.after is not None
+        self._window = Window.starting(
+            request.start, request.credit, WINDOW_FRAMES, request.credit_bytes
+        )
+        self._link.submit(self, encode(request, CORR))
+
+    def take_over(self, reader: Reader, opened: Opened, begin: bytes) -> None:
+        """Go on where `reader` is, which has opened the stream; `begin` goes before its frames."""
+        if self._over:
+            reader.close()
+            return
+        self._queue, self._window = reader.hand_over(self)
+        self._opened = True
+        self._headers = stream_headers(opened, self._encoder.media_type)
+        self._begin_body(begin)
+        self._renew()
+        self._batch.mark_dirty(self)
+        self._batch.flush()
 
     # ---- from the link ----
 
     def deliver(self, raw: bytes) -> None:
+        """Take a frame; it is written when the read that brought it has been worked off."""
         self._queue.append(raw)
         self._batch.dirty[self] = None
 
     def deliver_run(self, run: list[bytes], corr: bytes) -> None:
-        # Of all bodies one shows frames as they are: no other needs a copy of each.
+        """Take several tokens that came in one read."""
+        # Only a body of frames shows the correlation id: for all others no frame is copied.
         self._queue += under(run, corr) if isinstance(self._encoder, FrameEncoder) else run
         self._batch.dirty[self] = None
 
     def flush(self) -> None:
         """Write what has come, as far as there is room."""
         queue = self._queue
-        if self._flows and len(queue) == 1 and self._pass_on(queue[0]):
+        if self._fast_path and len(queue) == 1 and self._pass_on(queue[0]):
             queue.clear()
             return
         if self._over or not queue:
             return
-        if not self._started and not self._start():
+        if not self._started:
+            self._start()
+        if not self._started or self.is_over:
             return
-        # Until there is no room: it is who has been told so that is told when there is some again.
+        # Until writable_bytes() is below 1: only then is drained() called.
         while self._queue and (room := self._writer.writable_bytes()) > 0:
             if self._write(room):
                 self._end()
                 return
-        self._note_stall()
-        if self._queue:  # by itself a frame of a few bytes takes seventy
-            self._queue = [b"".join(self._queue)]
-        self._flows = not self._queue
+        if self._queue and not self._stalled:
+            self._metrics.stalled()
+        self._stalled = bool(self._queue)
+        if self._stalled:  # a bytes object has 33 bytes of its own, and most frames have few more
+            self._queue, self._joined = [b"".join(self._queue)], True
+        self._fast_path = not self._stalled
         self._last_write_s = self._deadlines.clock_s()
         self._renew()
 
     def _pass_on(self, raw: bytes) -> bool:
-        """The same for nearly all of the traffic: one Token, before which nothing waits. False:
-        it is something else. With hundreds of readers in a step what each is made of is no longer
-        near the processor, so that little of it is touched here."""
+        """Write one token, if that is all there is to do; nearly all of the traffic is this case.
+
+        With hundreds of readers in a step, what a reader consists of is not in the CPU's caches:
+        little of it is touched here.
+        """
         writer = self._writer
         if raw[TAG_OFFSET] != TOKEN or writer.writable_bytes() < 1:
             return False
@@ -183,106 +231,104 @@ class StreamReader:
         return True
 
     def _renew(self) -> None:
-        """Say what more may come, when half of a window has passed."""
+        """Give the origin new credit when half of the window has been written."""
         self._window.passed(self._passed, self._passed_bytes)
         self._passed = self._passed_bytes = 0
         if self._window.renew(WINDOW_BYTES):
             credit = Credit(self._window.limit, self._window.limit_bytes)
             self._link.submit(self, encode(credit, CORR))
 
-    def _note_stall(self) -> None:
-        """Note whether frames wait for room now; the origin waits as long."""
-        if self._queue and not self._stalled:
-            self._metrics.stalled()
-        self._stalled = bool(self._queue)
-
     def _write(self, room: int) -> bool:
-        """Write frames for about `room` bytes; return True if the stream ends with the last one."""
-        if self._stalled:
-            self._queue = Splitter().feed(b"".join(self._queue))
-        queue, most = self._queue, room // self._swell
-        taken, size = len(queue), sum(map(len, queue))
-        if size - len(queue[-1]) >= most:  # there is no room for all
-            taken = size = 0
-            for raw in queue:
-                if taken and size >= most:
+        """Write frames for about `room` bytes; return True if the stream ends with the last."""
+        if self._joined:
+            self._queue, self._joined = Splitter().feed(b"".join(self._queue)), False
+        frames, most = self._queue, room // self._expansion_ratio
+        count, size = len(frames), sum(map(len, frames))
+        if size - len(frames[-1]) >= most:  # there is no room for all
+            count = size = 0
+            for raw in frames:
+                if count and size >= most:
                     break
                 size += len(raw)
-                taken += 1
-        if taken == len(queue):
+                count += 1
+        if count == len(frames):
             self._queue = []
         else:
-            queue, self._queue = queue[:taken], queue[taken:]
-        self._passed += taken
+            frames, self._queue = frames[:count], frames[count:]
+        self._passed += count
         self._passed_bytes += size
-        data = self._encoder.frames(queue)
+        data = self._encoder.frames(frames)
         if data:
-            self._swell = -(-len(data) // size)
+            self._expansion_ratio = -(-len(data) // size)
             self._writer.write(data)
             self._writes += 1
             self._metrics.wrote(self._writes)
-        last = tag_of(queue[-1])
+        last = tag_of(frames[-1])
         if last == StreamError.tag:
-            _, error = decode(queue[-1])
+            _, error = decode(frames[-1])
             assert isinstance(error, StreamError)
             self._metrics.failed(error.code)
         return last in CLOSING
 
-    def _start(self) -> bool:
-        """The head, from what the origin answered; whether the body follows now."""
-        wanted = self._wanted
-        if wanted is None:  # the answer is here, the body's first frame was awaited
-            return self._begin_body(self._queue[0])
-        raw = self._queue.pop(0)
-        _, answer = decode(raw)
-        self._wanted = None
-        if isinstance(answer, StreamError):
-            self._refuse(answer)
-            return False
-        assert isinstance(answer, Opened), answer
-        self._metrics.stream = answer.stream.hex()
-        self._encoder.opened(answer)
-        self._headers = stream_headers(answer, self._encoder.media_type)
-        if isinstance(wanted, Resume) and wanted.after is not None and not self._queue:
-            loop = asyncio.get_running_loop()
-            self._patience = loop.call_later(TIP_PATIENCE_S, self._waited)
-            return False
-        return self._begin_body(self._queue[0] if self._queue else None, wanted)
+    # ---- the head ----
 
-    def _waited(self) -> None:
-        """A stream that goes on, and says nothing now: the client is not to wait for that."""
-        self._patience = None
-        if not (self._over or self._started):
-            self._begin_body(None)
-            self._batch.flush()
-
-    def _begin_body(self, first: bytes | None, wanted: Open | Resume | None = None) -> bool:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
-        self._started = True
-        resumes = wanted is None or (isinstance(wanted, Resume) and wanted.after is not None)
-        has_all = first is not None and resumes and tag_of(first) == Status.tag
-        if has_all and self._encoder.ends_by_204:
-            self._metrics.answered(204)
-            self._writer.start(204, [*fields_of(self._headers), *self._access])
+    def _start(self) -> None:
+        """Write the head, if what has come decides on it."""
+        if not self._opened:
+            self._opened = True
+            _, answer = decode(self._queue.pop(0))
+            if isinstance(answer, StreamError):
+                self._refuse(answer)
+                return
+            assert isinstance(answer, Opened), answer
+            self._metrics.stream = answer.stream.hex()
+            self._encoder.opened(answer)
+            self._headers = stream_headers(answer, self._encoder.media_type)
+            if self._is_resume and not self._queue:
+                self._tip.set(TIP_PATIENCE_S)  # the end may follow at once
+                return
+        if self._has_all and self._encoder.ends_by_204:
+            self._begin(204, self._headers)
             self._end()
-            return False
-        self._metrics.answered(200)
-        media_type = (b"content-type", self._encoder.media_type.encode())
-        live = fields_of(self._headers | LIVE_HEADERS)
-        self._writer.start(200, [*live, *self._access, media_type])
-        if begin := self._encoder.frames([]):
+        else:
+            self._begin_body()
+
+    @property
+    def _has_all(self) -> bool:
+        """True if the origin says that nothing is left of a stream that is resumed."""
+        return self._is_resume and bool(self._queue) and tag_of(self._queue[0]) == Status.tag
+
+    def _waited_at_tip(self) -> None:
+        """Begin the body of a stream that goes on and has no new frame at the moment."""
+        if not (self._over or self._started):
+            self._begin_body()
+
+    def _begin_body(self, begin: bytes = b"") -> None:
+        media_type = {"Content-Type": self._encoder.media_type}
+        self._begin(200, self._headers | LIVE_HEADERS | media_type)
+        if self._head_only:
+            self._close()
+            self._link.forget(self)
+            self._writer.end()
+            return
+        if begin := begin + self._encoder.frames([]):
             self._writer.write(begin)
         self._deadline.set(SILENCE_S)
-        return bool(self._queue)
+
+    def _begin(self, status: int, headers: Mapping[str, str]) -> None:
+        self._tip.clear()
+        self._started = True
+        self._metrics.answered(status)
+        self._writer.start(status, [*fields_of(headers), *self._access])
 
     def _refuse(self, answer: StreamError) -> None:
+        """Answer with the origin's refusal, in the words of the dialect."""
         response = self._encoder.refusal(to_error(answer))
         self._metrics.failed(answer.code)
         self._metrics.answered(response.status_code)
         self._writer.start(response.status_code, [*response.raw_headers, *self._access])
-        self._writer.write(bytes(response.body))
+        if not self._head_only:
+            self._writer.write(bytes(response.body))
         self._end()
 
     def _end(self) -> None:
@@ -292,16 +338,18 @@ class StreamReader:
     # ---- from the writer ----
 
     def drained(self) -> None:
+        """Go on writing."""
         self._batch.mark_dirty(self)
 
     def disconnected(self) -> None:
-        """The stream runs on without this reader."""
+        """Detach from the stream, which runs on without this reader."""
         self._close()
         self._link.forget(self)
 
     # ---- time ----
 
     def _quiet(self) -> None:
+        """Send a keepalive, if the stream has been quiet for long enough."""
         silent_s = self._deadlines.clock_s() - self._last_write_s
         if silent_s < SILENCE_S:
             self._deadline.set(SILENCE_S - silent_s)
@@ -311,17 +359,10 @@ class StreamReader:
         self._deadline.set(SILENCE_S)
 
     def _close(self) -> None:
-        if not self._over:
-            self._over, self._flows = True, False
-            self._done()
-            self._metrics.writes = self._writes
-            self._metrics.ended()
-        self._queue = []
         self._deadline.end()
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
-
-
-def fields_of(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    return [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        self._tip.end()
+        self._queue = []
+        if not self._over:
+            self._over, self._fast_path = True, False
+            self._metrics.writes = self._writes
+            self._done()

@@ -22,6 +22,7 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tailrace.edge.response_context import ResponseContext
 from tailrace.ledger.frame import Frame, Open
 from tailrace.ledger.telemetry.histogram import Histogram
 from tailrace.ledger.telemetry.traces import HEADER, TraceContext, Traces, context_of
@@ -113,10 +114,16 @@ _ID_IN_A_HEAD = re.compile(rb"(?i)\nx-request-id:[ \t]*([\x21-\x7e]{1,128})[ \t]
 log = structlog.get_logger("tailrace.edge")
 
 
-def id_field(head: bytes = b"") -> tuple[bytes, bytes]:
-    """Of an answer to what never was a whole request: its own id, if that came, or a new one."""
+def id_field(headers: Sequence[tuple[bytes, bytes]] = ()) -> tuple[bytes, bytes]:
+    """Return the header with the id that a request has given itself, or with a new one."""
+    found = (value for name, value in headers if name == REQUEST_ID and _ID.fullmatch(value))
+    return REQUEST_ID, next(found, None) or token_hex(16).encode()
+
+
+def id_field_of(head: bytes) -> tuple[bytes, bytes]:
+    """Return the same for the head of a request that could not be parsed."""
     found = _ID_IN_A_HEAD.search(head)
-    return REQUEST_ID, found[1] if found else token_hex(16).encode()
+    return id_field([(REQUEST_ID, found[1])] if found else ())
 
 
 class RequestMetrics:
@@ -285,20 +292,27 @@ class TelemetryMiddleware:
         # For as long as the task lives, which is the request's own: also for what is logged when
         # all of this has failed.
         structlog.contextvars.bind_contextvars(request_id=metrics.request_id)
-        try:
-            await self._app(scope, receive, _watched(metrics, scope, send))
-        finally:
-            metrics.route = route_of(scope)
+        context = ResponseContext.of(scope)
+        context.headers += metrics.headers
+
+        def end() -> None:
+            if not context.detached:
+                metrics.route = route_of(scope)
             metrics.ended()
+
+        with context.ending(end):
+            await self._app(scope, receive, _watched(metrics, scope, send))
 
 
 def _watched(metrics: RequestMetrics, scope: Scope, send: Send) -> Send:
+    context = ResponseContext.of(scope)
+
     async def watched(message: Message) -> None:
         kind = message["type"]
         if kind == "http.response.start":
             metrics.answered(message["status"])
             message["headers"] = [*message.get("headers", ()), *metrics.headers]
-        elif kind == "http.response.body" and message.get("body"):
+        elif kind == "http.response.body" and message.get("body") and not context.reports_writes:
             metrics.route = route_of(scope)
             metrics.wrote(metrics.writes + 1)
         await send(message)

@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tailrace.edge.generate.encoders import SseEncoder  # noqa: E402
-from tailrace.edge.origins.link import WINDOW_BYTES, WINDOW_FRAMES, Link  # noqa: E402
+from tailrace.edge.origins.link import Link  # noqa: E402
 from tailrace.edge.origins.origin import Connection  # noqa: E402
 from tailrace.edge.server.deadlines import Deadlines  # noqa: E402
 from tailrace.edge.server.flush import FlushBatch  # noqa: E402
@@ -104,12 +104,12 @@ class Inner:
         deadlines = Deadlines(ManualClock())
         for _ in range(CONNECTIONS):
             metrics = RequestMetrics(counts, "h1", "POST", "/v1/generate", ())
-            wanted = Open("demo", prompt="x", credit=WINDOW_FRAMES, credit_bytes=WINDOW_BYTES)
+            wanted = Open("demo", prompt="x")
             reader = StreamReader(
-                *(link, self.batch, deadlines, cast(ResponseWriter, Way()), SseEncoder(), wanted),
+                *(link, self.batch, deadlines, cast(ResponseWriter, Way()), SseEncoder()),
                 *((), lambda: None, metrics),
             )
-            reader.ask()
+            reader.ask(wanted)
         corrs = range(1, CONNECTIONS + 1)
         self._read(*(encode(Opened(STREAM, 0, "", "demo", 1), corr) for corr in corrs))
         self._next = 0

@@ -32,7 +32,7 @@ from tailrace.edge.openai.responses.request import (
     to_open,
 )
 from tailrace.edge.origins.link import Reader, attended, link_of
-from tailrace.edge.streamed_body import stream_body
+from tailrace.edge.stream_answer import StreamAnswer
 from tailrace.ledger.errors import BeyondEnd, CallerError, NotFound, TooLarge
 from tailrace.ledger.frame import (
     CLOSING,
@@ -71,14 +71,11 @@ async def create(request: Request) -> Response:
         earlier = await attended(request.receive, _earlier(request, body.previous_response_id))
     given = await attended(request.receive, _resolved(request, body.items()))
     wanted = to_open(body, earlier, given, request.headers.get("Idempotency-Key"), caller)
-    with ExitStack() as unless_handed_on:
-        reader = unless_handed_on.enter_context(closing(Reader(link_of(request))))
+    if body.stream:
+        return StreamAnswer(wanted, ResponseEvents(), headers)
+    with closing(Reader(link_of(request))) as reader:
         opened = await attended(request.receive, reader.open(wanted))
         headers |= stream_headers(opened)
-        if body.stream:
-            encoder = ResponseEvents()
-            encoder.opened(opened)
-            return stream_body(unless_handed_on, reader, encoder, headers)
         response = StreamedResponse(opened)
         if not body.background:
             await attended(request.receive, _read(reader, response.add))
@@ -92,20 +89,21 @@ async def retrieve(request: Request) -> Response:
         opened, document = await attended(request.receive, _document(request, asked))
         return JSONResponse(document, headers=stream_headers(opened))
     after = _after(query.get("starting_after"))
+    if after is None:
+        return StreamAnswer(asked, ResponseEvents())
     with ExitStack() as unless_handed_on:
         reader = unless_handed_on.enter_context(closing(Reader(link_of(request))))
         opened = await attended(request.receive, reader.open(asked))
         encoder = ResponseEvents(after)
         encoder.opened(opened)
         headers = stream_headers(opened)
-        begin, ended = b"", False
-        if after is not None:
-            replay = _replayed(reader, encoder, opened, after)
-            begin, ended = await attended(request.receive, replay)
+        replay = _replayed(reader, encoder, opened, after)
+        begin, ended = await attended(request.receive, replay)
         if ended:
             headers["Content-Type"] = encoder.media_type
             return Response(begin, headers=headers)
-        return stream_body(unless_handed_on, reader, encoder, headers, begin)
+        unless_handed_on.pop_all()
+        return StreamAnswer.reading(reader, opened, encoder, begin=begin)
 
 
 async def cancel(request: Request) -> Response:

@@ -196,8 +196,8 @@ async def test_what_is_asked_for_in_the_turn_after_a_loss_waits_for_the_next_con
         await asked
         monkeypatch.undo()
         assert await taken(reader, 2 * WINDOW_FRAMES) == origin.frames[: 2 * WINDOW_FRAMES]
-        await other.wait(30)
-        assert decode(other.peek())[1] == Opened(STREAM, 1, TOKEN, "demo", 3)
+        opened, *_ = await other.take(30)
+        assert decode(opened)[1] == Opened(STREAM, 1, TOKEN, "demo", 3)
 
 
 # ---- several origins ----

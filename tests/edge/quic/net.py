@@ -16,15 +16,14 @@ from aioquic.quic.connection import QuicConnection
 from starlette.types import ASGIApp
 
 from tailrace.edge.access.connections import ConnectionLimits
-from tailrace.edge.access.rules import Admission
 from tailrace.edge.quic.aioquic_library import AioquicLibrary
 from tailrace.edge.quic.interface import Address, Datagrams
 from tailrace.edge.quic.server import RETRY_FROM_HANDSHAKES, QuicServer
-from tailrace.edge.server.deadlines import Deadlines
-from tailrace.edge.server.dispatch import Application, ServerContext
+from tailrace.edge.server.asgi import AsgiApplication
+from tailrace.edge.server.context import RunningRequest, ServerContext
+from tailrace.edge.server.deadlines import Deadlines, nothing
 from tailrace.edge.server.flush import FlushBatch
-from tailrace.edge.server.interfaces import Admitted, Request, ResponseSource, ResponseWriter
-from tailrace.edge.server.routes import head_of
+from tailrace.edge.server.interfaces import Request, ResponseWriter
 from tailrace.up import CertificateFiles
 from tests.edge.server.manual_clock import ManualClock
 
@@ -36,7 +35,7 @@ Fields = list[tuple[bytes, bytes]]
 OPEN = b"/stream"
 """The path whose response stays open, and is written to by the test."""
 APP = b"/app"
-"""The path that no route claims."""
+"""The path that the ASGI application answers."""
 MAX_BODY_BYTES = 1 << 20
 BODY_TIMEOUT_S = 6.0
 STALLED_TIMEOUT_S = 20.0
@@ -57,31 +56,61 @@ class Streaming:
         self.left = True
 
 
-class Replies:
-    """Routes: OPEN stays open, APP is the application's, else the answer is what was asked."""
+class Replying:
+    """A request whose body is gathered and then answered by `Replies`."""
 
-    def __init__(self) -> None:
+    def __init__(self, replies: Replies, request: Request, writer: ResponseWriter) -> None:
+        self.source = Streaming(writer)
+        self._replies = replies
+        self._request = request
+        self._body = bytearray()
+        self.consumed: Callable[[int], None] = lambda _size: None
+
+    def feed(self, data: bytes, ended: bool) -> None:
+        self._body += data
+        self.consumed(len(data))
+        if ended:
+            self._replies.reply(replace(self._request, body=bytes(self._body)), self.source)
+
+    def drained(self) -> None:
+        self.source.drained()
+
+    def disconnected(self) -> None:
+        self.source.disconnected()
+
+
+class Replies:
+    """An application: OPEN stays open, APP is `asgi`'s, else the answer is what was asked."""
+
+    def __init__(self, asgi: AsgiApplication | None = None) -> None:
+        self.asgi = asgi
         self.requests: list[Request] = []
         self.streams: list[Streaming] = []
 
-    def claims(self, request: Request) -> bool:
-        return request.path != APP
+    def start(
+        self,
+        request: Request,
+        writer: ResponseWriter,
+        server: tuple[str, int] | None = None,
+        consumed: Callable[[int], None] = lambda _size: None,
+        refused: Callable[[], None] = nothing,
+        wants_body: Callable[[], None] = nothing,
+    ) -> RunningRequest:
+        if self.asgi is not None and request.path == APP:
+            return self.asgi.start(request, writer, server, consumed, refused, wants_body)
+        running = Replying(self, request, writer)
+        running.consumed = consumed
+        return running
 
-    def admit(self, request: Request, writer: ResponseWriter) -> Admitted | None:
-        return Admitted(request, Admission(head_of(request), {}, None), 0.0, lambda _: None)
-
-    def serve(
-        self, admitted: Admitted, body: bytes, writer: ResponseWriter
-    ) -> ResponseSource | None:
-        request = replace(admitted.request, body=body)
+    def reply(self, request: Request, source: Streaming) -> None:
         self.requests.append(request)
+        writer = source.writer
         writer.start(200, [(b"content-type", b"text/plain")])
         if request.path == OPEN:
-            self.streams.append(Streaming(writer))
-            return self.streams[-1]
+            self.streams.append(source)
+            return
         writer.write(b"%s %s %d" % (request.method.encode(), request.path, len(request.body)))
         writer.end()
-        return Streaming(writer)
 
 
 class Net:
@@ -99,20 +128,17 @@ class Net:
     ) -> None:
         self.files = files
         self.now = 100.0
-        self.routes = Replies()
         self.batch = FlushBatch()
         self.lost: Callable[[bytes], bool] = lambda _datagram: False  # on the way to clients
         self.sent = 0  # datagrams of the server
-        application = Application(app or no_app, self.batch)
         self.clock = ManualClock(self.now)
         self.deadlines = Deadlines(self.clock, self.batch.flush)
+        self.routes = Replies(AsgiApplication(app or no_app, self.batch, self.deadlines))
         context = ServerContext(
             self.batch,
             self.routes,
-            application,
             list,
             self.deadlines,
-            MAX_BODY_BYTES,
             BODY_TIMEOUT_S,
             STALLED_TIMEOUT_S,
         )

@@ -190,7 +190,7 @@ def upload(client: Client, path: bytes, size: int) -> int:
     return stream
 
 
-def test_a_route_gets_its_request_whole(net: Net) -> None:
+def test_a_large_body_comes_whole(net: Net) -> None:
     client = net.client()
     stream = upload(client, b"/whole", MAX_BODY_BYTES)
     net.until(lambda: stream in client.whole)
@@ -243,19 +243,3 @@ async def test_a_body_that_nobody_reads_stays_with_the_client(
         if stream in client.whole:
             break
     assert client.bodies[stream] == b"%d" % size
-
-
-@pytest.mark.anyio
-async def test_a_body_that_is_too_long_for_a_route_is_the_applications(
-    certificate: CertificateFiles,
-) -> None:
-    slow = Slow()
-    slow.may_read.set()
-    net = Net(certificate, app=slow)
-    client = net.client()
-    stream = upload(client, b"/long", MAX_BODY_BYTES + 70_000)
-    for _ in range(40):
-        await carry(net)
-        if stream in client.whole:
-            break
-    assert client.bodies[stream] == b"%d" % (MAX_BODY_BYTES + 70_000)

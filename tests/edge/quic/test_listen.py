@@ -28,12 +28,12 @@ from tailrace.edge.quic.listen import (
     can_segment,
     end_of_segments,
 )
+from tailrace.edge.server.context import ServerContext
 from tailrace.edge.server.deadlines import Deadlines
-from tailrace.edge.server.dispatch import Application, ServerContext
 from tailrace.edge.server.flush import FlushBatch
 from tailrace.up import CertificateFiles
 from tests.edge.quic.fetching import Fetching
-from tests.edge.quic.net import OPEN, Replies, no_app
+from tests.edge.quic.net import OPEN, Replies
 
 pytestmark = pytest.mark.anyio
 
@@ -60,10 +60,8 @@ class Listening:
         context = ServerContext(
             batch,
             self.routes,
-            Application(no_app, batch),
             list,
             Deadlines(asyncio.get_running_loop(), batch.flush),
-            1 << 20,
             30.0,
             300.0,
         )

@@ -6,24 +6,14 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from time import perf_counter
 from typing import Any, NamedTuple, Self
 
 import h11
 
-from tailrace.edge.application import create_app
-from tailrace.edge.config import EdgeConfig, access_rules, connection_limits, open_requests
-from tailrace.edge.origins.link import Link
-from tailrace.edge.serve import server_config
+from tailrace.edge.assembly import Edge, assemble
+from tailrace.edge.config import EdgeConfig
 from tailrace.edge.server.context import TcpContext
-from tailrace.edge.server.deadlines import Deadlines
-from tailrace.edge.server.dispatch import Application
-from tailrace.edge.server.flush import FlushBatch
 from tailrace.edge.server.listen import Sockets, listening
-from tailrace.edge.server.rest import Rest
-from tailrace.edge.server.routes import StreamRoutes
-from tailrace.edge.telemetry.metrics import EdgeMetrics
-from tailrace.edge.telemetry.request_metrics import Counts, TelemetryMiddleware
 from tests.edge.scripted_origin import ScriptedOrigin, is_up
 
 PATIENCE_S = 60.0
@@ -32,43 +22,21 @@ PATIENCE_S = 60.0
 class Served(NamedTuple):
     port: int
     context: TcpContext
+    edge: Edge
 
 
 @asynccontextmanager
 async def serving(origin: ScriptedOrigin, **settings: Any) -> AsyncIterator[Served]:
     """The server of one edge, with a link to `origin` that is up."""
-    counts = Counts()
-    batch = FlushBatch(clock_s=perf_counter, observe=counts.relay)
-    config = EdgeConfig(http=("127.0.0.1:0",), **settings)
-    link = Link(
-        ("127.0.0.1", origin.port),
-        batch=batch,
-        open_requests=open_requests(config),
-        unread=config.unread_default,
-    )
+    origins = (f"127.0.0.1:{origin.port}",)
+    config = EdgeConfig(http=("127.0.0.1:0",), origin=origins, **settings)
     sockets = Sockets.bound(config)
-    rules = access_rules(config)
-    app = create_app(link, config, rules)
-    deadlines = Deadlines(asyncio.get_running_loop(), batch.flush)
-    routes = StreamRoutes(link, batch, deadlines, rules, counts)
-    limits = connection_limits(config, 65_536)
-    application = Application(TelemetryMiddleware(app, counts), batch)
-    rest = Rest(application, server_config(config))
-    context = TcpContext(
-        *(batch, routes, application, rest.headers, deadlines),
-        *(config.max_body_bytes, config.body_timeout_s, config.stalled_timeout_s, counts),
-        bodies=app.state.bodies,
-        config=config,
-        link=link,
-        rest=rest,
-        limits=limits,
-        rules=rules,
-    )
-    app.state.metrics = EdgeMetrics(counts, link, limits)
+    edge = assemble(config, 65_536)
+    context, app = edge.tcp_context(), edge.starlette
     port = sockets.plain[0].getsockname()[1]
     async with app.router.lifespan_context(app), listening(sockets, context, lambda: None):
-        await is_up(link)
-        yield Served(port, context)
+        await is_up(edge.link)
+        yield Served(port, context, edge)
         for connection in context.connections.all():
             connection.abort()
         await context.connections.none.wait()

@@ -17,9 +17,9 @@ from tailrace.ledger.errors import Overloaded
 from tailrace.ledger.telemetry.traces import Traces
 from tests.edge.access.test_authenticator import KEY, api_key
 from tests.edge.scripted_origin import ScriptedOrigin, until
+from tests.edge.server.detached import detached
 from tests.edge.server.http2_peer import Peer
 from tests.edge.server.serving import Client, Served, serving
-from tests.edge.server.test_both_ways import Noting
 
 pytestmark = pytest.mark.anyio
 
@@ -54,7 +54,7 @@ async def test_nothing_of_a_body_is_awaited_of_whom_no_key_speaks_for(path: str)
     async with with_keys() as served, Client.connected(served) as client:
         await client.send(asked[:-900])
         answer = await client.answer()
-        assert (answer.status, served.context.bodies.used_bytes) == (401, 0)
+        assert (answer.status, served.edge.starlette.state.bodies.used_bytes) == (401, 0)
         # The rest of the body is dropped, and the connection goes on.
         await client.send(asked[-900:] + posted(GENERATE, BODY))
         assert (await client.answer()).status == 200
@@ -100,10 +100,10 @@ async def test_whoever_leaves_within_a_body_is_not_counted_any_more() -> None:
         for path in (GENERATE, COMPLETIONS):
             async with Client.connected(served) as client:
                 await client.send(posted(path, BODY)[:-5])
-                await until(lambda: bool(served.context.bodies.used_bytes))
+                await until(lambda: bool(served.edge.starlette.state.bodies.used_bytes))
                 assert authenticator._under_way["acme"] == 1
             await until(lambda: not authenticator._under_way)
-            assert served.context.bodies.used_bytes == 0
+            assert served.edge.starlette.state.bodies.used_bytes == 0
 
 
 async def test_each_request_has_one_span_and_each_span_ends() -> None:
@@ -146,12 +146,11 @@ async def test_one_choice_takes_the_fast_way_however_it_is_written(
 ) -> None:
     body = b'{"model": "demo", "prompt": "Once", "stream": true, %b}' % settings
     async with with_keys() as served:
-        noting = Noting(served)
-        object.__setattr__(served.context, "routes", noting)
-        async with Client.connected(served) as client:
-            await client.send(posted(COMPLETIONS, body))
-            await client.answer()
-    assert noting.served == fast
+        with detached() as sources:
+            async with Client.connected(served) as client:
+                await client.send(posted(COMPLETIONS, body))
+                await client.answer()
+    assert len(sources) == fast
 
 
 # ---- the bodies of all connections together ----
@@ -172,7 +171,7 @@ async def test_bodies_beyond_the_budget_are_refused_until_there_is_room(headers:
     body = BODY + b" " * 3000
     asked = posted(GENERATE, body, headers)
     async with with_keys() as served:
-        bodies = served.context.bodies
+        bodies = served.edge.starlette.state.bodies
         bodies.most_bytes = 4000
         async with Client.connected(served) as first, Client.connected(served) as second:
             await first.send(asked[:-100])
@@ -188,11 +187,11 @@ async def test_bodies_beyond_the_budget_are_refused_until_there_is_room(headers:
 
 async def test_bodies_over_http2_are_in_the_budget() -> None:
     async with with_keys() as served, Peer.of(served) as peer:
-        served.context.bodies.most_bytes = 4000
+        served.edge.starlette.state.bodies.most_bytes = 4000
         headers = {"accept": "text/event-stream", "authorization": f"Bearer {KEY}"}
         waiting = peer.ask("POST", GENERATE, headers, ended=False)
         peer.h2.send_data(waiting, BODY + b" " * 3000)
-        await peer.until(lambda: served.context.bodies.used_bytes > 3000)
+        await peer.until(lambda: served.edge.starlette.state.bodies.used_bytes > 3000)
         refused = peer.ask("POST", GENERATE, headers, ended=False)
         peer.h2.send_data(refused, BODY + b" " * 3000)
         await peer.until(lambda: refused in peer.ended)
@@ -200,4 +199,4 @@ async def test_bodies_over_http2_are_in_the_budget() -> None:
         peer.h2.end_stream(waiting)
         await peer.until(lambda: waiting in peer.ended)
         assert peer.statuses[waiting] == "200"
-        assert served.context.bodies.used_bytes == 0
+        assert served.edge.starlette.state.bodies.used_bytes == 0

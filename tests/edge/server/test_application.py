@@ -8,9 +8,11 @@ from collections.abc import Callable
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tailrace.edge.server.dispatch import Application, AsgiRequest
+from tailrace.edge.server.asgi import AsgiApplication, AsgiRequest
+from tailrace.edge.server.deadlines import Deadlines
 from tailrace.edge.server.flush import FlushBatch
 from tailrace.edge.server.interfaces import Headers, Request
+from tests.edge.server.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 
@@ -53,9 +55,11 @@ class Asked:
         taken: Callable[[int], None] = lambda _size: None,
     ) -> None:
         self.writer = Kept(space)
-        self.application = Application(app, FlushBatch())
+        batch = FlushBatch()
+        deadlines = Deadlines(ManualClock(), batch.flush)
+        self.application = AsgiApplication(app, batch, deadlines)
         request = Request(method, b"/a%20b", b"q=1", [(b"host", b"h")], "https", None, "3")
-        self.request: AsgiRequest = self.application.ask(request, self.writer, taken=taken)
+        self.request: AsgiRequest = self.application.start(request, self.writer, consumed=taken)
 
     async def over(self) -> Kept:
         await self.application.ended(30)

@@ -7,11 +7,11 @@ import gc
 
 import pytest
 
+from tailrace.edge.server.asgi import AsgiRequest
 from tailrace.edge.server.connection import Connection
 from tailrace.edge.server.deadlines import Deadline
 from tailrace.edge.server.http1 import Http1
 from tailrace.edge.server.http2 import Http2
-from tailrace.edge.server.rest import AppRequest
 from tailrace.edge.server.stream_reader import StreamReader
 from tailrace.edge.server.websocket import WebSocket
 from tailrace.ledger.frame import SCHEMA_HASH, Hello, Open, encode
@@ -21,7 +21,7 @@ from tests.edge.server.serving import PATIENCE_S, serving
 
 pytestmark = pytest.mark.anyio
 
-OURS = {Connection, Deadline, Http1, Http2, AppRequest, StreamReader, WebSocket}
+OURS = {Connection, Deadline, Http1, Http2, AsgiRequest, StreamReader, WebSocket}
 BODY = b'{"model": "demo", "prompt": "Once"}'
 POST = b"POST /v1/generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n" % len(BODY)
 SESSION = (

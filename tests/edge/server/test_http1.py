@@ -9,8 +9,8 @@ import pytest
 from tailrace.edge.server.connection import Connection
 from tailrace.edge.server.http1 import MAX_EMPTY_LINES
 from tests.edge.scripted_origin import STREAM, ScriptedOrigin
+from tests.edge.server.detached import detached
 from tests.edge.server.serving import Client, Served, serving
-from tests.edge.server.test_both_ways import Noting
 
 pytestmark = pytest.mark.anyio
 
@@ -83,11 +83,31 @@ async def test_what_a_turn_has_for_a_connection_is_sent_in_one_piece(served: Ser
         assert b"event: end" in last and last.endswith(b"\r\n0\r\n\r\n")
 
 
-async def test_an_answer_before_the_whole_body_says_that_it_is_the_last(served: Served) -> None:
-    asked = (
-        b"POST /v1/generate HTTP/1.1\r\nHost: localhost\r\nOrigin: http://elsewhere.example\r\n"
-        b"Content-Length: 4\r\n\r\n"
-    )
+FOREIGN = b"POST /v1/generate HTTP/1.1\r\nHost: localhost\r\nOrigin: http://elsewhere.example\r\n"
+
+
+async def test_the_rest_of_a_short_body_is_skipped_behind_an_early_answer(served: Served) -> None:
+    async with Client.connected(served) as client:
+        await client.send(FOREIGN + b"Content-Length: 4\r\n\r\n")
+        answer = await client.answer()
+        assert answer.error == "foreign_origin"
+        assert "connection" not in answer.headers
+        await client.send(b"body" + GET)
+        assert (await client.answer()).body == b'{"ok":true}'
+
+
+@pytest.mark.parametrize(
+    "framing",
+    [
+        b"Content-Length: 99999999",
+        b"Transfer-Encoding: chunked",
+        b"Content-Length: 4\r\nExpect: 100-continue",  # the client may never send it
+    ],
+)
+async def test_an_answer_before_the_end_of_a_body_that_is_not_skipped_is_the_last(
+    served: Served, framing: bytes
+) -> None:
+    asked = FOREIGN + framing + b"\r\n\r\n"
     async with Client.connected(served) as client:
         await client.send(asked)
         answer = await client.answer()
@@ -344,19 +364,17 @@ async def test_empty_lines_do_not_keep_a_connection(hurried: Served) -> None:
 async def test_http_1_0_takes_the_fast_way_and_ends_with_its_connection(
     served: Served, view: str
 ) -> None:
-    noting = Noting(served)
     body = b'{"model": "demo", "prompt": "Once"}'
     fields = f"Accept: {view}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
-    object.__setattr__(served.context, "routes", noting)
     said = []
     for line in (b"POST /v1/generate HTTP/1.0\r\n", b"POST /v1/generate HTTP/1.1\r\nHost: a\r\n"):
-        async with Client.connected(served) as client:
-            await client.send(line.replace(b"Host: a", b"Host: localhost") + fields)
-            answer = await client.answer("POST")
-            assert answer.ended
-            said.append(answer)
+        with detached() as sources:
+            async with Client.connected(served) as client:
+                await client.send(line.replace(b"Host: a", b"Host: localhost") + fields)
+                answer = await client.answer("POST")
+        assert answer.ended and len(sources) == 1
+        said.append(answer)
     old, new = said
-    assert noting.served == 2
     assert old.body.count(b"w") == new.body.count(b"w") > 0
     assert old.headers["connection"] == "close"
     assert "transfer-encoding" not in old.headers

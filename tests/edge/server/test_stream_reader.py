@@ -14,6 +14,7 @@ from tailrace.edge.server.flush import FlushBatch
 from tailrace.edge.server.interfaces import Headers
 from tailrace.edge.server.stream_reader import StreamReader
 from tailrace.edge.telemetry.request_metrics import RequestMetrics
+from tailrace.edge.unread import UnreadDefault
 from tailrace.ledger.frame import Credit, Detach, Frame, Open, Opened, Token, decode, encode, split
 from tests.edge.scripted_origin import STREAM, ScriptedOrigin
 from tests.edge.server.manual_clock import ManualClock
@@ -95,6 +96,8 @@ class Narrow:
 class Submitted:
     """What of a link a reader uses."""
 
+    unread = UnreadDefault()
+
     def submit(self, sink: object, raw: bytes) -> None: ...
 
 
@@ -106,11 +109,11 @@ async def test_frames_that_have_come_leave_when_there_is_room_whatever_the_link_
         Deadlines(ManualClock()),
         writer,
         FrameEncoder(),
-        Open(model="demo", prompt="Once", credit=256, credit_bytes=1 << 20),
         (),
         lambda: None,
         RequestMetrics(None, "h1", "POST", "/v1/generate", ()),
     )
+    reader.ask(Open(model="demo", prompt="Once"))
     frames = [encode(Token(" word", index), 0) for index in range(20)]
     for raw in (encode(Opened(STREAM, 0, "", "demo", 1), 0), *frames):
         reader.deliver(raw)

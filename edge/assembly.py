@@ -1,0 +1,97 @@
+"""The parts of one edge, put together: for our own server, and for any other ASGI server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+from starlette.applications import Starlette
+from starlette.types import ASGIApp
+
+from tailrace.edge.access.connections import ConnectionLimits
+from tailrace.edge.access.rules import Authenticator, Rules
+from tailrace.edge.application import create_app
+from tailrace.edge.config import EdgeConfig, access_rules, connection_limits, open_requests
+from tailrace.edge.origins.link import Link
+from tailrace.edge.server.asgi import AsgiApplication
+from tailrace.edge.server.context import CommonHeaders, TcpContext
+from tailrace.edge.server.deadlines import Deadlines
+from tailrace.edge.server.flush import FlushBatch
+from tailrace.edge.telemetry.metrics import EdgeMetrics
+from tailrace.edge.telemetry.request_metrics import Counts, TelemetryMiddleware
+from tailrace.ledger.objects.deployment import Deployment
+from tailrace.ledger.telemetry.traces import Traces
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """What serves requests, without the server."""
+
+    config: EdgeConfig
+    counts: Counts | None
+    batch: FlushBatch
+    link: Link
+    rules: Rules
+    limits: ConnectionLimits
+    starlette: Starlette
+    app: ASGIApp
+    """The application with the telemetry around it."""
+
+    def tcp_context(self, alt_svc: Sequence[str] = ()) -> TcpContext:
+        """Return what our own server needs; `alt_svc` tells clients of HTTP/3."""
+        deadlines = Deadlines(asyncio.get_running_loop(), self.batch.flush)
+        return TcpContext(
+            batch=self.batch,
+            application=AsgiApplication(self.app, self.batch, deadlines),
+            headers=CommonHeaders(alt_svc),
+            deadlines=deadlines,
+            body_timeout_s=self.config.body_timeout_s,
+            stalled_timeout_s=self.config.stalled_timeout_s,
+            counts=self.counts,
+            config=self.config,
+            link=self.link,
+            limits=self.limits,
+            rules=self.rules,
+        )
+
+
+def assemble(
+    config: EdgeConfig,
+    open_files: int,
+    authenticator: Authenticator | None = None,
+    traces: Traces | None = None,
+    deployment: Deployment | None = None,
+) -> Edge:
+    """Return the parts of an edge with these settings.
+
+    Args:
+        config: The settings.
+        open_files: The limit of open files of this process.
+        authenticator: Checks API keys; without it nobody needs one.
+        traces: Where spans go, if anywhere.
+        deployment: The deployment of objects that is kept in step, if any.
+
+    Raises:
+        ConfigError: A file that the settings name cannot be read.
+    """
+    counts, batch = None, FlushBatch()
+    if config.telemetry:
+        counts = Counts(traces)
+        batch = FlushBatch(clock_s=perf_counter, observe=counts.relay)
+    config.origin_credentials.connects()  # so that a file which is not there is an error now
+    link = Link(
+        *config.origin_addresses,
+        credentials=config.origin_credentials,
+        batch=batch,
+        open_requests=open_requests(config),
+        unread=config.unread_default,
+    )
+    rules = access_rules(config, authenticator)
+    limits = connection_limits(config, open_files)
+    starlette = create_app(link, config, rules, deployment)
+    if counts is not None:
+        starlette.state.metrics = EdgeMetrics(counts, link, limits)
+    app = TelemetryMiddleware(starlette, counts)
+    return Edge(config, counts, batch, link, rules, limits, starlette, app)

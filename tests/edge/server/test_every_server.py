@@ -1,0 +1,270 @@
+"""One table of requests on three servers: ours, Hypercorn as it comes, and Starlette's TestClient.
+
+Every answer is the same, to the byte; on our server the streams among them leave past ASGI.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, NamedTuple, cast
+
+import pytest
+from hypercorn.asyncio import serve
+from hypercorn.config import Config
+from starlette.testclient import TestClient
+
+from tailrace.edge.assembly import assemble
+from tailrace.edge.config import EdgeConfig
+from tailrace.ledger.frame import Caller, Open, Resume, Sibling, encode
+from tests.e2e.sse import after_retry
+from tests.edge.scripted_origin import STREAM, ScriptedOrigin, is_up
+from tests.edge.server.detached import detached
+from tests.edge.server.serving import Answer, Client, Served, serving
+
+pytestmark = pytest.mark.anyio
+
+WORDS = 700
+ID = STREAM.hex()
+SSE = "Accept: text/event-stream"
+FRAMES = "Accept: application/vnd.tailrace.frames"
+KEY = "Idempotency-Key: mine"
+PAGE = "Origin: https://app.example"
+BODY = b'{"model": "demo", "prompt": "Once"}'
+STREAMED = b'{"model": "demo", "prompt": "Once", "stream": true%b}'
+CHAT = b'{"model": "demo", "messages": [{"role": "user", "content": "Once"}], "stream": true%b}'
+RESPONSE = b'{"model": "demo", "input": "Once", "stream": true}'
+UI = b'{"messages": [{"role": "user", "parts": [{"type": "text", "text": "Once"}]}]%b}'
+IN_FRAMES = "Content-Type: application/vnd.tailrace.frames"
+OPEN = encode(Open("demo", prompt="Once", credit=0))
+OF_A_CALLER = encode(Open("demo", prompt="Once", caller=Caller("somebody", 0)))
+NO_OPEN = encode(Resume(STREAM))
+SETTINGS: dict[str, Any] = {"allowed_origins": ("https://app.example",), "max_body_bytes": 2048}
+
+
+class Case(NamedTuple):
+    name: str
+    line: str
+    headers: tuple[str, ...] = (SSE,)
+    body: bytes | None = None
+    fast: bool = True
+    """The answer leaves our server past ASGI."""
+    chunked: bool = False
+
+
+CASES = [
+    Case("start, events", "POST /v1/generate", (SSE, KEY), BODY),
+    Case("start, frames", "POST /v1/generate", (FRAMES, KEY), BODY),
+    Case("start, in chunks", "POST /v1/generate", (SSE, KEY), BODY, chunked=True),
+    Case("start, expecting", "POST /v1/generate", (SSE, KEY, "Expect: 100-continue"), BODY),
+    Case("start, a page of an allowed origin", "POST /v1/generate", (SSE, PAGE), BODY),
+    Case("start, close", "POST /v1/generate", (SSE, KEY, "Connection: close"), BODY),
+    Case("start, no such model", "POST /v1/generate", body=b'{"model": "x", "prompt": "y"}'),
+    Case("start, by a frame", "POST /v1/generate", (FRAMES, KEY, IN_FRAMES), OPEN),
+    Case("read", f"GET /v1/generate/{ID}"),
+    Case("read, frames", f"GET /v1/generate/{ID}", (FRAMES,)),
+    Case("read, some preferred", f"GET /v1/generate/{ID}", ("Accept: text/*;q=0.9, */*;q=0.1",)),
+    Case("read after", f"GET /v1/generate/{ID}?after=41"),
+    Case("read after, by header", f"GET /v1/generate/{ID}", (SSE, "Last-Event-ID: 600")),
+    Case("read after, an empty header", f"GET /v1/generate/{ID}", (SSE, "Last-Event-ID:")),
+    Case("read after the end", f"GET /v1/generate/{ID}?after={WORDS}"),
+    Case("read beyond the end", f"GET /v1/generate/{ID}?after=9999"),
+    Case("read another stream", f"GET /v1/generate/{'f' * 32}"),
+    Case("head of a stream", f"HEAD /v1/generate/{ID}"),
+    Case("completions", "POST /v1/completions", (KEY,), STREAMED % b""),
+    Case("completions, one choice", "POST /v1/completions", (KEY,), STREAMED % b', "n": 1'),
+    Case("completions, choices of null", "POST /v1/completions", (KEY,), STREAMED % b',"n":null'),
+    Case("chat", "POST /v1/chat/completions", (KEY,), CHAT % b""),
+    Case("chat, refused", "POST /v1/chat/completions", (KEY,), CHAT.replace(b"demo", b"x") % b""),
+    Case("chat, read", f"GET /v1/chat/completions/{ID}?stream=true", ()),
+    Case("chat, read after", f"GET /v1/chat/completions/{ID}?stream=true&starting_after=9", ()),
+    Case("responses", "POST /v1/responses", (KEY,), RESPONSE),
+    Case("responses, read", f"GET /v1/responses/resp_{ID}?stream=true", ()),
+    Case("responses, after", f"GET /v1/responses/resp_{ID}?stream=true&starting_after=9", ()),
+    Case("the AI SDK's chat", "POST /api/chat", (KEY,), UI % b', "model": "demo"'),
+    Case("the AI SDK's chat, frames", "POST /api/chat", (FRAMES, KEY), UI % b', "model": "demo"'),
+    # No streams, and what is refused before there is one.
+    Case("start, by a frame of another", "POST /v1/generate", (FRAMES, IN_FRAMES), NO_OPEN, False),
+    Case("start, by a caller", "POST /v1/generate", (FRAMES, IN_FRAMES), OF_A_CALLER, False),
+    Case("start, by no frame", "POST /v1/generate", (FRAMES, IN_FRAMES), b"\xff\xff", False),
+    Case("document", "POST /v1/generate", (KEY,), BODY, fast=False),
+    Case("nothing acceptable", "POST /v1/generate", ("Accept: image/png",), BODY, fast=False),
+    Case("head of a document", f"HEAD /v1/generate/{ID}", (), fast=False),
+    Case("wrong method", "PUT /v1/generate", body=BODY, fast=False),
+    Case("no stream id", "GET /v1/generate/nothing", fast=False),
+    Case("a query that is an index twice", f"GET /v1/generate/{ID}?after=1&after=2", fast=False),
+    Case("an index that is none", f"GET /v1/generate/{ID}?after=x", fast=False),
+    Case("no JSON", "POST /v1/generate", body=b"{", fast=False),
+    Case("a key that is none", "POST /v1/generate", (SSE, "Idempotency-Key:"), BODY, fast=False),
+    Case("too long a body", "POST /v1/generate", body=b" " * 3000, fast=False),
+    Case("a foreign page", "POST /v1/generate", (SSE, "Origin: https://x.example"), BODY, False),
+    Case("another host", f"GET /v1/generate/{ID}", (SSE, "Host: x.example"), fast=False),
+    Case("nothing there", "GET /v1/nothing", fast=False),
+    Case("alive", "GET /healthz", fast=False),
+]
+
+Ask = Callable[[Case], Awaitable[Answer]]
+
+
+@asynccontextmanager
+async def hypercorn(origin: ScriptedOrigin) -> AsyncIterator[Ask]:
+    """Hypercorn as it comes, in this process."""
+    bound = socket.create_server(("127.0.0.1", 0))
+    server = Config()
+    server.bind = [f"fd://{bound.fileno()}"]
+    server.accesslog = None
+    edge = assemble(config_for(origin), 65_536)
+    stopped = asyncio.Event()
+    serving = asyncio.create_task(
+        serve(cast(Any, edge.app), server, shutdown_trigger=cast(Any, stopped.wait))
+    )
+    await is_up(edge.link)
+    port = bound.getsockname()[1]
+
+    async def ask(case: Case) -> Answer:
+        return await asked_by_socket(port, case)
+
+    try:
+        yield ask
+    finally:
+        stopped.set()
+        await serving
+        bound.detach()
+
+
+@asynccontextmanager
+async def by_test_client(origin: ScriptedOrigin) -> AsyncIterator[Ask]:
+    """Starlette's TestClient, in threads of its own: it blocks."""
+    edge = assemble(config_for(origin), 65_536)
+    client = TestClient(
+        cast(Any, edge.app), base_url="http://localhost", client=("127.0.0.1", 50_000)
+    )
+    client.headers.clear()
+
+    def asked(case: Case) -> Answer:
+        method, _, target = case.line.partition(" ")
+        headers = [(n, v) for n, v in headers_of(case) if n not in ("Connection", "Expect")]
+        if case.chunked:
+            headers = [(n, v) for n, v in headers if n != "Content-Length"]
+        body = iter([case.body[:7], case.body[7:]]) if case.chunked and case.body else case.body
+        answer = client.request(method, target, headers=headers, content=body)
+        return Answer(answer.status_code, dict(answer.headers), answer.content)
+
+    await asyncio.to_thread(client.__enter__)
+    try:
+        while not edge.link.up:  # noqa: ASYNC110  (of another thread)
+            await asyncio.sleep(0.01)
+        yield lambda case: asyncio.to_thread(asked, case)
+    finally:
+        await asyncio.to_thread(client.__exit__)
+
+
+class Servers(NamedTuple):
+    origin: ScriptedOrigin
+    ours: Served
+    others: dict[str, Ask]
+
+
+@pytest.fixture(scope="module")
+async def servers() -> AsyncIterator[Servers]:
+    async with AsyncExitStack() as stack:
+        origin = await stack.enter_async_context(ScriptedOrigin(WORDS).listening())
+        ours = await stack.enter_async_context(serving(origin, **SETTINGS))
+        others = {
+            "Hypercorn": await stack.enter_async_context(hypercorn(origin)),
+            "TestClient": await stack.enter_async_context(by_test_client(origin)),
+        }
+        yield Servers(origin, ours, others)
+
+
+def config_for(origin: ScriptedOrigin) -> EdgeConfig:
+    return EdgeConfig(http=("127.0.0.1:0",), origin=(f"127.0.0.1:{origin.port}",), **SETTINGS)
+
+
+def headers_of(case: Case) -> list[tuple[str, str]]:
+    given = [(name, value.strip()) for name, _, value in (h.partition(":") for h in case.headers)]
+    given.append(("X-Request-Id", "ours-1"))
+    if not any(name == "Host" for name, _ in given):
+        given.append(("Host", "localhost"))
+    if case.body is not None and not case.chunked:
+        given.append(("Content-Length", str(len(case.body))))
+    return given
+
+
+async def asked_by_socket(port: int, case: Case) -> Answer:
+    headers = headers_of(case)
+    body = case.body or b""
+    if case.chunked:
+        headers.append(("Transfer-Encoding", "chunked"))
+        body = b"7\r\n%b\r\n%x\r\n%b\r\n0\r\n\r\n" % (body[:7], len(body) - 7, body[7:])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    client = Client(reader, writer)
+    head = f"{case.line} HTTP/1.1\r\n" + "".join(f"{n}: {v}\r\n" for n, v in headers)
+    try:
+        await client.send(head.encode() + b"\r\n" + body)
+        return await client.answer(case.line.partition(" ")[0])
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+async def test_the_answer_is_the_same_on_every_server(servers: Servers, case: Case) -> None:
+    with detached() as sources:
+        ours = await asked_by_socket(servers.ours.port, case)
+    assert bool(sources) == case.fast
+    asked = request_of(servers.origin)
+    for name, ask in servers.others.items():
+        other = await ask(case)
+        assert (name, ours.status, ours.ended) == (name, other.status, other.ended)
+        assert (name, shown(ours.body)) == (name, shown(other.body))
+        assert (name, kept(ours)) == (name, kept(other))
+        assert (name, asked) == (name, request_of(servers.origin))
+
+
+def kept(answer: Answer) -> dict[str, str]:
+    """The headers, without those that are a server's own, or that count a drawn number."""
+    own = {"date", "server", "transfer-encoding", "connection"}
+    return {name: value for name, value in answer.headers.items() if name not in own}
+
+
+def shown(body: bytes) -> bytes:
+    """Return a body without the `retry:` that each answer of events draws for itself."""
+    return after_retry(body.decode()).encode() if body.startswith(b"retry:") else body
+
+
+def request_of(origin: ScriptedOrigin) -> Open | Resume | None:
+    """The last request at the origin, but for a key that was made up."""
+    asked = [frame for frame in origin.received if isinstance(frame, Open | Resume)]
+    if not asked:
+        return None
+    last = asked[-1]
+    if isinstance(last, Open) and last.idempotency_key != "mine":
+        assert last.idempotency_key
+        return Open(**{n: getattr(last, n) for n in Open.__match_args__ if n != "idempotency_key"})
+    return last
+
+
+async def test_several_streams_in_one_answer_are_the_same_on_every_server(
+    servers: Servers,
+) -> None:
+    """Their chunks come in any order; each choice has all of its own."""
+    body = b'{"model": "demo", "prompt": ["Once", "Twice"], "stream": true}'
+    case = Case("two prompts", "POST /v1/completions", (), body)
+    answers = [await asked_by_socket(servers.ours.port, case)]
+    answers += [await ask(case) for ask in servers.others.values()]
+    for answer in answers:
+        assert answer.body.endswith(b"data: [DONE]\n\n")
+        assert sorted(answer.body.split(b"\n\n")) == sorted(answers[0].body.split(b"\n\n"))
+        assert kept(answer) == kept(answers[0])
+
+
+async def test_siblings_are_named_alike() -> None:
+    async with ScriptedOrigin(3).listening() as origin, serving(origin) as served:
+        origin.siblings = (Sibling(b"1" * 16, "v1.one"), Sibling(b"2" * 16, ""))
+        answer = await asked_by_socket(
+            served.port, Case("siblings", "POST /v1/generate", (SSE,), BODY)
+        )
+    named = f"{(b'1' * 16).hex()};token=v1.one, {(b'2' * 16).hex()}"
+    assert answer.headers["tailrace-siblings"] == named
