@@ -28,8 +28,8 @@ from tailrace.edge.quic.interface import (
     QuicLibrary,
     UnroutedDatagram,
 )
-from tailrace.edge.server.deadlines import Deadline
 from tailrace.edge.server.context import ServerContext
+from tailrace.edge.server.deadlines import Deadline
 
 HANDSHAKE_TIMEOUT_S = 10.0
 """Timeout for a handshake, in seconds."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Awaitable, Coroutine, Generator
-from functools import cache
 from types import coroutine
 from typing import Any, TypeVar, cast
 
@@ -46,9 +45,8 @@ def _begun(work: Coroutine[Any, Any, Result], waited_for: Any) -> Generator[Any,
     return result
 
 
-@cache
 def _no_room() -> bytes:
-    """Return the answer of HTTP/1.1 to a connection too many, made once."""
+    """Return the answer of HTTP/1.1 to a connection over the limit, with a wait of its own."""
     error = Overloaded(
         "there are as many connections as this edge takes, in all or from one address",
         hint="use the connections that are open, or try again later",

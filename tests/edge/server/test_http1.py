@@ -236,7 +236,7 @@ async def test_connections_over_the_limit_are_told_so_and_closed() -> None:
             async with Client.connected(served) as third:
                 answer = await third.answer()
                 assert (answer.status, answer.error) == (503, "overloaded")
-                assert answer.headers["retry-after"] == "1"
+                assert int(answer.headers["retry-after"]) >= 1
                 assert await third.rest() == b""
         await served.context.connections.none.wait()
         async with Client.connected(served) as again:
