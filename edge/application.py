@@ -20,6 +20,7 @@ from tailrace.edge.access.operators import sees_details
 from tailrace.edge.access.rules import Rules
 from tailrace.edge.admin.routes import admin_routes
 from tailrace.edge.config import EdgeConfig, access_rules
+from tailrace.edge.deployment_sync import DeploymentSync
 from tailrace.edge.errors import (
     client_gone,
     http_error,
@@ -28,7 +29,6 @@ from tailrace.edge.errors import (
     tailrace_error,
 )
 from tailrace.edge.generate import routes as generate
-from tailrace.edge.objects import Deploying
 from tailrace.edge.openai.answers import routes_of
 from tailrace.edge.openai.chat import CHAT
 from tailrace.edge.openai.completions import COMPLETIONS
@@ -65,8 +65,8 @@ def create_app(
         # first reader that comes from another edge should not wait for.
         async with create_task_group():
             pass
-        deploying: Deploying | None = app.state.deploying
-        async with link.running(), nullcontext() if deploying is None else deploying.running():
+        sync: DeploymentSync | None = app.state.deployment_sync
+        async with link.running(), nullcontext() if sync is None else sync.running():
             yield
 
     app = Starlette(
@@ -111,7 +111,7 @@ def create_app(
     app.state.draining = False
     app.state.serves_http3 = False
     app.state.metrics = None  # unless they are counted
-    app.state.deploying = None if deployment is None else Deploying(link, deployment)
+    app.state.deployment_sync = None if deployment is None else DeploymentSync(link, deployment)
     return app
 
 
@@ -127,13 +127,13 @@ async def readyz(request: Request) -> Response:
     which origins there are, where and how busy, is not for everybody.
     """
     link: Link = request.app.state.link
-    deploying: Deploying | None = request.app.state.deploying
+    sync: DeploymentSync | None = request.app.state.deployment_sync
     faults: dict[str, list[str]] = {}
     heartbeat = link.heartbeat
     if not heartbeat.ready:
         faults[ORIGIN_NOT_READY if link.up else "no_origin"] = list(heartbeat.reasons)
-    if deploying is not None and deploying.faults:
-        faults["not_deployed"] = deploying.faults
+    if sync is not None and sync.faults:
+        faults["not_deployed"] = sync.faults
     if request.app.state.draining:
         faults["draining"] = [DRAINING]
     fields: dict[str, object] = {"ready": not faults, "reasons": list(faults)}

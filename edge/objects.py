@@ -1,20 +1,18 @@
-"""`/v1/stream/{name}` and `/v1/objects/{BINDING}/{name}`: HTTP for the objects of the origin.
+"""`/v1/stream/{name}` and `/v1/objects/{BINDING}/{name}`: HTTP requests to objects of the origin.
 
-The first are above all Durable Streams, the second of the origin's own classes, by the names of a
-file's bindings; origins are told of that file's classes and crons. The edge checks the name and the
-size, and passes the request on whole as one Call. What it means is the object's to say; its answer
-comes back as it is.
+The first path is that of Durable Streams and their subscriptions. The second is that of the
+origin's own classes, by the names of the wrangler file's bindings. The edge checks the name and the
+size, and forwards the whole request as one Call. The object decides what it means, and its answer
+is forwarded as it is.
 """
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import AsyncIterator, Iterable
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import Iterable
+from contextlib import ExitStack
 from urllib.parse import unquote_to_bytes
 
-import structlog
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,9 +20,10 @@ from starlette.routing import Route
 from starlette.types import Scope
 
 from tailrace.edge.access.middleware import caller_of
+from tailrace.edge.deployment_sync import DeploymentSync
 from tailrace.edge.generate.encoders import LIVE_HEADERS, NO_TRANSFORM, UNBUFFERED
 from tailrace.edge.generate.params import View, read_body
-from tailrace.edge.origins.link import Link, Reader, attended, link_of, whole_answer
+from tailrace.edge.origins.link import Reader, attended, link_of
 from tailrace.edge.streamed_body import StreamedBody, answer_of
 from tailrace.ledger.errors import CallerError, NotFound, TailraceError
 from tailrace.ledger.frame import (
@@ -36,41 +35,39 @@ from tailrace.ledger.frame import (
     Call,
     Header,
 )
-from tailrace.ledger.objects.deployment import DEPLOYMENT, Deployment
 from tailrace.ledger.objects.object import MAX_KEY_CHARS
-from tailrace.ledger.process.tasks import beside
 
 PREFIX = STREAM_PATH.encode()
 RESERVED = RESERVED_NAME.encode()
 
 _HOST = re.compile(r"[A-Za-z0-9._~-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
-# An encoded slash would make two names out of one for whoever decodes at another place.
+# Programs that decode an encoded slash at different places would see different names.
 _ENCODED_SLASH = re.compile(rb"%2f", re.IGNORECASE)
 
-# Not empty, no step up or down, nothing that a log or a terminal would act on.
+# Not empty, not `.` or `..`, and without control characters.
 _SEGMENT = re.compile(rb"(?!\.{1,2}\Z)[^\x00-\x1f\x7f]+")
 
 METHODS = [*CALL_METHODS]
 
-# RFC 9110, 7.6.1: about one connection only, so not for the object.
+# Fields about a single connection (RFC 9110, 7.6.1), which are not forwarded.
 _HOP_BY_HOP = frozenset(
     ("connection", "keep-alive", "proxy-connection", "te", "transfer-encoding", "upgrade")
 )
 
 _NOT_A_VALUE = re.compile(rb"[\x00\r\n]")
-"""RFC 9110, 5.5. HTTP/1.1 cannot carry them; the binary framing of HTTP/2 and 3 can."""
+"""Bytes that a field value must not have (RFC 9110, 5.5). HTTP/2 and HTTP/3 could carry them."""
 
 
 async def call(request: Request) -> Response:
-    """Any method of /v1/stream/{name}"""
+    """Handle all methods of /v1/stream/{name}."""
     answer = await pass_on(request, *parse_target(request.scope["raw_path"]))
     make_inert(answer.headers)
     return answer
 
 
 INERT_POLICY = "sandbox; default-src 'none'"
-"""The Content-Security-Policy of streams: what writers put there runs no script, has no origin and
-loads nothing, also where a browser shows it as a page."""
+"""The Content-Security-Policy of streams. If a browser shows their content as a page, it runs no
+script, has no origin and loads nothing."""
 SHOWN_TYPES = frozenset(
     (
         *("text/plain", "text/csv", "text/markdown", "text/event-stream"),
@@ -117,12 +114,12 @@ def make_live(headers: MutableHeaders, *, waits: bool) -> None:
 
 
 async def pass_on(request: Request, object_class: str, name: str) -> Response:
-    """What the object answers."""
+    """Forward a request to an object and return its answer."""
     return await _answer(request, await _call(request, object_class, name))
 
 
 async def _call(request: Request, object_class: str, name: str) -> Call:
-    """The request as a Call; raises CallerError for one that cannot be."""
+    """Return the request as a Call. Raises CallerError if it cannot be one."""
     body = await read_body(request)
     if any(_NOT_A_VALUE.search(value) for _, value in request.headers.raw):
         raise CallerError("a header holds a character that none can", field="headers")
@@ -134,7 +131,7 @@ async def _call(request: Request, object_class: str, name: str) -> Call:
         headers=end_to_end(
             (name.decode("latin-1"), value.decode("latin-1")) for name, value in request.headers.raw
         ),
-        # Content of a GET or HEAD means nothing (RFC 9110, 9.3.1).
+        # The content of a GET or HEAD has no meaning (RFC 9110, 9.3.1).
         body=b"" if request.method in SAFE_METHODS else body,
         caller=caller_of(request),
     )
@@ -158,7 +155,7 @@ async def _answer(request: Request, wanted: Call) -> Response:
 
 
 def end_to_end(fields: Iterable[tuple[str, str]]) -> tuple[Header, ...]:
-    """The header fields that are for the far end; names in lower case."""
+    """Return the fields that are not about a single connection, with names in lower case."""
     lower = [(name.lower(), value) for name, value in fields]
     listed = ",".join(value for name, value in lower if name == "connection")
     dropped = _HOP_BY_HOP | {name.strip().lower() for name in listed.split(",")}
@@ -166,15 +163,15 @@ def end_to_end(fields: Iterable[tuple[str, str]]) -> tuple[Header, ...]:
 
 
 def parse_target(raw_path: bytes) -> tuple[str, str]:
-    """Class and name of the object that a path, as it came, names.
+    """Return the class and the name of the object that a raw path names.
 
-    A stream's name is the rest of the path, percent-decoded; that of the subscription API is
-    left as it is. Raises NotFound for whatever can be no name, CallerError for one too long.
+    A stream's name is the rest of the path, percent-decoded. That of the subscription API is not
+    decoded. Raises NotFound if the path cannot be a name, CallerError if the name is too long.
     """
     if not raw_path.startswith(PREFIX) or not raw_path.isascii():
         raise _nothing_here()
     rest = raw_path.removeprefix(PREFIX)
-    if len(rest) > 12 * MAX_KEY_CHARS:  # four bytes a character, each written as three
+    if len(rest) > 12 * MAX_KEY_CHARS:  # four bytes a character, each encoded as %XX
         raise _too_long("stream")
     segments = rest.split(b"/")
     if segments[0] == RESERVED:
@@ -198,9 +195,9 @@ def _stream_name(rest: bytes, segments: list[bytes]) -> str:
 
 
 def request_url(scope: Scope) -> str:
-    """The absolute URL as the client sent it; CallerError for a Host that is none."""
+    """Return the absolute URL as the client sent it. Raises CallerError if Host is invalid."""
     host = next((value for name, value in scope["headers"] if name == b"host"), None)
-    if host is None:  # HTTP/1.0 needs none
+    if host is None:  # HTTP/1.0 does not require it
         address, port = scope["server"]
         host = f"{address}:{port}".encode()
     text = host.decode("latin-1")
@@ -209,7 +206,7 @@ def request_url(scope: Scope) -> str:
     target = scope["raw_path"]
     if scope["query_string"]:
         target += b"?" + scope["query_string"]
-    if not target.isascii():  # HTTP/1.1 cannot carry it; the binary framing of HTTP/2 and 3 can
+    if not target.isascii():  # HTTP/2 and HTTP/3 can carry it
         raise CallerError("a character that no URL holds", field="query", hint="percent-encode it")
     return f"{scope['scheme']}://{text}{target.decode('ascii')}"
 
@@ -229,62 +226,14 @@ def _too_long(what: str) -> CallerError:
 
 
 OBJECTS = "/v1/objects/"
-AGAIN_S = 5.0
-"""After so long an origin is told again that has refused; its operator may have mended it."""
-
-log = structlog.get_logger("tailrace.edge")
-
-
-class Deploying:
-    """Tells each origin of a deployment, again where one has not heard of it."""
-
-    def __init__(self, link: Link, deployment: Deployment) -> None:
-        self.deployment = deployment
-        self._link = link
-        self._refusals: dict[str, str] = {}
-        self._told: set[str] = set()
-        self._lost = asyncio.Event()
-
-    @property
-    def faults(self) -> list[str]:
-        """Why this edge is not ready."""
-        if not self._told and not self._refusals:
-            return ["no origin knows of this edge's deployment yet"]
-        return [f"{self._refusals[address]}" for address in sorted(self._refusals)]
-
-    def lost(self) -> None:
-        """An origin does not know of it: its ledger is another one."""
-        self._lost.set()
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        async with beside(self._tell_on(one.address) for one in self._link.origins):
-            yield
-
-    async def _tell_on(self, address: str) -> None:
-        script, body = self.deployment.script, self.deployment.encoded()
-        call = Call(DEPLOYMENT, script, "PUT", f"http://deployment/{script}", body=body)
-        while True:
-            self._lost.clear()
-            try:
-                await whole_answer(self._link, call, address)
-            except TailraceError as error:
-                if not error.retryable and self._refusals.get(address) != str(error):
-                    self._refusals[address] = str(error)
-                    log.error("deployment refused", origin=address, error=str(error))
-                await asyncio.sleep(AGAIN_S)
-            else:
-                self._refusals.pop(address, None)
-                self._told.add(address)
-                await self._lost.wait()
 
 
 async def call_bound(request: Request) -> Response:
-    """Any method of /v1/objects/{BINDING}/{name}, and of what is below it"""
-    deploying: Deploying | None = request.app.state.deploying
+    """Handle all methods of /v1/objects/{BINDING}/{name} and of paths below it."""
+    sync: DeploymentSync | None = request.app.state.deployment_sync
     binding, name = parse_bound(request.scope["raw_path"])
-    if deploying is None or binding not in deploying.deployment.bindings:
-        names = () if deploying is None else sorted(deploying.deployment.bindings)
+    if sync is None or binding not in sync.deployment.bindings:
+        names = () if sync is None else sorted(sync.deployment.bindings)
         raise NotFound(
             "no such binding",
             code="unknown_binding",
@@ -292,15 +241,15 @@ async def call_bound(request: Request) -> Response:
             hint="this edge has " + (", ".join(names) or "none"),
         )
     try:
-        return await pass_on(request, deploying.deployment.called(binding), name)
+        return await pass_on(request, sync.deployment.called(binding), name)
     except TailraceError as error:
         if error.code == "not_deployed":
-            deploying.lost()
+            sync.lost()
         raise
 
 
 def parse_bound(raw_path: bytes) -> tuple[str, str]:
-    """Of a binding and an object. Raises NotFound for what can be no name."""
+    """Return the names of a binding and an object. Raises NotFound if the path has none."""
     binding, _, rest = raw_path.removeprefix(OBJECTS.encode()).partition(b"/")
     try:
         name = unquote_to_bytes(rest.partition(b"/")[0]).decode()

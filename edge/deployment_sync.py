@@ -1,0 +1,65 @@
+"""Tells origins which classes, bindings and crons the wrangler file of this edge has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import structlog
+
+from tailrace.edge.origins.link import Link, whole_answer
+from tailrace.ledger.errors import TailraceError
+from tailrace.ledger.frame import Call
+from tailrace.ledger.objects.deployment import DEPLOYMENT, Deployment
+from tailrace.ledger.process.tasks import beside
+
+RETRY_S = 5.0
+"""Time after which a deployment is sent again to an origin that has refused it."""
+
+log = structlog.get_logger("tailrace.edge")
+
+
+class DeploymentSync:
+    """Sends a deployment to each origin, and again to an origin that has lost it."""
+
+    def __init__(self, link: Link, deployment: Deployment) -> None:
+        self.deployment = deployment
+        self._link = link
+        self._refusals: dict[str, str] = {}
+        self._synced: set[str] = set()
+        self._lost = asyncio.Event()
+
+    @property
+    def faults(self) -> list[str]:
+        """The reasons why this edge is not ready because of its deployment."""
+        if not self._synced and not self._refusals:
+            return ["no origin knows of this edge's deployment yet"]
+        return [f"{self._refusals[address]}" for address in sorted(self._refusals)]
+
+    def lost(self) -> None:
+        """Send the deployment again: an origin does not know it, because it has another ledger."""
+        self._lost.set()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Keep the origins up to date while the context is open."""
+        async with beside(self._sync(one.address) for one in self._link.origins):
+            yield
+
+    async def _sync(self, address: str) -> None:
+        script, body = self.deployment.script, self.deployment.encoded()
+        call = Call(DEPLOYMENT, script, "PUT", f"http://deployment/{script}", body=body)
+        while True:
+            self._lost.clear()
+            try:
+                await whole_answer(self._link, call, address)
+            except TailraceError as error:
+                if not error.retryable and self._refusals.get(address) != str(error):
+                    self._refusals[address] = str(error)
+                    log.error("deployment refused", origin=address, error=str(error))
+                await asyncio.sleep(RETRY_S)
+            else:
+                self._refusals.pop(address, None)
+                self._synced.add(address)
+                await self._lost.wait()
