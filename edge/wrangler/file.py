@@ -32,7 +32,7 @@ from tailrace.ledger.objects.deployment import Deployment
 
 PREFIX = "TAILRACE_EDGE_"
 """Of variables and secrets that are settings, as in the environment of the process."""
-NEW = "new_sqlite_classes"
+NEW, DELETED = "new_sqlite_classes", "deleted_classes"
 REQUIRED = ("name", "main", "compatibility_date")
 DEV_PORT = 8787
 """Where wrangler's own development server listens."""
@@ -255,10 +255,13 @@ def _deployment(scope: _Scope) -> Deployment | None:
 
 
 def _of_the_origin(step: Table) -> Table:
-    """A migration without the classes that are built in."""
-    new = step.get(NEW, [])
-    assert isinstance(new, list), "it was checked"
-    return {**step, NEW: [name for name in new if name not in BUILT_IN]}
+    """Return a migration without the classes that are built in."""
+    kept = dict(step)
+    for key in (NEW, DELETED):
+        names = step.get(key, [])
+        assert isinstance(names, list), "it was checked"
+        kept[key] = [name for name in names if name not in BUILT_IN]
+    return kept
 
 
 def _crons(scope: _Scope) -> list[str]:

@@ -199,6 +199,25 @@ def test_exported_classes_are_told_as_new_ones_and_built_in_ones_are_not() -> No
     assert [step.new_sqlite_classes for step in found.migrations] == [("Counter",), ()]
 
 
+def test_origins_are_told_of_no_built_in_class_that_is_made_or_deleted() -> None:
+    text = """
+    [[durable_objects.bindings]]
+    name = "COUNTERS"
+    class_name = "Counter"
+    [[migrations]]
+    tag = "v1"
+    new_sqlite_classes = ["StreamObject", "SessionObject", "Counter", "Old"]
+    [[migrations]]
+    tag = "v2"
+    deleted_classes = ["SessionObject", "Old"]
+    """
+    found = reading(text).deployment
+    assert found is not None
+    made, deleted = found.migrations
+    assert (made.new_sqlite_classes, made.deleted_classes) == (("Counter", "Old"), ())
+    assert (deleted.new_sqlite_classes, deleted.deleted_classes) == ((), ("Old",))
+
+
 # ---- environments ----
 
 
