@@ -1,4 +1,4 @@
-"""One question to origins: a Call to the object of class `operator` that each of them has."""
+"""Queries to origins: Calls to the object of class `operator` that each origin has."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from tailrace.ledger.frame import Call, Caller
 
 Document = dict[str, Any]
 Answers = Mapping[str, Document | TailraceError]
-"""What each origin said, by its address, or why it said nothing."""
+"""The answer of each origin by its address, or the error instead of it."""
 
 
-def side_by_side(answers: Answers) -> Document:
-    """Each for itself: an origin that did not answer has an `error` instead."""
-    return {"origins": [_told(address, answer) for address, answer in answers.items()]}
+def by_origin(answers: Answers) -> Document:
+    """Return all answers in one document. An origin that did not answer has an `error` instead."""
+    return {"origins": [_row(address, answer) for address, answer in answers.items()]}
 
 
-def require_done(answers: Answers) -> None:
-    """Raise why no origin has carried out an order; one that an origin has refused comes first."""
+def require_success(answers: Answers) -> None:
+    """Raise an error if no origin has carried out an order, preferably that of a refusal."""
     errors = [one for one in answers.values() if isinstance(one, TailraceError)]
     if errors and len(errors) == len(answers):
         raise min(errors, key=lambda error: error.status >= 500)
 
 
-def one_page(answers: Answers, sort: str, *, falls: bool, offset: int, limit: int) -> Document:
-    """One page of the streams of all, each of which has said its first `offset + limit`.
+def merged_page(answers: Answers, sort: str, *, falls: bool, offset: int, limit: int) -> Document:
+    """Return one page of the streams of all origins, each of which gave its first `offset + limit`.
 
-    Counts are sums; the cursor is all of theirs.
+    Counts are sums. The cursor has the cursors of all origins.
     """
     pages = {key: page for key, page in answers.items() if not isinstance(page, TailraceError)}
     streams = [row | {"origin": key} for key, page in pages.items() for row in page["streams"]]
@@ -54,14 +54,14 @@ def one_page(answers: Answers, sort: str, *, falls: bool, offset: int, limit: in
         "streams": streams,
         "ended": ended,
         "cursor": ",".join(page["cursor"] for page in pages.values()),
-        **side_by_side({key: {} if key in pages else answers[key] for key in answers}),
+        **by_origin({key: {} if key in pages else answers[key] for key in answers}),
     }
 
 
-def whose(answers: Answers) -> tuple[str, Document]:
-    """The origin that has a stream now, or else one in whose ledger it is.
+def find_stream(answers: Answers) -> tuple[str, Document]:
+    """Return the origin that runs a stream, or one whose ledger has it, and its answer.
 
-    Raises what most is known by: the error of an origin that was reached, if there is one.
+    Raises the error of an origin that was reached, if there is one, or else of any origin.
     """
     found = [(key, one) for key, one in answers.items() if not isinstance(one, TailraceError)]
     ranked = sorted(found, key=lambda pair: (not pair[1]["live"], not pair[1]["lately"]))
@@ -72,26 +72,26 @@ def whose(answers: Answers) -> tuple[str, Document]:
 
 
 def _rank(value: Any) -> tuple[bool, Any]:
-    """Among values of one column: what is absent comes first, as the smallest."""
+    """Return the sort key of a value. An absent value is the smallest."""
     return (value is not None, value)
 
 
-def _told(address: str, answer: Document | TailraceError) -> Document:
+def _row(address: str, answer: Document | TailraceError) -> Document:
     if isinstance(answer, TailraceError):
         return {"origin": address} | error_body(answer)
     return {"origin": address} | answer
 
 
 OPERATOR = "operator"
-"""The class of objects."""
-PATIENCE_S = 5.0
-"""An origin that has not answered by then is left out: the others' answers are shown."""
-SIMULATION_PATIENCE_S = 70.0
+"""The class of the objects that answer operators."""
+TIMEOUT_S = 5.0
+"""Time for an origin to answer. The answers of the others are shown without it."""
+SIMULATION_TIMEOUT_S = 70.0
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
-    """Questions of one operator; `caller` says of which tenant, and with which rights."""
+class OriginQueries:
+    """Sends the queries of one operator; `caller` has its tenant and rights."""
 
     link: Link
     caller: Caller | None
@@ -99,15 +99,16 @@ class Asking:
     def call(
         self, asked: str, query: dict[str, str], method: str = "GET", body: bytes = b""
     ) -> Call:
+        """Return the Call for a path below `/v1/admin/`."""
         url = f"http://operator/{asked}?{urlencode(query)}"
         return Call(OPERATOR, asked, method, url, body=body, caller=self.caller)
 
     async def all(
         self, call: Call, origins: Iterable[str] | None = None
     ) -> dict[str, Document | TailraceError]:
-        """What each origin says, or those of these addresses.
+        """Return the answers of all origins, or of those with these addresses.
 
-        Raises what they refuse with where all of them do: then it is the question's fault.
+        Raises the first refusal if all origins refuse, because then the query is at fault.
         """
 
         async def safely(address: str) -> Document | TailraceError:
@@ -124,15 +125,15 @@ class Asking:
             raise refusals[0]
         return dict(zip(asked_of, answers, strict=True))
 
-    async def one(self, address: str, call: Call, patience_s: float = PATIENCE_S) -> Document:
-        """What one origin says; raises what it refuses with, OriginUnreachable if it is silent."""
+    async def one(self, address: str, call: Call, timeout_s: float = TIMEOUT_S) -> Document:
+        """Return the answer of one origin. Raises its refusal, or OriginUnreachable."""
         if not any(one.usable and one.address == address for one in self.link.origins):
             raise OriginUnreachable("there is no link to this origin")
         try:
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(timeout_s):
                 status, said = await whole_answer(self.link, call, address)
         except TimeoutError:
-            raise OriginUnreachable(f"no answer within {patience_s:g} s") from None
+            raise OriginUnreachable(f"no answer within {timeout_s:g} s") from None
         document: Any = json.loads(said)
         if status >= 400:
             error = document["error"]

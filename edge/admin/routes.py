@@ -13,13 +13,13 @@ from starlette.routing import Route
 
 from tailrace.edge.access.middleware import caller_of, head_of
 from tailrace.edge.access.operators import require_operator
-from tailrace.edge.admin.asking import (
-    SIMULATION_PATIENCE_S,
-    Asking,
-    one_page,
-    require_done,
-    side_by_side,
-    whose,
+from tailrace.edge.admin.queries import (
+    SIMULATION_TIMEOUT_S,
+    OriginQueries,
+    by_origin,
+    find_stream,
+    merged_page,
+    require_success,
 )
 from tailrace.edge.config import EdgeConfig
 from tailrace.edge.generate.params import parse_stream_id, read_body
@@ -29,18 +29,19 @@ from tailrace.ledger.frame import SCHEMA_HASH
 from tailrace.ledger.process.version import tailrace_version
 
 MAX_MERGED = 1000
-"""How far down the streams of several origins are shown as one list; beyond, choose an origin."""
+"""Maximum rows of the list of streams of several origins. For more, one origin must be chosen."""
 DEFAULT_PAGE = "100"
 NO_STORE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
-BESIDE = ("pool", "histograms", "ledger", "warm", "warm/explain", "warm/residence")
-"""What each origin answers for itself."""
-WARM_ACTS = ("warm/apply", "warm/prewarm", "warm/pin")
+PER_ORIGIN = ("pool", "histograms", "ledger", "warm", "warm/explain", "warm/residence")
+"""Paths to which each origin gives an answer of its own."""
+WARM_ORDERS = ("warm/apply", "warm/prewarm", "warm/pin")
 STARTED_S = time.monotonic()
 
-Handler = Callable[[Request, Asking, dict[str, str]], Awaitable[dict[str, object]]]
+Handler = Callable[[Request, OriginQueries, dict[str, str]], Awaitable[dict[str, object]]]
 
 
 def admin_routes() -> list[Route]:
+    """Return the routes below `/v1/admin/`."""
     return [
         _route("streams", streams),
         _route("streams/{id}", one_stream),
@@ -48,8 +49,8 @@ def admin_routes() -> list[Route]:
         _route("streams/{id}/cancel", partial(_at_its_origin, "cancel"), "POST"),
         _route("health", health),
         _route("simulate", simulate, "POST"),
-        *(_route(asked, partial(_each, asked), "POST") for asked in WARM_ACTS),
-        *(_route(asked, partial(_each, asked)) for asked in BESIDE),
+        *(_route(asked, partial(_each, asked), "POST") for asked in WARM_ORDERS),
+        *(_route(asked, partial(_each, asked)) for asked in PER_ORIGIN),
     ]
 
 
@@ -62,29 +63,31 @@ def _route(path: str, handler: Handler, method: str = "GET") -> Route:
         query = dict(request.query_params)
         if len(query) < len(request.query_params.multi_items()):
             raise CallerError("a parameter is given twice", field="query")
-        asking = Asking(request.app.state.link, caller)
-        return JSONResponse(await handler(request, asking, query), headers=NO_STORE)
+        queries = OriginQueries(request.app.state.link, caller)
+        return JSONResponse(await handler(request, queries, query), headers=NO_STORE)
 
     return Route(f"/v1/admin/{path}", endpoint, methods=[method])
 
 
 async def _each(
-    asked: str, request: Request, asking: Asking, query: dict[str, str]
+    asked: str, request: Request, queries: OriginQueries, query: dict[str, str]
 ) -> dict[str, object]:
-    """Ask every origin, or the one that is chosen, and show each answer."""
+    """Query every origin, or the chosen one, and return each answer."""
     body = await read_body(request)
     chosen = _chosen(request, query)
-    is_order = asked in WARM_ACTS
-    answers = await asking.all(
-        asking.call(asked, query, "POST" if is_order else "GET", body), chosen
+    is_order = asked in WARM_ORDERS
+    answers = await queries.all(
+        queries.call(asked, query, "POST" if is_order else "GET", body), chosen
     )
     if is_order:
-        require_done(answers)
-    return side_by_side(answers)
+        require_success(answers)
+    return by_origin(answers)
 
 
-async def streams(request: Request, asking: Asking, query: dict[str, str]) -> dict[str, object]:
-    """Those that run or wait, of all origins or one."""
+async def streams(
+    request: Request, queries: OriginQueries, query: dict[str, str]
+) -> dict[str, object]:
+    """List the streams that run or wait, of all origins or of the chosen one."""
     chosen = _chosen(request, query)
     offset, limit = (_number(query, *one) for one in (("offset", "0"), ("limit", DEFAULT_PAGE)))
     many = len(link_of(request).origins) > 1 and chosen is None
@@ -96,8 +99,8 @@ async def streams(request: Request, asking: Asking, query: dict[str, str]) -> di
                 hint=f"at most {MAX_MERGED} with limit; or choose one: origin=ADDRESS",
             )
         query |= {"offset": "0", "limit": str(offset + limit)}
-    answers = await asking.all(asking.call("streams", query), chosen)
-    return one_page(
+    answers = await queries.all(queries.call("streams", query), chosen)
+    return merged_page(
         answers,
         query.get("sort", "began_ms"),
         falls=query.get("order", "desc") == "desc",
@@ -106,26 +109,32 @@ async def streams(request: Request, asking: Asking, query: dict[str, str]) -> di
     )
 
 
-async def one_stream(request: Request, asking: Asking, query: dict[str, str]) -> dict[str, object]:
-    """Of whichever origin has it."""
+async def one_stream(
+    request: Request, queries: OriginQueries, query: dict[str, str]
+) -> dict[str, object]:
+    """Describe one stream, by the origin that has it."""
     stream = parse_stream_id(request.path_params["id"]).hex()
-    address, document = whose(await asking.all(asking.call(f"streams/{stream}", query)))
+    address, document = find_stream(await queries.all(queries.call(f"streams/{stream}", query)))
     return document | {"origin": address}
 
 
 async def _at_its_origin(
-    act: str, request: Request, asking: Asking, query: dict[str, str]
+    act: str, request: Request, queries: OriginQueries, query: dict[str, str]
 ) -> dict[str, object]:
-    """Of the stream that the path names."""
+    """Query the origin that has the stream of the path."""
     stream = parse_stream_id(request.path_params["id"]).hex()
-    address, _ = whose(await asking.all(asking.call(f"streams/{stream}", {})))
-    return await asking.one(address, asking.call(f"streams/{stream}/{act}", query, request.method))
+    address, _ = find_stream(await queries.all(queries.call(f"streams/{stream}", {})))
+    return await queries.one(
+        address, queries.call(f"streams/{stream}/{act}", query, request.method)
+    )
 
 
-async def health(request: Request, asking: Asking, query: dict[str, str]) -> dict[str, object]:
-    """This edge, and the origins as it sees them and as they see themselves."""
+async def health(
+    request: Request, queries: OriginQueries, query: dict[str, str]
+) -> dict[str, object]:
+    """Describe this edge, and the origins as the edge sees them and as they see themselves."""
     link = link_of(request)
-    answers = side_by_side(await asking.all(asking.call("health", query)))
+    answers = by_origin(await queries.all(queries.call("health", query)))
     heartbeat = link.heartbeat
     seen = {origin.address: origin.described() for origin in link.origins}
     return {
@@ -144,15 +153,17 @@ async def health(request: Request, asking: Asking, query: dict[str, str]) -> dic
     }
 
 
-async def simulate(request: Request, asking: Asking, query: dict[str, str]) -> dict[str, object]:
-    """By the first origin that is there: what it answers does not depend on which."""
+async def simulate(
+    request: Request, queries: OriginQueries, query: dict[str, str]
+) -> dict[str, object]:
+    """Simulate arrivals at the first origin. The result does not depend on the origin."""
     body = await read_body(request)
-    call = asking.call("simulate", query, "POST", body)
-    return await asking.one(link_of(request).address, call, SIMULATION_PATIENCE_S)
+    call = queries.call("simulate", query, "POST", body)
+    return await queries.one(link_of(request).address, call, SIMULATION_TIMEOUT_S)
 
 
 def _chosen(request: Request, query: dict[str, str]) -> list[str] | None:
-    """The origin that is asked alone, if one is."""
+    """Return the chosen origin, or None for all."""
     wanted = query.pop("origin", None)
     if wanted is None:
         return None
