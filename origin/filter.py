@@ -56,7 +56,7 @@ FilterFactory = Callable[[], Filter]
 
 
 def load_filter(spec: str) -> FilterFactory:
-    """The factory that "module:factory" names; the worker loads it once, when it starts.
+    """Return the factory that "module:factory" names; the worker loads it once, when it starts.
 
     One is made to see whether it has the shape. Raises ConfigError that says what is missing.
     """
@@ -89,7 +89,7 @@ class FilterGate:
         self._held = ""
 
     def feed(self, text: str, last: bool = False) -> str:
-        """The text that may go out now that `text` has come; nothing follows the `last`."""
+        """Return the text that may go out now that `text` has come; nothing follows the `last`."""
         if self.reason is not None:
             return ""
         if self._factory is None or not (text or last):
@@ -107,7 +107,7 @@ class FilterGate:
         return held[:certain]
 
     def _check(self, text: str, last: bool) -> Verdict:
-        """The filter's verdict; ModelError for whatever else happens in the operator's code."""
+        """Return the filter's verdict; ModelError for whatever else happens in the operator's code."""
         assert self._factory is not None
         try:
             if self._filter is None:

@@ -192,11 +192,11 @@ class Metrics:
             counter.labels(name)
 
     def load_of(self, slot: int) -> Load | None:
-        """The last word of its worker, if it has one."""
+        """Return the last word of its worker, if it has one."""
         return self._last.get(slot)
 
     def histograms(self) -> list[dict[str, object]]:
-        """Every histogram: of each series what fell into each bucket, `bounds` being their ends."""
+        """Return every histogram: of each series what fell into each bucket, `bounds` being their ends."""
         families = [one for one in self.registry.collect() if one.type == "histogram"]
         return [_histogram(family) for family in families]
 
@@ -204,7 +204,7 @@ class Metrics:
         self._ended.labels(reason.word).inc()
 
     def ended_with(self, end: bytes) -> FinishReason:
-        """A stream ended with this frame, a StreamEnd; gives why."""
+        """Return a stream ended with this frame, a StreamEnd; gives why."""
         _, frame = decode(end)
         assert isinstance(frame, StreamEnd), frame
         self.ended(frame.finish_reason)

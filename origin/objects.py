@@ -247,7 +247,7 @@ class DeploymentObject(DurableObject):
                 log.info("cron", script=script, cron=cron, object=name, at_ms=at_ms)
 
     async def _erased(self, kind: str) -> bool:
-        """Whether nothing of these objects is left."""
+        """Return True if nothing of these objects is left."""
         request = ObjectRequest(ERASE, "https://erase/")
         try:
             while names := await self.context.ledger.objects.names(kind, limit=NAMES_AT_ONCE):
@@ -336,7 +336,7 @@ class OriginObjects:
         return ObjectResponse(204)
 
     def kind_of(self, called: str) -> str:
-        """The namespace of SCRIPT/CLASS. Raises Unavailable where nothing is deployed."""
+        """Return the namespace of SCRIPT/CLASS. Raises Unavailable where nothing is deployed."""
         script, _, name = called.rpartition("/")
         deployed = self._scripts.get(script)
         if deployed is None:

@@ -159,7 +159,7 @@ class Producer(Protocol):
     def about(self) -> About: ...
 
     def produce(self, request: Request) -> AsyncGenerator[Output, None]:
-        """The outputs of one request, not faster than they are taken.
+        """Return the outputs of one request, not faster than they are taken.
 
         A cancel raises CancelledError or GeneratorExit in it. An error of
         `tailrace.ledger.errors` ends the stream as failed with its message; of any other the

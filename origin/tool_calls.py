@@ -59,7 +59,7 @@ def markup_of(template: str) -> MarkupName | None:
 
 
 def read_calls(text: str, field: str) -> list[dict[str, str]]:
-    """The calls of a `Message`: `id`, `name`, `arguments` of each; CallerError if it is bad."""
+    """Return the calls of a `Message`: `id`, `name`, `arguments` of each; CallerError if it is bad."""
     return _objects(text, field, ("id", "name", "arguments"))
 
 
@@ -84,7 +84,7 @@ def _objects(text: str, field: str, keys: tuple[str, ...]) -> list[dict[str, Any
 
 
 def shows_tools(template: str) -> bool:
-    """Whether a chat template has a place for tools."""
+    """Return True if a chat template has a place for tools."""
     return re.search(r"\btools\b", template) is not None
 
 
@@ -104,7 +104,7 @@ class ToolUse(BaseModel):
 
     @property
     def forced(self) -> bool:
-        """Whether the text must be calls and nothing else."""
+        """True if the text must be calls and nothing else."""
         return self.choice == "required"
 
 
@@ -335,7 +335,7 @@ class JsonValue:
             self.ended = self._depth == 0
 
     def _outside(self, char: str) -> bool:
-        """Whether the character, which is in no string, is the value's."""
+        """Return True if the character, which is in no string, is the value's."""
         self._first = self._first or char.strip()
         if char == '"':
             self._in_string = True

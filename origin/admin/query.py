@@ -16,7 +16,7 @@ Document = dict[str, Any]
 
 
 def require(method: str, wanted: str) -> None:
-    """Raises CallerError (405) for another one."""
+    """Raise CallerError (405) for another one."""
     if method != wanted:
         raise CallerError(
             "not a method of this", code="method_not_allowed", status=405, hint=wanted

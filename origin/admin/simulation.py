@@ -101,7 +101,7 @@ async def simulate(body: bytes, turn: asyncio.Lock, history: str | None = None) 
 
 
 async def recorded(history: str, days: float) -> tuple[ArrivalTrace, float | None]:
-    """The arrivals of a history, and what a load takes there."""
+    """Return the arrivals of a history, and what a load takes there."""
     import time
 
     from tailrace.origin.pool.history import queries

@@ -124,7 +124,7 @@ class LivePages:
         return next((one for one in self._runs.table.ended if one.id == stream), None)
 
     def _since(self, cursors: str) -> int:
-        """The revision that a cursor of ours names; those of other origins stand beside it."""
+        """Return the revision that a cursor of ours names; those of other origins stand beside it."""
         for cursor in cursors.split(","):
             incarnation, _, revision = cursor.partition(".")
             if incarnation == self._incarnation and revision.isascii() and revision.isdecimal():
@@ -226,7 +226,7 @@ def prompt_document(info: StreamInfo, reader: PromptReader | None) -> Document:
 
 
 def _settings(recipe: Recipe) -> Document:
-    """The rest of a recipe. A fingerprint and a hash say what, and not what it was."""
+    """Return the rest of a recipe. A fingerprint and a hash say what, and not what it was."""
     told = recipe.model_dump(mode="json", include=TOLD)
     told["prompt_tokens"] = len(recipe.prompt_ids)
     told["format"] = None if recipe.format is None else recipe.format[0]

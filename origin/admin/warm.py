@@ -193,7 +193,7 @@ class WarmDesk:
         }
 
     def _served(self, now_ms: int) -> dict[str, Document]:
-        """Each model as it is."""
+        """Return each model as it is."""
         if self._pool is not None:
             return {one.name: self._state(one, now_ms) for one in self._pool.pool.states()}
         return {

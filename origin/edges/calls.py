@@ -102,7 +102,7 @@ class CallRun:
         self._outlet.closed(self._corr)
 
     def _length(self, response: ObjectResponse, length: int) -> tuple[Header, ...]:
-        """The length of a body that is known, unless the object has said it or there is none."""
+        """Return the length of a body that is known, unless the object has said it or there is none."""
         if response.header("content-length") is not None:
             return ()
         if response.status in NO_CONTENT or (self._head and not length):

@@ -188,12 +188,12 @@ class EdgeLink(asyncio.Protocol):
 
     @property
     def congested(self) -> bool:
-        """Whether feeds are to wait."""
+        """True if feeds are to wait."""
         return (self._unsent if self._paused else self._queued) >= SEND_HIGH_BYTES
 
     @property
     def bulk_congested(self) -> bool:
-        """Whether what is no stream of tokens is to wait."""
+        """True if what is no stream of tokens is to wait."""
         return self._unsent >= BULK_HIGH_BYTES
 
     @property
@@ -372,7 +372,7 @@ class EdgeLink(asyncio.Protocol):
                 raise FrameError("not expected here", field=type(frame).__name__, offset=4)
 
     def _feed(self, corr: int, wanted: Open | Resume | Renew, *, follow: bool = True) -> Feed:
-        """The feed is known before its stream is: a Credit may overtake the answer."""
+        """Return the feed is known before its stream is: a Credit may overtake the answer."""
         self._check_free(corr)
         window = Window.starting(wanted.start, wanted.credit, credit_bytes=wanted.credit_bytes)
         service = self._service

@@ -147,7 +147,7 @@ class Peers:
             link.close()
 
     async def _link(self, address: str) -> PeerLink | None:
-        """The link to an origin; None if there is none to be had."""
+        """Return the link to an origin; None if there is none to be had."""
         link = self._links.get(address)
         if link is not None and not link.closed:
             return link
@@ -172,7 +172,7 @@ class Peers:
 
 
 async def connect(address: str, way: Way = PLAIN) -> PeerLink | None:
-    """A link to the origin at HOST:PORT; None if nobody greets there."""
+    """Return a link to the origin at HOST:PORT; None if nobody greets there."""
     link = PeerLink(way.credentials.secret)
     try:
         async with asyncio.timeout(PEER_CONNECT_S):
@@ -201,7 +201,7 @@ class PeerLink(asyncio.Protocol):
 
     @property
     def closed(self) -> bool:
-        """Whether nothing can be sent: what comes now is to be asked on another one."""
+        """True if nothing can be sent: what comes now is to be asked on another one."""
         return self._transport is None or self._transport.is_closing()
 
     async def call(self, key: ObjectKey, request: ObjectRequest) -> ObjectResponse:

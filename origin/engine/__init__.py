@@ -1,1 +1,1 @@
-"""The worker of kind `tokens`: its engine, and what happens to each token on its way to a frame."""
+"""The engine of token workers, and the path of a token from the model to a frame."""

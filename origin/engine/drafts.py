@@ -1,11 +1,11 @@
-"""Speculative decoding: guesses of the tokens that come next, and how many were right.
+"""Speculative decoding: drafting the next tokens, and verifying the drafts.
 
 The engine decodes the rows [last, d1 .. dk] in one step and draws at each of their positions with
-the run's own seed (and, under a grammar, the mask there). What was drawn counts; the drafts only
-say how many of the draws were drawn from the right row. So drafts never change a text, and a
-drafter may be as wrong or as forgetful as it likes: of a continuation it knows nothing.
-(Leviathan et al., Fast Inference from Transformers via Speculative Decoding, 2023, accept by
-chance; here a draw is a function of row, seed and position, so equality is enough.)
+the run's own seed (and, under a grammar, its mask). The draws are what counts; drafts only decide
+how many of them were drawn from the right row. So drafts never change a text, and a drafter may be
+wrong and may forget everything, as it does when a run continues elsewhere. (Leviathan et al., Fast
+Inference from Transformers via Speculative Decoding, 2023, accept by chance; here a draw is a
+function of row, seed and position, so equality is enough.)
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from tailrace.origin.models.model import PREFILL_CHUNK_TOKENS, Draw, Model, Piec
 from tailrace.origin.scheduler.pages import PagePool
 
 MAX_DRAFT_TOKENS = 8
-"""Drafts that one step verifies of one run."""
+"""Maximum drafts of one run that one step verifies."""
 FIRST_DRAFT_TOKENS = 4
 NGRAM_TOKENS = (4, 2)
-"""Lengths of the ends of a text that prompt lookup looks for, the longest first."""
+"""Lengths of the suffixes that prompt lookup searches for, the longest first."""
 LOOKUP_TOKENS = 16 * 1024
-"""How far back prompt lookup surely remembers; at most twice as far."""
+"""Number of past tokens that prompt lookup certainly remembers; at most twice as many."""
 CATCH_UP_TOKENS = 512
-"""Known tokens of all runs that a draft model takes in per step; a run that lacks more proposes
-nothing yet."""
+"""Maximum known tokens of all runs that a draft model takes in per step; a run that lacks more gets
+no drafts yet."""
 
 _GREEDY = Sampling()
 
 
 class Asked(NamedTuple):
-    """At most `limit` ids that may follow `ids`, a run's prompt and generated tokens, are wanted.
+    """A request for at most `limit` drafts after `ids`, a run's prompt and generated tokens.
 
-    A run's `ids` only ever grow from step to step; it is the list itself, no copy of it.
+    A run's `ids` only grow from step to step; this is the run's list itself, not a copy.
     """
 
     run: int
@@ -44,23 +44,23 @@ class Asked(NamedTuple):
 
 
 class Drafter(Protocol):
-    """Guesses of all runs of an engine. Per step: `propose`, verify, and `learn` for each run."""
+    """Drafts tokens for all runs of an engine. Per step: `propose`, verify, and `learn` per run."""
 
     def propose(self, asked: Sequence[Asked]) -> list[Sequence[int]]:
-        """Guesses for each that is asked for, of different runs."""
+        """Return drafts for each request; the requests are of different runs."""
 
     def learn(self, run: int, drafted: int, accepted: int) -> None:
-        """So many of the run's last proposal were verified, and so many of them were right."""
+        """Record how many of the run's last drafts were verified, and how many were right."""
 
     def release(self, run: int) -> None:
-        """The run has ended, or is preempted, and then may come back: forget it."""
+        """Forget a run, which has ended or was preempted; a preempted one may come back."""
 
 
 def accepted(drafts: Sequence[int], drawn: Sequence[int]) -> list[int]:
-    """The tokens that a verified step gives: the draws up to the first that is not its draft.
+    """Return the draws up to the first that differs from its draft: the tokens of a verified step.
 
-    drawn[i] was drawn from the row of the i-th of [last, *drafts]: one more than drafts, or less
-    where a run ended in between. The row after a draft is only right where the draft is.
+    drawn[i] was drawn from the row of the i-th of [last, *drafts]: one more than drafts, or fewer
+    if a run ended in between. The row after a draft is right only if the draft is.
     """
     tokens = []
     for at, token in enumerate(drawn):
@@ -71,10 +71,10 @@ def accepted(drafts: Sequence[int], drawn: Sequence[int]) -> list[int]:
 
 
 class DraftLength:
-    """How many tokens to draft: two more when all were right, else one more than were right.
+    """Number of tokens to draft: two more if all were right, else one more than were right.
 
-    A rejected draft costs a row of the step, a missing one a step; so the length follows what
-    the text has just shown, and one draft is always tried.
+    A wrong draft costs a row of the step, a missing one a whole step. So the length follows what
+    was just observed, and at least one draft is always tried.
     """
 
     def __init__(self) -> None:
@@ -87,11 +87,11 @@ class DraftLength:
 
 
 class PromptLookup:
-    """Drafts what followed the text's last tokens when they last occurred; costs no model.
+    """Drafts what followed the text's last tokens when they last occurred; needs no model.
 
     A. Saxena, Prompt Lookup Decoding, 2023 (https://github.com/apoorvumang/prompt-lookup-decoding).
-    Every token is indexed once, so that a call costs as much as there are new tokens, and of a
-    long prompt only the last LOOKUP_TOKENS. At most about 10 MB of memory for a run.
+    Every token is indexed once, so that the cost of a call is proportional to the new tokens; of a
+    long prompt only the last LOOKUP_TOKENS are indexed. A run takes at most about 10 MB of memory.
     """
 
     def __init__(self) -> None:
@@ -111,14 +111,14 @@ class PromptLookup:
 
 
 class _Text:
-    """One run's, indexed."""
+    """The n-gram index of one run's text."""
 
     def __init__(self) -> None:
         self.length = DraftLength()
-        # An n-gram -> where its last follower is: of the last tokens, and of those before.
+        # N-gram -> index of its latest follower, among recent tokens and among those before.
         self._recent: dict[tuple[int, ...], int] = {}
         self._older: dict[tuple[int, ...], int] = {}
-        self._indexed = 0  # followers
+        self._indexed = 0  # number of indexed followers
 
     def propose(self, ids: Sequence[int], limit: int) -> Sequence[int]:
         self._index(ids)
@@ -143,17 +143,17 @@ class _Text:
 
 
 def _going_on(ids: Sequence[int], at: int, limit: int) -> list[int]:
-    """`limit` ids from `at` on, the last of them followed by what is drafted itself."""
+    """Return `limit` ids from index `at` on; beyond the end the drafts repeat themselves."""
     period = len(ids) - at
     return [ids[at + n % period] for n in range(limit)]
 
 
 class DraftModel:
-    """Drafts of a smaller model with the same tokenizer, greedy, in its own KV cache.
+    """Drafts greedily with a smaller model of the same tokenizer, in its own KV cache.
 
-    `pool` is of the draft model's pages; a run for which it has none left gets no proposal. The
-    next draft of all runs is one batch, so that a step's drafts are as many batches as the
-    longest proposal has tokens, however many runs there are.
+    `pool` has the draft model's pages; a run gets no drafts if there are no pages left for it. The
+    next draft of all runs is one batch, so that a step's drafts take as many batches as the longest
+    draft has tokens, however many runs there are.
     """
 
     def __init__(self, model: Model, pool: PagePool) -> None:
@@ -185,7 +185,7 @@ class DraftModel:
         return self._drafts.setdefault(run, _Draft())
 
     def _begin(self, asked: Asked) -> _Draft | None:
-        """None where nothing can be drafted."""
+        """Return the run's drafting state; None if nothing can be drafted."""
         draft, known = self._draft(asked.run), len(asked.ids)
         limit = min(asked.limit, draft.length.tokens, self._model.config.context - known)
         if limit < 1 or not self._has_pages(draft, known + limit):
@@ -194,7 +194,7 @@ class DraftModel:
         return draft
 
     def _catch_up(self, drafting: Sequence[_Draft]) -> None:
-        """Push all known ids but the last of each run, as many as a step may push."""
+        """Run all known ids but each run's last through the model, within the step's limit."""
         room = CATCH_UP_TOKENS
         while room > 0:
             pieces: list[Piece] = []
@@ -216,8 +216,7 @@ class DraftModel:
 
 @dataclass(slots=True)
 class _Draft:
-    """What one run has in the draft model's pages, the keys and values of the `cached` ids; and its
-    proposal, while it grows to `limit` drafts behind the `ids` that are known."""
+    """One run's cached ids in the draft model's pages, and its drafts so far, up to `limit`."""
 
     length: DraftLength = field(default_factory=DraftLength)
     pages: list[int] = field(default_factory=list)
@@ -228,10 +227,10 @@ class _Draft:
     broken: bool = False
 
     def begin(self, ids: Sequence[int], limit: int) -> None:
-        """Go back to where the cache holds other tokens than `ids`: drafts that were wrong."""
+        """Discard cached tokens that differ from `ids`: drafts that were wrong."""
         self.ids, self.limit, self.drafts, self.broken = ids, limit, [], False
         common = min(len(self.cached), len(ids) - 1)
-        right = max(0, common - MAX_DRAFT_TOKENS)  # no drafts of the last call lie before
+        right = max(0, common - MAX_DRAFT_TOKENS)  # drafts of the last call are not older
         while right < common and self.cached[right] == ids[right]:
             right += 1
         del self.cached[right:]
@@ -249,9 +248,9 @@ class _Draft:
         return len(self.ids) + len(self.drafts)
 
     def missing_piece(self, room: int) -> Piece | None:
-        """Known ids up to the end of their page; None where there is no room, or none is missing.
+        """Return known ids up to the end of their page; None if they do not fit or none is missing.
 
-        What begins in a page that is not full is rows, and what begins with a page is a chunk.
+        Ids that begin inside a page are rows; ids that begin with a page are a chunk.
         """
         start = len(self.cached)
         in_chunk = start % PREFILL_CHUNK_TOKENS
@@ -261,17 +260,17 @@ class _Draft:
         return self._piece(self.ids[start:end], prefill=not in_chunk)
 
     def next_row(self) -> Piece:
-        """Of the last known token, or the last draft."""
+        """Return the row of the last known token or the last draft."""
         return self._piece(self.drafts[-1:] or self.ids[-1:], prefill=False)
 
     def take(self, token: int) -> None:
-        """What was drawn from it; below 0 where it was no number."""
+        """Append the drawn draft; an id below 0 means that the logits were not finite."""
         self.broken = token < 0
         if not self.broken:
             self.drafts.append(token)
 
     def _piece(self, ids: Sequence[int], *, prefill: bool) -> Piece:
-        """The ids after those in the cache, which has them then."""
+        """Return these ids as a piece of work after the cached ids, and count them as cached."""
         start = len(self.cached)
         self.cached += ids
         return Piece(ids, start, self.pages, prefill)

@@ -1,13 +1,13 @@
 """The engine: runs in, emissions out, one `step` at a time; no sockets or threads.
 
-A step does what the scheduler has planned: chunks of prompts, tokens that are known but not cached,
-and one new token, or several where guesses were right, of each decoding run. All of it is one
-batch for the device, and all that it produced is one Step for the ledger.
+A step executes what the scheduler has planned: chunks of prompts, tokens that are known but not
+cached, and one new token, or several where guesses were right, of each decoding run. All of it is
+one batch for the device, and everything that it produced is one Step frame for the ledger.
 
-An engine that is pipelined reads a step's tokens when it has launched the next one, as long as
-that one follows from how many tokens there are, not from which: only decoding, without guesses,
-grammars, penalties and scores. What has ended by what is read has its row of the next step for
-nothing.
+A pipelined engine reads a step's tokens after it has launched the next step. That is possible while
+the next step depends on the number of tokens only, not on their ids: plain decoding, without
+guesses, grammars, penalties or logprobs. If a run turns out to have ended, its row in the next step
+was computed for nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tailrace.origin.workers.worker_frame import Emission, Load, Run, plain_ids
 
 @dataclass(slots=True)
 class Flight:
-    """A plan that is being done; of its work the run's generation and its number of draws."""
+    """A step in flight: its plan and, for each Work, the run's generation and number of draws."""
 
     plan: Plan
     began_s: float
@@ -49,7 +49,7 @@ class Flight:
 
     @property
     def is_late(self) -> bool:
-        """Whether the next plan may be made before its results are known."""
+        """True if the next plan may be made before the results of this one are known."""
         return all(
             work.draws and len(work.ids) == 1 and not work.prefill and generation.draws_alone
             for work, generation, _ in self.works
@@ -57,15 +57,15 @@ class Flight:
 
     @property
     def awaited(self) -> dict[Generation, int]:
-        """Of each generation the place of its draw."""
+        """Index of each generation's draw."""
         return {generation: place for place, (_, generation, _) in enumerate(self.works)}
 
 
 class Engine:
-    """One model's runs. `clock_s` only measures how long a step took, for the scheduler.
+    """Runs one model. `clock_s` only measures the duration of steps, for the scheduler.
 
-    `begin` is told the runs of each step before the device is. With a `device` of the model the
-    engine is pipelined; else each step is computed at once.
+    `begin` is called with the runs of each step before the device starts. With a `device` of the
+    model the engine is pipelined, otherwise each step is computed at once.
     """
 
     def __init__(
@@ -91,15 +91,18 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """A step would do nothing."""
+        """True if a step would do nothing."""
         return not (self._generations or self._outbox or self._flight)
 
     def load(self) -> Load:
-        """How busy it is."""
+        """Return how busy the engine is."""
         return self._scheduler.load()
 
     def add(self, run_id: int, run: Run) -> None:
-        """Take a run. One that cannot be served ends as FAILED; Conflict for an id in use."""
+        """Accept a run.
+
+        One that cannot be served ends as FAILED; raises Conflict for an id in use.
+        """
         if run_id in self._generations:
             raise Conflict(f"run {run_id} exists", field="corr")
         try:
@@ -113,7 +116,7 @@ class Engine:
             self._schedule(run_id, run, generation)
 
     def steer(self, run_id: int, ids: Sequence[int]) -> None:
-        """Let a run go on with these tokens; nothing happens if it has ended."""
+        """Append tokens from outside to a run; an ended run is ignored."""
         self._outbox += self._land()
         generation = self._generations.get(run_id)
         if generation is None:
@@ -124,26 +127,26 @@ class Engine:
         self._forget_ended(run_id)
 
     def halt(self, run_id: int) -> None:
-        """Cancel a run; nothing happens if it has ended."""
+        """Cancel a run; an ended run is ignored."""
         generation = self._generations.get(run_id)
         if generation is not None:
             self._outbox += generation.end(FinishReason.CANCELLED)
             self._forget_ended(run_id)
 
     def attend(self, run_id: int, *, unread: bool) -> None:
-        """Whether nobody reads the run's stream; nothing happens if it has ended."""
+        """Set whether the run's stream is without a reader; an ended run is ignored."""
         self._scheduler.attend(run_id, unread=unread)
 
     def ease(self, *, small_steps: bool, guess: bool) -> None:
-        """Whether steps stay as small as they may be, and whether tokens are guessed at all."""
+        """Set whether steps stay at their minimum, and whether tokens are guessed."""
         self._guesses = guess and self._around.drafter is not None
         self._scheduler.ease(small_steps=small_steps)
 
     def step(self) -> list[Emission]:
-        """Do one plan; returns what it and the calls since the last step produced."""
+        """Run one plan; return what it produced, and what calls since the last step produced."""
         emissions, self._outbox = self._outbox, []
         if self._guesses:
-            emissions += self._land()  # what is guessed follows what is known
+            emissions += self._land()  # guesses need the last step's tokens
         began = self._clock_s()
         plan = self._scheduler.plan(self._propose if self._guesses else None)
         for run_id in plan.preempted:
@@ -163,7 +166,7 @@ class Engine:
     # ---- taking runs ----
 
     def _check(self, run: Run) -> None:
-        """Raise ValueError for what the model has no room or no meaning for."""
+        """Raise ValueError for a prompt or tokens that the model cannot take."""
         context, vocab = self._around.context, self._around.vocab
         if not 0 < len(run.prompt_ids) < context:
             raise ValueError(f"a prompt of {len(run.prompt_ids)} tokens in a context of {context}")
@@ -191,15 +194,17 @@ class Engine:
     # ---- a step ----
 
     def _propose(self, wanted: Sequence[tuple[int, int]]) -> list[Sequence[int]]:
-        """Guesses for (run, at most so many); none for runs that are not guessed."""
+        """Return guesses for each (run, maximum); none for runs that are not drafted."""
         assert self._around.drafter is not None
         asked = [self._generations[run_id].asked(most) for run_id, most in wanted]
         found = iter(self._around.drafter.propose([each for each in asked if each is not None]))
         return [() if each is None else next(found) for each in asked]
 
     def _launch(self, plan: Plan, began_s: float, emissions: list[Emission]) -> Flight:
-        """Have the device do the plan. A run whose output format has no way on ends, among the
-        emissions."""
+        """Launch the plan on the device.
+
+        A run whose output format allows no continuation ends; its end is added to `emissions`.
+        """
         flight = Flight(plan, began_s)
         before = self._flight.awaited if self._flight is not None else {}
         pieces: list[Piece] = []
@@ -226,7 +231,7 @@ class Engine:
         return flight
 
     def _land(self) -> list[Emission]:
-        """What came of the step that is being done, if there is one."""
+        """Finish the step in flight, if any, and return its emissions."""
         flight, self._flight = self._flight, None
         if flight is None or flight.launched is None:
             return []
@@ -235,7 +240,7 @@ class Engine:
         first = at = 0
         for work, generation, count in flight.works:
             if self._generations.get(work.run) is generation:
-                # Before its pages can be found by others, and anything is taken that was drawn.
+                # Check before other runs can find its pages and before drawn tokens are taken.
                 if not all(results.fine[first : first + len(work.ids) - work.drafts]):
                     emissions += generation.end(FinishReason.FAILED, NOT_A_NUMBER, retryable=True)
                     self._forget_ended(work.run)
@@ -258,7 +263,7 @@ class Engine:
 
 
 def _pieces(work: Work) -> Iterator[Piece]:
-    """Each chunk of a prompt is a piece of its own; rows are one."""
+    """Yield one piece for each chunk of a prompt, or a single piece of rows."""
     most = PREFILL_CHUNK_TOKENS if work.prefill else len(work.ids)
     for at in range(0, len(work.ids), most):
         yield Piece(work.ids[at : at + most], work.start + at, work.pages, work.prefill)

@@ -1,4 +1,4 @@
-"""One run in the engine: what to draw for it, and what becomes of what was drawn."""
+"""One run in the engine: what to draw for it, and how drawn tokens are handled."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ NOT_A_NUMBER = "the logits hold NaN or infinite values"
 
 @dataclass(slots=True)
 class Surroundings:
-    """What all runs of one model share."""
+    """Everything that all runs of one model share."""
 
     tokenizer: Tokenizer
     eos_ids: frozenset[int]
     context: int
     vocab: int
-    """Ids of the model's logits, of which the tokenizer may know fewer."""
+    """Number of logits; the tokenizer may know fewer ids."""
     filter_factory: FilterFactory | None = None
     drafter: Drafter | None = None
-    """Of speculative decoding; None for none."""
+    """Drafter for speculative decoding; None if it is off."""
     vocabulary: Vocabulary = field(init=False)
     _grammars: GrammarCompiler | None = field(default=None, init=False)
 
@@ -42,17 +42,20 @@ class Surroundings:
         self.vocabulary = Vocabulary(self.tokenizer)
 
     def prepare_grammars(self) -> GrammarCompiler:
-        """What compiles output formats; the first call takes up to seconds. Raises ModelError."""
+        """Return the compiler of output formats; the first call takes up to seconds.
+
+        Raises ModelError.
+        """
         if self._grammars is None:
             self._grammars = GrammarCompiler(self.tokenizer, self.vocab, self.eos_ids)
         return self._grammars
 
 
 class Generation:
-    """A run's text, its rules and its guesses; which of its tokens are cached is the scheduler's.
+    """One run's text, rules and guesses; the scheduler knows which of its tokens are cached.
 
-    Raises ValueError for settings without a meaning, CallerError for a format that cannot be
-    followed. `ended` is true once its StreamEnd was emitted.
+    Raises ValueError for invalid settings, CallerError for an output format that cannot be
+    followed. `ended` is True once StreamEnd was emitted.
     """
 
     def __init__(self, run_id: int, run: Run, around: Surroundings) -> None:
@@ -74,7 +77,7 @@ class Generation:
         )
         self._grammar = self._start_grammar()
         self._counts = self._count()
-        # Penalties change with every token, so such a run has no guesses.
+        # Penalties change with every token, so a run with penalties has no guesses.
         self._drafter = around.drafter if self._counts is None else None
 
     @property
@@ -83,27 +86,29 @@ class Generation:
 
     @property
     def max_tokens(self) -> int:
-        """The most that it can generate in all."""
+        """Maximum number of tokens that it can generate in all."""
         return min(self._run.max_tokens, self._around.context - len(self._run.prompt_ids))
 
     def resume(self) -> list[Emission]:
-        """Once, first: what the stream lacks of what its generated ids give."""
+        """Return the frames that the stream lacks for its generated ids; called once, first."""
         return self._transcript.resume() + self._end_if_finished()
 
     def asked(self, most: int) -> Asked | None:
-        """What the drafter is asked for: at most so many guesses of the next tokens."""
+        """Return the request for at most `most` guesses of the next tokens.
+
+        None without a drafter.
+        """
         return None if self._drafter is None else Asked(self._run_id, self._known, most)
 
     @property
     def draws_alone(self) -> bool:
-        """What is drawn next is drawn in the same way whatever the tokens before it turn out to be,
-        and nothing but its id is asked for."""
+        """True if the next draw needs only the number of tokens before it, and gives an id only."""
         return all(each is None for each in (self._grammar, self._counts, self._run.logprobs))
 
     def draws(self, drafts: Sequence[int], *, ahead: int = 0) -> list[Draw]:
-        """What to draw from the row of the last known token, and from those of its drafts.
+        """Return the draws from the row of the last known token, and from those of its drafts.
 
-        ahead: how many tokens are being drawn that come before.
+        ahead: number of earlier tokens that are still being drawn.
         """
         masks: Sequence[Tensor | None] = [None] * (1 + len(drafts))
         if self._grammar is not None:
@@ -117,7 +122,7 @@ class Generation:
     def accept(
         self, drafts: Sequence[int], drawn: Sequence[Drawn]
     ) -> tuple[list[int], list[Emission]]:
-        """Take what was drawn as far as the drafts were right; gives the tokens, and frames."""
+        """Take drawn tokens as far as the drafts were right; return the tokens and their frames."""
         emissions: list[Emission] = []
         taken: list[int] = []
         for each in drawn[: len(accepted(drafts, [each.token for each in drawn]))]:
@@ -131,7 +136,7 @@ class Generation:
         return taken, emissions
 
     def steer(self, ids: Sequence[int]) -> tuple[Sequence[int], list[Emission]]:
-        """Go on with these tokens; gives those that there was room for."""
+        """Append tokens from outside; return those that fit, and their frames."""
         before = self._transcript.total_tokens
         emissions = self._transcript.steer(ids)
         taken = ids[: self._transcript.total_tokens - before]
@@ -145,7 +150,7 @@ class Generation:
         return self._transcript.end(reason, message, retryable)
 
     def release(self) -> None:
-        """It has ended, or lost its pages: give back what is shared with other runs."""
+        """Release what is shared with other runs, when the run has ended or lost its pages."""
         if self._drafter is not None:
             self._drafter.release(self._run_id)
 
@@ -172,7 +177,7 @@ class Generation:
         return self._around.vocabulary.scored(drawn.token, drawn.scores)
 
     def _end_if_finished(self) -> list[Emission]:
-        """Where nothing but the end can follow under the grammar, nothing is drawn."""
+        """End a run after which the grammar allows only the end, without drawing it."""
         if self.ended or self._grammar is None or not self._grammar.finished:
             return []
         return self.end(FinishReason.STOP)
@@ -193,12 +198,15 @@ class Generation:
 
 
 def _sampling(run: Run) -> Sampling:
-    """In the words of the sampler, which says repetition where a request says a penalty of it."""
+    """Return the sampler's settings.
+
+    It calls `repetition` what a request calls repetition_penalty.
+    """
     said = {name.removesuffix("_penalty"): getattr(run.sampling, name) for name in SAMPLING}
     return Sampling(**{name: value for name, value in said.items() if value is not None})
 
 
 def refuse(run_id: int, run: Run, around: Surroundings, message: str) -> list[Emission]:
-    """The end of a run that has no meaning for this model."""
+    """Return the end of a run that this model cannot serve."""
     transcript = Transcript(run_id, run, around.vocabulary, around.eos_ids, around.context)
     return transcript.end(FinishReason.FAILED, message)

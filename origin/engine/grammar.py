@@ -1,12 +1,12 @@
 """Structured output: the ids that a JSON schema or a regular expression allows next.
 
 llguidance (https://github.com/guidance-ai/llguidance) does the matching, over the bytes of the
-tokens. What a run may draw depends on its format and its generated ids alone, so a continuation
-replays the ids and has the masks of the uninterrupted run.
+tokens. The allowed ids depend on the run's format and its generated ids alone, so a continuation
+replays the ids and gets the masks of the uninterrupted run.
 
-The supervisor imports `check_format` and `check_tools` from here: no torch. They settle how JSON is
-written, and which objects are closed; a recipe keeps the settled schema, so that another version or
-setting changes no stream that has begun.
+The supervisor imports `check_format` and `check_tools` from here; neither needs torch. They fix how
+JSON is written and which objects are closed. A recipe stores the resulting schema, so that another
+version or setting does not change a stream that has begun.
 """
 
 from __future__ import annotations
@@ -30,24 +30,28 @@ from tailrace.ledger.frame import FormatKind, OutputFormat
 from tailrace.origin.tool_calls import MARKUPS, Markup, ToolUse, read_functions
 
 MAX_REGEX_BYTES = 4 * 1024
-"""UTF-8 bytes of an expression, or of one pattern in a schema."""
+"""Maximum UTF-8 bytes of a regular expression, or of one pattern in a schema."""
 MAX_JOINED_PATTERNS = 10
-"""Different patterns and formats of a schema that joins others; each triples the time."""
+"""Maximum number of different patterns and formats in a schema that joins others; each triples the
+time."""
 MAX_MULTIPLE = 10_000
-"""Product of the different multipleOf in a schema, as multiples of their last decimal place."""
+"""Maximum product of the different multipleOf in a schema, as multiples of their last decimal
+place."""
 JOINING = frozenset(("allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "$recursiveRef", "if"))
 
 MAX_SCHEMA_BYTES = 64 * 1024
-"""UTF-8 bytes of a JSON schema."""
+"""Maximum UTF-8 bytes of a JSON schema."""
 MAX_MESSAGE_CHARS = 500
-"""Of what llguidance says; its longest messages quote the whole grammar."""
+"""Maximum characters of llguidance's message; its longest messages quote the whole grammar."""
 MAX_SPACES = 32
 """Maximum white space in one place of a JSON text, for schemas that earlier versions stored."""
 GUIDANCE = "x-guidance"
-"""llguidance's own keyword, at the root of a schema: how the JSON is written."""
+"""llguidance's own keyword at the root of a schema: how the JSON is written."""
 COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""One line, as Python's json.dumps writes it. Small models use up their tokens on white space where
-a grammar allows any."""
+"""JSON on one line, as Python's json.dumps writes it.
+
+Small models waste tokens on white space if a grammar allows any.
+"""
 MASK_BITS = 32
 """Vocabulary ids per word of a mask."""
 Mask = NDArray[np.int32]
@@ -62,11 +66,12 @@ _LIMITS = LLParserLimits(
 
 
 def why_costly(schema: Any) -> str | None:
-    """Why following a parsed schema would hold everything up, if it would.
+    """Return why following a parsed schema would block the worker, or None if it would not.
 
-    llguidance limits its work, but not all of it: it joins schemas by intersecting their patterns,
-    in time exponential in how many there are, and a multiple is an automaton of as many states.
-    Within these limits a format takes at most some tenths of a second to check and to start.
+    llguidance limits most of its work, but not all: it joins schemas by intersecting their
+    patterns, in time exponential in their number, and a multipleOf is an automaton with as many
+    states. Within these limits a format takes at most some tenths of a second to check and to
+    start.
     """
     pairs = list(_pairs(schema))
     patterns = {
@@ -91,12 +96,12 @@ def why_costly(schema: Any) -> str | None:
 
 
 def size_of(text: str) -> int:
-    """UTF-8 bytes; a lone surrogate, which JSON can escape, counts as one."""
+    """Return the UTF-8 bytes of a text; a lone surrogate, which JSON can escape, counts as one."""
     return len(text.encode(errors="replace"))
 
 
 def _pairs(value: Any) -> Iterator[tuple[str, Any]]:
-    """Every key of every object in a JSON value, with its value."""
+    """Yield every key of every object in a JSON value, with its value."""
     if isinstance(value, dict):
         yield from value.items()
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
@@ -120,13 +125,13 @@ def _exponent(number: Decimal) -> int:
 
 
 def check_format(kind: FormatKind, source: str, *, open_objects: bool = False) -> OutputFormat:
-    """Return the format as runs follow it; raises CallerError with llguidance's reason.
+    """Return the format as runs follow it. Raises CallerError with llguidance's reason.
 
-    Admission calls it for `Open.format`. A schema may use what llguidance knows of JSON Schema,
-    and refers to nothing outside itself. Its JSON is written on one line, and its objects are
-    closed as `closed` says, unless `open_objects`. An expression is one of Rust's regex crate,
-    without look-around, and matches the whole text. It takes 0.1 ms for a small schema, some 50 ms
-    for one of 1000 properties.
+    Admission calls it for `Open.format`. A schema may use the keywords of JSON Schema that
+    llguidance supports, and refer to nothing outside itself. Its JSON is written on one line, and
+    its objects are closed (see `closed`), unless `open_objects`. A regular expression is one of
+    Rust's regex crate, without look-around, and matches the whole text. The check takes 0.1 ms for
+    a small schema, some 50 ms for one of 1000 properties.
     """
     if kind is FormatKind.JSON_SCHEMA:
         if size_of(source) > MAX_SCHEMA_BYTES:
@@ -146,8 +151,8 @@ def check_tools(
 ) -> ToolUse:
     """Return the tools with their parameters as runs follow them, as `check_format` does.
 
-    Raises CallerError for the first tool whose calls no grammar can hold, and for an `answer` that
-    is too much beside them.
+    Raises CallerError for the first tool whose calls no grammar can express, and for an `answer`
+    that is too costly together with them.
     """
     if size_of(tools.functions) > MAX_SCHEMA_BYTES:
         raise _refusal(f"are longer than {MAX_SCHEMA_BYTES} bytes", "format_too_costly")
@@ -180,7 +185,7 @@ def _invalid_parameters(function: Mapping[str, Any], why: str, field: str) -> Ca
 
 
 def _settled(schema: Any, open_objects: bool) -> Any:
-    """Return a schema that says itself how its JSON is written, closed unless `open_objects`."""
+    """Return a schema with our way of writing JSON in it, closed unless `open_objects`."""
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):
@@ -190,10 +195,10 @@ def _settled(schema: Any, open_objects: bool) -> Any:
 
 
 def closed(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema in which objects have only the properties that they list.
+    """Return a schema whose objects have only the properties that they list.
 
-    JSON Schema lets an object have any others unless it says `additionalProperties: false`, which
-    most libraries leave out and a model may use up all of its tokens on. An object stays open that
+    JSON Schema allows any others unless it says `additionalProperties: false`, which most
+    libraries leave out and a model may spend all its tokens on. An object stays open that
     speaks of other properties itself, or requires one that it does not list. A schema that joins
     objects (`allOf`, or `anyOf` beside `properties`) stays as it is: each part would exclude the
     properties of the others.
@@ -236,7 +241,7 @@ _HOLDS_NAMED = ("properties", "patternProperties", "$defs", "definitions")
 
 
 def _subschemas(schema: Any) -> Iterator[dict[str, Any]]:
-    """Yield every schema in a schema, itself first; what stands in an enum or const is none."""
+    """Yield every schema in a schema, itself first; values of enum and const are no schemas."""
     if not isinstance(schema, dict):
         return
     yield schema
@@ -250,17 +255,16 @@ def _subschemas(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 def _fault_of(grammar: str) -> str:
-    """What llguidance says against it; empty where that is nothing."""
+    """Return llguidance's error about a grammar; empty if there is none."""
     is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=_LIMITS)
     return messages[0] if is_error else ""
 
 
 class GrammarCompiler:
-    """Formats to grammars for one model; building it takes up to a second, so once a model.
+    """Compiles formats to grammars for one model; building it takes up to a second.
 
-    The engine has one, made with the model's tokenizer, the vocab of its logits (which may be
-    larger than the tokenizer's) and its end-of-text ids, and calls `start` for each run that
-    has a format.
+    The engine makes one with the model's tokenizer, the number of its logits (which may exceed the
+    tokenizer's ids) and its end-of-text ids, and calls `start` for each run that has a format.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab: int, eos_ids: Collection[int]) -> None:
@@ -271,7 +275,7 @@ class GrammarCompiler:
         known = tokenizer.get_vocab_size()
         ends = sorted(token for token in self._eos_ids if token < known)
         whole = Tokenizer.from_str(tokenizer.to_str())
-        whole.no_padding()  # llguidance encodes by it what a format leaves no choice about
+        whole.no_padding()  # llguidance encodes with it the text that a format prescribes
         whole.no_truncation()
         try:
             self._tokenizer = LLTokenizer(
@@ -281,13 +285,16 @@ class GrammarCompiler:
             raise ModelError(f"no grammar can use this tokenizer: {error}") from error
 
     def start(self, kind: FormatKind, source: str, generated: Sequence[int] = ()) -> OutputGrammar:
-        """The grammar of a run after its `generated` ids; CallerError where they do not match."""
+        """Return the grammar after the `generated` ids.
+
+        Raises CallerError if they do not match it.
+        """
         return self._started(_grammar(kind, source), generated)
 
     def start_calls(
         self, tools: ToolUse, generated: Sequence[int] = (), answer: OutputFormat | None = None
     ) -> OutputGrammar:
-        """The same of a run that must call tools, or else may `answer` in that format."""
+        """Return the grammar of a run that must call tools, or may `answer` in that format."""
         functions = read_functions(tools.functions)
         wanted = [each for each in functions if tools.only in (None, each["name"])]
         return self._started(_calls(wanted, tools, answer, self._special), generated)
@@ -296,7 +303,7 @@ class GrammarCompiler:
         matcher = LLMatcher(self._tokenizer, grammar_text, log_level=0, limits=_LIMITS)
         if matcher.is_error():
             raise _refusal(matcher.get_error())
-        # Where none of our ends is a token, llguidance takes another one for the end.
+        # If none of our end ids is a token, llguidance takes another one as the end.
         not_ours = frozenset(self._tokenizer.eos_tokens) - self._eos_ids
         grammar = OutputGrammar(matcher, self._vocab, self._eos_ids, not_ours)
         for token in generated:
@@ -305,16 +312,15 @@ class GrammarCompiler:
 
 
 class OutputGrammar:
-    """What one run may draw next. The engine, for a run that has a format:
+    """The ids that one run may draw next.
 
-    - ends the run as `stop` without drawing when `finished`, at first and after each token;
-    - draws under `mask()`, or with drafts under the first masks of `draft_masks(drafts)`;
-    - gives each token that it takes to `accept`.
+    For a run with a format, the engine ends the run as `stop` without drawing when `finished`, at
+    first and after each token; draws under `mask()`, or with drafts under the first masks of
+    `draft_masks(drafts)`; and gives each token that it takes to `accept`.
 
-    Every method raises CallerError (field `format`) when the grammar cannot go on, because it
-    has become too complex or the tokenizer has no token for it: the run has failed then, with
-    that message. A steer is text from outside and would break the grammar: a run that has a
-    format takes none.
+    Every method raises CallerError (field `format`) when the grammar cannot continue, because it
+    has become too complex or the tokenizer has no suitable token; the run has then failed with that
+    message. Steered text would break the grammar, so a run with a format accepts none.
     """
 
     def __init__(
@@ -333,16 +339,16 @@ class OutputGrammar:
 
     @property
     def may_end(self) -> bool:
-        """The text so far matches the format as it is; the end-of-text ids are allowed."""
+        """True if the text so far matches the format, so that end-of-text ids are allowed."""
         return self._matcher.is_accepting()
 
     @property
     def finished(self) -> bool:
-        """Nothing but the end can follow."""
+        """True if only the end can follow."""
         return self._ended or (self._matcher.is_stopped() and not self._matcher.is_error())
 
     def mask(self) -> Mask:
-        """The ids that may be drawn next: int32 [ceil(vocab / 32)], a new array each time.
+        """Return the ids that may be drawn next: int32 [ceil(vocab / 32)], a new array each time.
 
         Bit i of word w allows id 32 w + i, as kernels.sampler reads it; at least one is set.
         """
@@ -351,7 +357,7 @@ class OutputGrammar:
         mask = bits[: self._words].copy()
         if self._vocab % MASK_BITS:
             mask.view(np.uint32)[-1] &= np.uint32((1 << self._vocab % MASK_BITS) - 1)
-        for token in self._eos_ids:  # llguidance does not know of those outside the tokenizer
+        for token in self._eos_ids:  # llguidance does not know those outside the tokenizer
             _allow(mask, token, self.may_end)
         for token in self._forbidden:
             _allow(mask, token, False)
@@ -360,7 +366,7 @@ class OutputGrammar:
         return mask
 
     def accept(self, token: int) -> None:
-        """Go on after `token`, which a mask has allowed."""
+        """Advance by `token`, which a mask has allowed."""
         if self._ended:
             raise _refusal(f"token {token} after its end", "format_broken")
         if token in self._eos_ids and self.may_end:
@@ -370,10 +376,10 @@ class OutputGrammar:
             self._check()
 
     def draft_masks(self, drafts: Sequence[int]) -> list[Mask]:
-        """The masks of the next token and of those after each draft, while the drafts match.
+        """Return the masks of the next token and of those after each draft, while the drafts match.
 
-        There are 1 + n masks, where n is how many drafts the grammar allows and can be
-        followed: the engine verifies the first n only. The grammar stays where it is.
+        There are 1 + n masks, where n is how many drafts the grammar allows and can follow: the
+        engine verifies only the first n. The grammar's state does not change.
         """
         masks = [self.mask()]
         taken = 0
@@ -401,24 +407,24 @@ def _allow(mask: Mask, token: int, is_allowed: bool) -> None:
 
 
 def _grammar(kind: FormatKind, source: str) -> str:
-    """llguidance's text of a format; CallerError for one that is no JSON or too costly."""
+    """Return llguidance's text of a format. Raises CallerError if it is not JSON or too costly."""
     if kind is FormatKind.REGEX:
         if size_of(source) > MAX_REGEX_BYTES:
             raise _refusal(f"is longer than {MAX_REGEX_BYTES} bytes", "format_too_costly")
         return LLMatcher.grammar_from_regex(source)
     try:
         schema = _guided(json.loads(source, parse_constant=_refuse_constant))
-        # Written anew, because llguidance pastes a schema's text into its own JSON.
+        # Serialised again, because llguidance pastes a schema's text into its own JSON.
         return LLMatcher.grammar_from_json_schema(json.dumps(schema))
     except (ValueError, RecursionError) as error:
         raise _no_json(error) from error
 
 
 def _guided(schema: Any) -> Any:
-    """Return a schema that says how its JSON is written; CallerError for one that is too costly.
+    """Return a schema that says how its JSON is written. Raises CallerError if it is too costly.
 
-    One that admission settled says so itself. One that an earlier version stored is followed as
-    it was then, or its stream could not go on from the white space that it has.
+    A schema that admission has settled says so itself. One that an earlier version stored keeps the
+    white space of that version, so that its stream can continue.
     """
     if (costly := why_costly(schema)) is not None:
         raise _refusal(costly, "format_too_costly")
@@ -435,14 +441,15 @@ def _calls(
     answer: OutputFormat | None = None,
     special: Mapping[str, int] = MappingProxyType({}),
 ) -> str:
-    """llguidance's text of calls of these functions, in the markup of the model, or of an answer.
+    """Return llguidance's text of calls of these functions, in the model's markup, or of an answer.
 
-    `special`: the tokens that are no letters, of which a mark may be one.
+    special: names and ids of special tokens, of which a mark may be one.
     """
-    assert tools.markup is not None  # an engine's
+    assert tools.markup is not None  # only an engine's tools get here
     markup = MARKUPS[tools.markup]
     begins, ends = (_mark(mark, special) for mark in (markup.begins, markup.ends))
-    first, last, between = "", "", "; "  # of all calls, as `before` and `after` are of each
+    # text around all calls; `before` and `after` are around each
+    first, last, between = "", "", "; "
     before, after = "", ""
     if ends:
         before, after, between = f'{begins} "\\n"', f'"\\n" {ends}', "\n"
@@ -470,7 +477,10 @@ def _mark(mark: str, special: Mapping[str, int]) -> str:
 
 
 def _answer(answer: OutputFormat, markup: Markup) -> list[str]:
-    """The rules of a text in that format; of an expression's, none that would be read as a call."""
+    """Return the rules of an answer in that format.
+
+    Text that would be read as a call is excluded.
+    """
     if answer.kind is not FormatKind.REGEX:
         return [f"answer: %json {json.dumps(_guided(json.loads(answer.source)))}"]
     grammar = json.loads(LLMatcher.grammar_from_regex(answer.source))["grammars"][0]
@@ -488,6 +498,7 @@ def _refuse_constant(word: str) -> None:
 
 
 def _refusal(message: str, code: str = "bad_format") -> CallerError:
-    for echo in ("\n<state>", "\n   1 | start:"):  # of its own state, of the grammar around it
+    # llguidance echoes its own state and the surrounding grammar
+    for echo in ("\n<state>", "\n   1 | start:"):
         message = message.partition(echo)[0].strip()
     return CallerError(message[:MAX_MESSAGE_CHARS], code=code, field="format")

@@ -1,6 +1,7 @@
-"""The stream side of one run: token ids in, frames out, and when the run has ended.
+"""The stream side of one run: turns token ids into frames, and detects the end of the run.
 
-Ids stand for bytes, which need not be whole characters."""
+Ids stand for bytes, which need not be whole characters.
+"""
 
 from __future__ import annotations
 
@@ -34,23 +35,25 @@ _STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 _FALLBACK = [_REPLACE, {"type": "ByteFallback"}, {"type": "Fuse"}]
 
 MAX_FRAME_SCORE_BYTES = 128 * 1024
-"""Scores that one frame carries; with 20 alternatives, those of some 300 tokens."""
+"""Maximum bytes of scores per frame; with 20 alternatives, those of some 300 tokens."""
 SCORE_BYTES = 16
-"""Of one encoded Score, at most, besides the token's bytes."""
+"""Maximum bytes of one encoded Score, besides the token's bytes."""
 MAX_FRAME_TEXT_CHARS = 16 * 1024
-"""A text frame has at most 64 KiB of UTF-8; what a token gives beyond it is more frames."""
+"""Maximum characters per text frame, at most 64 KiB of UTF-8; longer text becomes several frames.
+"""
 
 
 class Vocabulary:
-    """A tokenizer's ids as bytes. One per model, shared by its runs: building takes some
-    microseconds an id.
+    """A tokenizer's ids as bytes; one per model, shared by its runs.
 
-    Knows byte-level vocabularies (GPT-2's, so Llama 3's, Qwen's and BitNet's) and SentencePiece's
-    with bytes to fall back on (Llama 2's); raises ModelError for a tokenizer of another kind.
+    Building it takes some microseconds per id. It supports byte-level vocabularies (GPT-2's, so
+    Llama 3's, Qwen's and BitNet's) and SentencePiece's with byte fallback (Llama 2's). Raises
+    ModelError for other tokenizers.
     """
 
     strips_space: bool
-    """The tokenizer put a space before every text, so that the first one is none of its own."""
+    """True if the tokenizer puts a space before every text, which is removed from the first token.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         decoder = json.loads(tokenizer.to_str())["decoder"]
@@ -71,15 +74,18 @@ class Vocabulary:
             self._bytes[token] = word.encode() if token in self._special else to_bytes(word)
 
     def bytes_of(self, token: int) -> bytes:
-        """What `token` stands for in a text; a special one's name; empty for an unknown id."""
+        """Return the bytes of `token`; a special one's name; empty for an unknown id."""
         return self._bytes[token] if token < len(self._bytes) else b""
 
     def text_of(self, token: int) -> bytes:
-        """What `token` adds to a text, to which special ones add nothing."""
+        """Return the bytes that `token` adds to a text; none for special tokens."""
         return b"" if token in self._special else self.bytes_of(token)
 
     def scored(self, token: int, scores: Scores) -> TokenScores:
-        """`token` was drawn with these scores; ids beyond the tokenizer have no bytes."""
+        """Return the scores of a drawn token as a frame has them.
+
+        Ids beyond the tokenizer have no bytes.
+        """
         drawn = ((token, scores.chosen), *scores.best)
         chosen, *top = (Score(each, self.bytes_of(each), logprob) for each, logprob in drawn)
         return TokenScores(chosen, tuple(top))
@@ -94,12 +100,15 @@ def _flat(decoder: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
 
 
 def _known(part: dict[str, Any]) -> dict[str, Any]:
-    """ByteLevel's settings are those of its encoding side."""
+    """Drop ByteLevel's settings, which concern encoding only."""
     return _BYTE_LEVEL if part.get("type") == "ByteLevel" else part
 
 
 def _from_byte_level(word: str) -> bytes:
-    """A word with a character that stands for no byte is taken as it is, like decoding does."""
+    """Return a word's bytes.
+
+    A word with a character outside the table is taken literally, as in decoding.
+    """
     table = _byte_of()
     if all(char in table for char in word):
         return bytes(table[char] for char in word)
@@ -108,10 +117,10 @@ def _from_byte_level(word: str) -> bytes:
 
 @cache
 def _byte_of() -> dict[str, int]:
-    """GPT-2's characters for bytes: printable Latin-1 for itself, the others from U+0100 on.
+    """Return GPT-2's characters for bytes: printable Latin-1 for itself, others from U+0100 on.
 
-    `bytes_to_unicode` of the code of Radford et al., Language Models are Unsupervised Multitask
-    Learners, 2019 (https://github.com/openai/gpt-2).
+    This is `bytes_to_unicode` of the code of Radford et al., Language Models are Unsupervised
+    Multitask Learners, 2019 (https://github.com/openai/gpt-2).
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in printable]
@@ -124,12 +133,15 @@ def _from_fallback(word: str) -> bytes:
         try:
             return bytes((int(word[3:5], 16),))
         except ValueError:
-            pass  # a word that only looks like a byte
+            pass  # not a byte, in spite of its form
     return word.replace("\u2581", " ").encode()
 
 
 class PendingScores:
-    """Scores of tokens whose frame is not made yet; of too many, the last that one frame holds."""
+    """Scores of tokens whose frame is not made yet.
+
+    If there are too many, the last that fit a frame.
+    """
 
     def __init__(self) -> None:
         self._scores: deque[TokenScores] = deque()
@@ -153,24 +165,25 @@ def _size(scores: TokenScores) -> int:
 
 
 class Transcript:
-    """Turns a run's tokens into emissions; it depends on the ids alone, never on timing.
+    """Turns a run's tokens into emissions; the result depends on the ids alone, not on timing.
 
-    A continuation therefore steps through the ids that the ledger holds, drops the text that
-    was sent, and is then in the state in which the interrupted run was. Logged ids say which of
-    them were steered (STEERED), because a steer's text is not searched for stop sequences.
+    So a continuation steps through the ids from the ledger, drops the text that was sent, and is
+    then in the state of the interrupted run. Logged ids are marked if they were steered (STEERED),
+    because steered text is not searched for stop sequences.
 
-    The engine calls, on one that is made for each run:
+    The engine makes one for each run and calls:
 
     - `resume()` once, first;
-    - `accept(token, scores)` for each token that is drawn, in order;
-    - `steer(ids)` for a Steer order, between two steps; its ids are known tokens of the run then;
+    - `accept(token, scores)` for each drawn token, in order;
+    - `steer(ids)` for a Steer order, between two steps; its ids are then known tokens of the run;
     - `end(...)` for what the transcript cannot see: a cancel, a failure, a finished grammar.
 
-    Once `ended` is true, after any of them, the run is over, and drafts that were accepted beyond
-    that token count for nothing. The position of the next draw is `total_tokens`.
+    Once `ended` is True, after any of them, the run is over, and drafts accepted beyond that token
+    are ignored. The position of the next draw is `total_tokens`.
 
-    Scores ride with the ids: a frame has those of the tokens whose ids are in its emission, so a
-    cut loses none. Tokens that complete no text before the run ends have no scores in the log.
+    A frame carries the scores of the tokens whose ids are in its emission, so that no
+    interruption loses any. Tokens that complete no text before the run ends have no scores in the
+    log.
     """
 
     def __init__(
@@ -204,10 +217,10 @@ class Transcript:
         self._bytes_to_drop = 0
 
     def resume(self) -> list[Emission]:
-        """Step through the run's generated ids; what comes out had not been sent.
+        """Step through the run's generated ids and return what had not been sent.
 
-        Normally nothing; the end, if the stream lacks only that; FAILED, if the stream holds
-        other text than these ids give.
+        Normally that is nothing; the end, if the stream lacks only that; FAILED, if the stream's
+        text differs from the text of these ids.
         """
         self._bytes_to_drop = self._run.sent_bytes
         emissions: list[Emission] = []
@@ -227,19 +240,19 @@ class Transcript:
         return emissions
 
     def accept(self, token: int, scores: TokenScores | None = None) -> list[Emission]:
-        """One more drawn token, with its scores if the run has logprobs."""
+        """Take one more drawn token, with its scores if the run has logprobs."""
         self._ids.append(token)
         if scores is not None and self._run.logprobs is not None:
             self._scores.add(scores)
         return self._take(token)
 
     def steer(self, ids: Sequence[int]) -> list[Emission]:
-        """A whole Steer order: its tokens are taken as if drawn, its text is the stream's text.
+        """Take a whole Steer order: its tokens count as drawn, and its text as the stream's.
 
-        What is held back goes out before it, as it can no longer become a stop sequence or a
-        whole character. Nothing in the order ends the run, but the room that is left: an order
-        that is longer than that is cut, not counted in `steers`, and the run ends as `length`.
-        Nothing happens if it has ended.
+        Text that is held back is sent first, since it can no longer become a stop sequence or a
+        whole character. Nothing in the order ends the run except the limit of tokens: an order
+        beyond that limit is cut and not counted in `steers`, and the run ends as `length`. An ended
+        run is ignored.
         """
         if self.ended or not ids:
             return []
@@ -252,10 +265,10 @@ class Transcript:
     def end(
         self, reason: FinishReason, message: str | None = None, retryable: bool = False
     ) -> list[Emission]:
-        """End the run: the text held back, unless it is a stop sequence, then StreamEnd.
+        """End the run: emit the text held back, unless it is a stop sequence, then StreamEnd.
 
-        `retryable`: the same request may succeed when it is sent again, as after NaN logits.
-        Nothing happens if it has ended.
+        retryable: the same request may succeed when it is sent again, as after NaN logits. An ended
+        run is ignored.
         """
         if self.ended:
             return []
@@ -293,7 +306,7 @@ class Transcript:
         return self._emit_text(held + text) + self._end_if_due()
 
     def _text_of(self, token: int) -> str:
-        # An ignored end is no text either, whether or not the tokenizer calls it special.
+        # An ignored end-of-text token has no text, even if the tokenizer does not call it special.
         return "" if token in self._eos_ids else self._detokeniser.step(token)
 
     def _end_if_due(self) -> list[Emission]:
@@ -313,7 +326,7 @@ class Transcript:
         return [emission for piece in pieces for emission in self._emit_piece(piece)]
 
     def _emit_piece(self, piece: str | CallPiece) -> list[Emission]:
-        """But for what was sent before the run was interrupted."""
+        """Return the frames of a piece, without what was sent before the interruption."""
         step = MAX_FRAME_TEXT_CHARS
         if isinstance(piece, CallPiece):
             if self._bytes_to_drop >= piece.size:
@@ -332,7 +345,7 @@ class Transcript:
         ]
 
     def _call_frame(self, piece: CallPiece, arguments: str) -> ToolCall:
-        """The id of a call follows from the run, so that a continuation gives the same."""
+        """Return the frame of a piece of a call, whose id depends only on the run."""
         self._scores.take()  # the API's logprobs are those of text
         id_ = call_id(self._run, piece.call, self._markup) if piece.name else ""
         return ToolCall(piece.call, id_, piece.name, arguments, self._next_index)
@@ -351,7 +364,7 @@ class Transcript:
 
 
 def call_id(run: Run, call: int, markup: Markup | None) -> str:
-    """Of the nth call of a run: another one for another request, or another seed."""
+    """Return the id of a run's nth call; it differs between requests and seeds."""
     digest = hashlib.sha256(f"{run.sampling.seed} {call} ".encode() + pack_u32s(run.prompt_ids))
     if markup is not None and markup.id_chars is not None:
         return digest.hexdigest()[: markup.id_chars]
@@ -359,7 +372,7 @@ def call_id(run: Run, call: int, markup: Markup | None) -> str:
 
 
 def _orders(logged: Sequence[int]) -> Iterator[tuple[bool, list[int]]]:
-    """Drawn ids one by one, (False, [id]), and the ids of each Steer order, (True, ids)."""
+    """Yield drawn ids one by one, (False, [id]), and the ids of each Steer order, (True, ids)."""
     order: list[int] = []
     for token in logged:
         if order and (not token & STEERED or token & STEER_BEGINS):
@@ -374,27 +387,26 @@ def _orders(logged: Sequence[int]) -> Iterator[tuple[bool, list[int]]]:
 
 
 class Detokeniser:
-    """Token ids to text, as soon as the bytes end on a whole character.
+    """Turns token ids into text as soon as the bytes form whole characters.
 
-    Special tokens are no text, but for the `marks` around calls, which the reader of calls needs.
-
-    Bytes that are no UTF-8 become U+FFFD, as soon as they are certain to be none and as many as
-    the Unicode standard recommends (section 3.9, substitution of maximal subparts).
-    A step takes time by the bytes of its token alone. Stepping a new one through all ids gives
-    the same pieces again.
+    Special tokens have no text, except the `marks` around calls, which the reader of calls needs.
+    Invalid UTF-8 becomes U+FFFD as soon as it is certain, in the number that the Unicode standard
+    recommends (section 3.9, substitution of maximal subparts). The time of a step depends on the
+    bytes of its token alone. A new detokeniser that steps through the same ids gives the same
+    pieces.
     """
 
     def __init__(
         self, vocabulary: Vocabulary, goes_on: bool = False, marks: Sequence[str] = ()
     ) -> None:
-        """goes_on: there is text before the first token, of which its space parts it."""
+        """Start a text. `goes_on`: other text precedes it, so its first space is kept."""
         self._vocabulary = vocabulary
         self._marks = {mark.encode() for mark in marks}
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._strips_space = vocabulary.strips_space and not goes_on
 
     def step(self, token: int) -> str:
-        """The text that `token` completes; empty while a character is unfinished."""
+        """Return the text that `token` completes; empty while a character is unfinished."""
         raw = self._vocabulary.text_of(token)
         if not raw and self._marks and (name := self._vocabulary.bytes_of(token)) in self._marks:
             raw = name
@@ -404,16 +416,16 @@ class Detokeniser:
         return self._decoder.decode(raw)
 
     def flush(self) -> str:
-        """An unfinished character as U+FFFD; nothing is held any more. More ids may follow."""
+        """Return an unfinished character as U+FFFD, and forget it; more ids may follow."""
         return self._decoder.decode(b"", final=True)
 
 
 class StopMatcher:
-    """Holds back text for as long as it may be the beginning of a stop sequence.
+    """Holds back text while it may be the beginning of a stop sequence.
 
-    The text before one goes out, the sequence never does. What comes out depends on the text
-    alone, not on how it is cut into tokens. Once `matched`, the text from the first stop sequence
-    on is gone and nothing comes any more.
+    The text before a stop sequence is released, the sequence never. The result depends on the text
+    alone, not on its division into tokens. Once `matched`, the text from the first stop sequence on
+    is dropped, and nothing is released any more.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -422,26 +434,26 @@ class StopMatcher:
         self.matched = False
 
     def feed(self, text: str) -> str:
-        """The text that is now certain to be no part of a stop sequence."""
+        """Return the text that certainly belongs to no stop sequence."""
         if self.matched or not self._stops:
             return "" if self.matched else text
         self._held += text
         found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         self.matched = bool(found)
-        # Of several, the first to be complete counts, so that it is of no account how many
-        # tokens brought the text; of several that end there, the one that began first.
+        # Of several stop sequences the first to be complete counts, so that the division into
+        # tokens does not matter; of several that end at the same place, the one that began first.
         certain = min(found)[1] if found else len(self._held) - self._suspect_length()
         released = self._held[:certain]
         self._held = "" if self.matched else self._held[certain:]
         return released
 
     def flush(self) -> str:
-        """What is held back, when no more text will come, or none that belongs to it."""
+        """Return the text held back, when no more text will follow that could belong to it."""
         held, self._held = self._held, ""
         return held
 
     def _suspect_length(self) -> int:
-        """Length of the longest end of the held text that some stop sequence begins with."""
+        """Return the length of the longest end of the held text that begins a stop sequence."""
         longest = max(len(stop) for stop in self._stops) - 1
         for length in range(min(longest, len(self._held)), 0, -1):
             end = self._held[-length:]

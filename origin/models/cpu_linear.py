@@ -117,7 +117,7 @@ class TernaryLinear(Int8Linear):
 
 @cache
 def is_fp32_quicker(outputs: int, inputs: int) -> bool:
-    """Whether the product of whole numbers should be one of fp32 here, found by trying.
+    """Return True if the product of whole numbers should be one of fp32 here, found by trying.
 
     What instructions a processor has does not say which of them torch and its libraries use.
     """

@@ -90,7 +90,7 @@ class Batch:
 
 
 def attends_in_place(config: ModelConfig) -> bool:
-    """Whether keys and values that lie among others give the bits that a copy of them gives.
+    """Return True if keys and values that lie among others give the bits that a copy of them gives.
 
     No BLAS promises it, so it is tried out: page ids must not matter.
     """
@@ -230,7 +230,7 @@ class CpuModel:
 
     @torch.inference_mode()
     def draw(self, hidden: Tensor, draws: Sequence[Draw]) -> list[Drawn]:
-        """The tokens that follow these rows; see `model.Model.draw`."""
+        """Return the tokens that follow these rows; see `model.Model.draw`."""
         if not draws:
             return []
         logits = self.logits(hidden)
@@ -342,7 +342,7 @@ def load(
 
 
 def _numeric_code() -> list[Path]:
-    """The files that decide the bits of a result: this model's, and the oracles."""
+    """Return the files that decide the bits of a result: this model's, and the oracles."""
     return [
         *Path(__file__).parent.glob("cpu_*.py"),
         *(path for path in kernels.sources() if not path.stem.endswith("_triton")),

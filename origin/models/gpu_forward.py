@@ -59,7 +59,7 @@ class Span:
 
 
 def spans_of(pieces: Sequence[Piece]) -> list[Span]:
-    """Each piece as one span, with its hidden rows after those of the pieces before it."""
+    """Return each piece as one span, with its hidden rows after those of the pieces before it."""
     places = accumulate((len(piece.ids) for piece in pieces), initial=0)
     return [
         Span(piece, 0, len(piece.ids), place) for piece, place in zip(pieces, places, strict=False)
@@ -160,7 +160,7 @@ def step_size(decoder: Decoder, positions: Sequence[int]) -> tuple[int, int]:
 
 
 def step_length(length: int) -> int:
-    """The shortest length that steps are captured for and that holds `length` positions."""
+    """Return the shortest length that steps are captured for and that holds `length` positions."""
     longest = SHORTEST_STEP_TOKENS
     while longest < length:
         longest *= 2
@@ -192,7 +192,7 @@ class GpuStep:
         self._steps: dict[tuple[int, int], DrawnStep] = {}
 
     def takes(self, pieces: Sequence[Piece], rows: Sequence[int], draws: Sequence[Draw]) -> bool:
-        """Whether they are one row of each of so many sequences, all of them drawn from."""
+        """Return True if they are one row of each of so many sequences, all of them drawn from."""
         return (
             0 < len(draws) == len(pieces) <= self._most
             and all(draw.by_settings for draw in draws)
@@ -248,7 +248,7 @@ class GpuDraw:
         return [Drawn(*pair) for pair in zip(tokens, scores, strict=True)]
 
     def rows(self, draws: Sequence[Draw]) -> SamplerRows:
-        """Their settings, on the device."""
+        """Return their settings, on the device."""
         return SamplerRows.of(
             [draw.sampling for draw in draws],
             [draw.position for draw in draws],

@@ -77,7 +77,7 @@ class DecoderParts:
         self.head = self._head(tensors)
 
     def decoder(self, pages: int) -> Decoder:
-        """The whole, with a KV cache of so many pages."""
+        """Return the whole, with a KV cache of so many pages."""
         config = self._config
         cache = PagedKv.allocate(
             config.layers, pages, config.kv_heads, config.head_dim,
@@ -124,7 +124,7 @@ class DecoderParts:
         join: Callable[[Sequence[Part]], Linear],
         progress: Progress,
     ) -> list[LayerTensors[Linear]]:
-        """The layers' tensors, with a rotary embedding for each."""
+        """Return the layers' tensors, with a rotary embedding for each."""
         config, moved = self._config, list[LayerTensors[Linear]]()
         tables = rope_table(config.context, config.head_dim, config.rope_theta, config.rope_scaling)
         cos, sin = (table.to(self._device) for table in tables)

@@ -102,7 +102,7 @@ class GpuModel:
 
     @torch.inference_mode()
     def draw(self, hidden: Tensor, draws: Sequence[Draw]) -> list[Drawn]:
-        """The tokens that follow these rows; see `model.Model.draw`."""
+        """Return the tokens that follow these rows; see `model.Model.draw`."""
         drawn: list[Drawn] = []
         for logits, some in self._logits_of(hidden, draws):
             drawn += self._draw(logits, some)
@@ -240,7 +240,7 @@ def _refuse_old_gpu(device: torch.device, formats: Formats, dependent: bool) -> 
 
 
 def _numeric_code() -> list[Path]:
-    """The files that decide the bits of a result."""
+    """Return the files that decide the bits of a result."""
     return [*Path(__file__).parent.glob("gpu_*.py"), *kernels.sources()]
 
 

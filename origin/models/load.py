@@ -75,7 +75,7 @@ def _keep_freed_memory() -> None:
 
 
 def _runs_on_gpu(directory: Path) -> bool:
-    """Whether there is a GPU that the kernels are for, and they take the model's heads."""
+    """Return True if there is a GPU that the kernels are for, and they take the model's heads."""
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() < LEAST_CAPABILITY:
         return False
     return read_config(directory).head_dim in HEAD_DIMS

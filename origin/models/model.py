@@ -131,7 +131,7 @@ class Model(Protocol):
         """
 
     def draw(self, hidden: Tensor, draws: Sequence[Draw]) -> list[Drawn]:
-        """The tokens that follow these rows: fp32 [len(draws), H].
+        """Return the tokens that follow these rows: fp32 [len(draws), H].
 
         Raises ValueError for a mask that allows nothing or an argument that does not fit.
         """
@@ -141,7 +141,7 @@ class Model(Protocol):
 
 
 def drawn_before(draw: int) -> int:
-    """The id that stands for the token of this draw; it is its own inverse."""
+    """Return the id that stands for the token of this draw; it is its own inverse."""
     return -1 - draw
 
 
@@ -210,7 +210,7 @@ def context_pages(config: ModelConfig) -> int:
 
 
 def prefill_chunks(ids: Sequence[int]) -> list[Sequence[int]]:
-    """A prompt cut at absolute multiples of PREFILL_CHUNK_TOKENS; the last may be shorter."""
+    """Return a prompt cut at absolute multiples of PREFILL_CHUNK_TOKENS; the last may be shorter."""
     step = PREFILL_CHUNK_TOKENS
     return [ids[start : start + step] for start in range(0, len(ids), step)]
 
@@ -265,5 +265,5 @@ def check_pieces(pieces: Sequence[Piece], config: ModelConfig, pages: int, drawn
 
 
 def is_chunk(piece: Piece) -> bool:
-    """Whether it begins a page and fills no more than that."""
+    """Return True if it begins a page and fills no more than that."""
     return piece.start % PREFILL_CHUNK_TOKENS == 0 and len(piece.ids) <= PREFILL_CHUNK_TOKENS

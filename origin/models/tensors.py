@@ -43,7 +43,7 @@ CPU = torch.device("cpu")
 
 
 def read_tensors(directory: Path, config: ModelConfig) -> dict[str, Tensor]:
-    """Every tensor that the config calls for, by name, with no NaN and nothing infinite in it.
+    """Return every tensor that the config calls for, by name, with no NaN and nothing infinite in it.
 
     Floating tensors are bf16, fp16 or fp32, as they are stored. BitNet's linears are packed,
     uint8 [out / 4, in], each with a floating `weight_scale` [1], whether or not the files are.
@@ -63,7 +63,7 @@ def read_tensors(directory: Path, config: ModelConfig) -> dict[str, Tensor]:
 
 
 def checkpoint_files(directory: Path) -> list[Path]:
-    """The files that decide which tokens a model gives: for its fingerprint. Raises ModelError."""
+    """Return the files that decide which tokens a model gives: for its fingerprint. Raises ModelError."""
     findings = Findings()
     weights = weight_files(directory, findings)
     findings.refuse()
@@ -91,7 +91,7 @@ def examine_values(directory: Path, config: ModelConfig) -> list[Finding]:
 
 
 def _read(file: Path, names: list[str]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of one file, each looked at."""
+    """Yield the tensors of one file, each looked at."""
     try:
         with safe_open(file, "pt") as opened:
             for name in names:
@@ -130,7 +130,7 @@ def _make_ternary(tensors: dict[str, Tensor], config: ModelConfig) -> None:
 
 
 def absmean(real: Tensor) -> Tensor:
-    """The scale of ternary weights: their mean absolute value, fp32 [1], never 0.
+    """Return the scale of ternary weights: their mean absolute value, fp32 [1], never 0.
 
     Summed in fp64: in fp32 its last bit depends on how many threads take part, and two workers
     must agree on it for one to continue what the other began.

@@ -42,12 +42,12 @@ Compute = Callable[[str], Computed]
 
 
 def is_embedding(folder: Path) -> bool:
-    """A sentence-transformers folder."""
+    """Return a sentence-transformers folder."""
     return (folder / MODULES_FILE).is_file()
 
 
 def is_classifier(folder: Path) -> bool:
-    """A checkpoint with a head for classes of whole texts."""
+    """Return a checkpoint with a head for classes of whole texts."""
     try:
         config = json.loads((folder / CONFIG_FILE).read_text("utf-8"))
         names = config.get("architectures") or []

@@ -81,7 +81,7 @@ class Framing:
         self._interim: int | None = None  # index of the first frame that may still be revised
 
     def encoded(self, output: Output) -> Iterator[bytes]:
-        """The encoded frames of one output; TailraceError for what is no output."""
+        """Yield the encoded frames of one output; TailraceError for what is no output."""
         frames = self._frames(output)
         while (raw := _encoded(output, frames)) is not None:
             yield raw
@@ -122,7 +122,7 @@ class Framing:
                 yield Token(text, self.next_index)
 
     def _call(self, piece: CallPiece) -> Iterator[Logged]:
-        """Its id and name are in the first frame."""
+        """Yield its id and name are in the first frame."""
         id_, name = piece.id, piece.name
         for arguments in _pieces(piece.arguments) or [""]:
             yield ToolCall(piece.call, id_, name, arguments, self.next_index)
@@ -178,7 +178,7 @@ def _pieces(text: str) -> list[str]:
 
 
 def _encoded(output: Output, frames: Iterator[Logged]) -> bytes | None:
-    """The next of these frames, whole; TailraceError where a value is outside its type."""
+    """Return the next of these frames, whole; TailraceError where a value is outside its type."""
     try:
         logged = next(frames, None)
         raw = None if logged is None else encode(logged)
@@ -211,7 +211,7 @@ class Production:
         self._ended = False
 
     async def frames(self) -> AsyncGenerator[Numbered, None]:
-        """All frames, the last of them a StreamEnd; raises CancelledError and nothing else."""
+        """Yield all frames, the last of them a StreamEnd; raises CancelledError and nothing else."""
         try:
             async with aclosing(self._outputs()) as outputs:
                 async for output in outputs:
@@ -228,13 +228,13 @@ class Production:
             yield self.ending(end)
 
     def ending(self, end: End) -> Numbered:
-        """The StreamEnd of a stream that its producer does not end itself."""
+        """Return the StreamEnd of a stream that its producer does not end itself."""
         self._ended = True
         index = max(self._framing.next_index, self._request.next_index)
         return index, next(Framing(index).encoded(end))
 
     async def _outputs(self) -> AsyncGenerator[Output, None]:
-        """The recipe's own notices, which are a stream's first frames, and what is produced."""
+        """Yield the recipe's own notices, which are a stream's first frames, and what is produced."""
         notices = [Remark(*notice) for notice in self._request.recipe.notices]
         logged = self._request.next_index
         for notice in notices if self._repeats else notices[logged:]:
@@ -277,7 +277,7 @@ class Production:
         return None
 
     def _new_frames(self, output: Output) -> Iterator[Numbered]:
-        """The frames of one output that the stream does not have yet."""
+        """Yield the frames of one output that the stream does not have yet."""
         framing, logged = self._framing, self._request.next_index
         if isinstance(output, End) and framing.next_index < logged:
             raise bad_output("fewer outputs than the first time")

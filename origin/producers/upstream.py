@@ -172,7 +172,7 @@ class Upstream:
         await self._client.aclose()
 
     def _give_up(self, error: TailraceError, said: _Said) -> End | None:
-        """The stream's end, unless the request is to be tried again; raises what says no.
+        """Return the stream's end, unless the request is to be tried again; raises what says no.
 
         A refused continuation is a loss: nothing was wrong with the request when it began.
         """
@@ -194,7 +194,7 @@ class Upstream:
 
 
 def _is_over(call: UpstreamCall, said: _Said, before: _Said, max_tokens: int) -> bool:
-    """Whether one more piece is more than was asked for, by the pieces or by the server's count."""
+    """Return True if one more piece is more than was asked for, by the pieces or by the server's count."""
     counted = call.usage.completion_tokens if call.usage is not None else 0
     return max(said.made + 1, before.made + counted) > max_tokens
 
@@ -217,7 +217,7 @@ def _end(call: UpstreamCall, said: _Said, before: _Said) -> End:
 async def open_upstream(
     config: OriginConfig, progress: Progress, retry: Retry | None = None
 ) -> Upstream:
-    """The producer, once the server answers; tries until it does, and `progress` says why.
+    """Return the producer, once the server answers; tries until it does, and `progress` says why.
 
     Raises ConfigError where it does answer and no patience will help.
     """
@@ -246,7 +246,7 @@ async def open_upstream(
 
 
 def client_of(config: OriginConfig) -> httpx.AsyncClient:
-    """A connection for each stream; timeouts other than that of connecting are the call's."""
+    """Return a connection for each stream; timeouts other than that of connecting are the call's."""
     streams = config.text_streams
     # Compressed event streams gather several tokens before they come out.
     headers = {"Accept-Encoding": "identity"}
@@ -307,7 +307,7 @@ def _names(body: bytes) -> list[str] | None:
 
 
 def choose_model(models: list[str] | None, wanted: str | None) -> str:
-    """The wanted model, or the only one; ConfigError where that leaves a choice."""
+    """Return the wanted model, or the only one; ConfigError where that leaves a choice."""
     if wanted is not None:
         if models is not None and wanted not in models:
             # Some servers take names that they do not list: aliases, adapters.

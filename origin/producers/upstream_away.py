@@ -52,7 +52,7 @@ def reason_of(error: TailraceError) -> str:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The exceptions behind one; of several that were raised together, the first."""
+    """Yield the exceptions behind one; of several that were raised together, the first."""
     latest: BaseException = error
     for _ in range(MAX_CAUSES):
         if isinstance(latest, BaseExceptionGroup):

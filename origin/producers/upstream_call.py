@@ -60,7 +60,7 @@ T = TypeVar("T")
 
 
 def body_of(recipe: Recipe, model: str, delivered: str, made: int) -> Body:
-    """The JSON of a request that goes on after `delivered`, in which `made` tokens went."""
+    """Return the JSON of a request that goes on after `delivered`, in which `made` tokens went."""
     body: Body = {
         "model": model,
         "stream": True,
@@ -162,7 +162,7 @@ def _extras(recipe: Recipe) -> Body:
 
 
 def _logprobs(recipe: Recipe) -> dict[str, tuple[object, object]]:
-    """The two routes spell it differently."""
+    """Return the two routes spell it differently."""
     if not recipe.messages:
         return {"logprobs": (recipe.logprobs, None)}
     return {
@@ -200,7 +200,7 @@ class UpstreamCall:
         self._count = 0
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """The pieces of text, of what is thought, and of calls of tools, to the end.
+        """Yield the pieces of text, of what is thought, and of calls of tools, to the end.
 
         Raises Unavailable where the server was lost, and another TailraceError where it says no.
         Closing the generator closes the connection, which is how these servers are told to stop.
@@ -289,7 +289,7 @@ class UpstreamCall:
         self._silence = Silence(asyncio.get_running_loop().time(), look_s)
 
     async def _within(self, step: Awaitable[T]) -> T:
-        """The step's result; Unavailable where it fails, or the server is silent for too long."""
+        """Return the step's result; Unavailable where it fails, or the server is silent for too long."""
         try:
             async with asyncio.timeout(None) as limit:
                 self._look(limit)
@@ -323,5 +323,5 @@ def lost(error: httpx.TransportError) -> Unavailable:
 
 
 def _is_cut_off(error: httpx.RemoteProtocolError) -> bool:
-    """Whether nothing was wrong but the end, as with a server that is killed: no type says so."""
+    """Return True if nothing was wrong but the end, as with a server that is killed: no type says so."""
     return any(words in str(error) for words in ("disconnected", "closed connection"))

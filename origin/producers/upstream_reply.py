@@ -77,7 +77,7 @@ class EventReader:
         self._data_bytes = 0
 
     def feed(self, data: bytes) -> Iterator[ServerEvent]:
-        """The events that `data` completes; then Unavailable where it is no event stream.
+        """Yield the events that `data` completes; then Unavailable where it is no event stream.
 
         To be read to its end before more is fed.
         """
@@ -89,7 +89,7 @@ class EventReader:
             raise rubbish(f"a line of more than {MAX_LINE_BYTES} bytes")
 
     def _next_line(self) -> bytes | None:
-        """A line without its end: CRLF, LF or CR. A CR ends its line without waiting for an LF."""
+        """Return a line without its end: CRLF, LF or CR. A CR ends its line without waiting for an LF."""
         if self._after_cr and self._rest:
             self._after_cr = False
             if self._rest[0] == 0x0A:
@@ -131,7 +131,7 @@ class EventReader:
 
 
 def _line_end(data: bytearray, start: int) -> int:
-    """The first CR or LF from `start` on, or -1."""
+    """Return the first CR or LF from `start` on, or -1."""
     lf = data.find(b"\n", start)
     cr = data.find(b"\r", start, lf if lf >= 0 else len(data))
     return cr if cr >= 0 else lf
@@ -142,7 +142,7 @@ def rubbish(what: str) -> Unavailable:
 
 
 def read_scores(logprobs: object) -> tuple[TokenScores, ...]:
-    """The scores of the tokens of one event."""
+    """Return the scores of the tokens of one event."""
     if not isinstance(logprobs, dict):
         return ()
     if isinstance(content := logprobs.get("content"), list):
@@ -214,7 +214,7 @@ class Reply:
 
 
 def read_reply(event: ServerEvent) -> Reply:
-    """The event's meaning; raises CallerError or Unavailable where it tells of an error."""
+    """Return the event's meaning; raises CallerError or Unavailable where it tells of an error."""
     if event.data.strip() == DONE:
         return Reply(done=True)
     said = _object(event.data)
@@ -240,7 +240,7 @@ def read_reply(event: ServerEvent) -> Reply:
 
 
 def refusal(status: int, body: bytes, retry_after: str = "") -> TailraceError:
-    """The error that an HTTP status tells of; `retry_after` is the header of that name."""
+    """Return the error that an HTTP status tells of; `retry_after` is the header of that name."""
     said = _said(body)
     if status in (401, 403, 407):
         return TailraceError("the upstream server does not take this origin's key", code="upstream")
@@ -264,7 +264,7 @@ def _milliseconds(retry_after: str) -> int | None:
 
 
 def error_of(error: object) -> TailraceError:
-    """The error that an event tells of; without a status in it, it is about the moment."""
+    """Return the error that an event tells of; without a status in it, it is about the moment."""
     fields = error if isinstance(error, dict) else {"message": error}
     code, message = fields.get("code"), fields.get("message")
     said = f": {message[:MAX_SAID_CHARS]}" if isinstance(message, str) else ""

@@ -1,1 +1,1 @@
-"""Which tokens the next step of an engine takes: runs and seconds in, plans out; no torch."""
+"""The scheduler of an engine: decides which tokens the next step takes; no torch and no clock."""

@@ -1,4 +1,4 @@
-"""What bounds the scheduler, and what a step may take, so that it lasts as long as it should."""
+"""Limits of the scheduler, some of which adapt to the measured duration of steps."""
 
 from __future__ import annotations
 
@@ -12,48 +12,48 @@ DECREASE = 7 / 8
 DECREASE_DIVISOR = 8
 MEAN_GAIN = 1 / 8
 AIM = 0.85
-"""Of the time that a step may take: what the limits aim at is passed now and then."""
+"""Share of the allowed step time that the limits aim at, since it is exceeded now and then."""
 START_PATIENCE = 32
-"""Steps in time before a run more is decoded: it stays until it ends."""
+"""Number of punctual steps before one run more is decoded; a run stays until it ends."""
 TURN_PATIENCE = 8
-"""Steps in time before a step has a row more for those that take turns: that is soon undone."""
+"""Number of punctual steps before a step gets one row more for runs that take turns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Settings bound the first of them, and how long a step should take."""
+    """Fixed limits of the scheduler; settings give `running`, `waiting` and `step_seconds`."""
 
     running: int = 64
-    """Runs that hold pages."""
+    """Maximum runs that hold pages."""
     waiting: int = 1024
-    """Runs of one class that wait; preempted ones come on top."""
+    """Maximum waiting runs of one class, not counting preempted ones."""
     step_tokens_least: int = 2 * PAGE_TOKENS
-    """The step's limit of tokens adapts, but not below this: a chunk and some rows."""
+    """Minimum of the adaptive limit of tokens per step: a chunk and some rows."""
     step_tokens_most: int = 64 * PAGE_TOKENS
     step_rows_least: int = 8
-    """The step's limit of rows adapts, but not below this."""
+    """Minimum of the adaptive limit of rows per step."""
     step_seconds: float = 0.05
-    """How long a step should take: what a decoding run waits for its next token."""
+    """Target duration of a step in seconds: the time between two tokens of a decoding run."""
     replay_rows: int = PAGE_TOKENS
-    """Known tokens of one continued run in one step."""
+    """Maximum known tokens of one continued run per step."""
     draft_rows: int = 8
-    """Guesses for one run in one step."""
+    """Maximum guesses for one run per step."""
 
 
 class StepLimits:
-    """Three limits that learn from how long steps lasted, and rise only where they bind.
+    """Limits that adapt to the duration of steps, and rise only while they are reached.
 
-    Tokens of prompts can wait, so they are made fewer first. The row of a decoding run cannot, or
-    its reader waits twice as long; so there is a limit of rows for which runs are started, and
-    the others wait in their queues. What was started is decoded until it ends, while its rows
-    take longer and longer; so there is another one, of the rows that a step has time for, where
-    less urgent runs can take turns. That one is kept apart for steps with chunks of prompts,
-    which leave less time for rows.
+    Prompt tokens can wait, so their limit is lowered first. The row of a decoding run cannot wait,
+    or its reader waits twice as long; so a second limit bounds the rows for which runs are started,
+    and other runs wait in their queues. A started run is decoded until it ends, while its rows get
+    slower as it grows; so a third limit bounds the rows that a step has time for, and less urgent
+    runs take turns within it. It is kept separately for steps with chunks of prompts, which leave
+    less time for rows.
     """
 
     def __init__(self, limits: Limits) -> None:
         self.small = False
-        """Whether a step takes no more than the least, whatever there is time for."""
+        """True if steps take no more than the minimum, even if there is time for more."""
         self._running = limits.running
         self._target = target = limits.step_seconds * AIM
         self._tokens = BatchLimit(limits.step_tokens_least, limits.step_tokens_most, target)
@@ -66,28 +66,31 @@ class StepLimits:
 
     @property
     def tokens(self) -> int:
-        """What the next step may take in all."""
+        """Maximum tokens of the next step, prompt and decode together."""
         return self._tokens.least if self.small else self._tokens.tokens
 
     @property
     def rows(self) -> int:
-        """Of decoding, those of continued runs and guesses among them."""
+        """Maximum rows of decoding, including those of continued runs and guesses."""
         return self._started.rows
 
     @property
     def started(self) -> int:
-        """So many runs are decoded; a less urgent one than these waits."""
+        """Maximum number of decoding runs; a less urgent run waits until there are fewer."""
         return min(self._started.rows, self._running)
 
     def rows_in_time(self, *, chunks: bool) -> int:
-        """Rows that a step has time for, beside chunks of prompts or without any."""
+        """Return the rows that a step has time for, with or without chunks of prompts."""
         return self._in_time[chunks].rows
 
     def observe(self, plan: Plan, seconds: float, *, waiting: bool) -> None:
-        """The plan took so long; `waiting`: there are runs that were not started."""
+        """Adapt the limits to the duration of a step.
+
+        waiting: some runs were not started.
+        """
         if self._tokens.is_least or seconds <= self._target:
             chunks = any(work.prefill for work in plan.work)
-            if not (chunks and plan.skipped):  # rows made way for the chunks already
+            if not (chunks and plan.skipped):  # otherwise rows made way for the chunks
                 wanted = plan.full or waiting
                 self._started.observe(plan.rows, seconds, chunks=chunks, wanted=wanted)
             in_time = self._in_time[chunks]
@@ -96,15 +99,15 @@ class StepLimits:
 
 
 class BatchLimit:
-    """Additive increase, multiplicative decrease (Chiu, Jain 1989), towards `seconds` a step.
+    """An AIMD limit (Chiu, Jain 1989) of tokens per step, for a target of `seconds` per step.
 
-    A step that took all it was allowed and was in time raises the limit by INCREASE_TOKENS, or
-    doubles it while steps last less than half of the target; a step that was late lowers it to
-    DECREASE of what that step took, but at most by half. This needs no model of the machine: a
-    line fitted to (rows, prompt tokens, seconds) is not determined while all steps look alike,
-    which is the normal case, and is wrong where long sequences make the cost a curve.
+    A punctual step that used the whole limit raises it by INCREASE_TOKENS, or doubles it while
+    steps last less than half of the target. A late step lowers it to DECREASE of what the step
+    took, but at most by half. This needs no model of the machine: a line fitted to (rows, prompt
+    tokens, seconds) is undetermined while all steps look alike, which is the normal case, and is
+    wrong where long sequences make the cost a curve.
 
-    It never falls below `least`: on a machine where even that is late, work goes on and is late.
+    The limit never falls below `least`: on a machine where even that is late, steps stay late.
     """
 
     def __init__(self, least: int, most: int, seconds: float) -> None:
@@ -112,14 +115,14 @@ class BatchLimit:
         self._most = most
         self._seconds = seconds
         self.tokens = least
-        """What the next step may take."""
+        """Maximum tokens of the next step."""
 
     @property
     def is_least(self) -> bool:
         return self.tokens == self.least
 
     def observe(self, tokens: int, seconds: float, *, full: bool) -> None:
-        """A step of `tokens` took so long; `full`: the limit left something out."""
+        """Adapt to a step of `tokens` that took `seconds`; `full`: the limit excluded some work."""
         if seconds > self._seconds:
             lower = max(int(min(tokens, self.tokens) * DECREASE), self.tokens // 2)
             self.tokens = max(self.least, lower)
@@ -130,14 +133,14 @@ class BatchLimit:
 
 
 class RowLimit:
-    """Additive increase, multiplicative decrease, as of `BatchLimit`, in rows instead of tokens.
+    """An AIMD limit like `BatchLimit`, of rows instead of tokens.
 
-    It is raised by a row after `patience` steps in time, one after the other, and quickly only
-    while steps last less than half of the target; it begins with the `least`. Where a lowered limit
-    comes about only as runs end, it is not lowered again before.
+    It starts at `least` and is raised by one row after `patience` punctual steps in a row, or
+    quickly while steps last less than half of the target. After it was lowered it is not lowered
+    again until enough runs have ended.
 
-    Fewer rows are not always quicker. Where a step with hardly a row in it is late already (its
-    time is that of reading the weights), there would only be fewer of them: it rises then, too.
+    Fewer rows are not always faster. If even a step with hardly any row is late (its time is spent
+    on reading the weights), fewer rows would not help, and the limit rises nevertheless.
     """
 
     def __init__(self, least: int, most: int, seconds: float, patience: int) -> None:
@@ -145,15 +148,16 @@ class RowLimit:
         self._most = most
         self._seconds = seconds
         self._patience = patience
-        self._alone: dict[bool, float] = {}  # mean seconds with `least` rows or fewer, by `chunks`
+        # mean seconds of steps with at most `least` rows, by `chunks`
+        self._alone: dict[bool, float] = {}
         self._in_time = 0
         self.rows = least
-        """How many a step may have now."""
+        """Maximum rows of a step."""
 
     def observe(self, rows: int, seconds: float, *, chunks: bool, wanted: bool) -> None:
-        """A step of so many rows, and with or without `chunks` of prompts, took so long.
+        """Adapt to a step of `rows` rows, with or without `chunks` of prompts, that took `seconds`.
 
-        `wanted`: there would have been more if they were let in.
+        wanted: there would have been more rows without the limit.
         """
         if rows <= self._least:
             mean = self._alone.setdefault(chunks, seconds)

@@ -1,9 +1,9 @@
-"""The pages of a KV cache: who holds them, and which known prefixes lie in them.
+"""The pages of a KV cache: their holders, and the known prefixes that they contain.
 
-A page holds the keys and values of PAGE_TOKENS consecutive positions of a sequence, for all
-layers; a sequence's pages, in order, are its block table (Kwon et al. 2023, PagedAttention).
-A full page whose content has a key can be shared by every sequence that begins the same way,
-and stays findable after its last holder has let go, until its room is needed.
+A page has the keys and values of PAGE_TOKENS consecutive positions of a sequence, for all layers; a
+sequence's pages, in order, are its block table (Kwon et al. 2023, PagedAttention). A full page
+whose content has a key can be shared by every sequence with the same beginning. It stays cached
+after its last holder has released it, until its space is needed.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from tailrace.kernels.shapes import PAGE_TOKENS
 
 
 def page_key(previous: bytes, ids: Sequence[int], prefilled: int) -> bytes:
-    """What a full page holds, as the SHA-256 of all that its keys and values follow from.
+    """Return the SHA-256 of everything that a full page's keys and values depend on.
 
-    previous: the key of the page before it, b"" for the first; ids: its PAGE_TOKENS tokens;
-    prefilled: how many of them, from the first, came through prefill. The rest came as rows
-    of the decode step, and a row may have other last bits than a prefilled position.
+    previous: the key of the page before it, b"" for the first. ids: its PAGE_TOKENS tokens.
+    prefilled: how many of them, from the first, were prefilled. The rest were rows of decode steps,
+    whose last bits may differ from those of prefill.
     """
     if len(ids) != PAGE_TOKENS:
         raise ValueError(f"ids: {len(ids)} tokens, a page has {PAGE_TOKENS}")
@@ -28,9 +28,9 @@ def page_key(previous: bytes, ids: Sequence[int], prefilled: int) -> bytes:
 
 
 class PagePool:
-    """`pages` pages with the ids 0 to pages - 1, each free, held by one or more, or only cached.
+    """A pool of pages with ids 0 to pages - 1, each free, held by one or more runs, or cached.
 
-    A cached page has a key and no holder. `take` evicts the one that was let go longest ago.
+    A cached page has a key and no holder. `take` evicts the page that was released longest ago.
     """
 
     def __init__(self, pages: int) -> None:
@@ -41,24 +41,27 @@ class PagePool:
         self._holders = [0] * pages
         self._page_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
-        self._cached: dict[int, None] = {}  # in the order in which they were let go
+        self._cached: dict[int, None] = {}  # in order of release
 
     @property
     def free(self) -> int:
-        """Pages that `take` can give: free ones, and those that are only cached."""
+        """Number of pages that `take` can return: free and cached ones."""
         return len(self._free) + len(self._cached)
 
     @property
     def cached(self) -> int:
-        """Pages that nobody holds and `find` can still give."""
+        """Number of pages without a holder that `find` can still return."""
         return len(self._cached)
 
     def holders(self, page: int) -> int:
-        """How many hold the page."""
+        """Return the number of holders of a page."""
         return self._holders[page]
 
     def take(self, count: int) -> list[int] | None:
-        """`count` pages for one holder, their content undefined; None if there are too few."""
+        """Return `count` pages for one holder, with undefined content.
+
+        None if there are too few.
+        """
         if count > self.free:
             return None
         taken = [self._free.pop() if self._free else self._evict() for _ in range(count)]
@@ -67,9 +70,9 @@ class PagePool:
         return taken
 
     def find(self, keys: Iterable[bytes]) -> list[int]:
-        """The pages of the longest run of `keys`, from the first, that is here; each is now held.
+        """Return the pages of the longest prefix of `keys` in the pool, and hold each of them.
 
-        `keys` is read no further than the first that is missing, so it may compute them.
+        `keys` is read no further than the first missing key, so it may compute them lazily.
         """
         pages = []
         for key in keys:
@@ -82,7 +85,10 @@ class PagePool:
         return pages
 
     def publish(self, page: int, key: bytes) -> None:
-        """Let others find a held page that is full. The first of two with the same key stays."""
+        """Let others find a full page that is held.
+
+        Of two pages with the same key, the first stays.
+        """
         if self._holders[page] < 1:
             raise ValueError(f"page {page} is held by nobody")
         if key not in self._page_of and page not in self._key_of:
@@ -90,9 +96,9 @@ class PagePool:
             self._key_of[page] = key
 
     def release(self, pages: Sequence[int]) -> None:
-        """Let go of a holder's pages, given in the order of its sequence.
+        """Release a holder's pages, given in the order of its sequence.
 
-        The last ones are evicted first: a page without those before it can never be found.
+        Later pages are evicted first, since a page cannot be found without those before it.
         """
         for page in reversed(pages):
             if self._holders[page] < 1:

@@ -1,4 +1,4 @@
-"""What one step of the engine is to do, and the runs that it is done for."""
+"""The plan of one engine step, and the runs that it is made of."""
 
 from __future__ import annotations
 
@@ -11,38 +11,40 @@ from tailrace.ledger.wire.schema import Priority
 from tailrace.origin.scheduler.pages import page_key
 
 Drafts = Callable[[Sequence[tuple[int, int]]], Sequence[Sequence[int]]]
-"""drafts([(run, most), …]): for each the ids, at most so many, that come next by its guess."""
+"""Function drafts([(run, most), …]) that returns up to `most` guessed ids for each run."""
 
 
 class Work(NamedTuple):
-    """Consecutive tokens of one run, to be pushed through the model in one step."""
+    """Consecutive tokens of one run that one step pushes through the model."""
 
     run: int
     start: int
-    """Position of the first of `ids`; what lies before it is in `pages`."""
+    """Position of the first of `ids`; earlier positions are in `pages`."""
     ids: Sequence[int]
-    """Known tokens, then `drafts` guessed ones."""
+    """Known tokens, followed by `drafts` guessed ones."""
     pages: Sequence[int]
     """The run's block table, covering start + len(ids) positions. Valid until `Scheduler.done`."""
     prefill: bool
-    """Chunks of the prompt, which begin at multiples of PAGE_TOKENS, or rows of decoding."""
+    """True for chunks of the prompt, which begin at multiples of PAGE_TOKENS; False for rows of
+    decoding."""
     drafts: int
-    """How many of the last `ids` are guesses."""
+    """Number of guesses at the end of `ids`."""
     draws: bool
-    """All known tokens are cached after this: draw from the last known one's row, and from each
-    guess's row while the guesses before it turn out right."""
+    """True if all known tokens are cached after this step: a token is drawn from the last known
+    one's row, and from each guess's row while the guesses before it are right."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step. At most one Work for each run; `preempted` runs wait again, without pages."""
+    """One step, with at most one Work per run; `preempted` runs lost their pages and wait again."""
 
     work: tuple[Work, ...] = ()
     preempted: tuple[int, ...] = ()
     full: bool = False
-    """The limit on the step's tokens left something out."""
+    """True if the limit of tokens excluded some work."""
     skipped: bool = False
-    """Runs of less urgent classes stood still, so that the most urgent ones are in time."""
+    """True if runs of less urgent classes skipped the step, so that the most urgent ones are on
+    time."""
 
     @property
     def rows(self) -> int:
@@ -54,22 +56,22 @@ class Plan:
 
 
 def rows_of(works: Iterable[Work]) -> int:
-    """Rows of decoding, and one for each run that will have one when its prompt is cached."""
+    """Return the number of decoding rows, counting one for each run that is being prefilled."""
     return sum(1 if work.prefill else len(work.ids) for work in works)
 
 
 def pages_for(tokens: int) -> int:
-    """How many pages hold so many positions."""
+    """Return the number of pages for this many positions."""
     return -(-tokens // PAGE_TOKENS)
 
 
 @dataclass(slots=True, eq=False)
 class ScheduledRun:
-    """One run as the scheduler sees it: its tokens, and how many of them are in which pages.
+    """One run as the scheduler sees it: its tokens, and the pages in which they are cached.
 
-    Made of a prompt, and of what is to follow it. `ids` are the known tokens, of which the first
-    `prompt` are the prompt; `cached` of them have their keys and values in `pages`, and at most
-    `most` will ever be known.
+    It is made from the prompt and the tokens that follow it. `ids` are the known tokens, of which
+    the first `prompt` are the prompt. `cached` of them have their keys and values in `pages`, and
+    at most `most` will ever be known.
     """
 
     run: int
@@ -83,21 +85,21 @@ class ScheduledRun:
     prompt: int = field(init=False)
     most: int = field(init=False)
     continued: bool = field(init=False)
-    """It ran before, on a worker that is gone, and its reader sees a pause."""
+    """True if the run began on a worker that is gone, so that its reader sees a pause."""
     cached: int = 0
     pages: list[int] = field(default_factory=list)
     unread: bool = False
-    """Nobody reads its stream: it comes after those of its class that somebody reads."""
+    """True if nobody reads the stream; within its class the run comes after runs that are read."""
     turn: int = 0
-    """When it decoded last: the smallest is next of its class."""
+    """Time of its last decode step; the run with the smallest is next in its class."""
     work: Work | None = None
-    """What the step that is under way does for it."""
+    """Work for this run in the current step."""
     accepted: int = 0
-    """How many guesses of `work` are known to be right."""
+    """Number of guesses of `work` that are known to be right."""
     awaited: bool = False
-    """The last of `ids` stands for a token that is being drawn."""
+    """True if the last of `ids` is a placeholder for a token that is being drawn."""
     yielded: bool = False
-    """It has made room although it was the senior, which it does not do twice."""
+    """True if the run was preempted although it was the senior; that happens only once."""
     _keys: list[bytes] = field(default_factory=list)
 
     def __post_init__(
@@ -110,12 +112,15 @@ class ScheduledRun:
 
     @property
     def order(self) -> tuple[bool, int]:
-        """Its place in its class: the least is first to start and last to make room."""
+        """Sort key within its class: the smallest starts first and is preempted last."""
         return self.unread, self.sequence
 
     @property
     def missing(self) -> int:
-        """Known tokens that are not cached; 0 only between a step and the token that it drew."""
+        """Number of known tokens that are not cached.
+
+        0 only between a step and the token that it drew.
+        """
         return len(self.ids) - self.cached
 
     @property
@@ -124,25 +129,31 @@ class ScheduledRun:
 
     @property
     def decoding(self) -> bool:
-        """Only the last known token is not cached, and it was generated."""
+        """True if only the last known token is not cached, and it was generated."""
         return len(self.ids) - self.cached == 1 and self.cached >= self.prompt
 
     @property
     def spent(self) -> bool:
-        """What is being drawn for it is its last token."""
+        """True if the token that is being drawn is the run's last."""
         return self.awaited and len(self.ids) >= self.most
 
     def chunk_end(self, start: int) -> int:
-        """Where the prompt's chunk at `start` ends: at a multiple of PAGE_TOKENS, or with it."""
+        """Return the end of the prompt's chunk at `start`: a page's end or the prompt's."""
         return min(self.prompt, (start // PAGE_TOKENS + 1) * PAGE_TOKENS)
 
     @property
     def reusable_pages(self) -> int:
-        """How many pages may be found instead of computed: the last known token's row is needed."""
+        """Maximum pages that may be found instead of computed.
+
+        The last known token must be computed.
+        """
         return (len(self.ids) - 1) // PAGE_TOKENS
 
     def key(self, page: int) -> bytes:
-        """The key of the page at this place in the block table; all its tokens must be known."""
+        """Return the key of a page, by its index in the block table.
+
+        All its tokens must be known.
+        """
         keys = self._keys
         while len(keys) <= page:
             start = len(keys) * PAGE_TOKENS
@@ -155,10 +166,10 @@ class ScheduledRun:
         return map(self.key, range(self.reusable_pages))
 
     def learn(self, ids: Sequence[int]) -> int:
-        """These tokens come next; returns how many more guesses of the step are right by it.
+        """Append the next tokens; return how many more guesses of the step they confirm.
 
-        A right guess counts once a token follows it, which was drawn from its row: the last known
-        token always goes through the model again.
+        A guess counts as right once a token follows it, which was drawn from its row: the last
+        known token always goes through the model again.
         """
         self.ids += ids
         work, before = self.work, self.accepted
@@ -173,7 +184,7 @@ class ScheduledRun:
         return self.accepted - before
 
     def forget(self) -> list[int]:
-        """Nothing is cached any more; returns the pages that were held."""
+        """Forget the cached positions, and return the pages that were held."""
         pages, self.pages = self.pages, []
         self.cached = 0
         return pages

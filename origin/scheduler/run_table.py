@@ -1,23 +1,23 @@
-"""Who runs, who waits, and who has to make room: the runs of one scheduler, and their pages.
+"""Waiting and running runs of one scheduler, with their pages; decides which are preempted.
 
 A run that starts gets the pages of all its known tokens at once, so only decoding asks for more.
-Two rules make room, and both let the class furthest ahead of its share lose its newest run:
+Two rules free pages, and both preempt the newest run of the class that is furthest ahead of its
+share:
 
-- A running run that needs a page may take it from a run that is further ahead or newer
-  (`reach`); if there is none, it stands still for a step and keeps what it has.
-- A class that runs less than its share of the running runs, and is behind, may start a run in
-  the place of one of a less urgent class that runs more than its share (`start`): interactive
-  runs do not wait for the end of batch runs that came when nobody else was there. Where that is
-  not enough, those of its runs that have a prefix in common may have to go too, all together.
+- A running run that needs a page may take it from a run that is further ahead or newer (`reach`).
+  If there is none, the run skips the step and keeps its pages.
+- A class that is behind, and runs less than its share of the running runs, may start a run in the
+  place of one of a less urgent class that runs more than its share (`start`). So interactive runs
+  need not wait for the end of batch runs that came when there was no other work. If that is not
+  enough, runs of the less urgent class with a common prefix may be preempted too, all together.
 
-Either way nobody loses its place for less than what is needed: a page counts as free only once
-all who hold it are to go.
+No run is preempted in vain: a page counts as free only if all of its holders are to be preempted.
 
-In a class what somebody reads comes before what nobody reads, and starts in its place where the
-slots or pages are taken; else who came first is first.
+Within a class, runs that are read come before runs that nobody reads, and may replace them if slots
+or pages are taken; otherwise the order is that of arrival.
 
-The senior, the running run that is first in that order, has room made before anybody else in a
-step, and makes it at most once, for the start of a more urgent run. So whatever the load, the
+The senior is the running run that is first in that order. It gets its pages before all others in a
+step, and is preempted at most once, for the start of a more urgent run. So whatever the load, the
 senior ends, then the next one: no two runs can preempt each other for ever.
 """
 
@@ -33,7 +33,7 @@ from tailrace.ledger.wire.schema import Priority
 from tailrace.origin.scheduler.pages import PagePool
 from tailrace.origin.scheduler.plan import ScheduledRun, pages_for
 
-# Tokens that a class gets beside each other's when all want more than there is.
+# Weights of the classes: tokens that each is served relative to the others when all want more.
 WEIGHTS: Mapping[Priority, int] = {
     Priority.INTERACTIVE: 8,
     Priority.STANDARD: 4,
@@ -41,10 +41,10 @@ WEIGHTS: Mapping[Priority, int] = {
 }
 
 
-# While a run waits for pages, others are started past it for so many tokens of a class of
-# weight 1: a long prompt is not starved by short ones, nor do they all wait for it.
+# While a run waits for pages, others may start before it, up to this many tokens of a class of
+# weight 1. So short prompts do not starve a long one, and need not all wait for it.
 PASSING_TOKENS = 16_384
-# What a run is expected to generate: at first, and how far each that ends moves it.
+# Expected tokens of a run: the initial value, and the weight of each ended run in the average.
 EXPECTED_TOKENS = 128.0
 EXPECTATION_GAIN = 1 / 8
 
@@ -52,10 +52,10 @@ EXPECTATION_GAIN = 1 / 8
 class FairQueue:
     """Start-time fair queueing (Goyal, Vin, Cheng 1996), with classes for flows.
 
-    Each class has a virtual time: the tokens it was served, divided by its weight. The class
-    with the least goes first, so classes that all have more to do than they get are served in
-    proportion to their weights. A class that gets all it asks for owes and saves nothing: its
-    virtual time is at least that of the least served class that does not (`settle`).
+    Each class has a virtual time: the tokens it was served, divided by its weight. The class with
+    the smallest goes first, so classes that all want more than they get are served in proportion to
+    their weights. A class that gets all it wants accumulates neither debt nor credit: its virtual
+    time is at least that of the least served class that wants more (`settle`).
     """
 
     def __init__(self, weights: Mapping[Priority, int] = WEIGHTS) -> None:
@@ -64,20 +64,23 @@ class FairQueue:
         self._now = 0.0
 
     def time(self, priority: Priority) -> float:
-        """The class's virtual time, in tokens of a class of weight 1."""
+        """Return the class's virtual time, in tokens of a class of weight 1."""
         return self._times[priority]
 
     def charge(self, priority: Priority, tokens: int) -> None:
-        """The class was served so many tokens."""
+        """Add tokens that the class was served."""
         self._times[priority] += tokens / self.weights[priority]
 
     def first(self, classes: Collection[Priority]) -> Priority:
-        """Of these classes the one that is next; between equals, the more urgent."""
+        """Return the class that is next among `classes`; of equals the more urgent one."""
         times = self._times  # in order of urgency, and min takes the first of equals
         return min((priority for priority in times if priority in classes), key=times.__getitem__)
 
     def turns(self, runs: Iterable[ScheduledRun]) -> Iterator[ScheduledRun]:
-        """Class by class as they are charged meanwhile; in a class as given."""
+        """Yield runs class by class, as the classes are charged meanwhile.
+
+        Within a class as given.
+        """
         queues: dict[Priority, deque[ScheduledRun]] = {}
         for run in runs:
             queues.setdefault(run.priority, deque()).append(run)
@@ -88,10 +91,10 @@ class FairQueue:
                 del queues[first]
 
     def settle(self, backlogged: Collection[Priority]) -> None:
-        """End of a step, in which the classes `backlogged` did not get all that they asked for.
+        """End a step in which the classes `backlogged` did not get all that they wanted.
 
-        Virtual time goes on to the least of theirs, or, when nobody had to wait, to the
-        greatest of all: what was spare is held against nobody.
+        Virtual time advances to the smallest of theirs. If no class had to wait, it advances to the
+        largest of all, so that capacity which was spare counts against no class.
         """
         times = self._times
         if backlogged:
@@ -104,20 +107,20 @@ class FairQueue:
 
 
 class RunTable:
-    """Waiting runs by class, in their order there, and at most `most` running ones.
+    """Waiting runs by class, in order, and at most `most` running ones.
 
-    `enough`, at most that, may change. A run starts while fewer than that run that are as urgent
-    as it, or more: the less urgent ones take turns and hold up nobody. So does a run of a class
-    that runs less than its share of `enough`: that makes steps a little longer, until some run
-    ends, which costs less than to preempt that one and compute it again. And so does one that
-    another worker had begun, up to `most`: that one had found them not too many.
+    The limit `enough`, at most `most`, may change. A run starts while fewer than `enough` runs of
+    its urgency or above are running; less urgent runs take turns and delay no one. A run also
+    starts if its class runs less than its share of `enough`: that makes steps a little longer until
+    some run ends, which costs less than preempting that run and computing it again. A run that
+    another worker had begun also starts, up to `most`: that worker had found them not too many.
     """
 
     def __init__(self, pool: PagePool, queue: FairQueue, most: int) -> None:
         self.waiting: dict[Priority, list[ScheduledRun]] = {p: [] for p in queue.weights}
         self.running: dict[int, ScheduledRun] = {}
         self.preempted: list[int] = []
-        """Since the step began."""
+        """Runs preempted since the step began."""
         self.reused_tokens = 0
         self._pool = pool
         self._queue = queue
@@ -127,14 +130,14 @@ class RunTable:
 
     @property
     def senior(self) -> ScheduledRun | None:
-        """The running run that arrived first, of those that are read if there are any."""
+        """The running run that arrived first, among those that are read if there are any."""
         return min(self.running.values(), key=_order, default=None)
 
     def wait(self, run: ScheduledRun) -> None:
         insort(self.waiting[run.priority], run, key=_order)
 
     def attend(self, run: ScheduledRun, *, unread: bool) -> None:
-        """Whether nobody reads it, which may change wherever it is."""
+        """Set whether the run's stream is without a reader, and reorder it if it waits."""
         waits = run.run not in self.running
         if waits:
             self.waiting[run.priority].remove(run)
@@ -143,7 +146,7 @@ class RunTable:
             self.wait(run)
 
     def remove(self, run: ScheduledRun) -> None:
-        """It has ended, wherever it is."""
+        """Remove a run that has ended, whether it waits or runs."""
         if self.running.pop(run.run, None) is None:
             self.waiting[run.priority].remove(run)
         else:
@@ -152,7 +155,7 @@ class RunTable:
         self._pool.release(run.forget())
 
     def begin_step(self) -> None:
-        """Forget the step before, and give the senior the pages of all that it knows."""
+        """Forget the last step, and give the senior the pages of all its known tokens."""
         self.preempted.clear()
         for run in self.running.values():
             run.work = None
@@ -163,7 +166,7 @@ class RunTable:
     # ---- starting ----
 
     def start(self) -> None:
-        """Start waiting runs, the class with the earliest tag first, as far as there is room."""
+        """Start waiting runs while there is room; the class with the earliest tag goes first."""
         classes = [p for p, runs in self.waiting.items() if runs]
         tags = self._tags() if classes else {}
         latest = inf
@@ -180,11 +183,11 @@ class RunTable:
             classes = [p for p in classes if self.waiting[p]]
 
     def _tags(self) -> dict[Priority, float]:
-        """Virtual times as they will be when the running runs have ended, as far as one can tell.
+        """Return the expected virtual times at the end of the running runs.
 
-        By these, and not by what was served so far, a class cannot start many runs while the
-        first of them have not cost anything yet. A run is expected to generate as many tokens as
-        those of its class lately did: few runs use up what they may generate.
+        With the tokens served so far, a class could start many runs before the first of them has
+        cost anything. A run is expected to generate as many tokens as the recent runs of its class,
+        since few runs use up what they may generate.
         """
         owed = dict.fromkeys(self.waiting, 0.0)
         for run in self.running.values():
@@ -194,7 +197,7 @@ class RunTable:
         return {p: self._queue.time(p) + owed[p] / weights[p] for p in weights}
 
     def _admit(self, run: ScheduledRun, tags: dict[Priority, float]) -> bool:
-        """Start the run, its known prefix found in the pool, if there is room or can be made."""
+        """Start a run, with its known prefix from the pool, if there is or can be made room."""
         if run.run in self.preempted:
             return False
         counts = Counter(other.priority for other in self.running.values())
@@ -220,14 +223,14 @@ class RunTable:
         return True
 
     def _unread(self, run: ScheduledRun) -> list[ScheduledRun]:
-        """The runs of its own class that a run which is read is started before, or instead of."""
+        """Return the unread runs of the class that may be preempted for a run that is read."""
         senior = self.senior
         others = (o for o in self.running.values() if o.priority is run.priority)
         unread = [o for o in others if o.unread and not run.unread and o is not senior]
         return sorted(unread, key=_order, reverse=True)
 
     def _make_room(self, count: int, losers: Iterable[ScheduledRun]) -> list[int] | None:
-        """So many pages for a run that starts, in the place of as few losers as that takes."""
+        """Return `count` pages for a run that starts, preempting as few losers as possible."""
         chosen = self._choose(losers, lambda *without: self._has_room(count, *without))
         if chosen is None:
             return None
@@ -240,9 +243,9 @@ class RunTable:
     def _choose(
         self, losers: Iterable[ScheduledRun], enough: Callable[[int, int], bool]
     ) -> list[ScheduledRun] | None:
-        """The first of these with whom gone there is enough; None where all are too few.
+        """Return the shortest beginning of `losers` that frees enough; None if all are too few.
 
-        `enough` is told how many pages come free by that, and how many runs go.
+        `enough` is called with the number of pages and of runs that it would free.
         """
         chosen: list[ScheduledRun] = []
         held: Counter[int] = Counter()
@@ -263,16 +266,16 @@ class RunTable:
         return slots and self._fits(count, gained, without)
 
     def _fits(self, count: int, gained: int = 0, without: int = 0) -> bool:
-        """`count` pages leave each running run one more page, to go on for a while."""
+        """Return True if `count` pages can be taken and one more be left for each running run."""
         return self._pool.free + gained >= count + len(self.running) - without
 
     def _losers(
         self, run: ScheduledRun, tags: dict[Priority, float], counts: Counter[Priority]
     ) -> Iterator[ScheduledRun]:
-        """Whom this run may be started in the place of, the class furthest ahead first.
+        """Yield the runs that may be preempted to start this one, from the class furthest ahead.
 
-        First what classes run beyond their share, then the rest of what has a prefix in common,
-        whose pages come free with the last of them only.
+        First come the runs that classes run beyond their share, then other runs with a common
+        prefix, whose pages become free only with the last of them.
         """
         senior = self.senior
         rest: list[ScheduledRun] = []
@@ -289,20 +292,20 @@ class RunTable:
         yield from rest
 
     def _shares(self, run: ScheduledRun) -> bool:
-        """Whether another run holds its first page, and so begins as it does."""
+        """Return True if another run holds its first page, and so has the same beginning."""
         return self._pool.holders(run.pages[0]) > 1
 
     def share(self, priority: Priority) -> int:
-        """Of the running runs, and of a step's rows, when all classes want more."""
+        """Return a class's share of running runs, and of a step's rows, if all want more."""
         weights = self._queue.weights
         return self.enough * weights[priority] // sum(weights.values())
 
     # ---- growing ----
 
     def reach(self, run: ScheduledRun, tokens: int, safe: Container[int]) -> bool:
-        """Give a running run the pages of so many tokens; False if it has to stand still.
+        """Give a running run the pages of this many tokens; False if it has to skip the step.
 
-        Runs in `safe` already have their work in this step and keep their pages.
+        Runs in `safe` already have work in this step and keep their pages.
         """
         count = pages_for(tokens) - len(run.pages)
         if count <= 0:
@@ -317,7 +320,7 @@ class RunTable:
         return True
 
     def reach_spare(self, run: ScheduledRun, tokens: int) -> bool:
-        """The same, but only with pages that nobody is likely to need soon."""
+        """Give a run pages like `reach`, but only pages that no run is likely to need soon."""
         count = pages_for(tokens) - len(run.pages)
         if count <= 0:
             return True
@@ -326,7 +329,7 @@ class RunTable:
         return pages is not None
 
     def find(self, run: ScheduledRun) -> None:
-        """Skip the chunks that another run has computed since this one started."""
+        """Skip chunks that another run has computed since this one started."""
         while run.prefilling and run.cached // PAGE_TOKENS < run.reusable_pages:
             place = run.cached // PAGE_TOKENS
             found = self._pool.find([run.key(place)])
@@ -338,7 +341,7 @@ class RunTable:
             self.reused_tokens += PAGE_TOKENS
 
     def _victims(self, run: ScheduledRun, safe: Container[int]) -> Iterator[ScheduledRun]:
-        """Who has to make room for a running run, the first of all first."""
+        """Yield the runs that may be preempted for a running run, in order."""
         senior = self.senior
         others = [o for o in self.running.values() if o is not run and o is not senior]
         for other in sorted(others, key=self._rank, reverse=True):
@@ -349,7 +352,7 @@ class RunTable:
         return self._queue.time(run.priority), run.priority, run.order
 
     def _preempt(self, run: ScheduledRun) -> None:
-        """Back to where it was in its class's queue, with all its known tokens and no pages."""
+        """Return a run to its position in its class's queue, with its known tokens and no pages."""
         del self.running[run.run]
         self._pool.release(run.forget())
         self.wait(run)

@@ -1,21 +1,22 @@
-"""The scheduler: which runs' tokens the next step of the engine pushes through the model.
+"""The scheduler: decides which runs' tokens the next engine step pushes through the model.
 
-Continuous batching (Yu et al. 2022, Orca) with chunked prefill (Agrawal et al. 2024,
-Sarathi-Serve) over the pages of one KV cache. One rule gives prefill, replay and decode: while a
-run's prompt is not cached, the next chunk of it; then rows for the known tokens that are not.
+It does continuous batching (Yu et al. 2022, Orca) with chunked prefill (Agrawal et al. 2024,
+Sarathi-Serve) over the pages of one KV cache. One rule covers prefill, replay and decode: as long
+as a run's prompt is not cached, take the next chunk of it; then rows of known tokens that are not
+cached.
 
 A step is filled in this order, up to its limits of tokens and of rows (`limits.py`):
 
-1. One row for each decoding run, but for PAGE_TOKENS tokens that are kept back while any run
-   has catching up to do: a long prompt slows its neighbours and never stops them, nor they it.
-   Where so many rows make steps late, the runs of all but the most urgent class take turns.
-2. Of each run that has to catch up a chunk of its prompt, or known rows; then of each whose prompt
-   is longer the next chunk, and so on.
-3. Guesses of speculative decoding, with what is left: they never displace work.
+1. One row for each decoding run. While any run has to catch up, PAGE_TOKENS tokens are reserved for
+   it: so a long prompt slows its neighbours but never stops them, and they never stop it. If so
+   many rows make steps late, runs of all but the most urgent class take turns.
+2. For each run that has to catch up, a chunk of its prompt or known rows; then, for each run with a
+   longer prompt, the next chunk, and so on.
+3. Guesses of speculative decoding, with the tokens that are left: they never displace work.
 
-Within 1 and 2 weighted fair queueing (`run_table.py`) decides between the classes. In a class
-decoding runs take turns, and all else is first come, first served; but what nobody reads comes
-after what somebody does.
+Within 1 and 2 weighted fair queueing (`run_table.py`) decides between the classes. Within a class
+decoding runs take turns, and everything else is first come, first served, except that unread runs
+come last.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ from tailrace.origin.scheduler.run_table import FairQueue, RunTable
 from tailrace.origin.workers.worker_frame import Load
 
 AWAITED = -1
-"""In place of a token that is being drawn."""
+"""Placeholder for a token that is being drawn."""
 
 
 class Scheduler:
-    """Runs in, plans out. Its only clock is the tokens it has given out, and what `done` says.
+    """Turns runs into plans. Its only clock is the tokens it has planned and what `done` reports.
 
-    The engine calls `plan`, has the model do it, then for each run that drew `extend` or
-    `remove`, then `done`. A plan that is not done is forgotten, and its work planned again; but
-    behind `sent`, the next one may be planned before.
+    The engine calls `plan`, runs it on the model, calls `extend` or `remove` for each run that drew
+    a token, then `done`. A plan that is not done is forgotten, and its work planned again. After
+    `sent`, the next plan may be made before `done`.
     """
 
     def __init__(self, pool: PagePool, limits: Limits | None = None) -> None:
@@ -59,7 +60,7 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """There are no runs."""
+        """True if there are no runs."""
         return not self._runs
 
     def add(
@@ -70,9 +71,10 @@ class Scheduler:
         generated: Sequence[int],
         max_tokens: int,
     ) -> None:
-        """Queue a run that is to generate up to `max_tokens` in all, `generated` among them.
+        """Queue a run that may generate up to `max_tokens` in all, including `generated`.
 
-        TooLarge: the pool could not hold it even alone. Overloaded: its class's queue is full.
+        Raises TooLarge if the pool could not hold the run even alone, and Overloaded if the queue
+        of its class is full.
         """
         queued = len(self._table.waiting[priority])
         if queued >= self._limits.waiting:
@@ -88,9 +90,9 @@ class Scheduler:
         self._table.wait(new)
 
     def extend(self, run: int, ids: Sequence[int]) -> None:
-        """The run's next known tokens: drawn ones, accepted guesses among them, or steered ones.
+        """Append a run's next known tokens: drawn ones, accepted guesses included, or steered ones.
 
-        ValueError: more than the run's max_tokens.
+        Raises ValueError if they exceed the run's max_tokens.
         """
         known = self._runs[run]
         if known.awaited:
@@ -104,23 +106,23 @@ class Scheduler:
         self._tokens += len(ids)
 
     def ease(self, *, small_steps: bool) -> None:
-        """Whether steps take no more tokens than the least that they may."""
+        """Set whether steps are limited to their minimum of tokens."""
         self._step.small = small_steps
 
     def attend(self, run: int, *, unread: bool) -> None:
-        """Whether nobody reads the run's stream; it may have ended."""
+        """Set whether the run's stream is without a reader; an ended run is ignored."""
         known = self._runs.get(run)
         if known is not None:
             self._table.attend(known, unread=unread)
 
     def remove(self, run: int) -> None:
-        """The run has ended; at any time, also for one that waits or is unknown."""
+        """Remove a run that has ended; it may be waiting or unknown."""
         known = self._runs.pop(run, None)
         if known is not None:
             self._table.remove(known)
 
     def plan(self, drafts: Drafts | None = None) -> Plan:
-        """The next step. Its work is empty only if no run has anything to do."""
+        """Return the next step. Its work is empty only if no run has anything to do."""
         table = self._table
         table.begin_step()
         table.enough = self._step.started
@@ -149,9 +151,10 @@ class Scheduler:
         return Plan(tuple(works.values()), tuple(table.preempted), full or cut, skipped)
 
     def sent(self, plan: Plan) -> None:
-        """It is being done, and each run will know one more token, if it is not removed.
+        """Let the next plan be made while this one runs: each run will know one more token.
 
-        Of plans without guesses in which all work draws; nothing else was sent that is not done.
+        This is only for plans without guesses in which all work draws, and while no other sent plan
+        is unfinished.
         """
         for work in plan.work:
             run = self._runs.get(work.run)
@@ -162,7 +165,7 @@ class Scheduler:
                 run.awaited = True
 
     def done(self, plan: Plan, seconds: float) -> None:
-        """The plan's keys and values are written; it took so long."""
+        """Record that the plan's keys and values are written, and its duration."""
         if not plan.work:
             return
         for work in plan.work:
@@ -176,7 +179,7 @@ class Scheduler:
         self._step_us = round(seconds * 1e6)
 
     def load(self) -> Load:
-        """How busy it is, for the supervisor."""
+        """Return how busy the engine is, for the supervisor."""
         running = [run.priority for run in self._table.running.values()]
         return Load(
             waiting=tuple(len(runs) for runs in self._table.waiting.values()),
@@ -200,7 +203,7 @@ class Scheduler:
     def _decode(
         self, runs: Sequence[ScheduledRun], works: dict[int, Work], room: int, most: int
     ) -> tuple[bool, bool]:
-        """One row for each decoding run; whether there was no room for all, and no time."""
+        """Plan one row per decoding run; return whether tokens ran short, and whether time did."""
         table = self._table
         short = len(runs) > room
         order, skipped = (self._turns_of(runs), False) if short else self._in_time(runs, most)
@@ -215,11 +218,11 @@ class Scheduler:
     def _in_time(
         self, runs: Sequence[ScheduledRun], most: int
     ) -> tuple[Iterable[ScheduledRun], bool]:
-        """Whose rows are among the `most` that are in time, and whether that is not all of these.
+        """Return the runs among the `most` rows that are on time, and whether others are left out.
 
-        Rows of the most urgent class are never left out, but for those that nobody reads while
-        some are read; the others take turns for what that leaves, but for no fewer than their
-        shares of all running runs.
+        Rows of the most urgent class are never left out, except those of unread runs while others
+        are read. Other classes take turns for the remaining rows, but get at least their shares of
+        all running runs.
         """
         first = min(((run.priority, run.unread) for run in runs), default=None)
         urgent = [run for run in runs if (run.priority, run.unread) == first]
@@ -231,15 +234,16 @@ class Scheduler:
         return chain(urgent, islice(self._turns_of(others), spare)), True
 
     def _turns_of(self, runs: Iterable[ScheduledRun]) -> Iterator[ScheduledRun]:
-        """By weight between classes; in a class who is read and has waited longest goes first."""
+        """Order runs by weight between classes; within a class by readers, then by waiting time."""
         return self._queue.turns(sorted(runs, key=lambda run: (run.unread, run.turn)))
 
     def _catch_up(
         self, runs: Iterable[ScheduledRun], works: dict[int, Work], held: set[int], room: int
     ) -> tuple[int, bool]:
-        """Chunks of prompts and known rows; what room is left, and whether it was too little.
+        """Plan chunks of prompts and known rows; return the tokens left and if they ran short.
 
-        A chunk that another run computes in this step is held: the next step finds it.
+        A run whose next chunk another run computes in this step is put into `held`: it finds the
+        chunk in the next step.
         """
         computing: set[bytes] = set()
         rows = max(self._step.rows - len(works), self._limits.step_rows_least)
@@ -259,7 +263,7 @@ class Scheduler:
                 if end - start > room or not room:
                     return room, True
                 if end == start:
-                    cut = True  # of rows only: chunks may go on
+                    cut = True  # only rows ran short, chunks may still fit
                 elif self._table.reach(run, end, works):
                     works[run.run] = self._work(run, end, start)
                     room -= end - start
@@ -269,7 +273,10 @@ class Scheduler:
         return room, cut
 
     def _planned(self, run: ScheduledRun, works: dict[int, Work]) -> int | None:
-        """Where the run's next work of this step begins; None if it has just been preempted."""
+        """Return the start of the run's next work in this step.
+
+        None if it has just been preempted.
+        """
         if run.run in works:
             work = works[run.run]
             return work.start + len(work.ids)
@@ -281,7 +288,7 @@ class Scheduler:
     def _is_held(
         self, run: ScheduledRun, start: int, computing: set[bytes], held: set[int]
     ) -> bool:
-        """Whether another run computes the chunk at `start` in this step, for the next to find."""
+        """Return True if another run computes the same chunk in this step, so this one waits."""
         place = start // PAGE_TOKENS
         if place >= run.reusable_pages or start + PAGE_TOKENS > run.prompt:
             return False
@@ -295,7 +302,7 @@ class Scheduler:
     def _speculate(
         self, drafts: Drafts, rows: Iterable[Work], works: dict[int, Work], room: int
     ) -> None:
-        """Guesses behind `rows`, which are decoded; those of the first have room first."""
+        """Append guesses to the work `rows`; earlier runs get theirs first."""
         wanted: list[tuple[int, int]] = []
         for work in rows:
             run = self._runs[work.run]
@@ -312,7 +319,7 @@ class Scheduler:
                 works[run_id] = work._replace(ids=[*work.ids, *guesses], drafts=len(guesses))
 
     def _work(self, run: ScheduledRun, end: int, planned: int) -> Work:
-        """The run's tokens up to `end`; those before `planned` were in its work already."""
+        """Return the run's tokens up to `end`; those before `planned` were already charged."""
         self._queue.charge(run.priority, end - planned)
         start, known = run.cached, run.ids
         return Work(
@@ -327,9 +334,9 @@ class Scheduler:
         self._queue.settle(backlogged)
 
     def _advance(self, run: ScheduledRun, work: Work) -> None:
-        """What the step has written is cached; pages that are full by it can be found."""
+        """Mark the step's positions as cached, and let others find pages that are now full."""
         end = work.start + len(work.ids)
-        if run.work is work:  # not what was sent ahead
+        if run.work is work:  # otherwise the plan was sent ahead
             end = run.cached = end - work.drafts + run.accepted
             run.work = None
         for place in range(work.start // PAGE_TOKENS, end // PAGE_TOKENS):

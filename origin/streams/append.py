@@ -106,7 +106,7 @@ def judge(append: AppendRequest, standing: AppendContext) -> Taken | Repeated | 
 
 
 def messages_of(content_type: str, body: bytes) -> Steps[list[bytes]]:
-    """The messages in a body; CallerError if JSON is due and it is none."""
+    """Return the messages in a body; CallerError if JSON is due and it is none."""
     if not body or not is_json(content_type):
         return [body] if body else []
     return (yield from split_json(body))

@@ -84,13 +84,13 @@ class LastUse:
         return cls(max(stored_ms, unstored), stored_ms)
 
     def touch(self, expiry: Expiry, now_ms: int) -> bool:
-        """The stream is used now; whether this must be stored."""
+        """Return the stream is used now; whether this must be stored."""
         self.known_ms = max(self.known_ms, now_ms)
         return expiry.ttl_s is not None and self.known_ms - self.stored_ms > expiry.unwritten_ms
 
 
 def parse_expiry(ttl: str | None, expires_at: str | None) -> Expiry:
-    """The expiry that a client asks for; CallerError if it is malformed or asked for twice."""
+    """Return the expiry that a client asks for; CallerError if it is malformed or asked for twice."""
     if ttl is not None and expires_at is not None:
         raise CallerError(
             "a stream has a TTL or a moment to expire at, not both",

@@ -135,7 +135,7 @@ def _no_place(field: str, why: str) -> CallerError:
 
 
 def inherited(source: StreamConfig, end: int) -> tuple[Part, ...]:
-    """The ledger streams that hold the source's first `end` frames."""
+    """Return the ledger streams that hold the source's first `end` frames."""
     parts: list[Part] = []
     begin = 0
     for part in (*source.parts, Part(source.stream, end)):
@@ -178,7 +178,7 @@ class ForkRequest:
 
 
 def created(stream: bytes, asked: Create, grant: Grant | None) -> StreamConfig:
-    """The configuration of a new stream, which takes from its source what is not asked for."""
+    """Return the configuration of a new stream, which takes from its source what is not asked for."""
     if grant is None:
         return StreamConfig(stream, asked.content_type or DEFAULT_TYPE, asked, asked.expiry)
     expiry = grant.expiry if asked.expiry == NEVER else asked.expiry
@@ -188,7 +188,7 @@ def created(stream: bytes, asked: Create, grant: Grant | None) -> StreamConfig:
 
 
 def confirms(asked: Create, config: StreamConfig, *, closed: bool) -> bool:
-    """Whether a request to create asks for just the stream that exists."""
+    """Return True if a request to create asks for just the stream that exists."""
     return (
         asked.closed == closed
         and asked.fork == config.asked.fork  # as requests name it: the same place
@@ -219,7 +219,7 @@ class References:
         self._storage.delete(FORK + reference)
 
     async def held(self) -> bool:
-        """Whether any fork needs this stream."""
+        """Return True if any fork needs this stream."""
         return bool(await self._storage.list(prefix=FORK, limit=1))
 
     # ---- as a fork ----
@@ -246,7 +246,7 @@ class References:
         wake_by(self._context, at_ms)
 
     async def owed(self) -> dict[str, bytes]:
-        """The values that say what is owed."""
+        """Return the values that say what is owed."""
         return await self._storage.list(prefix=OWED)
 
     async def give_back(self) -> None:

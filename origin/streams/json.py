@@ -72,7 +72,7 @@ _DECODER = json.JSONDecoder(parse_float=str, parse_int=str, parse_constant=_no_c
 
 
 def split_json(body: bytes) -> Steps[list[bytes]]:
-    """The messages in a body: the elements of an array, one level deep, or the one value.
+    """Return the messages in a body: the elements of an array, one level deep, or the one value.
 
     Raises CallerError for what is not JSON (RFC 8259, in UTF-8 without a mark).
     """
@@ -91,7 +91,7 @@ def split_json(body: bytes) -> Steps[list[bytes]]:
 
 
 def _split(body: bytes) -> Steps[list[bytes]]:
-    """The same in steps, of a body in UTF-8."""
+    """Return the same in steps, of a body in UTF-8."""
     begin = _skip(body, 0)
     if body[begin : begin + 1] == b"[":
         messages, at = yield from _elements(body, begin + 1)
@@ -118,7 +118,7 @@ def join_json(messages: Iterable[bytes]) -> bytes:
 
 
 def _elements(body: bytes, at: int) -> Steps[tuple[list[bytes], int]]:
-    """The elements of the array that was opened before `at`, and where it ends."""
+    """Return the elements of the array that was opened before `at`, and where it ends."""
     messages: list[bytes] = []
     begin = at = _skip(body, at)
     if body[at : at + 1] == b"]":
@@ -166,7 +166,7 @@ def _value(body: bytes, at: int) -> Steps[int]:
 
 
 def _close(body: bytes, at: int, closers: list[bytes]) -> int:
-    """A value has ended at `at`, and with it all that is closed there: where the comma is."""
+    """Return a value has ended at `at`, and with it all that is closed there: where the comma is."""
     while closers:
         at = _skip(body, at)
         mark = body[at : at + 1]

@@ -128,13 +128,13 @@ class StreamObject(DurableObject):
             self._loaded = True
 
     async def _living(self) -> StoredStream | None:
-        """The stream, unless it is not there or its time has come."""
+        """Return the stream, unless it is not there or its time has come."""
         if self._state is not None and self._state.is_over(self.context.now_ms()):
             await self._end(self._state)
         return self._state
 
     async def _existing(self) -> StoredStream:
-        """The stream; NotFound, or CallerError (410) if only its forks may still see it."""
+        """Return the stream; NotFound, or CallerError (410) if only its forks may still see it."""
         state = await self._living()
         if state is None:
             raise NotFound("no such stream")
@@ -186,14 +186,14 @@ class StreamObject(DurableObject):
         return await self._fork(request, asked, asked.fork.source)
 
     def _within(self, asked: Create) -> Create:
-        """A fork's source is a stream of the same tenant."""
+        """Return a fork's source is a stream of the same tenant."""
         if asked.fork is None:
             return asked
         source = parted(self.context.key.name)[0] + asked.fork.source
         return replace(asked, fork=replace(asked.fork, source=source))
 
     async def _confirmed(self, asked: Create) -> ObjectResponse | None:
-        """The answer for a name that is taken: 200 to an equal request, 409 to another."""
+        """Return the answer for a name that is taken: 200 to an equal request, 409 to another."""
         state = await self._living()
         if state is None:
             return None
@@ -273,7 +273,7 @@ class StreamObject(DurableObject):
         return answer(verdict.status, *tip_headers(tip), *place_headers(place))
 
     async def _last_of(self, append: AppendRequest) -> Place | None:
-        """The last request that was taken of the producer that sends this one."""
+        """Return the last request that was taken of the producer that sends this one."""
         if append.producer is None:
             return None
         value = await self.context.storage.get(PRODUCER + append.producer.name)
@@ -294,7 +294,7 @@ class StreamObject(DurableObject):
         return described(state.config, state.tip)
 
     async def _is_generation(self) -> bool:
-        """Whether the name is the id of one, and no stream has been put there."""
+        """Return True if the name is the id of one, and no stream has been put there."""
         if self._state is not None:
             return False
         found = generation(self.context.ledger, self.context.key.name)
@@ -342,7 +342,7 @@ class StreamObject(DurableObject):
 
 
 def stream_class(settings: StreamSettings) -> ReadableClass:
-    """The class of objects that are streams, for an ObjectRuntime."""
+    """Return the class of objects that are streams, for an ObjectRuntime."""
     return ReadableClass(
         make=lambda context: StreamObject(context, settings),
         read=lambda context, request: read_stream(context, request, settings),

@@ -68,7 +68,7 @@ START = Offset(0)
 
 
 def parse_offset(text: str, field: str = "offset") -> Offset | None:
-    """The offset that a client named; None is `now`. CallerError for anything else."""
+    """Return the offset that a client named; None is `now`. CallerError for anything else."""
     if text == NOW:
         return None
     if text == BEGINNING:
@@ -85,14 +85,14 @@ def parse_offset(text: str, field: str = "offset") -> Offset | None:
 
 
 def parse_cursor(text: str | None) -> int | None:
-    """The cursor that a client echoes; None if there is none or it cannot be one of ours."""
+    """Return the cursor that a client echoes; None if there is none or it cannot be one of ours."""
     if text is None or len(text) > MAX_DIGITS or not (text.isascii() and text.isdigit()):
         return None
     return int(text)
 
 
 def next_cursor(now_ms: int, echoed: int | None, random: Callable[[int], bytes]) -> int:
-    """The interval that `now_ms` is in, or a number above `echoed` if that is not older."""
+    """Return the interval that `now_ms` is in, or a number above `echoed` if that is not older."""
     current = max(0, now_ms - EPOCH_MS) // INTERVAL_MS
     if echoed is None or echoed < current:
         return current
@@ -107,7 +107,7 @@ class FramePiece(NamedTuple):
 
 
 def chunks(messages: Iterable[bytes], index: int) -> list[Record]:
-    """The records of these messages, none of them empty, from `index` on."""
+    """Return the records of these messages, none of them empty, from `index` on."""
     records: list[Record] = []
     for message in messages:
         for at in range(0, len(message), CHUNK_BYTES):
@@ -130,7 +130,7 @@ def piece(raw: bytes) -> FramePiece:
 
 
 def renumbered(raw: bytes, index: int) -> bytes:
-    """The same Chunk or StreamEnd at another index, for the readers of a fork."""
+    """Return the same Chunk or StreamEnd at another index, for the readers of a fork."""
     _, frame = decode(raw)
     if isinstance(frame, Chunk):
         return encode(Chunk(frame.data, frame.last, index))
@@ -167,7 +167,7 @@ class Page:
         return any(self.data)
 
     def back(self, size: int) -> Offset | None:
-        """The offset `size` bytes, at least 1, before the page's end; None before its start."""
+        """Return the offset `size` bytes, at least 1, before the page's end; None before its start."""
         index = self.next.index
         for data in reversed(self.data):
             index -= 1

@@ -101,12 +101,12 @@ def parted(key: str) -> tuple[str, str]:
 
 
 def within(tenant: str, name: str) -> str:
-    """The name of the object of a tenant's stream."""
+    """Return the name of the object of a tenant's stream."""
     return f"{TENANT_MARK}{tenant}/{name}" if tenant else name
 
 
 def named_by(link: str) -> str:
-    """The name in a stream's path or URL; NotFound if `link` is neither."""
+    """Return the name in a stream's path or URL; NotFound if `link` is neither."""
     try:
         path = urlsplit(link).path
     except ValueError:
@@ -117,12 +117,12 @@ def named_by(link: str) -> str:
 
 
 def generation_id(name: str) -> bytes | None:
-    """The id in the name of a generation; None if it can be none."""
+    """Return the id in the name of a generation; None if it can be none."""
     return bytes.fromhex(name) if _GENERATION.fullmatch(name) else None
 
 
 def parse_type(text: str | None) -> str | None:
-    """A media type as the client wrote it (RFC 9110, 8.3.1); CallerError if it is none."""
+    """Return a media type as the client wrote it (RFC 9110, 8.3.1); CallerError if it is none."""
     if text is None or not text.strip():
         return None
     text = text.strip()
@@ -132,7 +132,7 @@ def parse_type(text: str | None) -> str | None:
 
 
 def essence(content_type: str) -> str:
-    """The type without its parameters, in lower case: what must match on an append."""
+    """Return the type without its parameters, in lower case: what must match on an append."""
     return content_type.partition(";")[0].strip().lower()
 
 
@@ -141,7 +141,7 @@ def is_json(content_type: str) -> bool:
 
 
 def is_text(content_type: str) -> bool:
-    """Whether server-sent events can carry it as it is; base64 carries the rest."""
+    """Return True if server-sent events can carry it as it is; base64 carries the rest."""
     return essence(content_type).startswith("text/") or is_json(content_type)
 
 
@@ -150,7 +150,7 @@ def answer(status: int, *headers: tuple[str, str], body: bytes = b"") -> ObjectR
 
 
 def error_answer(error: TailraceError, *headers: tuple[str, str]) -> ObjectResponse:
-    """An error with the protocol's headers, in the one JSON shape that all errors have."""
+    """Return an error with the protocol's headers, in the one JSON shape that all errors have."""
     body = json.dumps(error_body(error)).encode()
     if (after_ms := error.draw_retry_ms()) is not None:
         headers += (("retry-after", str(math.ceil(after_ms / 1000))),)
@@ -158,7 +158,7 @@ def error_answer(error: TailraceError, *headers: tuple[str, str]) -> ObjectRespo
 
 
 def not_allowed(methods: str) -> ObjectResponse:
-    """A method that this stream does not take (RFC 9110, 15.5.6)."""
+    """Return a method that this stream does not take (RFC 9110, 15.5.6)."""
     error = CallerError("not a method of this stream", code="method_not_allowed", status=405)
     return error_answer(error, (ALLOW, methods))
 

@@ -130,7 +130,7 @@ class StreamReader:
         return builder.page()
 
     async def wait_page(self, start: Offset | None, timeout_s: float) -> Page:
-        """A page with data or of a closed stream, or after the timeout one without."""
+        """Return a page with data or of a closed stream, or after the timeout one without."""
         page = await self.page(start)
 
         async def ready() -> bool:
@@ -200,14 +200,14 @@ class StreamReader:
 
 
 def data_event(text: str) -> bytes:
-    """The event of a batch; whatever is in `text`, it stays within this event's lines."""
+    """Return the event of a batch; whatever is in `text`, it stays within this event's lines."""
     # One space after the colon is the form's; it is only written where it must be.
     lines = (f"data: {x}" if x[:1] == " " else f"data:{x}" for x in _LINE_END.split(text))
     return ("event: data\n" + "\n".join(lines) + "\n\n").encode()
 
 
 def control_event(offset: Offset, cursor: int, *, up_to_date: bool, closed: bool) -> bytes:
-    """The event after a batch; nobody comes back to a closed stream, so it has no cursor."""
+    """Return the event after a batch; nobody comes back to a closed stream, so it has no cursor."""
     fields: dict[str, object] = {"streamNextOffset": str(offset)}
     if not closed:
         fields["streamCursor"] = str(cursor)
@@ -277,7 +277,7 @@ async def event_stream(
 async def frame_stream(
     reader: StreamReader, index: int, now_ms: Callable[[], int]
 ) -> AsyncIterator[bytes]:
-    """The frames from `index` on as they are in the ledger, up to and with the StreamEnd."""
+    """Yield the frames from `index` on as they are in the ledger, up to and with the StreamEnd."""
     limit = LEAST_FRAMES
     while True:
         try:
@@ -387,7 +387,7 @@ async def _found(context: ReadContext) -> StreamConfig:
 
 
 async def generation(ledger: Ledger, name: str) -> StreamConfig | None:
-    """The generation that a name is the id of, as a stream that was put there would be."""
+    """Return the generation that a name is the id of, as a stream that was put there would be."""
     stream = generation_id(name)
     if stream is None:
         return None
@@ -409,20 +409,20 @@ def _asks_its_object(config: StreamConfig, now_ms: int) -> bool:
 
 
 def described(config: StreamConfig, tip: Tip) -> ObjectResponse:
-    """The answer to HEAD."""
+    """Return the answer to HEAD."""
     headers = (*tip_headers(tip), *config.expiry.headers())
     return answer(200, (CONTENT_TYPE, config.content_type), NO_STORE, *headers)
 
 
 def at_the_end(content_type: str, tip: Tip) -> ObjectResponse:
-    """The answer to a read of nothing: `offset=now` without waiting."""
+    """Return the answer to a read of nothing: `offset=now` without waiting."""
     body = join_json(()) if is_json(content_type) else b""
     headers = (*tip_headers(tip), (UP_TO_DATE, TRUE))
     return answer(200, (CONTENT_TYPE, content_type), NO_STORE, *headers, body=body)
 
 
 def nothing_new(page: Page, cursor: int) -> ObjectResponse:
-    """The answer to a reader that has waited in vain, or waits on a closed stream."""
+    """Return the answer to a reader that has waited in vain, or waits on a closed stream."""
     headers = ((UP_TO_DATE, TRUE), (CURSOR, str(cursor)), NO_STORE)
     return answer(204, *position(page.next, closed=page.closed), *headers)
 
@@ -430,7 +430,7 @@ def nothing_new(page: Page, cursor: int) -> ObjectResponse:
 def shown(
     page: Page, config: StreamConfig, if_none_match: str | None, cursor: int | None
 ) -> ObjectResponse:
-    """The answer to a read: the page, or 304 if the reader has it already."""
+    """Return the answer to a read: the page, or 304 if the reader has it already."""
     # Not the ledger stream's own id: who has that may ask an origin for more than to read.
     version = hashlib.blake2b(config.stream, digest_size=8).hexdigest()
     etag = f'"{version}:{page.start}:{page.next}{":closed" if page.closed else ""}"'

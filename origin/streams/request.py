@@ -93,7 +93,7 @@ class Read:
 
 
 def parse_create(request: ObjectRequest, max_body_bytes: int) -> Create:
-    """A PUT; its body is the stream's first bytes."""
+    """Return a PUT; its body is the stream's first bytes."""
     _check_body(request.body, max_body_bytes)
     return Create(
         parse_type(request.header(CONTENT_TYPE)),
@@ -104,7 +104,7 @@ def parse_create(request: ObjectRequest, max_body_bytes: int) -> Create:
 
 
 def parse_append(request: ObjectRequest, max_body_bytes: int) -> AppendRequest:
-    """A POST. Without a body it can only close, and then its content type says nothing."""
+    """Return a POST. Without a body it can only close, and then its content type says nothing."""
     _check_body(request.body, max_body_bytes)
     closes, content_type = _closes(request), None
     if request.body:
@@ -120,7 +120,7 @@ def parse_append(request: ObjectRequest, max_body_bytes: int) -> AppendRequest:
 
 
 def parse_producer(request: ObjectRequest) -> Sender | None:
-    """The producer that a request names, if any; CallerError unless all of its fields are right."""
+    """Return the producer that a request names, if any; CallerError unless all of its fields are right."""
     fields = [request.header(name) for name in (PRODUCER_ID, PRODUCER_EPOCH, PRODUCER_SEQ)]
     if all(field is None for field in fields):
         return None
@@ -145,7 +145,7 @@ def _number(text: str, field: str) -> int:
 
 
 def parse_read(request: ObjectRequest) -> Read:
-    """A GET. A reader that waits has to say from where."""
+    """Return a GET. A reader that waits has to say from where."""
     query = _query(request.url)
     live = _parse_live(_one(query, "live"))
     offset = _one(query, "offset")

@@ -45,7 +45,7 @@ class StoredStream:
 
     @classmethod
     async def load(cls, context: ObjectContext) -> StoredStream | None:
-        """The stream as it is stored, if it is there."""
+        """Return the stream as it is stored, if it is there."""
         values = await context.storage.get_many((CONFIG, USED, SEQ))
         if CONFIG not in values:
             return None
@@ -61,7 +61,7 @@ class StoredStream:
     def create(
         cls, storage: ObjectStorage, config: StreamConfig, now_ms: int, durability: Durability
     ) -> StoredStream:
-        """A new stream, empty but for what it has inherited."""
+        """Return a new stream, empty but for what it has inherited."""
         storage.put(CONFIG, config.pack())
         storage.create_stream(
             NewStream(config.stream, "", durability, ttl_s=0.0, kind=StreamKind.OBJECT)
@@ -145,7 +145,7 @@ class StoredStream:
 
 
 def stalest(places: Mapping[str, bytes]) -> list[str]:
-    """The names of those packed places that are to be forgotten."""
+    """Return the names of those packed places that are to be forgotten."""
 
     def index(name: str) -> int:
         return int([*places[name].split(), b"0"][2])

@@ -132,7 +132,7 @@ class Updates:
         self._to_notify.pop(name, None)
 
     def take(self, name: str) -> dict[str, Update]:
-        """The updates that the subscription has not had, by the name of their stream."""
+        """Return the updates that the subscription has not had, by the name of their stream."""
         return self._queues.pop(name, {})
 
     # ---- at work ----
@@ -224,7 +224,7 @@ class SigningKey:
         }
 
     def signature(self, body: bytes, now_s: int) -> str:
-        """The header `Webhook-Signature` for a body that is sent at `now_s` (Unix time).
+        """Return the header `Webhook-Signature` for a body that is sent at `now_s` (Unix time).
 
         What is signed is `now_s.body`, so that a receiver can refuse what is old.
         """
@@ -302,5 +302,5 @@ class SubscriptionIndex(DurableObject):
 
 
 def index_class(updates: Updates, limit: int = MAX_SUBSCRIPTIONS) -> ObjectFactory:
-    """The class of the index, for an ObjectRuntime; it has room for `limit` subscriptions."""
+    """Return the class of the index, for an ObjectRuntime; it has room for `limit` subscriptions."""
     return lambda context: SubscriptionIndex(context, updates, limit)

@@ -413,7 +413,7 @@ class Subscription(DurableObject):
         return {path: await self._tail(path) for path in paths}
 
     async def _matching(self, config: Config, limit: int) -> list[str]:
-        """The names of existing streams that the pattern matches, `limit` at most."""
+        """Return the names of existing streams that the pattern matches, `limit` at most."""
         if config.pattern is None:
             return []
         glob, found = Glob(config.pattern), list[str]()
@@ -435,5 +435,5 @@ def _json(status: int, fields: Mapping[str, object]) -> ObjectResponse:
 
 
 def subscription_class(updates: Updates, webhooks: Webhooks) -> ObjectFactory:
-    """The class of objects that are subscriptions, for an ObjectRuntime."""
+    """Return the class of objects that are subscriptions, for an ObjectRuntime."""
     return lambda context: Subscription(context, updates, webhooks)

@@ -59,14 +59,14 @@ class Route(NamedTuple):
 
 
 def object_of(path: str) -> ObjectKey:
-    """The object that `path`, as it came, below ROOT, is for. NotFound if there is none."""
+    """Return the object that `path`, as it came, below ROOT, is for. NotFound if there is none."""
     if path == JWKS:
         return INDEX_KEY
     return ObjectKey(SUBSCRIPTION, parse_route(path).id)
 
 
 def route_of(url: str) -> Route:
-    """The route in the URL of a request to a subscription."""
+    """Return the route in the URL of a request to a subscription."""
     return parse_route(urlsplit(url).path.removeprefix(ROOT))
 
 
@@ -91,7 +91,7 @@ def parse_route(path: str) -> Route:
 
 
 def url_of(base: str, name: str, action: Action) -> str:
-    """The URL of an action, under the scheme and host that `base` is."""
+    """Return the URL of an action, under the scheme and host that `base` is."""
     return f"{base}{ROOT}{SUBSCRIPTIONS}/{quote(name, safe='')}/{action.value}"
 
 
@@ -191,7 +191,7 @@ class HolderBody(JsonBody):
 
 
 def parse(model: type[B], body: bytes) -> B:
-    """The body as `model`; CallerError (INVALID_REQUEST) naming the field at fault."""
+    """Return the body as `model`; CallerError (INVALID_REQUEST) naming the field at fault."""
     try:
         return model.model_validate_json(body or b"{}")
     except ValidationError as error:

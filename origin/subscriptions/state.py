@@ -123,7 +123,7 @@ class StreamLinks:
             self._storage.put(OVERFLOWED, b"")
 
     def _make_room(self) -> bool:
-        """Whether there can be one more."""
+        """Return True if there can be one more."""
         if len(self._links) < MAX_LINKS:
             return True
         self.overflow()
@@ -214,7 +214,7 @@ class Config:
         )
 
     def confirms(self, other: Config) -> bool:
-        """Whether the same was asked for."""
+        """Return True if the same was asked for."""
         same = replace(other, base=self.base, created_at=self.created_at, secret=self.secret)
         return same == self
 
@@ -300,7 +300,7 @@ class SubscriptionState:
         return f"{generation}.{base64url(hmac.digest(secret, said, 'sha256'))}"
 
     def told_streams(self) -> list[dict[str, object]]:
-        """The streams as whoever is woken sees them."""
+        """Return the streams as whoever is woken sees them."""
         return [
             {
                 "path": link.path,

@@ -65,7 +65,7 @@ class Glob:
         return self.fits(name.split("/"))
 
     def fits(self, given: Sequence[str]) -> bool:
-        """Whether a name of these segments matches."""
+        """Return True if a name of these segments matches."""
         beyond = len(given) - len(self._head) - len(self._tail)
         if beyond < 0 or (beyond and not self._any):
             return False
@@ -130,7 +130,7 @@ class Directory:
             _strike(self._by_first, interest.glob.first, name)
 
     def interested(self, path: str) -> list[str]:
-        """The subscriptions that want to know of a stream."""
+        """Return the subscriptions that want to know of a stream."""
         segments = path.split("/")
         candidates = {
             **self._by_stream.get(path, {}),
@@ -225,7 +225,7 @@ def after(
     random: Callable[[int], bytes],
     holder: str | None = None,
 ) -> WakeState:
-    """The standing after `event`; Conflict (FENCED) for one that the table does not have."""
+    """Return the standing after `event`; Conflict (FENCED) for one that the table does not have."""
     phase = TABLE.get((now.phase, event))
     if phase is None:
         raise Conflict(f"nothing {event.value} can be done now", code="FENCED")

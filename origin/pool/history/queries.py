@@ -31,7 +31,7 @@ class Lane:
 
 
 async def arrivals(store: HistoryStore, since_ms: int = 0) -> ArrivalTrace:
-    """Every request since then that is kept one by one, its time counted from the first one."""
+    """Return every request since then that is kept one by one, its time counted from the first one."""
     # An origin that listens needs none of it, and numpy takes a tenth of a second.
     import numpy as np
 
@@ -53,7 +53,7 @@ async def arrivals(store: HistoryStore, since_ms: int = 0) -> ArrivalTrace:
 async def lately(
     store: HistoryStore, origin: str, before_ms: int, limit: int
 ) -> list[tuple[str, int, int]]:
-    """The last requests until then, the earliest first: the model, when it came and when it ended.
+    """Return the last requests until then, the earliest first: the model, when it came and when it ended.
 
     Of a store that origins share, those of one of them.
     """
@@ -93,7 +93,7 @@ async def models(store: HistoryStore, since_ms: int) -> list[Document]:
 
 
 async def decisions(store: HistoryStore, model: str, limit: int) -> list[Document]:
-    """The last ones about a model, the latest first."""
+    """Return the last ones about a model, the latest first."""
     rows = await store.rows(
         """SELECT at_ms, origin, policy, shadow, action, reason, features, until_ms, prewarm_ms
         FROM decision WHERE model = $1 ORDER BY at_ms DESC LIMIT $2""",
@@ -110,7 +110,7 @@ async def decisions(store: HistoryStore, model: str, limit: int) -> list[Documen
 
 
 async def loads(store: HistoryStore, model: str, limit: int) -> list[Document]:
-    """The last starts of a model's workers, stage by stage, the latest first."""
+    """Return the last starts of a model's workers, stage by stage, the latest first."""
     rows = await store.rows(
         """SELECT s.origin, s.worker, s.asked_ms, s.path, s.stage, s.begin_ms, s.ms, s.bytes,
             s.whole_ms
@@ -143,7 +143,7 @@ async def loads(store: HistoryStore, model: str, limit: int) -> list[Document]:
 
 
 async def typical_load_s(store: HistoryStore, model: str | None = None) -> float | None:
-    """The median of the last starts, of one model or of all; None where none is recorded."""
+    """Return the median of the last starts, of one model or of all; None where none is recorded."""
     given = "" if model is None else "AND model = $1"
     rows = await store.rows(
         f"SELECT whole_ms FROM load_span WHERE place = 0 {given} ORDER BY asked_ms DESC LIMIT 100",

@@ -263,7 +263,7 @@ def _clean(text: str) -> str:
 
 
 def history_place(config: LedgerConfig, data: Path) -> str:
-    """A path, or the URL of a shared ledger, with its password."""
+    """Return a path, or the URL of a shared ledger, with its password."""
     if config.url is not None:
         return config.url.get_secret_value()
     beside = (config.path or data / "ledger.db").parent
@@ -285,7 +285,7 @@ def recorder_of(config: LedgerConfig, data: Path, registry: CollectorRegistry) -
 
 
 async def reading(place: str, *, writes: bool = False) -> HistoryStore:
-    """The history at a place, in whichever process; to be read beside whoever `writes` it."""
+    """Return the history at a place, in whichever process; to be read beside whoever `writes` it."""
     if place.startswith(URL_SCHEMES):
         from tailrace.origin.pool.history.postgres_tables import (
             PostgresHistory,  # needs the extra postgres

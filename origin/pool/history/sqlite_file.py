@@ -92,7 +92,7 @@ class SqliteHistory:
         return history
 
     async def _check(self, path: Path, *, new: bool) -> int:
-        """Its version, 0 of a new file; raises for what cannot be used."""
+        """Return its version, 0 of a new file; raises for what cannot be used."""
         version, application, tables = await self._one(
             "SELECT user_version, application_id, (SELECT count(*) FROM sqlite_schema)"
             " FROM pragma_user_version, pragma_application_id"
@@ -151,7 +151,7 @@ class SqliteHistory:
 
 
 def is_sqlite(path: Path) -> bool:
-    """Whether a file begins as those of SQLite do."""
+    """Return True if a file begins as those of SQLite do."""
     with suppress(OSError), path.open("rb") as file:
         return file.read(len(MAGIC)) == MAGIC
     return False

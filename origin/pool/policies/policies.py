@@ -51,7 +51,7 @@ class KeepAlivePolicy(Protocol):
     def name(self) -> str: ...
 
     def decide(self, model: str, idle_since_s: float) -> KeepDecision:
-        """The model has just fallen idle."""
+        """Return the model has just fallen idle."""
 
     def observe(self, model: str, gap_s: float) -> None:
         """Its next request came after so long."""
@@ -121,7 +121,7 @@ class GreedyDual:
         """Frequency is counted where a request arrives."""
 
     def victims(self, idle: Collection[str], sizes: dict[str, float], needed: float) -> list[str]:
-        """The fewest of the lowest priorities that free `needed`, or all if that is not enough."""
+        """Return the fewest of the lowest priorities that free `needed`, or all if that is not enough."""
         chosen: list[str] = []
         for model in sorted(idle, key=lambda one: (self._worth(one), one)):
             if needed <= 0:

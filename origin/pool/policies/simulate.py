@@ -156,7 +156,7 @@ class CappedPool:
         """Of the gap that each model is in."""
 
     def begin(self, model: str, now: float) -> bool:
-        """A request came for a model that was not busy; True if it was warm."""
+        """Return a request came for a model that was not busy; True if it was warm."""
         self._expire(now)
         held = self._idle.pop(model, None)
         if held is not None:
@@ -201,7 +201,7 @@ def replay_capped(
     prices: WarmPrices,
     progress: Callable[[int], None] = lambda done: None,
 ) -> CappedOutcome:
-    """The policy decides how long to keep, greedy-dual who goes early; nothing is prewarmed."""
+    """Return the policy decides how long to keep, greedy-dual who goes early; nothing is prewarmed."""
     ranking = policy if isinstance(policy, GreedyDual) else GreedyDual(prices.cold_cost_gpu_s)
     pool = CappedPool(policy, ranking, sizes, cap)
     busy = busy_periods(trace)
@@ -260,7 +260,7 @@ class TtlSweep:
 
 
 def sweep_ttls(length_s: Seconds, ttls: Sequence[float], prices: WarmPrices) -> TtlSweep:
-    """Every TTL from one sort: gaps up to it are idled through, from longer ones it is wasted."""
+    """Return every TTL from one sort: gaps up to it are idled through, from longer ones it is wasted."""
     ttl_s = np.asarray(ttls, np.float64)
     ordered = np.sort(length_s)
     sums = np.concatenate([[0.0], np.cumsum(ordered)])
@@ -312,7 +312,7 @@ def compare(
     cap: float | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> tuple[list[PolicyOutcome], str]:
-    """Every policy, and how the optimum that they are compared with was found."""
+    """Return every policy, and how the optimum that they are compared with was found."""
     gaps = idle_gaps(trace)
     if not len(gaps):
         raise CallerError("has no idle gap, so there is nothing to decide", field="trace")

@@ -197,7 +197,7 @@ def rare(rng: np.random.Generator, days: float) -> Seconds:
 
 
 def clockwork(rng: np.random.Generator, days: float) -> Seconds:
-    """A job at regular times, of five minutes to an hour, that begins up to 20 s late."""
+    """Return a job at regular times, of five minutes to an hour, that begins up to 20 s late."""
     period = rng.uniform(300.0, 3600.0)
     at = np.arange(0.0, days * DAY_S, period)
     late: Seconds = at + rng.uniform(0.0, 20.0, len(at))
@@ -215,7 +215,7 @@ GENERATED = (*KINDS, "mixed", *REGULAR)
 
 
 def generated(kind: str, seed: int, days: float = 7.0) -> ArrivalTrace:
-    """The same seed gives the same trace."""
+    """Return the same seed gives the same trace."""
     if kind not in GENERATED:
         raise CallerError(f"no generated trace is called {kind!r}", hint=", ".join(GENERATED))
     rng = np.random.default_rng(seed)
@@ -414,7 +414,7 @@ def import_trace(
     seed: int = 0,
     progress: Callable[[int], None] = lambda done: None,
 ) -> ArrivalTrace:
-    """All requests of a file; times that step back, or by more than a month, are refused."""
+    """Return all requests of a file; times that step back, or by more than a month, are refused."""
     if form not in FORMATS:
         raise CallerError(f"no format is called {form!r}", hint=", ".join(FORMATS))
     names: dict[str, int] = {}
