@@ -1,4 +1,4 @@
-"""Linear layers on the CPU whose rows do not depend on the batch that they are in."""
+"""Linear layers on the CPU in which a row's bits do not depend on its batch."""
 
 from __future__ import annotations
 
@@ -21,46 +21,52 @@ from tailrace.kernels.linear.weight_only import (
 from tailrace.origin.models.tensors import Part
 
 TILE_ROWS = 8
-"""Rows of the fp32 product whose bits count. So few: MKL sums them in several parts, two to three
-times as near to the true sum as with more, and they take hardly longer than one row where
-reading the weight is what takes the time."""
+"""Rows of the reference fp32 product.
+
+With so few rows MKL sums in several parts, which is two to three times as exact, and where reading
+the weight dominates they take hardly longer than one row.
+"""
 PRODUCT_ROWS = (1, 2, 4, TILE_ROWS, 16, 32, 64)
-"""Rows of the products that are used if they give the bits of the tile."""
+"""Numbers of rows of the products that are used if they give the same bits as the tile."""
 CACHE_LINE_BYTES = 64
-"""The BLAS may sum in another order where an array begins elsewhere."""
+"""Alignment of arrays; elsewhere the BLAS may sum in another order."""
 
 MOST_EXACT_SUM = (1 << 24) - 1
-"""fp32 holds all whole numbers up to this."""
+"""Largest integer up to which fp32 holds all integers."""
 TRIED_ROWS = (1, 16)
-"""Of the products whose times decide: one stream, and many."""
+"""Numbers of rows whose times are compared: one stream, and many."""
 MOST_TRIED_OUTPUTS = 256
-"""A trial takes a millisecond then, and tens of them where it is slow."""
+"""Maximum outputs of a trial product, so that a trial takes a millisecond, or tens of them if slow.
+"""
 TRIALS = 8
-"""The quickest counts: the first prepares something, others may have been interrupted."""
+"""Number of trials, of which the fastest counts: the first prepares caches, others may be
+interrupted."""
 FP32_SPEEDUP = 2.0
-"""How much quicker fp32 has to be: it takes four times the memory. Where int8 is multiplied one by
-one it is ten times and more."""
+"""Minimum speed-up for which fp32 is used, since it takes four times the memory.
+
+If torch multiplies int8 without special instructions, fp32 is at least ten times as fast.
+"""
 INT4_ROWS = 16
-"""Rows of a weight that the product of int4 takes together."""
+"""Rows of a weight that torch's int4 product processes together."""
 MIDDLE_CODE = 8
-"""Of int4, from which that product counts."""
+"""The int4 code that stands for 0 in torch's product."""
 
 
 class Int8Linear:
-    """int8 weights times activations that are quantised to int8, in sums of whole numbers.
+    """int8 weights times activations quantised to int8, with integer sums.
 
-    Equals `int8_linear` bit for bit, hence in any batch. Where a processor multiplies int8 by
-    itself (VNNI), weights stay int8, a quarter of fp32: a decoded token reads all of them, and
-    reading is what takes the time. Elsewhere torch does so one by one, and fp32 is quicker. Its
-    sums are the same: so many inputs go together as fp32 holds all whole numbers of on the way.
+    The result equals `int8_linear` bit for bit, in any batch. On a processor with int8 products
+    (VNNI) weights stay int8, a quarter of fp32's size: a decoded token reads all of them, and
+    reading is the bottleneck. Elsewhere torch multiplies one by one, and fp32 is faster. Its sums
+    are the same, because inputs are divided into parts whose sums fp32 holds exactly.
     """
 
     def __init__(
         self, weight: Tensor, scale: Tensor, in_fp32: bool | None = None, largest: int = INT8_MAX
     ) -> None:
-        """weight: int8 [out, in], no number above `largest`. scale: fp32 [out].
+        """Take int8 weights [out, in] of magnitude up to `largest`, and fp32 scales [out].
 
-        in_fp32: what to multiply in; by default what suits this processor.
+        in_fp32: multiply in fp32 or int8; by default whichever is faster on this processor.
         """
         outputs, inputs = weight.shape
         if in_fp32 is None:
@@ -69,25 +75,25 @@ class Int8Linear:
         self._inputs = MOST_EXACT_SUM // (INT8_MAX * largest) if in_fp32 else inputs
         parts = torch.split(weight, self._inputs, 1)
         self._parts = [part.float() for part in parts] if in_fp32 else [weight.t()]
-        # A sum that begins with +0 is never -0, as none of whole numbers is.
+        # A sum that starts with +0 is never -0, like an integer sum.
         self._nothing = torch.zeros(outputs if in_fp32 else 0)
         self._scale = scale
         self._int8_max = torch.tensor(float(INT8_MAX))
 
     def __call__(self, x: Tensor) -> Tensor:
-        """fp32 [T, in] -> fp32 [T, out], with each row quantised to int8 by its absolute maximum.
+        """Compute fp32 [T, in] -> fp32 [T, out], quantising each row to int8 by its maximum.
 
-        The oracle clamps to int8 after rounding; a row scaled by 127 / max never leaves it.
+        The reference clamps to int8 after rounding; a row scaled by 127 / max never exceeds it.
         """
         absmax = x.abs().amax(-1, keepdim=True)
-        # The oracle's 127 / absmax is this product in torch, and rounds as it does.
+        # In torch the reference's 127 / absmax is this product, with the same rounding.
         factor = absmax.clamp_min_(MIN_ABSMAX).reciprocal_().mul_(self._int8_max)
         return self._sums((x * factor).round_()).div(factor).mul_(self._scale)
 
     def _sums(self, quantized: Tensor) -> Tensor:
-        """fp32 [T, in] of whole numbers -> int32 or fp32 [T, out]."""
+        """Multiply integers, fp32 [T, in] -> int32 or fp32 [T, out]."""
         if not self._in_fp32:
-            # The only int8 product with int32 sums that torch has on CPUs; torchao uses it too.
+            # torch's only int8 product with int32 sums on CPUs; torchao uses it, too.
             return torch._int_mm(quantized.to(torch.int8), self._parts[0])
         inputs = torch.split(quantized, self._inputs, 1)
         pairs = zip(inputs, self._parts, strict=True)
@@ -101,13 +107,13 @@ class Int8Linear:
 
 
 class TernaryLinear(Int8Linear):
-    """One or more ternary layers of the same input, fused into one product of whole numbers.
+    """One or more ternary layers with the same input, fused into one integer product.
 
-    Equals `ternary_linear` of each part bit for bit.
+    The result equals `ternary_linear` of each part bit for bit.
     """
 
     def __init__(self, parts: Sequence[Part], in_fp32: bool | None = None) -> None:
-        """parts: (packed uint8 [out / 4, in], scale [1]) of each fused layer, in output order."""
+        """Take (packed uint8 [out / 4, in], scale [1]) of each fused layer, in output order."""
         unpacked = [unpack_ternary(packed) for packed, _ in parts]
         rows = torch.tensor([len(part) for part in unpacked])
         scales = [scale.float() for _, scale in parts if scale is not None]
@@ -117,9 +123,9 @@ class TernaryLinear(Int8Linear):
 
 @cache
 def is_fp32_quicker(outputs: int, inputs: int) -> bool:
-    """Return True if the product of whole numbers should be one of fp32 here, found by trying.
+    """Return True if integer products should be computed in fp32 on this machine, by timing both.
 
-    What instructions a processor has does not say which of them torch and its libraries use.
+    A processor's instruction sets do not tell which of them torch and its libraries use.
     """
     int8 = torch.zeros(outputs, inputs, dtype=torch.int8)
     fp32 = int8.float()
@@ -134,24 +140,24 @@ def _seconds(product: Callable[[], Tensor]) -> float:
 
 
 Multiply = Callable[[Tensor], Tensor]
-"""fp32 [T, in] -> fp32 [T, out]; may read but a copy of what it is given."""
+"""Function fp32 [T, in] -> fp32 [T, out]; must copy its argument if it changes it."""
 
 
 class Products:
-    """Which products give a row the bits that it has alone in a tile, found by trying.
+    """Finds the numbers of rows at which a product gives each row the bits of the reference tile.
 
-    A BLAS sums in an order that depends on the shape of the product, and promises nothing about
-    a row's place in it or what lies beside it. So a weight's shape is tried out once: first
-    whether every place in the tile gives the same bits, then which other numbers of rows do.
+    A BLAS sums in an order that depends on the shape of the product, and promises nothing about a
+    row's position in it or about neighbouring rows. So each shape of a weight is tested once: first
+    whether every position in the tile gives the same bits, then which other numbers of rows do.
     """
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, torch.Size], tuple[int, ...]] = {}
 
     def rows(self, kind: str, size: torch.Size, multiply: Multiply) -> tuple[int, ...]:
-        """For weights [out, in] of one kind and size: ascending, of PRODUCT_ROWS.
+        """Return the usable numbers of rows for weights [out, in] of one kind, in ascending order.
 
-        (1,) if places in the tile differ.
+        They are some of PRODUCT_ROWS; (1,) if positions in the tile differ.
         """
         if (kind, size) not in self._found:
             self._found[kind, size] = _rows_alike(size[1], multiply)
@@ -159,17 +165,17 @@ class Products:
 
 
 class FloatLinear(ABC):
-    """A linear layer whose sums are of floats, in an order that its product chooses.
+    """A linear layer with float sums, in an order that its product chooses.
 
-    Rows are filled up with zeros to a number that `Products` allows; if it allows but one row, each
-    goes alone. Either way a row's bits are the same in any batch.
+    Rows are padded with zeros to a number that `Products` allows; if it allows only one row, each
+    row is multiplied alone. Either way a row's bits are the same in any batch.
     """
 
     def __init__(self, rows: tuple[int, ...]) -> None:
         self.rows = rows
 
     def __call__(self, x: Tensor) -> Tensor:
-        """fp32 [T, in] -> fp32 [T, out]."""
+        """Compute fp32 [T, in] -> fp32 [T, out]."""
         most = self.rows[-1]
         if len(x) <= most:
             return self._product(x)
@@ -177,22 +183,22 @@ class FloatLinear(ABC):
 
     def _product(self, x: Tensor) -> Tensor:
         rows = next(rows for rows in self.rows if rows >= len(x))
-        # A copy either way, because a part of a tensor may begin off a cache line.
+        # Always a copy, because a slice of a tensor may be unaligned.
         whole = x.clone() if rows == len(x) else F.pad(x, (0, 0, 0, rows - len(x)))
         return self._multiply(whole)[: len(x)]
 
     @abstractmethod
     def _multiply(self, x: Tensor) -> Tensor:
-        """fp32 [one of self.rows, in] -> fp32 [the same, out]."""
+        """Multiply fp32 [one of self.rows, in] -> fp32 [the same, out]."""
 
 
 class DenseLinear(FloatLinear):
-    """One or more fp32 layers of the same input, fused into one product."""
+    """One or more fp32 layers with the same input, fused into one product."""
 
     def __init__(self, parts: Sequence[Part], products: Products) -> None:
-        """parts: floating [out, in] of each fused layer, in output order; none has a scale."""
-        # A copy even of a single fp32 part: where it begins is then ours, not the file's. And one
-        # only: what a load writes, and the kernel has to clear before, is most of its time.
+        """Take float weights [out, in] of each fused layer, in output order; none has a scale."""
+        # Copy even a single fp32 part, so that the alignment is ours and not the file's. Copy only
+        # once: writing memory, which the kernel must clear first, takes most of the time of a load.
         weights = [weight for weight, _ in parts]
         rows = [len(weight) for weight in weights]
         self.weight = torch.empty(sum(rows), weights[0].shape[1])
@@ -206,15 +212,18 @@ class DenseLinear(FloatLinear):
 
 
 class Int8WeightLinear(FloatLinear):
-    """One or more layers of the same input with int8 weights, fused into one product.
+    """One or more layers with the same input and int8 weights, fused into one product.
 
-    It computes what `weight_only_linear` does, of bf16 activations as there, and rounds the sums
-    to bf16: the product that torch has for such weights gives no more. It reads a quarter of the
-    bytes of fp32, which is what takes the time of few rows.
+    It computes `weight_only_linear` of bf16 activations, but rounds the sums to bf16, the only
+    result that torch's product for such weights offers. It reads a quarter of the bytes of fp32,
+    and reading dominates the time for few rows.
     """
 
     def __init__(self, parts: Sequence[Part], products: Products) -> None:
-        """parts: as of DenseLinear. Raises ValueError for inputs that make no whole groups."""
+        """Take parts as DenseLinear does.
+
+        Raises ValueError for inputs that are no multiple of the group.
+        """
         weights = quantise_int8(_joined(parts))
         codes = unpack_words(weights.words, 8)
         self._codes = ((codes ^ 0x80) - 0x80).to(torch.int8)
@@ -223,16 +232,19 @@ class Int8WeightLinear(FloatLinear):
         super().__init__(products.rows("int8", codes.shape, self._multiply))
 
     def _multiply(self, x: Tensor) -> Tensor:
-        # Its own scales would be rounded to bf16 too.
+        # Scales passed to the product would be rounded to bf16, too.
         sums = torch._weight_int8pack_mm(x.bfloat16(), self._codes, self._ones)
         return sums.float().mul_(self._scale)
 
 
 class Int4WeightLinear(FloatLinear):
-    """The same with int4 weights and an eighth of the bytes; scales and zeros are bf16, too."""
+    """Like Int8WeightLinear with int4 weights, an eighth of the bytes.
+
+    Scales and zeros are bf16, too.
+    """
 
     def __init__(self, parts: Sequence[Part], products: Products) -> None:
-        """As of Int8WeightLinear."""
+        """Take parts as Int8WeightLinear does."""
         weights = quantise_int4(_joined(parts))
         assert weights.zero is not None, "int4 has zeros"
         self._outputs = weights.shape[0]

@@ -1,9 +1,9 @@
 """A decoder on the CPU in fp32: batches of pieces in, hidden rows and drawn tokens out.
 
-Exactness (see `model`) holds by construction. Ternary products are sums of whole numbers, below
-2**24 where fp32 holds them too; fp32 products have one fixed shape (`cpu_linear`); in attention
-each row of decoding, and each prefill chunk, goes by itself, so that every shape follows from the
-sequence's own length; and what remains is done row by row inside torch, on one thread.
+It is exact in the sense of `model` by construction. Ternary products are integer sums, below 2**24
+where fp32 holds them, too; fp32 products have one fixed shape (`cpu_linear`); in attention each
+decoding row and each prefill chunk is computed alone, so that every shape follows from the
+sequence's own length; and torch does the rest row by row, on one thread.
 """
 
 from __future__ import annotations
@@ -68,31 +68,32 @@ KV_DTYPES = {"auto": torch.float32, "int8": torch.int8, "fp8": FP8}
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One piece's rows in a batch."""
+    """The rows of one piece in a batch."""
 
     rows: range
     place: Place
     lengths: range
-    """Positions that each row attends to, its own included."""
+    """Number of positions that each row attends to, including its own."""
     prefill: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What the layers need of the pieces besides their hidden rows."""
+    """Positions, slots and spans of a batch, which the layers need besides its hidden rows."""
 
     cos: Tensor
-    """fp32 [T, 1, head_dim], as is sin; see `tailrace.kernels.attention.rope.rope_table`."""
+    """Rotation factors, fp32 [T, 1, head_dim], as is sin; see `kernels.attention.rope.rope_table`.
+    """
     sin: Tensor
     slots: Tensor
-    """int64 [T]: where the keys and values of each row go."""
+    """Slots for the keys and values of each row, int64 [T]."""
     spans: Sequence[Span]
 
 
 def attends_in_place(config: ModelConfig) -> bool:
-    """Return True if keys and values that lie among others give the bits that a copy of them gives.
+    """Return True if attention over consecutive pages in place gives the bits of a copy of them.
 
-    No BLAS promises it, so it is tried out: page ids must not matter.
+    No BLAS promises it, so it is tested: page ids must not matter.
     """
     random = torch.Generator().manual_seed(1)
     cache = KvCache(1, 4, config.kv_heads, config.head_dim)
@@ -113,7 +114,7 @@ def attends_in_place(config: ModelConfig) -> bool:
 
 
 class CpuLayer:
-    """One decoder layer, of every family; moves hidden rows and writes their keys and values."""
+    """One decoder layer of any family; transforms hidden rows and stores their keys and values."""
 
     def __init__(self, index: int, config: ModelConfig, parts: LayerTensors[Linear]) -> None:
         self._index = index
@@ -127,7 +128,7 @@ class CpuLayer:
         self._scale = torch.tensor(config.head_dim**-0.5)
 
     def __call__(self, x: Tensor, cache: KvCache, batch: Batch) -> Tensor:
-        """fp32 [T, hidden] -> fp32 [T, hidden]."""
+        """Compute fp32 [T, hidden] -> fp32 [T, hidden]."""
         parts, eps = self._parts, self._eps
         qkv = parts.qkv(rms_norm(x, parts.input_norm, eps)).view(len(x), -1, self._head_dim)
         mixed = self._attend(self._turn(qkv, batch), cache, batch)
@@ -140,10 +141,10 @@ class CpuLayer:
         return parts.down(inner).add_(x)
 
     def _turn(self, qkv: Tensor, batch: Batch) -> Tensor:
-        """fp32 [T, heads + 2 kv_heads, D], its query and key heads turned to their positions.
+        """Rotate the query and key heads of fp32 [T, heads + 2 kv_heads, D] to their positions.
 
-        Products and a sum, each rounded: a fused operation is fused for whole vectors only, and
-        so would round a row's last elements by the size of the batch.
+        Two products and a sum, each rounded: torch fuses them for whole vectors only, which would
+        round a row's last elements differently depending on the size of the batch.
         """
         parts, heads = self._parts, self._heads
         turned = qkv[:, : self._turned]
@@ -155,9 +156,9 @@ class CpuLayer:
         return qkv
 
     def _attend(self, qkv: Tensor, cache: KvCache, batch: Batch) -> Tensor:
-        """fp32 [T, heads + 2 kv_heads, D] -> fp32 [T, heads * D]."""
+        """Attend: fp32 [T, heads + 2 kv_heads, D] -> fp32 [T, heads * D]."""
         cache.write(self._index, batch.slots, qkv[:, self._heads :])
-        # All that one KV head serves lies together: [T, kv_heads, heads / kv_heads, D].
+        # The query heads of a KV head are contiguous: [T, kv_heads, heads / kv_heads, D].
         queries = qkv[:, : self._heads].view(len(qkv), self._kv_heads, -1, self._head_dim)
         mixed: list[Tensor] = []
         for span in batch.spans:
@@ -176,7 +177,7 @@ class CpuLayer:
         return (torch.cat(mixed) if len(mixed) > 1 else mixed[0]).view(len(qkv), -1)
 
     def _activate(self, gate_up: Tensor) -> Tensor:
-        """fp32 [T, 2 ffn], gate before up -> fp32 [T, ffn]."""
+        """Apply the activation: fp32 [T, 2 ffn], gate before up -> fp32 [T, ffn]."""
         gate, up = gate_up[:, : self._ffn], gate_up[:, self._ffn :]
         if self._squared_relu:
             return gate.relu().square_().mul_(up)
@@ -184,9 +185,9 @@ class CpuLayer:
 
 
 class CpuModel:
-    """A loaded checkpoint; see `model.Model`.
+    """A checkpoint loaded on a CPU; see `model.Model`.
 
-    All calls are deterministic for the same fingerprint and thread count.
+    All calls are deterministic for the same fingerprint and number of threads.
     """
 
     def __init__(
@@ -198,7 +199,7 @@ class CpuModel:
         kv_bytes: int = DEFAULT_KV_BYTES,
         formats: Formats = AS_STORED,
     ) -> None:
-        """Takes the tensors out of the dictionary, so that no weight is held twice."""
+        """Build the model, emptying `tensors` so that no weight is held twice."""
         self.config = config
         self.fingerprint = fingerprint
         self.device = formats.on("cpu torch")
@@ -220,7 +221,7 @@ class CpuModel:
 
     @torch.inference_mode()
     def forward(self, pieces: Sequence[Piece]) -> Tensor:
-        """Push a batch of pieces; see `model.Model.forward`."""
+        """Push a batch of pieces through the model; see `model.Model.forward`."""
         check_pieces(pieces, self.config, self.pages)
         batch = self._batch(pieces)
         x = self._embedding[torch.tensor([i for piece in pieces for i in piece.ids])].float()
@@ -246,11 +247,11 @@ class CpuModel:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """Hidden rows fp32 [rows, H] -> fp32 [rows, vocab]."""
+        """Compute hidden rows fp32 [rows, H] -> fp32 [rows, vocab]."""
         return self._head(rms_norm(hidden, self._final_norm, self.config.norm_eps))
 
     def _tables(self, tensors: dict[str, Tensor]) -> tuple[Tensor, DenseLinear | Int8Linear]:
-        """Embeddings and LM head, whose tensors leave the dictionary."""
+        """Return embeddings and LM head, removing their tensors from the dictionary."""
         tied = self.config.tied_head
         embedding = tensors.pop(EMBEDDING)
         stored = embedding if tied else tensors.pop(HEAD)
@@ -260,7 +261,7 @@ class CpuModel:
         return (head.weight if tied else embedding), head
 
     def _layer(self, tensors: dict[str, Tensor], index: int) -> CpuLayer:
-        """Layer `index`, whose tensors leave the dictionary."""
+        """Return layer `index`, removing its tensors from the dictionary."""
         parts: LayerTensors[Linear] = layer_tensors(tensors, index, self._linear)
         for name in [name for name in tensors if name.startswith(f"model.layers.{index}.")]:
             del tensors[name]
@@ -294,7 +295,7 @@ class CpuModel:
 
 
 def pages_within(config: ModelConfig, kv_bytes: int, kv_dtype: torch.dtype = torch.float32) -> int:
-    """As many pages as fit in so many bytes, and at least those of one whole context."""
+    """Return the pages that fit into this many bytes, at least those of a whole context."""
     page = page_bytes(config.layers, config.kv_heads, config.head_dim, kv_dtype)
     return max(kv_bytes // page, context_pages(config))
 
@@ -309,7 +310,7 @@ def _cache(config: ModelConfig, pages: int, dtype: torch.dtype) -> KvCache:
             in_place=attends_in_place(config),
             dtype=dtype,
         )
-    except RuntimeError as exc:  # what torch raises for it
+    except RuntimeError as exc:  # torch's error for a failed allocation
         size = pages * page_bytes(config.layers, config.kv_heads, config.head_dim, dtype)
         raise ModelError(
             f"{pages} pages of keys and values take {size} bytes, which there are not",
@@ -333,7 +334,7 @@ def load(
     progress("read", 0, size)
     tensors = read_tensors(directory, config)
     progress("hash", 0, size)
-    # torch picks its CPU kernels by instruction set, and shares sums out among its threads.
+    # torch picks CPU kernels by instruction set, and splits sums by number of threads.
     arithmetic = torch.backends.cpu.get_cpu_capability(), f"{torch.get_num_threads()} threads"
     machine = platform.machine(), *arithmetic, str(formats)
     identity = fingerprint(directory, _numeric_code(), *machine, digests=digests)
@@ -342,7 +343,7 @@ def load(
 
 
 def _numeric_code() -> list[Path]:
-    """Return the files that decide the bits of a result: this model's, and the oracles."""
+    """Return the files that determine the bits of results: this model's and the references."""
     return [
         *Path(__file__).parent.glob("cpu_*.py"),
         *(path for path in kernels.sources() if not path.stem.endswith("_triton")),

@@ -1,9 +1,9 @@
-"""A batch of pieces through a decoder on the GPU: which rows go together, and by which launches;
-and tokens from logits, or from ids in steps whose graphs have the head and the sampler in them.
+"""Runs batches of pieces through a decoder on the GPU, and draws tokens from the results.
 
-Chunks of prompts go first, as many at a time as the decoder has room for. Rows then go in steps:
-of distinct sequences as a decode step, else as a replay, whose bits are those of the steps that
-it stands for. Steps have few sizes, each of which is captured in a CUDA graph once it is needed.
+Chunks of prompts run first, as many at a time as the decoder takes. Rows then run in steps: rows of
+distinct sequences as a decode step, others as a replay, which has the bits of the decode steps that
+it replaces. Steps have few sizes, each of which is captured in a CUDA graph when it is first
+needed. A graph may include the LM head and the sampler, and go from ids to ids.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from tailrace.origin.models.logprobs import scores_of
 from tailrace.origin.models.model import PREFILL_CHUNK_TOKENS, Draw, Drawn, Piece, drawn_before
 
 STEP_ROWS = (1, 2, 4, 8, 16, 32, 64)
-"""Rows of a captured step; fewer rows are filled up with such that do nothing."""
+"""Numbers of rows of captured steps; smaller steps are padded with rows that do nothing."""
 MAX_STEP_ROWS = STEP_ROWS[-1]
 MAX_PREFILL_ROWS = 8 * PREFILL_CHUNK_TOKENS
-"""Rows of prompts that go through the layers together."""
+"""Maximum rows of prompts that run through the layers together."""
 SHORTEST_STEP_TOKENS = 256
-"""A step is captured for contexts up to this, and for each doubling of it."""
+"""Smallest context in tokens for which a step is captured; then each doubling of it."""
 
 EVERY_ID = -1
-"""A word of a mask that allows all of its ids."""
+"""Word of a mask that allows all of its ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Tokens first .. last-1 of a piece, whose hidden rows belong at `place` of the result."""
+    """Tokens first .. last-1 of a piece; their hidden rows go to index `place` of the result."""
 
     piece: Piece
     first: int
@@ -59,7 +59,7 @@ class Span:
 
 
 def spans_of(pieces: Sequence[Piece]) -> list[Span]:
-    """Return each piece as one span, with its hidden rows after those of the pieces before it."""
+    """Return each piece as one span; hidden rows are in the order of the pieces."""
     places = accumulate((len(piece.ids) for piece in pieces), initial=0)
     return [
         Span(piece, 0, len(piece.ids), place) for piece, place in zip(pieces, places, strict=False)
@@ -67,7 +67,7 @@ def spans_of(pieces: Sequence[Piece]) -> list[Span]:
 
 
 def chunk_groups(spans: Sequence[Span], most: int) -> Iterator[list[Span]]:
-    """Chunks of prompts in groups of up to `most` rows; none is divided, as its tiles are not."""
+    """Yield chunks of prompts in groups of up to `most` rows, without dividing a chunk."""
     group: list[Span] = []
     for span in spans:
         if group and sum(map(len, group)) + len(span) > most:
@@ -79,7 +79,10 @@ def chunk_groups(spans: Sequence[Span], most: int) -> Iterator[list[Span]]:
 
 
 def row_groups(spans: Sequence[Span], most: int) -> Iterator[list[Span]]:
-    """Rows in groups of up to `most`; a span that does not fit goes on in the next group."""
+    """Yield rows in groups of up to `most`.
+
+    A span that does not fit continues in the next group.
+    """
     group: list[Span] = []
     room = most
     for span in spans:
@@ -97,17 +100,17 @@ def row_groups(spans: Sequence[Span], most: int) -> Iterator[list[Span]]:
 
 
 class GpuForward:
-    """Pieces in, hidden rows out; the steps that it captures work in the decoder's buffers."""
+    """Computes hidden rows of pieces; captured steps share the decoder's buffers."""
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
         self._steps: dict[tuple[int, int, bool], StepGraph] = {}
 
     def __call__(self, pieces: Sequence[Piece], drawn: Tensor | None = None) -> Tensor:
-        """Hidden rows fp32 [tokens of all pieces, H], in the order of the pieces.
+        """Compute hidden rows fp32 [tokens of all pieces, H], in the order of the pieces.
 
-        drawn: what ids of rows below 0 stand for, on the device (`model.drawn_before`).
-        A row that a kernel finds fault with is NaN, as is all that is computed from it.
+        drawn: the tokens, on the device, that ids of rows below 0 stand for (`model.drawn_before`).
+        A row with a kernel fault is NaN, as is everything computed from it.
         """
         spans = spans_of(pieces)
         total = sum(map(len, spans))
@@ -142,7 +145,7 @@ class GpuForward:
         return step()[: len(ids)]
 
     def _keep(self, rows: Tensor, group: list[Span], hidden: Tensor) -> None:
-        """Copy rows out of the decoder's buffer, each to its place."""
+        """Copy rows out of the decoder's buffer, each to its index."""
         faulty = self._decoder.faults[: len(rows), None] != 0
         kept = rows.masked_fill(faulty, torch.nan)
         places = [span.place + index for span in group for index in range(len(span))]
@@ -153,14 +156,14 @@ class GpuForward:
 
 
 def step_size(decoder: Decoder, positions: Sequence[int]) -> tuple[int, int]:
-    """Rows, and longest length, of the captured step that rows at these positions go through."""
+    """Return rows and maximum length of the captured step for rows at these positions."""
     count = next(rows for rows in STEP_ROWS if rows >= len(positions))
     longest = step_length(max(positions) + 1)
     return min(count, decoder.step_rows), min(longest, decoder.max_length)
 
 
 def step_length(length: int) -> int:
-    """Return the shortest length that steps are captured for and that holds `length` positions."""
+    """Return the shortest captured length that holds `length` positions."""
     longest = SHORTEST_STEP_TOKENS
     while longest < length:
         longest *= 2
@@ -176,14 +179,14 @@ def _positions(group: list[Span]) -> list[int]:
 
 
 def _tables(group: list[Span]) -> Tensor:
-    """int32 [pieces, most pages of one]: the block tables of a group."""
+    """Return the block tables of a group, int32 [pieces, maximum pages]."""
     width = max(len(span.piece.pages) for span in group)
     padded = [[*s.piece.pages, *[NO_PAGE] * (width - len(s.piece.pages))] for s in group]
     return torch.tensor(padded, dtype=torch.int32)
 
 
 class GpuStep:
-    """Steps from ids to ids; they work in the decoder's buffers."""
+    """Steps from ids to drawn ids, in the decoder's buffers."""
 
     def __init__(self, decoder: Decoder, workspace: SamplerWorkspace) -> None:
         self._decoder = decoder
@@ -192,7 +195,7 @@ class GpuStep:
         self._steps: dict[tuple[int, int], DrawnStep] = {}
 
     def takes(self, pieces: Sequence[Piece], rows: Sequence[int], draws: Sequence[Draw]) -> bool:
-        """Return True if they are one row of each of so many sequences, all of them drawn from."""
+        """Return True if these are single rows of distinct sequences, and all are drawn from."""
         return (
             0 < len(draws) == len(pieces) <= self._most
             and all(draw.by_settings for draw in draws)
@@ -202,9 +205,9 @@ class GpuStep:
         )
 
     def __call__(self, pieces: Sequence[Piece], draws: Sequence[Draw], drawn: Tensor) -> Tensor:
-        """int32 [2, pieces or more] on the device, ids and faults, which another step overwrites.
+        """Return int32 [2, pieces or more] on the device, ids and faults; other steps overwrite it.
 
-        drawn: what ids below 0 stand for, on the device (`model.drawn_before`).
+        drawn: the tokens, on the device, that ids below 0 stand for (`model.drawn_before`).
         """
         ids, positions = [piece.ids[0] for piece in pieces], [piece.start for piece in pieces]
         size = step_size(self._decoder, positions)
@@ -226,7 +229,7 @@ class GpuStep:
 
 
 class GpuDraw:
-    """One batched call of the sampler for up to `rows` rows of `vocab` logits."""
+    """Batched calls of the sampler for up to `rows` rows of `vocab` logits."""
 
     def __init__(
         self, rows: int, vocab: int, device: torch.device, *, dependent: bool = False
@@ -236,10 +239,10 @@ class GpuDraw:
         self._device = device
         self.workspace = SamplerWorkspace(rows, vocab, device)
         self._drawn = torch.zeros(2, rows, dtype=torch.int32, device=device)
-        """Ids, and faults."""
+        """Drawn ids, and faults."""
 
     def __call__(self, logits: Tensor, draws: Sequence[Draw]) -> list[Drawn]:
-        """One token for each row of fp32 [len(draws), vocab]; see `model.Model.draw`."""
+        """Draw one token for each row of fp32 [len(draws), vocab]; see `model.Model.draw`."""
         ids, faults = self.launch(logits, self.rows(draws)).tolist()
         if FAULT_EMPTY_MASK in faults:
             raise ValueError("mask: it allows no token")
@@ -248,7 +251,7 @@ class GpuDraw:
         return [Drawn(*pair) for pair in zip(tokens, scores, strict=True)]
 
     def rows(self, draws: Sequence[Draw]) -> SamplerRows:
-        """Return their settings, on the device."""
+        """Return the draws' settings, on the device."""
         return SamplerRows.of(
             [draw.sampling for draw in draws],
             [draw.position for draw in draws],
@@ -258,13 +261,13 @@ class GpuDraw:
         )
 
     def launch(self, logits: Tensor, rows: SamplerRows) -> Tensor:
-        """int32 [2, rows]: ids and faults, of a buffer that the next call overwrites."""
+        """Return int32 [2, rows], ids and faults, in a buffer that the next call overwrites."""
         drawn = self._drawn[:, : len(logits)]
         sample_rows(logits, rows, drawn[0], drawn[1], self.workspace, dependent=self._dependent)
         return drawn
 
     def _masks(self, draws: Sequence[Draw]) -> Tensor | None:
-        """int32 [rows, words]; None if no row has one."""
+        """Return masks, int32 [rows, words]; None if no row has one."""
         if all(draw.mask is None for draw in draws):
             return None
         words = -(-self._vocab // MASK_BITS)
@@ -276,7 +279,10 @@ class GpuDraw:
         return masks.to(self._device)
 
     def _counts(self, draws: Sequence[Draw]) -> Tensor | None:
-        """int32 [rows, vocab]; only the rows that need theirs are moved. None if none does."""
+        """Return counts, int32 [rows, vocab], moving only rows that need them.
+
+        None if none does.
+        """
         if not any(draw.sampling.penalises for draw in draws):
             return None
         size = len(draws), self._vocab

@@ -1,9 +1,9 @@
-"""A decoder of the kernels out of a checkpoint's tensors, and the pages that fit beside it.
+"""Builds a decoder of the kernels from a checkpoint's tensors, and sizes its KV cache.
 
 The residual stream, the norms and the sums are fp32. Dense weights stay as they are stored, and
-what they multiply is rounded to their type. Keys, values and the LM head of a small model are
-fp32 (`origin.checkpoint.model_memory`), so that it computes what the CPU path computes, and gives
-the same tokens but for the last bits of the float sums. `Formats` may say otherwise.
+their inputs are rounded to their type. Keys, values and the LM head of a small model are fp32
+(`origin.checkpoint.model_memory`), so that it computes what the CPU path computes, and gives the
+same tokens up to the last bits of float sums. `Formats` may override this.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from tailrace.origin.models.model import Progress, context_pages
 from tailrace.origin.models.tensors import LayerTensors, Linear, Part, layer_tensors
 
 MAX_FULL_SEQUENCES = 256
-"""Pages are not more than so many sequences of a whole context have."""
+"""Maximum size of the KV cache, in sequences of a whole context."""
 INTERPRETED_SEQUENCES = 4
-"""As many in Triton's interpreter, which is for tests."""
+"""The same in Triton's interpreter, which is for tests."""
 
 
 class DecoderParts:
-    """What a decoder is made of, moved to `device` layer by layer."""
+    """The parts of a decoder, moved to `device` layer by layer."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class DecoderParts:
         self.head = self._head(tensors)
 
     def decoder(self, pages: int) -> Decoder:
-        """Return the whole, with a KV cache of so many pages."""
+        """Return the decoder, with a KV cache of this many pages."""
         config = self._config
         cache = PagedKv.allocate(
             config.layers, pages, config.kv_heads, config.head_dim,
@@ -90,9 +90,9 @@ class DecoderParts:
         )  # fmt: skip
 
     def pages_within(self, kv_bytes: int | None) -> int:
-        """Pages in `kv_bytes`, a whole context's at least; None: in a share of what is free now.
+        """Return the pages in `kv_bytes`, or in a share of free memory; at least a whole context's.
 
-        ModelError if the GPU has no room for them.
+        Raises ModelError if the GPU's memory does not suffice.
         """
         config, context = self._config, context_pages(self._config)
         page = page_bytes(config.layers, config.kv_heads, config.head_dim, self._kv_dtype)
@@ -124,7 +124,7 @@ class DecoderParts:
         join: Callable[[Sequence[Part]], Linear],
         progress: Progress,
     ) -> list[LayerTensors[Linear]]:
-        """Return the layers' tensors, with a rotary embedding for each."""
+        """Return the layers' tensors on the device, adding a rotary embedding for each."""
         config, moved = self._config, list[LayerTensors[Linear]]()
         tables = rope_table(config.context, config.head_dim, config.rope_theta, config.rope_scaling)
         cos, sin = (table.to(self._device) for table in tables)
@@ -156,7 +156,7 @@ class DecoderParts:
             gate_up=layer.gate_up,
             ffn_norm=layer.ffn_norm,
             down=layer.down,
-            # The interpreter takes seconds for the many programs of one; the bits are the same.
+            # The interpreter takes seconds for a GEMV's many programs; the bits are the same.
             gemv_rows=0 if INTERPRETED else gemv_rows(self._config),
         )
 

@@ -1,4 +1,4 @@
-"""A decoder on a GPU, by the Triton kernels; imported only where one is asked for."""
+"""A decoder on a GPU with the Triton kernels; imported only if a GPU is used."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ from tailrace.origin.models.model import (
 from tailrace.origin.models.tensors import checkpoint_bytes, read_tensors
 
 FP8_CAPABILITY = (8, 9)
-"""Of a GPU that converts fp8."""
+"""Minimum compute capability for converting fp8."""
 DEPENDENT_CAPABILITY = (9, 0)
-"""Of one whose launches can begin while those ahead still run."""
+"""Minimum compute capability for launches that begin while earlier ones still run."""
 
 
 class GpuModel:
-    """A loaded checkpoint on `device`; see `model.Model`.
+    """A checkpoint loaded on `device`; see `model.Model`.
 
-    kv_bytes: of the KV cache; None for a share of what is free. dependent: launches begin while
-    those ahead still run. On a CPU the kernels run in Triton's interpreter, far slower than
-    `cpu_model`: that is for tests.
+    kv_bytes: size of the KV cache; None for a share of free memory. dependent: launches begin while
+    earlier ones still run. On a CPU the kernels run in Triton's interpreter, far slower than
+    `cpu_model`; that is for tests.
     """
 
     def __init__(
@@ -86,16 +86,16 @@ class GpuModel:
         self._draw = GpuDraw(MAX_STEP_ROWS, config.vocab, device, dependent=dependent)
         self._step = GpuStep(self._decoder, self._draw.workspace)
         self._drawn = torch.zeros(1, dtype=torch.int32)
-        """The ids of the launch before, on the device."""
+        """Ids drawn by the previous launch, on the device."""
         if device.type == "cuda":
             target = driver.active.get_current_target()
             have_compiled(self._decoder, self._draw, target, progress)
 
     @torch.inference_mode()
     def forward(self, pieces: Sequence[Piece], drawn: Tensor | None = None) -> Tensor:
-        """Push a batch of pieces; see `model.Model.forward`.
+        """Push a batch of pieces through the model; see `model.Model.forward`.
 
-        drawn: int32, on the device: what ids below 0 stand for (`model.drawn_before`).
+        drawn: int32, on the device, the tokens that ids below 0 stand for (`model.drawn_before`).
         """
         check_pieces(pieces, self.config, self.pages, 0 if drawn is None else len(drawn))
         return self._forward(pieces, drawn)
@@ -112,10 +112,10 @@ class GpuModel:
     def launch(
         self, pieces: Sequence[Piece], rows: Sequence[int], draws: Sequence[Draw]
     ) -> Launched:
-        """See `model.StepDevice`. Rows with masks, penalties or scores are drawn before this
-        returns; all others later.
+        """Launch a step; see `model.StepDevice`.
 
-        Where those others are all that there is to do, they go from ids to ids in one graph.
+        Rows with masks, penalties or logprobs are drawn before this returns, all others later. If
+        all rows are of the latter kind, they go from ids to ids in one graph.
         """
         if self._step.takes(pieces, rows, draws):
             check_pieces(pieces, self.config, self.pages, len(self._drawn))
@@ -135,14 +135,14 @@ class GpuModel:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """Hidden rows fp32 [rows, H] -> fp32 [rows, vocab]."""
+        """Compute hidden rows fp32 [rows, H] -> fp32 [rows, vocab]."""
         groups = torch.split(hidden.contiguous(), MAX_STEP_ROWS)
         return torch.cat([self._decoder.logits(group).clone() for group in groups])
 
     def _logits_of(
         self, hidden: Tensor, draws: Sequence[Draw]
     ) -> Iterator[tuple[Tensor, Sequence[Draw]]]:
-        """As many rows at a time as there is room for; the next ones overwrite the logits."""
+        """Yield logits of as many rows as fit at a time; the next ones overwrite them."""
         for start in range(0, len(draws), MAX_STEP_ROWS):
             rows = slice(start, start + MAX_STEP_ROWS)
             yield self._decoder.logits(hidden[rows].contiguous()), draws[rows]
@@ -150,9 +150,9 @@ class GpuModel:
 
 @dataclass(frozen=True, slots=True)
 class GpuLaunch:
-    """Flags, ids and faults on their way to the host, in one copy.
+    """Flags, ids and faults that are being copied to the host, together.
 
-    Without flags each row is drawn from, and fine if its draw is.
+    Without flags, each row is drawn from, and its fault tells if it is finite.
     """
 
     numbers: Tensor
@@ -176,7 +176,7 @@ class GpuLaunch:
         flags, drawn = self.numbers[: self.flags], self.numbers[self.flags :]
         ids, faults = drawn.view(2, -1)[:, : self.draws].tolist()
         fine = flags.bool().tolist() if self.flags else [not fault for fault in faults]
-        # No row has a mask, so that what is at fault is no number.
+        # No row has a mask, so a fault means that logits are not finite.
         pairs = zip(ids, faults, strict=True)
         return Results(fine, [Drawn(-1 if fault else token) for token, fault in pairs])
 
@@ -221,7 +221,7 @@ def load(
 
 
 def _refuse_old_gpu(device: torch.device, formats: Formats, dependent: bool) -> None:
-    """Raise ModelError for what this GPU has no instructions for."""
+    """Raise ModelError for settings that this GPU has no instructions for."""
     if device.type != "cuda":
         return
     capability = torch.cuda.get_device_capability(device)
@@ -240,12 +240,12 @@ def _refuse_old_gpu(device: torch.device, formats: Formats, dependent: bool) -> 
 
 
 def _numeric_code() -> list[Path]:
-    """Return the files that decide the bits of a result."""
+    """Return the files that determine the bits of results."""
     return [*Path(__file__).parent.glob("gpu_*.py"), *kernels.sources()]
 
 
 def _machine(device: torch.device) -> tuple[str, ...]:
-    """What compiles the kernels, and what for."""
+    """Return the versions and names of the compiler and of the machine that it compiles for."""
     if device.type != "cuda":
         return triton.__version__, "interpreter", platform.machine()
     major, minor = torch.cuda.get_device_capability(device)
@@ -253,10 +253,10 @@ def _machine(device: torch.device) -> tuple[str, ...]:
 
 
 def have_compiled(decoder: Decoder, draw: GpuDraw, target: GPUTarget, progress: Progress) -> None:
-    """Every kernel that serving can launch: compile what Triton's cache lacks, of which `progress`
-    is told, and load all of it, before the model is ready.
+    """Compile and load every kernel that serving can launch, before the model is ready.
 
-    Raises ModelError for what does not compile.
+    Only kernels that Triton's cache lacks are compiled; `progress` is called meanwhile. Raises
+    ModelError if one does not compile.
     """
     wanted = compilations(decoder, draw, target)
     try:
@@ -268,9 +268,9 @@ def have_compiled(decoder: Decoder, draw: GpuDraw, target: GPUTarget, progress: 
 
 
 def compilations(decoder: Decoder, draw: GpuDraw, target: GPUTarget) -> list[Compilation]:
-    """What serving can have to compile; nothing runs on the device but copies.
+    """Return the compilations that serving can need; nothing runs on the device but copies.
 
-    The model's own launches are gone through, at every number of rows that a batch can have, up to
+    The model's own launches are recorded, at every number of rows that a batch can have, up to
     where Triton would compile them (`kernels.ahead`).
     """
     layers = decoder.parts
@@ -303,13 +303,13 @@ def _launch(decoder: Decoder, draw: GpuDraw) -> None:
 
 
 def sizes(most: int) -> list[int]:
-    """Numbers of rows up to `most` of which each other one is launched like one of these."""
+    """Return numbers of rows up to `most` that cover every way in which kernels are launched."""
     near = {size for power in range(most.bit_length()) for size in (2**power, 2**power + 1)}
     return sorted(size for size in near | {most} if size <= most)
 
 
 def _kind(part: object) -> object:
-    """Equal for what is launched in the same way."""
+    """Return an object that is equal for parts with the same launches."""
     if isinstance(part, Tensor):
         return part.dtype, tuple(part.shape), part.data_ptr() % ALIGNED_BYTES
     if isinstance(part, tuple):

@@ -1,4 +1,4 @@
-"""A checkpoint onto the device that it is for."""
+"""Loads a checkpoint onto a CPU or a GPU."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tailrace.origin.models.model import (
 )
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""Of malloc.h."""
+"""Parameters of glibc's mallopt, from malloc.h."""
 LARGEST_KEPT_BYTES = 32 * 1024 * 1024
-"""Of one piece of memory; glibc takes no more."""
+"""Maximum bytes of one freed block that is kept; glibc accepts no more."""
 MOST_KEPT_BYTES = 64 * 1024 * 1024
-"""Of all that is free where the heap ends."""
+"""Maximum free bytes kept at the end of the heap."""
 
 
 def load_model(
@@ -39,14 +39,15 @@ def load_model(
 ) -> Model:
     """Read, check and load the checkpoint in `directory`.
 
-    progress(stage, done, total) is called as loading goes on. kv_bytes: of the KV cache; None for
-    DEFAULT_KV_BYTES, or on a GPU for most of what the weights leave. dependent: on a GPU, launches
-    begin while those ahead still run. digests: of files that need not be hashed again. Raises
-    ModelError, also for a device that is not there, and for formats that the model or device
-    cannot have.
+    progress(stage, done, total) is called during loading. kv_bytes: size of the KV cache; None for
+    DEFAULT_KV_BYTES, or on a GPU for most of the memory that the weights leave. dependent: on a
+    GPU, launches begin while earlier ones still run. digests: known digests of files, which are not
+    hashed again. Raises ModelError, also for an absent device, and for formats that the model or
+    device does not support.
     """
     if device == Device.CUDA or (device == Device.AUTO and _runs_on_gpu(Path(directory))):
-        from tailrace.origin.models import gpu_model  # triton is not there without a GPU
+        # triton is installed with GPU builds of torch only
+        from tailrace.origin.models import gpu_model
 
         return gpu_model.load(
             *(Path(directory), progress, None, kv_bytes),
@@ -63,10 +64,10 @@ def load_model(
 
 
 def _keep_freed_memory() -> None:
-    """Leave what a step frees to the next step, which asks for the same sizes.
+    """Keep memory that a step frees for the next step, which needs the same sizes.
 
-    glibc does so by itself only once something large has been freed, which is chance. Before, the
-    kernel clears up to 200 pages for each step of the demo model.
+    glibc does so by itself only after something large has been freed, which is chance. Until then
+    the kernel clears up to 200 pages for each step of the demo model.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):  # not in musl, nor on macOS
@@ -75,7 +76,7 @@ def _keep_freed_memory() -> None:
 
 
 def _runs_on_gpu(directory: Path) -> bool:
-    """Return True if there is a GPU that the kernels are for, and they take the model's heads."""
+    """Return True if the kernels support the GPU, if there is one, and the model's heads."""
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() < LEAST_CAPABILITY:
         return False
     return read_config(directory).head_dim in HEAD_DIMS

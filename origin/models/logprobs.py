@@ -1,4 +1,4 @@
-"""Scores of drawn tokens out of the rows of logits that they were drawn from, on any device."""
+"""Log probabilities of drawn tokens, computed from their rows of logits, on any device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tailrace.origin.models.model import Draw, Scores
 
 
 def scores_of(logits: Tensor, draws: Sequence[Draw], tokens: Sequence[int]) -> list[Scores | None]:
-    """Scores of each row that asks for them and has a token (NO_TOKEN is none).
+    """Return the scores of each row that requests them and has a token (not NO_TOKEN).
 
     logits: fp32 [len(draws), vocab], before penalties, temperature and masks.
     """
@@ -35,12 +35,12 @@ def scores_of(logits: Tensor, draws: Sequence[Draw], tokens: Sequence[int]) -> l
 
 
 def best_ids(values: Tensor, most: int) -> Tensor:
-    """Up to `most` ids of each row, the best first, and of equal ones the lowest first.
+    """Return up to `most` ids of each row, the best first, and of equal ones the lowest first.
 
-    values: fp32 [rows, vocab], no NaN. Returns int64 [rows, ids]. Of equal numbers `topk` takes
-    any; here no two are equal, since a value and its id are one number.
+    values: fp32 [rows, vocab], without NaN. Returns int64 [rows, ids]. `topk` takes any of equal
+    numbers; here a value and its id form one number, so no two are equal.
     """
     bits = values.view(torch.int32).long()
-    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # as the floats are
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # ordered like the floats
     keys = (ordered << 32) - torch.arange(values.shape[1], device=values.device)
     return keys.topk(min(most, values.shape[1])).indices

@@ -1,11 +1,11 @@
-"""What an engine asks of a model, whatever it runs on, and how one is loaded.
+"""The interface between engine and model, on any device.
 
 **Exactness.** The hidden row and the drawn token of a Piece depend on the sequence's own ids, and
-on which of its positions were prefilled and which were rows; never on what else is in the batch, on
-page ids, or on how many rows of the sequence are in one Piece. So prompts are cut at absolute
-multiples of PREFILL_CHUNK_TOKENS, which gives a chunk the same shape each time, and rows of a Piece
-(the replay of a continued run, or drafts to verify) equal decoding one by one, bit for bit. A row
-with NaN disturbs no other.
+on which of its positions were prefilled and which were decoded as rows; never on the rest of the
+batch, on page ids, or on the number of the sequence's rows in one Piece. So prompts are divided at
+absolute multiples of PREFILL_CHUNK_TOKENS, which gives a chunk the same shape each time, and rows
+of a Piece (the replay of a continued run, or drafts to verify) equal decoding one by one, bit for
+bit. A row with NaN does not affect other rows.
 """
 
 from __future__ import annotations
@@ -29,24 +29,25 @@ from tailrace.origin.checkpoint.model_config import ModelConfig
 from tailrace.origin.models.tensors import checkpoint_files
 
 PREFILL_CHUNK_TOKENS = PAGE_TOKENS
-"""A chunk of a prompt fills a page."""
+"""Tokens of a chunk of a prompt, which fills a page."""
 LEAST_CAPABILITY = (8, 0)
-"""Of a GPU: bf16 on tensor cores and copies beside the computation came with sm_80."""
+"""Minimum compute capability of a GPU: sm_80 brought bf16 on tensor cores and asynchronous copies.
+"""
 DEFAULT_KV_BYTES = 512 * 1024 * 1024
-"""What a CPU model's pages take at most, unless one whole context needs more."""
+"""Default bytes of a CPU model's pages, unless one whole context needs more."""
 
 SHARED_CODE = (
     *("checkpoint/model_config.py", "engine/grammar.py", "models/logprobs.py", "models/tensors.py"),
 )
-"""Files of `origin/` that decide a token or its scores on every device."""
+"""Files of `origin/` that can change a token or its scores on every device."""
 
 Progress = Callable[[str, int, int], None]
-"""(stage, done, total): a stage lasts until the next one is named; those of `read` and `hash` are
-counted in bytes."""
+"""Function of (stage, done, total): a stage lasts until the next one is named; those of `read` and
+`hash` are counted in bytes."""
 
 
 class Device(StrEnum):
-    """Where a model runs; `auto` is the GPU where the kernels run on it and take the model."""
+    """Device of a model; `auto` is a GPU if the kernels support it and the model, else the CPU."""
 
     AUTO = "auto"
     CPU = "cpu"
@@ -55,25 +56,26 @@ class Device(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Consecutive tokens of one sequence in a batch; what lies before `start` is in its pages."""
+    """Consecutive tokens of one sequence in a batch; positions before `start` are in its pages."""
 
     ids: Sequence[int]
     start: int
-    """Position of the first."""
+    """Position of the first token."""
     pages: Sequence[int]
     """The sequence's block table; it covers start + len(ids) positions."""
     prefill: bool
-    """A chunk of a prompt (start is a multiple of 64, at most 64 ids), or rows of decoding."""
+    """True for a chunk of a prompt (start is a multiple of 64, at most 64 ids), False for decoding
+    rows."""
 
     @property
     def end(self) -> int:
-        """Positions that are in the pages once the piece is."""
+        """Number of positions in the pages once the piece is computed."""
         return self.start + len(self.ids)
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What to draw from one hidden row."""
+    """One token to draw from one hidden row."""
 
     sampling: Sampling
     position: int
@@ -81,23 +83,23 @@ class Draw:
     mask: Tensor | None = None
     """int32 [ceil(V / 32)] on the CPU: the ids that a grammar allows, as llguidance writes it."""
     counts: Tensor | None = None
-    """int32 [V] on the CPU: how often each id was generated; where `sampling.penalises`."""
+    """int32 [V] on the CPU: how often each id was generated; required if `sampling.penalises`."""
     logprobs: int | None = None
-    """How many alternatives to score; None for no scores at all."""
+    """Number of alternatives to score; None for no scores."""
 
     @property
     def by_settings(self) -> bool:
-        """The row and the settings decide the token, and nothing but its id is asked for."""
+        """True if row and settings alone determine the token, and only its id is needed."""
         return self.mask is None and self.logprobs is None and not self.sampling.penalises
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Natural logarithms of chances, before penalties, temperature and masks."""
+    """Natural logarithms of probabilities, before penalties, temperature and masks."""
 
     chosen: float
     best: tuple[tuple[int, float], ...]
-    """(id, logprob), the best first, equal ones by id; as many as were asked for."""
+    """Pairs (id, logprob), the best first, equal ones by id; as many as were requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,29 +107,28 @@ class Drawn:
     """One drawn token."""
 
     token: int
-    """-1: the logits were NaN or infinite, and there are no scores."""
+    """Token id; -1 if the logits were NaN or infinite, in which case there are no scores."""
     scores: Scores | None = None
 
 
 class Model(Protocol):
-    """A loaded checkpoint and its KV cache, which is pages that all sequences share."""
+    """A loaded checkpoint and its KV cache, whose pages all sequences share."""
 
     config: ModelConfig
     fingerprint: str
-    """Two models of the same fingerprint give the same tokens for the same request."""
+    """Models with the same fingerprint give the same tokens for the same request."""
     device: str
-    """What it runs on and by what, such as `cpu torch`."""
+    """Device and library, such as `cpu torch`."""
     pages: int
-    """Pages of PAGE_TOKENS positions, 0 .. pages-1; who holds which is the caller's business."""
+    """Number of pages of PAGE_TOKENS positions; the caller assigns them to sequences."""
 
     def forward(self, pieces: Sequence[Piece]) -> Tensor:
-        """Push a batch of pieces; returns hidden rows, in order.
+        """Push a batch of pieces through the model; return hidden rows, in order.
 
-        Each piece is of another sequence, but for chunks of one prompt, which may follow one
-        another. fp32 [tokens of all pieces, H]; the next call may overwrite them. Raises
-        TooLarge for a piece that the context or its block table has no room for, and ValueError
-        for one that is empty, for a chunk that is no chunk, and for a page or an id that is not
-        there.
+        Each piece is of another sequence, except for chunks of one prompt, which may follow one
+        another. Returns fp32 [tokens of all pieces, H], which the next call may overwrite. Raises
+        TooLarge for a piece that exceeds the context or its block table, and ValueError for an
+        empty piece, a chunk that is none, and an invalid page or id.
         """
 
     def draw(self, hidden: Tensor, draws: Sequence[Draw]) -> list[Drawn]:
@@ -137,46 +138,46 @@ class Model(Protocol):
         """
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Hidden rows fp32 [rows, H] -> fp32 [rows, vocab]."""
+        """Compute hidden rows fp32 [rows, H] -> fp32 [rows, vocab]."""
 
 
 def drawn_before(draw: int) -> int:
-    """Return the id that stands for the token of this draw; it is its own inverse."""
+    """Return the id that stands for the token of a draw; the function is its own inverse."""
     return -1 - draw
 
 
 class Results(NamedTuple):
-    """Of one launch, on the host."""
+    """Results of one launch, on the host."""
 
     fine: Sequence[bool]
-    """Of each row, in the order of the pieces: whether it is numbers."""
+    """For each row, in the order of the pieces, whether it is finite."""
     drawn: Sequence[Drawn]
 
     def read(self) -> Results:
-        """They are there already."""
+        """Return the results, which are already there."""
         return self
 
 
 class Launched(Protocol):
     def read(self) -> Results:
-        """Wait for the device; once, and in the order of launches."""
+        """Wait for the device and return the results; called once, in the order of launches."""
 
 
 @runtime_checkable
 class StepDevice(Protocol):
-    """A model that is asked for whole steps; an engine of one is pipelined.
+    """A model that computes whole steps; its engine is pipelined.
 
-    It answers at once, and the next batch may be launched before the results of this one are read.
-    An id below 0 in it stands for a token that the host does not know yet: `drawn_before(n)` for
-    what the n-th draw of the launch before gives.
+    `launch` returns at once, and the next batch may be launched before the results of this one are
+    read. An id below 0 in it stands for a token that the host does not know yet: `drawn_before(n)`
+    for the n-th draw of the launch before.
     """
 
     def launch(
         self, pieces: Sequence[Piece], rows: Sequence[int], draws: Sequence[Draw]
     ) -> Launched:
-        """Push pieces, and draw from these of their rows; see `Model.forward` and `Model.draw`.
+        """Push pieces and draw from some of their rows; see `Model.forward` and `Model.draw`.
 
-        Raises what those do.
+        Raises what those raise.
         """
 
 
@@ -200,23 +201,26 @@ class AtOnce:
         return Results(fine, self._drawn)
 
     def _known(self, ids: Sequence[int]) -> list[int]:
-        # What was no number is 0 to the next launch, whose results nobody looks at.
+        # A token that failed is 0 to the next launch, whose results are not used.
         return [max(self._drawn[drawn_before(token)].token, 0) for token in ids]
 
 
 def context_pages(config: ModelConfig) -> int:
-    """Pages of a sequence that fills the context."""
+    """Return the number of pages of a sequence that fills the context."""
     return -(-config.context // PAGE_TOKENS)
 
 
 def prefill_chunks(ids: Sequence[int]) -> list[Sequence[int]]:
-    """Return a prompt cut at absolute multiples of PREFILL_CHUNK_TOKENS; the last may be shorter."""
+    """Divide a prompt at absolute multiples of PREFILL_CHUNK_TOKENS.
+
+    The last chunk may be shorter.
+    """
     step = PREFILL_CHUNK_TOKENS
     return [ids[start : start + step] for start in range(0, len(ids), step)]
 
 
 def prefill(model: Model, ids: Sequence[int], pages: Sequence[int]) -> Tensor:
-    """Push a whole prompt; returns the hidden rows of all its tokens, fp32 [len(ids), H]."""
+    """Push a whole prompt; return the hidden rows of all its tokens, fp32 [len(ids), H]."""
     rows = []
     for index, chunk in enumerate(prefill_chunks(ids)):
         piece = Piece(chunk, index * PREFILL_CHUNK_TOKENS, pages, prefill=True)
@@ -227,11 +231,11 @@ def prefill(model: Model, ids: Sequence[int], pages: Sequence[int]) -> Tensor:
 def fingerprint(
     directory: Path, code: Iterable[Path], *machine: str, digests: FileDigests | None = None
 ) -> str:
-    """What must be equal for one worker to continue another's stream token-exactly.
+    """Return a hash that must be equal for workers to continue each other's streams token-exactly.
 
-    SHA-256, in hex, over the checkpoint's files, the code that decides numbers or masks, the
-    versions of torch and llguidance, and what names the machine's arithmetic. `digests` of files
-    that are known already are not computed again.
+    It is the SHA-256, in hex, of the checkpoint's files, the code that determines numbers or masks,
+    the versions of torch and llguidance, and the names of the machine's arithmetic. `digests` holds
+    known digests of files, which are not computed again.
     """
     digests = digests or FileDigests()
     digest = hashlib.sha256()
@@ -247,9 +251,9 @@ def fingerprint(
 
 
 def check_pieces(pieces: Sequence[Piece], config: ModelConfig, pages: int, drawn: int = 0) -> None:
-    """Raise what `model.Model.forward` does, for a cache of so many pages.
+    """Raise what `Model.forward` raises, for a cache of this many pages.
 
-    drawn: how many ids below 0 stand for tokens (`drawn_before`).
+    drawn: number of ids below 0 that stand for tokens (`drawn_before`).
     """
     for piece in pieces:
         held = min(config.context, len(piece.pages) * PAGE_TOKENS)
@@ -265,5 +269,5 @@ def check_pieces(pieces: Sequence[Piece], config: ModelConfig, pages: int, drawn
 
 
 def is_chunk(piece: Piece) -> bool:
-    """Return True if it begins a page and fills no more than that."""
+    """Return True if a piece begins a page and does not exceed it."""
     return piece.start % PREFILL_CHUNK_TOKENS == 0 and len(piece.ids) <= PREFILL_CHUNK_TOKENS

@@ -1,8 +1,8 @@
-"""Read the tensors of a Hugging Face checkpoint, and refuse a bad one.
+"""Reads the tensors of a Hugging Face checkpoint, and refuses a bad one.
 
-Served are `llama`, `qwen3` and `bitnet` (`origin.checkpoint.model_config`). BitNet comes in two
-forms: packed, ternary layers as uint8 [out / 4, in] with a one-element `weight_scale`
-(`autobitlinear`, offline), and unpacked, floating weights that are made ternary here (online).
+Supported are `llama`, `qwen3` and `bitnet` (`origin.checkpoint.model_config`). BitNet comes in two
+forms: packed, with ternary layers as uint8 [out / 4, in] and a one-element `weight_scale`
+(`autobitlinear`, offline), and unpacked, with float weights that are made ternary here (online).
 Every refusal is a ModelError whose field names the file and whose message names the key or the
 tensor.
 """
@@ -38,15 +38,15 @@ EVEN_BITS = 0x55  # the lower bit of each of the four codes of a byte
 
 Linear = TypeVar("Linear")
 Part = tuple[Tensor, Tensor | None]
-"""The weight of one linear as it is stored, and its scale if it is ternary."""
+"""Stored weight of one linear, and its scale if it is ternary."""
 CPU = torch.device("cpu")
 
 
 def read_tensors(directory: Path, config: ModelConfig) -> dict[str, Tensor]:
-    """Return every tensor that the config calls for, by name, with no NaN and nothing infinite in it.
+    """Return every tensor that the config requires, by name, free of NaN and infinity.
 
-    Floating tensors are bf16, fp16 or fp32, as they are stored. BitNet's linears are packed,
-    uint8 [out / 4, in], each with a floating `weight_scale` [1], whether or not the files are.
+    Float tensors are bf16, fp16 or fp32, as stored. BitNet's linears are returned packed, uint8
+    [out / 4, in], each with a float `weight_scale` [1], also if the files hold them unpacked.
     Raises ModelError.
     """
     findings = Findings()
@@ -63,7 +63,7 @@ def read_tensors(directory: Path, config: ModelConfig) -> dict[str, Tensor]:
 
 
 def checkpoint_files(directory: Path) -> list[Path]:
-    """Return the files that decide which tokens a model gives: for its fingerprint. Raises ModelError."""
+    """Return the files that determine a model's tokens, for its fingerprint. Raises ModelError."""
     findings = Findings()
     weights = weight_files(directory, findings)
     findings.refuse()
@@ -73,7 +73,10 @@ def checkpoint_files(directory: Path) -> list[Path]:
 
 
 def checkpoint_bytes(directory: Path) -> int:
-    """Of those files; 0 where some are not there, which is refused when they are read."""
+    """Return the size of those files.
+
+    0 if some are missing, which is an error when they are read.
+    """
     try:
         return sum(path.stat().st_size for path in checkpoint_files(directory))
     except (OSError, ModelError):
@@ -81,7 +84,7 @@ def checkpoint_bytes(directory: Path) -> int:
 
 
 def examine_values(directory: Path, config: ModelConfig) -> list[Finding]:
-    """Read every weight of a checkpoint whose headers are right; what is wrong first, if any."""
+    """Read every weight of a checkpoint whose headers are right; return the first fault, if any."""
     try:
         read_tensors(directory, config)
     except ModelError as error:
@@ -91,7 +94,7 @@ def examine_values(directory: Path, config: ModelConfig) -> list[Finding]:
 
 
 def _read(file: Path, names: list[str]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of one file, each looked at."""
+    """Yield the tensors of one file, each checked."""
     try:
         with safe_open(file, "pt") as opened:
             for name in names:
@@ -104,20 +107,20 @@ def _read(file: Path, names: list[str]) -> Iterator[tuple[str, Tensor]]:
 
 def _check_values(file: Path, name: str, tensor: Tensor) -> None:
     if tensor.dtype == torch.uint8:
-        # Code 3 has both bits of a pair set.
+        # A pair of bits that are both set is the code 3.
         if bool((tensor & (tensor >> 1) & EVEN_BITS).any()):
             _refuse(file, name, "holds the code 3, which stands for no ternary value")
         return
-    # One pass without a copy; both are NaN if anything is.
+    # One pass without a copy; both are NaN if any value is.
     low, high = torch.aminmax(tensor)
     if not bool(torch.isfinite(low) & torch.isfinite(high)):
         _refuse(file, name, "holds NaN or infinite values")
 
 
 def _make_ternary(tensors: dict[str, Tensor], config: ModelConfig) -> None:
-    """Every linear rounded to ternary by its mean absolute value, and packed.
+    """Round every linear to ternary by its mean absolute value, and pack it.
 
-    As transformers does at every step of its `online` mode; here it is done once.
+    transformers does so at every step of its `online` mode; here it is done once.
     """
     for layer in range(config.layers):
         for name in linears(config):
@@ -132,8 +135,8 @@ def _make_ternary(tensors: dict[str, Tensor], config: ModelConfig) -> None:
 def absmean(real: Tensor) -> Tensor:
     """Return the scale of ternary weights: their mean absolute value, fp32 [1], never 0.
 
-    Summed in fp64: in fp32 its last bit depends on how many threads take part, and two workers
-    must agree on it for one to continue what the other began.
+    It is summed in fp64: in fp32 its last bit depends on the number of threads, and two workers
+    must agree on it for one to continue a stream of the other.
     """
     return real.abs().mean(dtype=torch.float64).float().clamp_(min=MIN_ABSMAX).reshape(1)
 
@@ -144,7 +147,7 @@ def _refuse(file: Path, where: str, problem: str, cause: Exception | None = None
 
 @dataclass(frozen=True, slots=True)
 class LayerTensors(Generic[Linear]):
-    """Norms are fp32; those that the model's family has not are None."""
+    """The tensors of one layer. Norms are fp32; norms that the model's family lacks are None."""
 
     input_norm: Tensor
     qkv: Linear
@@ -164,11 +167,10 @@ def layer_tensors(
     join: Callable[[Sequence[Part]], Linear],
     device: torch.device = CPU,
 ) -> LayerTensors[Linear]:
-    """Layer `index`, moved to `device`, whatever computes it. Linears of the same input are joined:
-    query, key and value, and gate and up.
+    """Return layer `index` on `device`, with linears of the same input joined.
 
-    join: makes one linear of the parts that share an input, in the order of their outputs. A
-    ValueError of it becomes a ModelError that names them.
+    Query, key and value are joined, and gate and up. join: makes one linear of the parts that share
+    an input, in the order of their outputs. Its ValueError becomes a ModelError that names them.
     """
     prefix = f"model.layers.{index}"
 

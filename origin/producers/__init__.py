@@ -1,1 +1,1 @@
-"""The worker of kind `text`, and what it serves: embedders and upstream servers."""
+"""Producers that run in text workers: embedders and upstream servers."""

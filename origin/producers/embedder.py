@@ -1,11 +1,11 @@
 """Embeddings and classes of a text, by sentence-transformers and transformers: `tailrace[embed]`.
 
-Both libraries define how a checkpoint's tokenizer, pooling and head are to be read, so what comes
-out is theirs, bit for bit. A stream has one text and gives one answer, computed alone: in a batch
-the padding would change the last bits, and a stream that is produced again must repeat itself.
+Both libraries define how a checkpoint's tokenizer, pooling and head are to be read, so the results
+are theirs, bit for bit. A stream has one text and one result, computed alone: in a batch the
+padding would change the last bits, and a stream that is produced again must repeat itself.
 
-A text over the model's limit is refused, not cut: the embedding of its beginning looks like that
-of the whole, and whoever keeps it in an index will never see the remark that says otherwise.
+A text beyond the model's limit is refused, not cut: the embedding of its beginning looks like that
+of the whole, and a warning would get lost once it is in an index.
 """
 
 from __future__ import annotations
@@ -26,38 +26,41 @@ MODULES_FILE = "modules.json"
 CONFIG_FILE = "config.json"
 WEIGHTS = "*.safetensors"
 ONE_AT_A_TIME = 1
-"""Texts computed at once in a process: torch uses the cores that it is given for one."""
+"""Maximum texts computed at once per process; torch uses all its cores for one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What one text came to, and how many tokens it has, special ones included."""
+    """Outputs for one text, and its number of tokens, including special ones."""
 
     outputs: tuple[Vector, ...] | tuple[Label, ...]
     tokens: int
 
 
 Compute = Callable[[str], Computed]
-"""Blocking; CallerError for a text that the model does not take."""
+"""Blocking function from a text to its outputs.
+
+Raises CallerError for a text that the model refuses.
+"""
 
 
 def is_embedding(folder: Path) -> bool:
-    """Return a sentence-transformers folder."""
+    """Return True for a sentence-transformers folder."""
     return (folder / MODULES_FILE).is_file()
 
 
 def is_classifier(folder: Path) -> bool:
-    """Return a checkpoint with a head for classes of whole texts."""
+    """Return True for a checkpoint with a head that classifies whole texts."""
     try:
         config = json.loads((folder / CONFIG_FILE).read_text("utf-8"))
         names = config.get("architectures") or []
         return any(name.endswith("ForSequenceClassification") for name in names)
     except (OSError, ValueError, AttributeError, TypeError):
-        return False  # whatever it is, its loader will say what is wrong with it
+        return False  # its loader will report the fault
 
 
 class Embedder:
-    """The producer; `compute` is one model."""
+    """A producer that runs one model, `compute`."""
 
     def __init__(self, compute: Compute, about: About) -> None:
         self.about = about
@@ -74,11 +77,14 @@ class Embedder:
         yield End(prompt_tokens=computed.tokens)
 
     async def close(self) -> None:
-        """Nothing to give back: the process ends next."""
+        """Do nothing; the process ends next."""
 
 
 async def open_embedder(folder: Path, device: str) -> Embedder:
-    """Load the folder's model; ConfigError without the libraries, ModelError for a bad folder."""
+    """Load a folder's model.
+
+    Raises ConfigError without the libraries, ModelError for a bad folder.
+    """
     load, library = (
         (_load_encoder, "sentence_transformers")
         if is_embedding(folder)
@@ -123,7 +129,7 @@ def _load_classifier(folder: Path, device: str) -> tuple[Compute, str]:
 
 
 def _count(tokenizer: Any, text: str, limit: int | None) -> int:
-    """Tokens of the text; CallerError if it has more than the model takes."""
+    """Return the number of tokens. Raises CallerError if the model takes fewer."""
     tokens = len(tokenizer(text, truncation=False, verbose=False)["input_ids"])
     if limit is not None and tokens > limit:
         raise CallerError(
@@ -135,7 +141,7 @@ def _count(tokenizer: Any, text: str, limit: int | None) -> int:
 
 
 def _device(device: str) -> str | None:
-    """As the libraries write it; None lets them choose."""
+    """Import a library by name: neither has types, and both bring torch."""
     return None if device == "auto" else device
 
 

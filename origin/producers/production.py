@@ -1,4 +1,4 @@
-"""One request on its way through a producer: from outputs to frames, and how it ends.
+"""Turns the outputs of a producer into the frames of one stream.
 
 Whatever the producer does, the stream gets contiguous frames and exactly one StreamEnd.
 """
@@ -47,33 +47,33 @@ from tailrace.origin.producer import (
 from tailrace.origin.tool_calls import CallPiece
 
 MAX_CHUNK_BYTES = 256 * 1024
-"""Of a Chunk's data: a view that writes base64 stays under the frame limit too."""
+"""Maximum bytes of a Chunk's data; as base64 it still fits a frame."""
 MAX_TEXT_CHARS = MAX_CHUNK_BYTES // 4
-"""Of one text frame; a character is at most 4 bytes of UTF-8."""
+"""Maximum characters per text frame; a character is at most 4 bytes of UTF-8."""
 MAX_VECTOR_VALUES = MAX_CHUNK_BYTES // 4
-"""Of one Embedding; more go out as Chunks."""
-# The codec trusts its types, which a producer may not keep to: whatever it trips over is no frame.
+"""Maximum values of one Embedding; longer vectors are sent as Chunks."""
+# Errors of the codec, which trusts its types, for values of wrong types.
 _NO_FRAME = (FrameError, TypeError, ValueError, OverflowError, AttributeError, struct.error)
 
 MAX_MESSAGE_CHARS = 500
-"""Of an error's text that goes into a stream."""
+"""Maximum characters of an error's message in a stream."""
 OVERRULED = (FinishReason.STOP, FinishReason.LENGTH)
-"""Ends that the filter's word on the last text replaces; of the others it changes nothing."""
+"""Finish reasons that the filter's verdict on the last text replaces; others stay as they are."""
 INEXACT = Remark(
     "inexact",
     "the text goes on from what was delivered; an uninterrupted run might have said something else",
 )
-"""Precedes the first output of a continuation that is not exact."""
+"""Notice before the first output of an inexact continuation."""
 log = structlog.get_logger("producer")
 Numbered = tuple[int, bytes]
-"""A frame's index, and the frame, encoded."""
+"""A frame's index, and the encoded frame."""
 
 
 class Framing:
-    """The frames of one stream, with contiguous indexes, none larger than a frame may be.
+    """The frames of one stream, with contiguous indexes, each within the size of a frame.
 
-    `next_index` is that of the next one: a frame counts when the one after it is asked for, so that
-    one which could not be handed over leaves no gap.
+    `next_index` is the next frame's. A frame counts once the one after it is requested, so that a
+    frame which could not be handed over leaves no gap.
     """
 
     def __init__(self, next_index: int = 0) -> None:
@@ -81,7 +81,7 @@ class Framing:
         self._interim: int | None = None  # index of the first frame that may still be revised
 
     def encoded(self, output: Output) -> Iterator[bytes]:
-        """Yield the encoded frames of one output; TailraceError for what is no output."""
+        """Yield the encoded frames of one output. Raises TailraceError for an invalid output."""
         frames = self._frames(output)
         while (raw := _encoded(output, frames)) is not None:
             yield raw
@@ -122,7 +122,7 @@ class Framing:
                 yield Token(text, self.next_index)
 
     def _call(self, piece: CallPiece) -> Iterator[Logged]:
-        """Yield its id and name are in the first frame."""
+        """Yield the frames of a piece of a call; id and name are in the first one."""
         id_, name = piece.id, piece.name
         for arguments in _pieces(piece.arguments) or [""]:
             yield ToolCall(piece.call, id_, name, arguments, self.next_index)
@@ -178,7 +178,7 @@ def _pieces(text: str) -> list[str]:
 
 
 def _encoded(output: Output, frames: Iterator[Logged]) -> bytes | None:
-    """Return the next of these frames, whole; TailraceError where a value is outside its type."""
+    """Return the next encoded frame. Raises TailraceError for a value outside its type."""
     try:
         logged = next(frames, None)
         raw = None if logged is None else encode(logged)
@@ -190,7 +190,7 @@ def _encoded(output: Output, frames: Iterator[Logged]) -> bytes | None:
 
 
 class Production:
-    """The frames of one stream from `request.next_index` on; logs call it by its `run`."""
+    """The frames of one stream, from `request.next_index` on; `run` is its id in logs."""
 
     def __init__(
         self,
@@ -204,14 +204,14 @@ class Production:
         self._run = run
         self._resumption = producer.about.resumption
         self._is_changed = producer.about.fingerprint != request.recipe.fingerprint
-        # One that repeats itself counts from 0 again; what is logged already is not sent again.
+        # A producer that repeats itself counts from 0 again; frames that are logged are skipped.
         self._repeats = self._resumption is Resumption.REPEATS and not self._is_changed
         self._framing = Framing(0 if self._repeats else request.next_index)
         self._filter = self._open_filter(filter_factory)
         self._ended = False
 
     async def frames(self) -> AsyncGenerator[Numbered, None]:
-        """Yield all frames, the last of them a StreamEnd; raises CancelledError and nothing else."""
+        """Yield all frames, the last of them a StreamEnd; raises only CancelledError."""
         try:
             async with aclosing(self._outputs()) as outputs:
                 async for output in outputs:
@@ -221,14 +221,14 @@ class Production:
                         return
         except TailraceError as error:
             end = self._failed(error)
-        except Exception:  # whatever a foreign producer raises ends its stream, not its worker
+        except Exception:  # an exception of an operator's producer ends its stream, not the worker
             log.exception("producer.failed", run=self._run)
             end = End(FinishReason.FAILED, message="the producer failed; see the origin's log")
         if not self._ended:
             yield self.ending(end)
 
     def ending(self, end: End) -> Numbered:
-        """Return the StreamEnd of a stream that its producer does not end itself."""
+        """Return the StreamEnd of a stream that its producer did not end itself."""
         self._ended = True
         index = max(self._framing.next_index, self._request.next_index)
         return index, next(Framing(index).encoded(end))
@@ -267,7 +267,7 @@ class Production:
         return (output,) if self._filter is None else self._filter.passed(output)
 
     def _cannot_continue(self) -> str | None:
-        """Why what was lost with its worker cannot be gone on with, if it cannot."""
+        """Return why a stream cannot continue after its worker was lost; None if it can."""
         if self._resumption is Resumption.CONTINUES and self._request.calls:
             return "the worker was lost after a call of a tool, which cannot be gone on with"
         if self._resumption is Resumption.ENDS:
@@ -277,7 +277,7 @@ class Production:
         return None
 
     def _new_frames(self, output: Output) -> Iterator[Numbered]:
-        """Yield the frames of one output that the stream does not have yet."""
+        """Yield those frames of an output that the stream does not have yet."""
         framing, logged = self._framing, self._request.next_index
         if isinstance(output, End) and framing.next_index < logged:
             raise bad_output("fewer outputs than the first time")
@@ -294,12 +294,11 @@ class Production:
 
 
 class TextFilter:
-    """Outputs in, those that may be seen out.
+    """Passes outputs through a filter.
 
-    Nobody can judge text that may still change: of revisions only the final text is checked, and
-    goes out. Reasoning, which nobody judges, does not; what is no text passes. `delivered` is the
-    text that readers have already, in so many `pieces`; it is judged once more, as the filter's
-    state follows from it.
+    Text that may still change cannot be judged, so of revisions only the final text is checked and
+    sent. Reasoning is not judged and not sent. Outputs that are no text pass. `delivered` is the
+    text that readers have, in `pieces` pieces; it is judged again to restore the filter's state.
     """
 
     def __init__(self, factory: FilterFactory, delivered: str = "", pieces: int = 0) -> None:
@@ -309,13 +308,13 @@ class TextFilter:
 
     @property
     def end(self) -> End | None:
-        """The filter's own end of the stream, once it has come to one."""
+        """The filter's own end of the stream, if it has ended it."""
         if self._gate.reason is None:
             return None
         return End(self._gate.reason, total_tokens=self._pieces, message=self._gate.message)
 
     def passed(self, output: Output) -> Iterator[Output]:
-        """What comes out for one output; nothing follows an End."""
+        """Yield what passes of one output; nothing follows an End."""
         match output:
             case Revision(final=False) | Reasoning():
                 return
@@ -335,7 +334,7 @@ class TextFilter:
                 yield output
 
     def _text(self, text: str) -> Iterator[Text]:
-        """But for the characters that were held when the stream was cut, and are known."""
+        """Yield text, without characters that were known when the stream was interrupted."""
         known = min(self._known, len(text))
         self._known -= known
         if text[known:]:

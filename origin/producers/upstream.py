@@ -1,14 +1,13 @@
-"""Any OpenAI-compatible server as a producer: its tokens are logged and resumable like ours.
+"""Any OpenAI-compatible server as a producer, whose tokens are logged and resumable like ours.
 
-A server that is lost before its first token is asked again, as if nothing had been. Later,
-`lost = continue` asks for the rest of what was delivered, and a Notice says that this is
-inexact: no such server can be asked for the tokens that the uninterrupted run would have drawn.
-`lost = end` ends the stream as `origin_lost`. A worker that dies is no different: its successor
-is given what the ledger has.
+If a server is lost before its first token, the request is sent again. If it is lost later, `lost =
+continue` asks for the text after what was delivered, and a Notice says that this is inexact, since
+no such server can produce the tokens of the uninterrupted run. `lost = end` ends the stream as
+`origin_lost`. A lost worker is handled alike: its successor gets what the ledger has.
 
-Tokens are counted by the pieces of text and of reasoning that they come in, until the server's own
-count of the whole is known; a continuation may therefore come out a little longer or shorter than
-asked for. A server that goes on beyond `max_tokens` is told to stop, and the stream ends there.
+Tokens are counted as pieces of text and reasoning until the server reports its own count, so a
+continuation may come out a little longer or shorter than requested. A server that exceeds
+`max_tokens` is disconnected, and the stream ends there.
 """
 
 from __future__ import annotations
@@ -38,35 +37,35 @@ from tailrace.origin.tool_calls import CallPiece
 
 RETRY_MIN_S = 0.2
 RETRY_MAX_S = 5.0
-"""Wait before a request is tried again; its ceiling doubles with each failure."""
+"""Maximum wait in seconds before a request is repeated; the ceiling doubles with each failure."""
 SETTLED_PIECES = 16
-"""A try that made so much text was sound: the failures before it do not count any more."""
+"""Pieces of text after which a try counts as sound, and earlier failures are forgotten."""
 BROKEN = frozenset(("upstream_failed", "upstream_rubbish"))
 BROKEN_TRIES = 5
-"""A server that answers so often in a row, and each time as none should, is not waited for: it is
-no longer one that starts, and is not there or says 503."""
+"""Number of consecutive broken answers after which a server is not retried: it is then not
+starting, which would show as a refused connection or a 503."""
 
 MAX_LIST_BYTES = 1 << 20
 ANSWER_S = 10.0
-"""How long the list of models may take."""
+"""Timeout in seconds for the list of models."""
 MAX_NAMED = 10
-"""Models that an error names."""
+"""Maximum models named in an error."""
 Progress = Callable[[str, int, int], None]
-"""Told the stage, and how many units of how many are done; 0 where nobody knows."""
+"""Callback (stage, done, total); 0 where a number is not known."""
 
 log = structlog.get_logger("upstream")
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """When to try again; all three parts are injected in tests."""
+    """Back-off between tries; tests inject all three parts."""
 
     random: Random = field(default_factory=Random)
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     clock: Callable[[], float] = time.monotonic
 
     async def wait(self, failures: int, error: TailraceError) -> None:
-        """Wait after so many failures; at least as long as the last one asked for."""
+        """Wait after `failures` failures, at least as long as the last one requested."""
         backoff = Backoff(RETRY_MIN_S, RETRY_MAX_S, self.random, failures - 1)
         least_s = (error.retry_after_ms or 0) / 1000
         await self.sleep(max(least_s, backoff.next_delay_s()))
@@ -94,7 +93,7 @@ class _Said:
 
     @property
     def made(self) -> int:
-        """Tokens, as far as anybody can tell."""
+        """Number of tokens, as far as it is known."""
         return self.texts + self.thoughts + self.calls
 
     def add(self, piece: Piece) -> None:
@@ -114,11 +113,11 @@ class _Said:
     def begin_try(self) -> None:
         self.tried = 0
         if not self.parts:
-            self.thoughts = 0  # with no text to go on from, all of it is thought again
+            self.thoughts = 0  # without text to continue, the reasoning starts over
 
 
 class Upstream:
-    """The producer. `client` has the server's URL as its base."""
+    """The producer for an upstream server; `client` has the server's URL as its base."""
 
     def __init__(
         self, config: OriginConfig, model: str, client: httpx.AsyncClient, retry: Retry
@@ -128,7 +127,7 @@ class Upstream:
         self._client = client
         self._retry = retry
         goes_on = config.upstream_lost == "continue"
-        # Not the address: a stream goes on with whatever serves this model now, as well as it may.
+        # Not the address: a stream continues as well as possible on any server of this model.
         self.about = About(
             name=model,
             fingerprint=f"upstream {model}",
@@ -172,9 +171,9 @@ class Upstream:
         await self._client.aclose()
 
     def _give_up(self, error: TailraceError, said: _Said) -> End | None:
-        """Return the stream's end, unless the request is to be tried again; raises what says no.
+        """Return the stream's end, or None to try the request again; raises a refusal.
 
-        A refused continuation is a loss: nothing was wrong with the request when it began.
+        A refused continuation counts as a loss, since the request was accepted at first.
         """
         cause = repr(error.__cause__) if error.__cause__ is not None else None
         log.warning("upstream.failed", error=str(error), cause=cause, pieces=said.made)
@@ -194,16 +193,20 @@ class Upstream:
 
 
 def _is_over(call: UpstreamCall, said: _Said, before: _Said, max_tokens: int) -> bool:
-    """Return True if one more piece is more than was asked for, by the pieces or by the server's count."""
+    """Return True if one more piece would exceed max_tokens, by pieces or by the server's count."""
     counted = call.usage.completion_tokens if call.usage is not None else 0
     return max(said.made + 1, before.made + counted) > max_tokens
 
 
 def _end(call: UpstreamCall, said: _Said, before: _Said) -> End:
-    """As the server tells it; what came `before` came from elsewhere, its text in the prompt."""
-    assert call.finish is not None  # or pieces() would have raised
+    """Return the end that the server reports.
+
+    Tokens `before` came from elsewhere, in the prompt.
+    """
+    assert call.finish is not None  # pieces() would have raised otherwise
     usage, finish = call.usage, call.finish
-    if said.calls and finish is FinishReason.STOP:  # some say so where a call was required
+    # some servers report this where a call was required
+    if said.calls and finish is FinishReason.STOP:
         finish = FinishReason.TOOL_CALLS
     if usage is None:
         return End(finish, total_tokens=said.made)
@@ -217,9 +220,9 @@ def _end(call: UpstreamCall, said: _Said, before: _Said) -> End:
 async def open_upstream(
     config: OriginConfig, progress: Progress, retry: Retry | None = None
 ) -> Upstream:
-    """Return the producer, once the server answers; tries until it does, and `progress` says why.
+    """Return the producer once the server answers; `progress` says why it is being retried.
 
-    Raises ConfigError where it does answer and no patience will help.
+    Raises ConfigError if the server answers and retrying cannot help.
     """
     retry = retry or Retry()
     client = client_of(config)
@@ -246,9 +249,9 @@ async def open_upstream(
 
 
 def client_of(config: OriginConfig) -> httpx.AsyncClient:
-    """Return a connection for each stream; timeouts other than that of connecting are the call's."""
+    """Return an HTTP client with a connection per stream; only the connect timeout is its own."""
     streams = config.text_streams
-    # Compressed event streams gather several tokens before they come out.
+    # Compressed event streams would buffer several tokens.
     headers = {"Accept-Encoding": "identity"}
     if config.upstream_key_env is not None:
         headers["Authorization"] = f"Bearer {_key(config.upstream_key_env)}"
@@ -307,10 +310,10 @@ def _names(body: bytes) -> list[str] | None:
 
 
 def choose_model(models: list[str] | None, wanted: str | None) -> str:
-    """Return the wanted model, or the only one; ConfigError where that leaves a choice."""
+    """Return the wanted model, or the only one. Raises ConfigError if there are several."""
     if wanted is not None:
         if models is not None and wanted not in models:
-            # Some servers take names that they do not list: aliases, adapters.
+            # Some servers accept names that they do not list: aliases, adapters.
             log.warning("upstream.model_not_listed", model=wanted, listed=models[:MAX_NAMED])
         return wanted
     if models is None or len(models) != 1:

@@ -1,4 +1,4 @@
-"""Why an upstream server is away, and when that is worth a line of the log."""
+"""Why an upstream server is away, and when to log it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def reason_of(error: TailraceError) -> str:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield the exceptions behind one; of several that were raised together, the first."""
+    """Yield the causes of an exception; of an exception group, the first one."""
     latest: BaseException = error
     for _ in range(MAX_CAUSES):
         if isinstance(latest, BaseExceptionGroup):

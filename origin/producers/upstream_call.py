@@ -1,16 +1,15 @@
-"""One request to an OpenAI-compatible server, ours or the rest of one, and its answer as it comes.
+"""One request to an OpenAI-compatible server, new or a continuation, and its streamed answer.
 
-A continuation hands the server what was delivered, to go on from:
+A continuation gives the server the text that was delivered. For a plain prompt, the text is
+appended to the prompt, which every server understands. For a chat, the text is the assistant's last
+message, with `add_generation_prompt: false` and `continue_final_message: true`. vLLM and SGLang
+then continue the message; llama.cpp and Ollama do so by themselves and ignore the fields. If a
+server refuses them (as `transformers serve` does), the stream ends as lost. A server that ignores
+both the fields and the position of the message, such as OpenAI's own, begins another answer; use
+`upstream_lost = "end"` there.
 
-- a plain prompt: the prompt with the delivered text behind it, which every server understands;
-- a chat: the delivered text as the assistant's last message, with `add_generation_prompt: false`
-  and `continue_final_message: true`. vLLM and SGLang go on with the message then; llama.cpp and
-  Ollama do so by themselves and ignore the fields. A server that refuses them (`transformers
-  serve` does) lets the stream end as lost, and one that ignores both them and the position
-  of the message, such as OpenAI's own, begins another answer: use `upstream_lost = "end"` there.
-
-Only what the caller asked for is sent: servers refuse fields that they do not know, and have
-defaults of their own (vLLM's come from the model's `generation_config.json`).
+Only fields that the caller gave are sent: servers refuse unknown fields, and have defaults of their
+own (vLLM's come from the model's `generation_config.json`).
 """
 
 from __future__ import annotations
@@ -42,25 +41,28 @@ from tailrace.origin.producers.upstream_reply import (
 from tailrace.origin.tool_calls import CallPiece, read_calls, read_functions
 
 NO_TOP_K = -1
-"""The `top_k` that turns the filter off: SGLang refuses 0; vLLM and llama.cpp take both."""
+"""The `top_k` that turns the filter off; SGLang refuses 0, vLLM and llama.cpp accept both."""
 MAX_SEED = 2**31 - 1
-"""Of the 64 bits of our seeds, servers take so much: some keep them in 32 bits with a sign."""
+"""Maximum seed that is sent, of our 64 bits; some servers store it in 32 bits with a sign."""
 
 Body = dict[str, Any]
 
 MAX_ERROR_BYTES = 64 * 1024
-"""Of the body of an answer that is an error."""
+"""Maximum bytes that are read of an error's body."""
 LOOKS = 4
-"""At a server that is silent, before it is taken for lost; time in which this process stood still
-counts as one of them, as what the server said meanwhile may lie unread in the socket."""
+"""Number of checks of a silent server before it counts as lost.
+
+A stall of this process counts as one of them, since the server's data may lie unread in the socket
+meanwhile.
+"""
 AFTER_FINISH_S = 2.0
-"""How long the usage and the end of the connection are waited for, once the text is complete."""
+"""Timeout in seconds for the usage and the end of the connection, once the text is complete."""
 Piece = Text | Reasoning | CallPiece
 T = TypeVar("T")
 
 
 def body_of(recipe: Recipe, model: str, delivered: str, made: int) -> Body:
-    """Return the JSON of a request that goes on after `delivered`, in which `made` tokens went."""
+    """Return the JSON of a request that continues after `delivered`, which took `made` tokens."""
     body: Body = {
         "model": model,
         "stream": True,
@@ -70,7 +72,7 @@ def body_of(recipe: Recipe, model: str, delivered: str, made: int) -> Body:
         **_extras(recipe),
         **_tools(recipe),
     }
-    if recipe.max_tokens < ALL_THERE_IS:  # else the server knows its context
+    if recipe.max_tokens < ALL_THERE_IS:  # otherwise the server's context is the limit
         body["max_tokens"] = recipe.max_tokens - made
     return body
 
@@ -132,7 +134,7 @@ def _format(recipe: Recipe) -> Body | None:
 
 
 def _sampling(recipe: Recipe) -> Body:
-    """Return the settings of sampling that the request gave, as servers spell their values."""
+    """Return the request's sampling settings, with values as servers spell them."""
     settled: Body = {name: getattr(recipe.sampling, name) for name in SAMPLING}
     given = _given_before(settled) if recipe.given is None else recipe.given
     body: Body = {name: settled[name] for name in given}
@@ -144,8 +146,10 @@ def _sampling(recipe: Recipe) -> Body:
 
 
 def _given_before(settled: Body) -> list[str]:
-    """Return the settings that earlier versions sent for a recipe without `given`, so that the
-    streams which they began go on as they did."""
+    """Return the settings that earlier versions sent for a recipe without `given`.
+
+    So streams that they began continue in the same way.
+    """
     always = ("temperature", "seed")
     return [name for name, it in SAMPLING.items() if name in always or settled[name] != it.neutral]
 
@@ -162,7 +166,7 @@ def _extras(recipe: Recipe) -> Body:
 
 
 def _logprobs(recipe: Recipe) -> dict[str, tuple[object, object]]:
-    """Return the two routes spell it differently."""
+    """Return the logprobs field, which the two routes spell differently."""
     if not recipe.messages:
         return {"logprobs": (recipe.logprobs, None)}
     return {
@@ -185,7 +189,7 @@ class UpstreamCall:
         config: OriginConfig,
         trace: str | None = None,
     ) -> None:
-        """`trace` is the traceparent that the server is told."""
+        """Prepare a call; `trace` is the traceparent header to send."""
         self._headers = {} if trace is None else {"traceparent": trace}
         self.finish: FinishReason | None = None
         self.usage: Usage | None = None
@@ -196,14 +200,15 @@ class UpstreamCall:
         self._patience_s = 0.0
         self._silence = Silence(0.0)
         self._timer: asyncio.TimerHandle | None = None
-        self._calls: dict[int, tuple[int, str]] = {}  # ours, and the id, by the server's number
+        # our number and the id of each call, by the server's number
+        self._calls: dict[int, tuple[int, str]] = {}
         self._count = 0
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """Yield the pieces of text, of what is thought, and of calls of tools, to the end.
+        """Yield the pieces of text, reasoning and tool calls, to the end.
 
-        Raises Unavailable where the server was lost, and another TailraceError where it says no.
-        Closing the generator closes the connection, which is how these servers are told to stop.
+        Raises Unavailable if the server was lost, and another TailraceError if it refuses. Closing
+        the generator closes the connection, which tells these servers to stop.
         """
         self._wait(self._config.upstream_first_token_s)
         try:
@@ -212,7 +217,7 @@ class UpstreamCall:
                     self.usage = reply.usage or self.usage
                     for piece in self._pieces(reply) if self.finish is None else ():
                         yield piece
-                        # Only now: how long a reader takes is not the server's to answer for.
+                        # Only now, because the server is not responsible for a slow reader.
                         self._wait(self._config.upstream_between_tokens_s)
                     if reply.finish is not None and self.finish is None:
                         self.finish = reply.finish
@@ -223,7 +228,7 @@ class UpstreamCall:
         except Unavailable:
             if self.finish is None:
                 raise
-            return  # nothing that was to be read is lost
+            return  # all data was read
         if self.finish is None:
             raise Unavailable("the upstream server broke off", code="upstream_lost")
 
@@ -267,7 +272,7 @@ class UpstreamCall:
         return pieces + [piece for delta in reply.calls for piece in self._call(delta)]
 
     def _call(self, delta: CallPiece) -> list[Piece]:
-        """Some servers give all of their calls one number, and only another id to each."""
+        """Return the number of a call; some servers number all calls alike, with different ids."""
         ours, known_id = self._calls.get(delta.call, (-1, ""))
         pieces: list[Piece] = []
         if ours < 0 or (delta.id and delta.id != known_id):
@@ -283,13 +288,16 @@ class UpstreamCall:
         return pieces
 
     def _wait(self, seconds: float) -> None:
-        """From now on the server may be silent for so long."""
+        """Set the timeout for a silent server from now on."""
         self._patience_s = seconds
         look_s = min(seconds / LOOKS, LONGEST_LOOK_S)
         self._silence = Silence(asyncio.get_running_loop().time(), look_s)
 
     async def _within(self, step: Awaitable[T]) -> T:
-        """Return the step's result; Unavailable where it fails, or the server is silent for too long."""
+        """Return the step's result.
+
+        Raises Unavailable if it fails, or the server is silent too long.
+        """
         try:
             async with asyncio.timeout(None) as limit:
                 self._look(limit)
@@ -303,7 +311,7 @@ class UpstreamCall:
                 self._timer.cancel()
 
     def _look(self, limit: asyncio.Timeout) -> None:
-        """Now and then, while something is waited for: whether it is to be waited for still."""
+        """Check now and then, while a step is awaited, whether the server is silent too long."""
         loop = asyncio.get_running_loop()
         left_s = self._patience_s - self._silence.seconds(loop.time())
         if left_s <= 0:
@@ -314,7 +322,7 @@ class UpstreamCall:
 
 
 def lost(error: httpx.TransportError) -> Unavailable:
-    """What a reader may know of it; the cause, with its address, is for the log."""
+    """Return the error for readers; the cause, which has the address, is logged."""
     if isinstance(error, httpx.RemoteProtocolError) and not _is_cut_off(error):
         return rubbish("what is no HTTP")
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
@@ -323,5 +331,8 @@ def lost(error: httpx.TransportError) -> Unavailable:
 
 
 def _is_cut_off(error: httpx.RemoteProtocolError) -> bool:
-    """Return True if nothing was wrong but the end, as with a server that is killed: no type says so."""
+    """Return True if an error is only an early end, as of a killed server.
+
+    Httpx has no type for it.
+    """
     return any(words in str(error) for words in ("disconnected", "closed connection"))

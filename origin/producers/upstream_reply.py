@@ -1,7 +1,7 @@
-"""What an OpenAI-compatible server says: its events as bytes come in, and what each one means.
+"""Parses the answers of OpenAI-compatible servers: events from bytes, and their meaning.
 
-Its logprobs have a form for each of its two routes. They are a side of an answer, not the answer:
-what is no score is left out. Such servers do not say the ids of tokens, which are 0 here.
+Logprobs have another form on each of the two routes. They are optional, so malformed scores are
+left out. Such servers do not send token ids, which are 0 here.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from tailrace.origin.tool_calls import CallPiece
 
 MAX_LINE_BYTES = 1 << 20
 MAX_EVENT_BYTES = 1 << 20
-"""Of an event's data lines together."""
+"""Maximum bytes of an event's data lines together."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 UNKNOWN_ID = 0
 MAX_TOP = 20
 DONE = "[DONE]"
 MAX_SAID_CHARS = 300
-"""Of a server's own words about an error."""
+"""Maximum characters of a server's own error message."""
 MAX_RETRY_AFTER_S = 30
-"""A busy server is believed when it asks for so long, and no longer."""
+"""Maximum Retry-After in seconds that is respected."""
 MAX_DIGITS = 9
 MAX_COUNT = 2**53
-"""Of tokens: what JSON numbers hold exactly."""
+"""Maximum count of tokens: the integers that JSON numbers hold exactly."""
 REASONING = ("reasoning", "reasoning_content")
-"""What servers call a model's thoughts; some say the same under both names."""
+"""Names that servers use for a model's reasoning; some send the same text under both."""
 FINISH = {
     "content_filter": FinishReason.FILTERED,
     "function_call": FinishReason.TOOL_CALLS,
@@ -41,45 +41,47 @@ FINISH = {
     "max_tokens": FinishReason.LENGTH,
     "tool_calls": FinishReason.TOOL_CALLS,
 }
-"""Whatever else a server calls it (stop, eos), it has said all that it will."""
+"""Finish reasons of complete answers; other names, such as stop or eos, also mean that it is
+complete."""
 BROKEN = frozenset(("abort", "aborted", "cancelled", "error"))
 """Finish reasons of servers that gave up in the middle."""
 WORTH_ANOTHER_TRY = frozenset((408, 425, 429))
-"""Statuses below 500 that are about the moment, not about the request."""
+"""Statuses below 500 that concern the moment and not the request, so that a retry may help."""
 STARTING = frozenset((502, 503, 504))
-"""What is said of a server that starts, by itself or by a proxy before it; others are broken."""
+"""Messages of a server that is starting, or of a proxy before it; other errors mean that it is
+broken."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerEvent:
-    """`name` is `message` where the server gave none."""
+    """One server-sent event; `name` is `message` if the server gave none."""
 
     name: str
     data: str
 
 
 class EventReader:
-    """Server-sent events (WHATWG HTML, 9.2.5 and 9.2.6), strictly and bounded, of bytes in any
-    pieces; one that is cut off is never given.
+    """Strict and bounded reader of server-sent events (WHATWG HTML, 9.2.5 and 9.2.6).
 
-    What the standard tells a browser to forgive is forgiven (comments, unknown fields, any of the
-    three line ends, a byte order mark); bytes that are not UTF-8, and lines or events over their
-    limit, are not: this reader feeds a ledger, not a page.
+    It takes bytes in any pieces, and never returns an event that was cut off. It accepts what the
+    standard tells browsers to accept (comments, unknown fields, three kinds of line ends, a byte
+    order mark), but not bytes that are not UTF-8, nor lines or events above their limits, because
+    it feeds a ledger.
     """
 
     def __init__(self) -> None:
         self._rest = bytearray()
         self._searched = 0  # bytes of `_rest` that hold no line end
-        self._after_cr = False  # an LF now belongs to the line end before it
+        self._after_cr = False  # True if an LF now belongs to the previous line end
         self._at_start = True
         self._name = ""
         self._data: list[str] = []
         self._data_bytes = 0
 
     def feed(self, data: bytes) -> Iterator[ServerEvent]:
-        """Yield the events that `data` completes; then Unavailable where it is no event stream.
+        """Yield the events that `data` completes; raises Unavailable if it is no event stream.
 
-        To be read to its end before more is fed.
+        Exhaust the generator before feeding more.
         """
         self._rest += data
         while (line := self._next_line()) is not None:
@@ -89,7 +91,10 @@ class EventReader:
             raise rubbish(f"a line of more than {MAX_LINE_BYTES} bytes")
 
     def _next_line(self) -> bytes | None:
-        """Return a line without its end: CRLF, LF or CR. A CR ends its line without waiting for an LF."""
+        """Return a line without its end: CRLF, LF or CR.
+
+        A CR ends its line without waiting for an LF.
+        """
         if self._after_cr and self._rest:
             self._after_cr = False
             if self._rest[0] == 0x0A:
@@ -122,7 +127,7 @@ class EventReader:
             self._data.append(value)
         elif field == "event":
             self._name = value
-        return None  # a comment's field is empty; id and retry are about reconnecting
+        return None  # a comment has an empty field name; id and retry concern reconnecting
 
     def _dispatch(self) -> ServerEvent | None:
         event = ServerEvent(self._name or "message", "\n".join(self._data)) if self._data else None
@@ -185,7 +190,7 @@ def _of_completion(logprobs: Mapping[str, Any]) -> list[TokenScores | None]:
 
 
 def _made(token: object, logprob: object) -> Score | None:
-    """None for what is no token, or no number."""
+    """Return the token's score; None for what is no token, or no number."""
     if isinstance(logprob, bool) or not isinstance(logprob, int | float) or math.isnan(logprob):
         return None
     if isinstance(token, str):
@@ -201,8 +206,11 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One event. `done` is the server's own mark of the end; a heartbeat has nothing. Calls are as
-    the server numbers them."""
+    """The meaning of one event.
+
+    `done` is the server's own mark of the end; a heartbeat has nothing. Calls have the server's
+    numbers.
+    """
 
     text: str = ""
     finish: FinishReason | None = None
@@ -214,7 +222,7 @@ class Reply:
 
 
 def read_reply(event: ServerEvent) -> Reply:
-    """Return the event's meaning; raises CallerError or Unavailable where it tells of an error."""
+    """Return the event's meaning. Raises CallerError or Unavailable if it reports an error."""
     if event.data.strip() == DONE:
         return Reply(done=True)
     said = _object(event.data)
@@ -240,7 +248,7 @@ def read_reply(event: ServerEvent) -> Reply:
 
 
 def refusal(status: int, body: bytes, retry_after: str = "") -> TailraceError:
-    """Return the error that an HTTP status tells of; `retry_after` is the header of that name."""
+    """Return the error for an HTTP status; `retry_after` is the Retry-After header."""
     said = _said(body)
     if status in (401, 403, 407):
         return TailraceError("the upstream server does not take this origin's key", code="upstream")
@@ -256,7 +264,10 @@ def refusal(status: int, body: bytes, retry_after: str = "") -> TailraceError:
 
 
 def _milliseconds(retry_after: str) -> int | None:
-    """None for what is no count of seconds: servers of this kind send no dates."""
+    """Return milliseconds.
+
+    None unless it is a number of seconds, since these servers send no dates.
+    """
     value = retry_after.strip()
     if not value.isascii() or not value.isdigit():
         return None
@@ -264,7 +275,7 @@ def _milliseconds(retry_after: str) -> int | None:
 
 
 def error_of(error: object) -> TailraceError:
-    """Return the error that an event tells of; without a status in it, it is about the moment."""
+    """Return the error that an event reports; without a status in it, it concerns the moment."""
     fields = error if isinstance(error, dict) else {"message": error}
     code, message = fields.get("code"), fields.get("message")
     said = f": {message[:MAX_SAID_CHARS]}" if isinstance(message, str) else ""
@@ -284,7 +295,7 @@ def _object(data: str) -> dict[str, Any]:
 
 
 def _text(choice: Mapping[str, Any]) -> str:
-    """Of a chat's delta or of a completion."""
+    """Return the text of a chat's delta or of a completion."""
     delta = choice.get("delta")
     text = delta.get("content") if isinstance(delta, dict) else choice.get("text")
     if text is None:
@@ -295,14 +306,14 @@ def _text(choice: Mapping[str, Any]) -> str:
 
 
 def _reasoning(choice: Mapping[str, Any]) -> str:
-    """Of a chat's delta; what is no text is some server's own, and shows no thoughts."""
+    """Return the reasoning of a chat's delta; values of other types are ignored."""
     delta = choice.get("delta")
     said = (delta.get(name) for name in REASONING) if isinstance(delta, dict) else ()
     return next((text for text in said if text and isinstance(text, str) and _is_unicode(text)), "")
 
 
 def _calls(choice: Mapping[str, Any]) -> tuple[CallPiece, ...]:
-    """Of a chat's delta; a call is never shown as another one than the server has made."""
+    """Return the calls of a chat's delta; malformed calls are errors, never altered."""
     delta = choice.get("delta")
     said = delta.get("tool_calls") if isinstance(delta, dict) else None
     if said is None:
@@ -343,7 +354,7 @@ def _finish(reason: object) -> FinishReason | None:
 
 
 def _usage(usage: object) -> Usage | None:
-    """None where the server's count is none: what it says of itself is no reason to fail."""
+    """Return the server's usage; None if it is malformed, which is no reason to fail."""
     if not isinstance(usage, dict):
         return None
     prompt, completion = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
@@ -358,7 +369,7 @@ def _count(usage: Mapping[str, object], name: str) -> int | None:
 
 
 def _said(body: bytes) -> str:
-    """`: …` with the server's own words, where it has any that are meant to be read."""
+    """Return `: …` with the server's own message, if it has one for people."""
     try:
         value = json.loads(body)
     except (ValueError, RecursionError):
