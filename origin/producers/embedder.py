@@ -146,7 +146,7 @@ def _device(device: str) -> str | None:
 
 
 def _library(name: str) -> Any:
-    """Imported by name: neither library tells its types, and torch comes with both."""
+    """Import a library by name: neither has types, and both bring torch."""
     try:
         importlib.import_module("transformers").utils.logging.disable_progress_bar()
         return importlib.import_module(name)
@@ -159,7 +159,7 @@ def _library(name: str) -> Any:
 
 
 def _fingerprint(folder: Path, runs_on: str) -> str:
-    """SHA-256 over what computes, and every file that says what is computed."""
+    """Return the SHA-256 of the software's names and of every file that affects results."""
     digest = hashlib.sha256(runs_on.encode())
     for path in sorted((*folder.rglob("*.json"), *folder.rglob(WEIGHTS))):
         digest.update(path.relative_to(folder).as_posix().encode())

@@ -129,7 +129,7 @@ class Framing:
             id_ = name = ""
 
     def _revisions(self, revision: Revision) -> Iterator[Logged]:
-        """One frame, or several where the text is long: those after the first replace nothing."""
+        """Yield one frame, or several for long text; only the first replaces earlier text."""
         first = self.next_index
         for text in _pieces(revision.text) or [""]:
             at = self.next_index
@@ -234,7 +234,7 @@ class Production:
         return index, next(Framing(index).encoded(end))
 
     async def _outputs(self) -> AsyncGenerator[Output, None]:
-        """Yield the recipe's own notices, which are a stream's first frames, and what is produced."""
+        """Yield the recipe's notices, which come first in a stream, then the producer's outputs."""
         notices = [Remark(*notice) for notice in self._request.recipe.notices]
         logged = self._request.next_index
         for notice in notices if self._repeats else notices[logged:]:

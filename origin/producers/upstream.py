@@ -73,12 +73,11 @@ class Retry:
 
 @dataclass(slots=True)
 class _Said:
-    """One stream so far: its text in parts, and how many pieces of text, of reasoning and of calls
-    came.
+    """One stream so far: its text in parts, and numbers of pieces of text, reasoning and calls.
 
-    `untold` says that some came since the last Notice. `failures` were there since a try that made
-    enough text, the first of them at `lost_s` of the clock; the last `broken` of them were of a
-    server that answers, and not as one should. `tried` is the pieces of text of this try.
+    untold: some came since the last Notice. failures: failed tries since one that made enough text,
+    the first at `lost_s` of the clock; the last `broken` of them were invalid answers. tried:
+    pieces of text of this try.
     """
 
     parts: list[str]

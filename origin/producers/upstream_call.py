@@ -176,9 +176,9 @@ def _logprobs(recipe: Recipe) -> dict[str, tuple[object, object]]:
 
 
 class UpstreamCall:
-    """What is known of the answer: `finish` when its text is complete, `usage` if told.
+    """A call, with `finish` once the answer's text is complete, and `usage` if reported.
 
-    What a server says to show that it is alive does not count as a token.
+    Keep-alive messages of the server do not count as tokens.
     """
 
     def __init__(

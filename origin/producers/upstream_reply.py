@@ -339,7 +339,7 @@ def _call(call: object, at: int) -> CallPiece:
 
 
 def _is_unicode(text: str) -> bool:
-    """JSON's escapes can write lone surrogates, which no UTF-8 can."""
+    """Return False for lone surrogates, which JSON's escapes can write and UTF-8 cannot."""
     return not any("\ud800" <= char <= "\udfff" for char in text)
 
 

@@ -1,0 +1,1 @@
+"""The Durable Streams protocol: streams as objects, on top of the ledger."""

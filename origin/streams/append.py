@@ -1,13 +1,13 @@
-"""Whether an append is taken: every rule that a POST has to pass, in the protocol's order.
+"""Decides if an append is accepted: the rules for a POST, in the protocol's order.
 
-A repeated request of a producer comes before everything: it was taken already, whatever has
-happened since. Then a closed stream takes nothing; then the content type must match; then
-comes the producer's order, then the writer's own, `Stream-Seq`. What is in the body is looked
-at last, as that takes longest.
+A repeated request of a producer comes before everything: it was accepted already, whatever has
+happened since. Then a closed stream accepts nothing; then the content type must match; then the
+producer's order is checked, then the writer's own, `Stream-Seq`. The body is checked last, as that
+takes longest.
 
-Each request of an idempotent producer is taken once, whatever is sent twice. It numbers its
-requests from 0 on within an epoch, and begins a higher epoch when it starts anew, which shuts out
-what an older self of it may still send.
+Each request of an idempotent producer is accepted once, however often it is sent. A producer
+numbers its requests from 0 within an epoch, and starts a higher epoch when it restarts, which shuts
+out late requests of its earlier self.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class Decision(Enum):
     TAKE = auto()
     DUPLICATE = auto()
     STALE = auto()
-    """The producer has begun a higher epoch."""
+    """The producer has started a higher epoch."""
     GAP = auto()
-    """A request before this one has not arrived."""
+    """An earlier request of the producer has not arrived."""
     NOT_FROM_ZERO = auto()
-    """A new epoch that does not begin with seq 0."""
+    """A new epoch that does not start with seq 0."""
 
 
 def due_seq(last: Place | None, epoch: int) -> int:
@@ -49,7 +49,7 @@ def due_seq(last: Place | None, epoch: int) -> int:
 
 
 def decide(last: Place | None, place: Place) -> Decision:
-    """What to do with a request, if `last` was the last one taken of its producer."""
+    """Return what to do with a request, if `last` was the last accepted one of its producer."""
     if last is not None and place.epoch < last.epoch:
         return Decision.STALE
     due = due_seq(last, place.epoch)
@@ -61,7 +61,7 @@ def decide(last: Place | None, place: Place) -> Decision:
 
 @dataclass(frozen=True, slots=True)
 class AppendContext:
-    """What an append is judged by: the stream, and what was taken of its producer before."""
+    """State that an append is judged by: the stream, and the producer's last accepted request."""
 
     content_type: str
     tip: Tip
@@ -71,14 +71,14 @@ class AppendContext:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """To be appended, if its body can be; `status` is what the answer says."""
+    """Accept the append if its body is valid; `status` is the status of the answer."""
 
     status: int
 
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """It has been done before; nothing to do."""
+    """The append was accepted before; nothing needs to be done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +106,17 @@ def judge(append: AppendRequest, standing: AppendContext) -> Taken | Repeated | 
 
 
 def messages_of(content_type: str, body: bytes) -> Steps[list[bytes]]:
-    """Return the messages in a body; CallerError if JSON is due and it is none."""
+    """Return the messages in a body.
+
+    Raises CallerError if JSON is required and the body is not JSON.
+    """
     if not body or not is_json(content_type):
         return [body] if body else []
     return (yield from split_json(body))
 
 
 def place_headers(place: Place | None) -> Headers:
-    """What a producer is told: the last of its requests that was taken."""
+    """Return the headers that report a producer's last accepted request."""
     if place is None:
         return ()
     return ((PRODUCER_EPOCH, str(place.epoch)), (PRODUCER_SEQ, str(place.seq)))

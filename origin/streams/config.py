@@ -1,14 +1,14 @@
-"""What a stream was created with, when it ends, and what an origin's owner decides about all.
+"""Configuration and expiry of a stream, and the settings of all streams of an origin.
 
-A stream's config is stored once, in one value of its object. It ends its life by itself at a
-moment, or some time after its last use.
+A stream's config is stored once, in one value of its object. A stream may expire at a fixed time,
+or some time after its last use.
 
-The rule of the sliding window, `Stream-TTL`: every write and every read renews it, HEAD does
-not, and a stream is gone in the ms in which its window has passed. A write stores the moment
-with what it writes. A read stores it only when the last stored moment is more than a
-`UNWRITTEN_SHARE` of the window old, else it stays in memory. What reads were not stored is
-lost with the memory, so an object that comes back grants what they can have granted: it never
-expires early for that reason, and late by that share of its window at most.
+`Stream-TTL` is a sliding window: every write and every read renews it, HEAD does not, and the
+stream is gone in the ms in which the window ends. A write stores the time of use with its data. A
+read stores it only if the last stored time is more than `UNWRITTEN_SHARE` of the window old, and
+otherwise keeps it in memory. Reads that were not stored are lost with the memory, so a restored
+object assumes the latest read that can have happened: it never expires too early, and too late by
+at most that share of its window.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tailrace.origin.streams.protocol import EXPIRES_AT, TTL
 
 MAX_TTL_S = 100 * 365 * 24 * 3600
 UNWRITTEN_SHARE = 10
-"""The tenth part of a window may pass between a read and the next one that is stored."""
+"""Share of a window, one in this many parts, that may pass before a read is stored again."""
 
 _TTL = re.compile("0|[1-9][0-9]{0,9}")
 _RFC3339 = re.compile(
@@ -37,29 +37,29 @@ _RFC3339 = re.compile(
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 FORMAT = 1
-"""Number of the stored form, for a later one to tell them apart."""
+"""Version of the stored form."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """`ttl_s` after the last use, or `at_ms` (Unix ms); neither is never."""
+    """Expiry `ttl_s` after the last use, or at `at_ms` (Unix ms); never if both are None."""
 
     ttl_s: int | None = None
     at_ms: int | None = None
 
     def deadline_ms(self, used_ms: int) -> int | None:
-        """When a stream last used at `used_ms` is gone."""
+        """Return the time of expiry of a stream that was last used at `used_ms`."""
         if self.ttl_s is not None:
             return used_ms + self.ttl_s * 1000
         return self.at_ms
 
     @property
     def unwritten_ms(self) -> int:
-        """How long a use may stay in memory only."""
+        """Milliseconds for which a use may stay in memory only."""
         return (self.ttl_s or 0) * 1000 // UNWRITTEN_SHARE
 
     def headers(self) -> tuple[tuple[str, str], ...]:
-        """What HEAD says of it: the window, not what is left of it."""
+        """Return the headers for HEAD: the window, not the time that is left."""
         if self.ttl_s is not None:
             return ((TTL, str(self.ttl_s)),)
         if self.at_ms is not None:
@@ -72,25 +72,28 @@ NEVER = Expiry()
 
 @dataclass(slots=True)
 class LastUse:
-    """The moment that counts, and the one that is stored; both in Unix ms."""
+    """The effective time of last use, and the stored one; both in Unix ms."""
 
     known_ms: int
     stored_ms: int
 
     @classmethod
     def restored(cls, stored_ms: int, expiry: Expiry, now_ms: int) -> LastUse:
-        """After a restart: there may have been uses since, which were not stored."""
+        """Return the last use after a restart, assuming reads that were not stored."""
         unstored = min(stored_ms + expiry.unwritten_ms, now_ms)
         return cls(max(stored_ms, unstored), stored_ms)
 
     def touch(self, expiry: Expiry, now_ms: int) -> bool:
-        """Return the stream is used now; whether this must be stored."""
+        """Set the time of use to now; return True if it must be stored."""
         self.known_ms = max(self.known_ms, now_ms)
         return expiry.ttl_s is not None and self.known_ms - self.stored_ms > expiry.unwritten_ms
 
 
 def parse_expiry(ttl: str | None, expires_at: str | None) -> Expiry:
-    """Return the expiry that a client asks for; CallerError if it is malformed or asked for twice."""
+    """Return the expiry that a client requests.
+
+    Raises CallerError if it is malformed or given twice.
+    """
     if ttl is not None and expires_at is not None:
         raise CallerError(
             "a stream has a TTL or a moment to expire at, not both",
@@ -116,7 +119,7 @@ def _parse_rfc3339(text: str) -> int:
             moment = datetime.fromisoformat(text).astimezone(UTC)
             return (moment - _EPOCH) // timedelta(milliseconds=1)
     except (ValueError, OverflowError):
-        pass  # a month 13, say, or a year 10000: no moment either
+        pass  # no valid time, such as month 13 or year 10000
     raise CallerError(
         "not a moment in time", field=EXPIRES_AT, hint="as RFC 3339 has it: 2031-01-31T23:59:59Z"
     )
@@ -124,9 +127,9 @@ def _parse_rfc3339(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a fork inherits of one ledger stream: up to the index `end`, counted in the fork.
+    """The part of a ledger stream that a fork inherits: up to index `end`, counted in the fork.
 
-    It begins where the part before it ends, or at 0.
+    It starts where the previous part ends, or at 0.
     """
 
     stream: bytes
@@ -135,7 +138,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class ForkOrder:
-    """A fork as a client asks for it; without an offset at the source's end."""
+    """A client's request for a fork; without an offset it is at the source's end."""
 
     source: str
     offset: Offset | None = None
@@ -144,7 +147,7 @@ class ForkOrder:
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """A stream as a client asks for it."""
+    """A client's request to create a stream."""
 
     content_type: str | None = None
     expiry: Expiry = NEVER
@@ -154,10 +157,10 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class StreamConfig:
-    """A stream as it is. `stream` is its own ledger stream, `parts` what it has inherited.
+    """A stream's configuration: its own ledger stream, `stream`, and the `parts` it has inherited.
 
-    `asked` is what it was created for, which an equal request only confirms. A deleted
-    stream whose forks live is `deleted`: its frames stay, and nobody else sees it.
+    `asked` is the request that created it; an equal request only confirms the stream. A deleted
+    stream whose forks still exist is marked `deleted`: its frames stay, and only the forks see it.
     """
 
     stream: bytes
@@ -169,7 +172,7 @@ class StreamConfig:
 
     @property
     def base(self) -> int:
-        """The index, as the stream's readers count, of the first frame of its own."""
+        """The index of the first frame of its own, as readers of the stream count."""
         return self.parts[-1].end if self.parts else 0
 
     def pack(self) -> bytes:
@@ -199,7 +202,7 @@ class StreamConfig:
 
 
 def packed(value: object) -> bytes:
-    """As JSON: each class of these as the list of its fields."""
+    """Return the value as JSON, with each of these classes as the list of its fields."""
     return json.dumps(value, default=_plain, separators=(",", ":")).encode()
 
 
@@ -228,15 +231,15 @@ def _unpack_create(listed: list[Any]) -> Create:
 class Change(Enum):
     CREATED = "created"
     APPENDED = "appended"
-    """Data, the end, or both."""
+    """Kind of an event: data, the end, or both."""
     DELETED = "deleted"
 
 
 @dataclass(frozen=True, slots=True)
 class StreamEvent:
-    """A change that is durable; `path` is the stream's name, `tail_offset` where it ends now.
+    """A durable change of the stream named `path`, which now ends at `tail_offset`.
 
-    `since_offset` is where it ended before; `BEGINNING` of one that was not there.
+    `since_offset` is where it ended before; `BEGINNING` for a stream that did not exist.
     """
 
     kind: Change
@@ -247,13 +250,16 @@ class StreamEvent:
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
-    """`on_event` is told of every change of a stream, each once, those of one in order."""
+    """Settings of all streams.
+
+    `on_event` is called once for each change, in order within a stream.
+    """
 
     long_poll_s: float = 20.0
-    """Longest a long poll waits."""
+    """Maximum seconds that a long poll waits."""
     sse_s: float = 60.0
-    """An event stream ends after so long, for the caches that many readers may share."""
+    """Maximum seconds of an event stream, so that caches can share it among readers."""
     max_body_bytes: int = 8 * 1024 * 1024
-    """Most that one PUT or POST may append."""
+    """Maximum bytes that one PUT or POST may append."""
     durability: Durability = Durability.PROCESS
     on_event: Callable[[StreamEvent], None] | None = None

@@ -1,17 +1,19 @@
-"""Forks: a stream that begins with what another one held, and then goes its own way.
+"""Forks: streams that begin with the content of another stream and then diverge.
 
-A fork copies nothing: it names the ledger streams that hold what it inherits, up to a frame,
-and goes on in one of its own with the next index, so that offsets of the source are offsets
-of the fork. Only where it is cut within a message does it write the beginning of it anew. In
-exchange every source keeps a reference per fork, and its frames as long as it has one.
+A fork copies nothing. It names the ledger streams that hold its inherited frames, up to an index,
+and continues in a ledger stream of its own with the next index, so that offsets of the source are
+offsets of the fork. Only if the cut is inside a message is the beginning of that message written
+again. In exchange every source keeps a reference per fork, and keeps its frames as long as it has
+one.
 
-`Stream-Fork-Sub-Offset` counts from the offset: bytes within the next message or, in JSON
-mode, values.
+`Stream-Fork-Sub-Offset` counts from the offset: bytes within the next message or, in JSON mode,
+values.
 
-A fork names itself by its ledger stream, so asking for a reference twice is asking once. It
-writes down that it may hold one before it asks for it, and strikes that out with the write that
-creates it; deleting the fork writes it down again. Whatever stands there is given back by the
-alarm, as often as it takes: nothing leaks when a process dies, and nothing is held twice.
+A fork identifies itself by its ledger stream, so that requesting a reference twice has the effect
+of once. It stores that it may owe a reference before it requests one, and deletes that with the
+write that creates the fork; deleting the fork stores it again. The alarm returns all owed
+references, retrying as often as necessary: so no reference leaks when a process dies, and none is
+held twice.
 """
 
 from __future__ import annotations
@@ -39,30 +41,30 @@ from tailrace.origin.streams.page import Tip, piece
 from tailrace.origin.streams.protocol import DEFAULT_TYPE, FORK_OFFSET, FORK_SUB_OFFSET, essence
 
 MAX_DEPTH = 64
-"""Forks of forks of …: so many ledger streams one stream may be made of."""
+"""Maximum number of ledger streams in one stream: forks of forks of …"""
 
 TAKE = "FORK"
 GIVE_BACK = "UNFORK"
-"""The methods by which objects ask each other; an edge passes no such method on."""
+"""Internal methods between objects for references; edges do not pass them on."""
 
 FORK = "fork:"
-"""A value of a source: a reference that a fork holds."""
+"""Prefix of a source's values, each a reference that a fork holds."""
 OWED = "release:"
-"""A value of a fork: a reference to give back to the source that the value names."""
+"""Prefix of a fork's values, each a reference to return to the named source."""
 RETRY_MS = 30_000
-"""How long the alarm waits before it gives back again what it could not, in ms."""
+"""Interval in ms between attempts of the alarm to return references."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Where a fork leaves its source: it inherits `end` frames, and then begins with `head`."""
+    """Place where a fork leaves its source: it inherits `end` frames and begins with `head`."""
 
     end: int
     head: bytes = b""
 
 
 class Cutter:
-    """Finds the cut: takes the source's raw frames in order from `first_index` on.
+    """Finds the cut; takes the source's raw frames in order from `first_index` on.
 
     Raises CallerError if there is no such place in the source.
     """
@@ -74,8 +76,8 @@ class Cutter:
         self.cut: Cut | None = None
         self._index, self._byte, self._left = offset.index, offset.byte, order.sub_offset
         self._tip, self._json = tip, json
-        self._open: list[bytes] = []  # the pieces of a message of JSON that has not ended yet
-        # Whether the frame before it ends a message is to be seen first.
+        self._open: list[bytes] = []  # pieces of a JSON message that has not ended yet
+        # First it must be seen if the previous frame ends a message.
         self.first_index = self._at = max(0, offset.index - 1)
         if offset.index == 0 and not offset.byte and not self._left:
             self.cut = Cut(0)
@@ -102,7 +104,7 @@ class Cutter:
             self._take_bytes(data, last)
 
     def _take_values(self, message: bytes) -> Steps[None]:
-        """Several values may be one message: then the fork begins with those that it keeps."""
+        """Cut inside a message of several values; the fork begins with the values that it keeps."""
         found, end = yield from first_values(message, self._left)
         self._left -= found
         if not self._left:
@@ -149,7 +151,7 @@ def inherited(source: StreamConfig, end: int) -> tuple[Part, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a source tells a fork that it has taken a reference for."""
+    """A source's answer to a fork for which it has taken a reference."""
 
     content_type: str
     expiry: Expiry
@@ -164,7 +166,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class ForkRequest:
-    """What `fork` asks of its source. `reference` is the fork's ledger stream in hex."""
+    """A fork's request to its source; `reference` is the fork's ledger stream in hex."""
 
     reference: str
     fork: str
@@ -178,7 +180,7 @@ class ForkRequest:
 
 
 def created(stream: bytes, asked: Create, grant: Grant | None) -> StreamConfig:
-    """Return the configuration of a new stream, which takes from its source what is not asked for."""
+    """Return the configuration of a new stream; what is not requested is taken from its source."""
     if grant is None:
         return StreamConfig(stream, asked.content_type or DEFAULT_TYPE, asked, asked.expiry)
     expiry = grant.expiry if asked.expiry == NEVER else asked.expiry
@@ -188,10 +190,10 @@ def created(stream: bytes, asked: Create, grant: Grant | None) -> StreamConfig:
 
 
 def confirms(asked: Create, config: StreamConfig, *, closed: bool) -> bool:
-    """Return True if a request to create asks for just the stream that exists."""
+    """Return True if a request to create describes exactly the existing stream."""
     return (
         asked.closed == closed
-        and asked.fork == config.asked.fork  # as requests name it: the same place
+        and asked.fork == config.asked.fork  # compared as written in requests
         and asked.expiry in (config.asked.expiry, config.expiry)
         and _same_type(asked, config)
     )
@@ -199,16 +201,17 @@ def confirms(asked: Create, config: StreamConfig, *, closed: bool) -> bool:
 
 def _same_type(asked: Create, config: StreamConfig) -> bool:
     if asked.content_type is None and config.asked.fork is not None:
-        return True  # a fork cannot have another one than its source
+        return True  # a fork's type is always its source's
     return essence(asked.content_type or DEFAULT_TYPE) == essence(config.content_type)
 
 
 class References:
-    """The references of one object, both ways."""
+    """The references of one object, held by forks and owed to sources."""
 
     def __init__(self, context: ObjectContext) -> None:
         self._context, self._storage = context, context.storage
-        self._asking: set[str] = set()  # not to be given back while the source is being asked
+        # references that are being requested, and must not be returned meanwhile
+        self._asking: set[str] = set()
 
     # ---- as a source ----
 
@@ -225,7 +228,7 @@ class References:
     # ---- as a fork ----
 
     async def take(self, claim: ForkRequest) -> ObjectResponse:
-        """Ask the source for a reference; what it answers is a Grant, or the problem."""
+        """Request a reference from the source; the answer is a Grant or the problem."""
         self.owe(claim.reference, claim.order.source, self._context.now_ms() + RETRY_MS)
         self._asking.add(claim.reference)
         try:
@@ -237,20 +240,20 @@ class References:
         return response
 
     def settle(self, reference: str) -> None:
-        """The reference is not owed any more: it is held, or was never given."""
+        """Delete an owed reference: it is held now, or was never granted."""
         self._storage.delete(OWED + reference)
 
     def owe(self, reference: str, source: str, at_ms: int) -> None:
-        """Have the alarm give a reference back, from `at_ms` (Unix ms) on."""
+        """Have the alarm return a reference, from `at_ms` (Unix ms) on."""
         self._storage.put(OWED + reference, source.encode())
         wake_by(self._context, at_ms)
 
     async def owed(self) -> dict[str, bytes]:
-        """Return the values that say what is owed."""
+        """Return the values of owed references."""
         return await self._storage.list(prefix=OWED)
 
     async def give_back(self) -> None:
-        """Give back all that is owed; what cannot be now is left to the next alarm."""
+        """Return all owed references; those that fail are left to the next alarm."""
         for name, source in (await self.owed()).items():
             reference = name.removeprefix(OWED)
             if reference not in self._asking:
@@ -268,7 +271,7 @@ class References:
 
 
 def wake_by(context: ObjectContext, at_ms: int) -> None:
-    """Have the alarm ring at `at_ms` or before; it rings in vain where it rings too early."""
+    """Set the alarm for `at_ms` or earlier; an alarm that is too early does nothing."""
     alarm = context.storage.get_alarm()
     if alarm is None or at_ms < alarm:
         context.storage.set_alarm(at_ms)

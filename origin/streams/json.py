@@ -1,12 +1,12 @@
-"""JSON mode: a stream whose messages are JSON values, and which reads as one array of them.
+"""JSON mode: a stream whose messages are JSON values, read as one array.
 
-Values are kept as the client wrote them, byte for byte: nothing is lost to a parser that
-knows no big numbers or drops a repeated key. Small ones that came together are kept together,
-as one message with the commas between them, so that a value costs its bytes and no frame.
+Values are stored as the client wrote them, byte for byte, so that no parser loses big numbers or
+repeated keys. Small values that arrive together are stored as one message with the commas between
+them, so that a value costs only its bytes, and no frame.
 
-A large body is read in steps (`Steps`), each of some µs, so that whoever drives them can let
-others have their turn in between: one call of a parser holds a whole process up. For a small
-one that is 1 ms at most, and several times as quick.
+A large body is parsed in steps (`Steps`) of some µs each, so that the caller can let other work run
+in between; one call of a parser would block the process. A small body is parsed at once, which is
+several times as fast and takes at most 1 ms.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from tailrace.ledger.errors import CallerError
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
-"""Work that may be left and taken up again wherever it yields."""
+"""A generator of work that may be suspended wherever it yields."""
 
 JSON_TYPE = "application/json"
 MESSAGE_BYTES = 16 * 1024
-"""A message takes in the values that follow one another until it has so many bytes."""
+"""Target bytes of a message; consecutive values are joined until it is reached."""
 MAX_DEPTH = 512
-"""Arrays and objects within one another; parsers of many readers go no deeper than twice that."""
+"""Maximum nesting of arrays and objects; many readers' parsers allow only twice as much."""
 RUN = 256
-"""Small values that one step takes: some 20 µs."""
+"""Number of small values that one step takes, in some 20 µs."""
 
-# Only repetitions of one character are possessive: CPython before 3.11.5 matches those of a group
-# wrongly (Debian 12 has 3.11.2). The others cannot backtrack far: each part of a value begins
-# with a character that cannot continue the part before it.
+# Only repetitions of single characters are possessive: CPython before 3.11.5 matches possessive
+# repetitions of groups wrongly (Debian 12 has 3.11.2). The others cannot backtrack far, since each
+# part of a value begins with a character that cannot continue the part before it.
 _GAP = rb"[ \t\n\r]*+"
 _PLAIN = rb'[^"\\\x00-\x1f]'
 _SHORT_STRING = rb'"' + _PLAIN + rb'{0,64}+"'
@@ -50,7 +50,7 @@ _SMALL = rb"|".join((_SCALAR, _flat(rb"\[", _SCALAR, rb"\]"), _flat(rb"\{", _MEM
 
 
 def _run(item: bytes) -> re.Pattern[bytes]:
-    """Items, each with the comma behind it."""
+    """Return the pattern of items, each followed by a comma."""
     return re.compile(rb"(?:(?:%b)%b,%b){0,%d}" % (item, _GAP, _GAP, RUN))
 
 
@@ -67,14 +67,14 @@ def _no_constant(name: str) -> object:
     raise ValueError(f"{name} is not JSON")  # RFC 8259 has no NaN and no Infinity
 
 
-# Numbers are left as text: only whether it is JSON is of interest.
+# Numbers stay text, since only the validity of the JSON matters.
 _DECODER = json.JSONDecoder(parse_float=str, parse_int=str, parse_constant=_no_constant)
 
 
 def split_json(body: bytes) -> Steps[list[bytes]]:
     """Return the messages in a body: the elements of an array, one level deep, or the one value.
 
-    Raises CallerError for what is not JSON (RFC 8259, in UTF-8 without a mark).
+    Raises CallerError for invalid JSON (RFC 8259, in UTF-8 without a byte order mark).
     """
     small = len(body) <= MESSAGE_BYTES and body.count(b"[") + body.count(b"{") <= MAX_DEPTH
     try:
@@ -91,7 +91,7 @@ def split_json(body: bytes) -> Steps[list[bytes]]:
 
 
 def _split(body: bytes) -> Steps[list[bytes]]:
-    """Return the same in steps, of a body in UTF-8."""
+    """Split a body in UTF-8 as `split_json` does, in steps."""
     begin = _skip(body, 0)
     if body[begin : begin + 1] == b"[":
         messages, at = yield from _elements(body, begin + 1)
@@ -104,7 +104,7 @@ def _split(body: bytes) -> Steps[list[bytes]]:
 
 
 def first_values(message: bytes, count: int) -> Steps[tuple[int, int]]:
-    """How many values of a message, up to `count`, there are, and where the last of them ends."""
+    """Return the number of values of a message, up to `count`, and where the last of them ends."""
     found = at = end = 0
     while found < count and at < len(message):
         end = yield from _value(message, at)
@@ -139,8 +139,8 @@ def _elements(body: bytes, at: int) -> Steps[tuple[list[bytes], int]]:
 
 
 def _value(body: bytes, at: int) -> Steps[int]:
-    """Where the value ends that begins at `at`."""
-    closers: list[bytes] = []  # of what is open, the innermost last
+    """Return the end of the value that begins at `at`."""
+    closers: list[bytes] = []  # closing brackets, the innermost last
     while True:
         yield
         mark = body[at : at + 1]
@@ -166,7 +166,10 @@ def _value(body: bytes, at: int) -> Steps[int]:
 
 
 def _close(body: bytes, at: int, closers: list[bytes]) -> int:
-    """Return a value has ended at `at`, and with it all that is closed there: where the comma is."""
+    """Return the position of the comma after a value that ends at `at`.
+
+    Brackets that close before the comma are removed from the open ones.
+    """
     while closers:
         at = _skip(body, at)
         mark = body[at : at + 1]
@@ -180,7 +183,7 @@ def _close(body: bytes, at: int, closers: list[bytes]) -> int:
 
 
 def _item(body: bytes, at: int, closer: bytes) -> Steps[int]:
-    """Where the next value begins, once the small ones at `at`, or a key, have been read."""
+    """Return the start of the next value, after the small values or the key at `at`."""
     if closer == b"]":
         return _after(_SMALL_VALUES, body, at)
     at = _after(_SMALL_MEMBERS, body, at)
@@ -194,7 +197,7 @@ def _item(body: bytes, at: int, closer: bytes) -> Steps[int]:
 
 
 def _string(body: bytes, at: int) -> Steps[int]:
-    """Where the string ends that was opened before `at`."""
+    """Return the end of the string that was opened before `at`."""
     while (characters := _CHARACTERS.match(body, at)) is not None:
         at = characters.end()
         yield
@@ -209,7 +212,7 @@ def _skip(body: bytes, at: int) -> int:
 
 def _after(pattern: re.Pattern[bytes], body: bytes, at: int) -> int:
     match = pattern.match(body, at)
-    assert match is not None  # it matches nothing, too
+    assert match is not None  # the pattern also matches nothing
     return match.end()
 
 

@@ -1,9 +1,9 @@
-"""A stream that speaks the Durable Streams protocol, as an object on top of the ledger.
+"""A stream of the Durable Streams protocol, as an object on top of the ledger.
 
-Every rule is in a file beside this one; here they meet the object's storage. Reads go past
-the object (`read.py`). See https://github.com/durable-streams/durable-streams for the
-protocol. A generation of an engine can be read like any other stream under the name of its
-id, and written by nobody.
+The rules are in the other files of this folder; this one applies them to the object's storage.
+Reads bypass the object (`read.py`). The protocol:
+https://github.com/durable-streams/durable-streams. A generation of an engine can be read like any
+other stream, under its id as name, and written by no client.
 """
 
 from __future__ import annotations
@@ -69,14 +69,13 @@ from tailrace.origin.streams.request import AppendRequest, Place, parse_append, 
 from tailrace.origin.streams.state import PRODUCER, StoredStream
 
 WRITES = frozenset(("PUT", "POST", "DELETE"))
-"""Methods of clients that change a stream, which a generation does not take."""
+"""Methods of clients that change a stream; a generation accepts none of them."""
 
 
 class StreamObject(DurableObject):
-    """The object of one name: a stream, the place where one may be created, or a generation.
+    """The object of one name: a stream, a name where one may be created, or a generation.
 
-    `fetch` answers every request, also one in error; it raises only what is nobody's fault
-    but the storage's.
+    `fetch` answers every request, errors included; it raises only faults of the storage.
     """
 
     def __init__(self, context: ObjectContext, settings: StreamSettings) -> None:
@@ -98,7 +97,7 @@ class StreamObject(DurableObject):
     async def fetch(self, request: ObjectRequest) -> ObjectResponse:
         method = self._methods.get(request.method)
         if method is None or (request.method in (TAKE, GIVE_BACK, USE) and request.url):
-            return not_allowed(METHODS)  # objects ask each other without a URL, clients never
+            return not_allowed(METHODS)  # internal requests have no URL, those of clients always do
         try:
             check_name(parted(self.context.key.name)[1])
             await self._load()
@@ -109,7 +108,7 @@ class StreamObject(DurableObject):
             return error_answer(error)
 
     async def alarm(self, retries: int) -> None:
-        """Ends a stream whose time has come, and gives back references that are owed."""
+        """End a stream that has expired, and return owed references."""
         await self._load()
         state = await self._living()
         await self._references.give_back()
@@ -128,13 +127,16 @@ class StreamObject(DurableObject):
             self._loaded = True
 
     async def _living(self) -> StoredStream | None:
-        """Return the stream, unless it is not there or its time has come."""
+        """Return the stream, or None if it does not exist or has expired."""
         if self._state is not None and self._state.is_over(self.context.now_ms()):
             await self._end(self._state)
         return self._state
 
     async def _existing(self) -> StoredStream:
-        """Return the stream; NotFound, or CallerError (410) if only its forks may still see it."""
+        """Return the stream.
+
+        Raises NotFound, or CallerError (410) if only its forks may still see it.
+        """
         state = await self._living()
         if state is None:
             raise NotFound("no such stream")
@@ -143,7 +145,7 @@ class StreamObject(DurableObject):
         return state
 
     async def _end(self, state: StoredStream) -> None:
-        """Delete the stream, or hide it as long as forks need what it holds."""
+        """Delete the stream, or hide it while forks need its frames."""
         if await self._references.held():
             state.hide()
         else:
@@ -166,8 +168,8 @@ class StreamObject(DurableObject):
         self._state = None
 
     async def _tell(self, kind: Change, tip: Tip, since: Tip | None = None) -> None:
-        """Tell of a change once it is durable."""
-        # Subscriptions are nobody's: they hear of no tenant's streams.
+        """Report a change once it is durable."""
+        # Subscriptions belong to no tenant, so they are not told of tenants' streams.
         is_open = not parted(self.context.key.name)[0]
         if self._settings.on_event is not None and is_open:
             await self.context.outside(_nothing())
@@ -186,14 +188,14 @@ class StreamObject(DurableObject):
         return await self._fork(request, asked, asked.fork.source)
 
     def _within(self, asked: Create) -> Create:
-        """Return a fork's source is a stream of the same tenant."""
+        """Restrict a fork's source to streams of the same tenant."""
         if asked.fork is None:
             return asked
         source = parted(self.context.key.name)[0] + asked.fork.source
         return replace(asked, fork=replace(asked.fork, source=source))
 
     async def _confirmed(self, asked: Create) -> ObjectResponse | None:
-        """Return the answer for a name that is taken: 200 to an equal request, 409 to another."""
+        """Return the answer for an existing name: 200 for an equal request, 409 for another."""
         state = await self._living()
         if state is None:
             return None
@@ -215,7 +217,7 @@ class StreamObject(DurableObject):
             return response
         assert isinstance(response.body, bytes)
         try:
-            # Somebody else may have created it while the source was asked.
+            # Another request may have created it while the source was asked.
             if (there := await self._confirmed(asked)) is None:
                 return await self._create(request, asked, stream, Grant.unpack(response.body))
         except TailraceError:
@@ -273,7 +275,7 @@ class StreamObject(DurableObject):
         return answer(verdict.status, *tip_headers(tip), *place_headers(place))
 
     async def _last_of(self, append: AppendRequest) -> Place | None:
-        """Return the last request that was taken of the producer that sends this one."""
+        """Return the last accepted request of the request's producer."""
         if append.producer is None:
             return None
         value = await self.context.storage.get(PRODUCER + append.producer.name)
@@ -294,7 +296,7 @@ class StreamObject(DurableObject):
         return described(state.config, state.tip)
 
     async def _is_generation(self) -> bool:
-        """Return True if the name is the id of one, and no stream has been put there."""
+        """Return True if the name is a generation's id, and no stream has been created there."""
         if self._state is not None:
             return False
         found = generation(self.context.ledger, self.context.key.name)
@@ -311,7 +313,7 @@ class StreamObject(DurableObject):
         reader = StreamReader(self.context.ledger, config)
         cut = await self.context.outside(reader.cut(claim.order))
         parts = inherited(config, cut.end)
-        # It may have been deleted, or deleted and created anew, since.
+        # It may have been deleted, or deleted and created again, meanwhile.
         if self._forkable(await self._living(), claim).config.stream != config.stream:
             raise NotFound("no such stream")
         self._references.add(claim.reference, claim.fork)
@@ -342,7 +344,7 @@ class StreamObject(DurableObject):
 
 
 def stream_class(settings: StreamSettings) -> ReadableClass:
-    """Return the class of objects that are streams, for an ObjectRuntime."""
+    """Return the class of stream objects, for an ObjectRuntime."""
     return ReadableClass(
         make=lambda context: StreamObject(context, settings),
         read=lambda context, request: read_stream(context, request, settings),
@@ -355,4 +357,4 @@ def _described(state: StoredStream) -> tuple[tuple[str, str], ...]:
 
 
 async def _nothing() -> None:
-    """Awaited outside it says: go on when what was written is durable."""
+    """Do nothing; awaited outside a transaction, it waits until writes are durable."""

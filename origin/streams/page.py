@@ -1,16 +1,16 @@
-"""Where a reader of a stream is, and what is there: offsets, cursors, messages and pages.
+"""Positions of readers, and the data there: offsets, cursors, messages and pages.
 
-An offset is an opaque token to clients, which sorts as text. It names a frame by its index,
-and a byte in it. It is nearly always at the beginning of a frame; within one it is where a
-reader of text stopped between two characters. So every offset that is right for its form can
-be checked against the frame that it names.
+An offset is an opaque token to clients, which sorts as text. It names a frame by its index, and a
+byte in it. It is nearly always at the beginning of a frame; inside a frame it is where a reader of
+text stopped between two characters. So every well-formed offset can be checked against the frame
+that it names.
 
-Cursors make the URLs of waiting readers change with time. A cache in front of us answers one
-URL for all who wait on it. A cursor in the URL, counted in intervals of time, keeps a client
-from being given the same cached answer for ever.
+Cursors make the URLs of waiting readers change over time. A cache in front of us answers all
+readers who wait on one URL. A cursor in the URL, counted in intervals of time, keeps a client from
+getting the same cached answer for ever.
 
-A message is a run of Chunks, the last of which says so. A page is one answer's worth, from an
-offset on; it ends at a limit.
+A message is a run of Chunks, the last of which is marked. A page is the content of one answer, from
+an offset to a limit.
 """
 
 from __future__ import annotations
@@ -25,37 +25,37 @@ from tailrace.ledger.frame import Chunk, FinishReason, ScoredToken, StreamEnd, T
 from tailrace.ledger.interface import Record
 
 BEGINNING = "-1"
-"""What a client sends to read from the first byte on."""
+"""Offset for reading from the first byte."""
 NOW = "now"
-"""What a client sends to read only what is yet to come."""
+"""Offset for reading only future data."""
 
 _DIGITS = 16
 _FORM = re.compile(rf"([0-9]{{{_DIGITS}}})_([0-9]{{{_DIGITS}}})")
 
 EPOCH_MS = 1_728_432_000_000
-"""Intervals are counted from 2024-10-09T00:00:00Z, here in Unix ms."""
+"""Start of the intervals of cursors, 2024-10-09T00:00:00Z, in Unix ms."""
 INTERVAL_MS = 20_000
 MAX_JITTER_S = 3600
-"""A client whose cursor is not older than ours is sent up to so much ahead."""
+"""Maximum seconds by which a cursor is moved ahead of one that is as new as ours."""
 MAX_DIGITS = 16
-"""A cursor of more digits was not ours."""
+"""Maximum digits of a cursor; longer ones are not ours."""
 
 _JITTER_STEPS = MAX_JITTER_S * 1000 // INTERVAL_MS
 
 CHUNK_BYTES = 64 * 1024
-"""Most data in one Chunk: a frame that is small enough to share a connection."""
+"""Maximum data bytes per Chunk: small enough for frames that share a connection."""
 
 MAX_PAGE_BYTES = 1024 * 1024
-"""An answer is full when it holds so much; the frame, or the JSON value, is finished."""
+"""Maximum bytes of a page; the frame or JSON value that reaches it is completed."""
 MAX_PAGE_FRAMES = 1024
-"""Decoding them is some ms of work, in which nobody else is served."""
+"""Maximum frames of a page; decoding them blocks the process for some ms."""
 FIRST_FRAMES = 64
-"""So many frames are asked for before it is known how large they are: 4 MiB at most."""
+"""Frames that are read first, before their size is known: 4 MiB at most."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Offset:
-    """Byte `byte` of the frame at `index`; as text it sorts as the pair of numbers does."""
+    """Byte `byte` of the frame at `index`; as text it sorts like the pair of numbers."""
 
     index: int
     byte: int = 0
@@ -68,7 +68,7 @@ START = Offset(0)
 
 
 def parse_offset(text: str, field: str = "offset") -> Offset | None:
-    """Return the offset that a client named; None is `now`. CallerError for anything else."""
+    """Return the offset that a client sent; None is `now`. Raises CallerError for anything else."""
     if text == NOW:
         return None
     if text == BEGINNING:
@@ -85,14 +85,14 @@ def parse_offset(text: str, field: str = "offset") -> Offset | None:
 
 
 def parse_cursor(text: str | None) -> int | None:
-    """Return the cursor that a client echoes; None if there is none or it cannot be one of ours."""
+    """Return the cursor that a client echoes; None if there is none or it cannot be ours."""
     if text is None or len(text) > MAX_DIGITS or not (text.isascii() and text.isdigit()):
         return None
     return int(text)
 
 
 def next_cursor(now_ms: int, echoed: int | None, random: Callable[[int], bytes]) -> int:
-    """Return the interval that `now_ms` is in, or a number above `echoed` if that is not older."""
+    """Return the interval of `now_ms`, or a number above `echoed` if that is not older."""
     current = max(0, now_ms - EPOCH_MS) // INTERVAL_MS
     if echoed is None or echoed < current:
         return current
@@ -100,7 +100,7 @@ def next_cursor(now_ms: int, echoed: int | None, random: Callable[[int], bytes])
 
 
 class FramePiece(NamedTuple):
-    """What a frame adds to the bytes of its stream; `last` if a message ends with it."""
+    """Bytes that a frame adds to its stream; `last` if it ends a message."""
 
     data: bytes
     last: bool
@@ -122,7 +122,7 @@ def end(index: int) -> Record:
 
 
 def piece(raw: bytes) -> FramePiece:
-    """What a logged frame adds: a Chunk its data, a Token its text, any other nothing."""
+    """Return what a logged frame adds: a Chunk its data, a Token its text, any other nothing."""
     _, frame = decode(raw)
     if isinstance(frame, Chunk):
         return FramePiece(frame.data, frame.last)
@@ -130,17 +130,17 @@ def piece(raw: bytes) -> FramePiece:
 
 
 def renumbered(raw: bytes, index: int) -> bytes:
-    """Return the same Chunk or StreamEnd at another index, for the readers of a fork."""
+    """Return the same Chunk or StreamEnd at another index, for readers of a fork."""
     _, frame = decode(raw)
     if isinstance(frame, Chunk):
         return encode(Chunk(frame.data, frame.last, index))
-    assert isinstance(frame, StreamEnd)  # the streams of objects hold no other frame
+    assert isinstance(frame, StreamEnd)  # streams of objects have no other frames
     return encode(StreamEnd(frame.total_tokens, frame.finish_reason, index, frame.prompt_tokens))
 
 
 @dataclass(frozen=True, slots=True)
 class Tip:
-    """Where a stream ends now: `index` is that of its next frame with data."""
+    """The end of a stream; `index` is that of its next frame with data."""
 
     index: int
     closed: bool
@@ -152,9 +152,9 @@ class Tip:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Data between two offsets: of JSON one element a message, else one a frame.
+    """Data between two offsets: one element per message of JSON, else one per frame.
 
-    `up_to_date` if nothing more was there, `closed` if nothing more will be.
+    `up_to_date`: there was no more data. `closed`: there will be no more.
     """
 
     start: Offset
@@ -167,7 +167,10 @@ class Page:
         return any(self.data)
 
     def back(self, size: int) -> Offset | None:
-        """Return the offset `size` bytes, at least 1, before the page's end; None before its start."""
+        """Return the offset `size` bytes, at least 1, before the page's end.
+
+        None before its start.
+        """
         index = self.next.index
         for data in reversed(self.data):
             index -= 1
@@ -188,9 +191,9 @@ def no_such_offset(offset: Offset, why: str) -> CallerError:
 
 
 class PageBuilder:
-    """Takes raw frames in order, from `first_index` on, until it is `full`.
+    """Builds a page; takes raw frames in order, from `first_index` on, until it is `full`.
 
-    Raises CallerError when the frames show that `start` is no position of the stream.
+    Raises CallerError if the frames show that `start` is no position of the stream.
     """
 
     def __init__(self, start: Offset, tip: Tip, *, json: bool) -> None:
@@ -199,11 +202,11 @@ class PageBuilder:
         if json and start.byte:
             raise no_such_offset(start, "a JSON value has no parts")
         self._start, self._tip, self._json = start, tip, json
-        # A JSON value may be many frames: that one ended before `start` has to be seen.
+        # A JSON value may have many frames: the previous one must be seen to end before `start`.
         looks_back = json and 0 < start.index < tip.index
         self.first_index = self._at = start.index - 1 if looks_back else start.index
         self._data: list[bytes] = []
-        self._open: list[bytes] = []  # the pieces of a JSON value that has not ended yet
+        self._open: list[bytes] = []  # pieces of a JSON value that has not ended yet
         self._bytes = 0
 
     @property
@@ -215,13 +218,13 @@ class PageBuilder:
 
     @property
     def wants(self) -> int:
-        """How many frames to feed it next, going by the size of those it has."""
+        """Return the number of frames to feed next, from the size of those so far."""
         there, taken = self._tip.index - self._at, self._at - self.first_index
         room = (MAX_PAGE_BYTES - self._bytes) * taken // max(1, self._bytes)
         return min(there, max(FIRST_FRAMES, min(room, MAX_PAGE_FRAMES)))
 
     def feed(self, frames: Sequence[bytes]) -> None:
-        """Take frames; those beyond a full page are left for the next one."""
+        """Take frames; those beyond a full page are ignored."""
         for raw in frames:
             if self.full:
                 return
@@ -248,8 +251,8 @@ class PageBuilder:
             self._open.clear()
 
     def page(self) -> Page:
-        """What was taken; call it when `full`."""
-        # An offset within a frame moves on only once there is something behind it.
+        """Return the page; call it when the builder is `full` or there are no more frames."""
+        # An offset inside a frame advances only when there is data after it.
         end = Offset(self._at) if self._at > self._start.index else self._start
         up_to_date = self._at == self._tip.index
         closed = up_to_date and self._tip.closed

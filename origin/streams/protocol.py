@@ -1,8 +1,7 @@
-"""The words of the Durable Streams protocol: header fields, names of streams, content types, and
-what each answer has: the protocol's headers, and errors as JSON.
+"""Vocabulary of the Durable Streams protocol: headers, names, content types, errors as JSON.
 
-Header fields are in lower case, as objects get them. Names are what may follow `/v1/stream/`;
-some of them are generations.
+Header fields are in lower case, as objects get them. Names are what may follow `/v1/stream/`; some
+of them are generations.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ PRODUCER_EXPECTED_SEQ = "producer-expected-seq"
 PRODUCER_RECEIVED_SEQ = "producer-received-seq"
 
 TRUE = "true"
-"""The only value that means yes, in any case."""
+"""The only true value of a flag; case does not matter."""
 
 _GENERATION = re.compile("[0-9a-f]{32}")
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f\\]")
@@ -62,20 +61,21 @@ SECURITY: Headers = (
     ("x-content-type-options", "nosniff"),
     ("cross-origin-resource-policy", "cross-origin"),
 )
-"""On every answer: a browser takes streams for what they say they are, from any site."""
+"""Headers of every answer: browsers must take a stream only for its declared type, and from any
+site."""
 
 NO_STORE = (CACHE_CONTROL, "no-store")
 NO_CACHE = (CACHE_CONTROL, "no-cache")
-"""For the end of an open stream: a cache that kept it would hide what is appended next."""
+"""Header for the end of an open stream; a cached end would hide later appends."""
 
 READ_METHODS = ", ".join(SAFE_METHODS)
 METHODS = ", ".join(CALL_METHODS)
 
 
 def check_name(name: str) -> str:
-    """`name`, if a stream can have it: segments of a path, none of which leads elsewhere.
+    """Return `name` if a stream can have it: path segments none of which is `.` or `..`.
 
-    Raises NotFound otherwise, as for any stream that is not there.
+    Raises NotFound otherwise, as for any stream that does not exist.
     """
     segments = name.split("/")
     fits = 0 < len(name) <= MAX_KEY_CHARS and not _UNSAFE.search(name)
@@ -89,11 +89,11 @@ def check_name(name: str) -> str:
 
 
 TENANT_MARK = "/"
-"""Names of objects that begin with it are a tenant's: none that a client can write does."""
+"""Prefix of the object names of a tenant's streams; no client can write it in a name."""
 
 
 def parted(key: str) -> tuple[str, str]:
-    """Whose a stream is, by the name of its object: the tenant's part, if any, and its name."""
+    """Split the name of a stream's object into the tenant, if any, and the stream's name."""
     if not key.startswith(TENANT_MARK):
         return "", key
     _, tenant, name = key.split("/", 2)
@@ -106,7 +106,7 @@ def within(tenant: str, name: str) -> str:
 
 
 def named_by(link: str) -> str:
-    """Return the name in a stream's path or URL; NotFound if `link` is neither."""
+    """Return the name in a stream's path or URL. Raises NotFound if `link` is neither."""
     try:
         path = urlsplit(link).path
     except ValueError:
@@ -117,12 +117,15 @@ def named_by(link: str) -> str:
 
 
 def generation_id(name: str) -> bytes | None:
-    """Return the id in the name of a generation; None if it can be none."""
+    """Return the id in the name of a generation; None if it cannot be one."""
     return bytes.fromhex(name) if _GENERATION.fullmatch(name) else None
 
 
 def parse_type(text: str | None) -> str | None:
-    """Return a media type as the client wrote it (RFC 9110, 8.3.1); CallerError if it is none."""
+    """Return a media type as the client wrote it (RFC 9110, 8.3.1).
+
+    Raises CallerError if it is none.
+    """
     if text is None or not text.strip():
         return None
     text = text.strip()
@@ -132,7 +135,7 @@ def parse_type(text: str | None) -> str | None:
 
 
 def essence(content_type: str) -> str:
-    """Return the type without its parameters, in lower case: what must match on an append."""
+    """Return the type without its parameters, in lower case, as appends must match it."""
     return content_type.partition(";")[0].strip().lower()
 
 
@@ -141,7 +144,7 @@ def is_json(content_type: str) -> bool:
 
 
 def is_text(content_type: str) -> bool:
-    """Return True if server-sent events can carry it as it is; base64 carries the rest."""
+    """Return True if server-sent events can carry the type as text; others need base64."""
     return essence(content_type).startswith("text/") or is_json(content_type)
 
 
@@ -150,7 +153,7 @@ def answer(status: int, *headers: tuple[str, str], body: bytes = b"") -> ObjectR
 
 
 def error_answer(error: TailraceError, *headers: tuple[str, str]) -> ObjectResponse:
-    """Return an error with the protocol's headers, in the one JSON shape that all errors have."""
+    """Return an error with the protocol's headers, in the JSON form of all errors."""
     body = json.dumps(error_body(error)).encode()
     if (after_ms := error.draw_retry_ms()) is not None:
         headers += (("retry-after", str(math.ceil(after_ms / 1000))),)
@@ -158,7 +161,7 @@ def error_answer(error: TailraceError, *headers: tuple[str, str]) -> ObjectRespo
 
 
 def not_allowed(methods: str) -> ObjectResponse:
-    """Return a method that this stream does not take (RFC 9110, 15.5.6)."""
+    """Return the answer to a method that a stream does not support (RFC 9110, 15.5.6)."""
     error = CallerError("not a method of this stream", code="method_not_allowed", status=405)
     return error_answer(error, (ALLOW, methods))
 

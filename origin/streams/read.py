@@ -1,12 +1,12 @@
-"""Reads of a stream, beside its object: from what is stored, wherever the object lives.
+"""Reads of a stream: directly from storage, without its object, on any origin.
 
-Nobody's write waits for a reader, and a reader on another origin takes no stream away from
-who writes it. Only a stream whose life a read prolongs, or that is at its end, has its object
-asked first: whether it is still there is the object's to say.
+No writer waits for a reader, and a reader on another origin does not move a stream away from its
+writer. Only if a read prolongs the stream's life, or is at its end, is the object asked first,
+since only the object knows if the stream still exists.
 
-Readers that stay get server-sent events, or the ledger's frames as they are. In events (WHATWG
-HTML, 9.2.6) each batch of data is followed by where the reader is. One that collects data up to a
-`control` event and comes back to the offset in it misses nothing and gets nothing twice.
+Readers that stay connected get server-sent events, or the ledger's frames. In events (WHATWG HTML,
+9.2.6) each batch of data is followed by the reader's position. A client that collects data up to a
+`control` event, and resumes at the offset in it, misses nothing and gets nothing twice.
 """
 
 from __future__ import annotations
@@ -65,33 +65,33 @@ from tailrace.origin.streams.request import Live, Read, parse_read
 from tailrace.origin.streams.state import CONFIG
 
 SLICE_STEPS = 64
-"""Steps of reading JSON between two turns of others: 1 to 3 ms."""
+"""Steps of parsing JSON between two turns of other tasks: 1 to 3 ms."""
 
 T = TypeVar("T")
 
 SILENCE = b": still here\n\n"
-"""A comment, of which clients see nothing; it keeps proxies from closing the connection."""
+"""A comment that clients ignore; it keeps proxies from closing the connection."""
 BASE64 = "base64"
 
 _LINE_END = re.compile("\r\n|\r|\n")
 
 PIECE_BYTES = 256 * 1024
-"""What a reader of frames is given at a time, about; so much it holds while it is slow."""
+"""Approximate bytes of frames that are handed to a slow reader at a time, and held for it."""
 LEAST_FRAMES, MOST_FRAMES = 4, 256
-"""Frames in one such piece: few while they are large (64 KiB at most)."""
+"""Minimum and maximum frames in such a piece: few while they are large (64 KiB at most)."""
 SILENCE_S = 15.0
-"""After so long without data a body gets a sign of life, so that no proxy drops it."""
+"""Seconds without data after which a keep-alive is sent."""
 
 CHANGELESS = (CACHE_CONTROL, "private, max-age=60, stale-while-revalidate=300")
-"""For what is the same whenever it is asked for; in no cache that others share, as what a
-stream holds may be one person's conversation."""
+"""Header for content that never changes; private, because a stream may hold someone's conversation.
+"""
 USE = "USE"
-"""The method by which a read tells the object that it is used now."""
+"""Internal method by which a read tells the object that the stream is in use."""
 READS = frozenset(("GET", "HEAD"))
 
 
 async def in_slices(steps: Steps[T]) -> T:
-    """Do the work, and let whoever else is in the process have a turn now and then."""
+    """Run work in slices, letting other tasks run in between."""
     while True:
         try:
             for _ in range(SLICE_STEPS):
@@ -103,10 +103,10 @@ async def in_slices(steps: Steps[T]) -> T:
 
 
 class StreamReader:
-    """Reads a stream as its config has it: its own frames behind those that it has inherited.
+    """Reads a stream as configured: the frames it has inherited, then its own.
 
-    Holds nothing between two calls, so a reader that does not come back costs nothing.
-    Methods raise `NotFound` once the stream has been deleted.
+    It holds nothing between two calls, so a reader that does not come back costs nothing. Methods
+    raise NotFound once the stream has been deleted.
     """
 
     def __init__(self, ledger: Ledger, config: StreamConfig) -> None:
@@ -119,7 +119,7 @@ class StreamReader:
         return Tip(self._base + info.next_index - info.ended, info.ended)
 
     async def page(self, start: Offset | None) -> Page:
-        """What is there from `start` on, or at the end; CallerError if it is no position."""
+        """Return the page from `start`, or at the end. Raises CallerError if it is no position."""
         tip = await self.tip()
         builder = PageBuilder(tip.offset if start is None else start, tip, json=self._json)
         index = builder.first_index
@@ -130,7 +130,7 @@ class StreamReader:
         return builder.page()
 
     async def wait_page(self, start: Offset | None, timeout_s: float) -> Page:
-        """Return a page with data or of a closed stream, or after the timeout one without."""
+        """Return a page with data or of a closed stream, or after the timeout one without data."""
         page = await self.page(start)
 
         async def ready() -> bool:
@@ -143,7 +143,10 @@ class StreamReader:
         return page
 
     async def wait_frames(self, index: int, limit: int, timeout_s: float) -> list[bytes]:
-        """At most `limit` frames from `index` on, the StreamEnd too; none if none come in time."""
+        """Return at most `limit` frames from `index` on, StreamEnd included.
+
+        None after the timeout.
+        """
         frames: list[bytes] = []
 
         async def ready() -> bool:
@@ -160,7 +163,7 @@ class StreamReader:
         return frames
 
     async def cut(self, order: ForkOrder) -> Cut:
-        """Where a fork leaves this stream; CallerError if there is no such place."""
+        """Return the place where a fork leaves this stream. Raises CallerError if there is none."""
         tip = await self.tip()
         cutter = Cutter(order, tip, json=self._json)
         index = cutter.first_index
@@ -172,7 +175,7 @@ class StreamReader:
         return cutter.cut
 
     async def _frames(self, index: int, limit: int) -> list[bytes]:
-        """Some frames from `index` on: at least one, as many as `limit` at most."""
+        """Return frames from `index` on: at least one, at most `limit`."""
         stream, begin, room = self._stream, 0, limit
         for part in self._parts:
             if index < part.end:
@@ -185,9 +188,9 @@ class StreamReader:
         return frames
 
     async def _until(self, ready: Callable[[], Awaitable[bool]], timeout_s: float) -> None:
-        """Ask `ready` now and after each release, until it says so or the time is over."""
+        """Call `ready` now and after each release, until it returns True or the time is over."""
         woken = asyncio.Event()
-        await self._ledger.info(self._stream)  # so that it may be watched
+        await self._ledger.info(self._stream)  # loads the stream, so that it can be watched
         self._ledger.watch(self._stream, woken.set)
         try:
             with suppress(TimeoutError):
@@ -200,14 +203,17 @@ class StreamReader:
 
 
 def data_event(text: str) -> bytes:
-    """Return the event of a batch; whatever is in `text`, it stays within this event's lines."""
-    # One space after the colon is the form's; it is only written where it must be.
+    """Return the event of a batch; no `text` can end the event's lines early."""
+    # One space after the colon belongs to the form; it is written only if needed.
     lines = (f"data: {x}" if x[:1] == " " else f"data:{x}" for x in _LINE_END.split(text))
     return ("event: data\n" + "\n".join(lines) + "\n\n").encode()
 
 
 def control_event(offset: Offset, cursor: int, *, up_to_date: bool, closed: bool) -> bytes:
-    """Return the event after a batch; nobody comes back to a closed stream, so it has no cursor."""
+    """Return the event after a batch.
+
+    For a closed stream it has no cursor, since nobody resumes.
+    """
     fields: dict[str, object] = {"streamNextOffset": str(offset)}
     if not closed:
         fields["streamCursor"] = str(cursor)
@@ -219,9 +225,9 @@ def control_event(offset: Offset, cursor: int, *, up_to_date: bool, closed: bool
 
 
 class EventTexts:
-    """What events say of pages: JSON and text as they are, all else in base64.
+    """Text of events for pages: JSON and text as they are, everything else in base64.
 
-    Of text in UTF-8, a character whose end is yet to come is held back until it comes.
+    For UTF-8 text, a character that is incomplete is held back until its end arrives.
     """
 
     def __init__(self, content_type: str) -> None:
@@ -230,7 +236,7 @@ class EventTexts:
         self._held: Offset | None = None
 
     def text(self, page: Page) -> str:
-        """What the page's data event says; empty for none."""
+        """Return the text of the page's data event; empty if there is none."""
         if self._is_json:
             return join_json(page.data).decode() if page.data else ""
         data = b"".join(page.data)
@@ -238,21 +244,21 @@ class EventTexts:
             return base64.b64encode(data).decode()
         text = self._decoder.decode(data, final=page.closed)
         held = len(self._decoder.getstate()[0])
-        # What was held back before, and still is, began before this page.
+        # Bytes held back before, and still, began before this page.
         self._held = (page.back(held) or self._held or page.start) if held else None
         return text
 
     def offset(self, page: Page) -> Offset:
-        """Where a reader of all events so far is."""
+        """The position of a reader of all events so far."""
         return self._held or page.next
 
 
 async def event_stream(
     reader: StreamReader, page: Page, texts: EventTexts, cursor: Callable[[], int], sse_s: float
 ) -> AsyncIterator[bytes]:
-    """Server-sent events from `page` on, for `sse_s`, or until the stream ends or is deleted.
+    """Yield server-sent events from `page` on, for `sse_s`, or until the stream ends or is deleted.
 
-    Events leave together with the control event that says where the reader is after them.
+    Data events are sent together with the control event that gives the position after them.
     """
     clock = asyncio.get_running_loop().time
     ends = clock() + sse_s
@@ -277,7 +283,7 @@ async def event_stream(
 async def frame_stream(
     reader: StreamReader, index: int, now_ms: Callable[[], int]
 ) -> AsyncIterator[bytes]:
-    """Yield the frames from `index` on as they are in the ledger, up to and with the StreamEnd."""
+    """Yield the frames from `index` on as they are in the ledger, up to and including StreamEnd."""
     limit = LEAST_FRAMES
     while True:
         try:
@@ -289,7 +295,7 @@ async def frame_stream(
         piece = b"".join(frames) or encode(Heartbeat(now_ms(), True, (), ()))
         small = len(piece) * 2 <= PIECE_BYTES
         limit = min(limit * 2, MOST_FRAMES) if small else max(limit // 2, LEAST_FRAMES)
-        del frames  # a reader may take its time: what it holds meanwhile is one piece
+        del frames  # a slow reader makes us hold one piece only
         yield piece
         if ended:
             return
@@ -302,7 +308,7 @@ async def _events(
     read: Read,
     settings: StreamSettings,
 ) -> ObjectResponse:
-    # The first page is read before the answer begins, so that a wrong offset is a 400.
+    # Read the first page before the answer begins, so that a wrong offset is a 400.
     page = await reader.page(read.offset)
     headers = (*SECURITY, (CONTENT_TYPE, SSE_TYPE), NO_CACHE)
     if not is_text(config.content_type):
@@ -370,9 +376,10 @@ async def _head(context: ReadContext, request: ObjectRequest) -> ObjectResponse:
 
 
 async def _found(context: ReadContext) -> StreamConfig:
-    """What has been put there, or the generation of that id.
+    """Return the stream created at a name, or the generation with that id.
 
-    NotFound if there is neither; CallerError (410) if only forks of the stream may still see it.
+    Raises NotFound if there is neither, and CallerError (410) if only forks of the stream may see
+    it.
     """
     stored = await context.ledger.objects.get(context.key, (CONFIG,))
     if not stored:
@@ -387,7 +394,7 @@ async def _found(context: ReadContext) -> StreamConfig:
 
 
 async def generation(ledger: Ledger, name: str) -> StreamConfig | None:
-    """Return the generation that a name is the id of, as a stream that was put there would be."""
+    """Return a generation, found by its id as name, as if it were a created stream."""
     stream = generation_id(name)
     if stream is None:
         return None
@@ -415,14 +422,14 @@ def described(config: StreamConfig, tip: Tip) -> ObjectResponse:
 
 
 def at_the_end(content_type: str, tip: Tip) -> ObjectResponse:
-    """Return the answer to a read of nothing: `offset=now` without waiting."""
+    """Return the answer to an empty read: `offset=now` without waiting."""
     body = join_json(()) if is_json(content_type) else b""
     headers = (*tip_headers(tip), (UP_TO_DATE, TRUE))
     return answer(200, (CONTENT_TYPE, content_type), NO_STORE, *headers, body=body)
 
 
 def nothing_new(page: Page, cursor: int) -> ObjectResponse:
-    """Return the answer to a reader that has waited in vain, or waits on a closed stream."""
+    """Return the answer to a reader whose wait timed out, or that waits on a closed stream."""
     headers = ((UP_TO_DATE, TRUE), (CURSOR, str(cursor)), NO_STORE)
     return answer(204, *position(page.next, closed=page.closed), *headers)
 
@@ -431,10 +438,11 @@ def shown(
     page: Page, config: StreamConfig, if_none_match: str | None, cursor: int | None
 ) -> ObjectResponse:
     """Return the answer to a read: the page, or 304 if the reader has it already."""
-    # Not the ledger stream's own id: who has that may ask an origin for more than to read.
+    # Not the ledger stream's own id, which would let the reader ask an origin for more than
+    # reading.
     version = hashlib.blake2b(config.stream, digest_size=8).hexdigest()
     etag = f'"{version}:{page.start}:{page.next}{":closed" if page.closed else ""}"'
-    # With a cursor in its URL the answer is asked for once, and then under another URL.
+    # A client sends each cursor only once, so the URL need not be cached for longer.
     settled = page.closed or not page.up_to_date or cursor is not None
     headers = [
         *position(page.next, closed=page.closed),
@@ -450,6 +458,6 @@ def shown(
 
 
 def _matches(if_none_match: str, etag: str) -> bool:
-    """RFC 9110, 13.1.2: `*`, or a list that names it, weakly or not."""
+    """Return True if an If-None-Match header matches (RFC 9110, 13.1.2): `*`, or a list."""
     tags = [tag.strip().removeprefix("W/") for tag in if_none_match.split(",")]
     return "*" in tags or etag in tags

@@ -1,4 +1,4 @@
-"""What clients ask of a stream: headers and query, checked, as values."""
+"""Requests of clients to a stream: headers and query, checked and parsed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MAX_SEQ_CHARS = 1024
 MAX_QUERY_FIELDS = 32
 
 MAX_NUMBER = (1 << 53) - 1
-"""The largest epoch and seq of a producer: what every JavaScript number holds exactly."""
+"""Maximum epoch and seq of a producer: the integers that JavaScript numbers hold exactly."""
 MAX_ID_CHARS = 256
 
 _SUB_OFFSET = re.compile("0|[1-9][0-9]{0,15}")
@@ -41,7 +41,7 @@ _NUMBER = re.compile("[0-9]{1,16}")
 
 
 class Live(Enum):
-    """How a reader waits for what is yet to come; the value is that of `live`."""
+    """Ways in which a reader waits for new data; values of the parameter `live`."""
 
     LONG_POLL = "long-poll"
     SSE = "sse"
@@ -65,7 +65,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """Who sends a request, and which of its requests it is."""
+    """The producer of a request, and the request's place in its order."""
 
     name: str
     place: Place
@@ -73,7 +73,7 @@ class Sender:
 
 @dataclass(frozen=True, slots=True)
 class AppendRequest:
-    """POST: bytes to append, the stream's end, or both."""
+    """A POST: bytes to append, the stream's end, or both."""
 
     body: bytes
     content_type: str | None
@@ -84,7 +84,7 @@ class AppendRequest:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """GET: from `offset` on, None being the end as it is now."""
+    """A GET from `offset` on; None is the current end."""
 
     offset: Offset | None
     live: Live | None = None
@@ -93,7 +93,7 @@ class Read:
 
 
 def parse_create(request: ObjectRequest, max_body_bytes: int) -> Create:
-    """Return a PUT; its body is the stream's first bytes."""
+    """Return a PUT as a request to create; its body is the stream's first bytes."""
     _check_body(request.body, max_body_bytes)
     return Create(
         parse_type(request.header(CONTENT_TYPE)),
@@ -104,7 +104,7 @@ def parse_create(request: ObjectRequest, max_body_bytes: int) -> Create:
 
 
 def parse_append(request: ObjectRequest, max_body_bytes: int) -> AppendRequest:
-    """Return a POST. Without a body it can only close, and then its content type says nothing."""
+    """Return a POST. Without a body it can only close, and its content type is ignored."""
     _check_body(request.body, max_body_bytes)
     closes, content_type = _closes(request), None
     if request.body:
@@ -120,7 +120,10 @@ def parse_append(request: ObjectRequest, max_body_bytes: int) -> AppendRequest:
 
 
 def parse_producer(request: ObjectRequest) -> Sender | None:
-    """Return the producer that a request names, if any; CallerError unless all of its fields are right."""
+    """Return the producer that a request names, if any.
+
+    Raises CallerError unless all of its fields are valid.
+    """
     fields = [request.header(name) for name in (PRODUCER_ID, PRODUCER_EPOCH, PRODUCER_SEQ)]
     if all(field is None for field in fields):
         return None
@@ -145,7 +148,7 @@ def _number(text: str, field: str) -> int:
 
 
 def parse_read(request: ObjectRequest) -> Read:
-    """Return a GET. A reader that waits has to say from where."""
+    """Return a GET as a read. A reader that waits must give an offset."""
     query = _query(request.url)
     live = _parse_live(_one(query, "live"))
     offset = _one(query, "offset")

@@ -1,8 +1,8 @@
-"""One stream in its object's memory, and how it is changed in the object's storage.
+"""The state of a stream in its object's memory, and its changes in the object's storage.
 
-Three values hold it: its configuration, when it was used last (only if it has a TTL) and
-the last `Stream-Seq`; besides, one value a producer and one a fork. How far it has come is
-what its ledger stream says, so an append of plain bytes writes its frames and no value.
+Three values hold it: its configuration, its last use (only if it has a TTL) and the last
+`Stream-Seq`; besides, there is one value per producer and one per fork. Its length is what its
+ledger stream says, so an append of plain bytes writes frames and no value.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ SEQ = "seq"
 PRODUCER = "producer:"
 
 MAX_PRODUCERS = 4_096
-"""Producers of one stream whose places are kept; then the quarter of them that has appended
-nothing for longest is forgotten."""
+"""Maximum producers of a stream whose places are kept; beyond it the quarter that has been idle for
+longest is forgotten."""
 FIRST_EPOCH = 1
 
 
 @dataclass(slots=True)
 class StoredStream:
-    """`tip` counts what was accepted, `epoch` is that of the ledger stream."""
+    """A stream in memory; `tip` counts accepted data, `epoch` is the ledger stream's."""
 
     storage: ObjectStorage
     config: StreamConfig
@@ -41,11 +41,11 @@ class StoredStream:
     seq: str | None = None
     epoch: int = FIRST_EPOCH
     producers: int | None = None
-    """How many have a place, once that was asked for."""
+    """Number of producers with a stored place, once it was counted."""
 
     @classmethod
     async def load(cls, context: ObjectContext) -> StoredStream | None:
-        """Return the stream as it is stored, if it is there."""
+        """Load the stream from storage; None if there is none."""
         values = await context.storage.get_many((CONFIG, USED, SEQ))
         if CONFIG not in values:
             return None
@@ -61,7 +61,7 @@ class StoredStream:
     def create(
         cls, storage: ObjectStorage, config: StreamConfig, now_ms: int, durability: Durability
     ) -> StoredStream:
-        """Return a new stream, empty but for what it has inherited."""
+        """Create a stream, empty except for what it has inherited."""
         storage.put(CONFIG, config.pack())
         storage.create_stream(
             NewStream(config.stream, "", durability, ttl_s=0.0, kind=StreamKind.OBJECT)
@@ -72,7 +72,7 @@ class StoredStream:
 
     @asynccontextmanager
     async def change(self) -> AsyncIterator[None]:
-        """What the block changes is one write, or nothing of it: an exception undoes all."""
+        """Make all changes of the block in one write; an exception undoes all of them."""
         before = self.tip, self.seq, replace(self.use), self.producers
         done = False
         try:
@@ -84,7 +84,7 @@ class StoredStream:
                 self.tip, self.seq, self.use, self.producers = before
 
     def append(self, messages: Sequence[bytes], *, closes: bool) -> None:
-        """Append whole messages and, if it closes, the stream's end."""
+        """Append whole messages and, if it closes the stream, the end."""
         own = self.tip.index - self.config.base
         records = chunks(messages, own)
         count = len(records)
@@ -95,7 +95,7 @@ class StoredStream:
         self.tip = Tip(self.tip.index + count, closes)
 
     def remember(self, producer: Sender | None, seq: str | None) -> None:
-        """What later appends are judged by."""
+        """Store what later appends are judged by."""
         if producer is not None:
             place = producer.place.pack(self.tip.index)
             self.storage.put(PRODUCER + producer.name, place)
@@ -104,7 +104,7 @@ class StoredStream:
             self.storage.put(SEQ, seq.encode())
 
     async def room_for_producer(self) -> None:
-        """Forget some producers, if those of the stream are as many as may be; one more comes."""
+        """Forget some producers if the maximum is reached and one more comes."""
         if self.producers is None:
             self.producers = len(await self.storage.list(prefix=PRODUCER))
         if self.producers >= MAX_PRODUCERS:
@@ -116,19 +116,19 @@ class StoredStream:
         self.producers += 1
 
     def write_use(self, now_ms: int) -> None:
-        """It is used now, by something that is stored anyhow."""
+        """Record a use along with other stored values."""
         self.use.touch(self.config.expiry, now_ms)
         if self.config.expiry.ttl_s is not None:
             self.storage.put(USED, str(self.use.known_ms).encode())
             self.use.stored_ms = self.use.known_ms
 
     def touch(self, now_ms: int) -> None:
-        """It is used now, which is stored only when it has not been for long."""
+        """Record a use, storing it only if the last stored use is old enough."""
         if self.use.touch(self.config.expiry, now_ms):
             self.write_use(now_ms)
 
     def deadline_ms(self) -> int | None:
-        """When it is gone unless it is used before."""
+        """Time in Unix ms at which the stream expires unless it is used before."""
         return None if self.config.deleted else self.config.expiry.deadline_ms(self.use.known_ms)
 
     def is_over(self, now_ms: int) -> bool:
@@ -136,7 +136,7 @@ class StoredStream:
         return deadline_ms is not None and now_ms >= deadline_ms
 
     def hide(self) -> None:
-        """Deleted for everybody but its forks."""
+        """Mark the stream as deleted for everyone but its forks."""
         config = replace(self.config, deleted=True)
         self.storage.put(CONFIG, config.pack())
         self.config = config
@@ -145,7 +145,7 @@ class StoredStream:
 
 
 def stalest(places: Mapping[str, bytes]) -> list[str]:
-    """Return the names of those packed places that are to be forgotten."""
+    """Return the names of the stored places that are to be forgotten."""
 
     def index(name: str) -> int:
         return int([*places[name].split(), b"0"][2])

@@ -1,0 +1,1 @@
+"""Subscriptions of the Durable Streams protocol: wake-ups, webhooks and claims."""

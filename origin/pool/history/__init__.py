@@ -1,5 +1,5 @@
-"""What a warm pool has lived through, kept for those who tune it: arrivals, loads, decisions.
+"""The history of a warm pool, for tuning it: arrivals, loads, decisions.
 
-Nothing here is on a token's way. What is recorded waits in a bounded queue, and is written by
-another thread, or a server; what cannot be kept is counted, and missed by nobody but statistics.
+Nothing here is on the path of a token. Records wait in a bounded queue and are written by another
+thread, or a server; records that cannot be kept are counted and dropped.
 """

@@ -1,4 +1,4 @@
-"""A history in the PostgreSQL that origins share: one for all of them, in a schema of its own."""
+"""A history in the PostgreSQL that origins share, one for all of them, in a schema of its own."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from tailrace.origin.pool.history import schema
 from tailrace.origin.pool.history.schema import HistoryEntry
 
 SCHEMA = "tailrace_history"
-LOCK = 0x54_52_48_31  # "TRH1": of who makes tables, or rolls up
+LOCK = 0x54_52_48_31  # "TRH1"; lock for creating tables and rolling up
 PATIENCE_S = 10.0
-"""How long a write waits for a server that is away; then it is tried again."""
-# The ledger's connections are told never to read a whole table; here that may be best. And no
-# commit of statistics waits for a standby.
+"""Timeout in seconds of a write to an absent server, after which it is retried."""
+# The ledger's connections forbid sequential scans, which may be best here; and commits of
+# statistics need not wait for a standby.
 _SETTINGS = b"""SELECT set_config('search_path', 'tailrace_history', true),
     set_config('enable_seqscan', 'on', true), set_config('enable_bitmapscan', 'on', true),
     set_config('synchronous_commit', 'local', true)"""
 
 
 class PostgresHistory:
-    """Connected when it is first used. Make it with `open`."""
+    """A history in PostgreSQL, connected at its first use. Make it with `open`."""
 
     def __init__(self, url: str) -> None:
         self._connection = LastingConnection(Server(url, "tailrace history"))
@@ -34,7 +34,10 @@ class PostgresHistory:
 
     @classmethod
     async def open(cls, url: str, *, make: bool = True) -> Self:
-        """`ConfigError` where a newer Tailrace made the tables, or there are none to be read."""
+        """Open a history.
+
+        Raises ConfigError if the tables are of a newer Tailrace, or are missing for reading.
+        """
         history = cls(url)
         try:
             await history._connection.run(partial(_prepare, make=make), PATIENCE_S)
@@ -47,7 +50,7 @@ class PostgresHistory:
         async def work(connection: AsyncConnection) -> None:
             async with connection.transaction(), connection.cursor() as cursor:
                 await connection.execute(_SETTINGS)
-                if alone:  # two that roll up at once would count the same requests twice
+                if alone:  # two roll-ups at once would count requests twice
                     await connection.execute("SELECT pg_advisory_xact_lock($1)", (LOCK,))
                 for statement, rows in schema.in_groups(entries):
                     try:
@@ -70,7 +73,7 @@ class PostgresHistory:
 
 
 async def _prepare(connection: AsyncConnection, *, make: bool) -> None:
-    """Make the tables where there are none, if they are to be made."""
+    """Create the tables if they are missing and may be created."""
     async with connection.transaction():
         if make:
             await connection.execute("SELECT pg_advisory_xact_lock($1)", (LOCK,))

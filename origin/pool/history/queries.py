@@ -1,4 +1,4 @@
-"""What is asked of a history."""
+"""Queries of a history."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 Document = dict[str, Any]
 MAX_MODELS = 1_000
-"""Of which a summary tells."""
+"""Maximum number of models in a summary."""
 
 
 @dataclass(frozen=True)
 class Lane:
-    """While a worker held a model in one tier; `until_ms` is None if it still did."""
+    """A period in which a worker held a model in one tier; `until_ms` is None if it still did."""
 
     origin: str
     worker: int
@@ -32,7 +32,7 @@ class Lane:
 
 async def arrivals(store: HistoryStore, since_ms: int = 0) -> ArrivalTrace:
     """Return every request since then that is kept one by one, its time counted from the first one."""
-    # An origin that listens needs none of it, and numpy takes a tenth of a second.
+    # Importing numpy takes a tenth of a second, which a listening origin does not need.
     import numpy as np
 
     from tailrace.origin.pool.policies.trace import ArrivalTrace
@@ -53,9 +53,9 @@ async def arrivals(store: HistoryStore, since_ms: int = 0) -> ArrivalTrace:
 async def lately(
     store: HistoryStore, origin: str, before_ms: int, limit: int
 ) -> list[tuple[str, int, int]]:
-    """Return the last requests until then, the earliest first: the model, when it came and when it ended.
+    """Return the last requests before a time, oldest first: model, arrival and end.
 
-    Of a store that origins share, those of one of them.
+    In a shared store, only those of one origin.
     """
     rows = await store.rows(
         """SELECT model, at_ms, at_ms + coalesce(took_ms, 0) FROM arrival
@@ -68,9 +68,9 @@ async def lately(
 
 
 async def models(store: HistoryStore, since_ms: int) -> list[Document]:
-    """Return what was asked of each model since then, the most wanted first.
+    """Return statistics of the requests of each model since a time, the most used first.
 
-    `first_ms` is the mean until the first frame, or None where no request is known to have got one.
+    `first_ms` is the mean time to the first frame; None if no request is known to have got one.
     """
     rows = await store.rows(
         f"""SELECT model, count(*), sum(CASE WHEN found IN {WARM} THEN 0 ELSE 1 END), max(at_ms),
@@ -93,7 +93,7 @@ async def models(store: HistoryStore, since_ms: int) -> list[Document]:
 
 
 async def decisions(store: HistoryStore, model: str, limit: int) -> list[Document]:
-    """Return the last ones about a model, the latest first."""
+    """Return the last decisions about a model, newest first."""
     rows = await store.rows(
         """SELECT at_ms, origin, policy, shadow, action, reason, features, until_ms, prewarm_ms
         FROM decision WHERE model = $1 ORDER BY at_ms DESC LIMIT $2""",
@@ -110,7 +110,7 @@ async def decisions(store: HistoryStore, model: str, limit: int) -> list[Documen
 
 
 async def loads(store: HistoryStore, model: str, limit: int) -> list[Document]:
-    """Return the last starts of a model's workers, stage by stage, the latest first."""
+    """Return the last starts of a model's workers, stage by stage, newest first."""
     rows = await store.rows(
         """SELECT s.origin, s.worker, s.asked_ms, s.path, s.stage, s.begin_ms, s.ms, s.bytes,
             s.whole_ms
@@ -143,7 +143,7 @@ async def loads(store: HistoryStore, model: str, limit: int) -> list[Document]:
 
 
 async def typical_load_s(store: HistoryStore, model: str | None = None) -> float | None:
-    """Return the median of the last starts, of one model or of all; None where none is recorded."""
+    """Return the median duration of recent starts, of one model or of all; None without records."""
     given = "" if model is None else "AND model = $1"
     rows = await store.rows(
         f"SELECT whole_ms FROM load_span WHERE place = 0 {given} ORDER BY asked_ms DESC LIMIT 100",
@@ -153,9 +153,9 @@ async def typical_load_s(store: HistoryStore, model: str | None = None) -> float
 
 
 async def residence(store: HistoryStore, since_ms: int) -> list[Lane]:
-    """Which worker held which model in which tier, from when until when, that is not cold.
+    """Return which worker held which model in which tier, from when until when, cold ones left out.
 
-    What an origin had when it began, or ended, it has no longer.
+    Everything that an origin holds ends when the origin starts or ends.
     """
     rows = await store.rows(
         "SELECT origin, worker, at_ms, model, tier FROM tier WHERE at_ms >= $1"
@@ -171,7 +171,7 @@ async def residence(store: HistoryStore, since_ms: int) -> list[Lane]:
         if model and tier != COLD:
             now[key] = Lane(origin, worker, model, tier, at_ms, None)
     lanes += now.values()
-    # Where a pool says what a model is, that includes what became of its workers.
+    # A pool's record of a model also covers its workers.
     pooled = {(lane.origin, lane.model) for lane in lanes if lane.worker < 0}
     told = [one for one in lanes if one.worker < 0 or (one.origin, one.model) not in pooled]
     return sorted(told, key=lambda lane: lane.from_ms)

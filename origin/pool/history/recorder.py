@@ -1,6 +1,6 @@
-"""Records what happens to a warm pool: nobody waits for it, and what it cannot keep is counted.
+"""Records what happens to a warm pool, without blocking it; lost records are counted.
 
-A history lies beside the ledger's file, or in the PostgreSQL of a shared one.
+A history is stored beside the ledger's file, or in the PostgreSQL of a shared ledger.
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ from tailrace.origin.steady_clock import now_ms
 from tailrace.origin.workers.load_spans import WorkerStart
 
 MAX_QUEUED = 16_384
-"""Entries that wait to be written; more are dropped, and counted."""
+"""Maximum entries that wait to be written; more are dropped and counted."""
 MAX_BATCH = 4_096
-"""Entries of one write."""
+"""Maximum entries per write."""
 FLUSH_S = 1.0
-"""Between two writes."""
+"""Interval between writes in seconds."""
 KEEP_S = 600.0
-"""Between two times that what is too old is rolled up and forgotten."""
+"""Interval in seconds between roll-ups, which also delete old records."""
 LAST_WORDS_S = 3.0
-"""How long what waits is written for when the origin ends."""
+"""Time in seconds for writing the rest of the queue when the origin ends."""
 MAX_NAME_CHARS = 512
-"""Of a name or a reason."""
+"""Maximum characters of a name or a reason."""
 OF_THE_POOL = -1
-"""In the place of a worker: a tier that a model has, by whichever worker."""
+"""Value in place of a worker, for a tier that a model has on any worker."""
 log = structlog.get_logger("history")
 
 FILE_NAME = "history.db"
 
 
 class HistoryRecorder:
-    """`opening` opens what keeps the history; without one nothing is recorded.
+    """Records to a history that `opening` opens; records nothing without one.
 
-    `now_ms` is Unix time, `clock_s` the clock of workers' starts. `place` is where
-    it lies, for processes beside this one; `is_shared` says that other origins write there, too.
+    `now_ms` is Unix time, `clock_s` the clock of workers' starts. `place` is where the history is,
+    for other processes; `is_shared`: other origins write there, too.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class HistoryRecorder:
         self._clock_s = clock_s
         self._queue: deque[HistoryEntry] = deque()
         self.learner: Callable[[HistoryStore, str], Coroutine[Any, Any, None]] | None = None
-        """Is told once when the store is open, with our name if the store is not ours alone."""
+        """Called once when the store is open, with our name if the store is shared."""
         told = "Entries of the history that are stored"
         self._written = Counter("tailrace_history_written", told, registry=registry)
         told = "Number of history entries lost to a full queue, or refused by the database"
@@ -95,16 +95,19 @@ class HistoryRecorder:
     # ---- what happens ----
 
     def arrived(self, stream: bytes, model: str, found: str) -> None:
-        """A request for a model, which it found in this tier."""
+        """Record a request for a model, which it found in this tier."""
         values = (stream.hex(), self._origin, self.now_ms(), _clean(model), found)
         self._put(schema.ARRIVED, *values)
 
     def served(self, stream: bytes, first_ms: int | None, tokens: int, outcome: str) -> None:
-        """It has ended; `first_ms` is what it waited for its first frame, if it got one here."""
+        """Record the end of a request.
+
+        `first_ms` is the time to its first frame, if it got one here.
+        """
         self._put(schema.SERVED, stream.hex(), self.now_ms(), first_ms, tokens, outcome)
 
     def loaded(self, worker: int, model: str, start: WorkerStart | None) -> None:
-        """A worker is ready; `start` is how it came to be, where that is known."""
+        """Record that a worker is ready; `start` has the stages of its start, if they are known."""
         self.changed_tier(worker, model, HOT, "it is ready")
         if start is None:
             return
@@ -128,7 +131,7 @@ class HistoryRecorder:
         self._put(schema.CHANGED_TIER, *values)
 
     def record(self, told: PoolRecord, *, shadow: bool = False) -> None:
-        """What a pool decides and does; its requests are recorded as they come and end."""
+        """Record what a pool decides and does; requests are recorded as they come and end."""
         now_ms = self.now_ms()
         if isinstance(told, TierChange):
             self.changed_tier(OF_THE_POOL, told.model, told.tier.word, told.reason)
@@ -164,7 +167,7 @@ class HistoryRecorder:
     # ---- what is kept ----
 
     async def run(self) -> None:
-        """Write, and forget, until cancelled; nothing that goes wrong with it ends the origin."""
+        """Write and roll up until cancelled; no error of the history ends the origin."""
         self.changed_tier(OF_THE_POOL, "", COLD, "the origin has started")
         kept_s = None
         loop = asyncio.get_running_loop()
@@ -188,7 +191,7 @@ class HistoryRecorder:
                     await self.store.close()
 
     async def flush(self) -> None:
-        """Write what waits. A batch that the store can never hold is dropped, and counted."""
+        """Write what waits. A batch that the store can never hold is dropped and counted."""
         if self._opening is None:
             return
         if self.store is None:
@@ -198,7 +201,7 @@ class HistoryRecorder:
             try:
                 await self.store.write(batch)
             except (TailraceError, OSError):
-                raise  # the batch is tried again
+                raise  # the batch is retried
             except Exception as error:  # noqa: BLE001 - no history ends its origin
                 log.error("history.batch_dropped", error=repr(error), entries=len(batch))
                 self._drop(len(batch))
@@ -216,20 +219,21 @@ class HistoryRecorder:
             await learner(self.store, self._origin if self._is_shared else "")
 
     async def keep(self) -> None:
-        """Roll up and forget what is too old."""
+        """Roll up and delete old records."""
         if self.store is not None:
             await self.store.write(self._keeping.entries(self.now_ms()), alone=True)
 
     async def attempt(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Do `work`, and take note of its error. `problem` stands until a batch is written.
+        """Do `work`, and record its error, if any.
 
-        A damaged store is closed, so that the next attempt sets it aside and makes another.
+        `problem` holds until a batch is written. A damaged store is closed, so that the next
+        attempt sets it aside and creates another.
         """
         working = asyncio.ensure_future(work())
         try:
             await asyncio.shield(working)
         except asyncio.CancelledError:
-            # What is half written would be written twice.
+            # A batch that is half written would be written twice.
             with suppress(Exception):
                 await asyncio.wait_for(working, LAST_WORDS_S)
             raise
@@ -243,7 +247,7 @@ class HistoryRecorder:
                 await store.close()
 
     def described(self) -> dict[str, Any]:
-        """For operators."""
+        """Return the recorder's state for operators."""
         return {
             "history": None if self.store is None else self.store.name,
             "problem": self.problem,
@@ -258,12 +262,12 @@ def no_history() -> HistoryRecorder:
 
 
 def _clean(text: str) -> str:
-    """As any database takes it."""
+    """Return a text without characters that some databases refuse."""
     return text.replace("\0", "�").encode("utf-8", "replace").decode()[:MAX_NAME_CHARS]
 
 
 def history_place(config: LedgerConfig, data: Path) -> str:
-    """Return a path, or the URL of a shared ledger, with its password."""
+    """Return a path, or the URL of a shared ledger, including its password."""
     if config.url is not None:
         return config.url.get_secret_value()
     beside = (config.path or data / "ledger.db").parent
@@ -271,7 +275,7 @@ def history_place(config: LedgerConfig, data: Path) -> str:
 
 
 def recorder_of(config: LedgerConfig, data: Path, registry: CollectorRegistry) -> HistoryRecorder:
-    """What records for an origin whose folder is `data`; nothing is opened before it runs."""
+    """Return the recorder of an origin whose folder is `data`; nothing is opened before it runs."""
     place = history_place(config, data)
     return HistoryRecorder(
         partial(reading, place, writes=True) if config.history_days else None,
@@ -285,7 +289,7 @@ def recorder_of(config: LedgerConfig, data: Path, registry: CollectorRegistry) -
 
 
 async def reading(place: str, *, writes: bool = False) -> HistoryStore:
-    """Return the history at a place, in whichever process; to be read beside whoever `writes` it."""
+    """Return a history for reading, in any process, also while an origin writes it."""
     if place.startswith(URL_SCHEMES):
         from tailrace.origin.pool.history.postgres_tables import (
             PostgresHistory,  # needs the extra postgres

@@ -1,7 +1,7 @@
-"""The tables of a history, one description for SQLite and PostgreSQL, and what is done to them.
+"""The tables of a history, described once for SQLite and PostgreSQL, and statements on them.
 
-Times are Unix time in ms; docs/warm-pools.md says what each column means, and `VERSION` changes
-with any of it. Parameters are written as PostgreSQL does, `$1`.
+Times are Unix time in ms; docs/warm-pools.md describes each column, and `VERSION` changes with any
+of them. Parameters are written as in PostgreSQL, `$1`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ VERSION = 1
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 HOURS_KEPT_MS = 400 * DAY_MS
-"""For so long a history says what each hour was like, when it has forgotten the requests."""
+"""Time in ms for which hourly figures are kept, after the requests themselves are deleted."""
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS arrival (
@@ -81,7 +81,7 @@ CREATE INDEX IF NOT EXISTS decision_by_time ON decision (at_ms);
 MAX_BIGINT = 2**63 - 1
 """Maximum of an integer column."""
 HOT, COLD = "hot", "cold"
-"""How a request finds its model, where there are no tiers between."""
+"""How a request finds its model if there are no tiers in between."""
 WARM = "('compiled', 'hot')"
 """The tiers in which a model answers at once."""
 
@@ -97,7 +97,7 @@ CHANGED_TIER = """INSERT INTO tier (origin, worker, at_ms, model, tier, reason)
 DECIDED = """INSERT INTO decision (origin, at_ms, model, policy, shadow, action, reason, features,
     until_ms, prewarm_ms) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"""
 
-# What is too old goes: of requests what is from before $1, or beyond the newest $2.
+# Delete requests from before $1, or beyond the newest $2, and other old records.
 _TOO_OLD = """at_ms < $1
     OR at_ms <= (SELECT at_ms FROM arrival ORDER BY at_ms DESC LIMIT 1 OFFSET $2)"""
 ROLL_UP = (
@@ -122,20 +122,20 @@ FORGET_HOURS = "DELETE FROM arrival_hour WHERE hour_ms < $1"
 
 
 class HistoryEntry(NamedTuple):
-    """One thing to record: the statement, and its values."""
+    """One record: the statement and its values."""
 
     statement: str
     values: tuple[str | int | float | None, ...]
 
 
 class Keeping(NamedTuple):
-    """How much a history holds: requests and all else for so long, and so many requests."""
+    """Limits of a history: ages of requests and of other records, and number of requests."""
 
     details_ms: int
     arrivals: int
 
     def entries(self, now_ms: int) -> list[HistoryEntry]:
-        """What rolls up and forgets what is too old."""
+        """Return the statements that roll up and delete old records."""
         before_ms = now_ms - self.details_ms
         return [
             *(HistoryEntry(statement, (before_ms, self.arrivals)) for statement in ROLL_UP),
@@ -145,23 +145,23 @@ class Keeping(NamedTuple):
 
 
 class HistoryStore(Protocol):
-    """Keeps a history: a file, or the tables of a shared PostgreSQL.
+    """Stores a history: in a file, or in the tables of a shared PostgreSQL.
 
-    Raises `Damaged`, `Unavailable` or `ConfigError`, as fits what is wrong.
+    Methods raise Damaged, Unavailable or ConfigError.
     """
 
     @property
     def name(self) -> str:
-        """Where it lies; no password in it."""
+        """Where the history is, without a password."""
 
     async def write(self, entries: Sequence[HistoryEntry], *, alone: bool = False) -> None:
-        """Write all entries, or none; `alone`: while nobody else writes so.
+        """Write all entries or none; `alone` excludes other writers meanwhile.
 
-        Raises `ValueError` or `OverflowError` for entries that the tables cannot hold.
+        Raises ValueError or OverflowError for entries that the tables cannot hold.
         """
 
     async def rows(self, query: str, *values: str | int) -> Sequence[tuple[Any, ...]]:
-        """What one SELECT gives, with `$1` for values."""
+        """Return the rows of one SELECT, with values for `$1`, …."""
 
     async def close(self) -> None: ...
 
@@ -170,7 +170,7 @@ ORDER = (ARRIVED, SERVED, LOADED, CHANGED_TIER, DECIDED, *ROLL_UP, *FORGET_DETAI
 
 
 def in_groups(entries: Sequence[HistoryEntry]) -> Iterator[tuple[str, list[tuple[object, ...]]]]:
-    """By statement, and who has arrived before it was served."""
+    """Group entries by statement, so that arrivals are written before ends."""
     found: dict[str, list[tuple[object, ...]]] = {statement: [] for statement in ORDER}
     for entry in entries:
         found[entry.statement].append(entry.values)

@@ -1,7 +1,7 @@
-"""A history in a SQLite file of its own, through aiosqlite: the work is in another thread.
+"""A history in a SQLite file of its own, through aiosqlite, which works in another thread.
 
-The file has a rollback journal, no WAL: whatever reads SQLite can read it, and a copy of it is
-whole. There is one writer, the origin; whoever else opens it here only reads.
+The file has a rollback journal and no WAL: any tool for SQLite can read it, and a copy is complete.
+The origin is its only writer; other processes only read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tailrace.origin.pool.history.schema import HistoryEntry
 
 APPLICATION_ID = 0x54_52_48_31  # "TRH1"
 BUSY_S = 5.0
-"""For how long who writes waits for who reads, and the other way round."""
+"""Timeout in seconds for which writers and readers wait for each other."""
 MAGIC = b"SQLite format 3\0"
 WRITING = ("journal_mode = TRUNCATE", "synchronous = NORMAL")
 READING = ("query_only = ON",)
@@ -33,7 +33,7 @@ log = structlog.get_logger("history")
 
 
 class SqliteHistory:
-    """An open file. Make it with `open` or `read`."""
+    """An open history file. Make it with `open` or `read`."""
 
     def __init__(self, path: Path, connection: aiosqlite.Connection) -> None:
         self.name = str(path)
@@ -41,9 +41,10 @@ class SqliteHistory:
 
     @classmethod
     async def open(cls, path: Path, now_ms: int) -> Self:
-        """To write it; made where there is none. One that is damaged is set aside for a new one.
+        """Open a history for writing; create it if there is none, and set a damaged one aside.
 
-        `ConfigError` for one of a newer version, or that is no history: it is left alone.
+        Raises ConfigError for a file of a newer version, or one that is no history; it is not
+        touched.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -59,7 +60,7 @@ class SqliteHistory:
 
     @classmethod
     async def read(cls, path: Path) -> Self:
-        """To read it, beside an origin that writes it, or without one."""
+        """Open a history for reading, while an origin writes it or without one."""
         if not path.is_file():
             raise ConfigError(
                 f"there is no history at {path}",
@@ -69,7 +70,7 @@ class SqliteHistory:
 
     @classmethod
     async def _opened(cls, path: Path, *, writes: bool) -> Self:
-        # Not mode=ro: that could not undo the half transaction that a killed origin has left.
+        # Not mode=ro, which could not roll back the transaction of a killed origin.
         uri = f"file:{quote(str(path.absolute()))}?mode={'rwc' if writes else 'rw'}"
         connecting = aiosqlite.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None)
         try:
@@ -92,7 +93,7 @@ class SqliteHistory:
         return history
 
     async def _check(self, path: Path, *, new: bool) -> int:
-        """Return its version, 0 of a new file; raises for what cannot be used."""
+        """Return the version, 0 for a new file; raises if the file cannot be used."""
         version, application, tables = await self._one(
             "SELECT user_version, application_id, (SELECT count(*) FROM sqlite_schema)"
             " FROM pragma_user_version, pragma_application_id"
@@ -116,7 +117,7 @@ class SqliteHistory:
             return await cursor.fetchone()
 
     async def write(self, entries: Sequence[HistoryEntry], *, alone: bool = False) -> None:
-        """Always alone, as a file has one writer."""
+        """Write entries; a file has one writer, so it is always alone."""
         async with self._doing():
             await self._connection.execute("BEGIN IMMEDIATE")
             try:
@@ -133,12 +134,12 @@ class SqliteHistory:
             return [tuple(row) for row in await cursor.fetchall()]
 
     async def close(self) -> None:
-        with suppress(sqlite3.Error, ValueError):  # aiosqlite raises ValueError when it is closed
+        with suppress(sqlite3.Error, ValueError):  # aiosqlite raises ValueError if it is closed
             await self._connection.close()
 
     @asynccontextmanager
     async def _doing(self) -> AsyncIterator[None]:
-        """Raise SQLite's errors as errors of ours, and those of a value as `ValueError`."""
+        """Convert SQLite's errors to ours, and errors of values to ValueError."""
         try:
             yield
         except sqlite3.DataError as error:
@@ -151,20 +152,20 @@ class SqliteHistory:
 
 
 def is_sqlite(path: Path) -> bool:
-    """Return True if a file begins as those of SQLite do."""
+    """Return True if a file begins like a SQLite file."""
     with suppress(OSError), path.open("rb") as file:
         return file.read(len(MAGIC)) == MAGIC
     return False
 
 
 def _own(statement: str) -> str:
-    """Return a statement with the parameters $1, $2, … as named ones.
+    """Return a statement with named parameters instead of $1, $2, ….
 
-    From Python 3.12 on `sqlite3` deprecates numbered parameters that are given in a sequence.
+    From Python 3.12 on `sqlite3` deprecates numbered parameters with a sequence of values.
     """
     return re.sub(r"\$(\d+)", r":p\1", statement)
 
 
 def _named(values: Sequence[Any]) -> dict[str, Any]:
-    """Return the values of $1, $2, … by the names that they have in a statement of ours."""
+    """Return the values of $1, $2, … under the names they have in such a statement."""
     return {f"p{number}": value for number, value in enumerate(values, 1)}

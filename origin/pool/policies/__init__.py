@@ -1,5 +1,5 @@
-"""Which model stays on the device while nobody asks for it: policies, the optimum, a simulator.
+"""Keep-alive policies for idle models, the clairvoyant optimum, and a simulator.
 
-Nothing here reads a clock, a socket or a file but what reads traces, so that the policies that a
-simulation compares are the objects that a pool would ask.
+Nothing here reads a clock, a socket or a file, except the readers of traces, so that the policies
+that a simulation compares are the objects that a pool uses.
 """

@@ -1,6 +1,7 @@
 """The default policy of the warm pool: the TTL that was cheapest for similar gaps.
 
-It needs no numpy: every origin of several models uses it, also one that has only upstream servers.
+It needs no numpy, since every origin of several models uses it, also origins with upstream servers
+only.
 """
 
 from __future__ import annotations
@@ -79,10 +80,11 @@ class _Learned:
 class AdaptiveTtl:
     """Break-even at first, then the TTL that would have been cheapest for similar gaps.
 
-    What each TTL would have cost is known for every gap, whatever was decided, so nothing has to be
-    explored. Sums are kept of all models, of each model, and of a model's gaps in two contexts:
-    those that began in this hour of the day, and those behind gaps as long as the last ones. A sum
-    of few gaps leans on the one above it. The context that has been cheapest so far is believed.
+    The cost of each TTL is known for every gap, whatever was decided, so no exploration is needed.
+    Sums are kept for all models together, for each model, and for a model's gaps in two contexts:
+    gaps that began in this hour of the day, and gaps that follow gaps as long as the last ones. A
+    sum of few gaps falls back on the sum above it. The context that has been cheapest so far
+    decides.
     """
 
     name = "adaptive-ttl"

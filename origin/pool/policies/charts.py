@@ -1,4 +1,4 @@
-"""Pictures of the frontier; matplotlib comes with the extra `plots`."""
+"""Charts of the cost frontier; matplotlib comes with the extra `plots`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tailrace.origin.pool.policies.trace import IdleGaps
 def draw_frontier(
     path: Path, gaps: IdleGaps, sweep: TtlSweep, optimum_gpu_s: float, here_s: float | None
 ) -> None:
-    """Cold starts against idling, cost over the optimum against the TTL, and the gaps."""
+    """Draw cold starts against idling, cost over the optimum against the TTL, and the gaps."""
     figure = Figure(figsize=(8, 10), layout="constrained")
     pareto, ratio, lengths = figure.subplots(3, 1)
     pareto.plot(sweep.wasted_gpu_s, sweep.cold_starts, marker=".", label="one TTL for all")
     ordered = np.sort(gaps.length_s)
-    # The clairvoyant bridges the shortest gaps first, and wastes nothing on the others.
+    # The clairvoyant policy bridges the shortest gaps first, and wastes nothing on the others.
     left = np.arange(len(ordered), -1, -1)
     idling = np.concatenate([[0.0], np.cumsum(ordered)])
     pareto.plot(idling, left, color="grey", linestyle="--", label="clairvoyant")
@@ -45,7 +45,7 @@ def draw_frontier(
 
 
 def draw_residency(path: Path, lanes: Sequence[tuple[str, str, float, float]]) -> None:
-    """Of each lane, what it is called, the tier, and from when until when, in seconds."""
+    """Draw lanes, each with a label and (tier, from, until) in seconds."""
     names = sorted({name for name, *_ in lanes})
     figure = Figure(figsize=(8, 1.2 + 0.45 * len(names)), layout="constrained")
     panel = figure.subplots()
@@ -73,7 +73,7 @@ TIER_COLORS = {
 
 
 def _save(figure: Figure, path: Path) -> None:
-    """The same figures give the same picture."""
+    """Save the chart; the same figures give the same file."""
     mpl.rcParams["svg.hashsalt"] = "tailrace"
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 

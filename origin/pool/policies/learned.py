@@ -12,28 +12,29 @@ from tailrace.origin.pool.policies.policies import KeepDecision, WarmPrices
 from tailrace.origin.pool.policies.trace import Indices, Seconds, cost_of_gaps
 
 RECENT_GAPS = 128
-"""Gaps of a model that plans are tried on."""
+"""Number of a model's recent gaps on which plans are evaluated."""
 LEARNED_FROM = 8
-"""Gaps before a plan is trusted; it is made again at each doubling, and then each `FIT_EVERY`."""
+"""Number of gaps before a plan is used; it is refitted at each doubling, later each `FIT_EVERY`
+gaps."""
 FIT_EVERY = 16
 SPREAD_MARGIN = 0.25
-"""Of the distance between their quartiles: so much earlier a prewarm begins, and later it ends."""
+"""Margin of a prewarm at both ends, as a share of the distance between the gaps' quartiles."""
 LOW_QUANTILES, HIGH_QUANTILES = (0.0, 0.05, 0.25, 0.5), (0.75, 0.9, 0.99, 1.0)
 
 PREWARM_MARGIN = 0.9
 KEEP_MARGIN = 1.1
 OUT_OF_BOUNDS = 0.5
-"""From this share of gaps beyond the bins on, the histogram says nothing."""
+"""Share of gaps beyond the bins from which the histogram is not used."""
 REPRESENTATIVE_CV = 2.0
-"""Below this coefficient of variation of the bins' counts it says too little."""
+"""Coefficient of variation of the bins' counts below which the histogram is not used."""
 FORECAST_PREWARM, FORECAST_KEEP = 0.85, 0.30
 FORECAST_WEIGHT = 0.3
-"""Of the newest gap in the forecast."""
+"""Weight of the newest gap in the forecast."""
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """Since a gap began: load at `begin_s`, keep to `until_s`; what that costs in the mean."""
+    """A plan for a gap: load at `begin_s`, keep until `until_s`; and its mean cost."""
 
     begin_s: float
     until_s: float
@@ -42,7 +43,7 @@ class _Plan:
 
 @dataclass(slots=True)
 class _Recent:
-    """`paid` is what keeping without a prewarm has cost for each of `gaps`."""
+    """Recent gaps; `paid` is the cost of keeping without a prewarm for each of `gaps`."""
 
     gaps: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_GAPS))
     paid: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_GAPS))
@@ -52,8 +53,10 @@ class _Recent:
 
 
 class PredictivePrewarm:
-    """As AdaptiveTtl, or unload at once and load again between two quantiles of the recent gaps,
-    where that would have been cheaper for these."""
+    """AdaptiveTtl, or unloading at once and loading again between two quantiles of recent gaps.
+
+    The second is used if it would have been cheaper for these gaps.
+    """
 
     name = "predictive-prewarm"
 
@@ -87,7 +90,7 @@ class PredictivePrewarm:
         self._keeping.observe(model, gap_s)
         recent = self._models.setdefault(model, _Recent())
         if recent.keep_s is None:
-            return  # nobody asked what to do about it
+            return  # no decision was requested for this gap
         cold = self.prices.cold_cost_gpu_s
         recent.gaps.append(gap_s)
         recent.paid.append(gap_s if gap_s <= recent.keep_s else recent.keep_s + cold)
@@ -115,7 +118,7 @@ class HybridHistogram:
 
     The policy of "Serverless in the Wild" (Shahrad et al., ATC 2020). For gaps beyond the bins the
     paper fits an ARIMA model; here an exponentially weighted mean of those gaps forecasts the next
-    one. The paper's bins are 240 of one minute.
+    one. The paper has 240 bins of one minute.
     """
 
     def __init__(self, bins: int = 240, width_s: float = 60.0) -> None:
@@ -138,7 +141,7 @@ class HybridHistogram:
             low, reason = FORECAST_PREWARM * forecast, "forecast"
             high = low + FORECAST_KEEP * forecast
         else:
-            # Deviation over mean of the counts of the bins, by their sum and that of their squares.
+            # Standard deviation over mean of the bins' counts, from their sum and sum of squares.
             spread = max(squares * self._bins / inside**2 - 1, 0.0) ** 0.5 if inside else 0.0
             features["cv"] = spread
             if counts is None or spread < REPRESENTATIVE_CV:
@@ -148,7 +151,7 @@ class HybridHistogram:
             low = int(np.searchsorted(heap, 0.05 * inside)) * self._width_s * PREWARM_MARGIN
             high = (int(np.searchsorted(heap, 0.99 * inside)) + 1) * self._width_s * KEEP_MARGIN
         until_s = idle_since_s + high
-        if low <= 0:  # the next request may come at once: it is not unloaded at all
+        if low <= 0:  # the next request may come at once, so the model is not unloaded
             return KeepDecision(until_s, reason, features)
         return KeepDecision(idle_since_s, reason, features, idle_since_s + low, until_s)
 

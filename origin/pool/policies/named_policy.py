@@ -1,4 +1,4 @@
-"""Every policy of the warm pool by the name that settings and commands give it."""
+"""Policies of the warm pool by the names that settings and commands use."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ POLICY_NAMES = ("ttl-SECONDS", *_KNOWN)
 def named_policy(name: str, prices: WarmPrices, field: str = "policy") -> KeepAlivePolicy:
     """Return a new policy by its name.
 
-    Raises `CallerError`, with `field` as the place that the name came from.
+    Raises CallerError, whose `field` says where the name came from.
     """
     kind, _, seconds = name.partition("-")
     if kind == "ttl":
@@ -58,7 +58,7 @@ def named_policy(name: str, prices: WarmPrices, field: str = "policy") -> KeepAl
         except ValueError:
             hint = "ttl-300 keeps for 300 s"
             raise CallerError(f"{name!r} names no time", field=field, hint=hint) from None
-        if not 0 <= ttl_s <= MAX_TTL_S:  # which is true of nan, too
+        if not 0 <= ttl_s <= MAX_TTL_S:  # also True for nan
             hint = "greedy-dual keeps a model until another one needs its room"
             bounds = f"from ttl-0 to ttl-{MAX_TTL_S} (10 years)"
             raise CallerError(f"{name!r} is not a TTL {bounds}", field=field, hint=hint)

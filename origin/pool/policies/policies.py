@@ -1,8 +1,8 @@
-"""Policies of the warm pool: asked when a model falls idle, told when its next request came.
+"""Policies of the warm pool: consulted when a model becomes idle, told the length of each gap.
 
-A policy answers how long to keep the model and whether to load it again ahead of time, with what
-it knew and why, so that each answer can be logged. Times are seconds on the caller's clock. What
-a decision costs is GPU-seconds of idling, and cold starts at a price in GPU-seconds.
+A policy decides how long to keep the model and whether to load it again ahead of time, with its
+data and its reason, so that each decision can be logged. Times are seconds on the caller's clock. A
+decision costs GPU-seconds of idling, and cold starts at a price in GPU-seconds.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Protocol
 from tailrace.ledger.errors import CallerError
 
 COLD_COST_GPU_S = 60.0
-"""What one cold start is worth unless an operator says otherwise."""
+"""Default price of a cold start, in GPU-seconds."""
 LOAD_S = 10.0
-"""How long a cold start makes a request wait."""
+"""Default duration of a cold start in seconds."""
 
 
 @dataclass(frozen=True)
 class WarmPrices:
-    """`cold_cost_gpu_s`: a cold start is worth so much idling; `load_s`: it takes so long."""
+    """Prices: `cold_cost_gpu_s` GPU-seconds for a cold start, which takes `load_s`."""
 
     cold_cost_gpu_s: float = COLD_COST_GPU_S
     load_s: float = LOAD_S
@@ -35,7 +35,7 @@ class WarmPrices:
 
 @dataclass(frozen=True)
 class KeepDecision:
-    """Keep until `keep_until_s`; load again at `prewarm_at_s`, and keep it to `prewarm_until_s`."""
+    """Keep until `keep_until_s`; load again at `prewarm_at_s`, and keep until `prewarm_until_s`."""
 
     keep_until_s: float
     reason: str
@@ -45,20 +45,20 @@ class KeepDecision:
 
 
 class KeepAlivePolicy(Protocol):
-    """What a pool, or a simulation of one, asks."""
+    """Interface of the policies for a pool or its simulation."""
 
     @property
     def name(self) -> str: ...
 
     def decide(self, model: str, idle_since_s: float) -> KeepDecision:
-        """Return the model has just fallen idle."""
+        """Decide about a model that has just become idle."""
 
     def observe(self, model: str, gap_s: float) -> None:
-        """Its next request came after so long."""
+        """Learn that the model's next request came after this gap."""
 
 
 class FixedTtl:
-    """Every model is kept for the same time."""
+    """Keeps every model for the same time."""
 
     def __init__(self, ttl_s: float) -> None:
         if not ttl_s >= 0:
@@ -74,11 +74,11 @@ class FixedTtl:
         return KeepDecision(until, f"kept for {self.ttl_s:g} s, as all are")
 
     def observe(self, model: str, gap_s: float) -> None:
-        """Nothing is learned."""
+        """Do nothing; this policy does not learn."""
 
 
 class BreakEven(FixedTtl):
-    """Kept until idling has cost what a cold start costs: at most twice the optimum, always."""
+    """Keeps a model until idling has cost as much as a cold start: at most twice the optimum."""
 
     def __init__(self, prices: WarmPrices) -> None:
         super().__init__(prices.cold_cost_gpu_s)
@@ -94,10 +94,10 @@ class BreakEven(FixedTtl):
 
 
 class GreedyDual:
-    """Which idle model goes when room is needed: clock + frequency * cost / size, lowest first.
+    """Chooses the idle model to evict: lowest clock + frequency * cost / size.
 
-    The clock is the priority of the last one that went, so what is not asked for ages. Until room
-    is needed, a model stays.
+    The clock is the priority of the last evicted model, so models without requests age. A model
+    stays until its memory is needed.
     """
 
     name = "greedy-dual"
@@ -118,20 +118,20 @@ class GreedyDual:
         return KeepDecision(inf, "kept until its room is needed", features)
 
     def observe(self, model: str, gap_s: float) -> None:
-        """Frequency is counted where a request arrives."""
+        """Do nothing; frequency is counted at the arrival of a request."""
 
     def victims(self, idle: Collection[str], sizes: dict[str, float], needed: float) -> list[str]:
-        """Return the fewest of the lowest priorities that free `needed`, or all if that is not enough."""
+        """Return the fewest lowest priorities that free `needed`, or all if that is not enough."""
         chosen: list[str] = []
         for model in sorted(idle, key=lambda one: (self._worth(one), one)):
             if needed <= 0:
                 break
             needed -= sizes[model]
             self.clock = max(self.clock, self._worth(model))
-            self._frequency[model] = 0  # a model that was evicted starts anew, as in FaasCache
+            self._frequency[model] = 0  # an evicted model starts anew, as in FaasCache
             chosen.append(model)
         return chosen
 
     def _worth(self, model: str) -> float:
-        """Of one that was loaded ahead and never asked for: as little as can be."""
+        """Return the priority of a model that was prewarmed and never used: the lowest possible."""
         return self._priority.get(model, 0.0)

@@ -1,7 +1,7 @@
-"""A trace through policies: what each would have cost, beside the clairvoyant optimum.
+"""Replays a trace through policies, and compares their cost with the clairvoyant optimum.
 
-Without a cap on memory each gap is its own. Under one, `CappedPool` says who is resident, and who
-goes when there is no room; the optimum is exact where that can be had, else a named bound.
+Without a cap on memory each gap is independent. With a cap, `CappedPool` decides who is resident
+and who is evicted; the optimum is then exact where possible, else a named bound.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from tailrace.origin.pool.policies.trace import (
 )
 
 BOUND_STEPS = 200
-"""Of the subgradient method; each of them gives a bound, and the best one is kept."""
+"""Number of steps of the subgradient method; each gives a bound, and the best one counts."""
 
 
 @dataclass(frozen=True)
 class ClairvoyantCost:
-    """`method` says whether `cost_gpu_s` is exact, or no more than the optimum."""
+    """Cost of the optimum; `method` says if `cost_gpu_s` is exact or a lower bound."""
 
     cost_gpu_s: float
     method: Literal["exact", "lagrangian-bound"]
 
 
 def keep_alive_optimum(gaps: IdleGaps, prices: WarmPrices) -> ClairvoyantCost:
-    """Without a cap each gap is its own: idle through it, or pay for a cold start."""
+    """Compute the optimum without a cap: for each gap, idle through it or pay for a cold start."""
     cost = np.minimum(gaps.length_s, prices.cold_cost_gpu_s).sum()
     return ClairvoyantCost(float(cost), "exact")
 
@@ -47,10 +47,10 @@ def keep_alive_optimum(gaps: IdleGaps, prices: WarmPrices) -> ClairvoyantCost:
 def capped_optimum(
     gaps: IdleGaps, busy: BusyPeriods, sizes: Seconds, cap: float, prices: WarmPrices
 ) -> ClairvoyantCost:
-    """Keep-alive under a cap on memory: which gaps to bridge, as there may not be room for all.
+    """Compute the optimum with a cap on memory: which gaps to bridge, if not all fit.
 
-    Where there is not, to choose among models of unequal sizes is NP-hard; for any sizes, the
-    Lagrangian relaxation of the cap bounds from below what the best choice costs.
+    With models of unequal sizes the choice is NP-hard; for any sizes, the Lagrangian relaxation of
+    the cap is a lower bound of the best cost.
     """
     saving = prices.cold_cost_gpu_s - gaps.length_s
     worth = saving > 0
@@ -59,7 +59,7 @@ def capped_optimum(
     saving = saving[worth]
     if not len(saving):
         return ClairvoyantCost(without, "exact")
-    # Where a gap ends its model is busy: the same instant is to be the same number.
+    # A gap ends where its model becomes busy: both must be the same number.
     at = _instants(begin, length, model, busy)
     free = np.maximum(cap - at.load(at.busy_from, at.busy_to, sizes[busy.model]), 0.0)
     if np.all(at.load(at.gap_from, at.gap_to, sizes[model]) <= free):
@@ -79,7 +79,7 @@ class _Instants:
     count: int
 
     def load(self, begin: Indices, end: Indices, size: Seconds) -> Seconds:
-        """What lies on each segment."""
+        """Return the sum of sizes on each segment."""
         steps = np.bincount(begin, size, self.count) - np.bincount(end, size, self.count)
         return np.cumsum(steps)[:-1]
 
@@ -89,7 +89,7 @@ def _instants(begin: Seconds, length: Seconds, model: Indices, busy: BusyPeriods
     for one in np.unique(model):
         mine = np.sort(busy.start_s[busy.model == one])
         of = model == one
-        # The gap's own end is a sum of rounded numbers; the busy period after it is the instant.
+        # A gap's own end is a sum of rounded numbers; the start of the next busy period is exact.
         follows = np.searchsorted(mine, begin[of] + length[of] / 2)
         ends[of] = mine[follows]
     times, index = np.unique(
@@ -101,7 +101,7 @@ def _instants(begin: Seconds, length: Seconds, model: Indices, busy: BusyPeriods
 
 
 def _lagrangian(at: _Instants, saving: Seconds, gap_size: Seconds, free: Seconds) -> float:
-    """No choice of gaps saves more: room has a price in each segment, and any price bounds it."""
+    """Return an upper bound of the savings: any price of memory per segment gives one."""
     price = np.zeros(at.count - 1)
     best = float(saving.sum())
     step = float(saving.mean() / gap_size.mean())
@@ -131,9 +131,9 @@ class CappedOutcome:
 
 
 class CappedPool:
-    """One device: residents by name, their sizes, and a cap that idle ones never exceed.
+    """One device: resident models by name, their sizes, and a cap that idle ones never exceed.
 
-    A busy model, and so one that is loading, is never evicted.
+    A model that is busy, including one that is loading, is never evicted.
     """
 
     def __init__(
@@ -153,10 +153,10 @@ class CappedPool:
         self._idle: dict[str, tuple[float, float]] = {}
         self.overcommitted = 0
         self.wasted: dict[str, float] = {}
-        """Of the gap that each model is in."""
+        """The current gap of each model."""
 
     def begin(self, model: str, now: float) -> bool:
-        """Return a request came for a model that was not busy; True if it was warm."""
+        """Start a request of a model that was not busy; return True if it was warm."""
         self._expire(now)
         held = self._idle.pop(model, None)
         if held is not None:
@@ -167,7 +167,7 @@ class CappedPool:
         return held is not None
 
     def end(self, model: str, now: float) -> None:
-        """Its last request ended."""
+        """End the last request of a model."""
         self._expire(now)
         self._busy.discard(model)
         decision = self._policy.decide(model, now)
@@ -201,11 +201,14 @@ def replay_capped(
     prices: WarmPrices,
     progress: Callable[[int], None] = lambda done: None,
 ) -> CappedOutcome:
-    """Return the policy decides how long to keep, greedy-dual who goes early; nothing is prewarmed."""
+    """Replay with a cap: the policy decides how long to keep, greedy-dual who is evicted early.
+
+    Nothing is prewarmed.
+    """
     ranking = policy if isinstance(policy, GreedyDual) else GreedyDual(prices.cold_cost_gpu_s)
     pool = CappedPool(policy, ranking, sizes, cap)
     busy = busy_periods(trace)
-    # Ends sort before begins of the same instant: what has ended may go.
+    # Ends sort before starts of the same instant, since an ended model may be evicted.
     order = np.lexsort((np.repeat([1, 0], len(busy)), np.concatenate([busy.start_s, busy.end_s])))
     last_end: dict[str, float] = {}
     wasted, cold = 0.0, 0
@@ -229,10 +232,10 @@ def replay_capped(
 
 @dataclass(frozen=True)
 class PolicyOutcome:
-    """`cold_starts` counts the first one of each model, too; the cost does not.
+    """Cost of a policy; `cold_starts` includes each model's first, the cost does not.
 
-    A start that a prewarm was under way for is a cold one, of which only the rest is charged.
-    `overcommitted` counts starts for which busy models alone were too large for the cap.
+    A start during a prewarm counts as cold, but only the rest of the load is charged.
+    `overcommitted`: starts at which busy models alone exceeded the cap.
     """
 
     policy: str
@@ -251,7 +254,7 @@ class PolicyOutcome:
 
 @dataclass(frozen=True)
 class TtlSweep:
-    """One figure for each TTL."""
+    """Costs of all TTLs, one per TTL."""
 
     ttl_s: Seconds
     cold_starts: Seconds
@@ -266,7 +269,7 @@ def sweep_ttls(length_s: Seconds, ttls: Sequence[float], prices: WarmPrices) -> 
     sums = np.concatenate([[0.0], np.cumsum(ordered)])
     warm = np.searchsorted(ordered, ttl_s, side="right")
     cold = (len(ordered) - warm).astype(np.float64)
-    # An infinite TTL leaves no gap that is longer.
+    # An infinite TTL leaves no longer gap.
     wasted = sums[warm] + np.where(cold > 0, ttl_s, 0.0) * cold
     return TtlSweep(ttl_s, cold, wasted, wasted + prices.cold_cost_gpu_s * cold)
 
@@ -278,7 +281,7 @@ def replay(
     prices: WarmPrices,
     progress: Callable[[int], None] = lambda done: None,
 ) -> PolicyOutcome:
-    """Without a cap; the policy is told of each gap only after it has decided about it."""
+    """Replay without a cap; the policy learns each gap only after it has decided about it."""
     keep, prewarm, until = (np.empty(len(gaps)) for _ in range(3))
     rows = zip(gaps.model.tolist(), gaps.start_s.tolist(), gaps.length_s.tolist(), strict=True)
     for index, (model, start, length) in enumerate(rows):
@@ -312,7 +315,7 @@ def compare(
     cap: float | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> tuple[list[PolicyOutcome], str]:
-    """Return every policy, and how the optimum that they are compared with was found."""
+    """Return the outcome of every policy, and how the optimum was computed."""
     gaps = idle_gaps(trace)
     if not len(gaps):
         raise CallerError("has no idle gap, so there is nothing to decide", field="trace")

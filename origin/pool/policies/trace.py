@@ -1,9 +1,8 @@
-"""Arrivals of requests by model, and the idle gaps between them, which are all a policy decides.
+"""Traces of requests by model, and the idle gaps between them, which policies decide about.
 
-Some traces are drawn: models asked in bursts, by the hour of the day, rarely, all of it, or by a
-clock. Others are public ones, or of our own form, read from files; what is wrong is named by its
-place. Durations that a trace does not hold are estimated from its tokens, at speeds that are
-settings.
+Traces are generated (bursty, diurnal, rare, regular or a mix), or read from files in public formats
+or our own; errors name the place in the file. Durations that a trace lacks are estimated from its
+tokens, with configurable speeds.
 """
 
 from __future__ import annotations
@@ -27,21 +26,21 @@ Seconds = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 MIN_DURATION_S = 1e-3
-"""A request that took no time, as one that failed, still needed its model for an instant."""
+"""Duration of a request that took no time, such as a failed one, which still needed its model."""
 
 DAY_S = 86_400.0
 BUSY_S = 5.0
-"""Mean duration of a request."""
+"""Mean duration of a request in seconds."""
 MODELS = 8
-"""Of each kind."""
+"""Number of models of each kind."""
 VISIT_S, STEP_S, ENDS = 1800.0, 8.0, 1 / 20
-"""Of the bursty one: means between two visits and between the requests of one, and by what chance
-a request is the last one of its visit."""
+"""Bursty traces: mean seconds between visits and between the requests of a visit, and the
+probability that a request is the last of its visit."""
 
 PREFILL_TOKENS_PER_S = 5000.0
 DECODE_TOKENS_PER_S = 50.0
 MAX_STEP_S = 30 * DAY_S
-"""A pause longer than a month means that the times are not in the unit of the format."""
+"""Maximum pause, a month; a longer one means that times are in another unit."""
 MAX_REQUESTS = 20_000_000
 SERVEGEN_WINDOW_S = 600.0
 SERVEGEN_COLUMNS = ("start", "rate", "cv", "distribution", "shape", "scale")
@@ -51,7 +50,7 @@ OWN_COLUMNS = ("model", "arrival_s", "duration_s")
 
 @dataclass(frozen=True)
 class ArrivalTrace:
-    """Requests in the order of their arrival; `model` indexes `names`."""
+    """Requests in order of arrival; `model` indexes `names`."""
 
     names: tuple[str, ...]
     model: Indices
@@ -75,9 +74,9 @@ class ArrivalTrace:
 
 @dataclass(frozen=True)
 class BusyPeriods:
-    """When a model had a request under way, in the order in which that began.
+    """Periods in which a model was busy, in order of their start.
 
-    It is busy until the last of the requests that overlap has ended.
+    Overlapping requests form one period.
     """
 
     model: Indices
@@ -106,11 +105,11 @@ def busy_periods(trace: ArrivalTrace) -> BusyPeriods:
 
 @dataclass(frozen=True)
 class IdleGaps:
-    """Every time that a model was idle between two requests, in the order in which it began.
+    """Idle periods of models between two requests, in order of their start.
 
-    `requests` and `first_starts` count what no policy changes: all requests, and the first one
-    of each model, which finds it cold whatever was decided. What follows a model's last request
-    is no gap, as nobody knows how long it is.
+    `requests` and `first_starts` count what no policy can change: all requests, and the first one
+    of each model, which is always cold. The time after a model's last request is no gap, since its
+    length is unknown.
     """
 
     model: Indices
@@ -124,7 +123,7 @@ class IdleGaps:
 
 
 def idle_gaps(trace: ArrivalTrace) -> IdleGaps:
-    """Between two busy periods of a model, of which the second tells how long it was idle."""
+    """Return the gaps between a model's busy periods, whose starts tell how long the gaps were."""
     busy = busy_periods(trace)
     by_model = np.argsort(busy.model, kind="stable")
     model, end_s = busy.model[by_model], busy.end_s[by_model]
@@ -141,7 +140,7 @@ def idle_gaps(trace: ArrivalTrace) -> IdleGaps:
 
 @dataclass(frozen=True)
 class GapCosts:
-    """Of each gap: seconds of idling on the device, and the share of a cold start that was left."""
+    """Costs of each gap: seconds of idling on the device, and the share of a cold start."""
 
     wasted_gpu_s: Seconds
     cold_share: Seconds
@@ -153,10 +152,11 @@ class GapCosts:
 def cost_of_gaps(
     length_s: Seconds, keep_s: Seconds, prewarm_s: Seconds, until_s: Seconds, load_s: float
 ) -> GapCosts:
-    """Resident for `keep_s`, and again from `prewarm_s` to `until_s`, all since the gap began.
+    """Compute costs of being resident for `keep_s`, and again from `prewarm_s` to `until_s`.
 
-    A prewarm loads first: a request that meets it under way waits for, and is charged, the rest.
-    `prewarm_s` is infinite where there is none. The arrays broadcast.
+    Times count from the start of the gap. A prewarm loads first; a request during the load waits
+    for the rest and is charged for it. Without a prewarm, `prewarm_s` is infinite. The arrays
+    broadcast.
     """
     kept = np.minimum(length_s, keep_s)
     begun = np.maximum(prewarm_s, keep_s)
@@ -169,7 +169,7 @@ def cost_of_gaps(
 
 
 def bursty(rng: np.random.Generator, days: float) -> Seconds:
-    """Visits every half hour or so, of twenty requests a few seconds apart."""
+    """Generate visits every half hour or so, with about twenty requests a few seconds apart."""
     visits = _poisson(rng, days * DAY_S, 1 / VISIT_S)
     lengths = rng.geometric(ENDS, len(visits))
     steps = rng.exponential(STEP_S, int(lengths.sum()))
@@ -180,7 +180,7 @@ def bursty(rng: np.random.Generator, days: float) -> Seconds:
 
 
 def diurnal(rng: np.random.Generator, days: float) -> Seconds:
-    """One request in 15 s at noon, hardly any at night."""
+    """Generate a request in 15 s at noon, hardly any at night."""
     peak = 1 / 15
     arrivals = _poisson(rng, days * DAY_S, peak)
     share = np.clip(np.sin(np.pi * ((arrivals % DAY_S) / DAY_S)), 0.0, 1.0) ** 4
@@ -189,7 +189,7 @@ def diurnal(rng: np.random.Generator, days: float) -> Seconds:
 
 
 def rare(rng: np.random.Generator, days: float) -> Seconds:
-    """Single requests, two hours apart in the median."""
+    """Generate single requests, two hours apart in the median."""
     gaps = rng.lognormal(np.log(7200.0), 1.0, int(days * 40) + 10)
     arrivals = np.cumsum(gaps)
     drawn: Seconds = arrivals[arrivals < days * DAY_S]
@@ -197,7 +197,7 @@ def rare(rng: np.random.Generator, days: float) -> Seconds:
 
 
 def clockwork(rng: np.random.Generator, days: float) -> Seconds:
-    """Return a job at regular times, of five minutes to an hour, that begins up to 20 s late."""
+    """Generate jobs at regular times, every five minutes to an hour, up to 20 s late."""
     period = rng.uniform(300.0, 3600.0)
     at = np.arange(0.0, days * DAY_S, period)
     late: Seconds = at + rng.uniform(0.0, 20.0, len(at))
@@ -210,12 +210,12 @@ KINDS: dict[str, Callable[[np.random.Generator, float], Seconds]] = {
     "rare": rare,
 }
 REGULAR = {"clockwork": clockwork}
-"""Not in the mix, which is of people's requests."""
+"""Kinds that are not in the mix, which consists of people's requests."""
 GENERATED = (*KINDS, "mixed", *REGULAR)
 
 
 def generated(kind: str, seed: int, days: float = 7.0) -> ArrivalTrace:
-    """Return the same seed gives the same trace."""
+    """Generate a trace; the same seed gives the same trace."""
     if kind not in GENERATED:
         raise CallerError(f"no generated trace is called {kind!r}", hint=", ".join(GENERATED))
     rng = np.random.default_rng(seed)
@@ -237,7 +237,7 @@ def _poisson(rng: np.random.Generator, span_s: float, rate: float) -> Seconds:
 
 @dataclass(frozen=True)
 class TokenSpeeds:
-    """What a request takes where a trace says only how many tokens it had."""
+    """Speeds from which durations are estimated if a trace has only numbers of tokens."""
 
     prefill_per_s: float = PREFILL_TOKENS_PER_S
     decode_per_s: float = DECODE_TOKENS_PER_S
@@ -248,7 +248,7 @@ class TokenSpeeds:
 
 @dataclass(frozen=True)
 class _Row:
-    """A row and where it is; a column of it is read, or refused by its place."""
+    """A row and its place; a column is read, or refused with that place."""
 
     path: Path
     number: int
@@ -285,7 +285,7 @@ class _Row:
 
 
 Request = tuple[_Row, str, str, float, float]
-"""The row, its column of time, the model, the arrival and the duration in seconds."""
+"""A request: the row, its time column, the model, the arrival and the duration in seconds."""
 
 
 def _csv_rows(path: Path, columns: tuple[str, ...], optional: tuple[str, ...]) -> Iterator[_Row]:
@@ -318,7 +318,7 @@ def _azure(path: Path, speeds: TokenSpeeds, seed: int) -> Iterator[Request]:
     for row in _csv_rows(path, ("TIMESTAMP", "ContextTokens", "GeneratedTokens"), ()):
         text = str(row.value("TIMESTAMP"))
         try:
-            at = datetime.fromisoformat(text)  # drops the seventh digit, a hundred nanoseconds
+            at = datetime.fromisoformat(text)  # drops the seventh digit, 100 ns
         except ValueError:
             raise row.wrong("TIMESTAMP", f"{text!r} is no date and time") from None
         zero = zero or at
@@ -383,7 +383,7 @@ def _servegen(path: Path, speeds: TokenSpeeds, seed: int) -> Iterator[Request]:
                 raise row.wrong("shape" if cv else "cv", "is to be above zero")
             size = int(rate * SERVEGEN_WINDOW_S * 2) + 16
             steps = rng.weibull(shape, size) if kind == "Weibull" else rng.gamma(shape, 1, size)
-            # The rate is what the row says; of the parameters only the shape is left to it.
+            # The row states the rate, so that only the shape remains of the parameters.
             mean = float(steps.mean())
             at = np.cumsum(steps / mean / rate) if mean else np.empty(0)
             took = speeds.seconds(1000, 200)
@@ -414,7 +414,7 @@ def import_trace(
     seed: int = 0,
     progress: Callable[[int], None] = lambda done: None,
 ) -> ArrivalTrace:
-    """Return all requests of a file; times that step back, or by more than a month, are refused."""
+    """Read all requests of a file; times that go back, or forward by a month, are refused."""
     if form not in FORMATS:
         raise CallerError(f"no format is called {form!r}", hint=", ".join(FORMATS))
     names: dict[str, int] = {}
@@ -448,7 +448,7 @@ def import_trace(
 
 
 def write_trace(trace: ArrivalTrace, path: Path) -> None:
-    """As `tailrace warm simulate` reads it."""
+    """Write a trace in the format that `tailrace warm simulate` reads."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(OWN_COLUMNS)
