@@ -1,6 +1,6 @@
-"""A hook that can end a stream as `filtered`: it sees the text before anybody else does.
+"""A hook that can end a stream as `filtered`: it checks text before any reader sees it.
 
-A filter is configured as "module:factory". The factory is called once per stream and gives an
+A filter is configured as "module:factory". The factory is called once per stream and returns an
 object with `check(text, last) -> Verdict` (`Filter`).
 """
 
@@ -15,17 +15,17 @@ from tailrace.ledger.frame import FinishReason
 from tailrace.origin.plugin import load_plugin
 
 MAX_HELD_CHARS = 4096
-"""Text that a filter may hold back while it is undecided."""
+"""Maximum characters that a filter may hold back while it is undecided."""
 FIELD = "origin.filter"
 SHAPE = "write MODULE:FACTORY, where FACTORY() gives an object with check(text, last) -> Verdict"
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What may happen to the text so far.
+    """A filter's decision on the text so far.
 
-    The last `hold` characters of it stay back; what is before them goes out. With `end`, a
-    message to the reader, they never go out and the stream ends as filtered.
+    The last `hold` characters are held back; the text before them is sent. With `end`, a message to
+    the reader, they are never sent and the stream ends as filtered.
     """
 
     hold: int = 0
@@ -33,22 +33,22 @@ class Verdict:
 
 
 PASS = Verdict()
-"""All text so far may go out."""
+"""Verdict that sends all text so far."""
 
 
 class Filter(Protocol):
-    """What a factory gives, one per stream.
+    """A filter of one stream, made by the factory.
 
-    It must depend on the text alone, not on how it is cut, on time or on chance: a continued
-    stream is fed its whole text once more, and must come to the same verdicts. Every stream of
-    its worker waits while it runs. An exception ends its stream as failed.
+    It must depend on the text alone, not on its division into pieces, on time or on chance: a
+    continued stream is fed its whole text once more, and must get the same verdicts. Every stream
+    of its worker waits while it runs. An exception ends its stream as failed.
     """
 
     def check(self, text: str, last: bool) -> Verdict:
-        """Judge `text`, which follows what was checked before; nothing follows the `last`.
+        """Judge `text`, which follows the text checked before; nothing follows the `last`.
 
-        `hold` counts from the end of all text so far and reaches back to what is still held, at
-        most; after the last text nothing is held unless the verdict is to end.
+        `hold` counts from the end of all text so far, and reaches back at most to what is still
+        held; after the last text nothing is held unless the verdict is to end.
         """
 
 
@@ -58,7 +58,7 @@ FilterFactory = Callable[[], Filter]
 def load_filter(spec: str) -> FilterFactory:
     """Return the factory that "module:factory" names; the worker loads it once, when it starts.
 
-    One is made to see whether it has the shape. Raises ConfigError that says what is missing.
+    One filter is made to check its interface. Raises ConfigError that says what is missing.
     """
     factory = load_plugin(spec, FIELD, SHAPE)
     if not callable(factory):
@@ -75,21 +75,21 @@ def load_filter(spec: str) -> FilterFactory:
 
 
 class FilterGate:
-    """One stream's text on its way through its filter; without one, everything passes.
+    """Passes one stream's text through its filter; without one, everything passes.
 
-    A Transcript holds it, or a TextFilter. Once `reason` is set, nothing comes out any more.
+    A Transcript or a TextFilter holds it. Once `reason` is set, no more text passes.
     """
 
     def __init__(self, factory: FilterFactory | None) -> None:
         self.reason: FinishReason | None = None
-        """FILTERED, or FAILED where the filter itself failed."""
+        """FILTERED, or FAILED if the filter itself failed."""
         self.message: str | None = None
         self._factory = factory
         self._filter: Filter | None = None
         self._held = ""
 
     def feed(self, text: str, last: bool = False) -> str:
-        """Return the text that may go out now that `text` has come; nothing follows the `last`."""
+        """Return the text that may be sent now that `text` has come; nothing follows the `last`."""
         if self.reason is not None:
             return ""
         if self._factory is None or not (text or last):
@@ -107,7 +107,10 @@ class FilterGate:
         return held[:certain]
 
     def _check(self, text: str, last: bool) -> Verdict:
-        """Return the filter's verdict; ModelError for whatever else happens in the operator's code."""
+        """Return the filter's verdict.
+
+        Other exceptions of the operator's code become ModelError.
+        """
         assert self._factory is not None
         try:
             if self._filter is None:

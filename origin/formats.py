@@ -1,6 +1,6 @@
-"""The number formats that a model is held in, where they are not those of its checkpoint.
+"""Number formats of a model in memory, if they differ from its checkpoint's.
 
-Settings of `[origin]` choose them, they are made at load, and they are part of the fingerprint.
+Settings of `[origin]` choose them; weights are converted at load. They are part of the fingerprint.
 """
 
 from __future__ import annotations
@@ -15,20 +15,23 @@ HeadFormat = Literal["auto", "int8"]
 
 @dataclass(frozen=True, slots=True)
 class Formats:
-    """`auto` is what the checkpoint has, or what suits the device: see docs/models.md."""
+    """Formats of weights, LM head and KV cache; for `auto` see docs/models.md."""
 
     weights: WeightsFormat = "auto"
-    """Of the linears of the layers."""
+    """Format of the weights of the layers' linears."""
     kv_cache: KvFormat = "auto"
     head: HeadFormat = "auto"
 
     def __str__(self) -> str:
-        """What was chosen, such as `int8 weights, fp8 KV cache`; empty where nothing was."""
+        """Return the chosen formats, such as `int8 weights, fp8 KV cache`.
+
+        Empty if none was chosen.
+        """
         chosen = {"weights": self.weights, "KV cache": self.kv_cache, "head": self.head}
         return ", ".join(f"{how} {what}" for what, how in chosen.items() if how != "auto")
 
     def on(self, device: str) -> str:
-        """What a model of these says it runs on."""
+        """Return a device's name together with the formats."""
         return f"{device}, {self}" if str(self) else device
 
 

@@ -1,7 +1,7 @@
-"""What an origin counts, as Prometheus metrics; off unless `[origin] metrics` says where.
+"""Prometheus metrics of an origin; off unless `[origin] metrics` gives an address.
 
-The nouns are vLLM's and OpenTelemetry's for generative models, so that dashboards are soon
-moved over. Label values are few and fixed: priority classes, finish reasons, slot numbers.
+Names follow vLLM's and OpenTelemetry's for generative models, so that dashboards are easily
+adapted. Label values are few and fixed: priority classes, finish reasons, slot numbers.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ _COUNTERS = {
 
 
 class Metrics:
-    """One origin's counts, and its `traces`, if it keeps any; `clock` is monotonic, in seconds."""
+    """Metrics of one origin, and its `traces`, if it keeps any.
+
+    `clock` is monotonic, in seconds.
+    """
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, traces: Traces | None = None
@@ -66,7 +69,7 @@ class Metrics:
         self.traces = traces
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self._last: dict[int, Load] = {}  # of each slot's worker
+        self._last: dict[int, Load] = {}  # last load by slot
         by_class = ("worker", "priority")
         self._running = self._gauge(
             "num_requests_running", "Streams that the worker decodes", by_class
@@ -145,7 +148,7 @@ class Metrics:
     # ---- what happens ----
 
     def worker_load(self, slot: int, load: Load) -> None:
-        """A worker says how busy it is; its counts begin anew with each of its lives."""
+        """Record how busy a worker is; its counters start at 0 with each new process."""
         worker, last = str(slot), self._last.get(slot)
         for gauge, counts in ((self._running, load.running), (self._waiting, load.waiting)):
             for priority, count in zip(CLASSES, counts, strict=False):
@@ -159,12 +162,12 @@ class Metrics:
         self._last[slot] = load
 
     def worker_lost(self, slot: int, death: Death = Death.EXITED) -> None:
-        """Its counts stay; what it was busy with is gone."""
+        """Keep a lost worker's counters, and zero its load."""
         self._deaths.labels(death.value).inc()
         self.worker_left(slot)
 
     def worker_left(self, slot: int) -> None:
-        """It ended as it was asked to."""
+        """Keep the counters of a worker that ended on request, and zero its load."""
         worker = str(slot)
         if self._last.pop(slot, None) is None:
             return
@@ -184,7 +187,7 @@ class Metrics:
         circuit: Callable[[], float],
         streams: Callable[[], float],
     ) -> None:
-        """One of several models, whose state is asked for when it is read."""
+        """Export the state of one of several models, which is read at each scrape."""
         self._tiers.labels(name).set_function(tier)
         self._circuits.labels(name).set_function(circuit)
         self._wanted.labels(name).set_function(streams)
@@ -192,11 +195,11 @@ class Metrics:
             counter.labels(name)
 
     def load_of(self, slot: int) -> Load | None:
-        """Return the last word of its worker, if it has one."""
+        """Return the last reported load of the slot's worker, if it has one."""
         return self._last.get(slot)
 
     def histograms(self) -> list[dict[str, object]]:
-        """Return every histogram: of each series what fell into each bucket, `bounds` being their ends."""
+        """Return every histogram by series: counts per bucket, with the buckets' upper `bounds`."""
         families = [one for one in self.registry.collect() if one.type == "histogram"]
         return [_histogram(family) for family in families]
 
@@ -204,20 +207,23 @@ class Metrics:
         self._ended.labels(reason.word).inc()
 
     def ended_with(self, end: bytes) -> FinishReason:
-        """Return a stream ended with this frame, a StreamEnd; gives why."""
+        """Record a stream's end and return its reason; `frame` is its StreamEnd."""
         _, frame = decode(end)
         assert isinstance(frame, StreamEnd), frame
         self.ended(frame.finish_reason)
         return frame.finish_reason
 
     def appended(self, seconds: float, size: int) -> None:
-        """What a step has made is durable."""
+        """Record that a step's frames are durable."""
         if size:
             self._append_s.observe("", seconds)
             self._append_bytes.observe("", size)
 
     def replayed(self, frames: int, demoted: bool) -> None:
-        """A reader got so many from storage; `demoted`: the one before came from memory."""
+        """Record frames that a reader got from storage.
+
+        `demoted`: its last ones came from memory.
+        """
         self._replayed.inc(frames)
         if demoted:
             self._demotions.inc()
@@ -228,7 +234,7 @@ class Metrics:
         self._ttft.observe(priority, seconds, trace_id=given.trace_id if given and kept else None)
 
     def release(self, priority: str, seconds: float, frames: int = 1) -> None:
-        """So many frames were released so long after those before them."""
+        """Record that frames were released, and the time since the release before."""
         self._between.observe(priority, seconds, frames)
 
     # ---- instruments ----

@@ -60,25 +60,28 @@ from tailrace.origin.subscriptions.webhook import Webhooks
 
 LATEST = "latest"
 KEPT_MS = 86_400_000
-"""How long after its latest stream has begun a chat is known. What is over is not gone back to."""
+"""Time in ms for which a chat is known after its latest stream began."""
 
 FIELD = "origin.objects"
 SHAPE = "write MODULE:CLASS, where CLASS is a tailrace.ledger.objects.object.DurableObject"
 KEPT = "deployment"
-"""The name of the value."""
+"""Name of the stored value."""
 CRON_LIMIT_S = 900.0
-"""What a cron does takes no longer."""
+"""Maximum seconds that a cron's handler may take."""
 ERASE_RETRY_MS = 60_000
 NAMES_AT_ONCE = 1000
 Classes = Mapping[str, type[DurableObject]]
 log = structlog.get_logger("objects")
 HERE = frozenset((UPDATE,))
-"""What this process has to tell lies in its memory: the subscription comes here for it."""
+"""Internal methods whose data is in this process's memory, so that the subscription is moved here.
+"""
 
 
 class ChatObject(DurableObject):
+    """A chat: remembers the latest stream of a conversation whose id a client has chosen."""
+
     async def fetch(self, request: ObjectRequest) -> ObjectResponse:
-        """PUT: the body is the id of the stream that is the latest from now on."""
+        """Set the latest stream; the body of the PUT is its id."""
         if request.method != "PUT":
             raise CallerError("not a method of a chat", code="method_not_allowed", status=405)
         if len(request.body) != STREAM_ID_BYTES:
@@ -93,7 +96,7 @@ class ChatObject(DurableObject):
 
 
 async def latest_of(context: ReadContext, _request: ObjectRequest) -> ObjectResponse:
-    """GET: the id of the latest stream; NotFound where none is known."""
+    """Return the id of the latest stream. Raises NotFound if none is known."""
     found = await context.ledger.objects.get(context.key, (LATEST,))
     if LATEST not in found:
         raise NotFound("no such chat", hint="it never was, or its latest stream is long over")
@@ -104,7 +107,10 @@ CHATS = ReadableClass(make=ChatObject, read=latest_of, reads=frozenset(("GET",))
 
 
 def load_classes(specs: tuple[str, ...]) -> dict[str, type[DurableObject]]:
-    """By their names. Raises ConfigError that says what is missing."""
+    """Return the operator's classes by their names.
+
+    Raises ConfigError that says what is missing.
+    """
     found: dict[str, type[DurableObject]] = {}
     for spec in specs:
         made, (module, _, name) = load_plugin(spec, FIELD, SHAPE), spec.partition(":")
@@ -118,18 +124,18 @@ def load_classes(specs: tuple[str, ...]) -> dict[str, type[DurableObject]]:
 
 
 class Deployed(BaseModel):
-    """What a deployment object keeps. `kinds` is what each class is called in the ledger."""
+    """State of a deployment object. `kinds` maps classes to their names in the ledger."""
 
     tags: list[str] = []
     kinds: dict[str, str] = {}
     erasing: list[str] = []
-    """Namespaces of classes that were deleted, and are not yet empty."""
+    """Namespaces of deleted classes that are not empty yet."""
     bound: list[str] = []
     due_ms: dict[str, int] = {}
-    """When each cron comes next."""
+    """When each cron is next due."""
 
     def migrated(self, wanted: Deployment, own: Classes, now_ms: int) -> Deployed:
-        """As it is with every step of `wanted`. Raises Conflict, which names the step."""
+        """Apply every migration step of `wanted`. Raises Conflict, which names the step."""
         after = self.model_copy(deep=True)
         told = {step.tag for step in wanted.migrations}
         if gone := [tag for tag in self.tags if tag not in told]:
@@ -180,7 +186,7 @@ class Deployed(BaseModel):
         self.tags.append(step.tag)
 
     def rings_at_ms(self, now_ms: int) -> int | None:
-        """When there is something to do; None: never."""
+        """When there is work next; None if never."""
         return min((*self.due_ms.values(), *([now_ms] if self.erasing else [])), default=None)
 
 
@@ -196,17 +202,19 @@ def _require(names: Iterable[str], own: Classes, where: str) -> None:
 
 
 def _scheduled(names: list[str], own: Classes) -> list[str]:
-    """Those that take crons."""
+    """Return the classes that have crons."""
     return [name for name in names if own[name].scheduled is not DurableObject.scheduled]
 
 
 class DeploymentObject(DurableObject):
+    """What a wrangler file deploys: its classes, their migrations, and crons."""
+
     def __init__(self, context: ObjectContext, own: Classes) -> None:
         super().__init__(context)
         self._own = own
 
     async def fetch(self, request: ObjectRequest) -> ObjectResponse:
-        """PUT: this is deployed from now on. Answers with what is kept."""
+        """Deploy the body of the PUT, and return the stored state."""
         wanted = Deployment.parse(request.body)
         before = await self._kept()
         now_ms = self.context.now_ms()
@@ -224,7 +232,7 @@ class DeploymentObject(DurableObject):
             if at_ms <= now_ms:
                 await self._run(cron, at_ms, kept)
         left = [kind for kind in kept.erasing if not await self._erased(kind)]
-        kept = await self._kept()  # it may have been deployed anew meanwhile
+        kept = await self._kept()  # it may have been deployed again meanwhile
         for cron, at_ms in list(kept.due_ms.items()):
             if at_ms <= now_ms:
                 next_ms = next_after(cron, self.context.now_ms())
@@ -234,20 +242,20 @@ class DeploymentObject(DurableObject):
         self._keep(kept, ERASE_RETRY_MS)
 
     async def _run(self, cron: str, at_ms: int, kept: Deployed) -> None:
-        """In every class that takes crons, in the object that has its name. Tells of failures."""
+        """Run a cron in every class that takes crons, in the object of its name; log failures."""
         request = ObjectRequest(SCHEDULED, "https://cron/", ((AT_MS, str(at_ms)),))
         script = self.context.key.name
         for name in _scheduled([one for one in kept.bound if one in self._own], self._own):
             try:
                 async with asyncio.timeout(CRON_LIMIT_S):
                     await self.context.call(ObjectKey(kept.kinds[name], cron), request)
-            except Exception as error:  # it is the operator's code; other crons go on
+            except Exception as error:  # the operator's code may raise anything; other crons go on
                 log.exception("cron failed", script=script, cron=cron, object=name, exc_info=error)
             else:
                 log.info("cron", script=script, cron=cron, object=name, at_ms=at_ms)
 
     async def _erased(self, kind: str) -> bool:
-        """Return True if nothing of these objects is left."""
+        """Return True if no data of these objects is left."""
         request = ObjectRequest(ERASE, "https://erase/")
         try:
             while names := await self.context.ledger.objects.names(kind, limit=NAMES_AT_ONCE):
@@ -272,7 +280,7 @@ class DeploymentObject(DurableObject):
 
 
 class OriginObjects:
-    """The object runtime with what its classes need. `run` it, and `close` it before the ledger."""
+    """The object runtime with its classes. `run` it, and `close` it before the ledger."""
 
     def __init__(
         self,
@@ -284,7 +292,10 @@ class OriginObjects:
         way: Way = PLAIN,
         own: Classes | None = None,
     ) -> None:
-        """`way` is how other origins of the ledger are reached, `own` the operator's classes."""
+        """Create the runtime.
+
+        `way` is the transport to other origins, `own` the operator's classes.
+        """
         self._on = config.subscriptions
         self._own = own or {}
         self._scripts: dict[str, Deployed] = {}
@@ -300,14 +311,14 @@ class OriginObjects:
             "stream": stream_class(settings),
             CHAT: CHATS,
             DEPLOYMENT: partial(DeploymentObject, own=self._own),
-            # Switched off they do nothing, also when an alarm rings that they had set before.
+            # When subscriptions are off they do nothing, not even when an earlier alarm rings.
             SUBSCRIPTION: DurableObject,
             INDEX_KEY.kind: DurableObject,
         }
         if self._on:
             self._classes[SUBSCRIPTION] = subscription_class(self._updates, self._webhooks)
             self._classes[INDEX_KEY.kind] = index_class(self._updates)
-        # A wake waits for a webhook as long as that takes.
+        # Delivering a wake takes as long as its webhook does.
         limits = ObjectLimits(alarms_at_once={SUBSCRIPTION: MAX_SUBSCRIPTIONS} if self._on else {})
         self._peers = Peers(ledger.objects.seize, HERE, way)
         self.runtime = ObjectRuntime(
@@ -329,7 +340,7 @@ class OriginObjects:
         return await self.runtime.fetch_here(key, request)
 
     async def deploy(self, script: str, request: ObjectRequest) -> ObjectResponse:
-        """Have a wrangler file's classes and crons. Raises Conflict where that cannot be."""
+        """Deploy a wrangler file's classes and crons. Raises Conflict if that is impossible."""
         response = await self.runtime.fetch(ObjectKey(DEPLOYMENT, script), request)
         assert isinstance(response.body, bytes)
         self._adopt(script, response.body)
@@ -346,7 +357,7 @@ class OriginObjects:
         return deployed.kinds[name]
 
     async def load(self) -> None:
-        """What the ledger says is deployed."""
+        """Load what is deployed, from the ledger."""
         store = self.runtime.ledger.objects
         for script in await store.names(DEPLOYMENT):
             found = await store.get(ObjectKey(DEPLOYMENT, script), (KEPT,))
@@ -354,7 +365,7 @@ class OriginObjects:
                 self._adopt(script, found[KEPT])
 
     def _adopt(self, script: str, raw: bytes) -> None:
-        """Objects of namespaces whose class is another one from now on are made anew."""
+        """Recreate loaded objects of namespaces that have another class from now on."""
         self._scripts[script] = deployed = Deployed.model_validate_json(raw)
         wanted: dict[str, ObjectFactory] = {
             kind: self._own[name] for name, kind in deployed.kinds.items() if name in self._own
@@ -365,7 +376,7 @@ class OriginObjects:
                 self.runtime.reset(kind)
 
     async def run(self) -> None:
-        """Alarms, eviction and updates, until cancelled."""
+        """Run alarms, eviction and updates, until cancelled."""
         await self.load()
         async with asyncio.TaskGroup() as parts:
             parts.create_task(self.runtime.run())

@@ -1,4 +1,4 @@
-"""What the operator has written, and names as MODULE:NAME: producers, filters, objects."""
+"""Loads the operator's Python code, named as MODULE:NAME: producers, filters, objects."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tailrace.ledger.errors import ConfigError
 
 
 def load_plugin(spec: str, field: str, shape: str) -> Any:
-    """What `spec` names; None where its module has no such thing.
+    """Return what `spec` names; None if its module has no such attribute.
 
-    The module is installed, or lies in the folder that the origin was started in, which comes last,
-    so that nothing in it takes the place of what we or others import. Raises ConfigError, with
-    `field`, that says what is missing; `shape` is its hint.
+    The module is installed, or is in the folder in which the origin was started. That folder is
+    searched last, so that nothing in it replaces our imports. Raises ConfigError for `field` that
+    says what is missing; `shape` is its hint.
     """
     module_name, colon, name = spec.partition(":")
     if not (module_name and colon and name):

@@ -37,15 +37,17 @@ from tailrace.origin.tool_calls import CallPiece
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A stream to produce, or the rest of one: `delivered` is its text so far, which has
-    `next_index` frames. Both are empty at first, and always where the producer repeats itself.
+    """A stream to produce, or the rest of one.
+
+    `delivered` is its text so far, which has `next_index` frames. Both are empty at first, and
+    always for a producer that repeats itself.
     """
 
     recipe: Recipe
     delivered: str = ""
     next_index: int = 0
     calls: int = 0
-    """Of tools, among what was delivered."""
+    """Number of tool calls in what was delivered."""
 
 
 # ---- what it gives ----
@@ -53,7 +55,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Text that follows the text before it, and the scores of its tokens where they are known."""
+    """Text that follows earlier text, with its tokens' scores if they are known."""
 
     text: str
     scores: tuple[TokenScores, ...] = ()
@@ -61,14 +63,14 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """What a model thinks apart from its text; not shown where a filter judges what is."""
+    """Reasoning of a model, apart from its text; not shown if the stream has a filter."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """Text in the place of all since the last `final` one (or Text); until then it may change."""
+    """Text that replaces everything since the last `final` revision (or Text)."""
 
     text: str
     final: bool = False
@@ -83,10 +85,9 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """An embedding: finite numbers, kept as fp32.
+    """An embedding: finite numbers, stored as fp32.
 
-    One that is too large for a frame goes out as a Data message: its numbers as little-endian
-    fp32, one after the other.
+    One that is too large for a frame is sent as a Data message of little-endian fp32 numbers.
     """
 
     values: tuple[float, ...]
@@ -94,7 +95,7 @@ class Vector:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A class and how sure of it the classifier is, 0 to 1."""
+    """A class and the classifier's confidence, 0 to 1."""
 
     name: str
     confidence: float
@@ -102,7 +103,7 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """Something that readers should know of the stream; `code` is a word such as `inexact`."""
+    """A message about the stream for its readers; `code` is a word such as `inexact`."""
 
     code: str
     message: str
@@ -112,7 +113,7 @@ class Remark:
 class End:
     """The last output; a producer that just returns means `End()`.
 
-    `total_tokens` were generated, from `prompt_tokens` of input; 0 where nobody counts them.
+    `total_tokens` were generated from `prompt_tokens` of input; 0 if they are not counted.
     """
 
     reason: FinishReason = FinishReason.STOP
@@ -129,21 +130,24 @@ Output = Text | Reasoning | CallPiece | Revision | Data | Vector | Label | Remar
 
 
 class Resumption(StrEnum):
-    """How the stream of a worker that died goes on."""
+    """How the stream of a dead worker continues."""
 
     REPEATS = "repeats"
     """The same request gives the same outputs: it is run again, and what was logged is dropped."""
     CONTINUES = "continues"
-    """It goes on from `Request.delivered`, not exactly; the stream says so with a Notice."""
+    """It continues from `Request.delivered`, inexactly; the stream says so with a Notice."""
     ENDS = "ends"
-    """It cannot: the stream ends as `origin_lost`, to be asked again."""
+    """It cannot continue: the stream ends as `origin_lost`, and may be requested again."""
 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """`name` in requests, unless the settings give another; a stream is gone on with only by a
-    producer of the same `fingerprint`; `device` is what it runs on, for people. It `offers` those
-    fields of an Open that others refuse: `logprobs`, `format`, `tools`."""
+    """A producer's description.
+
+    `name` is used in requests, unless the settings give another. A stream continues only on a
+    producer of the same `fingerprint`. `device` is shown to people. `offers`: the optional fields
+    of an Open that it supports: `logprobs`, `format`, `tools`.
+    """
 
     name: str
     fingerprint: str
@@ -153,7 +157,7 @@ class About:
 
 
 class Producer(Protocol):
-    """Many requests are produced at the same time, up to the worker's limit."""
+    """A producer; it serves many requests at the same time, up to the worker's limit."""
 
     @property
     def about(self) -> About: ...
@@ -161,17 +165,17 @@ class Producer(Protocol):
     def produce(self, request: Request) -> AsyncGenerator[Output, None]:
         """Return the outputs of one request, not faster than they are taken.
 
-        A cancel raises CancelledError or GeneratorExit in it. An error of
-        `tailrace.ledger.errors` ends the stream as failed with its message; of any other the
-        reader learns only that there was one.
+        A cancel raises CancelledError or GeneratorExit in it. An error of `tailrace.ledger.errors`
+        ends the stream as failed with its message; any other error is reported to the reader
+        without details.
         """
 
     async def close(self) -> None:
-        """Nothing is asked any more."""
+        """Close the producer; no more requests follow."""
 
 
 async def load_producer(place: str) -> Producer:
-    """What the factory at `module:factory` makes; ConfigError says what is wrong with it."""
+    """Return what the factory at `module:factory` makes. Raises ConfigError if it is unusable."""
     shape = "write module:factory; install the module, or start the origin in its folder"
     factory = load_plugin(place, "origin.producer", shape)
     if not callable(factory):

@@ -1,9 +1,9 @@
-"""Calls of tools in a model's text: how families of models write them, and how they are read.
+"""Tool calls in a model's text: how model families write them, and a reader for them.
 
 A model that was trained to call tools writes its calls as text, in the markup of its family, which
-its chat template shows. `CallReader` takes them out of the text again. What comes out depends on
-the text alone, not on how it is cut into pieces, but for where pieces end: so a continuation that
-feeds the same text is where the interrupted run was.
+its chat template shows. `CallReader` extracts them from the text. Its result depends on the text
+alone, not on its division into pieces, except for where pieces end: so a continuation that feeds
+the same text reaches the state of the interrupted run.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from pydantic import BaseModel, ConfigDict
 from tailrace.ledger.errors import CallerError
 
 MAX_HEAD_CHARS = 1024
-"""From where a call begins to its arguments; what is longer was none."""
+"""Maximum characters from the start of a call to its arguments; longer text is no call."""
 
 MarkupName = Literal["hermes", "llama", "mistral"]
 
 
 @dataclass(frozen=True, slots=True)
 class Markup:
-    """What stands around a call, `{"name": …, ARGUMENTS: {…}}`, and how it names its arguments.
+    """Markup around a call, `{"name": …, ARGUMENTS: {…}}`, and the name of its arguments.
 
-    Without `ends` there may be many behind one `begins`, with characters of `around` between.
-    A tokenizer may have either mark as a special token. `id_chars` is how long an id has to be.
+    Without `ends` there may be several calls after one `begins`, with characters of `around`
+    between. A tokenizer may have either mark as a special token. `id_chars` is the required length
+    of an id.
     """
 
     begins: str
@@ -40,31 +41,34 @@ class Markup:
 
 MARKUPS: dict[MarkupName, Markup] = {
     "hermes": Markup("<tool_call>", "</tool_call>", "arguments"),  # Qwen too
-    "llama": Markup("", "", "parameters", ";"),  # the JSON alone
+    "llama": Markup("", "", "parameters", ";"),  # only the JSON
     "mistral": Markup("[TOOL_CALLS]", "", "arguments", "[,]", 9),
 }
 
 
 def markup_of(template: str) -> MarkupName | None:
-    """How a model calls tools, by its chat template; None where it says nothing that is known."""
+    """Return a model's markup, from its chat template; None if it shows no known one."""
     if not shows_tools(template):
         return None
     if "<tool_call>" in template:
         return "hermes"
     if '"parameters": ' in template and ("ipython" in template or "python_tag" in template):
         return "llama"
-    if re.search(r"\[TOOL_CALLS\] ?\[", template):  # later ones write no list of JSON
+    if re.search(r"\[TOOL_CALLS\] ?\[", template):  # later versions write no JSON list
         return "mistral"
     return None
 
 
 def read_calls(text: str, field: str) -> list[dict[str, str]]:
-    """Return the calls of a `Message`: `id`, `name`, `arguments` of each; CallerError if it is bad."""
+    """Return the calls of a `Message`, each with `id`, `name`, `arguments`.
+
+    Raises CallerError if they are malformed.
+    """
     return _objects(text, field, ("id", "name", "arguments"))
 
 
 def read_functions(text: str) -> list[dict[str, Any]]:
-    """What `Tools` names; CallerError if it is bad."""
+    """Return the functions of `Tools`. Raises CallerError if they are malformed."""
     functions = _objects(text, "tools", ("name",))
     for at, function in enumerate(functions):
         if not isinstance(function.setdefault("parameters", {}), dict | bool):
@@ -89,9 +93,9 @@ def shows_tools(template: str) -> bool:
 
 
 class ToolUse(BaseModel):
-    """What a stream may call; `functions` is the JSON of a list, `choice` a word of `ToolChoice`.
+    """Tools that a stream may call; `functions` is a JSON list, `choice` a name of `ToolChoice`.
 
-    A worker that answers in text has no `markup`: its server knows how its model calls.
+    A text worker has no `markup`: its server knows how its model calls tools.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -104,13 +108,13 @@ class ToolUse(BaseModel):
 
     @property
     def forced(self) -> bool:
-        """True if the text must be calls and nothing else."""
+        """True if the text must be calls only."""
         return self.choice == "required"
 
 
 @dataclass(frozen=True, slots=True)
 class CallPiece:
-    """A piece of the `call`-th call: the first has its `name` alone, the others arguments.
+    """A piece of the `call`-th call: the first has its `name` only, the others arguments.
 
     An upstream server gives each call an `id`, which is in its first piece.
     """
@@ -122,7 +126,7 @@ class CallPiece:
 
     @property
     def size(self) -> int:
-        """UTF-8 bytes, which are never 0."""
+        """Size in UTF-8 bytes; never 0."""
         return len(self.name.encode()) + len(self.arguments.encode())
 
 
@@ -137,7 +141,7 @@ _FIRST_KEY = re.compile(r"\s*\{\s*(?:" + _STRING + r"|([^\s\"]))")
 
 
 class CallReader:
-    """Text in, text and calls out. `calls` have begun; `whole` of them are complete."""
+    """Separates text and calls. `calls` counts calls begun, `whole` completed ones."""
 
     def __init__(self, markup: MarkupName) -> None:
         self.calls = 0
@@ -145,13 +149,13 @@ class CallReader:
         self._markup = MARKUPS[markup]
         self._state = self._in_text
         self._rest = ""
-        self._lead = ""  # what stands before that which may be a call, and is text if it is none
-        self._plain = False  # no call can follow any more
+        self._lead = ""  # text before a possible call, which is sent if it is no call
+        self._plain = False  # True if no call can follow any more
         self._value, self._held = JsonValue(), ""
         self._out: list[str | CallPiece] = []
 
     def feed(self, text: str, last: bool = False) -> list[str | CallPiece]:
-        """What is certain now; with `last`, all that there is."""
+        """Return what is certain now; with `last`, everything that is left."""
         self._rest += text
         while self._state(last):
             pass
@@ -166,7 +170,7 @@ class CallReader:
         return self._before_object(last)
 
     def _before_object(self, last: bool) -> bool:
-        """In the text of calls that are JSON alone, or behind the one mark of all of them."""
+        """Handle text of calls that are JSON only, or that follow one mark for all."""
         begins, spaces = self._markup.begins, " \t\r\n" + self._markup.around
         rest = self._rest if self.calls else self._rest.lstrip().removeprefix(begins)
         rest = rest.lstrip(spaces if self.calls or begins else None)
@@ -182,7 +186,7 @@ class CallReader:
         return False
 
     def _before_mark(self, last: bool) -> bool:
-        """White space before a call is no text: it may be followed by one."""
+        """Hold white space before a call, since a call may follow."""
         mark = self._markup.begins
         at = self._rest.find(mark)
         if at >= 0:
@@ -226,12 +230,12 @@ class CallReader:
         return False
 
     def _is_no_call(self) -> bool:
-        """JSON that is an answer is not held back until it is whole."""
+        """Return True for JSON that cannot be a call, so that a JSON answer is not held back."""
         key = None if self._markup.begins else _FIRST_KEY.match(self._rest)
         return key is not None and (key[2] is not None or key[1] not in _KEYS)
 
     def _take_whole(self, text: str) -> None:
-        """A call whose parts stand in another order, or text that only looked like one."""
+        """Take a whole call whose parts are in another order, or text that is no call."""
         value = _decoded(text)
         said = value if isinstance(value, dict) else {}
         name, arguments = said.get("name"), said.get("arguments", said.get("parameters"))
@@ -274,7 +278,7 @@ class CallReader:
         return True
 
     def _after_arguments(self, last: bool) -> bool:
-        """What closes the call is no text, nor is whatever stands before its end."""
+        """Skip the closing part of a call, and everything before its end mark."""
         ends = self._markup.ends
         if ends:
             at = self._rest.find(ends)
@@ -299,7 +303,7 @@ class CallReader:
 
 
 class JsonValue:
-    """Finds where a JSON value ends that comes in pieces; it is not checked."""
+    """Finds the end of a JSON value that comes in pieces, without validating it."""
 
     def __init__(self) -> None:
         self.ended = False
@@ -310,16 +314,16 @@ class JsonValue:
 
     @property
     def is_held(self) -> bool:
-        """It is neither an object nor a list."""
+        """True if it is neither an object nor a list."""
         return self._first not in ("", "{", "[")
 
     def feed(self, text: str) -> int:
-        """How many characters of the text are the value's."""
+        """Return how many characters of the text belong to the value."""
         for at, char in enumerate(text):
             if self._in_string:
                 self._within(char)
             elif not self._outside(char):
-                self.ended = True  # what is around it goes on: it was a bare word
+                self.ended = True  # a bare word, which ends where its surroundings go on
                 return at
             if self.ended:
                 return at + 1
@@ -335,7 +339,7 @@ class JsonValue:
             self.ended = self._depth == 0
 
     def _outside(self, char: str) -> bool:
-        """Return True if the character, which is in no string, is the value's."""
+        """Return True if a character outside of strings belongs to the value."""
         self._first = self._first or char.strip()
         if char == '"':
             self._in_string = True

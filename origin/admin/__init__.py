@@ -1,1 +1,1 @@
-"""What operators are told of an origin: the far end of an edge's `/v1/admin/…`."""
+"""The origin's side of the admin API, `/v1/admin/…` of an edge."""

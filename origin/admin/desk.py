@@ -1,4 +1,4 @@
-"""Answers operators: what is asked for is the name of a Call to an object of class `operator`."""
+"""Answers admin requests: Calls to an object of class `operator`, whose name is the path."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from tailrace.origin.generations.runs import Runs
 from tailrace.origin.metrics import Metrics
 from tailrace.origin.workers.worker_process import WorkerSlot
 
-if TYPE_CHECKING:  # it needs tokenizers, which only models of our own need
+if TYPE_CHECKING:  # needs tokenizers, which only our own models need
     from tailrace.origin.checkpoint.prompt import PromptReader
 
-if TYPE_CHECKING:  # numpy is behind it, which an origin of one model does not load
+if TYPE_CHECKING:  # needs numpy, which an origin of one model does not load
     from tailrace.origin.serving.live_pool import LivePool
 
 DEFAULT_FRAMES = 200
@@ -47,8 +47,10 @@ log = structlog.get_logger("operator")
 
 @dataclass(frozen=True, slots=True)
 class OperatorDesk:
-    """Of one origin, which answers for itself alone. `links` are its edges, as it sees them;
-    `end` cancels a stream and gives what has become of it."""
+    """The admin handler of one origin, which answers for itself only.
+
+    `links` are the connected edges; `end` cancels a stream and returns its status.
+    """
 
     ledger: Ledger
     runs: Runs

@@ -1,4 +1,4 @@
-"""What an operator's request asks for, checked: its method, the query of its URL, its body."""
+"""Validates an admin request: its method, the query of its URL, its body."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Document = dict[str, Any]
 
 
 def require(method: str, wanted: str) -> None:
-    """Raise CallerError (405) for another one."""
+    """Raise CallerError (405) for any other method."""
     if method != wanted:
         raise CallerError(
             "not a method of this", code="method_not_allowed", status=405, hint=wanted
@@ -24,7 +24,7 @@ def require(method: str, wanted: str) -> None:
 
 
 def parse_body(kind: type[T], body: bytes) -> T:
-    """Return the document that a body holds. Raises CallerError with the field at fault."""
+    """Return the document in a body. Raises CallerError that names the field at fault."""
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
@@ -32,7 +32,7 @@ def parse_body(kind: type[T], body: bytes) -> T:
 
 
 class Query:
-    """The parameters of one request. What is taken is known; `done` refuses the rest."""
+    """Query parameters of a request. Known ones are taken one by one; `done` refuses the rest."""
 
     def __init__(self, url: str) -> None:
         pairs = parse_qsl(urlsplit(url).query, keep_blank_values=True)
@@ -59,6 +59,6 @@ class Query:
         return self.word(name, ("0", "1"), "0") == "1"
 
     def done(self) -> None:
-        """Nothing else may be given."""
+        """Raise CallerError if parameters are left."""
         for name in self._given:
             raise CallerError("no such parameter", code="unknown_field", field=name)

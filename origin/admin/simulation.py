@@ -1,7 +1,7 @@
-"""Policies of the warm pool over a trace, in a process of its own: tokens do not wait for it.
+"""Simulates policies of the warm pool over a trace, in a process of its own.
 
 `python -m tailrace.origin.admin.simulation` reads a request from standard input and answers on
-standard output, as JSON.
+standard output, as JSON. A separate process keeps tokens from waiting for it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tailrace.origin.admin.query import Document, parse_body
 
 HISTORY = "history"
 PATIENCE_S = 60.0
-"""What a simulation may take."""
+"""Timeout of a simulation in seconds."""
 MAX_GAPS = 200_000
-"""Idle gaps of a trace that policies are asked about one by one."""
+"""Maximum idle gaps of a trace for policies that are asked about each one."""
 MAX_POLICIES = 12
 SWEEP_TTLS = 40
 SHORTEST_TTL_S, LONGEST_TTL_S = 1.0, 86_400.0
@@ -42,9 +42,9 @@ PolicyName = Annotated[str, Field(max_length=40)]
 
 
 class SimulationRequest(BaseModel):
-    """`trace` names a generated one, or is `history`; or `csv` has one: model,arrival_s,duration_s.
+    """A request: `trace` is a generated one or `history`, or `csv` has model,arrival_s,duration_s.
 
-    `days` is how long a generated one is, and how far to look back in a history.
+    `days` is the length of a generated trace, or how far to look back in a history.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -62,10 +62,10 @@ class SimulationRequest(BaseModel):
 
 
 async def simulate(body: bytes, turn: asyncio.Lock, history: str | None = None) -> Document:
-    """What each policy would have cost, and every TTL; CallerError for what cannot be asked.
+    """Return the cost of each policy and of every TTL. Raises CallerError for a bad request.
 
-    `history` is where that of this origin lies, if it has one. It takes a core, so one has its
-    `turn` and others are refused.
+    `history` is the place of this origin's history, if it has one. A simulation takes a core, so
+    only one at a time has its `turn`; others are refused.
     """
     request = parse_body(SimulationRequest, body)
     if request.trace == HISTORY and request.csv is None and history is None:
@@ -101,7 +101,7 @@ async def simulate(body: bytes, turn: asyncio.Lock, history: str | None = None) 
 
 
 async def recorded(history: str, days: float) -> tuple[ArrivalTrace, float | None]:
-    """Return the arrivals of a history, and what a load takes there."""
+    """Return the arrivals of a history, and the duration of a load there."""
     import time
 
     from tailrace.origin.pool.history import queries

@@ -1,4 +1,4 @@
-"""What operators are told of the warm pool, now and over time, and what they may change of it."""
+"""The warm pool for operators: its state, its history, and changes of its settings."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from tailrace.origin.workers.load_spans import ColdStart
 from tailrace.origin.workers.worker_frame import Load
 from tailrace.origin.workers.worker_process import WorkerSlot
 
-if TYPE_CHECKING:  # numpy is behind it, which an origin of one model does not load
+if TYPE_CHECKING:  # needs numpy, which an origin of one model does not load
     from tailrace.origin.pool.kept import KeptModel
     from tailrace.origin.serving.live_pool import LivePool
 
 TOLD_OF_READY = ("model", "kind", "device", "fingerprint", "context", "load_ms")
-"""Of what a worker says when it is ready."""
+"""Fields of a worker's Ready frame that are shown."""
 DEFAULT_TOLD = 10
 MAX_TOLD = 200
-"""Decisions, and starts, of one answer."""
+"""Maximum decisions and starts per answer."""
 MAX_DAYS = 3650
 MAX_LANES = 2_000
 MAX_NAME = 512
@@ -116,16 +116,22 @@ def _start(start: ColdStart, unix_ms: Callable[[float], int]) -> Document:
 
 
 class WantedModel(BaseModel):
+    """Body of a request about one model."""
+
     model_config = ConfigDict(extra="forbid")
 
     model: str = Field(max_length=MAX_NAME)
 
 
 class WantedPin(WantedModel):
+    """Body of a request to pin or unpin a model."""
+
     pinned: bool = True
 
 
 class WantedPolicy(BaseModel):
+    """Body of a request for a policy, to be used or run in the shadow."""
+
     model_config = ConfigDict(extra="forbid")
 
     policy: str = Field(max_length=MAX_NAME)
@@ -133,7 +139,10 @@ class WantedPolicy(BaseModel):
 
 
 class WarmDesk:
-    """Of one origin; it has no pool where it serves one model, which stays loaded."""
+    """Admin handler of the warm pool.
+
+    An origin of one model has none, as its model stays loaded.
+    """
 
     def __init__(
         self, recorder: HistoryRecorder, models: ServedModels, pool: LivePool | None
@@ -163,7 +172,7 @@ class WarmDesk:
         return await self._summary(now_ms, days)
 
     async def _summary(self, now_ms: int, days: int) -> Document:
-        """Of each model how it is, and what was asked of it."""
+        """Return the state of each model, and its requests."""
         served = self._served(now_ms)
         store = self._recorder.store
         lately: dict[str, Document] = {}
@@ -193,7 +202,7 @@ class WarmDesk:
         }
 
     def _served(self, now_ms: int) -> dict[str, Document]:
-        """Return each model as it is."""
+        """Return the state of each model."""
         if self._pool is not None:
             return {one.name: self._state(one, now_ms) for one in self._pool.pool.states()}
         return {
@@ -262,7 +271,7 @@ class WarmDesk:
 
 
 async def explained(store: HistoryStore, model: str, now_ms: int, limit: int) -> Document:
-    """What the history says of one model; raises NotFound where that is nothing."""
+    """Return a model's history; raises NotFound if there is none."""
     lately = await _by_model(store, now_ms - DAY_MS)
     decisions = await queries.decisions(store, model, limit)
     loads = await queries.loads(store, model, limit)

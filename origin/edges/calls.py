@@ -1,4 +1,4 @@
-"""One Call on its way: the request to its object, the answer back within its credit."""
+"""One Call on a link: the request to its object, and the answer within its credit."""
 
 from __future__ import annotations
 
@@ -13,52 +13,52 @@ from tailrace.ledger.objects.object import ObjectResponse
 from tailrace.origin.edges.feed import Outlet
 
 MAX_PIECE_BYTES = 16 << 10
-"""Of one Body frame: what a token may have to wait for on the same link."""
+"""Maximum bytes of one Body frame, for which tokens may have to wait on the same link."""
 MAX_CREDIT_BODIES = 1024
-"""Body frames that an edge may ask to have in flight."""
+"""Maximum Body frames that an edge may request in flight."""
 NO_CONTENT = (204, 304)
-"""Answers without content, so without its length (RFC 9110, 8.6)."""
+"""Statuses of answers without content, and so without its length (RFC 9110, 8.6)."""
 
 Handler = Callable[[Call], Awaitable[ObjectResponse]]
-"""Carries a Call out; raises TailraceError."""
+"""Function that carries out a Call; raises TailraceError."""
 
 
 class CallOutlet(Outlet, Protocol):
-    """The link's side that an answer is written to."""
+    """The part of a link that an answer is written to."""
 
     @property
     def bulk_congested(self) -> bool: ...
 
     def send_bulk(self, data: bytes) -> None:
-        """After whatever else the link has to send."""
+        """Send bytes after everything else that the link has to send."""
 
     def release(self, size: int) -> None:
-        """A Call with a body of `size` bytes is no longer held; said once for each."""
+        """Release the `size` bytes of a Call's body; called once for each Call."""
 
 
 class CallRun:
-    """One Call under way. It holds no more of a body than the piece it waits to send."""
+    """One Call in progress. It holds at most the piece of a body that it waits to send."""
 
     def __init__(self, outlet: CallOutlet, corr: int, call: Call) -> None:
         self._outlet = outlet
         self._corr = corr
-        self._call: Call | None = call  # until it is answered
+        self._call: Call | None = call  # None once it is answered
         self._safe = call.method in SAFE_METHODS
         self._head = call.method == "HEAD"
-        # Of Body frames.
+        # credit and position in Body frames
         self._window = Window.starting(0, call.credit, MAX_CREDIT_BODIES, call.credit_bytes)
         self._may_send = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._detached = False
 
     async def run(self, handle: Handler) -> None:
-        """Carry the Call out and send its answer; raises what `handle` or the body raises."""
+        """Carry out the Call and send its answer; raises what `handle` or the body raises."""
         self._task = asyncio.current_task()
         call = self._call
         assert call is not None, "a Call runs once"
         try:
             if self._detached and self._safe:
-                return  # before it has begun
+                return  # detached before it began
             response = await handle(call)
         finally:
             self._call = None
@@ -71,9 +71,9 @@ class CallRun:
                 await self._answer(response)
 
     def detach(self) -> None:
-        """Nobody waits for the answer: send nothing more, and stop what may be stopped.
+        """Handle that nobody waits for the answer: send no more, and stop what can be stopped.
 
-        A request that may change something is carried out: half of it would help nobody.
+        A request that may change something is carried out, since half of it would help no one.
         """
         self._detached = True
         may_stop = self._safe or self._call is None
@@ -85,7 +85,7 @@ class CallRun:
         self._may_send.set()
 
     def pump(self) -> None:
-        """The link has drained."""
+        """Continue sending, since the link has drained."""
         self._may_send.set()
 
     async def _answer(self, response: ObjectResponse) -> None:
@@ -102,7 +102,7 @@ class CallRun:
         self._outlet.closed(self._corr)
 
     def _length(self, response: ObjectResponse, length: int) -> tuple[Header, ...]:
-        """Return the length of a body that is known, unless the object has said it or there is none."""
+        """Return the length of a body if it is known, not given by the object, and allowed."""
         if response.header("content-length") is not None:
             return ()
         if response.status in NO_CONTENT or (self._head and not length):

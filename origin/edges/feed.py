@@ -1,4 +1,4 @@
-"""One reader's frames on their way from the ledger to a corr of a link."""
+"""The path of one reader's frames from the ledger to its link."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = structlog.get_logger("link")
 
 
 class Outlet(Protocol):
-    """The link's side that frames are written to."""
+    """The part of a link that frames are written to."""
 
     @property
     def congested(self) -> bool: ...
@@ -31,17 +31,17 @@ class Outlet(Protocol):
     def send(self, data: bytes) -> None: ...
 
     def relay(self, frames: Sequence[bytes], corr: int) -> None:
-        """Send logged frames under this corr."""
+        """Send logged frames under a correlation id."""
 
     def closed(self, corr: int) -> None:
-        """A closing frame has been sent; its corr is free."""
+        """Free a correlation id after its closing frame."""
 
 
 class Feed:
-    """Sends what its reader has credit for, from memory or storage, never both at once.
+    """Sends frames as its reader has credit, from memory or storage, never both at once.
 
-    `attach` begins it; `pump` is called whenever something may have changed: a release, a
-    credit, a link that drains. It holds no frames: one that cannot send forgets nothing.
+    `attach` starts it; `pump` is called whenever something may have changed: a release, a credit, a
+    drained link. A feed holds no frames, so one that cannot send loses nothing.
     """
 
     def __init__(
@@ -57,18 +57,18 @@ class Feed:
         self._window = window
         self._follow = follow
         self._readers = readers or Readers()
-        self._reads = False  # as `readers` know
+        self._reads = False  # as `readers` knows it
         self._was_at_tip = False
         self._outlet = outlet
         self._corr = corr
         self._ledger = ledger
         self._stream: bytes | None = None
-        self._tail: LiveTail | None = None  # of the stream
+        self._tail: LiveTail | None = None  # tail of the stream
         self._stop_at: int | None = None
         self._reading: asyncio.Task[None] | None = None
 
     def attach(self, stream: bytes, released: int) -> None:
-        """Begin to read `stream`, whose next index is `released` now."""
+        """Start reading `stream`, whose next index is now `released`."""
         self._stream = stream
         self._stop_at = None if self._follow else released
         self._attend(stream)
@@ -96,7 +96,7 @@ class Feed:
         self.pump()
 
     def _attend(self, stream: bytes) -> None:
-        """Who has no credit for the next frame does not read, however long the link stands."""
+        """Update the reader's presence: a reader without credit for the next frame is absent."""
         if self._reads != self._window.open:
             self._reads = not self._reads
             (self._readers.begin if self._reads else self._readers.end)(stream)
@@ -127,13 +127,13 @@ class Feed:
             self._was_at_tip = True
             self._send(frames)
             if window.next == released and self._stop_at is None:
-                return  # nearly always: nothing is left that could be sent
+                return  # nearly always, nothing is left to send
 
     def _wait_for(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
         self._reading = asyncio.create_task(self._guard(work))
 
     async def _guard(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
-        """An error costs its reader only, which must learn of it: nothing else would come."""
+        """Report an error to the reader; it affects no other reader."""
         try:
             await work()
         except TailraceError as error:
@@ -161,7 +161,7 @@ class Feed:
             self._close(b"")
 
     async def _begin_at_tip(self, stream: bytes) -> None:
-        """A reader that has all of an ended stream is told so; nothing else would come."""
+        """Tell a reader that has all of an ended stream about the end."""
         info = await self._ledger.info(stream)
         if info.ended and self._window.next >= info.next_index:
             self._close(encode(status(info), self._corr))
@@ -170,12 +170,12 @@ class Feed:
             self.pump()
 
     def _finish_snapshot(self) -> None:
-        """A reader that does not follow is done when it has all that there was.
+        """End a reader that does not follow, once it has everything that was there.
 
-        The status is of that moment too, so that its `next_index` is where to go on.
+        The status is of that moment, so that its `next_index` is where to continue.
         """
         if self._stop_at is not None and self._window.next >= self._stop_at:
-            assert self._stream is not None  # pump has looked
+            assert self._stream is not None  # pump has checked it
             was = Status(self._stream, StreamState.RUNNING, self._stop_at)
             self._close(encode(was, self._corr))
 

@@ -60,27 +60,28 @@ MAX_TURN_FRAMES = 128
 """Maximum number of frames of one link that are handled in one turn of the event loop, so that
 heartbeats, answers and other links get their turn while there is a backlog."""
 SEND_HIGH_BYTES = 1024 * 1024
-"""A link with so many unsent bytes is congested: its feeds wait."""
+"""Unsent bytes from which a link is congested, so that its feeds wait."""
 BULK_HIGH_BYTES = 64 * 1024
-"""With so many, answers of objects wait: what is in front of a token on a slow link."""
+"""Unsent bytes from which answers of objects wait, because tokens would queue behind them."""
 UNSENT_IN_KERNEL_BYTES = 128 * 1024
-"""What the kernel takes beyond what is on its way; the rest is ours to put in order."""
+"""Bytes that the kernel buffers beyond those in flight; we can reorder only what we hold."""
 CALLS_HIGH_BYTES = 64 * 1024 * 1024
-"""Calls are refused while so many bytes of others have no answer yet."""
+"""Bytes of unanswered Calls from which further Calls are refused."""
 MAX_HELLO_BYTES = 4096
-"""Of a frame before the Hello, or before the proof of the secret."""
+"""Maximum bytes of a frame before the Hello, or before the proof of the secret."""
 HELLO_S = 10.0
-"""Time from the connection to the end of that."""
+"""Timeout in seconds for the greeting, from the connection on."""
 LONGEST_LOOK_S = 6.0
-"""Most that one look adds to an edge's silence: a little more than lies between two."""
+"""Maximum seconds that one check adds to an edge's silence: a little more than the check's
+interval."""
 TCP_NOTSENT_LOWAT = 25
-"""Linux's number; Python has no name for it before 3.12."""
+"""Linux's number of the socket option; Python has it from 3.12 on."""
 
 log = structlog.get_logger("link")
 
 
 class EdgeLink(asyncio.Protocol):
-    """One connected edge, or origin. `links` is the set of live ones, `fatal` ends the origin."""
+    """One connected edge or origin. `links` is the set of live links, `fatal` ends the origin."""
 
     def __init__(
         self,
@@ -97,25 +98,25 @@ class EdgeLink(asyncio.Protocol):
         self._handshake = Handshake(Side.ORIGIN, secret)
         self._hello: Hello | None = None
         self._greeted = False
-        self._deadline: asyncio.TimerHandle | None = None  # of the greeting
+        self._deadline: asyncio.TimerHandle | None = None  # deadline of the greeting
         self._silence = Silence(0.0, LONGEST_LOOK_S)
-        self._patience_s = 0.0  # 0: the edge has not told any
+        self._patience_s = 0.0  # 0: the edge has not stated any
         self._handle = service.call
         self._feeds: dict[int, Feed] = {}
         self._calls: dict[int, CallRun] = {}
-        self._answers: set[int] = set()  # corrs of Cancels and Steers under way
+        self._answers: set[int] = set()  # corrs of Cancels and Steers in progress
         self._carried_out: dict[int, asyncio.Task[None]] = {}  # requests without an answer, by corr
-        self._detached = 0  # requests without an answer whose corr has been detached
-        self._backlog: deque[bytes] = deque()  # frames that have come and are not handled yet
-        self._is_due = False  # the next part of the backlog is scheduled
-        self._held_bytes = 0  # of Calls without an answer, detached ones too
+        self._detached = 0  # number of requests without an answer whose corr was detached
+        self._backlog: deque[bytes] = deque()  # frames that have arrived and are not handled yet
+        self._is_due = False  # True if the next part of the backlog is scheduled
+        self._held_bytes = 0  # bytes of Calls without an answer, detached ones included
         self._tasks: set[asyncio.Task[None]] = set()
         self._out: list[bytes] = []
         self._bulk: list[bytes] = []
         self._queued = 0  # bytes of both
-        self._places: list[tuple[int, int]] = []  # in `_out`, of frames that get a corr
+        self._places: list[tuple[int, int]] = []  # places in `_out` of frames that get a corr
         self._out_bytes = 0
-        self._paused = False  # by the transport, which has BULK_HIGH_BYTES unsent
+        self._paused = False  # True while the transport has BULK_HIGH_BYTES unsent
 
     # ---- the transport ----
 
@@ -134,8 +135,8 @@ class EdgeLink(asyncio.Protocol):
         self._transport = None
         if self._deadline is not None:
             self._deadline.cancel()
-        # Requests under way are carried out: a stream that was created must be started too,
-        # or its idempotency key would name one that never runs.
+        # Requests in progress are completed: a stream that was created must also be started, or its
+        # idempotency key would name one that never runs.
         for sender in self._senders():
             sender.detach()
         self._feeds.clear()
@@ -166,7 +167,7 @@ class EdgeLink(asyncio.Protocol):
                 self._handle_backlog()
 
     def _handle_backlog(self) -> None:
-        """Handle the next frames, and read no more from the edge while others are left."""
+        """Handle the next frames, and pause reading from the edge while others are left."""
         backlog, was_due, self._is_due = self._backlog, self._is_due, False
         if self._transport is None or self._transport.is_closing():
             backlog.clear()
@@ -179,7 +180,7 @@ class EdgeLink(asyncio.Protocol):
             self._refuse(error)
             return
         if backlog:
-            self._silence.broken()  # the edge is not silent: it is this end that does not read
+            self._silence.broken()  # the edge is not silent, this end is not reading
             self._is_due = True
             asyncio.get_running_loop().call_soon(self._handle_backlog)
         if self._is_due != was_due and not self.gone:
@@ -188,12 +189,12 @@ class EdgeLink(asyncio.Protocol):
 
     @property
     def congested(self) -> bool:
-        """True if feeds are to wait."""
+        """True if feeds must wait."""
         return (self._unsent if self._paused else self._queued) >= SEND_HIGH_BYTES
 
     @property
     def bulk_congested(self) -> bool:
-        """True if what is no stream of tokens is to wait."""
+        """True if everything except token streams must wait."""
         return self._unsent >= BULK_HIGH_BYTES
 
     @property
@@ -203,13 +204,13 @@ class EdgeLink(asyncio.Protocol):
         return self._queued
 
     def send(self, data: bytes) -> None:
-        """Queue bytes; all that one turn of the event loop queues goes out in one write."""
+        """Queue bytes; everything queued in one turn of the event loop goes out in one write."""
         self._queue(len(data))
         self._out.append(data)
         self._out_bytes += len(data)
 
     def relay(self, frames: Sequence[bytes], corr: int) -> None:
-        """Queue frames as `send` would; their corrs are put into the bytes of the whole turn."""
+        """Queue frames like `send`; their corrs are patched into the bytes of the whole turn."""
         at = before = self._out_bytes
         add_place = self._places.append
         for frame in frames:
@@ -220,7 +221,7 @@ class EdgeLink(asyncio.Protocol):
         self._out_bytes = at
 
     def send_bulk(self, data: bytes) -> None:
-        """Queue bytes behind all that `send` queues in this turn."""
+        """Queue bytes after everything that `send` queues in this turn."""
         self._queue(len(data))
         self._bulk.append(data)
 
@@ -246,7 +247,7 @@ class EdgeLink(asyncio.Protocol):
         return self._transport is None or self._transport.is_closing()
 
     def described(self) -> dict[str, object]:
-        """For operators: who is linked, and how much it has open."""
+        """Return the peer and its open requests, for operators."""
         peer = None if self._transport is None else self._transport.get_extra_info("peername")
         return {
             "address": ":".join(map(str, peer[:2])) if isinstance(peer, tuple) else None,
@@ -257,7 +258,7 @@ class EdgeLink(asyncio.Protocol):
         }
 
     def look(self, now: float) -> None:
-        """Close the link where its edge has said nothing for longer than it told."""
+        """Close the link if its edge has been silent for longer than it announced."""
         silent_s = self._silence.seconds(now)
         if self._transport is not None and 0 < self._patience_s < silent_s:
             log.warning("link.silent", seconds=round(silent_s, 1))
@@ -273,7 +274,7 @@ class EdgeLink(asyncio.Protocol):
         self._bulk.clear()
         self._places.clear()
         self._queued = self._out_bytes = 0
-        if was_full and not self._paused:  # who was held back by this turn's bytes goes on
+        if was_full and not self._paused:  # calls held back by this turn's bytes go on
             self._pump()
 
     def _pump(self) -> None:
@@ -281,7 +282,7 @@ class EdgeLink(asyncio.Protocol):
             sender.pump()
 
     def _refuse(self, error: TailraceError) -> None:
-        """The connection itself is at fault: say why and close it."""
+        """Close the connection because of a fault of its own, and say why."""
         log.warning("link.refused", error=str(error))
         self.send(encode(error_frame(error)))
         self.close()
@@ -293,7 +294,7 @@ class EdgeLink(asyncio.Protocol):
         self._refuse(Unavailable(why, code="timeout", status=408))
 
     def _greet(self, raw: bytes) -> None:
-        """Take a frame of the greeting; the first is a Hello, those of the secret follow."""
+        """Handle a frame of the greeting: first a Hello, then those of the secret."""
         _, frame = LINK_CODEC.decode(raw)
         match frame:
             case Hello() if self._hello is None and frame.schema == SCHEMA_HASH:
@@ -329,7 +330,7 @@ class EdgeLink(asyncio.Protocol):
         try:
             corr, frame = LINK_CODEC.decode(raw)
         except FrameError as error:
-            # A bad payload costs its own stream only: the framing around it is sound.
+            # A bad payload costs its own stream only, since the framing around it is valid.
             if (corr := int.from_bytes(raw[5:9], "little")) == 0:
                 raise
             self._fail(corr, error)
@@ -372,7 +373,10 @@ class EdgeLink(asyncio.Protocol):
                 raise FrameError("not expected here", field=type(frame).__name__, offset=4)
 
     def _feed(self, corr: int, wanted: Open | Resume | Renew, *, follow: bool = True) -> Feed:
-        """Return the feed is known before its stream is: a Credit may overtake the answer."""
+        """Return the feed of a corr.
+
+        It exists before its stream is known, as Credit may come early.
+        """
         self._check_free(corr)
         window = Window.starting(wanted.start, wanted.credit, credit_bytes=wanted.credit_bytes)
         service = self._service
@@ -407,7 +411,10 @@ class EdgeLink(asyncio.Protocol):
         opening: Coroutine[None, None, Opened],
         known: bytes | None = None,
     ) -> None:
-        """Answer a request to read, and begin; `known` is the pass that the edge has already."""
+        """Answer a request to read, and start its feed.
+
+        `known` is the resume token that the edge has.
+        """
         opened = await opening
         if self._feeds.get(corr) is feed:  # not detached meanwhile
             mac = self._service.keys.pass_for(opened.stream)
@@ -424,8 +431,11 @@ class EdgeLink(asyncio.Protocol):
     # ---- calls ----
 
     def _call(self, corr: int, call: Call) -> None:
-        """What waits here is not bounded by reading nothing more: credit and new streams that
-        come behind a Call must not wait for it."""
+        """Queue a Call.
+
+        Pausing the reading would not bound what waits here, because credit and new streams that
+        come after a Call must not wait for it.
+        """
         if self._held_bytes and self._held_bytes + len(call.body) > CALLS_HIGH_BYTES:
             raise self._overloaded("too many requests wait for their objects")
         run = CallRun(self, corr, call)
@@ -442,11 +452,11 @@ class EdgeLink(asyncio.Protocol):
         task.add_done_callback(partial(self._done, corr))
 
     def _carries_out(self, corr: int) -> bool:
-        """Return True in the task of a request whose corr is open: it may answer there."""
+        """Return True in the task of a request whose corr is open, so that it may answer there."""
         return self._carried_out.get(corr) is asyncio.current_task()
 
     async def _guard(self, corr: int, work: Coroutine[None, None, None]) -> None:
-        """An error of one request is that request's answer."""
+        """Send an error of one request as that request's answer."""
         try:
             await work
         except TailraceError as error:
@@ -456,7 +466,7 @@ class EdgeLink(asyncio.Protocol):
                 self._fatal(error)
 
     def _done(self, corr: int, task: asyncio.Task[None]) -> None:
-        """Forget a request that was carried out. A fault of ours ends that request only."""
+        """Forget a finished request. An internal error ends that request only."""
         self._tasks.discard(task)
         is_open = self._carried_out.get(corr) is task
         if not task.cancelled() and (fault := task.exception()) is not None:
@@ -471,14 +481,14 @@ class EdgeLink(asyncio.Protocol):
             self._detached -= 1
 
     def _fail(self, corr: int, error: TailraceError) -> None:
-        # Behind what there is of its answer.
+        # After what was sent of its answer.
         send = self.send_bulk if corr in self._calls else self.send
         self._detach(corr)
         send(encode(error_frame(error), corr))
 
 
 def leave_unsent_to_us(transport: asyncio.Transport) -> None:
-    """Have the kernel take no megabytes ahead, in which tokens would wait behind bulk."""
+    """Keep the kernel's buffer small, so that tokens do not wait there behind bulk data."""
     link = transport.get_extra_info("socket")
     if link is not None and link.family != socket.AF_UNIX:
         link.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT_IN_KERNEL_BYTES)

@@ -1,9 +1,9 @@
-"""Objects that other origins hold: a request to one is sent over to it, as an edge would.
+"""Requests to objects that other origins run, sent over a link as an edge would.
 
-Each object on a shared ledger has one origin that runs it, which whoever writes to it asks.
-An origin that cannot be reached is asked again until its lease has lapsed, and then the object
-is claimed here. Where it lives all the same (an address that is wrong, a network in two parts)
-its objects are taken from it one by one: it is fenced, so that costs a request, and no data.
+Each object on a shared ledger has one origin that runs it. An origin that cannot be reached is
+retried until its lease has lapsed, and then the object is claimed here. If it is alive all the same
+(because of a wrong address or a split network), its objects are taken from it one by one: it is
+fenced, so that costs a request, and no data.
 """
 
 from __future__ import annotations
@@ -49,27 +49,28 @@ from tailrace.ledger.wire.handshake import Handshake, Side
 from tailrace.origin.edges.calls import NO_CONTENT
 
 SOFTWARE = "tailrace-origin"
-"""What an origin calls itself, and knows others by."""
+"""Software name by which origins recognise each other."""
 PEER_CONNECT_S = 2.0
 PEER_SILENCE_S = 16.0
-"""An origin that was silent for so long is taken for lost, until its heartbeats say how long."""
+"""Timeout in seconds for a silent origin, until its heartbeats announce another."""
 PEER_RETRY_S = 0.1
 WINDOW_BODIES = 64
 """Maximum number of Body frames of one answer on their way from another origin."""
 WINDOW_BODY_BYTES = 1 << 20
 """Maximum number of their bytes, and of the bytes of a body that is passed on whole."""
 PEER_PATIENCE_S = 6.0
-"""How long one that cannot be reached may keep its objects: longer than its lease as a rule."""
+"""Time in seconds for which an unreachable origin may keep its objects; usually longer than its
+lease."""
 
 ALIVE = encode(Heartbeat(0, ready=True, patience_ms=round(PEER_SILENCE_S * 1000)))
-"""The answer to each Heartbeat of the other one."""
+"""Answer to each Heartbeat of the other origin."""
 
 log = structlog.get_logger("origin")
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How origins of one ledger reach each other: all of them alike."""
+    """Transport by which the origins of a ledger reach each other, the same for all."""
 
     scheme: str
     credentials: Credentials
@@ -79,17 +80,17 @@ PLAIN = Way(TCP, Credentials("origin.link"))
 
 
 class Outages:
-    """How long each address has been out of reach; every `now` is seconds of one clock.
+    """How long each address has been unreachable; every `now` is in seconds of one clock.
 
-    Failures further apart than `PEER_PATIENCE_S` are of two outages: what happened between them
-    is not known.
+    Failures further apart than `PEER_PATIENCE_S` belong to two outages, since the time between them
+    is unknown.
     """
 
     def __init__(self) -> None:
         self._failed: dict[str, tuple[float, float]] = {}  # first and last failure
 
     def failed(self, address: str, now: float) -> float:
-        """Note a failure, and return how long this outage has lasted."""
+        """Record a failure, and return how long this outage has lasted."""
         first_s, last_s = self._failed.get(address, (now, now))
         if now - last_s > PEER_PATIENCE_S:
             first_s = now
@@ -97,7 +98,7 @@ class Outages:
         return now - first_s
 
     def over(self, address: str) -> None:
-        """Note that the address has answered."""
+        """Record that the address has answered."""
         self._failed.pop(address, None)
 
 
@@ -110,18 +111,22 @@ class Peers:
         here: frozenset[str] = frozenset(),
         way: Way = PLAIN,
     ) -> None:
-        """Requests with a method of `here` are for this process: their object is taken over."""
+        """Create the peers.
+
+        Objects of requests with a method in `here` are taken over by this origin.
+        """
         self._way = way
         self._seize = seize
         self._here = here
         self._links: dict[str, PeerLink] = {}
         self._outages = Outages()
-        self._attempts: dict[str, asyncio.Task[PeerLink | None]] = {}  # to connect, by address
+        # connection attempts by address
+        self._attempts: dict[str, asyncio.Task[PeerLink | None]] = {}
 
     async def ask(
         self, held: HeldElsewhere, key: ObjectKey, request: ObjectRequest
     ) -> ObjectResponse | None:
-        """What the holder of an object answers; None where it is to be asked for here again."""
+        """Return the answer of the object's origin; None if the request must be retried here."""
         if request.method in self._here:
             await self._seize(key)
             return None
@@ -136,7 +141,7 @@ class Peers:
             else:
                 self._outages.over(address)
                 return response
-        # Not there, or it says that it has no such object: is it the one that was meant?
+        # A refusal, or an object unknown there: check that the right origin was asked.
         await self._wait_for(address, key)
         return None
 
@@ -147,7 +152,7 @@ class Peers:
             link.close()
 
     async def _link(self, address: str) -> PeerLink | None:
-        """Return the link to an origin; None if there is none to be had."""
+        """Return the link to an origin; None if there can be none."""
         link = self._links.get(address)
         if link is not None and not link.closed:
             return link
@@ -162,7 +167,7 @@ class Peers:
         return link
 
     async def _wait_for(self, address: str, key: ObjectKey) -> None:
-        """Give an origin that cannot be reached time to lose its lease."""
+        """Wait for an unreachable origin to lose its lease."""
         now = asyncio.get_running_loop().time()
         if self._outages.failed(address, now) < PEER_PATIENCE_S:
             await asyncio.sleep(PEER_RETRY_S)
@@ -172,21 +177,21 @@ class Peers:
 
 
 async def connect(address: str, way: Way = PLAIN) -> PeerLink | None:
-    """Return a link to the origin at HOST:PORT; None if nobody greets there."""
+    """Return a link to the origin at HOST:PORT; None if none greets there."""
     link = PeerLink(way.credentials.secret)
     try:
         async with asyncio.timeout(PEER_CONNECT_S):
             place = LinkAddress(*parse_address(address), way.scheme)
             await dial(lambda: link, place, way.credentials)
             await link.greeted.wait()
-    except (OSError, ValueError):  # TimeoutError is an OSError; there may be no port
+    except (OSError, ValueError):  # TimeoutError is an OSError; the port may be missing
         link.close()
         return None
     return None if link.closed else link
 
 
 class PeerLink(asyncio.Protocol):
-    """One connection to another origin, with many Calls on it."""
+    """One connection to another origin, shared by many Calls."""
 
     def __init__(self, secret: bytes | None = None) -> None:
         self._handshake = Handshake(Side.EDGE, secret)
@@ -201,14 +206,14 @@ class PeerLink(asyncio.Protocol):
 
     @property
     def closed(self) -> bool:
-        """True if nothing can be sent: what comes now is to be asked on another one."""
+        """True if nothing can be sent, so that new requests need another link."""
         return self._transport is None or self._transport.is_closing()
 
     async def call(self, key: ObjectKey, request: ObjectRequest) -> ObjectResponse:
-        """Send a request and return its answer; raises what a StreamError says.
+        """Send a request and return its answer; raises the error of a StreamError.
 
-        A small body of known length is returned whole. Any other is passed on as it comes: it has
-        to be read to its end or closed.
+        A small body of known length is returned whole. Any other is passed on as it arrives, and
+        must be read to its end or closed.
         """
         corr = next(self._corrs)
         call = self._calls[corr] = PeerCall(self, corr)
@@ -242,7 +247,7 @@ class PeerLink(asyncio.Protocol):
         self._transport.write(LINK_CODEC.encode(sent, corr))
 
     async def wait(self, news: asyncio.Event) -> None:
-        """Wait for `news` while the other origin shows signs of life; raises when it does not."""
+        """Wait for `news` while the other origin is alive; raises when it is not."""
         left_s = self._heard_at + self._patience_s - asyncio.get_running_loop().time()
         if left_s <= 0:
             self.close()
@@ -256,7 +261,7 @@ class PeerLink(asyncio.Protocol):
         self._write(encode(Credit(window.limit, window.limit_bytes), corr))
 
     def leave(self, corr: int, *, has_ended: bool) -> None:
-        """Forget a Call. One that has not ended is detached, so that it holds nothing there."""
+        """Forget a Call; one that has not ended is detached, so that the other origin frees it."""
         if self._calls.pop(corr, None) is not None and not has_ended:
             self._write(encode(Detach(), corr))
 

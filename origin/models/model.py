@@ -159,6 +159,8 @@ class Results(NamedTuple):
 
 
 class Launched(Protocol):
+    """A launched step, whose results are still to be read."""
+
     def read(self) -> Results:
         """Wait for the device and return the results; called once, in the order of launches."""
 

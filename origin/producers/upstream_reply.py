@@ -200,6 +200,8 @@ def _made(token: object, logprob: object) -> Score | None:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
+    """A server's own count of tokens."""
+
     prompt_tokens: int
     completion_tokens: int
 

@@ -34,6 +34,8 @@ from tailrace.origin.streams.request import AppendRequest, Place
 
 
 class Decision(Enum):
+    """What to do with a producer's request."""
+
     TAKE = auto()
     DUPLICATE = auto()
     STALE = auto()
@@ -83,6 +85,8 @@ class Repeated:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
+    """Refuse the append with an error and headers."""
+
     error: TailraceError
     headers: Headers = ()
 

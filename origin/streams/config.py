@@ -229,9 +229,11 @@ def _unpack_create(listed: list[Any]) -> Create:
 
 
 class Change(Enum):
+    """Kind of a change of a stream."""
+
     CREATED = "created"
     APPENDED = "appended"
-    """Kind of an event: data, the end, or both."""
+    """Data, the end, or both."""
     DELETED = "deleted"
 
 

@@ -249,7 +249,7 @@ class EventTexts:
         return text
 
     def offset(self, page: Page) -> Offset:
-        """The position of a reader of all events so far."""
+        """Return the position of a reader of all events so far."""
         return self._held or page.next
 
 

@@ -50,11 +50,13 @@ class Live(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Place:
+    """The place of a request in its producer's order."""
+
     epoch: int
     seq: int
 
     def pack(self, index: int = 0) -> bytes:
-        """With the index at which the request was taken, by which places are forgotten."""
+        """Return the place as stored, with the request's index, which orders places by age."""
         return f"{self.epoch} {self.seq} {index}".encode()
 
     @classmethod

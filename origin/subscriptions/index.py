@@ -1,16 +1,15 @@
-"""What each subscription has not heard yet of the streams that it wants to know of, and the one
-object that knows all subscriptions.
+"""Delivers changes of streams to subscriptions, and holds the list of all subscriptions.
 
-Changes of streams are queued for a subscription, the later merged into the earlier, and the
-subscription is notified to take them. So a burst costs one update a stream, and what a
-subscription is asked right after a change it answers knowing of it.
+Changes of streams are queued for a subscription, later ones merged into earlier ones, and the
+subscription is notified to take them. So a burst costs one update per stream, and a request to a
+subscription right after a change sees that change.
 
-The queues are in memory. What is lost with them, in a crash or on another origin, is found
-again by looking at every stream: each subscription is asked to when it is first seen here.
+The queues are in memory. What is lost with them, in a crash or on another origin, is recovered by
+scanning every stream: each subscription is told to scan when it is first seen here.
 
-The object answers `GET /v1/stream/__ds/jwks.json` to everybody, and subscriptions that enter,
-leave, or want a webhook's body signed. The key never leaves it: Ed25519 (RFC 8032), told to
-receivers as a JWK set (RFC 8037).
+The index object answers `GET /v1/stream/__ds/jwks.json` to everyone, and internal requests of
+subscriptions to enter, leave, or sign a webhook's body. The key never leaves it: Ed25519 (RFC
+8032), published to receivers as a JWK set (RFC 8037).
 """
 
 from __future__ import annotations
@@ -42,32 +41,32 @@ from tailrace.origin.subscriptions.request import INDEX_KEY, SUBSCRIPTION
 from tailrace.origin.subscriptions.subscription import Directory
 
 UPDATE = "UPDATE"
-"""The method that notifies a subscription: it takes its updates."""
+"""Internal method that notifies a subscription, which then takes its updates."""
 SCAN = "SCAN"
-"""The method that has it look at every stream that it wants to know of."""
+"""Internal method that makes a subscription scan every stream that it matches."""
 ENTRY = "entry/"
-"""Names of the index's values: one for each subscription, what it wants to know of."""
+"""Prefix of the index's values, one per subscription: its interests."""
 VERSION = "version"
-"""A value of the index that changes with every entry."""
+"""Value of the index that changes with every entry."""
 
 RELOAD_S = 1.0
-"""How late a subscription that was made on another origin may be seen here."""
+"""Interval in seconds after which subscriptions made on other origins are seen here."""
 MAX_NOTIFIED = 64
-"""Subscriptions that are being notified at the same time."""
+"""Maximum number of subscriptions that are notified at the same time."""
 
 SEED_BYTES = 32
 
 ENTER = "ENTER"
 LEAVE = "LEAVE"
 SIGN = "SIGN"
-"""Methods by which subscriptions ask; an edge passes no such method on."""
+"""Internal methods of subscriptions; edges do not pass them on."""
 NAME = "subscription"
-"""The header that says who asks."""
+"""Header with the name of the subscription that asks."""
 
 MAX_SUBSCRIPTIONS = 256
-"""Every origin asks each of them of every change of a stream."""
+"""Maximum number of subscriptions; every origin matches each change against all of them."""
 MAX_ENTRY_BYTES = 16 * 1024 * 1024
-"""What they want to know of, all together; every origin keeps it in memory."""
+"""Maximum bytes of all interests together; every origin keeps them in memory."""
 
 _SEED = "seed"
 _VERSION_BYTES = 8
@@ -80,14 +79,16 @@ log = structlog.get_logger("subscriptions")
 
 
 class ObjectFetcher(Protocol):
+    """Sends requests to objects."""
+
     async def fetch(self, key: ObjectKey, request: ObjectRequest) -> ObjectResponse: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What has happened to a stream: whether it was deleted, and where it ends if it is there.
+    """What happened to a stream: whether it was deleted, and where it ends if it exists.
 
-    `since` is where it ended before all of that.
+    `since` is where it ended before.
     """
 
     deleted: bool = False
@@ -102,7 +103,10 @@ class Update:
 
 
 class Updates:
-    """The queues. `on_event` is for `StreamSettings`; `run` it beside the object runtime."""
+    """Queues of updates.
+
+    `on_event` is for `StreamSettings`; `run` it together with the object runtime.
+    """
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -116,14 +120,14 @@ class Updates:
     # ---- for streams and subscriptions ----
 
     def on_event(self, event: StreamEvent) -> None:
-        """A stream has changed; says so to everybody who wants to know."""
+        """Queue a stream's change for every interested subscription."""
         for name in self._directory.interested(event.path):
             updates = self._queues.setdefault(name, {})
             updates[event.path] = updates.get(event.path, Update()).then(event)
             self._notify(name, UPDATE)
 
     def enter(self, name: str, entry: bytes) -> None:
-        """From now on the subscription hears of what `entry` says."""
+        """Register a subscription's interests, from now on."""
         self._directory.enter(name, entry)
 
     def leave(self, name: str) -> None:
@@ -132,23 +136,23 @@ class Updates:
         self._to_notify.pop(name, None)
 
     def take(self, name: str) -> dict[str, Update]:
-        """Return the updates that the subscription has not had, by the name of their stream."""
+        """Return and remove the subscription's updates, by the name of their stream."""
         return self._queues.pop(name, {})
 
     # ---- at work ----
 
     async def run(self, objects: ObjectFetcher) -> None:
-        """Notify those who have updates, until cancelled."""
+        """Notify subscriptions that have updates, until cancelled."""
         try:
             while True:
                 self._wake.clear()
                 try:
                     await self._reload()
-                except TailraceError as error:  # a store that is away may come back
+                except TailraceError as error:  # the store may come back
                     log.warning("subscriptions.unknown", error=str(error))
                 while len(self._notified) < MAX_NOTIFIED and self._start(objects):
                     pass
-                with suppress(TimeoutError):  # time to reload
+                with suppress(TimeoutError):  # a timeout means that it is time to reload
                     async with asyncio.timeout(RELOAD_S):
                         await self._wake.wait()
         finally:
@@ -156,7 +160,7 @@ class Updates:
                 task.cancel()
 
     async def _reload(self) -> None:
-        """Take in what other origins, or an earlier life of this one, have entered."""
+        """Read the entries that other origins, or an earlier run of this one, have made."""
         found = await self._store.get(INDEX_KEY, [VERSION])
         if found.get(VERSION) == self._version:
             return
@@ -177,7 +181,7 @@ class Updates:
         self._wake.set()
 
     def _start(self, objects: ObjectFetcher) -> bool:
-        """Notify the one that has waited longest; False if there is none."""
+        """Notify the subscription that has waited longest; return False if there is none."""
         name = next((name for name in self._to_notify if name not in self._notified), None)
         if name is None:
             return False
@@ -192,7 +196,7 @@ class Updates:
             await objects.fetch(key, ObjectRequest(method, f"object://{key.kind}"))
         except TailraceError as error:
             log.warning("subscription.not_notified", name=key.name, error=str(error))
-            # What it took of its updates may be lost with the event.
+            # Updates that it took may be lost with the failed notification.
             await asyncio.sleep(RELOAD_S)
             self._notify(key.name, SCAN)
 
@@ -204,12 +208,12 @@ class Updates:
 
 
 class SigningKey:
-    """Made from its seed, which is all that has to be kept, and kept secret."""
+    """A signing key, made from its secret seed, which is all that is stored."""
 
     def __init__(self, seed: bytes) -> None:
         self._key = Ed25519PrivateKey.from_private_bytes(seed)
         self._x = base64url(self._key.public_key().public_bytes_raw())
-        # RFC 7638: the hash of the required members alone, in order, without white space.
+        # RFC 7638: the hash of the required members only, sorted, without white space.
         members = json.dumps({"crv": "Ed25519", "kty": "OKP", "x": self._x}, separators=(",", ":"))
         self.kid = f"ds_{base64url(hashlib.sha256(members.encode()).digest())}"
 
@@ -226,7 +230,7 @@ class SigningKey:
     def signature(self, body: bytes, now_s: int) -> str:
         """Return the header `Webhook-Signature` for a body that is sent at `now_s` (Unix time).
 
-        What is signed is `now_s.body`, so that a receiver can refuse what is old.
+        The signed text is `now_s.body`, so that a receiver can refuse old messages.
         """
         signed = self._key.sign(str(now_s).encode() + b"." + body)
         return f"t={now_s},kid={self.kid},ed25519={base64url(signed)}"
@@ -237,11 +241,13 @@ def base64url(raw: bytes) -> str:
 
 
 class SubscriptionIndex(DurableObject):
+    """The one object that lists all subscriptions and signs webhooks."""
+
     def __init__(self, context: ObjectContext, updates: Updates, limit: int) -> None:
         super().__init__(context)
         self._updates = updates
         self._limit = limit
-        self._sizes: dict[str, int] | None = None  # of what each wants to know of
+        self._sizes: dict[str, int] | None = None  # bytes of each subscription's interests
         self._key: SigningKey | None = None
 
     async def fetch(self, request: ObjectRequest) -> ObjectResponse:
@@ -287,7 +293,7 @@ class SubscriptionIndex(DurableObject):
         return self._sizes
 
     async def _changed(self) -> None:
-        """Entries are durable before anybody hears of them: see `Updates`."""
+        """Mark the entries as changed, once they are durable: see `Updates`."""
         self.context.storage.put(VERSION, self.context.random(_VERSION_BYTES))
         await self.context.storage.sync()
 
@@ -302,5 +308,5 @@ class SubscriptionIndex(DurableObject):
 
 
 def index_class(updates: Updates, limit: int = MAX_SUBSCRIPTIONS) -> ObjectFactory:
-    """Return the class of the index, for an ObjectRuntime; it has room for `limit` subscriptions."""
+    """Return the class of the index, for an ObjectRuntime; it holds `limit` subscriptions."""
     return lambda context: SubscriptionIndex(context, updates, limit)

@@ -1,8 +1,9 @@
-"""A subscription to streams, as an object: it wakes a webhook or a worker when they grow.
+"""A subscription as an object: it wakes a webhook or a worker when streams grow.
 
-The HTTP side of the reserved API of the Durable Streams protocol. What may follow what is in
-`origin/subscriptions/subscription.py`; a wake is told from the alarm, so that it is told at
-least once whatever dies, and its generation fences those who were woken before.
+This is the HTTP side of the reserved API of the Durable Streams protocol;
+`origin/subscriptions/subscription.py` has the rules. The alarm delivers wakes, so that each is
+delivered at least once whatever dies, and a wake's generation fences workers that were woken
+before.
 """
 
 from __future__ import annotations
@@ -49,15 +50,15 @@ from tailrace.origin.subscriptions.subscription import Glob, Phase, WakeEvent
 from tailrace.origin.subscriptions.webhook import SIGNATURE, Webhooks
 
 NAMES_PER_READ = 1_000
-"""Names of streams that are read at a time, to be matched."""
+"""Number of stream names that are read at a time for matching."""
 STREAM = "stream"
-"""The class of objects that are streams."""
+"""Class of the objects that are streams."""
 
 log = structlog.get_logger("subscriptions")
 
 
 class Subscription(DurableObject):
-    """`updates` is where this process hears of streams, `webhooks` how it reaches the world."""
+    """The object of one subscription; `updates` tells of streams, `webhooks` sends requests."""
 
     def __init__(self, context: ObjectContext, updates: Updates, webhooks: Webhooks) -> None:
         super().__init__(context)
@@ -65,7 +66,7 @@ class Subscription(DurableObject):
         self._webhooks = webhooks
         self._state: SubscriptionState | None = None
         self._loaded = False
-        self._updated: set[str] | None = None  # streams it had updates of since a scan began
+        self._updated: set[str] | None = None  # streams with updates since a scan began
         self._actions: dict[
             tuple[Action, str], Callable[[ObjectRequest], Awaitable[ObjectResponse]]
         ] = {
@@ -96,7 +97,7 @@ class Subscription(DurableObject):
             return error_answer(error)
 
     async def alarm(self, retries: int) -> None:
-        """A lease has ended, or a wake is to be told."""
+        """Deliver a wake, or end a lease."""
         await self._load()
         self._take_updates()
         state, now_ms = self._state, self.context.now_ms()
@@ -124,7 +125,7 @@ class Subscription(DurableObject):
     # ---- waking ----
 
     async def _tell(self, state: SubscriptionState) -> None:
-        """Tell of the wake, unless somebody has come for it and gone before that is done."""
+        """Deliver the wake, unless a worker has come and finished meanwhile."""
         wake_id = state.standing.wake_id
         event: WakeEvent | None = None
         told: Mapping[str, str] = {}
@@ -147,7 +148,7 @@ class Subscription(DurableObject):
         state.step(event)
 
     async def _call_webhook(self, state: SubscriptionState) -> tuple[WakeEvent, Mapping[str, str]]:
-        """Tell the webhook of the wake; how it went, and the offsets that it was told of."""
+        """Deliver the wake to the webhook; return the result, and the offsets in the message."""
         name, config, standing = self.context.key.name, state.config, state.standing
         assert config.webhook_url is not None
         streams = state.told_streams()
@@ -172,7 +173,10 @@ class Subscription(DurableObject):
         return WakeEvent.DONE if delivery.done else WakeEvent.DELIVERED, told
 
     async def _write_wake(self, state: SubscriptionState) -> None:
-        """Append the wake to the stream that workers read; without one they can only ask."""
+        """Append the wake to the stream that workers read.
+
+        Without such a stream they can only ask.
+        """
         name, stream = self.context.key.name, state.config.wake_stream
         assert stream is not None
         event = {
@@ -199,26 +203,27 @@ class Subscription(DurableObject):
             self._state.hear(updates)
 
     async def _scan(self) -> ObjectResponse:
-        """Look at every stream that it wants to know of: something may have been missed."""
+        """Scan every stream that it matches, since updates may have been lost."""
         state = self._state
         if state is None:
-            await self._ask_index(LEAVE)  # the entry of one that was never made, or is deleted
+            # the entry is of a subscription that was never made, or is deleted
+            await self._ask_index(LEAVE)
             return answer(204)
         self._updated = set()
         try:
             paths = {link.path for link in state.links}
-            if not state.links.overflowed:  # else a stream without a link may be an old one
+            if not state.links.overflowed:  # otherwise a stream without a link may be an old one
                 paths.update(await self._matching(state.config, MAX_LINKS))
             tails = await self._tails(paths)
             self._take_updates()
             if self._state is state:
-                for path in tails.keys() - self._updated:  # of the others we have heard later
+                for path in tails.keys() - self._updated:  # others have had later updates
                     if (tail := tails[path]) is None:
                         state.links.gone(path)
                     else:
                         state.see(path, tail)
                 state.wake_if_needed()
-                state.arm()  # its alarm may have rung while subscriptions were off
+                state.arm()  # the alarm may have rung while subscriptions were off
         finally:
             self._updated = None
         return answer(204)
@@ -239,7 +244,7 @@ class Subscription(DurableObject):
         return await self._described(200)
 
     async def _create(self, config: Config) -> None:
-        """Entered first: a stream that changes from now on is heard of, once this has ended."""
+        """Create the subscription; it is entered first, so that no later change is missed."""
         await self._ask_index(ENTER, entry_of(config, config.streams))
         matching = await self._matching(config, MAX_LINKS + 1)
         room = MAX_LINKS - len(config.streams)
@@ -375,7 +380,7 @@ class Subscription(DurableObject):
             link = state.links.get(ack.name)
             if link is not None and ack.offset > link.tail:
                 await self._catch_up(state, ack.name)
-        state.holder(request)  # or fenced while we looked
+        state.holder(request)  # it may have been fenced meanwhile
         for ack in said.acks:
             state.check_ack(ack)
         for ack in said.acks:
@@ -385,7 +390,7 @@ class Subscription(DurableObject):
         return _json(200, {"ok": True, "next_wake": woken})
 
     async def _catch_up(self, state: SubscriptionState, path: str) -> None:
-        """A worker may have read further than we have heard."""
+        """Take in a stream's end, since a worker may have read further than our updates."""
         tail = await self._tail(path)
         if tail is not None and state.links.get(path) is not None:
             state.links.reach(path, tail)
@@ -405,7 +410,7 @@ class Subscription(DurableObject):
     # ---- what it sees of streams by looking at them: each look is a time outside ----
 
     async def _tail(self, path: str) -> str | None:
-        """Where a stream ends; None if there is none."""
+        """Return where a stream ends; None if it does not exist."""
         response = await self.context.call(ObjectKey(STREAM, path), ObjectRequest("HEAD", ""))
         return response.header(NEXT_OFFSET) if response.status == 200 else None
 
@@ -417,7 +422,8 @@ class Subscription(DurableObject):
         if config.pattern is None:
             return []
         glob, found = Glob(config.pattern), list[str]()
-        last = glob.prefix[:-1]  # names are read after it, and so include the prefix itself
+        # names are read from the one after, so the prefix itself is included
+        last = glob.prefix[:-1]
         while True:
             reading = self.context.ledger.objects.names(STREAM, after=last, limit=NAMES_PER_READ)
             names = await self.context.outside(reading)
@@ -435,5 +441,5 @@ def _json(status: int, fields: Mapping[str, object]) -> ObjectResponse:
 
 
 def subscription_class(updates: Updates, webhooks: Webhooks) -> ObjectFactory:
-    """Return the class of objects that are subscriptions, for an ObjectRuntime."""
+    """Return the class of subscription objects, for an ObjectRuntime."""
     return lambda context: Subscription(context, updates, webhooks)

@@ -1,4 +1,4 @@
-"""What is asked of a subscription: paths below /v1/stream/__ds/, and checked JSON bodies."""
+"""Requests to subscriptions: paths below /v1/stream/__ds/, and validated JSON bodies."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ SUBSCRIPTIONS = "subscriptions"
 MAX_ID_CHARS = 256
 
 SUBSCRIPTION = "subscription"
-"""The class of objects that are subscriptions, each under its id."""
+"""Class of the objects that are subscriptions, each under its id."""
 INDEX_KEY = ObjectKey("subscription-index", "index")
-"""The one object that knows them all, and keeps the key that signs webhooks."""
+"""Key of the object that lists all subscriptions and holds the signing key of webhooks."""
 
 MIN_LEASE_MS = 1_000
 MAX_LEASE_MS = 600_000
 DEFAULT_LEASE_MS = 30_000
 MAX_STREAMS = 1_000
-"""Streams named, or acknowledged, in one request."""
+"""Maximum streams that one request names or acknowledges."""
 MAX_TEXT_CHARS = 1_024
 
 B = TypeVar("B", bound=BaseModel)
 
 
 class Action(Enum):
-    """What is asked of a subscription; the value is the path's last segment."""
+    """Action of a request; the value is the path's last segment."""
 
     ITSELF = ""
     STREAMS = "streams"
@@ -51,7 +51,7 @@ _PLAIN = {action.value: action for action in Action if action is not Action.STRE
 
 
 class Route(NamedTuple):
-    """`stream` is the name in a path that takes a stream away."""
+    """Parts of a subscription's path; `stream` is the name in a path that removes a stream."""
 
     id: str
     action: Action
@@ -59,7 +59,10 @@ class Route(NamedTuple):
 
 
 def object_of(path: str) -> ObjectKey:
-    """Return the object that `path`, as it came, below ROOT, is for. NotFound if there is none."""
+    """Return the key of the object for `path`, undecoded, below ROOT.
+
+    Raises NotFound without one.
+    """
     if path == JWKS:
         return INDEX_KEY
     return ObjectKey(SUBSCRIPTION, parse_route(path).id)
@@ -91,7 +94,7 @@ def parse_route(path: str) -> Route:
 
 
 def url_of(base: str, name: str, action: Action) -> str:
-    """Return the URL of an action, under the scheme and host that `base` is."""
+    """Return the URL of an action, under the scheme and host of `base`."""
     return f"{base}{ROOT}{SUBSCRIPTIONS}/{quote(name, safe='')}/{action.value}"
 
 
@@ -132,16 +135,20 @@ Names = Annotated[list[Name], Field(max_length=MAX_STREAMS)]
 
 
 class JsonBody(BaseModel):
-    """Fields that we do not know are for other servers, and are left alone."""
+    """Base of bodies; unknown fields are ignored, since they are for other servers."""
 
     model_config = ConfigDict(strict=True, frozen=True)
 
 
 class WebhookBody(JsonBody):
+    """The webhook of a subscription."""
+
     url: Text
 
 
 class CreateBody(JsonBody):
+    """Body of a request to create a subscription."""
+
     type: Literal["webhook", "pull-wake"]
     pattern: Annotated[Text, AfterValidator(_is_pattern)] | None = None
     streams: Names = []
@@ -162,15 +169,19 @@ class CreateBody(JsonBody):
 
 
 class StreamsBody(JsonBody):
+    """Body that names streams."""
+
     streams: Annotated[Names, Field(min_length=1)]
 
 
 class ClaimBody(JsonBody):
+    """Body of a request of a worker to claim a wake."""
+
     worker: Text
 
 
 class AckBody(JsonBody):
-    """The protocol's name for the stream is `stream`; `path` is an older one."""
+    """An acknowledgement; the protocol's field is `stream`, `path` is its older name."""
 
     stream: str | None = None
     path: str | None = None
@@ -182,7 +193,7 @@ class AckBody(JsonBody):
 
 
 class HolderBody(JsonBody):
-    """What whoever was woken says: for which wake, what it has done, whether that is all."""
+    """A callback of a woken holder: the wake, what is done, and if that is all."""
 
     wake_id: str | None = None
     generation: int | None = None
@@ -191,7 +202,7 @@ class HolderBody(JsonBody):
 
 
 def parse(model: type[B], body: bytes) -> B:
-    """Return the body as `model`; CallerError (INVALID_REQUEST) naming the field at fault."""
+    """Return the body as `model`. Raises CallerError (INVALID_REQUEST) that names the field."""
     try:
         return model.model_validate_json(body or b"{}")
     except ValidationError as error:

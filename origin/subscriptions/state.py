@@ -1,8 +1,8 @@
-"""What one subscription keeps in its object's storage, and how far each stream is acknowledged.
+"""The stored state of a subscription, and how far each of its streams is acknowledged.
 
-With a wake comes a callback token, `generation.mac`; the mac is HMAC-SHA256 over the
-subscription's id and the generation, under a secret of the subscription's own. A token needs no
-expiry: the lease has one, and the next wake has another generation.
+A wake comes with a callback token, `generation.mac`; the mac is HMAC-SHA256 over the subscription's
+id and the generation, with a secret of the subscription. A token needs no expiry, since the lease
+has one, and the next wake has another generation.
 """
 
 from __future__ import annotations
@@ -32,16 +32,18 @@ from tailrace.origin.subscriptions.subscription import (
 )
 
 LINK = "link/"
-"""Names of values: what follows is a hash, for a stream's name can be longer than theirs."""
+"""Prefix of values of links; a hash follows, since a stream's name may be too long."""
 MAX_LINKS = 1_000
-"""Of one subscription. Beyond it a stream that a pattern has found, and that has no work, is
-forgotten for one that has."""
+"""Maximum links per subscription.
+
+Beyond it a stream that only a pattern matches, and that has no work, makes room for one that has.
+"""
 MAX_NAMED = MAX_LINKS
-"""Streams that one notification names; those with work come first."""
+"""Maximum streams that one notification names; those with work come first."""
 OVERFLOWED = "overflowed"
-"""A value that is there once a stream that the pattern matches has no link."""
+"""Value that is set once a stream that the pattern matches has no link."""
 EMPTY = str(START)
-"""Where a stream ends that has nothing in it, or is not there."""
+"""The end of a stream that is empty or does not exist."""
 
 CONFIG = "config"
 STANDING = "standing"
@@ -51,7 +53,10 @@ MAX_TOKEN_CHARS = 128
 
 @dataclass(frozen=True, slots=True)
 class StreamLink:
-    """Offsets sort as text, and `BEGINNING`, of a stream not even seen, before all of them."""
+    """A stream of the subscription.
+
+    Offsets sort as text; `BEGINNING`, of an unseen stream, is first.
+    """
 
     path: str
     explicit: bool
@@ -65,7 +70,7 @@ class StreamLink:
 
     @property
     def is_quiet(self) -> bool:
-        """Of the pattern only, and without work."""
+        """True if only the pattern matches it, and it has no work."""
         return not (self.has_pending or self.explicit)
 
     @property
@@ -74,11 +79,12 @@ class StreamLink:
 
 
 class StreamLinks:
-    """The links in memory, and in an object's storage as they change."""
+    """The links in memory and, as they change, in an object's storage."""
 
     def __init__(self, storage: ObjectStorage) -> None:
         self._storage = storage
-        self._links: dict[str, StreamLink] = {}  # of those with work, and without, longest so first
+        # separate orders for links with and without work, oldest first
+        self._links: dict[str, StreamLink] = {}
         self.overflowed = False
 
     async def load(self) -> None:
@@ -87,7 +93,7 @@ class StreamLinks:
             self._keep(StreamLink(**json.loads(value)))
 
     def __iter__(self) -> Iterator[StreamLink]:
-        """In order of their paths."""
+        """Iterate in order of paths."""
         return iter(sorted(self._links.values(), key=lambda link: link.path))
 
     def get(self, path: str) -> StreamLink | None:
@@ -98,7 +104,7 @@ class StreamLinks:
         return next((link.path for link in self._links.values() if link.has_pending), None)
 
     def told(self) -> list[StreamLink]:
-        """What somebody who is woken is told."""
+        """Return the streams as a notification lists them."""
         waiting = [link for link in self._links.values() if link.has_pending]
         quiet = [link for link in self if not link.has_pending]
         return (waiting + quiet)[:MAX_NAMED]
@@ -106,7 +112,7 @@ class StreamLinks:
     # ---- changes ----
 
     def link(self, path: str, *, explicit: bool, acked: str, tail: str) -> None:
-        """Make a link, or add to an existing one that it is of this kind too."""
+        """Make a link, or add a kind to an existing one."""
         there = self._links.get(path)
         if there is None:
             if explicit or self._make_room():
@@ -117,13 +123,13 @@ class StreamLinks:
             self._put(replace(there, glob=True))
 
     def overflow(self) -> None:
-        """Not every stream that the pattern matches has a link any more."""
+        """Record that some stream which the pattern matches has no link."""
         if not self.overflowed:
             self.overflowed = True
             self._storage.put(OVERFLOWED, b"")
 
     def _make_room(self) -> bool:
-        """Return True if there can be one more."""
+        """Return True if one more link can be made."""
         if len(self._links) < MAX_LINKS:
             return True
         self.overflow()
@@ -134,7 +140,7 @@ class StreamLinks:
         return True
 
     def reach(self, path: str, tail: str) -> None:
-        """The stream goes on to `tail` now; updates may come late, and never take it back."""
+        """Advance a stream's end to `tail`; late updates never move it back."""
         there = self._links[path]
         if tail > there.tail:
             self._put(replace(there, tail=tail))
@@ -145,7 +151,7 @@ class StreamLinks:
             self._put(replace(there, acked=offset))
 
     def unlink(self, path: str) -> None:
-        """It is no longer named; a pattern may still match it."""
+        """Unlink a named stream; a pattern may still match it."""
         there = self._links.get(path)
         if there is None:
             return
@@ -155,7 +161,7 @@ class StreamLinks:
             self._drop(path)
 
     def gone(self, path: str) -> None:
-        """The stream was deleted. One that is named stays so, for another of that name."""
+        """Handle the deletion of a stream. A named one stays linked, for another of that name."""
         there = self._links.get(path)
         if there is None:
             return
@@ -171,7 +177,7 @@ class StreamLinks:
     def _keep(self, link: StreamLink) -> None:
         there = self._links.get(link.path, link)
         if (there.has_pending, there.is_quiet) != (link.has_pending, link.is_quiet):
-            del self._links[link.path]  # to be the last of those that are so
+            del self._links[link.path]  # moved to the end of its order
         self._links[link.path] = link
 
     def _drop(self, path: str) -> None:
@@ -185,7 +191,10 @@ def _name(path: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What was asked for, and what was made with it. `base` is scheme and host of its URL."""
+    """The subscription as requested, and what was made with it.
+
+    `base` is its URL's scheme and host.
+    """
 
     type: str
     pattern: str | None
@@ -214,7 +223,7 @@ class Config:
         )
 
     def confirms(self, other: Config) -> bool:
-        """Return True if the same was asked for."""
+        """Return True if a request asks for the same."""
         same = replace(other, base=self.base, created_at=self.created_at, secret=self.secret)
         return same == self
 
@@ -224,11 +233,11 @@ class Config:
 
 
 STORED_CONFIG = TypeAdapter(Config)
-"""To and from the JSON that is stored."""
+"""Converter to and from the stored JSON."""
 
 
 class SubscriptionState:
-    """Config, standing and links; every change is put into the object's storage."""
+    """Config, state and links; every change is put into the object's storage."""
 
     def __init__(self, context: ObjectContext, config: Config, standing: WakeState) -> None:
         self.config = config
@@ -260,18 +269,18 @@ class SubscriptionState:
     # ---- its life ----
 
     def step(self, event: WakeEvent, holder: str | None = None) -> None:
-        """Let `event` happen; Conflict (FENCED) where it cannot. Work left over wakes again."""
+        """Apply `event`; Conflict (FENCED) if it is not allowed. Remaining work wakes again."""
         context, lease_ms = self._context, self.config.lease_ms
         self._stand(after(self.standing, event, context.now_ms(), lease_ms, context.random, holder))
         self.wake_if_needed()
 
     def wake_if_needed(self) -> None:
-        """Have somebody woken, if there is work that nobody does or is asked to do."""
+        """Start a wake if there is work that no one does or was asked to do."""
         if self.standing.phase is Phase.IDLE and self.links.first_pending is not None:
             self.step(WakeEvent.WORK)
 
     def told(self) -> None:
-        """The wake has been told where workers read; one of them will come, in its own time."""
+        """Record that the wake was written where workers read; one of them will come."""
         self._stand(replace(self.standing, notify_at_ms=None))
 
     def _stand(self, standing: WakeState) -> None:
@@ -282,7 +291,7 @@ class SubscriptionState:
         self.arm()
 
     def arm(self) -> None:
-        """Set the alarm for what time will change."""
+        """Set the alarm for the next change by time."""
         if (due_ms := self.standing.due_ms) is None:
             self._context.storage.delete_alarm()
         else:
@@ -291,7 +300,7 @@ class SubscriptionState:
     # ---- who was woken ----
 
     def token(self) -> str:
-        """What whoever is woken now proves it with."""
+        """Return the token that proves the current wake."""
         return self._token_of(self.standing.generation)
 
     def _token_of(self, generation: int) -> str:
@@ -300,7 +309,7 @@ class SubscriptionState:
         return f"{generation}.{base64url(hmac.digest(secret, said, 'sha256'))}"
 
     def told_streams(self) -> list[dict[str, object]]:
-        """Return the streams as whoever is woken sees them."""
+        """Return the streams as a woken holder sees them."""
         return [
             {
                 "path": link.path,
@@ -313,7 +322,10 @@ class SubscriptionState:
         ]
 
     def holder(self, request: ObjectRequest) -> HolderBody:
-        """What the holder says; Unauthorized or Conflict (FENCED) if it is not the holder."""
+        """Check a holder's token.
+
+        Raises Unauthorized or Conflict (FENCED) if it is not the holder.
+        """
         scheme, _, token = (request.header("authorization") or "").partition(" ")
         if scheme.lower() != "bearer":
             raise Unauthorized("a bearer token is needed", code="TOKEN_INVALID")
@@ -330,7 +342,7 @@ class SubscriptionState:
         return said
 
     def check_ack(self, ack: AckBody) -> None:
-        """Conflict (INVALID_OFFSET) unless the stream is linked and reaches so far."""
+        """Raise Conflict (INVALID_OFFSET) unless the stream is linked and reaches that offset."""
         link = self.links.get(ack.name)
         if link is None:
             raise Conflict(f"{ack.name!r} is not subscribed to", code="INVALID_OFFSET")
@@ -347,7 +359,7 @@ class SubscriptionState:
     # ---- its streams ----
 
     def hear(self, updates: Mapping[str, Update]) -> None:
-        """Take in what has happened to streams."""
+        """Take in updates of streams."""
         for path, update in updates.items():
             if update.deleted:
                 self.links.gone(path)
@@ -356,9 +368,9 @@ class SubscriptionState:
         self.wake_if_needed()
 
     def see(self, path: str, tail: str, since: str = BEGINNING) -> None:
-        """A stream ends at `tail`. One that the pattern matches, and has no link, is new.
+        """Take in that a stream ends at `tail`; a matching one without a link is new.
 
-        Unless links were forgotten: then all before `since` may have been acknowledged.
+        Unless links were forgotten: then everything before `since` may be acknowledged already.
         """
         if self.glob is not None and self.glob.matches(path) and path != self.config.wake_stream:
             acked = since if self.links.overflowed else BEGINNING
@@ -368,7 +380,7 @@ class SubscriptionState:
 
 
 def entry_of(config: Config, streams: Iterable[str]) -> bytes:
-    """What the index is told of a subscription; `Updates` reads it."""
+    """Return a subscription's entry in the index; `Updates` reads it."""
     fields = {
         "pattern": config.pattern,
         "streams": sorted(streams),

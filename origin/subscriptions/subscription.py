@@ -1,9 +1,8 @@
-"""The rules of a subscription: of which streams it hears, when somebody is woken, and who works.
+"""The rules of a subscription: streams it matches, when it wakes a worker, and who holds the lease.
 
 Sans-I/O. Streams are named, or matched by a pattern: `*` is one segment of a name, `**` is any
-number of them, none included. `TABLE` is every transition there is; whatever it does not have is
-refused. Each wake has a generation, one higher than the last, by which whoever was woken before is
-fenced.
+number of them, including none. `TABLE` has every transition; others are refused. Each wake has a
+generation, one higher than the last, which fences workers that were woken before.
 """
 
 from __future__ import annotations
@@ -23,20 +22,23 @@ ONE = "*"
 ANY = "**"
 MAX_SEGMENTS = 16
 MAX_ANY = 1
-"""With one `**` a name matches by its beginning and its end: there is nothing to search for."""
+"""Maximum `**` in a pattern; with one, matching needs no search."""
 
 K = TypeVar("K")
 
 FIRST_RETRY_MS = 1_000
-"""After the first failed delivery of a wake; twice as long after each further one."""
+"""Delay in ms after the first failed delivery of a wake; it doubles with each further one."""
 MAX_RETRY_MS = 60_000
 JITTER = 0.2
-"""A retry comes up to so much of its delay sooner or later, so that not all come at once."""
+"""Jitter of a retry's delay, as a share of it, so that retries do not coincide."""
 WAKE_ID_BYTES = 12
 
 
 class Glob:
-    """`matches` compares each segment of the pattern once. ValueError if there are too many."""
+    """A pattern; `matches` compares each of its segments once.
+
+    Raises ValueError for too many segments.
+    """
 
     def __init__(self, pattern: str) -> None:
         parts = [part for part in pattern.split("/") if part]
@@ -46,7 +48,7 @@ class Glob:
             )
         self._any = ANY in parts
         at = parts.index(ANY) if self._any else len(parts)
-        # None stands for one segment; a name may have a star of its own, written %2A.
+        # None stands for one segment; a star in a name is written %2A.
         segments = [None if part == ONE else unquote(part) for part in parts]
         self._head, self._tail = segments[:at], segments[at + 1 :]
 
@@ -57,7 +59,7 @@ class Glob:
 
     @property
     def prefix(self) -> str:
-        """What every name that matches begins with."""
+        """The beginning of every name that matches."""
         known = self._head[: self._head.index(None)] if None in self._head else self._head
         return "/".join(part for part in known if part is not None)
 
@@ -78,7 +80,7 @@ def _are(wanted: Sequence[str | None], given: Sequence[str]) -> bool:
 
 
 class Interest:
-    """What one subscription wants to know of; never of the stream that it wakes workers by."""
+    """The interests of one subscription, without the stream by which it wakes workers."""
 
     def __init__(self, pattern: str | None, streams: Sequence[str], wake: str | None) -> None:
         self.streams = frozenset(streams)
@@ -97,7 +99,7 @@ class Interest:
 
 
 class Directory:
-    """Interests by the name of their subscription, and by where the streams' names begin."""
+    """Interests by subscription, and indexed by the first segment of the streams' names."""
 
     def __init__(self) -> None:
         self._entries: dict[str, tuple[bytes, Interest]] = {}
@@ -130,7 +132,7 @@ class Directory:
             _strike(self._by_first, interest.glob.first, name)
 
     def interested(self, path: str) -> list[str]:
-        """Return the subscriptions that want to know of a stream."""
+        """Return the subscriptions that are interested in a stream."""
         segments = path.split("/")
         candidates = {
             **self._by_stream.get(path, {}),
@@ -148,31 +150,35 @@ def _strike(lists: dict[K, dict[str, None]], key: K, name: str) -> None:
 
 
 class Phase(Enum):
+    """Phase of a subscription."""
+
     IDLE = "idle"
-    """Nobody has anything to do."""
+    """No work, no holder."""
     WAKING = "waking"
-    """There is work; somebody is being told, and has not come yet."""
+    """There is work, and a wake is being delivered."""
     LEASED = "leased"
-    """Somebody works, until the lease ends."""
+    """A holder works, until the lease ends."""
 
 
 class WakeEvent(Enum):
+    """Event that may change the phase."""
+
     WORK = "work"
-    """A stream has got something that is not acknowledged."""
+    """A stream has data that is not acknowledged."""
     DELIVERED = "delivered"
-    """The webhook has taken the wake."""
+    """The webhook has accepted the wake."""
     FAILED = "failed"
-    """The webhook has not taken it."""
+    """The webhook has not accepted the wake."""
     CLAIMED = "claimed"
-    """A worker has come for it."""
+    """A worker has claimed the wake."""
     EXTENDED = "extended"
-    """The holder has said that it is still at work."""
+    """The holder has extended its lease."""
     DONE = "done"
     """The holder has finished."""
     RELEASED = "released"
-    """The holder gives up; somebody else may have a try."""
+    """The holder gives up; another may try."""
     EXPIRED = "expired"
-    """The holder was not heard of until its lease ended."""
+    """The holder's lease ended without news of it."""
 
 
 TABLE: dict[tuple[Phase, WakeEvent], Phase] = {
@@ -180,7 +186,7 @@ TABLE: dict[tuple[Phase, WakeEvent], Phase] = {
     (Phase.WAKING, WakeEvent.DELIVERED): Phase.LEASED,
     (Phase.WAKING, WakeEvent.FAILED): Phase.WAKING,
     (Phase.WAKING, WakeEvent.CLAIMED): Phase.LEASED,
-    # A webhook may call back before it has answered; its answer then comes to a lease.
+    # A webhook may call back before it answers; its answer then arrives during a lease.
     (Phase.WAKING, WakeEvent.EXTENDED): Phase.LEASED,
     (Phase.WAKING, WakeEvent.DONE): Phase.IDLE,
     (Phase.LEASED, WakeEvent.DELIVERED): Phase.LEASED,
@@ -194,7 +200,7 @@ TABLE: dict[tuple[Phase, WakeEvent], Phase] = {
 
 @dataclass(frozen=True, slots=True)
 class WakeState:
-    """Where a subscription stands. Times are Unix ms; None is never."""
+    """State of a subscription. Times are Unix ms; None is never."""
 
     phase: Phase = Phase.IDLE
     generation: int = 0
@@ -202,19 +208,19 @@ class WakeState:
     holder: str | None = None
     lease_until_ms: int | None = None
     notify_at_ms: int | None = None
-    """When the wake is to be told, at first or again."""
+    """When the wake is to be delivered, first or again."""
     failures: int = 0
-    """Of the deliveries of this wake."""
+    """Number of failed deliveries of this wake."""
 
     @property
     def due_ms(self) -> int | None:
-        """When time will change something by itself."""
+        """When the state next changes by time."""
         times = [at for at in (self.lease_until_ms, self.notify_at_ms) if at is not None]
         return min(times, default=None)
 
 
 STORED_WAKE = TypeAdapter(WakeState)
-"""To and from the JSON that is stored."""
+"""Converter to and from the stored JSON."""
 
 
 def after(
@@ -225,7 +231,7 @@ def after(
     random: Callable[[int], bytes],
     holder: str | None = None,
 ) -> WakeState:
-    """Return the standing after `event`; Conflict (FENCED) for one that the table does not have."""
+    """Return the state after `event`; Conflict (FENCED) for a transition that the table lacks."""
     phase = TABLE.get((now.phase, event))
     if phase is None:
         raise Conflict(f"nothing {event.value} can be done now", code="FENCED")

@@ -31,7 +31,7 @@ class Lane:
 
 
 async def arrivals(store: HistoryStore, since_ms: int = 0) -> ArrivalTrace:
-    """Return every request since then that is kept one by one, its time counted from the first one."""
+    """Return each request since a time that is kept individually; times count from the first."""
     # Importing numpy takes a tenth of a second, which a listening origin does not need.
     import numpy as np
 

@@ -79,7 +79,7 @@ def _save(figure: Figure, path: Path) -> None:
 
 
 def draw_waterfall(path: Path, stages: Sequence[tuple[str, float, float]]) -> None:
-    """Of each stage of a cold start, one below the other: what it took, and its floor, in ms."""
+    """Draw the stages of a cold start as a waterfall: times and lower bounds in ms."""
     figure = Figure(figsize=(8, 4), layout="constrained")
     panel = figure.subplots()
     at_ms = 0.0

@@ -120,9 +120,10 @@ def _lagrangian(at: _Instants, saving: Seconds, gap_size: Seconds, free: Seconds
 
 @dataclass(frozen=True)
 class CappedOutcome:
-    """`overcommitted` counts starts for which busy models alone were too large for the cap.
+    """Result of a replay with a cap.
 
-    They are served all the same, as nobody's request is put off here.
+    `overcommitted` counts starts at which busy models alone exceeded the cap. Such requests are
+    served all the same, as a simulation delays no request.
     """
 
     wasted_gpu_s: float
@@ -263,7 +264,10 @@ class TtlSweep:
 
 
 def sweep_ttls(length_s: Seconds, ttls: Sequence[float], prices: WarmPrices) -> TtlSweep:
-    """Return every TTL from one sort: gaps up to it are idled through, from longer ones it is wasted."""
+    """Compute the cost of every TTL with one sort.
+
+    Shorter gaps are bridged; longer gaps waste the TTL.
+    """
     ttl_s = np.asarray(ttls, np.float64)
     ordered = np.sort(length_s)
     sums = np.concatenate([[0.0], np.cumsum(ordered)])

@@ -357,7 +357,7 @@ def _burstgpt(path: Path, speeds: TokenSpeeds, seed: int) -> Iterator[Request]:
 
 
 def _servegen(path: Path, speeds: TokenSpeeds, seed: int) -> Iterator[Request]:
-    """Arrivals are drawn, as the file holds rates: start, rate, CV, distribution, parameters."""
+    """Draw arrivals, since the file has only rates: start, rate, CV, distribution, parameters."""
     rng = np.random.default_rng(seed)
     with _opened(path) as lines:
         for number, values in enumerate(csv.reader(lines), 1):
