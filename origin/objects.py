@@ -1,14 +1,14 @@
-"""The objects of an origin: streams, the subscriptions to them, chats, the operator's own.
+"""The objects of an origin: streams, subscriptions to them, chats, and the operator's classes.
 
-The setting `objects` names the operator's classes (MODULE:CLASS) that this origin has the code of.
-A wrangler file that an edge deploys says by its migrations which of them there are, each in a
-namespace of its script; what a class is called may change, its objects stay. An object of class
-`deployment` keeps that in the ledger, so that of all edges and origins that are told, one carries a
-step out. It rings when a cron is due.
+The setting `objects` names the operator's classes (MODULE:CLASS) whose code this origin has. A
+wrangler file that an edge deploys says by its migrations which of them exist, each in a namespace
+of its script; a class may be renamed and keeps its objects. An object of class `deployment` stores
+that in the ledger, so that of all edges and origins that are told, one carries out a step. Its
+alarm rings when a cron is due.
 
-A chat is which stream is the latest of a conversation whose id a client has chosen. The edge says
-so when it has opened one, and asks when a client comes back that knows no more than the chat's id.
-What was said is the client's to keep.
+A chat records the latest stream of a conversation whose id a client has chosen. The edge sets it
+when it has opened a stream, and asks for it when a client comes back with only the chat's id. The
+messages are the client's to keep.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def _scheduled(names: list[str], own: Classes) -> list[str]:
 
 
 class DeploymentObject(DurableObject):
-    """What a wrangler file deploys: its classes, their migrations, and crons."""
+    """Deployment of a wrangler file: its classes, their migrations, and crons."""
 
     def __init__(self, context: ObjectContext, own: Classes) -> None:
         super().__init__(context)

@@ -1,8 +1,8 @@
-"""What may be served besides our own token decoder: any Python object that gives outputs.
+"""Producers: Python objects that may be served instead of our own token decoder.
 
-A `Producer` answers one request with a series of outputs and an `End`. How they become logged
-frames is the business of `origin.producers.production`; no producer knows of indexes, frames or
-resumption.
+A `Producer` answers one request with a series of outputs and an `End`.
+`origin.producers.production` turns them into logged frames; a producer knows nothing of indexes,
+frames or resumption.
 
     class Speech:
         about = About(name="speech", fingerprint="speech 1", resumption=Resumption.REPEATS)
@@ -13,9 +13,9 @@ resumption.
 
         async def close(self) -> None: ...
 
-`[origin] producer = "module:factory"` serves what `factory()` gives, or awaits to; it is written
-as Python's entry points are. A producer runs on the event loop of its worker process: what
-computes for long belongs in a thread (`asyncio.to_thread`), or a cancel cannot be heard.
+`[origin] producer = "module:factory"` serves the result of `factory()`, which may be a coroutine;
+it is written like Python's entry points. A producer runs on the event loop of its worker process:
+long computations belong in a thread (`asyncio.to_thread`), or they delay cancels.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class Child:
                 await _stop(process)
 
     def _log_tail(self) -> str:
-        """Return the last lines of the log, indented."""
+        """The last lines of the log, indented."""
         tail = self.log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
         return "\n".join(f"  {line}" for line in tail.splitlines()) or "  (its log is empty)"
 

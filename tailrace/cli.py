@@ -300,7 +300,7 @@ def origin(
 
 
 def _said(context: typer.Context, part: type[Settings]) -> dict[str, Any]:
-    """Return the settings of `part` that were given as options, which go by the same names."""
+    """The settings of `part` that were given as options, which go by the same names."""
     return {name: value for name, value in context.params.items() if name in part.model_fields}
 
 

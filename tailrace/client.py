@@ -147,7 +147,7 @@ def token_header(token: str | None) -> dict[str, str]:
 
 
 def http_error(status: int, headers: Mapping[str, str], body: bytes) -> TailraceError:
-    """Return the error that an HTTP answer tells of, whoever between client and origin wrote it."""
+    """The error that an HTTP answer tells of, whoever between client and origin wrote it."""
     try:
         said = json.loads(body)["error"]
     except (ValueError, KeyError, TypeError):
@@ -206,7 +206,7 @@ class Position:
         self.ended = False
 
     def feed(self, data: bytes) -> list[Logged]:
-        """Return the frames that `data` completes, without those read before, up to a `fault`."""
+        """The frames that `data` completes, without those read before, up to a `fault`."""
         logged: list[Logged] = []
         try:
             for raw in self._splitter.feed(data):
@@ -223,7 +223,7 @@ class Position:
         return logged
 
     def _advance(self, frame: Logged) -> bool:
-        """Return True if the frame is the one that is due, not one that was read before."""
+        """Whether the frame is the one that is due, not one that was read before."""
         if frame.index > self.next_index:
             raise Unavailable(
                 f"frame {frame.index} came where {self.next_index} was due", code="frames_missing"
@@ -482,7 +482,7 @@ class Client:
         idempotency_key: str | None = None,
         **sampling: Unpack[SamplingSettings],
     ) -> Stream:
-        """Return a new stream; it begins when its first frame is asked for.
+        """A new stream; it begins when its first frame is asked for.
 
         Two calls with one `idempotency_key` read the same stream.
         """
@@ -504,7 +504,7 @@ class Client:
         return Stream(self._edges, body=body, idempotency_key=idempotency_key or uuid4().hex)
 
     def resume(self, stream: str, *, after: int | None = None, token: str | None = None) -> Stream:
-        """Return the frames of an existing stream with an index above `after`, or all of them."""
+        """The frames of an existing stream with an index above `after`, or all of them."""
         return Stream(self._edges, stream=stream, after=after, token=token)
 
     async def cancel(self, stream: str, token: str | None = None) -> Status:

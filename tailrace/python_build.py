@@ -99,7 +99,7 @@ _FLAGS = re.compile(r"(PY_)?(CORE_)?(C|LD)FLAGS(_NODIST)?|CONFIGURE_(C|LD)FLAGS(
 
 
 def _options(text: str) -> dict[str, str]:
-    """Return the options that `configure` was given, by name; "yes" for one without a value."""
+    """The options that `configure` was given, by name; "yes" for one without a value."""
     found = {}
     for word in shlex.split(text):
         name, has_value, value = word.partition("=")

@@ -38,7 +38,7 @@ class Look:
 
 
 async def look(http: httpx.AsyncClient, rows: int) -> Look:
-    """Raise TailraceError where the edge does not answer, or not us."""
+    """Raises TailraceError where the edge does not answer, or not us."""
     asked = {"sort": "tokens", "order": "desc", "limit": str(rows)}
     streams, pool, metrics = await asyncio.gather(
         http.get("/v1/admin/streams", params=asked),
@@ -135,7 +135,7 @@ def _rate(before: float | None, now: float | None, seconds: float) -> float | No
 
 
 def _quantile_ms(before: Look, now: Look, quantile: float) -> float | None:
-    """Return the upper bound of the bucket in which it lies; None where nothing has happened."""
+    """The upper bound of the bucket in which it lies; None where nothing has happened."""
     was = dict(_buckets(before))
     grown = [(bound, value - was.get(bound, 0.0)) for bound, value in _buckets(now)]
     total = grown[-1][1] if grown else 0.0

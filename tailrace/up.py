@@ -54,7 +54,7 @@ class CertificateFiles:
 
 
 def development_certificate(folder: Path, now: datetime) -> CertificateFiles:
-    """Return the certificate for localhost in `folder`, made there if none is valid for a day more.
+    """The certificate for localhost in `folder`, made there if none is valid for a day more.
 
     `now` is an aware time. The key's file can be read by its owner only. EC P-256 and at most 14
     days, which is also what a browser asks of a certificate that it is to trust by hash (W3C
@@ -178,7 +178,7 @@ async def serve(
 
 
 def _children(place: Addresses, upstream: UpstreamServer | None, console: Console) -> list[Child]:
-    """Return the origin and the edge, not yet started."""
+    """The origin and the edge, not yet started."""
     logs = place.data / "logs"
     try:
         logs.mkdir(parents=True, exist_ok=True)
@@ -242,7 +242,7 @@ def claim_port(port: int, flag: str, *, quic: bool = False) -> int:
 
 
 def _bind(kind: socket.SocketKind, port: int) -> int | None:
-    """Return the port that could be bound, None if it is taken."""
+    """The port that could be bound, None if it is taken."""
     with socket.socket(socket.AF_INET, kind) as probe:
         if kind == socket.SOCK_STREAM:
             # As servers do: a port in TIME_WAIT is free. For UDP it would allow sharing.

@@ -1,8 +1,8 @@
-"""The streams of an origin as operators see them: those that run or wait, and one as it is stored.
+"""Streams of an origin for operators: lists of active and ended ones, and one stream in detail.
 
-A page is a window of the sorted list, so that looking at ten thousand streams costs no more than
-looking at the fifty that somebody sees. Asked with the cursor of an earlier answer, what has not
-changed since is named only, and of what has ended only what ended since is told.
+A page is a window of the sorted list, so that viewing ten thousand streams costs no more than
+viewing the fifty on screen. A request with the cursor of an earlier answer gets only the names of
+unchanged streams, and of ended streams only those that ended since.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from tailrace.origin.generations.recipe import Recipe
 from tailrace.origin.generations.runs import Runs
 from tailrace.origin.generations.stream import EndedStream, GeneratedStream
 
-if TYPE_CHECKING:  # it needs tokenizers, which only models of our own need
+if TYPE_CHECKING:  # needs tokenizers, which only our own models need
     from tailrace.origin.checkpoint.prompt import PromptReader
 
 MAX_PAGE = 1000
-"""Streams of one page."""
+"""Maximum streams per page."""
 DEFAULT_PAGE = 100
 MAX_OFFSET = 1_000_000
 MAX_TOLD_ENDED = 100
-"""Of the streams that have ended, the last ones."""
+"""Maximum ended streams that are listed, the latest ones."""
 
 MAX_FRAMES = 1000
-"""Of one page."""
+"""Maximum frames per page."""
 TOLD = set(
     "model fingerprint prompt_sha256 max_tokens sampling ignore_eos completes logprobs priority"
     " unread unread_after_s siblings trace".split()
 )
-"""Of a recipe, to whoever may look at a stream: a field that is new may be somebody's words."""
+"""Fields of a recipe that are shown; a new field may hold a user's words, so it is not."""
 TURN = ("role", "content", "tool_calls", "tool_call_id")
-"""What a message of a conversation has, as far as it goes."""
+"""Fields of a message of a conversation that are shown."""
 
 
 class LivePages:
-    """`unix_ms` gives the Unix time of a moment of the metrics' clock."""
+    """Pages of streams; `unix_ms` converts times of the metrics' clock to Unix time."""
 
     def __init__(self, runs: Runs, unix_ms: Callable[[float], int]) -> None:
         self._runs = runs
@@ -78,7 +78,7 @@ class LivePages:
         query.done()
         live = self._runs.table.by_id.values()
         found = [one for one in live if not prefix or one.id.hex().startswith(prefix)]
-        for name, text in wanted.items():  # what is empty is any
+        for name, text in wanted.items():  # an empty filter matches any stream
             if text:
                 found = [one for one in found if self._sorts[name](one) == text]
         found.sort(key=self._sorts[sort], reverse=falls)
@@ -100,17 +100,17 @@ class LivePages:
         }
 
     def live(self, stream: bytes) -> Document | None:
-        """One that runs or waits here."""
+        """Return the row of a stream that runs or waits here."""
         known = self._runs.table.by_id.get(stream)
         return None if known is None else self._row(known)
 
     def ended(self, stream: bytes) -> Document | None:
-        """One that ended here lately."""
+        """Return the row of a stream that ended here recently."""
         found = self._found(stream)
         return None if found is None else self._ended(found)
 
     def frame_ms(self, stream: bytes) -> Callable[[int], int | None]:
-        """When each frame of it was released here, in Unix ms, as far as that is known."""
+        """Return when each frame was released here, in Unix ms, as far as known."""
         live, ended = self._runs.table.by_id.get(stream), self._found(stream)
         known = live or ended
 
@@ -124,7 +124,7 @@ class LivePages:
         return next((one for one in self._runs.table.ended if one.id == stream), None)
 
     def _since(self, cursors: str) -> int:
-        """Return the revision that a cursor of ours names; those of other origins stand beside it."""
+        """Return the revision in a cursor of ours; cursors of other origins stand beside it."""
         for cursor in cursors.split(","):
             incarnation, _, revision = cursor.partition(".")
             if incarnation == self._incarnation and revision.isascii() and revision.isdecimal():
@@ -167,7 +167,7 @@ class LivePages:
 
 
 def unix_clock(now_ms: Callable[[], int], clock: Callable[[], float]) -> Callable[[float], int]:
-    """What turns a moment of `clock`, in seconds, into Unix ms: always into the same."""
+    """Return a function from times of `clock`, in seconds, to Unix ms; it is constant."""
     zero_ms = now_ms() - clock() * 1000
     return lambda at_s: round(zero_ms + at_s * 1000)
 
@@ -185,7 +185,7 @@ def encoded(document: Document) -> bytes:
 
 
 async def stored_document(ledger: Ledger, info: StreamInfo) -> Document:
-    """Without what was said to the model, and what it said."""
+    """Return a stored stream without the texts of prompt and output."""
     recipe = Recipe.model_validate_json(info.recipe)
     record = None
     if info.ended:
@@ -215,7 +215,7 @@ async def stored_document(ledger: Ledger, info: StreamInfo) -> Document:
 
 
 def prompt_document(info: StreamInfo, reader: PromptReader | None) -> Document:
-    """What was said to the model."""
+    """Return the prompt."""
     recipe = Recipe.model_validate_json(info.recipe)
     if recipe.messages:
         listed = [dict(zip(TURN, turn, strict=False)) for turn in recipe.messages]
@@ -226,7 +226,7 @@ def prompt_document(info: StreamInfo, reader: PromptReader | None) -> Document:
 
 
 def _settings(recipe: Recipe) -> Document:
-    """Return the rest of a recipe. A fingerprint and a hash say what, and not what it was."""
+    """Return the rest of a recipe; a text is given by its hash."""
     told = recipe.model_dump(mode="json", include=TOLD)
     told["prompt_tokens"] = len(recipe.prompt_ids)
     told["format"] = None if recipe.format is None else recipe.format[0]

@@ -34,7 +34,7 @@ from tailrace.origin.streams.request import AppendRequest, Place
 
 
 class Decision(Enum):
-    """What to do with a producer's request."""
+    """Decision about a producer's request."""
 
     TAKE = auto()
     DUPLICATE = auto()

@@ -86,7 +86,7 @@ class ObjectFetcher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What happened to a stream: whether it was deleted, and where it ends if it exists.
+    """Update about a stream: whether it was deleted, and where it ends if it exists.
 
     `since` is where it ended before.
     """

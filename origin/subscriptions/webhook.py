@@ -1,14 +1,13 @@
-"""POSTs to webhooks, and keeps them away from what is not on the public internet.
+"""Sends webhooks, and only to addresses on the public internet.
 
-A webhook's URL is a stranger's word about where this process shall connect. So the host's
-addresses are looked up once, checked, and the connection is made to a checked address: a name
-that means another one a moment later (DNS rebinding) changes nothing. No redirect is followed
-and no proxy is used. Deliveries have places in a bounded pool of their own, where a host that does
-not answer takes nothing from the others, and nothing that an answer holds is unpacked.
+A webhook's URL is a stranger's choice of where this process connects (SSRF). So the host's
+addresses are looked up once and checked, and the connection is made to a checked address: a name
+that changes its address afterwards (DNS rebinding) has no effect. Redirects are not followed and
+proxies not used. Deliveries share a bounded pool, in which a host that does not answer does not
+delay others; encoded answers are not decoded.
 
-A look-up cannot be stopped, and one whose name servers are silent takes as long as they let
-it. So look-ups have threads of their own: one must not hold a thread that something else
-waits for, nor the end of the process.
+A look-up cannot be cancelled, and takes as long as silent name servers let it. So look-ups have
+threads of their own, which block neither other work nor the end of the process.
 """
 
 from __future__ import annotations
@@ -34,50 +33,52 @@ from tailrace.ledger.flow.circuit_breaker import CircuitBreaker, CircuitState
 from tailrace.ledger.process.settings import MAX_PORT
 
 FAILURES = 3
-"""Deliveries to a host, one after the other, that get no answer before it is left alone."""
+"""Number of consecutive deliveries without an answer after which a host is paused."""
 FIRST_PAUSE_S = 10.0
-"""Minimum time for which it is left alone; up to twice as long, and longer after each trial that
-fails."""
+"""Minimum of the first pause in seconds; it is up to twice as long, and grows with each failed
+trial."""
 MAX_PAUSE_S = 600.0
 
 MAX_DELIVERIES = 256
-"""Under way at the same time; a half of them for hosts whose last delivery got no answer."""
+"""Maximum deliveries at a time; half of them for hosts whose last delivery got no answer."""
 MAX_DELIVERIES_PER_HOST = 4
-"""Under way to one host at the same time."""
+"""Maximum deliveries to one host at a time."""
 MAX_HOSTS = 4_096
-"""Hosts whose failures are remembered; the one that has failed longest ago is forgotten."""
+"""Maximum hosts whose failures are remembered; the oldest failure is forgotten first."""
 
 MAX_LOOK_UPS = 32
-"""Under way at the same time, those included that nobody waits for any more."""
+"""Maximum look-ups at a time, including abandoned ones."""
 
 TIMEOUT_S = 15.0
-"""For one delivery, from the look-up to the end of the answer."""
+"""Timeout in seconds for one delivery, from the look-up to the end of the answer."""
 CONNECT_TIMEOUT_S = 5.0
-"""Each for a TCP connection and for TLS on it."""
+"""Timeout in seconds for a TCP connection, and for TLS on it."""
 MAX_ANSWER_BYTES = 64 << 10
 SIGNATURE = "webhook-signature"
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolve = Callable[[str, int], Awaitable[list[str]]]
-"""The addresses of a host, for a port; OSError if it has none."""
+"""Function that looks up a host's addresses; raises OSError if it has none."""
 
 _HOST_NAME = re.compile(r"(?=.{1,253}$)([a-z0-9_-]{1,63}\.)*[a-z0-9_-]{1,63}\.?", re.IGNORECASE)
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")  # RFC 6052: the last 32 bits are IPv4
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")  # RFC 6052: the last 32 bits are an IPv4 address
 _GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")
-"""All of IPv6 that has been assigned to the public internet (RFC 4291, 2.4; IANA's registry).
-Everything else holds IPv4 addresses in another spelling, SIIT's `::ffff:0:a.b.c.d` among them, or
-is local, whatever Python says of it."""
+"""All of IPv6 that is assigned to the public internet (RFC 4291, 2.4; IANA's registry).
+
+The rest embeds IPv4 addresses, such as SIIT's `::ffff:0:a.b.c.d`, or is local, even where Python
+disagrees.
+"""
 _AZURE_HOST = ipaddress.ip_address("168.63.129.16")
-"""The host of Azure's machines, which Python takes for a public address."""
+"""Azure's host address, which Python considers public."""
 
 
 class Resting(Unavailable):
-    """The host has not answered lately, and is left alone for now."""
+    """The host has not answered lately, and is paused."""
 
 
 @dataclass(slots=True)
 class Host:
-    """A host, with its deliveries under way. Any answer, also an error, says that it is there."""
+    """A host and its running deliveries. Any answer, even an error, shows that it is alive."""
 
     breaker: CircuitBreaker = field(
         default_factory=lambda: CircuitBreaker(FAILURES, Backoff(FIRST_PAUSE_S, MAX_PAUSE_S))
@@ -86,11 +87,11 @@ class Host:
 
     @property
     def most(self) -> int:
-        """Maximum deliveries at the same time: one while the host is on trial."""
+        """Maximum deliveries at a time: one while the host is on trial."""
         return 1 if self.breaker.state is CircuitState.HALF_OPEN else MAX_DELIVERIES_PER_HOST
 
     def ended(self, *, answered: bool, now: float) -> None:
-        """Note how a delivery went."""
+        """Record the result of a delivery."""
         if answered:
             self.breaker.reset()
         else:
@@ -99,21 +100,21 @@ class Host:
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """A place in the pool, or in its queue; who holds it says whether the host has answered."""
+    """A slot in the pool or its queue; the holder reports if the host has answered."""
 
     host: str
     granted: asyncio.Future[None]
     running: bool = False
     failing: bool = False
-    """The last delivery to the host had no answer."""
+    """True if the last delivery to the host had no answer."""
     answered: bool | None = None
 
 
 class HostPool:
-    """Slots, given in the order of coming to those whose host may have one.
+    """Slots, granted in order of arrival among hosts that may have one.
 
-    Whose host has failed comes after the others, and has half of the places at most: those
-    who answer wait for none who do not.
+    Hosts that failed come after the others, and get at most half of the slots, so that healthy
+    hosts never wait for them.
     """
 
     def __init__(self, now_ms: Callable[[], int], size: int = MAX_DELIVERIES) -> None:
@@ -126,7 +127,7 @@ class HostPool:
 
     @asynccontextmanager
     async def slot(self, host: str) -> AsyncIterator[Slot]:
-        """A place to deliver to `host`, once there is one; Resting if it is left alone."""
+        """Wait for a slot for `host`; raises Resting if the host is paused."""
         slot = Slot(host, asyncio.get_running_loop().create_future())
         self._waiting[slot] = None
         self._grant()
@@ -174,14 +175,14 @@ class HostPool:
         if slot.answered is not None:
             host.ended(answered=slot.answered, now=self._now_ms() / 1000)
         if host.running or host.breaker.failures:
-            self._hosts[slot.host] = host  # the last to be forgotten
+            self._hosts[slot.host] = host  # moved to the end, to be forgotten last
         if len(self._hosts) > MAX_HOSTS:
             idle = next((name for name, host in self._hosts.items() if not host.running), None)
             self._hosts.pop(idle or "", None)
 
 
 class Resolver:
-    """`look_up` raises OSError for a host without an address."""
+    """Looks up hosts; `look_up` raises OSError for a host without an address."""
 
     def __init__(self, most: int = MAX_LOOK_UPS) -> None:
         self._free = asyncio.Semaphore(most)
@@ -190,7 +191,7 @@ class Resolver:
         await self._free.acquire()
         loop = asyncio.get_running_loop()
         found: Future[list[str]] = Future()
-        found.set_running_or_notify_cancel()  # whether anybody waits for it or not
+        found.set_running_or_notify_cancel()  # runs even if it was abandoned meanwhile
 
         def work() -> None:
             try:
@@ -200,7 +201,7 @@ class Resolver:
                 found.set_exception(error)
             except UnicodeError as error:
                 found.set_exception(OSError(f"no name of a host: {error}"))
-            with suppress(RuntimeError):  # the loop is closed: nobody waits
+            with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(self._free.release)
 
         threading.Thread(target=work, name="webhook-look-up", daemon=True).start()
@@ -209,9 +210,9 @@ class Resolver:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """How a POST went: `taken` with a 2xx, `done` if its answer says so.
+    """Result of a POST: `taken` with a 2xx, `done` if the answer says so.
 
-    `answered` if there was an answer, whatever it said.
+    `answered`: there was an answer of any kind.
     """
 
     taken: bool
@@ -221,10 +222,10 @@ class Delivery:
 
 
 class Webhooks:
-    """`hosts` may be called although they are private, or without TLS.
+    """Sends webhooks; `hosts` may be private, or without TLS.
 
-    `resolve` looks hosts up, `tls` says whose certificates are believed (the usual ones),
-    `now_ms` is Unix time.
+    `resolve` looks hosts up, `tls` gives trusted certificates (default: the usual ones), `now_ms`
+    is Unix time.
     """
 
     def __init__(
@@ -248,7 +249,10 @@ class Webhooks:
             await self._client.aclose()
 
     def check(self, text: str) -> httpx.URL:
-        """The URL, if a webhook may have it; CallerError (WEBHOOK_URL_REJECTED) if not."""
+        """Return the URL if webhooks may have it.
+
+        Raises CallerError (WEBHOOK_URL_REJECTED) if not.
+        """
         try:
             url = httpx.URL(text)
         except (httpx.InvalidURL, ValueError) as error:
@@ -267,7 +271,7 @@ class Webhooks:
         return url
 
     async def post(self, text: str, body: bytes, headers: dict[str, str]) -> Delivery:
-        """Deliver; whatever goes wrong is a reason, not an error."""
+        """Deliver; errors are returned as reasons, not raised."""
         try:
             url = self.check(text)
             async with self._pool.slot(url.host.lower()) as slot:
@@ -296,7 +300,7 @@ class Webhooks:
             url.copy_with(host=str(address), fragment=None),
             content=body,
             headers=headers | {"host": url.netloc.decode("ascii"), "accept-encoding": "identity"},
-            # The certificate is that of the name, whatever address it is at.
+            # The certificate must match the name, whatever the address.
             extensions={"sni_hostname": url.raw_host.decode("ascii")},
         )
         response = await http.send(request, stream=True)
@@ -321,7 +325,7 @@ class Webhooks:
 
     def _http(self) -> httpx.AsyncClient:
         if self._client is None:
-            # Connections are not kept: one to an address is not for every name at it.
+            # Connections are not reused: one to an address may not serve another name there.
             limits = httpx.Limits(max_connections=MAX_DELIVERIES, max_keepalive_connections=0)
             self._client = httpx.AsyncClient(
                 verify=self._tls or True,
@@ -334,7 +338,7 @@ class Webhooks:
 
 
 def is_public(address: Address) -> bool:
-    """Return True if everybody may connect there, so that connecting reveals nothing."""
+    """Return True if an address is public, so that connecting to it reveals nothing."""
     if isinstance(address, ipaddress.IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour
         if inner is None and address in _NAT64:
@@ -354,7 +358,7 @@ def _literal(host: str) -> Address | None:
 
 
 async def _read(response: httpx.Response) -> bytes:
-    """What there is of an answer, as far as we want to know it: nothing of an encoded one."""
+    """Read the body of an answer; empty if it is encoded or too long."""
     if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
         return b""
     body = bytearray()

@@ -267,7 +267,7 @@ def _kernel_cache(config: Path | None, data: Path | None) -> KernelCache:
 def _trace(
     name: str, seed: int, days: float, load_s: float | None, config: Path | None
 ) -> tuple[ArrivalTrace, float]:
-    """Return the arrivals, and what a cold start takes: as given, or as was measured."""
+    """The arrivals, and what a cold start takes: as given, or as was measured."""
     from tailrace.origin.pool.history.sqlite_file import is_sqlite
     from tailrace.origin.pool.policies.policies import LOAD_S
     from tailrace.origin.pool.policies.trace import GENERATED, generated, import_trace

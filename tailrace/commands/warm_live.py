@@ -187,7 +187,7 @@ def _ask(
 def _change(
     edge: str, act: str, body: Document, origin: str | None, as_json: bool
 ) -> list[Document]:
-    """Return the origins that have done it; nothing is left to say where JSON was asked for."""
+    """The origins that have done it; nothing is left to say where JSON was asked for."""
     answers = _ask(edge, f"warm/{act}", _of(origin), body)
     if as_json:
         typer.echo(json.dumps({"origins": answers}))

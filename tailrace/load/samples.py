@@ -61,7 +61,7 @@ class Goal:
 
 
 def report(samples: Sequence[Sample], goal: Goal) -> dict[str, Any]:
-    """Return the figures of a run: `requests` has those of each request, by which runs are compared."""
+    """The figures of a run: `requests` has those of each request, by which runs are compared."""
     good = [sample for sample in samples if sample.error is None]
     took_s = max((s.due_s + (s.whole_s or 0.0) for s in samples), default=0.0) or 1.0
     errors: dict[str, int] = {}
