@@ -336,8 +336,15 @@ def files_with_checked_docstrings() -> set[Path]:
     """Return the files that pyproject.toml does not excuse from ruff's rules on docstrings."""
     ruff = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["ruff"]["lint"]
     [excuse] = [key for key, rules in ruff["per-file-ignores"].items() if rules == ["D"]]
-    patterns = excuse.removeprefix("!{").removesuffix("}").split(",")
-    return {path for one in patterns for path in ROOT.glob(one.replace("**", "**/*.py"))}
+    patterns = re.findall(r"((?:[^,{}]|{[^{}]*})+)", excuse.removeprefix("!{").removesuffix("}"))
+    return {path for one in patterns for each in alternatives(one) for path in ROOT.glob(each)}
+
+
+def alternatives(pattern: str) -> list[str]:
+    """Return the patterns of `pathlib` for one of ruff's, which may have a group in braces."""
+    before, _, rest = pattern.replace("**", "**/*.py").partition("{")
+    group, _, after = rest.partition("}")
+    return [f"{before}{choice}{after}" for choice in group.split(",")]
 
 
 def docstrings_of(path: Path) -> Iterator[tuple[int, str]]:
