@@ -25,7 +25,7 @@ NPM_INSTALL := npm install --no-package-lock --ignore-scripts --no-audit --no-fu
 AOT_PATH := $(if $(AOT_TRITON),$(abspath $(VENV)/triton-$(AOT_TRITON)))
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check schemas docs docs-serve aot wheel dist bench-frame bench-decode bench-resume bench-ledger bench-stream-http bench-path bench-edge bench-worker bench-telemetry bench-kill bench-kill-workers bench-engine bench-formats bench-scheduler bench-warm soak soak-edge bench-gpu clean
+.PHONY: help up test check schemas docs docs-serve aot wheel dist bench-frame bench-decode bench-resume bench-ledger bench-stream-http bench-path bench-edge bench-worker bench-telemetry bench-kill bench-kill-workers bench-core bench-engine bench-formats bench-scheduler bench-warm soak soak-edge bench-gpu clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -102,6 +102,9 @@ bench-kill: $(DEV) ## kill a producer 2,000 times and look for all that it was a
 
 bench-kill-workers: $(DEV) ## kill workers 200 times and stop 50 under 32 streams: what was lost, and how long readers wait
 	@$(BIN)/python tests/bench/bench_kill_workers.py $(ARGS)
+
+bench-core: $(DEV) ## simulate models and workers under faults from 100,000 seeds; each one that fails is printed
+	@$(BIN)/python -m tests.origin.simulation.simulation 0 100000 $(ARGS)
 
 bench-engine: $(DEV) ## time the engine on a CPU, and compare 200 cut runs with uncut ones
 	@$(BIN)/python tests/bench/bench_engine.py $(ARGS)

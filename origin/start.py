@@ -25,7 +25,7 @@ from tailrace.origin.config import LedgerConfig, OriginConfig, StreamsConfig
 from tailrace.origin.pool.model_table import Tables
 from tailrace.origin.workers.fork_client import Launcher
 from tailrace.origin.workers.kernel_cache import offer
-from tailrace.origin.workers.liveness import Circuit, Patience
+from tailrace.origin.workers.liveness import Patience
 from tailrace.origin.workers.program import makes_tokens, program, unused
 from tailrace.origin.workers.socket_folder import remove_left_folders
 from tailrace.origin.workers.worker_process import WorkerSlot, worker_environment
@@ -106,9 +106,10 @@ async def _start(
     slots: list[WorkerSlot] = []
     for plan in several:
         slots += slots_of(plan.name, plan.config, launcher, len(slots))
+    if not several:  # a single model is always wanted, so its workers start now
+        slots = slots_of("", config, launcher, 0)
         for slot in slots:
-            slot.rest()  # until its model is wanted, and there is room
-    slots = slots or slots_of("", config, launcher, 0)
+            slot.launch()
     stop = Stop()
     parts = [slot.keep() for slot in slots] + ([launcher.keep()] if launcher else [])
     async with beside(parts) as running:
@@ -140,10 +141,9 @@ def slots_of(
     name: str, config: OriginConfig, launcher: Launcher | None, first: int
 ) -> list[WorkerSlot]:
     """Of one model, numbered from `first` on."""
-    command, circuit = program(config), Circuit()
+    command = program(config)
     patience = Patience(config.worker_silence_s, config.worker_start_s)
     forks = launcher if makes_tokens(config) else None
     return [
-        WorkerSlot(first + nth, command, patience, forks, circuit, name)
-        for nth in range(config.workers)
+        WorkerSlot(first + nth, command, patience, forks, name) for nth in range(config.workers)
     ]

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,8 @@ from tailrace.origin.metrics import Metrics
 from tailrace.origin.objects import OriginObjects, load_classes
 from tailrace.origin.open_ledger import open_ledger
 from tailrace.origin.pool.history.recorder import recorder_of
-from tailrace.origin.serving.served_model import ServedModel, ServedModels
+from tailrace.origin.serving.model_host import ModelHost, Readers, live_pool, single_pool
+from tailrace.origin.serving.plan import KnownModels, ModelPlan
 from tailrace.origin.steady_clock import KeptClock, now_ms
 from tailrace.origin.workers.kernel_cache import KernelCache
 from tailrace.origin.workers.program import makes_tokens
@@ -43,10 +44,6 @@ from tailrace.origin.workers.worker_process import WorkerSlot
 
 if TYPE_CHECKING:
     from tailrace.origin.checkpoint.prompt import PromptReader
-
-if TYPE_CHECKING:  # of several models
-    from tailrace.origin.serving.keeper import ModelKeeper
-    from tailrace.origin.serving.plan import ModelPlan
 
 ADOPT_S = 0.5
 """How often streams of origins that are gone are looked for, and who reads which."""
@@ -74,28 +71,20 @@ async def serve(
     `several` are the models that are served instead of the one of `config`.
     """
     own = load_classes(config.objects)
-    models = [served_model(plan, slots) for plan in several]
-    reader = None if models else _reader_of(config)
+    readers = {plan.name: _reader_of(plan.config) for plan in several} or {"": _reader_of(config)}
     clock = KeptClock(config.data)
     ledger = await open_ledger(retention, config.data, clock, config.reached_at)
     clock.keep()
     way = Way(config.link_address.scheme, config.link_credentials)
     objects = OriginObjects(ledger, streams, clock, way=way, own=own)
     try:
-        served = ServedModels(*models)
-        supervisor = Supervisor(config, retention, ledger, objects, reader, clock, served)
-        if several:
-            supervisor.keep_models(several, served)
-        await supervisor.serve(slots, running, stop)
+        supervisor = Supervisor(
+            config, retention, ledger, objects, clock, slots=slots, readers=readers, plans=several
+        )
+        await supervisor.serve(running, stop)
     finally:
         await objects.close()
         await ledger.close()
-
-
-def served_model(plan: ModelPlan, slots: Sequence[WorkerSlot]) -> ServedModel:
-    model = ServedModel(plan.name, _reader_of(plan.config))
-    model.slots = [slot for slot in slots if slot.model == plan.name]
-    return model
 
 
 def _reader_of(config: OriginConfig) -> PromptReader | None:
@@ -109,7 +98,11 @@ def _reader_of(config: OriginConfig) -> PromptReader | None:
 
 
 class Supervisor:
-    """Wires the parts together and keeps them running."""
+    """Wires the parts together and keeps them running.
+
+    `plans` are the models that are served instead of the one of `config`. `clock_s` and `pace` are
+    the time of the models' core, so that a recorded day can be played in a minute.
+    """
 
     def __init__(
         self,
@@ -117,10 +110,15 @@ class Supervisor:
         retention: LedgerConfig,
         ledger: Ledger,
         objects: OriginObjects,
-        reader: PromptReader | None,
         clock: KeptClock,
-        models: ServedModels | None = None,
+        *,
+        slots: Sequence[WorkerSlot] = (),
+        readers: Readers | None = None,
+        plans: Sequence[ModelPlan] = (),
+        clock_s: Callable[[], float] = time.monotonic,
+        pace: float = 1.0,
     ) -> None:
+        """Create everything; nothing runs before `serve`."""
         self._config = config
         self._clock = clock
         self._retention = retention
@@ -133,80 +131,61 @@ class Supervisor:
             traces=Traces.open(config.traces, "tailrace-origin", "origin.traces")
         )
         self._recorder = recorder_of(retention, config.data, self._metrics.registry)
+        self._slots = slots
+        known = KnownModels(config.data, {plan.name: plan.config for plan in plans})
+        self.models = ModelHost(
+            live_pool(config, plans, known, self._recorder, clock_s)
+            if plans
+            else single_pool(config.workers, clock_s),
+            slots,
+            self._metrics,
+            wait_s=config.cold_wait_s if plans else None,
+            readers=readers,
+            known=known if plans else None,
+            changed=self._say_heartbeat,
+            unix_s=lambda: now_ms() / 1000,
+            pace=pace,
+        )
+        if plans:
+            self._recorder.learner = self.models.learn
         self._runs = Runs(
             ledger,
             config.max_streams,
-            self._say_heartbeat,
+            self.models,
             self._metrics,
             paused_s=retention.retention_s,
             most_wait_s=config.overload_wait_s,
             idle_s=config.idle_stream_s,
             recorder=self._recorder,
-            models=models,
         )
         self.service = Service(
             ledger=ledger,
             objects=objects,
             runs=self._runs,
             keys=TokenKeys.load(config.keys_path),
-            reader=reader,
             config=config,
             retention=retention,
             now_ms=now_ms,
             desk=self._answer_operator,
         )
-        self._slots: list[WorkerSlot] = []
-        self._keeper: ModelKeeper | None = None
         unix_ms = unix_clock(now_ms, self._metrics.clock)
         self._desk = OperatorDesk(
             ledger=ledger,
             runs=self._runs,
             metrics=self._metrics,
             config=config,
-            reader=reader,
             pages=LivePages(self._runs, unix_ms),
             slots=self._slots,
             links=lambda: [link.described() for link in self._links],
             end=self.service.end,
             unix_ms=unix_ms,
+            pool=self.models.live if plans else None,
         )
-
-    def keep_models(
-        self,
-        plans: Sequence[ModelPlan],
-        models: ServedModels,
-        clock: Callable[[], float] = lambda: now_ms() / 1000,
-        pace: float = 1.0,
-    ) -> ModelKeeper:
-        """Several models come and go within their caps from now on, by that clock."""
-        # numpy comes with it, which takes a while to import
-        from tailrace.origin.serving.keeper import ModelKeeper, live_pool
-        from tailrace.origin.serving.plan import KnownModels
-
-        known = KnownModels(self._config.data, {plan.name: plan.config for plan in plans})
-        self._keeper = keeper = ModelKeeper(
-            models,
-            live_pool(self._config, plans, known, self._recorder, clock),
-            known,
-            self._metrics,
-            clock=clock,
-            wait_s=self._config.cold_wait_s,
-            withdraw=self._runs.withdraw,
-            is_open=self._runs.table.by_id.__contains__,
-            pace=pace,
-            changed=self._say_heartbeat,
-        )
-        self._runs.keep_with(keeper)
-        self._recorder.learner = keeper.learn
-        self._desk = replace(self._desk, pool=keeper.live)
-        return keeper
 
     async def _answer_operator(self, asked: str, request: ObjectRequest) -> ObjectResponse:
         return await self._desk.answer(asked, request)
 
-    async def serve(
-        self, slots: Sequence[WorkerSlot], running: Sequence[asyncio.Task[Any]], stop: Stop
-    ) -> None:
+    async def serve(self, running: Sequence[asyncio.Task[Any]], stop: Stop) -> None:
         """Run until a part ends; the first error of a part stops it with that error."""
         address, credentials = self._config.link_address, self._config.link_credentials
         try:
@@ -225,11 +204,9 @@ class Supervisor:
             with exposed(self._metrics.registry, shown, "origin.metrics") as served:
                 if served is not None:
                     log.info("origin.metrics", port=served)
-                self._slots += slots
-                for slot in slots:
+                for slot in self._slots:
                     slot.belong_to(self._runs)
-                if self._keeper is not None:
-                    self._keeper.start()
+                self.models.start()
                 await first_of(
                     *running,
                     self._until(stop),
@@ -241,8 +218,7 @@ class Supervisor:
                     self._failed,
                 )
         finally:
-            if self._keeper is not None:
-                self._keeper.close()
+            self.models.close()
             server.close()
             for link in list(self._links):
                 link.close()
@@ -263,7 +239,7 @@ class Supervisor:
         drain_s = self._config.drain_s
         if drain_s and self._runs.table.count:
             log.info("origin.draining", streams=self._runs.table.count, drain_s=drain_s)
-            self._runs.models.leaving = True
+            self.models.leaving = True
             self._say_heartbeat()
             with suppress(TimeoutError):
                 async with asyncio.timeout(drain_s):
@@ -291,7 +267,7 @@ class Supervisor:
         while True:
             # Each by itself: who reads a stream is looked at although the ledger cannot be read.
             with self._unless_unread():
-                if not self._runs.models.leaving:
+                if not self.models.leaving:
                     await self._runs.restore(await self._ledger.unfinished())
             with self._unless_unread():
                 await self._runs.attend()

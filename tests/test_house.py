@@ -177,7 +177,13 @@ def test_the_base_install_imports_what_it_declares_and_no_more() -> None:
 
 
 def test_an_origin_of_upstream_servers_imports_no_package_of_an_extra() -> None:
-    parts = ("supervisor", "serving.keeper", "workers.text_worker", "producers.upstream", "start")
+    parts = (
+        "supervisor",
+        "serving.model_host",
+        "workers.text_worker",
+        "producers.upstream",
+        "start",
+    )
     result = run_python(
         BLOCKED_IMPORT, packages_of_extras(), *(f"tailrace.origin.{p}" for p in parts)
     )

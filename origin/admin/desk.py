@@ -6,7 +6,6 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import structlog
 
@@ -29,13 +28,8 @@ from tailrace.origin.config import OriginConfig
 from tailrace.origin.generations.callers import generation
 from tailrace.origin.generations.runs import Runs
 from tailrace.origin.metrics import Metrics
+from tailrace.origin.serving.live_pool import LivePool
 from tailrace.origin.workers.worker_process import WorkerSlot
-
-if TYPE_CHECKING:  # needs tokenizers, which only our own models need
-    from tailrace.origin.checkpoint.prompt import PromptReader
-
-if TYPE_CHECKING:  # needs numpy, which an origin of one model does not load
-    from tailrace.origin.serving.live_pool import LivePool
 
 DEFAULT_FRAMES = 200
 MAX_INDEX = 2**63
@@ -56,7 +50,6 @@ class OperatorDesk:
     runs: Runs
     metrics: Metrics
     config: OriginConfig
-    reader: PromptReader | None
     pages: LivePages
     slots: Sequence[WorkerSlot]
     links: Callable[[], list[Document]]
@@ -113,7 +106,7 @@ class OperatorDesk:
         document |= {"live": self.pages.live(stream), "lately": self.pages.ended(stream)}
         if text:
             self._check_text(stream)
-            reader = self.runs.models.reader_of(document["recipe"]["model"], self.reader)
+            reader = self.runs.models.reader(document["recipe"]["model"])
             document |= prompt_document(info, reader)
         return document
 

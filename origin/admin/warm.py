@@ -6,26 +6,24 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from math import inf, isfinite
-from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from tailrace.ledger.errors import Conflict, NotFound, Unavailable
 from tailrace.origin.admin.query import Document, Query, parse_body, require
 from tailrace.origin.admin.streams import state_of
+from tailrace.origin.core.model import ServedModel
+from tailrace.origin.core.states import WorkerState
 from tailrace.origin.generations.runs import Runs
 from tailrace.origin.metrics import CLASSES, Metrics
 from tailrace.origin.pool.history import queries
 from tailrace.origin.pool.history.recorder import HistoryRecorder
 from tailrace.origin.pool.history.schema import COLD, DAY_MS, HOT, HOUR_MS, HistoryStore
-from tailrace.origin.serving.served_model import ServedModels
+from tailrace.origin.serving.live_pool import LivePool
+from tailrace.origin.serving.model_host import ModelHost
 from tailrace.origin.workers.load_spans import ColdStart
 from tailrace.origin.workers.worker_frame import Load
 from tailrace.origin.workers.worker_process import WorkerSlot
-
-if TYPE_CHECKING:  # needs numpy, which an origin of one model does not load
-    from tailrace.origin.pool.kept import KeptModel
-    from tailrace.origin.serving.live_pool import LivePool
 
 TOLD_OF_READY = ("model", "kind", "device", "fingerprint", "context", "load_ms")
 """Fields of a worker's Ready frame that are shown."""
@@ -67,23 +65,24 @@ def pool_document(
 
 def _worker(slot: WorkerSlot, runs: Runs) -> Document:
     ready, starts = slot.ready, runs.starts
+    circuit = runs.models.core.model_of(slot.number).circuit
     return {
         "worker": slot.number,
         "pid": slot.pid,
-        "state": _state(slot),
+        "state": _state(slot, runs.models),
         "stage": None if ready is not None else starts.stage(slot.number),
         **{name: getattr(ready, name, None) for name in TOLD_OF_READY},
         "deaths": starts.deaths[slot.number],
         "fate": starts.fates.get(slot.number),
         "death": slot.death.value if slot.number in starts.fates else None,
-        "circuit": slot.circuit.state.value,
-        "reason": slot.circuit.reason,
+        "circuit": circuit.state.value,
+        "reason": circuit.reason,
     }
 
 
-def _state(slot: WorkerSlot) -> str:
+def _state(slot: WorkerSlot, models: ModelHost) -> str:
     if slot.ready is not None:
-        return "silent" if slot.is_silent else "ready"
+        return "silent" if models.worker(slot).state is WorkerState.SILENT else "ready"
     return "down" if slot.pid is None else "loading"
 
 
@@ -144,9 +143,7 @@ class WarmDesk:
     An origin of one model has none, as its model stays loaded.
     """
 
-    def __init__(
-        self, recorder: HistoryRecorder, models: ServedModels, pool: LivePool | None
-    ) -> None:
+    def __init__(self, recorder: HistoryRecorder, models: ModelHost, pool: LivePool | None) -> None:
         self._recorder = recorder
         self._models = models
         self._pool = pool
@@ -204,14 +201,14 @@ class WarmDesk:
     def _served(self, now_ms: int) -> dict[str, Document]:
         """Return the state of each model."""
         if self._pool is not None:
-            return {one.name: self._state(one, now_ms) for one in self._pool.pool.states()}
+            return {one.name: self._state(one, now_ms) for one in self._pool.pool.models}
         return {
-            one.ready.model: {"tier": HOT if one.up else COLD, "pinned": True}
-            for one in self._models
+            one.ready.model: {"tier": HOT if one.is_up else COLD, "pinned": True}
+            for one in self._models.core.models
             if one.ready is not None
         }
 
-    def _state(self, state: KeptModel, now_ms: int) -> Document:
+    def _state(self, state: ServedModel, now_ms: int) -> Document:
         assert self._pool is not None
         clock_s = self._pool.clock_s()
 
@@ -219,9 +216,9 @@ class WarmDesk:
             return round(now_ms + (at_s - clock_s) * 1e3) if isfinite(at_s) else None
 
         return {
-            "residence": state.residence.value,
+            "residence": state.state.value,
             "tier": state.tier.word,
-            "requests_now": state.visits,
+            "requests_now": len(state.requests),
             "pinned": state.is_pinned,
             "policy": state.policy.name,
             "keep_until_ms": unix_ms(state.keep_until_s if state.is_idle else inf),
@@ -229,7 +226,7 @@ class WarmDesk:
             "prices_s": {tier.word: price for tier, price in state.prices_s.items()},
             "cold_starts": state.cold_starts,
             "loads": state.loads,
-            "requests": state.requests,
+            "requests": state.request_count,
             "wasted_gpu_s": state.wasted_gpu_s,
         }
 

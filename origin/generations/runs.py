@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 
 import structlog
 
@@ -31,9 +30,19 @@ from tailrace.ledger.errors import (
     StreamFull,
     Unavailable,
 )
-from tailrace.ledger.flow.circuit_breaker import CircuitState
 from tailrace.ledger.frame import Caller, FinishReason, Priority, Unread
 from tailrace.ledger.interface import Ledger, Refusal
+from tailrace.origin.core.events import (
+    RequestArrived,
+    RequestEnded,
+    WorkerDied,
+    WorkerExited,
+    WorkerHeard,
+    WorkerLoading,
+    WorkerProved,
+    WorkerSilent,
+)
+from tailrace.origin.core.model import ServedModel
 from tailrace.origin.generations.callers import Allowances, tenant_of
 from tailrace.origin.generations.load_shedding import Overload
 from tailrace.origin.generations.poison_streams import judge
@@ -52,7 +61,7 @@ from tailrace.origin.generations.table import Placed, StreamTable
 from tailrace.origin.metrics import Metrics
 from tailrace.origin.pool.history.recorder import HistoryRecorder, no_history
 from tailrace.origin.pool.history.schema import COLD, HOT
-from tailrace.origin.serving.served_model import ServedModel, ServedModels
+from tailrace.origin.serving.model_host import ModelHost
 from tailrace.origin.workers.load_spans import ColdStarts
 from tailrace.origin.workers.worker_frame import (
     Attend,
@@ -74,50 +83,39 @@ CANCEL_TRIES = 3
 """Takeovers for one cancel: another origin may take the stream over between ours and its end."""
 log = structlog.get_logger("runs")
 
-if TYPE_CHECKING:  # numpy is behind it, which an origin of one model does not load
-    from tailrace.origin.serving.keeper import ModelKeeper
-
 
 class Runs(Owner):
-    """The owner of all worker slots. `changed` is called when readiness may have changed."""
+    """The owner of all worker slots; `models` decides which of them have workers."""
 
     def __init__(
         self,
         ledger: Ledger,
         max_streams: int,
-        changed: Callable[[], None],
+        models: ModelHost,
         metrics: Metrics,
         *,
         paused_s: float = 86_400,
         most_wait_s: float = MOST_WAIT_S,
         idle_s: float = IDLE_STREAM_S,
         recorder: HistoryRecorder | None = None,
-        models: ServedModels | None = None,
     ) -> None:
         """`paused_s` is how long a paused stream is kept; to wait for so long as
         `most_wait_s` to be begun is too long, and makes the origin do less. A stream that nobody
         has read, and that has made nothing, for `idle_s` is ended."""
-        self.models = models or ServedModels()
-        self.keeper: ModelKeeper | None = None
+        self.models = models
         self.readers = Readers(self._touch, metrics.replayed)
         self.recorder = recorder or no_history()
         self.starts = ColdStarts()
         self.allowances = Allowances(metrics.clock)
         self._ledger = ledger
         self._metrics = metrics
-        self._changed = changed
         self.table = StreamTable(max_streams, metrics)
         self.overload = Overload(self.table, metrics, most_wait_s, self.models.is_up)
         self._attendance = Attendance(paused_s)
         self._idle_s = idle_s
         self._left: set[bytes] = set()  # unfinished, and not ours to go on with
-        self._slots: list[WorkerSlot] = []
         self._groups = itertools.count(1)  # of suspects
         self._reading = asyncio.Lock()  # one log at a time
-        states = [*CircuitState]
-        metrics.circuit.set_function(
-            lambda: max(states.index(model.circuit.state) for model in self.models)
-        )
 
     @contextmanager
     def room(
@@ -133,18 +131,27 @@ class Runs(Owner):
         (429) where the caller's tenant has, or has had, as much as it may, NotFound.
         """
         wanted = self.models.find(model)
-        if self.keeper is None:
-            wanted.check_starts(self._metrics.clock())
+        self.models.check_starts(wanted)
         self.overload.admit(priority)
         tenant = tenant_of(caller)
         with self.table.reserved(streams, priority, tenant):
             self.allowances.admit(caller, streams, self.table.unfinished(tenant) - streams)
             yield wanted
 
-    def keep_with(self, keeper: ModelKeeper) -> None:
-        """Models come and go as `keeper` says, which is told of every stream."""
-        self.keeper = keeper
-        self.table.comes, self.table.goes = keeper.arrive, keeper.end
+    @asynccontextmanager
+    async def opening(
+        self, model: ServedModel, stream: bytes, *, known: bool = True
+    ) -> AsyncIterator[str]:
+        """Within, a stream of that id can be opened: see `ModelHost.until_open`.
+
+        It counts as a request for its model, and goes on counting if it was opened.
+        """
+        self.models.happen(RequestArrived(model.name, stream))
+        try:
+            yield await self.models.until_open(model, stream, known=known)
+        finally:
+            if stream not in self.table.by_id:
+                self.models.happen(RequestEnded(model.name, stream))
 
     # ---- streams ----
 
@@ -159,7 +166,7 @@ class Runs(Owner):
                 self.allowances.charge(recipe.tenant, len(recipe.prompt_ids))
                 is_up = self.models.is_up(recipe.model) and not recipe.has_waited
                 self.recorder.arrived(stream, recipe.model, HOT if is_up else COLD)
-                self.table.enqueue(
+                self._enqueue(
                     GeneratedStream(stream, recipe, started=False, asked_s=now, unread=not read)
                 )
         await self._assign()
@@ -182,8 +189,14 @@ class Runs(Owner):
             elif stream.recipe.unread == Unread.PAUSE.word and self.table.is_crowded:
                 paused[id_] = self._metrics.clock()
             elif id_ not in self.table.by_id:
-                self.table.enqueue(stream)
+                self._enqueue(stream)
         await self._assign()
+
+    def _enqueue(self, stream: GeneratedStream) -> None:
+        """Have a stream that was not here wait for a worker of its model."""
+        self.table.enqueue(stream)
+        if (model := self.models.of(stream.recipe.model)) is not None:
+            self.models.happen(RequestArrived(model.name, stream.id, begun=True))
 
     async def cancel(self, stream: bytes) -> None:
         """End a stream; its worker writes the end, or we do where it has none here.
@@ -230,11 +243,7 @@ class Runs(Owner):
 
     async def _assign(self) -> None:
         """Hand over what a worker may take; again, because one that is dropped makes way."""
-        may_take = self.models.may_take if self.models.are_named else None
-        while placed := self.table.place(
-            [slot for slot in self._slots if slot.ready is not None and not slot.is_silent],
-            may_take,
-        ):
+        while placed := self.table.place(self.models.ready_slots(), self.models.may_take):
             # Whoever waits may be cancelled as its worker goes; streams of others are handed over.
             await asyncio.shield(self._hand_over_all(placed))
 
@@ -368,6 +377,8 @@ class Runs(Owner):
     def _forget(self, stream: GeneratedStream) -> None:
         self._attendance.paused.pop(stream.id, None)
         self.table.forget(stream)
+        if (model := self.models.of(stream.recipe.model)) is not None:
+            self.models.happen(RequestEnded(model.name, stream.id))
 
     # ---- what operators see ----
 
@@ -394,12 +405,12 @@ class Runs(Owner):
 
     async def relieve(self, free_memory: float) -> None:
         """Do less, or more again, as things are; called now and then. `free_memory` is a share."""
-        if not self._slots:
+        if not self.models.up_slots():
             return  # who waits, waits for a worker
         before = self.overload.ladder.rung
         longest = self.overload.look(self._metrics.clock(), free_memory)
         if self.overload.ladder.rung is not before:
-            for slot in self._slots:
+            for slot in self.models.up_slots():
                 self.overload.ease(slot)
         if longest is not None and longest.slot is not None:
             longest.slot.send(Halt(), longest.run)
@@ -424,11 +435,10 @@ class Runs(Owner):
         for stream in [s for s in self.table.by_id.values() if is_idle(s, now, self._idle_s)]:
             if stream.ordered or self.table.is_waiting(stream):
                 await self._end_idle(stream)
-        overdue = [] if self.keeper is None else self.keeper.look(self.table.by_id.values(), now)
+        overdue = self.models.overdue(self.table.by_id.values(), now)
         for stream in filter(self.table.is_waiting, overdue):
-            assert self.keeper is not None
             self.table.withdraw(stream)
-            why = self.keeper.why_late(stream.recipe.model)
+            why = self.models.why_late(stream.recipe.model)
             await self._end(stream, FinishReason.FAILED, why, retryable=True)
         for id_ in self._attendance.too_old(now):
             await self.cancel(id_)
@@ -471,7 +481,7 @@ class Runs(Owner):
         if found is None or found.recipe.unread == Unread.RUN.word or stream in self.table.by_id:
             return
         self._attendance.paused.pop(stream, None)
-        self.table.enqueue(found)
+        self._enqueue(found)
 
     def _tell_unread(self, stream: GeneratedStream) -> None:
         """Let its worker know whether it gives way; those that answer in text have no classes."""
@@ -482,28 +492,18 @@ class Runs(Owner):
     # ---- what the workers say ----
 
     def worker_loading(self, slot: WorkerSlot, progress: LoadProgress) -> None:
-        model = self.models.of(slot)
-        model.loading = progress
-        if self.keeper is not None:
-            self.keeper.reached(model, progress.stage)
+        """Note how far a worker's start has come."""
         self.starts.loading(slot.number, progress.stage, self._metrics.clock())
-        self._changed()
+        self.models.happen(WorkerLoading(slot.number, progress))
 
     async def worker_ready(self, slot: WorkerSlot, ready: Ready) -> None:
-        """Give streams to a worker that is ready, unless its slot was put to rest meanwhile."""
-        if not slot.is_wanted or slot.ready is not ready:
+        """Give streams to a worker that is ready, unless it was told to stop meanwhile."""
+        if slot.ready is not ready or not self.models.worker_ready(slot, ready):
             return
-        model = self.models.of(slot)
-        model.ready, model.loading, model.deaths = ready, None, 0
         self.starts.ready(slot.number, self._metrics.clock(), slot.start)
         self.recorder.loaded(slot.number, ready.model, slot.start)
-        self._slots.append(slot)
-        model.up.append(slot)
-        if self.keeper is not None:
-            self.keeper.loaded(model, slot)
         if self.overload.ladder.rung:
             self.overload.ease(slot)
-        self._changed()
         await self._assign()
 
     def worker_begun(self, slot: WorkerSlot, begun: Begun) -> None:
@@ -512,11 +512,12 @@ class Runs(Owner):
             stream.standing.begun = stream.run in begun.runs
 
     def worker_silent(self, slot: WorkerSlot) -> None:
-        self._changed()
+        """Give a worker no streams while it says nothing."""
+        self.models.happen(WorkerSilent(slot.number))
 
     async def worker_heard(self, slot: WorkerSlot) -> None:
-        """It was silent: it may be given streams again."""
-        self._changed()
+        """Give streams again to a worker that was silent."""
+        self.models.happen(WorkerHeard(slot.number))
         await self._assign()
 
     def worker_load(self, slot: WorkerSlot, load: Load) -> None:
@@ -534,6 +535,8 @@ class Runs(Owner):
             await self._stop_refused(slot, refusal)
         for stream, end in self.table.released(made, slot, now, self.allowances):
             self._over(stream, self._metrics.ended_with(end))
+        if self.models.core.model_of(slot.number).circuit.deaths:
+            self.models.happen(WorkerProved(slot.number))
         await self._assign()
 
     async def _stop_refused(self, slot: WorkerSlot, refusal: Refusal) -> None:
@@ -562,44 +565,27 @@ class Runs(Owner):
             self._forget(stream)
 
     async def worker_lost(self, slot: WorkerSlot) -> None:
-        model = self.models.of(slot)
-        if slot in self._slots:
-            self._slots.remove(slot)
-            model.up.remove(slot)
+        """Have the streams of a worker that died wait for another one."""
+        model = self.models.core.model_of(slot.number)
+        if self.models.worker(slot).is_up:
             lost = model.ready.model if model.ready is not None else ""
             self.recorder.changed_tier(slot.number, lost, COLD, slot.fate)
-        model.deaths += 1
-        model.fate, model.circuit, model.loading = slot.fate, slot.circuit, None
         self.starts.lost(slot.number, slot.fate, self._metrics.clock())
         self._metrics.worker_lost(slot.number, slot.death)
-        if self.keeper is not None:
-            self.keeper.lost(model)
         orphans = self.table.take_all_off(slot)
+        self.models.happen(WorkerDied(slot.number, slot.fate))
         blamed = judge([stream.standing for stream in orphans], self._groups)
-        self._changed()
         for stream in orphans:
             if stream.standing in blamed:
                 await self._blame(stream, "died on")
         self.table.wait_again(orphans)
         await self._assign()
 
-    def withdraw(self, slot: WorkerSlot) -> None:
-        """Give a slot no more streams, because its model leaves."""
-        if slot in self._slots:
-            self._slots.remove(slot)
-            self.models.of(slot).up.remove(slot)
-            self._changed()
-
     async def worker_rested(self, slot: WorkerSlot) -> None:
-        """Forget the worker of a slot, which has ended as it was asked to."""
-        self.withdraw(slot)
-        model = self.models.of(slot)
-        model.loading = None
+        """Forget the process of a slot, which has ended as it was told to."""
         self._metrics.worker_left(slot.number)
         self.table.wait_again(self.table.take_all_off(slot))  # none, unless it was given up
-        if self.keeper is not None:
-            self.keeper.rested(model)
-        self._changed()
+        self.models.happen(WorkerExited(slot.number))
 
     async def _blame(self, stream: GeneratedStream, fate: str) -> None:
         stream.standing.blamed += 1

@@ -47,6 +47,7 @@ from tailrace.ledger.links.rights import OF_A_STREAM, Right
 from tailrace.ledger.objects.deployment import DEPLOYMENT
 from tailrace.ledger.objects.object import ObjectRequest, ObjectResponse
 from tailrace.origin.config import LedgerConfig, OriginConfig
+from tailrace.origin.core.model import ServedModel
 from tailrace.origin.generations.admission import admit, asks_of_engine, check_count, request_hash
 from tailrace.origin.generations.callers import (
     TokenKeys,
@@ -61,7 +62,6 @@ from tailrace.origin.generations.callers import (
 from tailrace.origin.generations.recipe import Recipe
 from tailrace.origin.generations.runs import Runs
 from tailrace.origin.generations.stream import TEXT
-from tailrace.origin.serving.served_model import ServedModel
 from tailrace.origin.streams.protocol import generation_id
 from tailrace.origin.subscriptions.request import SUBSCRIPTION, object_of
 
@@ -112,17 +112,12 @@ async def no_desk(asked: str, request: ObjectRequest) -> ObjectResponse:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One origin's streams. `now_ms` is Unix time; `random` draws ids and seeds.
-
-    `reader` is the one model's, unless its workers are of kind `text`; several models have their
-    own.
-    """
+    """One origin's streams. `now_ms` is Unix time; `random` draws ids and seeds."""
 
     ledger: Ledger
     objects: Objects
     runs: Runs
     keys: TokenKeys
-    reader: PromptReader | None
     config: OriginConfig
     retention: LedgerConfig
     now_ms: Callable[[], int]
@@ -148,12 +143,9 @@ class Service:
         with self.runs.room(
             request.n, request.priority, request.caller, model=request.model
         ) as model:
-            if (keeper := self.runs.keeper) is None:
-                info = await self._start(request, model, "", first, key)
-            else:
-                known = model.reader is not None or not asks_of_engine(request)
-                async with keeper.loading(model, first, known=known) as told:
-                    info = await self._start(request, model, told, first, key)
+            known = self._reader_of(model.name) is not None or not asks_of_engine(request)
+            async with self.runs.opening(model, first, known=known) as told:
+                info = await self._start(request, model, told, first, key)
         return self._opened(await self.ledger.info(info.stream), given)
 
     async def _start(
@@ -190,8 +182,8 @@ class Service:
         return await asyncio.to_thread(checked) if _is_long(request) else checked()
 
     def _reader_of(self, model: str) -> PromptReader | None:
-        """None where workers answer in text, or nobody serves this model any more."""
-        return self.runs.models.reader_of(model, self.reader)
+        """Return None where workers answer in text, or nobody serves this model any more."""
+        return self.runs.models.reader(model)
 
     def _new(
         self, stream: bytes, recipe: Recipe, request: Open, key: str | None = None
@@ -349,9 +341,8 @@ class Service:
         )
 
     def _hint(self, hint: Hint, model: str) -> None:
-        """Of one model, or of any where that is empty."""
-        if self.runs.keeper is not None:
-            self.runs.keeper.live.hint(hint, model)
+        """Note that a model may soon be requested, or any where it is empty."""
+        self.runs.models.live.hint(hint, model)
 
     def _hinted(self, call: Call) -> ObjectResponse:
         """A model may soon be asked for."""
@@ -392,13 +383,13 @@ class Service:
             ready=not reasons,
             reasons=reasons,
             models=models.names,
-            devices=tuple({model.ready.device: 0 for model in models if model.ready}),
+            devices=tuple({model.ready.device: 0 for model in models.core.models if model.ready}),
             patience_ms=round(self.retention.patience_s * 1000),
             streams=self.runs.table.count,
             room=self.config.max_streams,
             corrs=CORRS,
             ledger=self.ledger.name,
-            tiers=() if self.runs.keeper is None else self.runs.keeper.tiers(),
+            tiers=models.tiers(),
         )
 
     def _silence(self) -> tuple[str, ...]:

@@ -63,16 +63,13 @@ class Made(NamedTuple):
 class StreamTable:
     """`by_id` holds every stream that runs or waits, or is about to be handed over again.
 
-    `ended` are those that ended here lately, `revision` is that of the last change to any. `comes`
-    is told of the model and id of each stream that is put here, `goes` of the id when it is over.
+    `ended` are those that ended here lately, `revision` is that of the last change to any.
     """
 
     def __init__(self, max_streams: int, metrics: Metrics) -> None:
         self.by_id: dict[bytes, GeneratedStream] = {}
         self.ended: deque[EndedStream] = deque(maxlen=MAX_ENDED)
         self.revision = 0
-        self.comes: Callable[[str, bytes], None] = lambda model, stream: None
-        self.goes: Callable[[bytes], None] = lambda stream: None
         self._max_streams = max_streams
         self._metrics = metrics
         self._reserved: Counter[tuple[str, str]] = Counter()  # by class and tenant
@@ -160,7 +157,6 @@ class StreamTable:
         self.touch(stream)
         self._waiting.append(stream)
         self._metrics.streams.set(len(self.by_id))
-        self.comes(stream.recipe.model, stream.id)
 
     def is_waiting(self, stream: GeneratedStream) -> bool:
         return stream in self._waiting
@@ -256,7 +252,6 @@ class StreamTable:
         self._metrics.streams.set(len(self.by_id))
         self.take_off(stream)
         stream.steering.fail(stream.not_taken())
-        self.goes(stream.id)
 
     # ---- what a step makes ----
 

@@ -114,3 +114,4 @@ class PoolMember:
     load_s: float = LOAD_S
     is_pinned: bool = False
     schedules: tuple[Schedule, ...] = ()
+    workers: int = 1

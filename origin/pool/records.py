@@ -1,4 +1,4 @@
-"""What the pool tells whoever keeps its history. Times are seconds of the pool's clock."""
+"""Records of what the pool did, for its history and log. Times are Unix time in seconds."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from tailrace.origin.core.states import ModelState
 from tailrace.origin.pool.tiers import Tier
 
 
@@ -30,6 +31,25 @@ class TierChange:
     tier: Tier
     reason: str
     took_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StateChange:
+    """A model has come to another state, for this reason."""
+
+    model: str
+    before: ModelState
+    state: ModelState
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CircuitChange:
+    """The circuit breaker of a model's workers has another state: a word of `CircuitState`."""
+
+    model: str
+    state: str
+    reason: str
 
 
 class PoolChoice(StrEnum):
@@ -61,5 +81,5 @@ class PoolDecision:
     prewarm_until_s: float | None = None
 
 
-PoolRecord = ArrivalRecord | TierChange | PoolDecision
+PoolRecord = ArrivalRecord | TierChange | StateChange | CircuitChange | PoolDecision
 KeepRecord = Callable[[PoolRecord], None]

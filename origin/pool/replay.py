@@ -8,15 +8,29 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
 
-from tailrace.origin.pool.warm_pool import PoolOrder, WarmPool
+from tailrace.origin.core.events import (
+    Command,
+    Event,
+    Filled,
+    RecordHistory,
+    RequestArrived,
+    RequestEnded,
+    StartWorker,
+    StopWorker,
+    Tick,
+    WorkerExited,
+    WorkerReady,
+)
+from tailrace.origin.core.pool import ModelPool
+from tailrace.origin.pool.records import KeepRecord
 
 LEAVE_S = 0.1
-"""What it takes until the memory of a model that leaves is free, unless it was measured."""
+"""Time until the memory of a leaving model is free, unless it was measured."""
 MOST_HELD = 100_000
-"""Requests that a shadow keeps in mind; beyond it the oldest one counts as ended."""
+"""Maximum number of requests that a shadow keeps; beyond it the oldest counts as ended."""
 
-_END, _GONE, _LOADED = range(3)
-"""Of the same instant an end comes first, and arrivals after all of these."""
+_ENDED, _EXITED, _LOADED = range(3)
+"""Order of what happens at one instant; arrivals come after all of these."""
 
 
 class PoolReplay:
@@ -24,67 +38,71 @@ class PoolReplay:
 
     def __init__(
         self,
-        pool: WarmPool,
+        pool: ModelPool,
         load_s: Callable[[str], float],
         leave_s: Callable[[str], float] = lambda model: LEAVE_S,
+        keep: KeepRecord = lambda record: None,
     ) -> None:
+        """Create a replay; `keep` gets every record of the pool."""
         self.pool = pool
         self.now = 0.0
-        self._load_s, self._leave_s = load_s, leave_s
-        self._events: list[tuple[float, int, int, Hashable]] = []
+        self._load_s, self._leave_s, self._keep = load_s, leave_s, keep
+        self._events: list[tuple[float, int, int, Event]] = []
         self._waiting: dict[str, list[tuple[Hashable, float]]] = {}
         self._count = 0
 
-    def start(self, now: float) -> None:
+    def start(self, now: float, *, fill: bool = False) -> None:
+        """Begin at a time; `fill` loads as many models as fit, as an origin does."""
         self.now = now
-        self.carry_out(self.pool.tick(now))
+        self.happen(Filled() if fill else Tick())
 
     def request(self, model: str, at: float, service_s: float) -> None:
-        """One that takes so long once it was taken."""
+        """Play a request that takes `service_s` after it was taken."""
         self.advance(at)
         self._count += 1
-        orders = self.pool.arrive(model, self._count, self.now)
+        request = self._count
         if self.pool.of(model).is_ready:
-            self._at(self.now + service_s, _END, self._count)
+            self._at(self.now + service_s, _ENDED, RequestEnded(model, request))
         else:
-            self._waiting.setdefault(model, []).append((self._count, service_s))
-        self.carry_out(orders)
+            self._waiting.setdefault(model, []).append((request, service_s))
+        self.happen(RequestArrived(model, request))
 
     def advance(self, to: float) -> None:
-        """All that happens until then."""
+        """Play everything that happens until a time."""
         while True:
             first = self._events[0][0] if self._events else inf
-            due = max(min(first, self.pool.wake_at(self.now)), self.now)
+            due = max(min(first, self.pool.wake_at()), self.now)
             if due > to or due == inf:
                 break
             self.now = due
-            if first <= due:
-                _, kind, _, what = heappop(self._events)
-                self._happen(kind, what)
-            else:
-                self.carry_out(self.pool.tick(due))
+            self.happen(heappop(self._events)[3] if first <= due else Tick())
         if to != inf:
             self.now = to
 
-    def _happen(self, kind: int, what: Hashable) -> None:
-        if kind == _END:
-            orders = self.pool.end(what, self.now)
-        elif kind == _GONE:
-            orders = self.pool.gone(str(what), self.now)
-        else:
-            orders = self.pool.loaded(str(what), self.now)
-            for request, service_s in self._waiting.pop(str(what), ()):
-                self._at(self.now + service_s, _END, request)
-        self.carry_out(orders)
+    def happen(self, event: Event) -> None:
+        """Report an event to the pool, and play what follows."""
+        self.carry_out(self.pool.handle(event, self.now))
+        if isinstance(event, WorkerReady):
+            model = self.pool.model_of(event.worker).name
+            for request, service_s in self._waiting.pop(model, ()):
+                self._at(self.now + service_s, _ENDED, RequestEnded(model, request))
 
-    def carry_out(self, orders: list[PoolOrder]) -> None:
-        for order in orders:
-            takes_s, kind = (self._load_s, _LOADED) if order.load else (self._leave_s, _GONE)
-            self._at(self.now + takes_s(order.model), kind, order.model)
+    def carry_out(self, commands: list[Command]) -> None:
+        """Play what the commands lead to."""
+        for command in commands:
+            match command:
+                case StartWorker(worker):
+                    took_s = self._load_s(self.pool.model_of(worker).name)
+                    self._at(self.now + took_s, _LOADED, WorkerReady(worker))
+                case StopWorker(worker):
+                    took_s = self._leave_s(self.pool.model_of(worker).name)
+                    self._at(self.now + took_s, _EXITED, WorkerExited(worker))
+                case RecordHistory(record):
+                    self._keep(record)
 
-    def _at(self, time_s: float, kind: int, what: Hashable) -> None:
+    def _at(self, time_s: float, kind: int, event: Event) -> None:
         self._count += 1
-        heappush(self._events, (time_s, kind, self._count, what))
+        heappush(self._events, (time_s, kind, self._count, event))
 
 
 @dataclass(frozen=True)
@@ -97,10 +115,11 @@ class PoolCounts:
     wasted_gpu_s: float
 
     @classmethod
-    def of(cls, pool: WarmPool) -> PoolCounts:
-        states = pool.states()
+    def of(cls, pool: ModelPool) -> PoolCounts:
+        """Count what a pool has done so far."""
+        states = pool.models
         return cls(
-            sum(one.requests for one in states),
+            sum(one.request_count for one in states),
             sum(one.cold_starts for one in states),
             sum(one.loads for one in states),
             sum(one.wasted_gpu_s for one in states),

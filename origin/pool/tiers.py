@@ -1,10 +1,8 @@
-"""How near a model is to answering, and what a model that is kept may become next: a table."""
+"""How much of its start a model still has to go through before it answers."""
 
 from __future__ import annotations
 
-from enum import Enum, IntEnum
-
-from tailrace.ledger.errors import Conflict
+from enum import IntEnum
 
 
 class Tier(IntEnum):
@@ -42,71 +40,3 @@ STAGE_TIERS = {
     "compile": Tier.DEVICE,
 }
 """What a worker has reached by the time that it enters a stage of its start."""
-
-
-class Residence(Enum):
-    """What the pool does with a model."""
-
-    AWAY = "away"
-    QUEUED = "queued"
-    """It is wanted, and there is no room yet."""
-    LOADING = "loading"
-    READY = "ready"
-    DRAINING = "draining"
-    """It takes no more requests, and leaves when those that it has are over: others' turn."""
-    LEAVING = "leaving"
-    RETURNING = "returning"
-    """It is leaving, and was asked for again: it is loaded once it has gone."""
-
-
-class PoolEvent(Enum):
-    WANTED = "wanted"
-    ADMITTED = "admitted"
-    """There is room for it now."""
-    LOADED = "loaded"
-    LOST = "lost"
-    """Its last worker died; its slots start another one."""
-    GIVEN_UP = "given_up"
-    """None of its workers starts; it holds no room until it is tried again."""
-    DRAINED = "drained"
-    """Another one has waited for its room for long enough."""
-    EVICTED = "evicted"
-    GONE = "gone"
-    """Its workers have ended, and their memory is free."""
-
-
-TRANSITIONS: dict[tuple[Residence, PoolEvent], Residence] = {
-    (Residence.AWAY, PoolEvent.WANTED): Residence.QUEUED,
-    (Residence.QUEUED, PoolEvent.WANTED): Residence.QUEUED,
-    (Residence.QUEUED, PoolEvent.ADMITTED): Residence.LOADING,
-    (Residence.QUEUED, PoolEvent.GIVEN_UP): Residence.AWAY,
-    (Residence.LOADING, PoolEvent.WANTED): Residence.LOADING,
-    (Residence.LOADING, PoolEvent.LOADED): Residence.READY,
-    (Residence.LOADING, PoolEvent.LOST): Residence.LOADING,
-    (Residence.LOADING, PoolEvent.GIVEN_UP): Residence.LEAVING,
-    (Residence.READY, PoolEvent.WANTED): Residence.READY,
-    (Residence.READY, PoolEvent.LOADED): Residence.READY,
-    (Residence.READY, PoolEvent.LOST): Residence.LOADING,
-    (Residence.READY, PoolEvent.EVICTED): Residence.LEAVING,
-    (Residence.READY, PoolEvent.DRAINED): Residence.DRAINING,
-    (Residence.DRAINING, PoolEvent.WANTED): Residence.DRAINING,
-    (Residence.DRAINING, PoolEvent.GIVEN_UP): Residence.LEAVING,
-    (Residence.DRAINING, PoolEvent.EVICTED): Residence.LEAVING,
-    (Residence.LEAVING, PoolEvent.WANTED): Residence.RETURNING,
-    (Residence.LEAVING, PoolEvent.GONE): Residence.AWAY,
-    (Residence.RETURNING, PoolEvent.WANTED): Residence.RETURNING,
-    (Residence.RETURNING, PoolEvent.GONE): Residence.QUEUED,
-}
-"""What is not here cannot happen: above all, a model that is loading is never evicted."""
-
-HOLDING_ROOM = frozenset(Residence) - {Residence.AWAY, Residence.QUEUED}
-
-ABOUT_TO_GO = frozenset((Residence.LEAVING, Residence.RETURNING))
-
-
-def follow(before: Residence, event: PoolEvent) -> Residence:
-    """What comes of it; raises Conflict for what the table does not know."""
-    try:
-        return TRANSITIONS[before, event]
-    except KeyError:
-        raise Conflict(f"a model that is {before.value} cannot be {event.value}") from None

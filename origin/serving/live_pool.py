@@ -1,4 +1,7 @@
-"""What operators see of the pool that serves, and change of it; and the shadow beside it."""
+"""The pool that serves: its policies, its history, what operators order, and the shadow beside it.
+
+Every event of an origin's models passes `happen`, so that the history and the shadow miss none.
+"""
 
 from __future__ import annotations
 
@@ -12,35 +15,43 @@ import structlog
 
 from tailrace.ledger.errors import CallerError, ConfigError
 from tailrace.ledger.links.hints import Hint
+from tailrace.origin.core.events import (
+    Command,
+    Event,
+    ModelHinted,
+    ModelPinned,
+    PoliciesSet,
+    RecordHistory,
+    Tick,
+)
+from tailrace.origin.core.pool import ModelPool
 from tailrace.origin.pool.members import PoolMember
 from tailrace.origin.pool.policies.named_policy import named_policy
 from tailrace.origin.pool.policies.policies import KeepAlivePolicy, WarmPrices
 from tailrace.origin.pool.records import (
     ArrivalRecord,
-    KeepRecord,
     PoolDecision,
     PoolRecord,
     TierChange,
 )
 from tailrace.origin.pool.replay import LEAVE_S, PoolCounts, PoolReplay, ShadowPool
 from tailrace.origin.pool.tiers import Tier
-from tailrace.origin.pool.warm_pool import PoolOrder, WarmPool
 from tailrace.origin.serving.pins import Pins
 
 MAX_REMEMBERED = 20_000
-"""Requests that a policy which is applied later learns from."""
+"""Maximum number of requests that are kept for policies that are applied later."""
 
 log = structlog.get_logger("models")
 
-Carry = Callable[[list[PoolOrder]], None]
+CarryOut = Callable[[list[Command]], None]
 Tell = Callable[[PoolRecord, bool], None]
 
 
 class LivePool:
-    """`pool` is what serves, by `policy`, but for models that have their `own` one.
+    """`pool` decides about the models by `policy`, but for those that have their `own` one.
 
-    `carry_out` does what it orders; `tell` gets its records, and what the shadow beside it
-    decides (True). Times are the pool's.
+    `carry_out` gets its commands. `tell` gets its records, and the decisions of the shadow beside
+    it (True). Times are seconds of `clock_s`.
     """
 
     def __init__(
@@ -54,10 +65,11 @@ class LivePool:
         clock_s: Callable[[], float],
         pins: Pins | None = None,
     ) -> None:
-        """`pins` are those of operators, which are forgotten with this object if not given."""
+        """Create a pool; without `pins`, those of operators are forgotten with this object."""
         self.clock_s = clock_s
         self._pins = pins
-        self.carry_out: Carry = lambda orders: None
+        self.carry_out: CarryOut = lambda commands: None
+        self._unix_offset_s = 0.0
         self._members, self._caps, self._own = members, caps, own
         self._policy = policy
         self._prices, self.tell = prices, tell
@@ -65,18 +77,27 @@ class LivePool:
         self._left_s: dict[str, float] = {}
         self._leave_s = LEAVE_S
         self._shadow: tuple[str, float, ShadowPool, PoolCounts] | None = None
-        self.pool = self._pool_of(
-            members, named_policy(policy, prices, "origin.policy"), self._keep
-        )
+        self.pool = self._pool_of(members, named_policy(policy, prices, "origin.policy"))
+
+    def happen(self, event: Event) -> None:
+        """Report an event to the pool, keep its records, and have its commands carried out."""
+        if isinstance(event, Tick) and event.unix_offset_s is not None:
+            self._unix_offset_s = event.unix_offset_s
+        commands = self.pool.handle(event, self.clock_s())
+        for command in commands:
+            if isinstance(command, RecordHistory):
+                self.keep(command.record)
+        self.carry_out(commands)
 
     # ---- what operators ask for ----
 
     def prewarm(self, model: str) -> None:
-        self.carry_out(self.pool.hint(model, Hint.OPERATOR, self.clock_s()))
+        """Load a model as if it were requested soon."""
+        self.happen(ModelHinted(self.pool.of(model).name, Hint.OPERATOR))
 
     async def pin(self, model: str, *, pinned: bool) -> None:
         """Pin a model or unpin it, now and at the next starts of the origin."""
-        self.carry_out(self.pool.pin(model, self.clock_s(), pinned=pinned))
+        self.happen(ModelPinned(model, pinned))
         if self._pins is not None:
             await self._pins.keep(model, pinned=pinned)
 
@@ -84,28 +105,28 @@ class LivePool:
         """Pin what operators have pinned before the origin started, as far as it is possible."""
         for model in () if self._pins is None else self._pins.models:
             try:
-                self.carry_out(self.pool.pin(model, self.clock_s(), pinned=True))
+                self.happen(ModelPinned(model, pinned=True))
             except (CallerError, ConfigError) as error:
                 log.warning("pin.ignored", model=model, error=str(error))
 
     async def apply(self, policy: str, *, shadow: bool) -> None:
-        """It knows what has been asked of late. Models with a policy of their own keep it."""
+        """Use another policy, which learns from recent requests; own policies of models stay."""
         chosen = await self._taught(named_policy(policy, self._prices))
         if shadow:
             self._run_beside(policy, chosen)
         else:
             self._policy = policy
-            self.carry_out(self.pool.use(chosen, self.clock_s()))
+            self.happen(PoliciesSet(chosen))
 
     async def learn(self, past: Sequence[ArrivalRecord]) -> None:
-        """From requests before this one's time, in the order in which they came: all policies."""
+        """Teach all policies with requests of earlier origins, in the order of their arrival."""
         self._recent = deque([*past, *self._recent], MAX_REMEMBERED)
         own = {name: await self._taught(one) for name, one in self._own_policies().items()}
-        self.carry_out(self.pool.use_own(own, self.clock_s()))
+        self.happen(PoliciesSet(None, own))
         name = self._policy
         chosen = await self._taught(named_policy(name, self._prices))
         if name == self._policy:  # an operator has not applied another one meanwhile
-            self.carry_out(self.pool.use(chosen, self.clock_s()))
+            self.happen(PoliciesSet(chosen))
         if self._shadow is not None:
             await self.apply(self._shadow[0], shadow=True)
 
@@ -115,13 +136,19 @@ class LivePool:
 
     def _run_beside(self, name: str, policy: KeepAlivePolicy) -> None:
         now = self.clock_s()
-        pins = {one.name: one.is_pinned for one in self.pool.states()}
+        pins = {one.name: one.is_pinned for one in self.pool.models}
         members = [replace(one, is_pinned=pins[one.name]) for one in self._members]
-        beside = self._pool_of(members, policy, self._keep_of_shadow)
+        beside = self._pool_of(members, policy)
+        beside.handle(Tick(self._unix_offset_s), now)
         pool = self.pool
-        replay = PoolReplay(beside, lambda one: pool.of(one).load_s, lambda one: self._leave_s)
+        replay = PoolReplay(
+            beside,
+            lambda one: pool.of(one).load_s,
+            lambda one: self._leave_s,
+            self._keep_of_shadow,
+        )
         running = ShadowPool(replay, now)
-        self.pool.beside = running
+        self.pool.shadow = running
         self._shadow = name, now, running, PoolCounts.of(self.pool)
 
     def shadow(self) -> dict[str, Any] | None:
@@ -146,16 +173,13 @@ class LivePool:
         }
 
     def hint(self, hint: Hint, model: str) -> None:
-        """Of one model, or of any where that is empty."""
-        names = [one.name for one in self._members if model in ("", one.name)]
-        for name in names:
-            self.carry_out(self.pool.hint(name, hint, self.clock_s()))
+        """Note a hint at a model, or at any where that is empty."""
+        if not model or self.pool.find(model) is not None:
+            self.happen(ModelHinted(model, hint))
 
-    def _pool_of(
-        self, members: Sequence[PoolMember], policy: KeepAlivePolicy, keep: KeepRecord
-    ) -> WarmPool:
+    def _pool_of(self, members: Sequence[PoolMember], policy: KeepAlivePolicy) -> ModelPool:
         own, cost = self._own_policies(), self._prices.cold_cost_gpu_s
-        return WarmPool(members, policy, self._caps, cold_cost_gpu_s=cost, policies=own, keep=keep)
+        return ModelPool(members, policy, self._caps, cold_cost_gpu_s=cost, policies=own)
 
     def _own_policies(self) -> dict[str, KeepAlivePolicy]:
         return {
@@ -165,7 +189,8 @@ class LivePool:
 
     # ---- what it learns ----
 
-    def _keep(self, record: PoolRecord) -> None:
+    def keep(self, record: PoolRecord) -> None:
+        """Keep a record of the pool, and tell it."""
         if isinstance(record, ArrivalRecord):
             self._recent.append(record)
         elif isinstance(record, PoolDecision) and record.choice.value == "evict":

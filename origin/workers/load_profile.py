@@ -96,6 +96,7 @@ async def _start_and_replace(config: OriginConfig) -> tuple[WorkerStart, WorkerS
 
 
 async def _start(slot: WorkerSlot, witness: _Witness) -> WorkerStart:
+    slot.launch()
     fate = await witness.told.get()
     if fate is not None or slot.start is None:
         raise Unavailable(f"the worker cannot start: {fate}")

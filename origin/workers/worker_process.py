@@ -1,9 +1,9 @@
-"""One worker slot of the supervisor: its process, its socket, and its restarts.
+"""One worker slot of the supervisor: its process and its socket.
 
-A slot runs a program of `program` beside this, hears its frames in order and starts a new process
-when one dies, or is killed because it hangs. What the frames mean is the business of the `Owner`.
-A slot begins without one, because a worker takes longer to load than its owner; what it says waits
-for the owner.
+A slot runs a program of `program` beside this when it is told to, hears its frames in order, kills
+it when it hangs, and reports how it ended. Whether another one is started is decided by its owner.
+A slot may be launched before it has an owner, because a worker takes longer to load than that:
+what the worker says waits for the owner.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from pathlib import Path
 import structlog
 
 from tailrace.ledger.errors import FrameError, SchemaMismatch
-from tailrace.ledger.flow.circuit_breaker import CircuitState
 from tailrace.ledger.frame import Hello
 from tailrace.ledger.process.lifecycle import import_environment
 from tailrace.ledger.process.tasks import cancel
@@ -27,8 +26,6 @@ from tailrace.origin.workers import worker_frame
 from tailrace.origin.workers.fork_client import ChildProcess, Launcher, kill, launched
 from tailrace.origin.workers.liveness import (
     LOOK_S,
-    SETTLED_S,
-    Circuit,
     Death,
     Patience,
     Pulse,
@@ -61,35 +58,43 @@ log = structlog.get_logger("worker")
 
 
 class Owner:
-    """Who hears what happens in a slot, as far as it listens."""
+    """Receives the events of a slot. All handlers do nothing by default."""
 
-    def worker_loading(self, slot: WorkerSlot, progress: LoadProgress) -> None: ...
+    def worker_loading(self, slot: WorkerSlot, progress: LoadProgress) -> None:
+        """Note a stage of the worker's start."""
 
-    async def worker_ready(self, slot: WorkerSlot, ready: Ready) -> None: ...
+    async def worker_ready(self, slot: WorkerSlot, ready: Ready) -> None:
+        """Note that the worker may be given streams."""
 
-    def worker_begun(self, slot: WorkerSlot, begun: Begun) -> None: ...
+    def worker_begun(self, slot: WorkerSlot, begun: Begun) -> None:
+        """Note what the worker is at work on."""
 
-    def worker_load(self, slot: WorkerSlot, load: Load) -> None: ...
+    def worker_load(self, slot: WorkerSlot, load: Load) -> None:
+        """Note how busy the worker is."""
 
-    async def worker_step(self, slot: WorkerSlot, step: Step) -> None: ...
+    async def worker_step(self, slot: WorkerSlot, step: Step) -> None:
+        """Store what an engine step made."""
 
-    def worker_silent(self, slot: WorkerSlot) -> None: ...
+    def worker_silent(self, slot: WorkerSlot) -> None:
+        """Note that the worker says nothing."""
 
-    async def worker_heard(self, slot: WorkerSlot) -> None: ...
+    async def worker_heard(self, slot: WorkerSlot) -> None:
+        """Note that a silent worker has said something."""
 
-    async def worker_lost(self, slot: WorkerSlot) -> None: ...
+    async def worker_lost(self, slot: WorkerSlot) -> None:
+        """Note that the process has ended, and was not told to."""
 
-    async def worker_rested(self, slot: WorkerSlot) -> None: ...
+    async def worker_rested(self, slot: WorkerSlot) -> None:
+        """Note that the process has ended as it was told to."""
 
 
 class WorkerSlot:
     """`number` is the slot's place in the pool; `pid` that of its process now, if any; `model`
-    the name of what it serves, where there are several.
+    the name of what it serves, where that is in the settings.
 
-    `program` is the module to run and its settings. `is_silent` while nothing
-    is heard of a worker that should say something; `fate` is what became of the last one, and
-    `death` of which kind that was. Slots of one model share its `circuit`. A slot that `is_resting`
-    starts none until it is woken.
+    `program` is the module to run and its settings. `ready` is what the worker of this process
+    said when it was, `start` how it came to be. `fate` is what became of the last process, and
+    `death` of which kind that was.
     """
 
     def __init__(
@@ -98,21 +103,19 @@ class WorkerSlot:
         program: tuple[str, str],
         patience: Patience | None = None,
         launcher: Launcher | None = None,
-        circuit: Circuit | None = None,
         model: str = "",
     ) -> None:
+        """Create a slot without a process."""
         self.number = number
         self.model = model
-        self.circuit = circuit or Circuit()
         self.pid: int | None = None
         self.ready: Ready | None = None
-        self.is_silent = False
         self.fate = ""
         self.death = Death.EXITED
         self.start: WorkerStart | None = None
-        self.is_resting = False
         self._wanted, self._unwanted = asyncio.Event(), asyncio.Event()
-        self._wanted.set()
+        self._is_launched = False
+        self._is_silent = False
         self._asked_s = 0.0
         self._forked = False
         self._module, self._settings = program
@@ -135,43 +138,38 @@ class WorkerSlot:
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(worker_frame.encode(frame, run))
 
-    @property
-    def is_wanted(self) -> bool:
-        """Whether it is to have a worker."""
-        return self._wanted.is_set()
+    def launch(self) -> None:
+        """Run one process; nothing happens if the last one has not been reported as ended."""
+        if not self._is_launched:
+            self._is_launched = True
+            self._unwanted.clear()
+            self._wanted.set()
 
-    def wake(self) -> None:
-        """Start workers from now on."""
-        self._unwanted.clear()
-        self._wanted.set()
-
-    def rest(self) -> None:
-        """End the worker, which has nothing to do, and start none until it is woken again."""
-        self._wanted.clear()
+    def stop(self) -> None:
+        """End the process that was launched; the owner hears when it is gone."""
         self._unwanted.set()
 
     async def keep(self) -> None:
-        """Run workers in this slot, one after another, until cancelled."""
+        """Run a process each time that one is launched, until cancelled."""
         with socket_folder() as folder:
             path = folder / "worker.sock"
             server = await asyncio.start_unix_server(self._accept, path)
             # Not `async with`: from Python 3.12 on that waits until every client has disconnected.
             with contextlib.closing(server):
                 while True:
-                    wait_s = self.circuit.wait_s(self.number, time.monotonic())
-                    if not self.is_wanted:
-                        await self._rest()
-                    elif wait_s:
-                        with contextlib.suppress(TimeoutError):
-                            await asyncio.wait_for(self._unwanted.wait(), wait_s)
-                    else:
+                    await self._wanted.wait()
+                    self._wanted.clear()
+                    if not self._unwanted.is_set():
                         await self._one_life(path)
+                    await self._report_end()
 
-    async def _rest(self) -> None:
-        self.is_resting = True
-        await (await self._told()).worker_rested(self)
-        await self._wanted.wait()
-        self.is_resting = False
+    async def _report_end(self) -> None:
+        owner = await self._told()
+        self._is_launched = False
+        if self._unwanted.is_set():
+            await owner.worker_rested(self)
+        else:
+            await owner.worker_lost(self)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -183,7 +181,7 @@ class WorkerSlot:
         """Start a worker and hear it until it is gone."""
         oom_kills = count_oom_kills()
         self._connected = asyncio.Queue(1)
-        self._fault, self.is_silent = None, False
+        self._fault, self._is_silent = None, False
         process = await self._start(path)
         self.pid = process.pid
         pulse = Pulse(self._patience, time.monotonic())
@@ -208,7 +206,7 @@ class WorkerSlot:
                 kill(process)  # it has not connected yet, or has not left in time
             self._disconnect()
             await _reap(process, exited)
-        if not self.is_wanted:
+        if self._unwanted.is_set():
             log.info("worker.left", slot=self.number, pid=self.pid, model=self.model)
             self.pid = self.ready = None
             return
@@ -216,10 +214,9 @@ class WorkerSlot:
             if task is not None and not task.cancelled():
                 self._pass_on(task.exception())
         self._bury(process.returncode, count_oom_kills() - oom_kills)
-        await (await self._told()).worker_lost(self)
 
     def _bury(self, status: int | None, oom_kills: int) -> None:
-        """It is gone; say of what it died, to whoever is to start the next one too."""
+        """Note and log of what the process died."""
         told = _fate(status), kind_of_exit(status, oom_kills)
         self.fate, self.death = self._fault or told
         log.warning(
@@ -230,11 +227,6 @@ class WorkerSlot:
             fate=self.fate,
             kind=self.death.value,
         )
-        was_closed = self.circuit.state is CircuitState.CLOSED
-        was_ready = self.ready is not None
-        self.circuit.died(self.number, time.monotonic(), was_ready=was_ready)
-        if was_closed and self.circuit.state is CircuitState.OPEN:
-            log.error("circuit.open", reason=self.circuit.reason, fate=self.fate)
         self.pid = self.ready = None
 
     async def _start(self, path: Path) -> ChildProcess:
@@ -251,13 +243,10 @@ class WorkerSlot:
         """Tell when the worker falls silent; kill it when it hangs, after a traceback if it can."""
         while not pulse.is_hung:
             await asyncio.sleep(LOOK_S)
-            pulse.look(now := time.monotonic())
-            start = None if self.ready is None else self.start
-            if start is not None and now - start.ready_s >= SETTLED_S:
-                self._made()
-            if self.ready is not None and pulse.is_silent and not self.is_silent:
+            pulse.look(time.monotonic())
+            if self.ready is not None and pulse.is_silent and not self._is_silent:
                 log.warning("worker.silent", slot=self.number, pid=self.pid)
-                self.is_silent = True
+                self._is_silent = True
                 (await self._told()).worker_silent(self)
         self._fault = f"hung: it said nothing for {pulse.silence_s:.0f} s", Death.HUNG
         log.error("worker.hung", slot=self.number, pid=self.pid, silence_s=pulse.silence_s)
@@ -305,8 +294,8 @@ class WorkerSlot:
         greeted = False
         while data := await reader.read(READ_BYTES):
             pulse.turn_away()
-            if self.is_silent:
-                self.is_silent = False
+            if self._is_silent:
+                self._is_silent = False
                 await owner.worker_heard(self)
             said = (worker_frame.decode(raw)[1] for raw in splitter.feed(data))
             for frame in worker_frame.together(said):
@@ -324,7 +313,6 @@ class WorkerSlot:
         match frame:
             case Step():
                 await owner.worker_step(self, frame)
-                self._made()
             case Begun():
                 owner.worker_begun(self, frame)
             case Load():
@@ -354,12 +342,6 @@ class WorkerSlot:
                 self._welcoming = asyncio.create_task(owner.worker_ready(self, frame))
             case _:
                 raise FrameError("not expected here", field=type(frame).__name__, offset=0)
-
-    def _made(self) -> None:
-        """The worker has shown that workers live."""
-        if self.circuit.state is not CircuitState.CLOSED:
-            log.info("circuit.closed", slot=self.number)
-        self.circuit.made()
 
     def _started(self, ready: Ready, heard_s: float) -> WorkerStart:
         """From when it was asked for: what the launcher still did then, its process, its own."""

@@ -34,7 +34,9 @@ sys.path.insert(0, str(ROOT))
 from tailrace.ledger.errors import Unavailable  # noqa: E402
 from tailrace.ledger.frame import Open, Sampling  # noqa: E402
 from tailrace.ledger.process.lifecycle import Stop  # noqa: E402
+from tailrace.origin.checkpoint.prompt import PromptReader  # noqa: E402
 from tailrace.origin.config import DEMO_MODEL, LedgerConfig, OriginConfig, StreamsConfig  # noqa: E402
+from tailrace.origin.core.pool import ModelPool  # noqa: E402
 from tailrace.origin.edges.peers import Way  # noqa: E402
 from tailrace.origin.generations.service import Service  # noqa: E402
 from tailrace.origin.objects import OriginObjects  # noqa: E402
@@ -59,13 +61,11 @@ from tailrace.origin.pool.records import (  # noqa: E402
 )
 from tailrace.origin.pool.replay import LEAVE_S, PoolCounts, PoolReplay  # noqa: E402
 from tailrace.origin.pool.tiers import Tier  # noqa: E402
-from tailrace.origin.pool.warm_pool import WarmPool  # noqa: E402
-from tailrace.origin.serving.keeper import ModelKeeper  # noqa: E402
+from tailrace.origin.serving.model_host import ModelHost  # noqa: E402
 from tailrace.origin.serving.plan import first_load_s, planned  # noqa: E402
-from tailrace.origin.serving.served_model import ServedModels  # noqa: E402
 from tailrace.origin.start import launcher_of, slots_of  # noqa: E402
 from tailrace.origin.steady_clock import KeptClock  # noqa: E402
-from tailrace.origin.supervisor import Supervisor, served_model  # noqa: E402
+from tailrace.origin.supervisor import Supervisor  # noqa: E402
 from tests.bench.machine import print_line  # noqa: E402
 from tests.origin.pool.policies.costs import play_trace  # noqa: E402
 
@@ -199,8 +199,6 @@ async def play(policy: str, trace: ArrivalTrace, day_s: float, folder: Path) -> 
         for number, plan in enumerate(plans)
         for slot in slots_of(plan.name, plan.config, launcher, number)
     ]
-    for slot in slots:
-        slot.rest()
     parts = [slot.keep() for slot in slots] + ([launcher.keep()] if launcher else [])
     running: list[asyncio.Task[Any]] = [asyncio.create_task(part) for part in parts]
     ledger_config = LedgerConfig()
@@ -210,17 +208,25 @@ async def play(policy: str, trace: ArrivalTrace, day_s: float, folder: Path) -> 
         ledger, StreamsConfig(), clock, way=Way("unix", config.link_credentials)
     )
     try:
-        served = ServedModels(*(served_model(plan, slots) for plan in plans))
-        supervisor = Supervisor(config, ledger_config, ledger, objects, None, clock, served)
         began = time.monotonic()
-        keeper = supervisor.keep_models(
-            plans, served, lambda: (time.monotonic() - began) * pace, pace
+        supervisor = Supervisor(
+            config,
+            ledger_config,
+            ledger,
+            objects,
+            clock,
+            slots=slots,
+            readers={plan.name: PromptReader(plan.config.model) for plan in plans},
+            plans=plans,
+            clock_s=lambda: (time.monotonic() - began) * pace,
+            pace=pace,
         )
+        models = supervisor.models
         heard = PoolListener()
-        keeper.live.tell = lambda record, of_shadow: heard.hear(record)
-        serving = asyncio.create_task(supervisor.serve(slots, tuple(running), Stop()))
+        models.live.tell = lambda record, of_shadow: heard.hear(record)
+        serving = asyncio.create_task(supervisor.serve(tuple(running), Stop()))
         running.append(serving)
-        return await _asked(policy, trace, supervisor.service, keeper, serving, heard, pace)
+        return await _asked(policy, trace, supervisor.service, models, serving, heard, pace)
     finally:
         for task in running:
             task.cancel()
@@ -233,7 +239,7 @@ async def _asked(
     policy: str,
     trace: ArrivalTrace,
     service: Service,
-    keeper: ModelKeeper,
+    models: ModelHost,
     serving: asyncio.Task[None],
     heard: PoolListener,
     pace: float,
@@ -262,17 +268,17 @@ async def _asked(
             await heard.told.wait()
 
     def is_quiet() -> bool:
-        return not any(state.visits for state in keeper.pool.states())
+        return not any(model.requests for model in models.core.models)
 
     # The models are there for the first time before the day begins, so that all are known.
     await until(lambda: bool(heard.records))
     for model in trace.names:
         await ask(model)
     await until(is_quiet)
-    begun_s = keeper.live.clock_s()
+    begun_s = models.live.clock_s()
     asking: list[asyncio.Task[None]] = []
     for model, at_s in zip(trace.model.tolist(), trace.arrival_s.tolist(), strict=True):
-        wait_s = (begun_s + at_s - keeper.live.clock_s()) / pace
+        wait_s = (begun_s + at_s - models.live.clock_s()) / pace
         if wait_s > 0:
             await asyncio.sleep(wait_s)
         if serving.done():
@@ -280,7 +286,7 @@ async def _asked(
         asking.append(asyncio.create_task(ask(trace.names[model])))
     await asyncio.gather(*asking)
     await until(is_quiet)
-    return _held_against(policy, trace, heard, PoolCounts.of(keeper.pool), refused)
+    return _held_against(policy, trace, heard, PoolCounts.of(models.core), refused)
 
 
 def _held_against(
@@ -324,13 +330,13 @@ def seen(names: tuple[str, ...], heard: PoolListener) -> ArrivalTrace:
     )
 
 
-class LatePool(WarmPool):
+class LatePool(ModelPool):
     """Looks at what is due by itself as late as the real one did."""
 
     late: Sequence[tuple[float, float]] = ()
 
-    def wake_at(self, now: float) -> float:
-        due_s = super().wake_at(now)
+    def wake_at(self) -> float:
+        due_s = super().wake_at()
         return due_s + nearest(self.late, due_s, 0.0)
 
 
@@ -353,8 +359,7 @@ def recorded(policy: str, names: tuple[str, ...], heard: PoolListener) -> PoolRe
 
 def _simulated(replay: PoolReplay, trace: ArrivalTrace) -> int:
     """Cold starts, of an origin that begins at the replay's time."""
-    replay.start(replay.now)
-    replay.carry_out(replay.pool.fill(replay.now))
+    replay.start(replay.now, fill=True)
     play_trace(replay, trace)
     return PoolCounts.of(replay.pool).cold_starts
 

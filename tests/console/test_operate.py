@@ -24,7 +24,7 @@ from tests.console.conftest import Scene
 from tests.console.pages import DESKTOP, PHONE, visiting
 from tests.e2e.processes import Edge, running
 from tests.edge.scripted_origin import ScriptedOrigin
-from tests.origin.stage import RECIPE
+from tests.origin.stage import RECIPE, host_of
 
 pytestmark = pytest.mark.anyio
 
@@ -259,7 +259,8 @@ async def crowd(tmp_path: Path) -> AsyncIterator[Runs]:
     """The streams of an origin, each a second younger than the one before."""
     ledger = await SqliteLedger.open(tmp_path / "ledger.db", lambda: 1000)
     clock = iter(range(10**9))
-    runs = Runs(ledger, 2 * MANY, lambda: None, Metrics(lambda: float(next(clock))))
+    metrics = Metrics(lambda: float(next(clock)))
+    runs = Runs(ledger, 2 * MANY, host_of([], metrics), metrics)
     await runs.start(*((id_of(number), RECIPE) for number in range(MANY)))
     yield runs
     await ledger.close()

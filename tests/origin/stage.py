@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 
 from tailrace.ledger.frame import (
     Durability,
@@ -15,9 +16,12 @@ from tailrace.ledger.frame import (
 )
 from tailrace.ledger.interface import NewStream
 from tailrace.ledger.sqlite.ledger import SqliteLedger
+from tailrace.origin.core.events import Tick
+from tailrace.origin.core.states import WorkerState
 from tailrace.origin.generations.recipe import Recipe, packed_ids, prompt_hash
 from tailrace.origin.generations.runs import Runs
 from tailrace.origin.metrics import Metrics
+from tailrace.origin.serving.model_host import ModelHost, single_pool
 from tailrace.origin.workers.worker_frame import Begun, Emission, Frame, Halt, Ready, Step
 from tailrace.origin.workers.worker_frame import encode as encode_order
 from tailrace.origin.workers.worker_process import WorkerSlot
@@ -40,9 +44,8 @@ RECIPE = Recipe(
 class Slot(WorkerSlot):
     """A slot whose worker is the test: it keeps what it is sent."""
 
-    def __init__(self, number: int, runs: Runs) -> None:
+    def __init__(self, number: int) -> None:
         super().__init__(number, ("", ""))
-        self.belong_to(runs)
         self.sent: list[tuple[int, Frame]] = []
         self.ordered = asyncio.Event()
         self.halted = asyncio.Event()
@@ -59,6 +62,16 @@ class Slot(WorkerSlot):
         return self.sent[-1]
 
 
+def host_of(
+    slots: Sequence[WorkerSlot], metrics: Metrics, changed: Callable[[], None] = lambda: None
+) -> ModelHost:
+    """The one model of an origin, whose workers are being started."""
+    pool = single_pool(len(slots), metrics.clock)
+    host = ModelHost(pool, slots, metrics, changed=changed)
+    host.start()
+    return host
+
+
 class Stage:
     """A ledger, its runs, and a few slots."""
 
@@ -67,20 +80,34 @@ class Stage:
         self.changes = 0
         self.metrics = Metrics(lambda: self.clock_s)
         self.clock_s = 0.0
-        self.runs = Runs(ledger, max_streams=4, changed=self._count, metrics=self.metrics)
-        self.slots = [Slot(number, self.runs) for number in range(2)]
+        self.slots = [Slot(number) for number in range(2)]
+        self.models = host_of(self.slots, self.metrics, self._count)
+        self.runs = Runs(ledger, 4, self.models, self.metrics)
 
     def _count(self) -> None:
         self.changes += 1
 
     async def ready(self, slot: Slot, ready: Ready = READY) -> None:
+        self._started(slot)
         slot.ready = ready
         await self.runs.worker_ready(slot, ready)
 
+    def _started(self, slot: Slot) -> None:
+        """Let so much time pass that the circuit breaker has a process of this slot started."""
+        while self.models.worker(slot).state is WorkerState.WAITING:
+            self.clock_s = self.models.core.wake_at()
+            self.models.happen(Tick())
+
     async def lost(self, slot: Slot) -> None:
+        self._started(slot)
         slot.ready = None
         slot.fate = slot.fate or "ended by SIGKILL"
         await self.runs.worker_lost(slot)
+
+    async def rested(self, slot: Slot) -> None:
+        """The worker has ended as it was told to."""
+        slot.ready = None
+        await self.runs.worker_rested(slot)
 
     def begun(self, slot: Slot, *streams: bytes) -> None:
         """The worker says that it is at work on these; on all that it has, if none are given."""

@@ -34,7 +34,7 @@ async def test_edges_hear_at_the_pace_that_goes_with_the_lease(
     ledger = await SqliteLedger.open(tmp_path / "ledger.db", now_ms)
     objects = OriginObjects(ledger, StreamsConfig(), now_ms)
     config = OriginConfig(data=tmp_path)
-    supervisor = Supervisor(config, retention, ledger, objects, None, KeptClock(tmp_path))
+    supervisor = Supervisor(config, retention, ledger, objects, KeptClock(tmp_path))
     did: list[float | str] = []
 
     async def sleep(seconds: float) -> None:
@@ -65,7 +65,7 @@ async def test_an_origin_goes_on_while_its_ledger_cannot_be_read(
         await ledger.create(NewStream(stream, "x" * 200, Durability.PROCESS, 60))
     objects = OriginObjects(ledger, StreamsConfig(), now_ms)
     config = OriginConfig(data=tmp_path)
-    supervisor = Supervisor(config, LedgerConfig(), ledger, objects, None, KeptClock(tmp_path))
+    supervisor = Supervisor(config, LedgerConfig(), ledger, objects, KeptClock(tmp_path))
     disk.misread = misread
     waits: list[float] = []
 

@@ -23,7 +23,7 @@ from tailrace.origin.generations.presence import UNREAD_GRACE_S
 from tailrace.origin.generations.runs import IDLE_STREAM_S, Runs
 from tailrace.origin.metrics import Metrics
 from tailrace.origin.workers.worker_frame import Attend, Halt, Run, Steer
-from tests.origin.stage import READY, RECIPE, A, B, Slot, Stage
+from tests.origin.stage import READY, RECIPE, A, B, Slot, Stage, host_of
 
 pytestmark = pytest.mark.anyio
 
@@ -42,8 +42,9 @@ class Audience(Stage):
 
     def renew(self) -> None:
         """Another origin on the same ledger."""
-        self.runs = Runs(self.ledger, 4, self._count, self.metrics, paused_s=PAUSED_S)
-        self.slots = [Slot(0, self.runs)]
+        self.slots = [Slot(0)]
+        self.models = host_of(self.slots, self.metrics, self._count)
+        self.runs = Runs(self.ledger, 4, self.models, self.metrics, paused_s=PAUSED_S)
 
     async def later(self, seconds: float) -> None:
         self.clock_s += seconds
@@ -237,8 +238,8 @@ async def test_a_worker_is_told_who_gives_way(stage: Audience) -> None:
 
 async def test_less_urgent_streams_leave_room_for_more_urgent_ones(tmp_path: Path) -> None:
     ledger = await SqliteLedger.open(tmp_path / "ledger.db", lambda: 0)
-    runs = Runs(ledger, 16, lambda: None, Metrics())
-    slot = Slot(0, runs)
+    slot, metrics = Slot(0), Metrics()
+    runs = Runs(ledger, 16, host_of([slot], metrics), metrics)
     slot.ready = READY
     await runs.worker_ready(slot, READY)
     with runs.room(12, Priority.BATCH):

@@ -24,6 +24,7 @@ from tailrace.origin.workers.worker_process import WorkerSlot
 async def main(link: str, data: str, settings: str) -> None:
     config = OriginConfig(link=link, data=Path(data), max_streams=1024)
     slot = WorkerSlot(0, ("tests.bench.path.worker", settings))
+    slot.launch()
     running = [asyncio.create_task(slot.keep())]
     look_less_often()
     await serve(config, LedgerConfig(), StreamsConfig(), [slot], running, Stop())

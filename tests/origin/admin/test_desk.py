@@ -37,7 +37,6 @@ class House(Stage):
             runs=self.runs,
             metrics=self.metrics,
             config=OriginConfig(max_streams=4, **settings),
-            reader=None,
             pages=LivePages(self.runs, lambda at_s: round(at_s * 1000)),
             slots=self.slots,
             links=list,
@@ -68,7 +67,7 @@ async def ledger(tmp_path: Path) -> AsyncIterator[SqliteLedger]:
 
 
 @pytest.fixture
-def house(ledger: SqliteLedger) -> House:
+async def house(ledger: SqliteLedger) -> House:
     return House(ledger)
 
 

@@ -15,18 +15,24 @@ from tailrace.ledger.errors import TailraceError
 from tailrace.origin.admin.query import Query
 from tailrace.origin.admin.simulation import simulate
 from tailrace.origin.admin.warm import WarmDesk
+from tailrace.origin.core.events import (
+    Command,
+    StartWorker,
+    StopWorker,
+    WorkerDied,
+    WorkerReady,
+)
+from tailrace.origin.metrics import Metrics
 from tailrace.origin.pool.history.recorder import HistoryRecorder
 from tailrace.origin.pool.history.schema import DAY_MS, HOT, Keeping
 from tailrace.origin.pool.history.sqlite_file import SqliteHistory
 from tailrace.origin.pool.members import PoolMember
 from tailrace.origin.pool.policies.policies import WarmPrices
 from tailrace.origin.pool.records import PoolRecord
-from tailrace.origin.pool.warm_pool import PoolOrder
 from tailrace.origin.serving.live_pool import LivePool
-from tailrace.origin.serving.served_model import ServedModel, ServedModels
-from tailrace.origin.workers.worker_process import WorkerSlot
+from tailrace.origin.serving.model_host import ModelHost
 from tests.origin.pool.history.test_stores import NOON_MS, Pool
-from tests.origin.stage import READY
+from tests.origin.stage import READY, Slot, host_of
 
 pytestmark = pytest.mark.anyio
 
@@ -40,16 +46,18 @@ class Office:
         self.live = LivePool(
             members, "ttl-60", {"cpu": 2.0}, WarmPrices(), {}, self._tell, lambda: 100.0
         )
+        models = ModelHost(self.live, [], Metrics())
         self.live.carry_out = self._carry_out
-        self.desk = WarmDesk(pool.recorder, ServedModels(), self.live)
+        self.desk = WarmDesk(pool.recorder, models, self.live)
 
     def _tell(self, record: PoolRecord, of_shadow: bool) -> None:
         self.pool.recorder.record(record, shadow=of_shadow)
 
-    def _carry_out(self, orders: list[PoolOrder]) -> None:
-        for order in orders:
-            assert order.load
-            self.live.pool.loaded(order.model, 100.0)
+    def _carry_out(self, commands: list[Command]) -> None:
+        for command in commands:
+            assert not isinstance(command, StopWorker)
+            if isinstance(command, StartWorker):
+                self.live.happen(WorkerReady(command.worker))
 
     async def ask(self, asked: str, body: Any = None) -> dict[str, Any]:
         part, _, query = asked.partition("?")
@@ -112,17 +120,18 @@ async def test_what_cannot_be_is_refused(office: Office, asked: str, body: Any, 
 
 async def test_an_origin_of_one_model_says_that_it_stays_loaded(tmp_path: Path) -> None:
     recorder = HistoryRecorder(None, "here", Keeping(DAY_MS, 1000), lambda: NOON_MS)
-    model = ServedModel()
-    desk = WarmDesk(recorder, ServedModels(model), None)
+    slot, metrics = Slot(0), Metrics()
+    models = host_of([slot], metrics)
+    desk = WarmDesk(recorder, models, None)
     told = await desk.answer("", Query("http://operator/"), "GET", b"")
     assert (told["pool"], told["problem"]) == (False, "ledger.history_days is 0")
     assert told["models"] == []  # it has not said yet what it serves
-    model.ready, model.up = READY, [WorkerSlot(0, ("", ""))]
+    models.worker_ready(slot, READY)
     for tier in ("hot", "cold"):
         told = await desk.answer("", Query("http://operator/"), "GET", b"")
         [one] = told["models"]
         assert (one["model"], one["tier"], one["pinned"]) == ("demo", tier, True)
-        model.up = []
+        models.happen(WorkerDied(0, "killed"))
     for part, method, says in (("pin", "POST", "no orders"), ("explain", "GET", "no history")):
         with pytest.raises(TailraceError, match=says):
             await desk.answer(part, Query("http://operator/?"), method, b"")

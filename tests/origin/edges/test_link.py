@@ -149,12 +149,12 @@ class House(Stage):
         self.fatal: list[LedgerFailed] = []
         self.links: set[EdgeLink] = set()
         self.now = 1000
+        self.models.readers[""] = PromptReader(model)
         self.service = Service(
             ledger=ledger,
             objects=self.objects,
             runs=self.runs,
             keys=TokenKeys({"k": bytes(32)}),
-            reader=PromptReader(model),
             config=OriginConfig(require_token=require_token),
             retention=LedgerConfig(retention_s=60),
             now_ms=lambda: self.now,
@@ -287,7 +287,7 @@ async def test_a_long_text_to_steer_with_is_tokenised_off_the_event_loop_or_not_
     client = await house.greeted()
     stream = (await opened(client)).stream
     reader = Noting(checkpoint)
-    service = replace(house.service, reader=reader)
+    service, house.models.readers[""] = house.service, reader
     for size in (MAX_STEER_CHARS, MAX_STEER_CHARS + 1):
         with pytest.raises(TooLarge):
             await service.steer(Steer(stream, None, "a" * size))
@@ -304,7 +304,7 @@ async def test_a_chat_template_runs_off_the_event_loop(house: House, tmp_path: P
         threads.append(threading.current_thread())
         return datetime(2026, 3, 1, tzinfo=UTC)
 
-    service = replace(house.service, reader=PromptReader(model, now))
+    service, house.models.readers[""] = house.service, PromptReader(model, now)
     await service.open(replace(REQUEST, prompt=None, messages=(Message("user", "Hi"),)))
     assert len(threads) == 1
     assert threads[0] is not threading.current_thread()
@@ -451,7 +451,7 @@ async def test_a_stream_with_an_output_format_is_not_steered(
 async def test_a_stream_that_must_call_a_tool_is_not_steered(house: House, tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path / "model")
     (model / "chat_template.jinja").write_text("{{ messages[0].content }}")
-    service = replace(house.service, reader=PromptReader(model))
+    service, house.models.readers[""] = house.service, PromptReader(model)
     tools = Tools('[{"name":"now"}]', ToolChoice.REQUIRED)
     chat = replace(REQUEST, prompt=None, messages=(Message("user", "Hi"),), tools=tools)
     answer = await service.open(chat)

@@ -24,11 +24,13 @@ from tailrace.ledger.frame import (
     Token,
     encode,
 )
+from tailrace.origin.core.events import Tick
+from tailrace.origin.core.states import WorkerState
 from tailrace.origin.generations.poison_streams import TOGETHER_DEATHS
 from tailrace.origin.generations.runs import MAX_DEATHS
 from tailrace.origin.generations.stream_log import History
-from tailrace.origin.serving.served_model import FAILED_STARTS
-from tailrace.origin.workers.liveness import MOST_DEATHS
+from tailrace.origin.serving.model_host import FAILED_STARTS
+from tailrace.origin.workers.liveness import MOST_DEATHS, OPEN_MAX_S
 from tailrace.origin.workers.worker_frame import (
     MAX_WORKER_FRAME_BYTES,
     Ask,
@@ -118,26 +120,29 @@ async def test_a_worker_that_dies_while_it_is_given_a_stream_is_not_sent_it(stag
     assert one.last[0] == stage.runs.table.by_id[A].run
 
 
-async def test_a_worker_that_is_ready_after_its_slot_was_put_to_rest_gets_no_streams(
+async def test_a_worker_that_is_ready_after_it_was_told_to_stop_gets_no_streams(
     stage: Stage,
 ) -> None:
     one = stage.slots[0]
-    one.rest()
+    stage.models.core.workers[one.number].state = WorkerState.STOPPING
     await stage.ready(one)
     await stage.start(A)
     assert one.sent == []
     assert not stage.runs.models.is_up("demo")
-    one.wake()
+    await stage.rested(one)
+    stage.models.core.workers[one.number].state = WorkerState.STARTING
     await stage.ready(one)
     assert [type(order) for _, order in one.sent] == [Run]
     await stage.lost(one)
     assert not stage.runs.models.is_up("demo")  # it was listed once
 
 
-async def test_a_slot_at_rest_is_not_listed_any_more(stage: Stage) -> None:
+async def test_the_streams_of_a_worker_that_was_told_to_stop_wait_for_another_one(
+    stage: Stage,
+) -> None:
     one, _ = await stage.running(A)
-    one.ready = None
-    await stage.runs.worker_rested(one)
+    stage.models.core.workers[one.number].state = WorkerState.STOPPING
+    await stage.rested(one)
     assert not stage.runs.models.is_up("demo")
     await stage.start(B)
     await stage.ready(stage.slots[1])
@@ -544,28 +549,31 @@ async def test_readiness_tells_what_is_awaited(stage: Stage) -> None:
 
 async def test_readiness_and_clients_are_told_of_a_crash_loop(stage: Stage) -> None:
     slot = stage.slots[0]
-    await stage.ready(slot)
     for _ in range(MOST_DEATHS):
-        slot.circuit.died(slot.number, stage.clock_s, was_ready=True)
+        await stage.ready(slot)
         await stage.lost(slot)
     [reason] = stage.runs.models.reasons
     assert reason == (
         f"{MOST_DEATHS} workers in a row died and had made nothing; it is tried again; "
-        f"{MOST_DEATHS} died before, the last: ended by SIGKILL"
+        "1 died before, the last: ended by SIGKILL"
     )
+    for _ in range(FAILED_STARTS - 1):
+        stage.clock_s += OPEN_MAX_S
+        stage.models.happen(Tick())
+        await stage.lost(slot)
     with pytest.raises(Unavailable, match="ended by SIGKILL") as error, stage.runs.room():
         pass
     assert stage.metrics.registry.get_sample_value("tailrace_circuit_state") == 2
     assert error.value.min_retry_ms is not None
-    assert error.value.min_retry_ms >= slot.circuit.retry_s(stage.clock_s) * 1000
+    assert error.value.min_retry_ms >= stage.models.find("").circuit.retry_s(stage.clock_s) * 1000
 
 
 async def test_readiness_tells_that_all_workers_are_silent(stage: Stage) -> None:
     for slot in stage.slots:
         await stage.ready(slot)
-        slot.is_silent = True
+        stage.runs.worker_silent(slot)
     reasons = [stage.runs.models.reasons]
-    stage.slots[0].is_silent = False
+    await stage.runs.worker_heard(stage.slots[0])
     reasons.append(stage.runs.models.reasons)
     assert reasons == [("all workers are silent for over 5 s",), ()]
 
@@ -574,14 +582,13 @@ async def test_a_silent_worker_is_given_no_stream_until_it_is_heard(stage: Stage
     one, two = stage.slots
     for slot in stage.slots:
         await stage.ready(slot)
-    one.is_silent = True
+    stage.runs.worker_silent(one)
     for stream in (A, B):
         await stage.start(stream)
     assert (len(one.sent), len(two.sent)) == (0, 2)
-    two.is_silent = True
+    stage.runs.worker_silent(two)
     await stage.start(C)
     assert (len(one.sent), len(two.sent)) == (0, 2)
-    one.is_silent = False
     await stage.runs.worker_heard(one)
     assert (len(one.sent), len(two.sent)) == (1, 2)
 

@@ -23,7 +23,7 @@ SMALL = RetentionSettings(max_stream_bytes=150)
 
 
 @pytest.fixture
-def other(stage: Stage) -> Stage:
+async def other(stage: Stage) -> Stage:
     """Another origin on the same ledger."""
     return Stage(stage.ledger)
 

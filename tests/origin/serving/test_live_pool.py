@@ -7,12 +7,12 @@ import pytest
 
 from tailrace.ledger.errors import CallerError
 from tailrace.ledger.links.hints import Hint
+from tailrace.origin.core.events import Command, RecordHistory
+from tailrace.origin.core.states import ModelState
 from tailrace.origin.pool.members import PoolMember
 from tailrace.origin.pool.policies.policies import WarmPrices
 from tailrace.origin.pool.records import PoolDecision, PoolRecord
 from tailrace.origin.pool.replay import PoolReplay
-from tailrace.origin.pool.tiers import Residence
-from tailrace.origin.pool.warm_pool import PoolOrder
 from tailrace.origin.serving.live_pool import LivePool
 
 pytestmark = pytest.mark.anyio
@@ -36,9 +36,13 @@ class Played:
             lambda record, of_shadow: self.told.append((record, of_shadow)),
             lambda: self.player.now,
         )
-        self.player = PoolReplay(self.live.pool, lambda model: LOAD_S)
-        self.live.carry_out = self.player.carry_out
+        self.player = PoolReplay(self.live.pool, lambda model: LOAD_S, keep=self.live.keep)
+        self.live.carry_out = self.carry_out
         self.player.start(0.0)
+
+    def carry_out(self, commands: list[Command]) -> None:
+        """The live pool has kept the records already."""
+        self.player.carry_out([one for one in commands if not isinstance(one, RecordHistory)])
 
     def requests(self, count: int, mean_s: float, seed: int = 1) -> None:
         """So many, of each model in turn, at random times from now on."""
@@ -47,8 +51,8 @@ class Played:
         for nth, one in enumerate(at_s.tolist()):
             self.player.request(NAMES[nth % 3], one, float(rng.exponential(5.0)))
 
-    def residence(self, model: str) -> Residence:
-        return self.live.pool.of(model).residence
+    def state(self, model: str) -> ModelState:
+        return self.live.pool.of(model).state
 
 
 async def test_a_shadow_predicts_what_its_policy_comes_to_when_it_is_applied() -> None:
@@ -61,7 +65,7 @@ async def test_a_shadow_predicts_what_its_policy_comes_to_when_it_is_applied() -
     seen = served.live.shadow()
     assert seen is not None and seen["policy"] == "ttl-2"
     assert seen["requests"] == seen["real_requests"] == 600
-    realised = sum(state.cold_starts for state in applied.live.pool.states()) / 600
+    realised = sum(state.cold_starts for state in applied.live.pool.models) / 600
     assert seen["cold_rate"] == pytest.approx(realised, rel=0.1)
     assert seen["real_cold_rate"] != pytest.approx(realised, rel=0.1)  # they do differ
     of_shadow = [record for record, is_shadow in served.told if is_shadow]
@@ -84,7 +88,7 @@ async def test_a_policy_that_is_applied_has_learnt_from_what_was_asked_before() 
 async def test_a_model_keeps_its_own_policy_whatever_is_applied() -> None:
     played = Played("greedy-dual", {"b": "ttl-0"})
     await played.live.apply("break-even", shadow=False)
-    assert [state.policy.name for state in played.live.pool.states()] == [
+    assert [state.policy.name for state in played.live.pool.models] == [
         "break-even",
         "ttl-0",
         "break-even",
@@ -98,15 +102,15 @@ async def test_operators_prewarm_and_pin_and_edges_hint() -> None:
     await played.live.pin("a", pinned=True)
     played.live.hint(Hint.MODELS, "")  # of any: there is room for one more
     played.player.advance(2 * LOAD_S)
-    ready = [name for name in NAMES if played.residence(name) is Residence.READY]
+    ready = [name for name in NAMES if played.state(name) is ModelState.READY]
     assert ready == ["a", "b"]
     played.live.hint(Hint.RECONNECT, "gone")  # of a stream whose model is served no more
     played.player.advance(1000.0)
-    assert played.residence("a") is Residence.READY
-    assert played.residence("b") is Residence.AWAY
+    assert played.state("a") is ModelState.READY
+    assert played.state("b") is ModelState.AWAY
     await played.live.pin("a", pinned=False)
     played.player.advance(1001.0)
-    assert played.residence("a") is Residence.AWAY
+    assert played.state("a") is ModelState.AWAY
 
 
 async def test_what_cannot_be_applied_is_refused_with_what_can() -> None:
@@ -128,8 +132,8 @@ async def test_what_cannot_be_applied_is_refused_with_what_can() -> None:
             Played(name)
         with pytest.raises(CallerError, match=rf"models\.b\.policy: {told}"):
             Played("ttl-0", {"b": name})
-    orders: list[PoolOrder] = []
-    played.live.carry_out = orders.extend
+    commands: list[Command] = []
+    played.live.carry_out = commands.extend
     with pytest.raises(CallerError, match="no model is called 'x'"):
         played.live.prewarm("x")
-    assert orders == []
+    assert commands == []

@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.ledger.flow.circuit_breaker import CircuitState
 from tailrace.ledger.frame import StreamEnd, Token
 from tailrace.ledger.frame import decode as decode_client
 from tailrace.origin.config import OriginConfig
-from tailrace.origin.workers.liveness import MOST_DEATHS, Death, Patience
+from tailrace.origin.workers.liveness import Death, Patience
 from tailrace.origin.workers.program import program
 from tailrace.origin.workers.worker_frame import Ask, Ready, Step
 from tailrace.origin.workers.worker_process import Owner, WorkerSlot
@@ -59,15 +58,16 @@ class Owned(Owner):
 
     async def worker_lost(self, slot: WorkerSlot) -> None:
         self.losses.put_nowait(slot.fate)
+        slot.launch()
 
     async def worker_rested(self, slot: WorkerSlot) -> None:
         self.rests.put_nowait(slot.pid)
 
     def worker_silent(self, slot: WorkerSlot) -> None:
-        self.silences.put_nowait(slot.is_silent)
+        self.silences.put_nowait(True)
 
     async def worker_heard(self, slot: WorkerSlot) -> None:
-        self.silences.put_nowait(slot.is_silent)
+        self.silences.put_nowait(False)
 
     def ask(self, run: int, prompt: str) -> None:
         self.slot.send(Ask(recipe(prompt).model_dump_json(), "", 0), run)
@@ -83,6 +83,7 @@ async def owned(
     producer: str, *, filter_place: str | None = None, patience: Patience | None = None
 ) -> AsyncIterator[Owned]:
     it = Owned(producer, patience or Patience(), filter_place)
+    it.slot.launch()
     keeping = asyncio.create_task(it.slot.keep())
     try:
         async with asyncio.timeout(TIMEOUT_S):
@@ -115,31 +116,30 @@ async def test_a_worker_that_dies_with_unread_orders_is_replaced() -> None:
     await asyncio.gather(*(killed_with_unread_orders() for _ in range(SLOTS)))
 
 
-async def test_a_slot_at_rest_has_no_worker_until_it_is_woken_and_that_is_no_death() -> None:
+async def test_a_stopped_slot_has_no_worker_until_it_is_launched_and_that_is_no_death() -> None:
     async with owned("echo") as it:
         await it.readies.get()
         first = it.pid
-        it.slot.rest()
+        it.slot.stop()
         assert await it.rests.get() is None  # its process is gone by then
         with pytest.raises(ProcessLookupError):
             os.kill(first, 0)
-        assert it.slot.is_resting
-        assert (it.slot.circuit.deaths, it.losses.empty()) == (0, True)
-        it.slot.wake()
+        assert it.losses.empty()
+        it.slot.launch()
         await it.readies.get()
         assert it.pid != first
         it.ask(1, "read")
         await it.ended.wait()
 
 
-async def test_a_worker_that_has_not_connected_when_its_slot_rests_never_becomes_ready() -> None:
+async def test_a_worker_that_has_not_connected_when_it_is_stopped_never_becomes_ready() -> None:
     async with owned("echo") as it:
         while it.slot.pid is None:  # noqa: ASYNC110
             await asyncio.sleep(0)
-        it.slot.rest()
+        it.slot.stop()
         assert await it.rests.get() is None
         assert it.readies.empty()
-        it.slot.wake()
+        it.slot.launch()
         await it.readies.get()
 
 
@@ -218,13 +218,30 @@ async def test_a_worker_that_holds_its_loop_up_ends_itself_with_a_traceback(
     assert "in produce" in capfd.readouterr().err
 
 
-async def test_a_worker_that_cannot_start_says_why_and_is_not_started_for_ever() -> None:
+async def test_a_worker_that_cannot_start_says_why() -> None:
     async with owned("no_such_module:make") as it:
-        for _ in range(MOST_DEATHS):
-            assert it.slot.circuit.state is CircuitState.CLOSED
-            assert "No module named 'no_such_module'" in await it.losses.get()
-            assert it.slot.death is Death.START
-        assert it.slot.circuit.state is CircuitState.OPEN
+        assert "No module named 'no_such_module'" in await it.losses.get()
+        assert it.slot.death is Death.START
+
+
+async def test_a_slot_that_is_launched_twice_runs_one_process_and_ends_with_it() -> None:
+    async with owned("echo") as it:
+        await it.readies.get()
+        it.slot.launch()
+        it.slot.stop()
+        assert await it.rests.get() is None
+        assert (it.readies.empty(), it.slot.pid) == (True, None)
+
+
+async def test_a_slot_that_is_stopped_before_its_process_began_says_that_it_is_at_rest() -> None:
+    it = Owned(f"{PRODUCERS}:echo", Patience(), None)
+    it.slot.launch()
+    it.slot.stop()
+    keeping = asyncio.create_task(it.slot.keep())
+    async with asyncio.timeout(TIMEOUT_S):
+        assert await it.rests.get() is None
+    keeping.cancel()
+    await asyncio.wait((keeping,))
 
 
 def written_from_the_docs(folder: Path) -> None:

@@ -32,5 +32,5 @@ def play_trace(replay: PoolReplay, trace: ArrivalTrace) -> None:
     rows = (trace.model.tolist(), trace.arrival_s.tolist(), trace.duration_s.tolist())
     for model, at, service_s in zip(*rows, strict=True):
         replay.request(trace.names[model], at, service_s)
-    while any(one.visits for one in replay.pool.states()):
+    while any(one.requests for one in replay.pool.models):
         replay.advance(replay._events[0][0])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -13,25 +14,31 @@ from structlog.testing import capture_logs
 from tailrace.ledger.errors import Unavailable
 from tailrace.ledger.flow.circuit_breaker import CircuitState
 from tailrace.origin.config import DEMO_MODEL, OriginConfig
+from tailrace.origin.core.events import (
+    RequestArrived,
+    RequestEnded,
+    Tick,
+    WorkerDied,
+    WorkerExited,
+)
+from tailrace.origin.core.model import TURN_S, ServedModel
+from tailrace.origin.core.states import ModelState, WorkerState
+from tailrace.origin.generations.runs import Runs
 from tailrace.origin.generations.stream import GeneratedStream
 from tailrace.origin.metrics import Metrics
 from tailrace.origin.pool.history.sqlite_file import SqliteHistory
-from tailrace.origin.pool.kept import TURN_S
 from tailrace.origin.pool.members import PoolMember
 from tailrace.origin.pool.policies.policies import WarmPrices
 from tailrace.origin.pool.records import PoolDecision, PoolRecord
-from tailrace.origin.pool.tiers import Residence
-from tailrace.origin.pool.warm_pool import PoolOrder
-from tailrace.origin.serving.keeper import ModelKeeper
 from tailrace.origin.serving.live_pool import LivePool
+from tailrace.origin.serving.model_host import ModelHost
 from tailrace.origin.serving.pins import Pins
 from tailrace.origin.serving.plan import KnownModel, KnownModels, first_load_s
-from tailrace.origin.serving.served_model import ServedModel, ServedModels
 from tailrace.origin.workers.load_spans import FORKED, LoadStage, WorkerStart
 from tailrace.origin.workers.worker_frame import Ready
 from tailrace.origin.workers.worker_process import WorkerSlot
 from tests.origin.pool.history.test_stores import Pool
-from tests.origin.stage import READY, RECIPE, A, B
+from tests.origin.stage import READY, RECIPE, A, B, C
 
 pytestmark = pytest.mark.anyio
 
@@ -47,21 +54,13 @@ class Troupe:
         now_s: float = 1000.0,
         cap: float = 1.0,
     ) -> None:
-        self.models = [ServedModel(name) for name in ("one", "two")]
-        for number, model in enumerate(self.models):
-            slot = WorkerSlot(number, ("", ""), model=model.name)
-            slot.circuit = model.circuit
-            slot.rest()
-            slot.is_resting = True
-            model.slots = [slot]
         self.now_s = now_s
         self.told: list[PoolDecision] = []
         self._news = asyncio.Event()
-        self.open: set[bytes] = set()
         self.metrics = Metrics()
-        configs = {model.name: OriginConfig(producer="a:b") for model in self.models}
+        names = ("one", "two")
         live = LivePool(
-            [PoolMember(model.name, load_s=3.0) for model in self.models],
+            [PoolMember(name, load_s=3.0) for name in names],
             policy,
             {"cpu": cap},
             WarmPrices(60.0),
@@ -70,18 +69,32 @@ class Troupe:
             lambda: self.now_s,
             Pins(folder),
         )
-        self.pool = live.pool
-        self.known = known = KnownModels(folder, configs)
-        self.keeper = ModelKeeper(
-            ServedModels(*self.models),
+        self.core = live.pool
+        self.known = KnownModels(folder, {name: OriginConfig(producer="a:b") for name in names})
+        self.slots = [WorkerSlot(number, ("", ""), model=name) for number, name in enumerate(names)]
+        self.host = ModelHost(
             live,
-            known,
+            self.slots,
             self.metrics,
-            clock=lambda: self.now_s,
             wait_s=wait_s,
-            withdraw=lambda slot: None,
-            is_open=self.open.__contains__,
+            known=self.known,
+            unix_s=lambda: self.now_s,
         )
+        self.models = list(self.core.models)
+        ledger: Any = None  # nothing is stored here
+        self.runs = Runs(ledger, 4, self.host, self.metrics)
+
+    def start(self) -> None:
+        self.host.start()
+
+    def arrive(self, model: str, stream: bytes, *, begun: bool = True) -> None:
+        self.host.happen(RequestArrived(model, stream, begun))
+
+    def end(self, model: str, stream: bytes) -> None:
+        self.host.happen(RequestEnded(model, stream))
+
+    def tick(self) -> None:
+        self.host.happen(Tick())
 
     def _hear(self, record: PoolRecord, of_shadow: bool) -> None:
         if isinstance(record, PoolDecision):
@@ -96,52 +109,48 @@ class Troupe:
 
     def wanted(self) -> list[str]:
         """The models that are to have workers."""
-        return [model.name for model in self.models if model.slots[0].is_wanted]
+        without = (WorkerState.RESTING, WorkerState.STOPPING)
+        return [model.name for model in self.models if model.workers[0].state not in without]
 
     def load(self, model: ServedModel, ready: Ready = READY) -> None:
         """Its worker says that it is ready."""
-        [slot] = model.slots
-        assert slot.is_wanted
-        slot.is_resting = False
-        model.ready, model.up = ready, [slot]
-        self.keeper.loaded(model, slot)
+        assert model.workers[0].state is WorkerState.STARTING
+        assert self.host.worker_ready(self.slots[model.workers[0].number], ready)
 
     def fail(self, model: ServedModel) -> None:
-        """Its workers die until no more are started for a long time."""
-        model.up = []
+        """Its workers die until no more are started for a while."""
         while model.circuit.state is not CircuitState.OPEN:
-            model.circuit.died(0, 1e12, was_ready=False)
-            model.fate = "out of memory"
-            self.keeper.lost(model)
+            while model.workers[0].state is WorkerState.WAITING:
+                self.now_s = self.core.wake_at()
+                self.tick()
+            self.host.happen(WorkerDied(model.workers[0].number, "out of memory"))
 
     def leave(self, model: ServedModel) -> None:
         """Its worker has ended."""
-        [slot] = model.slots
-        assert not slot.is_wanted
-        model.up, slot.is_resting = [], True
-        self.keeper.rested(model)
+        assert model.workers[0].state is WorkerState.STOPPING
+        self.host.happen(WorkerExited(model.workers[0].number))
 
 
 async def test_who_asks_for_a_cold_model_waits_until_another_has_left(tmp_path: Path) -> None:
     troupe = Troupe(tmp_path)
     one, two = troupe.models
-    troupe.keeper.start()
+    troupe.start()
     troupe.load(one)
     two.ready = READY  # it was loaded before
-    troupe.keeper.arrive("one", A)
+    troupe.arrive("one", A)
     async with asyncio.TaskGroup() as tasks:
-        troupe.keeper.arrive("two", B)
-        waiting = tasks.create_task(troupe.keeper.begin(two))
+        troupe.arrive("two", B)
+        waiting = tasks.create_task(troupe.host.until_open(two, B))
         await asyncio.sleep(0)
         assert troupe.wanted() == ["one"]  # a stream of it runs
-        troupe.keeper.end(A)
+        troupe.end("one", A)
         assert troupe.wanted() == []  # its room is not free yet
         troupe.leave(one)
         assert troupe.wanted() == ["two"]
     assert waiting.result() == "'two' is being loaded, which takes about 3.0 s"
     troupe.load(two)
-    assert await troupe.keeper.begin(two) == ""
-    [_, tier] = troupe.keeper.tiers()
+    assert await troupe.host.until_open(two, B) == ""
+    [_, tier] = troupe.host.tiers()
     assert (tier.model, tier.tier, tier.expected_ms, tier.reason) == ("two", "hot", 0, "")
     value = troupe.metrics.registry.get_sample_value
     assert value("tailrace_model_loads_total", {"model": "two"}) == 1
@@ -149,19 +158,33 @@ async def test_who_asks_for_a_cold_model_waits_until_another_has_left(tmp_path: 
     assert value("tailrace_model_tier", {"model": "two"}) == 5
 
 
+async def test_a_request_at_the_moment_at_which_its_model_begins_to_drain_is_served(
+    tmp_path: Path,
+) -> None:
+    troupe = Troupe(tmp_path)
+    one, _ = troupe.models
+    troupe.start()
+    troupe.load(one)
+    troupe.arrive("one", A)
+    troupe.arrive("two", B, begun=False)
+    troupe.now_s += TURN_S
+    async with troupe.runs.opening(one, C) as told:
+        assert (one.state, told) == (ModelState.DRAINING, "")
+
+
 async def test_edges_do_not_take_a_model_that_drains_for_warm(tmp_path: Path) -> None:
     troupe = Troupe(tmp_path)
     one, _ = troupe.models
-    troupe.keeper.start()
+    troupe.start()
     troupe.load(one)
-    troupe.keeper.arrive("one", A)
-    troupe.keeper.arrive("two", B, begun=False)
-    assert [tier.tier for tier in troupe.keeper.tiers()] == ["hot", "cold"]
+    troupe.arrive("one", A)
+    troupe.arrive("two", B, begun=False)
+    assert [tier.tier for tier in troupe.host.tiers()] == ["hot", "cold"]
     troupe.now_s += TURN_S
-    troupe.pool.tick(troupe.now_s)
-    assert [tier.tier for tier in troupe.keeper.tiers()] == ["host", "cold"]
+    troupe.tick()
+    assert [tier.tier for tier in troupe.host.tiers()] == ["host", "cold"]
     assert troupe.wanted() == ["one"]  # whose stream runs
-    troupe.keeper.end(A)
+    troupe.end("one", A)
     troupe.leave(one)
     assert troupe.wanted() == ["two"]
 
@@ -172,17 +195,17 @@ async def test_a_first_load_is_waited_for_however_long_its_guess_and_its_reader_
     troupe = Troupe(tmp_path, wait_s=2.0)  # a load is taken to take 3 s
     one, _ = troupe.models
     async with asyncio.TaskGroup() as tasks:
-        waiting = tasks.create_task(held(troupe.keeper, one))
+        waiting = tasks.create_task(held(troupe.runs, one))
         await asyncio.sleep(0)
         # What does not hang on its worker is opened meanwhile.
-        told = await troupe.keeper.begin(one)
+        told = await troupe.host.until_open(one, A)
         assert told == "'one' is being loaded, for the first time: how long that takes is not known"
         troupe.load(one)  # which was ordered
     assert waiting.result().startswith("'one' was waited for ")
 
 
-async def held(keeper: ModelKeeper, model: ServedModel) -> str:
-    async with keeper.loading(model, A, known=False) as told:
+async def held(runs: Runs, model: ServedModel) -> str:
+    async with runs.opening(model, A, known=False) as told:
         return told
 
 
@@ -197,11 +220,11 @@ async def test_a_load_that_takes_longer_than_one_waits_is_refused_at_once(tmp_pa
     one, _ = troupe.models
     one.ready = READY
     with pytest.raises(Unavailable, match="'one' is being loaded") as refused:
-        async with troupe.keeper.loading(one, A):
+        async with troupe.runs.opening(one, A):
             pass
     assert (refused.value.code, refused.value.min_retry_ms or 0) >= ("loading", 3000)
-    assert troupe.pool.of("one").residence is Residence.LOADING  # who asks again finds it
-    assert troupe.pool.of("one").visits == 0
+    assert troupe.core.of("one").state is ModelState.LOADING  # who asks again finds it
+    assert troupe.core.of("one").requests == {}
 
 
 async def test_a_model_whose_workers_die_makes_room_and_is_tried_when_it_is_time(
@@ -209,41 +232,37 @@ async def test_a_model_whose_workers_die_makes_room_and_is_tried_when_it_is_time
 ) -> None:
     troupe = Troupe(tmp_path)
     one, two = troupe.models
-    troupe.keeper.start()
-    while one.circuit.state is CircuitState.CLOSED:
-        one.circuit.died(0, 1e12, was_ready=False)
-        one.fate = "out of memory"
-        troupe.keeper.lost(one)
-    assert troupe.pool.of("one").residence is Residence.LEAVING
-    troupe.keeper.arrive("two", B)
-    troupe.leave(one)
+    troupe.start()
+    troupe.fail(one)
+    assert troupe.core.of("one").state is ModelState.AWAY
+    troupe.arrive("two", B)
     troupe.load(two)
-    assert await troupe.keeper.begin(two) == ""
+    assert await troupe.host.until_open(two, B) == ""
     with pytest.raises(Unavailable, match="no worker of 'one' can start: out of memory"):
-        async with troupe.keeper.loading(one, A):
+        async with troupe.runs.opening(one, A):
             pass
-    assert "out of memory" in troupe.keeper.tiers()[0].reason
+    assert "out of memory" in troupe.host.tiers()[0].reason
 
 
 async def test_a_pin_is_remembered_over_restarts_until_it_is_taken_back(tmp_path: Path) -> None:
     def pinned(troupe: Troupe) -> list[str]:
-        troupe.keeper.start()
-        return [one.name for one in troupe.pool.states() if one.is_pinned]
+        troupe.start()
+        return [one.name for one in troupe.core.models if one.is_pinned]
 
     troupe = Troupe(tmp_path, cap=2.0)
     assert pinned(troupe) == []
-    await troupe.keeper.live.pin("two", pinned=True)
+    await troupe.host.live.pin("two", pinned=True)
     troupe = Troupe(tmp_path, cap=2.0)
     assert pinned(troupe) == ["two"]
     assert pinned(Troupe(tmp_path, cap=1.0)) == []  # there would be no room for the other one
-    await troupe.keeper.live.pin("two", pinned=False)
+    await troupe.host.live.pin("two", pinned=False)
     assert pinned(Troupe(tmp_path, cap=2.0)) == []
 
 
 async def test_pins_that_cannot_be_read_or_written_are_told(tmp_path: Path) -> None:
     file = tmp_path / "pins.json"
     file.write_text('{"version": 1, "models": ["gone"]}')
-    Troupe(tmp_path, cap=2.0).keeper.start()
+    Troupe(tmp_path, cap=2.0).start()
     for damaged in ("", "7", '{"version": 2, "models": []}', '{"version": 1, "models": [7]}'):
         file.write_text(damaged)
         with capture_logs() as logs:
@@ -252,8 +271,8 @@ async def test_pins_that_cannot_be_read_or_written_are_told(tmp_path: Path) -> N
     file.unlink()
     file.mkdir()
     with pytest.raises(Unavailable, match=r"holds until the origin ends: .*pins\.json cannot"):
-        await troupe.keeper.live.pin("two", pinned=True)
-    assert troupe.pool.of("two").is_pinned
+        await troupe.host.live.pin("two", pinned=True)
+    assert troupe.core.of("two").is_pinned
 
 
 async def test_the_imports_that_a_first_start_waits_for_are_not_expected_of_the_next(
@@ -261,12 +280,12 @@ async def test_the_imports_that_a_first_start_waits_for_are_not_expected_of_the_
 ) -> None:
     troupe = Troupe(tmp_path, cap=2.0)
     one, _ = troupe.models
-    troupe.keeper.start()
+    troupe.start()
     troupe.now_s += 27.5
     stages = (LoadStage("imports", 0.0, 26.0), LoadStage(FORKED, 26.0, 26.1))
-    one.slots[0].start = WorkerStart(FORKED, 0.0, 27.5, (*stages, LoadStage("read", 26.1, 27.5)))
+    troupe.slots[0].start = WorkerStart(FORKED, 0.0, 27.5, (*stages, LoadStage("read", 26.1, 27.5)))
     troupe.load(one)
-    assert troupe.pool.of("one").load_s == 1.5
+    assert troupe.core.of("one").load_s == 1.5
     assert troupe.known.find("one") == KnownModel(READY, 1.5)
 
 
@@ -275,20 +294,44 @@ async def test_a_pinned_model_whose_workers_cannot_start_is_loaded_when_one_is_t
 ) -> None:
     troupe = Troupe(tmp_path, cap=2.0)
     one, _ = troupe.models
-    await troupe.keeper.live.pin("one", pinned=True)
+    await troupe.host.live.pin("one", pinned=True)
     troupe.fail(one)
-    troupe.leave(one)
-    decided = len(troupe.told)
-    for _ in range(100):
-        troupe.now_s += 0.5
-        assert troupe.pool.tick(troupe.now_s) == []
-        assert troupe.keeper.look([], troupe.now_s) == []
+    decided, retry_at_s = len(troupe.told), troupe.core.wake_at()
+    assert retry_at_s == pytest.approx(troupe.now_s + one.circuit.retry_s(troupe.now_s))
+    for _ in range(20):
+        troupe.now_s += (retry_at_s - troupe.now_s) / 2
+        troupe.tick()
     assert len(troupe.told) == decided
     value = troupe.metrics.registry.get_sample_value
     assert value("tailrace_model_loads_total", {"model": "one"}) == 1
-    retry_at_s = troupe.pool.wake_at(troupe.now_s)
-    assert retry_at_s == pytest.approx(1000.0 + one.circuit.retry_s(time.monotonic()), abs=60.0)
-    assert troupe.pool.tick(retry_at_s) == [PoolOrder("one", True, "pinned")]
+    for state, now_s in ((WorkerState.WAITING, troupe.now_s), (WorkerState.STARTING, retry_at_s)):
+        troupe.now_s = now_s
+        troupe.tick()
+        assert one.workers[0].state is state
+
+
+async def test_a_pinned_model_whose_workers_cannot_start_makes_room_until_one_is_tried_again(
+    tmp_path: Path,
+) -> None:
+    troupe = Troupe(tmp_path, cap=2.0)
+    one, two = troupe.models
+    one.is_pinned, two.member = True, replace(two.member, size=2.0)
+    troupe.start()
+    troupe.fail(one)
+    troupe.arrive("two", B)
+    assert troupe.wanted() == ["two"]
+    troupe.load(two)
+    troupe.end("two", B)
+    decided = len(troupe.told)
+    for _ in range(20):
+        troupe.now_s += (one.retry_at_s - troupe.now_s) / 2
+        troupe.tick()
+    assert len(troupe.told) == decided
+    assert troupe.core.wake_at() == one.retry_at_s
+    troupe.now_s = one.retry_at_s
+    troupe.tick()
+    troupe.leave(two)
+    assert troupe.wanted() == ["one"]
 
 
 async def test_a_model_that_drains_and_cannot_start_a_worker_leaves_its_room_to_who_waits(
@@ -296,23 +339,23 @@ async def test_a_model_that_drains_and_cannot_start_a_worker_leaves_its_room_to_
 ) -> None:
     troupe = Troupe(tmp_path)
     one, two = troupe.models
-    troupe.keeper.start()
+    troupe.start()
     troupe.load(one)
-    troupe.keeper.arrive("one", A)
-    troupe.keeper.arrive("two", B, begun=False)
+    troupe.arrive("one", A)
+    troupe.arrive("two", B, begun=False)
     troupe.now_s += TURN_S
-    troupe.pool.tick(troupe.now_s)
-    assert troupe.pool.of("one").residence is Residence.DRAINING
+    troupe.tick()
+    assert troupe.core.of("one").state is ModelState.DRAINING
+    troupe.host.happen(WorkerDied(0, "out of memory"))
     troupe.fail(one)
-    assert troupe.wanted() == []
-    troupe.leave(one)
     assert troupe.wanted() == ["two"]
     troupe.load(two)
-    troupe.keeper.end(B)
+    troupe.end("two", B)
     assert troupe.wanted() == ["two"]  # the stream of the other one waits for its next trial
-    troupe.now_s += 2e12
-    assert [(one.model, one.load) for one in troupe.pool.tick(troupe.now_s)] == [("two", False)]
-    assert [one.model for one in troupe.pool.gone("two", troupe.now_s)] == ["one"]
+    troupe.now_s = one.retry_at_s
+    troupe.tick()
+    troupe.leave(two)
+    assert troupe.wanted() == ["one"]
 
 
 async def test_a_model_that_loads_and_cannot_start_a_worker_leaves_its_room_to_who_waits(
@@ -320,12 +363,10 @@ async def test_a_model_that_loads_and_cannot_start_a_worker_leaves_its_room_to_w
 ) -> None:
     troupe = Troupe(tmp_path)
     one, _ = troupe.models
-    troupe.keeper.arrive("one", A)
+    troupe.arrive("one", A)
     troupe.fail(one)
-    assert troupe.pool.of("one").residence is Residence.LOADING  # nobody else needs the room
-    troupe.keeper.arrive("two", B)
-    troupe.keeper.look([], troupe.now_s)
-    troupe.leave(one)
+    assert troupe.core.of("one").state is ModelState.LOADING  # nobody else needs the room
+    troupe.arrive("two", B)
     assert troupe.wanted() == ["two"]
 
 
@@ -335,18 +376,14 @@ async def test_who_waits_for_a_model_that_never_starts_is_told_why_and_not_kept(
     troupe = Troupe(tmp_path)
     one, _ = troupe.models
     waiting = GeneratedStream(A, RECIPE.model_copy(update={"model": "one"}), False, asked_s=100.0)
-    troupe.open.add(A)
-    async with troupe.keeper.loading(one, A):
-        assert troupe.keeper.look([waiting], 101.0) == []
-        while one.circuit.state is CircuitState.CLOSED:
-            one.circuit.died(0, 1e12, was_ready=False)
-            one.fate = "out of memory"
-            troupe.keeper.lost(one)
-        assert troupe.keeper.look([waiting], 101.0) == [waiting]
-    assert "out of memory" in troupe.keeper.why_late("one")
+    async with troupe.runs.opening(one, A):
+        assert troupe.host.overdue([waiting], 101.0) == []
+        troupe.fail(one)
+        assert troupe.host.overdue([waiting], 101.0) == [waiting]
+    assert "out of memory" in troupe.host.why_late("one")
     one.ready = READY  # one that was there before may come again, and is waited for
-    assert troupe.keeper.look([waiting], 159.0) == []
-    assert troupe.keeper.look([waiting], 161.0) == [waiting]
+    assert troupe.host.overdue([waiting], 159.0) == []
+    assert troupe.host.overdue([waiting], 161.0) == [waiting]
 
 
 async def test_a_restarted_origin_has_learnt_from_the_requests_in_its_history(
@@ -363,10 +400,10 @@ async def test_a_restarted_origin_has_learnt_from_the_requests_in_its_history(
         await before.recorder.flush()
         troupe = Troupe(tmp_path, policy="adaptive-ttl", now_s=before.now_ms / 1e3)
         one, _ = troupe.models
-        troupe.keeper.start()
+        troupe.start()
         troupe.load(one)
         restarted = Pool(store)
-        restarted.recorder.learner = troupe.keeper.learn
+        restarted.recorder.learner = troupe.host.learn
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(restarted.recorder.run())
             keep = await troupe.saw(lambda told: told.features.get("gaps", 0.0) > 30.0)

@@ -1,0 +1,1 @@
+"""Decisions about models and workers, without I/O: events in, commands out."""

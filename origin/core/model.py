@@ -1,0 +1,188 @@
+"""What the core knows of a model, of its workers, and of a request for it: plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from math import inf
+
+from tailrace.ledger.links.hints import Hint
+from tailrace.origin.core.states import UP, ModelState, WorkerState
+from tailrace.origin.pool.members import PoolMember
+from tailrace.origin.pool.policies.policies import KeepAlivePolicy
+from tailrace.origin.pool.tiers import Tier
+from tailrace.origin.workers.liveness import SILENT_S, Circuit
+from tailrace.origin.workers.load_spans import COMPILE
+from tailrace.origin.workers.worker_frame import LoadProgress, Ready
+
+HINT_WINDOW_S = 30.0
+"""Time after a hint in which a request proves it right, and for which the hint keeps a model."""
+PRIOR_RIGHT, PRIOR_SEEN = 1.0, 2.0
+"""Before any hint was seen, every second one is expected to be right."""
+
+TURN_S = 15.0
+"""How long requests wait for memory that busy models hold before one of those drains. The one
+that has been ready longest is chosen, if it has been ready for at least this long and at least as
+long as its load took."""
+
+
+@dataclass(slots=True)
+class HintRecord:
+    """How often one kind of hint was right for one model. Hints within one window are one."""
+
+    seen: float = PRIOR_SEEN
+    right: float = PRIOR_RIGHT
+    last_s: float | None = None
+
+    def came(self, now: float) -> None:
+        """Count a hint."""
+        if self.last_s is None or now - self.last_s > HINT_WINDOW_S:
+            self.seen += 1
+            self.last_s = now
+
+    def requested(self, now: float) -> None:
+        """Count the hint before a request as right, if it is not long ago."""
+        if self.last_s is not None and now - self.last_s <= HINT_WINDOW_S:
+            self.right += 1
+        self.last_s = None
+
+    @property
+    def share(self) -> float:
+        """Return the share of hints that were right."""
+        return self.right / self.seen
+
+
+@dataclass(slots=True)
+class ModelRequest:
+    """A request for a model; `tier` is what it found, `taken_s` when the model could serve it."""
+
+    arrived_s: float
+    tier: Tier
+    taken_s: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """One worker of a model. Numbers are unique within the origin, and its slots have the same.
+
+    `since_s` is when it came to its state, in seconds of the core's clock.
+    """
+
+    number: int
+    model: str
+    state: WorkerState = WorkerState.RESTING
+    since_s: float = 0.0
+
+    @property
+    def is_up(self) -> bool:
+        """Return True if the worker has loaded its model, whether it is silent or not."""
+        return self.state in UP
+
+
+@dataclass(slots=True, eq=False)
+class ServedModel:
+    """A model, loaded or not. The core changes it; others read it.
+
+    `ready` is what a worker said last, though none may be up now. `deaths` counts workers that
+    died since one became ready, and `last_exit` says of what the last one died. `prices_s` is how
+    long a load took, by the tier that it began at. `wasted_gpu_s` is how long the model was loaded
+    and nobody used it. Times are seconds of the core's clock.
+    """
+
+    member: PoolMember
+    policy: KeepAlivePolicy
+    load_s: float
+    is_pinned: bool
+    circuit: Circuit
+    workers: list[Worker] = field(default_factory=list)
+    state: ModelState = ModelState.AWAY
+    tier: Tier = Tier.COLD
+    requests: dict[Hashable, ModelRequest] = field(default_factory=dict)
+    """Everybody who wants the model, served or waiting: there is no other count of them."""
+
+    ready: Ready | None = None
+    loading: LoadProgress | None = None
+    deaths: int = 0
+    last_exit: str = ""
+
+    ended_s: float | None = None
+    """When its last request ended; None while there are some, or never were any."""
+    keep_until_s: float = 0.0
+    prewarm_at_s: float = inf
+    prewarm_until_s: float = inf
+    retry_at_s: float = 0.0
+    """It is not loaded before this time, because none of its workers could start."""
+    queued_s: float = 0.0
+    ready_s: float = 0.0
+    loading_s: float = 0.0
+    loading_from: Tier = Tier.COLD
+    reason: str = ""
+    prices_s: dict[Tier, float] = field(default_factory=dict)
+    hints: dict[Hint, HintRecord] = field(default_factory=dict)
+    cold_starts: int = 0
+    request_count: int = 0
+    loads: int = 0
+    idle_from_s: float | None = None
+    """Since when it is ready without a request, if it is."""
+    wasted_gpu_s: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """Return its name, which is empty where only a worker knows it."""
+        return self.member.name
+
+    @property
+    def shown_name(self) -> str:
+        """Return the name that requests give, as far as it is known."""
+        return self.name or (self.ready.model if self.ready is not None else "")
+
+    @property
+    def is_ready(self) -> bool:
+        """Return True if it takes new requests at once."""
+        return self.state is ModelState.READY
+
+    @property
+    def is_idle(self) -> bool:
+        """Return True if it is ready and has no request."""
+        return self.is_ready and not self.requests
+
+    @property
+    def is_up(self) -> bool:
+        """Return True if one of its workers has loaded it."""
+        return any(worker.is_up for worker in self.workers)
+
+    @property
+    def waiting(self) -> list[ModelRequest]:
+        """Return the requests that have not been taken."""
+        return [one for one in self.requests.values() if one.taken_s is None]
+
+    @property
+    def turn_ends_s(self) -> float:
+        """Return when it may be drained for others."""
+        return self.ready_s + max(TURN_S, self.load_s)
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Return why it makes no token now; empty when it does, or can be loaded to."""
+        if self.is_up:
+            is_heard = any(worker.state is WorkerState.READY for worker in self.workers)
+            return () if is_heard else (f"all workers are silent for over {SILENT_S:.0f} s",)
+        again = f"; {self.deaths} died before, the last: {self.last_exit}" if self.deaths else ""
+        if self.circuit.reason:
+            return (f"{self.circuit.reason}{again}",)
+        is_at_rest = all(worker.state is WorkerState.RESTING for worker in self.workers)
+        if is_at_rest and self.ready is not None:
+            return ()
+        if self.loading is None:
+            return (f"starting a worker{again}",)
+        stage, done, total = self.loading.stage, self.loading.done, self.loading.total
+        if stage == COMPILE:
+            return (f"compiling {done} of {total} kernels{again}",)
+        how_far = f" {done}/{total}" if total else ""
+        return (f"loading: {stage}{how_far}{again}",)
+
+    def count_idling(self, now: float, *, idle: bool) -> None:
+        """Note that it is ready without requests from now on, or no longer."""
+        if self.idle_from_s is not None:
+            self.wasted_gpu_s += now - self.idle_from_s
+        self.idle_from_s = now if idle else None

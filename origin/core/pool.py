@@ -1,0 +1,710 @@
+"""Which models of an origin are loaded, when and why: events in, commands out, and no I/O.
+
+A caller reports what happens and when (`handle`), carries out the commands that come back, and
+reports a Tick at the time that `wake_at` names. The pool that serves, the shadow beside it and the
+simulations are one code. Several callers cannot race: every event ends in states of the tables in
+`states.py`. Time never goes back: an event that is dated before the last one counts as of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from math import inf
+from random import Random
+from typing import Any, Protocol
+
+from tailrace.ledger.errors import CallerError, ConfigError
+from tailrace.ledger.flow.circuit_breaker import CircuitState
+from tailrace.ledger.links.hints import Hint
+from tailrace.origin.core import events
+from tailrace.origin.core.events import Command, Event, RecordHistory, StartWorker, StopWorker
+from tailrace.origin.core.model import (
+    HINT_WINDOW_S,
+    TURN_S,
+    HintRecord,
+    ModelRequest,
+    ServedModel,
+    Worker,
+)
+from tailrace.origin.core.states import (
+    ABOUT_TO_GO,
+    HOLDING_MEMORY,
+    WORKER_TRANSITIONS,
+    ModelEvent,
+    ModelState,
+    WorkerEvent,
+    WorkerState,
+    next_state,
+)
+from tailrace.origin.pool.members import LEAST_SIZE, PoolMember, Schedule
+from tailrace.origin.pool.policies.policies import COLD_COST_GPU_S, GreedyDual, KeepAlivePolicy
+from tailrace.origin.pool.records import (
+    ArrivalRecord,
+    CircuitChange,
+    PoolChoice,
+    PoolDecision,
+    PoolRecord,
+    StateChange,
+    TierChange,
+)
+from tailrace.origin.pool.tiers import STAGE_TIERS, Tier
+from tailrace.origin.workers.liveness import SETTLED_S, Circuit
+
+PRICE_WEIGHT = 0.3
+"""Weight of the newest load in what a load is expected to take."""
+
+
+class ShadowListener(Protocol):
+    """Hears the requests of a pool: another pool, whose decisions are not carried out."""
+
+    def arrived(self, model: str, request: Hashable, now: float) -> None:
+        """Note that a request has arrived."""
+
+    def ended(self, request: Hashable, now: float, service_s: float) -> None:
+        """Note that a request has ended, `service_s` after it was taken."""
+
+
+class ModelPool:
+    """The models of one origin. `caps` limits the memory of a device; without one it is unlimited.
+
+    The caller must ensure that each model, and all pinned ones together, fit the caps.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[PoolMember],
+        policy: KeepAlivePolicy,
+        caps: Mapping[str, float] | None = None,
+        *,
+        cold_cost_gpu_s: float = COLD_COST_GPU_S,
+        policies: Mapping[str, KeepAlivePolicy] | None = None,
+        random: Random | None = None,
+    ) -> None:
+        """Create a pool; `policies` are those of models that have one of their own.
+
+        Workers are numbered from 0 on, in the order of `members`.
+        """
+        self.shadow: ShadowListener | None = None
+        self.workers: list[Worker] = []
+        self._caps = dict(caps or {})
+        self._cold_cost = cold_cost_gpu_s
+        self._policy = policy
+        self._policies = dict(policies or {})
+        self._ranking = policy if isinstance(policy, GreedyDual) else GreedyDual(cold_cost_gpu_s)
+        self._models: dict[str, ServedModel] = {}
+        for member in members:
+            own = self._policies.get(member.name, policy)
+            circuit = Circuit(random)
+            model = ServedModel(member, own, member.load_s, member.is_pinned, circuit)
+            model.workers = [
+                Worker(len(self.workers) + nth, member.name) for nth in range(member.workers)
+            ]
+            self.workers += model.workers
+            self._models[member.name] = model
+        self._queue: list[str] = []
+        """Models that wait for memory, longest first."""
+        self._now = -inf
+        self._unix_offset_s = 0.0
+        self._commands: list[Command] = []
+        self._handlers: dict[type[Event], Callable[[Any], object]] = {
+            events.RequestArrived: self._arrive,
+            events.RequestEnded: self._end,
+            events.WorkerLoading: self._worker_loading,
+            events.WorkerReady: self._worker_ready,
+            events.WorkerSilent: lambda one: self._step(one.worker, WorkerEvent.SILENT),
+            events.WorkerHeard: lambda one: self._step(one.worker, WorkerEvent.HEARD),
+            events.WorkerProved: lambda one: self._prove(self.model_of(one.worker)),
+            events.WorkerDied: self._worker_died,
+            events.WorkerExited: self._worker_exited,
+            events.ModelHinted: self._hinted,
+            events.ModelPinned: self._pin,
+            events.PoliciesSet: self._use,
+            events.Filled: self._fill,
+            events.Tick: self._tick,
+        }
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Take note of an event, and return the commands to be carried out now, in order.
+
+        Raises CallerError for a model that is not here and ConfigError for a pin that leaves
+        others no memory; then nothing has changed.
+        """
+        self._now = max(self._now, now)
+        commands: list[Command] = []
+        self._commands = commands
+        self._handlers[type(event)](event)
+        self._settle()
+        return commands
+
+    def wake_at(self) -> float:
+        """Return when a Tick is next needed; infinite where nothing is due by itself."""
+        return min(map(self._due, self._models.values()), default=inf)
+
+    # ---- what is known ----
+
+    @property
+    def models(self) -> Collection[ServedModel]:
+        """Return all models, in their order."""
+        return self._models.values()
+
+    def find(self, name: str) -> ServedModel | None:
+        """Return a model by its name, or None."""
+        return self._models.get(name)
+
+    def of(self, name: str) -> ServedModel:
+        """Return a model by its name: always the same object. Raises CallerError."""
+        model = self._models.get(name)
+        if model is None:
+            hint = f"this pool has {', '.join(self._models)}"
+            raise CallerError(f"no model is called {name!r}", field="model", hint=hint)
+        return model
+
+    def model_of(self, worker: int) -> ServedModel:
+        """Return the model that a worker serves."""
+        return self._models[self.workers[worker].model]
+
+    def expected_s(self, name: str, now: float) -> float:
+        """Return the time until a model is ready, if its loads take what they took before."""
+        model = self.of(name)
+        if model.is_ready:
+            return 0.0
+        begun_s = now - model.loading_s if model.state is ModelState.LOADING else 0.0
+        return max(model.load_s - begun_s, 0.0)
+
+    def used(self, device: str) -> float:
+        """Return the memory that models hold on a device, coming and leaving ones included."""
+        return sum(one.member.size for one in self._near(device) if one.state in HOLDING_MEMORY)
+
+    def _near(self, device: str) -> list[ServedModel]:
+        return [one for one in self._models.values() if one.member.device == device]
+
+    # ---- requests ----
+
+    def _arrive(self, event: events.RequestArrived) -> None:
+        """Note a request; it is taken at once if the model is ready, or else when it is."""
+        model = self.of(event.model)
+        if event.request in model.requests:
+            return
+        was_unused = not model.requests
+        model.requests[event.request] = one = ModelRequest(self._now, model.tier)
+        if self.shadow is not None:
+            self.shadow.arrived(model.name, event.request, self._now)
+        model.request_count += 1
+        model.count_idling(self._now, idle=False)
+        for hint in model.hints.values():
+            hint.requested(self._now)
+        if was_unused:
+            if model.ended_s is not None:
+                model.policy.observe(model.name, self._now - model.ended_s)
+            model.ended_s, model.prewarm_at_s = None, inf
+            self._ranking.arrived(model.name, max(model.member.size, LEAST_SIZE))
+            if not model.is_ready:
+                model.cold_starts += 1
+                one.tier = min(model.tier, Tier.DEVICE)  # a model that leaves serves nobody
+        if model.is_ready or (event.begun and model.state is ModelState.DRAINING):
+            one.taken_s = self._now
+            self._reach(model, Tier.HOT, "asked")
+        else:
+            self._want(model, PoolChoice.LOAD, "a request waits for it", {})
+
+    def _end(self, event: events.RequestEnded) -> None:
+        model = self.of(event.model)
+        one = model.requests.pop(event.request, None)
+        if one is None:
+            return
+        taken_s = self._now if one.taken_s is None else one.taken_s
+        times = (self._unix(one.arrived_s), taken_s - one.arrived_s, self._unix(self._now))
+        self._record(ArrivalRecord(model.name, *times, one.tier))
+        if self.shadow is not None:
+            self.shadow.ended(event.request, self._now, self._now - taken_s)
+        if model.state is ModelState.DRAINING and len(model.requests) == len(model.waiting):
+            self._leave_to_others(model)
+            return
+        if model.requests:
+            return
+        model.ended_s = self._now
+        model.count_idling(self._now, idle=model.is_ready)
+        if model.state is ModelState.QUEUED:  # whoever wanted it does not wait any more
+            self._queue.remove(model.name)
+            self._turn(model, ModelEvent.DROPPED, "its request has ended")
+        self._decide(model)
+
+    # ---- workers ----
+
+    def _step(self, number: int, event: WorkerEvent) -> bool:
+        """Follow the table; return False for a report that comes too late to mean anything."""
+        worker = self.workers[number]
+        after = WORKER_TRANSITIONS.get((worker.state, event))
+        if after is None:
+            return False
+        worker.state, worker.since_s = after, self._now
+        return True
+
+    def _worker_loading(self, event: events.WorkerLoading) -> None:
+        worker = self.workers[event.worker]
+        if worker.state in (WorkerState.RESTING, WorkerState.STOPPING):
+            return
+        model = self._models[worker.model]
+        model.loading = event.progress
+        tier = STAGE_TIERS.get(event.progress.stage)
+        if tier is not None and model.state is ModelState.LOADING and tier > model.tier:
+            self._reach(model, tier, "loading")
+
+    def _worker_ready(self, event: events.WorkerReady) -> None:
+        worker = self.workers[event.worker]
+        if not self._step(worker.number, WorkerEvent.READY):
+            return
+        model = self._models[worker.model]
+        model.ready, model.loading, model.deaths = event.ready or model.ready, None, 0
+        if model.state is not ModelState.LOADING:
+            return
+        self._turn(model, ModelEvent.LOADED, "a worker is ready")
+        model.retry_at_s = 0.0
+        took_s = self._now - model.loading_s
+        newest, known = (
+            took_s if event.load_s is None else event.load_s,
+            model.prices_s.get(model.loading_from),
+        )
+        price = newest if known is None else known + PRICE_WEIGHT * (newest - known)
+        model.prices_s[model.loading_from] = model.load_s = price
+        model.ready_s = self._now
+        self._reach(model, Tier.COMPILED, model.reason, took_s)
+        if waiting := model.waiting:
+            for request in waiting:
+                request.taken_s = self._now
+            self._reach(model, Tier.HOT, "asked")
+        if not model.requests:
+            model.wasted_gpu_s += took_s
+            model.count_idling(self._now, idle=True)
+
+    def _worker_died(self, event: events.WorkerDied) -> None:
+        worker = self.workers[event.worker]
+        model = self._models[worker.model]
+        was_up, was_stopping = worker.is_up, worker.state is WorkerState.STOPPING
+        if not self._step(worker.number, WorkerEvent.DIED):
+            return
+        if was_stopping:
+            self._check_gone(model)
+            return
+        model.deaths += 1
+        model.last_exit, model.loading = event.reason, None
+        before = model.circuit.state
+        model.circuit.died(worker.number, self._now, was_ready=was_up)
+        self._note_circuit(model, before)
+        if model.state is ModelState.READY and not model.is_up:
+            self._turn(model, ModelEvent.LOST, "its worker died")
+            model.count_idling(self._now, idle=False)
+            model.loading_s, model.loading_from = self._now, Tier.HOST
+            model.reason = "its worker died"
+            self._reach(model, Tier.HOST, model.reason)
+
+    def _worker_exited(self, event: events.WorkerExited) -> None:
+        if self._step(event.worker, WorkerEvent.EXITED):
+            self._check_gone(self.model_of(event.worker))
+
+    def _prove(self, model: ServedModel) -> None:
+        """A worker of it lives, so that its workers may be started at once again."""
+        before = model.circuit.state
+        model.circuit.made()
+        self._note_circuit(model, before)
+
+    def _note_circuit(self, model: ServedModel, before: CircuitState) -> None:
+        if model.circuit.state is not before:
+            change = CircuitChange(model.name, model.circuit.state.value, model.circuit.reason)
+            self._record(change)
+
+    def _start_due(self) -> None:
+        """Start the workers that their circuit breaker lets start now."""
+        for worker in self.workers:
+            if worker.state is not WorkerState.WAITING:
+                continue
+            circuit = self._models[worker.model].circuit
+            if circuit.wait_s(worker.number, self._now) == 0:
+                self._step(worker.number, WorkerEvent.STARTED)
+                self._commands.append(StartWorker(worker.number))
+
+    def _unload(self, model: ServedModel, event: ModelEvent, reason: str) -> None:
+        """Have all workers of a model end."""
+        self._turn(model, event, reason)
+        model.reason = reason
+        for worker in model.workers:
+            self._step(worker.number, WorkerEvent.UNWANTED)
+            if worker.state is WorkerState.STOPPING:
+                self._commands.append(StopWorker(worker.number))
+
+    def _check_gone(self, model: ServedModel) -> None:
+        """Free the memory of a model that leaves, once all its workers are at rest."""
+        is_at_rest = all(worker.state is WorkerState.RESTING for worker in model.workers)
+        if model.state not in ABOUT_TO_GO or not is_at_rest:
+            return
+        self._turn(model, ModelEvent.GONE, model.reason)
+        model.loading = None
+        self._reach(model, Tier.HOST, model.reason)
+        if model.state is ModelState.QUEUED:
+            self._enqueue(model)
+
+    # ---- operators' orders and hints ----
+
+    def _hinted(self, event: events.ModelHinted) -> None:
+        for model in [self.of(event.model)] if event.model else list(self._models.values()):
+            self._hint(model, event.hint)
+
+    def _hint(self, model: ServedModel, hint: Hint) -> None:
+        """Load a model ahead, where that pays and no other has to leave for it."""
+        if model.requests:
+            return
+        record = model.hints.setdefault(hint, HintRecord())
+        share = 1.0 if hint is Hint.OPERATOR else record.share
+        record.came(self._now)
+        spent_s = model.load_s + (1 - share) * HINT_WINDOW_S
+        features = {
+            "share": share,
+            "saved_gpu_s": share * self._cold_cost,
+            "spent_gpu_s": spent_s,
+        }
+        if hint is not Hint.OPERATOR and share * self._cold_cost <= spent_s:
+            why = f"a {hint} hint is right too seldom"
+            self._log(model, PoolChoice.DECLINE, why, features)
+            return
+        until_s = self._now + model.load_s + HINT_WINDOW_S
+        model.keep_until_s = max(model.keep_until_s, until_s)
+        if model.state in (ModelState.LOADING, ModelState.READY, ModelState.QUEUED):
+            return
+        if hint is not Hint.OPERATOR and not self._fits(model):
+            self._log(model, PoolChoice.DECLINE, "there is no free room", features)
+            return
+        self._want(model, PoolChoice.PREWARM, f"hint: {hint}", features)
+
+    def _fill(self, _: events.Filled) -> None:
+        """Load models in their order, as many as fit."""
+        self._settle()  # pinned ones come first
+        for model in self._models.values():
+            if model.state is ModelState.AWAY and self._fits(model):
+                self._hint(model, Hint.OPERATOR)
+
+    def _pin(self, event: events.ModelPinned) -> None:
+        model, pinned = self.of(event.model), event.pinned
+        device, near = model.member.device, self._near(model.member.device)
+        cap = self._caps.get(device, inf)
+        taken = sum(one.member.size for one in near if one.is_pinned or one is model)
+        for one in near if pinned else ():
+            if taken + (0 if one.is_pinned or one is model else one.member.size) > cap:
+                raise ConfigError(
+                    f"pinned models take {taken:g} of {device}, whose cap is {cap:g}, and"
+                    f" {one.name!r} takes {one.member.size:g}",
+                    field="pin",
+                    hint="pin fewer, or raise the cap",
+                )
+        model.is_pinned = pinned
+        if not pinned and not model.requests:
+            self._decide(model)
+
+    def _use(self, event: events.PoliciesSet) -> None:
+        """Use other policies from now on; they decide anew about idle models."""
+        if event.policy is not None:
+            self._policy = event.policy
+            if isinstance(event.policy, GreedyDual):
+                self._ranking = event.policy
+        if event.own is not None:
+            self._policies = dict(event.own)
+        for model in self._models.values():
+            model.policy = self._policies.get(model.name, self._policy)
+            if model.is_idle:
+                self._decide(model)
+
+    # ---- what is due ----
+
+    def _tick(self, event: events.Tick) -> None:
+        if event.unix_offset_s is not None:
+            self._unix_offset_s = event.unix_offset_s
+
+    def _settle(self) -> None:
+        """Do what is due: after this, nothing changes until the next event or `wake_at`."""
+        for model in self._models.values():
+            if model.circuit.deaths and any(map(self._has_settled, model.workers)):
+                self._prove(model)
+            if model.is_idle and self._until(model) <= self._now:
+                self._evict(model, f"{model.policy.name}: its time is over")
+        for model in self._models.values():
+            if model.state is not ModelState.AWAY or model.requests:
+                continue
+            if wanted := self._operator_wants(model):
+                self._want(model, PoolChoice.PREWARM, wanted, {})
+            elif model.prewarm_at_s <= self._now:
+                self._prewarm(model)
+        self._admit()
+        for model in self._models.values():
+            self._give_up_hopeless(model)
+        self._admit()
+        self._start_due()
+
+    def _has_settled(self, worker: Worker) -> bool:
+        """Return True if a worker has been ready for so long that workers are shown to live."""
+        return worker.state is WorkerState.READY and worker.since_s + SETTLED_S <= self._now
+
+    def _give_up_hopeless(self, model: ServedModel) -> None:
+        """Give up a model whose workers die again and again, until the next trial is due.
+
+        One that is wanted keeps its memory unless another model waits for that.
+        """
+        retry_s = model.circuit.retry_s(self._now)
+        is_hopeless = model.circuit.state is CircuitState.OPEN and retry_s > 0 and not model.is_up
+        if not is_hopeless or model.state not in (ModelState.LOADING, ModelState.DRAINING):
+            return
+        if (model.requests or self._operator_wants(model)) and not self._is_in_the_way(model):
+            return
+        reason = model.circuit.reason
+        self._unload(model, ModelEvent.GIVEN_UP, reason)
+        model.keep_until_s, model.prewarm_at_s = self._now, inf
+        model.retry_at_s = self._now + retry_s
+        self._log(model, PoolChoice.EVICT, reason, {})
+        if model.requests:
+            self._turn(model, ModelEvent.WANTED, "a request waits for it")
+            model.reason = "a request waits for it"
+        self._check_gone(model)
+
+    def _is_in_the_way(self, model: ServedModel) -> bool:
+        """Return True if another model waits for memory on this model's device."""
+        near = self._near(model.member.device)
+        others = (one for one in near if one is not model and one.name in self._queue)
+        return any(one.retry_at_s <= self._now for one in others)
+
+    def _due(self, model: ServedModel) -> float:
+        """Return when something is due for a model by itself."""
+        return min(self._worker_due(model), self._model_due(model))
+
+    def _worker_due(self, model: ServedModel) -> float:
+        due_s = inf
+        states = {worker.state for worker in model.workers}
+        if WorkerState.WAITING in states and (retry_s := model.circuit.retry_s(self._now)):
+            due_s = self._now + retry_s
+        if model.circuit.deaths and WorkerState.READY in states:
+            ready = (one for one in model.workers if one.state is WorkerState.READY)
+            due_s = min(due_s, min(one.since_s for one in ready) + SETTLED_S)
+        return due_s
+
+    def _model_due(self, model: ServedModel) -> float:
+        if model.state is ModelState.QUEUED and self._now < model.retry_at_s:
+            return model.retry_at_s
+        if model.requests:
+            return self._turn_s(model) if model.state is ModelState.QUEUED else inf
+        if model.is_ready:
+            return self._until(model)
+        if model.state is not ModelState.AWAY:
+            return inf
+        begins = [self._hours(one)[0] - model.load_s for one in model.member.schedules]
+        if model.is_pinned:
+            begins.append(self._now)
+        return min([model.prewarm_at_s, *(max(begin_s, model.retry_at_s) for begin_s in begins)])
+
+    def _until(self, model: ServedModel) -> float:
+        """Return how long an idle model stays."""
+        if model.is_pinned:
+            return inf
+        until_s = model.keep_until_s
+        if model.prewarm_at_s <= until_s:
+            until_s = max(until_s, model.prewarm_until_s)
+        for schedule in model.member.schedules:
+            begin_s, end_s = self._hours(schedule)
+            if begin_s - model.load_s <= self._now:
+                until_s = max(until_s, end_s)
+        return until_s
+
+    def _operator_wants(self, model: ServedModel) -> str:
+        """Return why the operator wants it now; empty if not, or before it may be tried again."""
+        if self._now < model.retry_at_s:
+            return ""
+        if model.is_pinned:
+            return "pinned"
+        begins = (self._hours(one)[0] - model.load_s for one in model.member.schedules)
+        return "scheduled" if any(begin_s <= self._now for begin_s in begins) else ""
+
+    # ---- the rules ----
+
+    def _decide(self, model: ServedModel) -> None:
+        """Ask the policy of an idle model, which reckons in Unix time."""
+        decision = model.policy.decide(model.name, self._unix(self._now))
+        offset_s = self._unix_offset_s
+        model.keep_until_s = decision.keep_until_s - offset_s
+        model.prewarm_at_s = decision.prewarm_at_s - offset_s
+        model.prewarm_until_s = decision.prewarm_until_s - offset_s
+        self._log(model, PoolChoice.KEEP, decision.reason, decision.features)
+
+    def _prewarm(self, model: ServedModel) -> None:
+        """Load a model that its policy expects a request for."""
+        until_s, model.prewarm_at_s = model.prewarm_until_s, inf
+        if until_s <= self._now:
+            return
+        if not self._fits(model):
+            self._log(model, PoolChoice.DECLINE, "there is no free room", {})
+            return
+        model.keep_until_s = until_s
+        self._want(model, PoolChoice.PREWARM, "its next request is foreseen", {})
+
+    def _want(
+        self, model: ServedModel, choice: PoolChoice, reason: str, features: dict[str, float]
+    ) -> None:
+        """Have a model loaded, now or when there is memory."""
+        before = model.state
+        self._turn(model, ModelEvent.WANTED, reason)
+        if model.state is not before:
+            model.reason = reason
+            self._log(model, choice, reason, features)
+        if before is ModelState.AWAY:
+            self._enqueue(model)
+
+    def _enqueue(self, model: ServedModel) -> None:
+        self._queue.append(model.name)
+        model.queued_s = self._now
+
+    def _admit(self) -> None:
+        """Give memory to those that wait for it: requested ones first, then by age.
+
+        A model that there is no memory for lets others pass that need no eviction, until it has
+        waited for a turn: then memory that becomes free is kept for it, or small models would
+        always be in time for it.
+        """
+        blocked: set[str] = set()
+        reserved: set[str] = set()
+        for name in sorted(self._queue, key=lambda one: not self._models[one].requests):
+            model = self._models[name]
+            device, size = model.member.device, model.member.size
+            if self._now < model.retry_at_s or device in reserved:
+                continue
+            missing = self.used(device) + size - self._caps.get(device, inf)
+            if missing <= 0:
+                self._load(model)
+            elif device not in blocked:
+                blocked.add(device)
+                self._make_room(model, missing)
+                if model.requests and self._now >= model.queued_s + TURN_S:
+                    reserved.add(device)
+
+    def _load(self, model: ServedModel) -> None:
+        self._queue.remove(model.name)
+        self._turn(model, ModelEvent.ADMITTED, model.reason)
+        model.loading_s, model.loading_from = self._now, model.tier
+        model.loads += 1
+        for worker in model.workers:
+            self._step(worker.number, WorkerEvent.WANTED)
+
+    def _make_room(self, model: ServedModel, missing: float) -> None:
+        """Evict idle models, if that is enough together with those that leave already."""
+        near = self._near(model.member.device)
+        going = ABOUT_TO_GO | {ModelState.DRAINING}
+        missing -= sum(one.member.size for one in near if one.state in going)
+        idle = {
+            one.name: one.member.size
+            for one in near
+            if one.is_idle and not self._is_kept_from(one, model)
+        }
+        if missing <= 0:
+            return
+        if sum(idle.values()) >= missing:
+            for name in self._ranking.victims(idle, idle, missing):
+                reason = f"{model.name} needs its room, and it was worth least"
+                self._evict(self._models[name], reason)
+        elif model.requests and self._now >= model.queued_s + TURN_S:
+            self._drain_for(model, near, missing - sum(idle.values()))
+
+    def _is_kept_from(self, one: ServedModel, other: ServedModel) -> bool:
+        """Return True if a model may not leave for another one.
+
+        A schedule gives way to a request that has waited for a turn: only pins are checked to
+        leave memory for every other model.
+        """
+        if one.is_pinned or not other.requests or self._now < other.queued_s + TURN_S:
+            return bool(self._operator_wants(one))
+        return False
+
+    def _drain_for(self, model: ServedModel, near: Sequence[ServedModel], missing: float) -> None:
+        """Have busy models leave in their turn, the one that has been ready longest first."""
+        over: list[ServedModel] = []
+        for one in sorted(self._busy(near, model), key=lambda one: one.ready_s):
+            if missing > 0 and one.turn_ends_s <= self._now:
+                over.append(one)
+                missing -= one.member.size
+        for one in over if missing <= 0 else ():
+            one.reason = f"{model.name} has waited for its room"
+            self._turn(one, ModelEvent.DRAINED, one.reason)
+            due_s = max(model.queued_s + TURN_S, one.turn_ends_s)
+            features = {"waited_s": self._now - model.queued_s, "late_s": self._now - due_s}
+            self._log(one, PoolChoice.DRAIN, one.reason, features)
+
+    def _busy(self, near: Sequence[ServedModel], other: ServedModel) -> list[ServedModel]:
+        """Return the models that have requests, and might leave for another one."""
+        busy = (one for one in near if one.is_ready and one.requests)
+        return [one for one in busy if not self._is_kept_from(one, other)]
+
+    def _leave_to_others(self, model: ServedModel) -> None:
+        """Evict a model that drained after its last taken request; waiting ones wait on."""
+        self._evict(model, model.reason)
+        if model.requests:
+            self._turn(model, ModelEvent.WANTED, "a request waits for it")
+            model.cold_starts += 1
+            model.reason = "a request waits for it"
+        else:
+            model.ended_s = self._now
+            self._decide(model)
+
+    def _turn_s(self, model: ServedModel) -> float:
+        """Return when a queued model may have its turn, as far as that is a matter of time."""
+        due_s = model.queued_s + TURN_S
+        if due_s > self._now:
+            return due_s
+        near = self._near(model.member.device)
+        ends_s = min((one.turn_ends_s for one in self._busy(near, model)), default=inf)
+        return ends_s if ends_s > self._now else inf
+
+    def _evict(self, model: ServedModel, reason: str) -> None:
+        self._unload(model, ModelEvent.EVICTED, reason)
+        model.count_idling(self._now, idle=False)
+        idle_s = 0.0 if model.ended_s is None else self._now - model.ended_s
+        self._log(model, PoolChoice.EVICT, reason, {"idle_s": idle_s})
+        self._check_gone(model)
+
+    def _fits(self, model: ServedModel) -> bool:
+        device = model.member.device
+        waiting = sum(one.member.size for one in self._near(device) if one.name in self._queue)
+        size = self.used(device) + waiting + model.member.size
+        return size <= self._caps.get(device, inf)
+
+    # ---- time and records ----
+
+    def _unix(self, at_s: float) -> float:
+        return at_s + self._unix_offset_s
+
+    def _hours(self, schedule: Schedule) -> tuple[float, float]:
+        """Return begin and end of the schedule's open or next hours, on the core's clock."""
+        hours = schedule.next_hours(self._unix(self._now))
+        return hours.begin_s - self._unix_offset_s, hours.end_s - self._unix_offset_s
+
+    def _turn(self, model: ServedModel, event: ModelEvent, reason: str) -> None:
+        before, model.state = model.state, next_state(model.state, event)
+        if model.state is not before:
+            self._record(StateChange(model.name, before, model.state, reason))
+
+    def _reach(
+        self, model: ServedModel, tier: Tier, reason: str, took_s: float | None = None
+    ) -> None:
+        if tier is model.tier and took_s is None:
+            return
+        before, model.tier = model.tier, tier
+        self._record(TierChange(model.name, self._unix(self._now), before, tier, reason, took_s))
+
+    def _log(
+        self, model: ServedModel, choice: PoolChoice, reason: str, features: dict[str, float]
+    ) -> None:
+        times: tuple[float | None, ...] = ()
+        if choice is PoolChoice.KEEP:
+            times = (self._unix(model.keep_until_s),)
+            if model.prewarm_at_s != inf:
+                ahead = model.prewarm_at_s, model.prewarm_until_s
+                times = (*times, *map(self._unix, ahead))
+        at_s = self._unix(self._now)
+        self._record(
+            PoolDecision(model.name, at_s, model.policy.name, choice, reason, features, *times)
+        )
+
+    def _record(self, record: PoolRecord) -> None:
+        self._commands.append(RecordHistory(record))

@@ -1,0 +1,178 @@
+"""Two thousand seeds per run, and proof that they would find what they are for.
+
+A seed that fails is named. `python -m tests.origin.simulation.simulation SEED` runs that one
+again, and so does `SEED=… pytest tests/origin/simulation/test_simulated.py -k two_thousand`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from math import inf
+from pathlib import Path
+
+import pytest
+
+from tailrace.origin.core import pool as pool_module
+from tailrace.origin.core.events import RequestEnded
+from tailrace.origin.core.model import ServedModel
+from tailrace.origin.core.pool import ModelPool
+from tailrace.origin.core.states import (
+    HOLDING_MEMORY,
+    WORKER_TRANSITIONS,
+    ModelState,
+    WorkerEvent,
+    WorkerState,
+)
+from tests.origin.simulation.simulation import failure, run
+
+ROOT = Path(__file__).resolve().parents[3]
+SIMULATION = "tests.origin.simulation.simulation"
+SEEDS = 2_000
+PROCESSES = 2
+PLANTED_SEEDS = 400
+"""Number of seeds of which at least one must find each planted fault."""
+
+
+def simulate(first: int, count: int, hash_seed: str = "0") -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-m", SIMULATION, str(first), str(count)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_two_thousand_seeds_lose_no_request_and_hold_every_cap() -> None:
+    if "SEED" in os.environ:
+        run(int(os.environ["SEED"]))
+        return
+    share = SEEDS // PROCESSES
+    running = [simulate(number * share, share) for number in range(PROCESSES)]
+    assert [process.communicate()[0] for process in running] == [f"{share} ran\n"] * PROCESSES
+
+
+def test_a_seed_is_the_same_run_in_every_process() -> None:
+    running = [simulate(17, 1, hash_seed) for hash_seed in ("0", "1", "2")]
+    assert {process.communicate()[0] for process in running} == {f"1 ran, {run(17)}\n"}
+
+
+# ---- faults on purpose ----
+
+
+def a_stopped_worker_becomes_ready(patch: pytest.MonkeyPatch) -> None:
+    """A slot that was put to rest stays among those that are given streams."""
+    patch.setitem(WORKER_TRANSITIONS, (WorkerState.STOPPING, WorkerEvent.READY), WorkerState.READY)
+
+
+def a_pinned_model_flaps(patch: pytest.MonkeyPatch) -> None:
+    """What the operator wants is given up, and wanted again at once."""
+    give_up = ModelPool._give_up_hopeless
+
+    def give_up_all(pool: ModelPool, model: ServedModel) -> None:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(ModelPool, "_operator_wants", lambda *_: "")
+            give_up(pool, model)
+        model.retry_at_s = 0.0
+
+    patch.setattr(ModelPool, "_give_up_hopeless", give_up_all)
+
+
+def a_draining_model_is_never_given_up(patch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for its memory waits for a worker that cannot start."""
+    give_up = ModelPool._give_up_hopeless
+
+    def give_up_others(pool: ModelPool, model: ServedModel) -> None:
+        if model.state is not ModelState.DRAINING:
+            give_up(pool, model)
+
+    patch.setattr(ModelPool, "_give_up_hopeless", give_up_others)
+
+
+def memory_counts_as_free_while_a_model_leaves(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(pool_module, "HOLDING_MEMORY", HOLDING_MEMORY - {ModelState.LEAVING})
+
+
+def a_model_has_gone_with_its_first_worker(patch: pytest.MonkeyPatch) -> None:
+    check = ModelPool._check_gone
+
+    def check_one(pool: ModelPool, model: ServedModel) -> None:
+        states = [worker.state for worker in model.workers]
+        if WorkerState.RESTING in states:
+            for worker in model.workers:
+                worker.state = WorkerState.RESTING
+        check(pool, model)
+
+    patch.setattr(ModelPool, "_check_gone", check_one)
+
+
+def a_request_is_counted_after_its_end(patch: pytest.MonkeyPatch) -> None:
+    end = ModelPool._end
+
+    def end_some(pool: ModelPool, event: RequestEnded) -> None:
+        model = pool.of(event.model)
+        one = model.requests.get(event.request)
+        end(pool, event)
+        if one is not None and one.taken_s is None:
+            model.requests[event.request] = one
+
+    patch.setattr(ModelPool, "_end", end_some)
+
+
+def nobody_gets_a_turn(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(pool_module, "TURN_S", inf)
+
+
+def a_schedule_is_as_strong_as_a_pin(patch: pytest.MonkeyPatch) -> None:
+    """Pins are checked to leave memory for all others; schedules are not."""
+
+    def is_kept(pool: ModelPool, one: ServedModel, _: ServedModel) -> bool:
+        return bool(pool._operator_wants(one))
+
+    patch.setattr(ModelPool, "_is_kept_from", is_kept)
+
+
+def a_busy_model_is_evicted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ServedModel, "is_idle", property(lambda model: model.is_ready))
+
+
+def a_worker_is_started_behind_the_back_of_its_circuit(patch: pytest.MonkeyPatch) -> None:
+    """The trial of an open circuit never ends, because what starts is not counted as one."""
+    prove = ModelPool._prove
+
+    def prove_nothing(pool: ModelPool, model: ServedModel) -> None:
+        if not model.circuit.reason:
+            prove(pool, model)
+
+    patch.setattr(ModelPool, "_prove", prove_nothing)
+    patch.setattr(pool_module, "SETTLED_S", 0.0)
+
+
+PLANTED = [
+    a_stopped_worker_becomes_ready,
+    a_pinned_model_flaps,
+    a_draining_model_is_never_given_up,
+    memory_counts_as_free_while_a_model_leaves,
+    a_model_has_gone_with_its_first_worker,
+    a_request_is_counted_after_its_end,
+    nobody_gets_a_turn,
+    a_schedule_is_as_strong_as_a_pin,
+    a_busy_model_is_evicted,
+    a_worker_is_started_behind_the_back_of_its_circuit,
+]
+
+
+def found_at(plant: Callable[[pytest.MonkeyPatch], None]) -> int | None:
+    """Return the first seed that finds a fault."""
+    with pytest.MonkeyPatch.context() as patch:
+        plant(patch)
+        return next((seed for seed in range(PLANTED_SEEDS) if failure(seed) is not None), None)
+
+
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+def test_a_planted_fault_is_found(plant: Callable[[pytest.MonkeyPatch], None]) -> None:
+    assert found_at(plant) is not None
