@@ -249,7 +249,7 @@ def test_protocols_and_rules_know_nothing_of_sockets_clocks_and_databases() -> N
 def test_who_writes_a_ledger_file_and_who_reads_it_load_different_copies_of_sqlite() -> None:
     """Each would drop the other's locks on a file that one process has open through both.
 
-    `ledger.sqlite.disk.opening` refuses that when it happens; here no module leads to it.
+    `ledger.sqlite.disk.file_locks` refuses that when it happens; here no module leads to it.
     """
     writers, readers = (
         modules_of("ledger/sqlite"),

@@ -23,7 +23,7 @@ from tailrace.ledger.frame import Durability, Logged, StreamEnd, decode, tag_of
 from tailrace.ledger.frame_json import frame_fields
 from tailrace.ledger.inspection.reader import LedgerReader, StreamPiece, fill, pieces
 from tailrace.ledger.interface import Ledger, Record, StreamKind
-from tailrace.ledger.sqlite.disk.opening import existing, lock
+from tailrace.ledger.sqlite.disk.file_locks import existing, lock
 from tailrace.ledger.sqlite.storage import StreamRow
 from tailrace.ledger.stream_stats import StreamLife, tokens_of
 from tailrace.ledger.stream_text import StreamText

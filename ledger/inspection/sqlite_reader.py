@@ -32,16 +32,9 @@ from tailrace.ledger.sqlite.disk.checksum import (
     checked_value,
     unchecked_stream,
 )
-from tailrace.ledger.sqlite.disk.opening import (
-    BUSY_TIMEOUT_MS,
-    Lost,
-    existing,
-    lost_file,
-    lost_wal,
-    read_mark,
-    refuse_foreign,
-    require_closed_here,
-)
+from tailrace.ledger.sqlite.disk.file_locks import existing, require_closed_here
+from tailrace.ledger.sqlite.disk.schema import BUSY_TIMEOUT_MS, refuse_foreign
+from tailrace.ledger.sqlite.disk.wal_mark import Lost, lost_file, lost_wal, read_mark
 from tailrace.ledger.sqlite.encoding import Entry, unpack_batch, unpack_segment
 from tailrace.ledger.sqlite.storage import SegmentRow, StreamRow
 

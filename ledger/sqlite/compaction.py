@@ -106,7 +106,7 @@ class Packer:
     ) -> None:
         self._residents = residents
         self._storage = storage
-        self._upkeep = storage.upkeep
+        self._maintenance = storage.maintenance
         self._commits = commits
         self._settings = settings
         self._now_ms = now_ms
@@ -118,7 +118,7 @@ class Packer:
         self._made = 0
         before = self._now_ms() - int(self._settings.cold_after_s * 1000)
         while self._made < RUNS_PER_SWEEP:
-            ended = await self._upkeep.to_pack(before, STREAMS_AT_ONCE)
+            ended = await self._maintenance.to_pack(before, STREAMS_AT_ONCE)
             if not ended:
                 break
             for sid in ended:
@@ -173,7 +173,7 @@ class Packer:
         """Replace a run by a cold segment, if that is smaller and the stream still there."""
         sid = run.rows[0].sid
         packed = _packed(run, name)
-        await self._upkeep.calm()
+        await self._maintenance.wait_for_checkpoint()
         if packed is not None and self._residents.packing == sid:
             commit = self._commits.forming.commit
             commit.replaced.append((sid, packed.first, run.beyond))

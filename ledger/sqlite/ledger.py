@@ -40,8 +40,8 @@ from tailrace.ledger.interface import (
 )
 from tailrace.ledger.sqlite.commit_log import Log, Recovery
 from tailrace.ledger.sqlite.compaction import Packer
+from tailrace.ledger.sqlite.disk.disk_sync import SyncOf, sync_of
 from tailrace.ledger.sqlite.disk.file import SqliteFile
-from tailrace.ledger.sqlite.disk.sync import SyncOf, sync_of
 from tailrace.ledger.sqlite.group import Group, GroupCommit
 from tailrace.ledger.sqlite.objects import SqliteObjects
 from tailrace.ledger.sqlite.open_streams import Residents
@@ -333,7 +333,7 @@ class SqliteLedger:
     # ---- retention ----
 
     async def size(self) -> LedgerSize:
-        sizes = self._storage.upkeep.sizes()
+        sizes = self._storage.maintenance.sizes()
         return LedgerSize(
             sizes.used_bytes, sizes.free_bytes, sizes.wal_bytes, sizes.disk_free_bytes
         )

@@ -56,7 +56,7 @@ class Residents:
         """The tail of a stored stream, as far as segments reach."""
         covered, size = await self._storage.covered(row.sid), 0
         if not row.ended:  # it may still grow
-            size = await self._storage.upkeep.stored_bytes(row.sid)
+            size = await self._storage.maintenance.stored_bytes(row.sid)
         tail = self._keep(row, covered)
         tail.stored_bytes = size
         return tail

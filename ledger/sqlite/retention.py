@@ -81,7 +81,7 @@ class Retention:
     ) -> None:
         self._residents = residents
         self._storage = storage
-        self._upkeep = storage.upkeep
+        self._maintenance = storage.maintenance
         self._commits = commits
         self._settings = settings
         self._now_ms = now_ms
@@ -102,7 +102,7 @@ class Retention:
 
     async def measure(self) -> None:
         """Look at the file, at what objects have of it, and at what is free on its disk."""
-        if self._room.is_contested(self._upkeep.sizes()):
+        if self._room.is_contested(self._maintenance.sizes()):
             await self._count_objects()
         self._look()
 
@@ -110,14 +110,14 @@ class Retention:
         async with self._counting:
             now_s = asyncio.get_running_loop().time()
             if now_s - self._counted_s >= COUNT_AGAIN_S:
-                counted = await self._upkeep.object_bytes()
+                counted = await self._maintenance.object_bytes()
                 unstored = self._residents.unstored_bytes(StreamKind.OBJECT)
                 self._room.object_bytes = counted + unstored
                 self._counted_s = now_s
 
     def committing(self) -> None:
         """A commit is being made: look at the disk if much was written since the last look."""
-        if self._upkeep.written_bytes >= self._look_at_bytes:
+        if self._maintenance.written_bytes >= self._look_at_bytes:
             self._look_unless_away()
 
     def objects_grew(self, size: int) -> None:
@@ -133,8 +133,8 @@ class Retention:
             self._look()
 
     def _look(self) -> None:
-        sizes = self._room.sizes = self._upkeep.sizes()
-        self._look_at_bytes = self._upkeep.written_bytes + MEASURE_BYTES
+        sizes = self._room.sizes = self._maintenance.sizes()
+        self._look_at_bytes = self._maintenance.written_bytes + MEASURE_BYTES
         if self._wal_is_long is not (sizes.wal_bytes > LONG_WAL_BYTES):
             self._wal_is_long = not self._wal_is_long
             if self._wal_is_long:
@@ -178,7 +178,7 @@ class Retention:
         """Look again. What can be moved from the WAL into the file makes room in the WAL."""
         sizes = self._room.sizes
         if sizes is not None and sizes.unmoved_bytes <= sizes.disk_free_bytes:
-            await self._upkeep.settle(cut=False)
+            await self._maintenance.checkpoint(cut=False)
         self._look_unless_away()
         return self.holds
 
@@ -214,7 +214,7 @@ class Retention:
 
     async def sweep(self) -> int:
         """Remove what has expired and what there is no room for; returns how many streams."""
-        self._upkeep.check()
+        self._maintenance.check()
         removed = await self._remove_expired(self._now_ms())
         self._counted_s = -math.inf
         await self.measure()
@@ -225,7 +225,7 @@ class Retention:
         self._commits.is_quiet()
         if await self._clean_up():
             # To cut a long WAL off takes many milliseconds: not while somebody appends.
-            await self._upkeep.settle(cut=self._commits.is_quiet())
+            await self._maintenance.checkpoint(cut=self._commits.is_quiet())
             await self._slice(reclaim=1)  # any commit will do
             await self.measure()
 
@@ -283,13 +283,13 @@ class Retention:
     # ---- cleaning up ----
 
     async def _reclaim(self) -> None:
-        while self._upkeep.sizes().garbage:
+        while self._maintenance.sizes().garbage:
             await self._slice(reclaim=RECLAIM_SEGMENTS)
 
     async def _clean_up(self) -> bool:
         """Slice by slice; whether there was anything to do."""
         slices, stuck = 0, False
-        sizes = self._upkeep.sizes()
+        sizes = self._maintenance.sizes()
         while True:
             kept = max(KEPT_FREE_BYTES, sizes.file_bytes * KEPT_FREE_SHARE)
             may_give = sizes.free_bytes > kept and not stuck
@@ -301,12 +301,12 @@ class Retention:
             else:
                 return slices > 0
             slices += 1
-            before, sizes = sizes, self._upkeep.sizes()
+            before, sizes = sizes, self._maintenance.sizes()
             # A file that cannot shrink (damaged, say) must not be asked for ever.
             stuck = stuck or (gives and sizes.file_bytes >= before.file_bytes)
 
     async def _slice(self, *, reclaim: int = 0, vacuum: int = 0) -> None:
-        await self._upkeep.fetch(reclaim=reclaim, vacuum=vacuum)
+        await self._maintenance.fetch(reclaim=reclaim, vacuum=vacuum)
         commit = self._commits.forming.commit
         commit.reclaim, commit.vacuum = max(commit.reclaim, reclaim), max(commit.vacuum, vacuum)
         await self._commits.commit()
@@ -324,4 +324,4 @@ class Retention:
         While that is moved and synced, every write may have to wait for the file system.
         """
         await asyncio.sleep(self._settings.pause_s)
-        await self._upkeep.calm()
+        await self._maintenance.wait_for_checkpoint()

@@ -87,11 +87,11 @@ class Commit:
     @property
     def only_log(self) -> bool:
         streams = self.streams or self.epochs or self.ended or self.touched or self.removed
-        others = self.segments or self.objects or self.values or self.upkeep
+        others = self.segments or self.objects or self.values or self.maintenance
         return self.keep_from is None and not (streams or others)
 
     @property
-    def upkeep(self) -> bool:
+    def maintenance(self) -> bool:
         """Whether it changes how things are stored, and not only what."""
         return bool(self.replaced or self.cold or self.reclaim or self.vacuum)
 
@@ -167,7 +167,7 @@ class Storage(Protocol):
     async def object_names(self, kind: str, after: str, limit: int) -> list[str]: ...
 
     @property
-    def upkeep(self) -> Upkeep: ...
+    def maintenance(self) -> Maintenance: ...
 
     async def close(self) -> None: ...
 
@@ -189,7 +189,7 @@ class Sizes(NamedTuple):
         return self.file_bytes - self.free_bytes
 
 
-class Upkeep(Protocol):
+class Maintenance(Protocol):
     """What it takes for a storage to be kept small; all of it only reads.
 
     The changes are made by `Commit`: `replaced` to `vacuum`.
@@ -214,7 +214,7 @@ class Upkeep(Protocol):
     async def to_pack(self, before_ms: int, limit: int) -> list[int]:
         """Ended streams that nobody has touched since then and that are not cold."""
 
-    async def settle(self, *, cut: bool) -> None:
+    async def checkpoint(self, *, cut: bool) -> None:
         """Move the WAL into the file, which has its new size after the next commit.
 
         With `cut` a WAL file that has become long is cut off then, if no reader needs it.
@@ -226,5 +226,5 @@ class Upkeep(Protocol):
         What goes is old and lies on the disk alone; the writer must not wait for it there.
         """
 
-    async def calm(self) -> None:
+    async def wait_for_checkpoint(self) -> None:
         """Wait until the WAL is not being moved, which makes every write wait for the disk."""

@@ -145,10 +145,10 @@ class Bench:
     @contextmanager
     def _watch_holds(self, kind: str) -> Iterator[None]:
         """Notes how long commits with clean-up in them take, ends of checkpoints, and packing."""
-        apply, end, pack = SqliteFile._apply, Wal.end_checkpoint, compaction._packed
+        apply, end, pack = SqliteFile._apply, Wal.finish_checkpoint, compaction._packed
 
         def timed_apply(file: SqliteFile, commit: Commit, *, full: bool) -> None:
-            with self._held(kind, "commit") if commit.upkeep else nullcontext():
+            with self._held(kind, "commit") if commit.maintenance else nullcontext():
                 apply(file, commit, full=full)
 
         def timed_end(wal: Wal) -> None:
@@ -161,7 +161,7 @@ class Bench:
 
         with (
             patch.object(SqliteFile, "_apply", timed_apply),
-            patch.object(Wal, "end_checkpoint", timed_end),
+            patch.object(Wal, "finish_checkpoint", timed_end),
             patch.object(compaction, "_packed", timed_pack),
         ):
             yield

@@ -15,7 +15,7 @@ from psycopg.conninfo import conninfo_to_dict
 from tailrace.ledger.frame import Durability, FinishReason, StreamEnd, Token, encode
 from tailrace.ledger.interface import Append, Ledger, NewStream, ObjectKey, ObjectWrite, Record
 from tailrace.ledger.sqlite.disk.checksum import add_functions, crc_of, restated
-from tailrace.ledger.sqlite.disk.opening import require_closed_here
+from tailrace.ledger.sqlite.disk.file_locks import require_closed_here
 from tailrace.ledger.sqlite.encoding import column, pack_batch
 from tests.ledger.backends import Backend, PostgresBackend, SqliteBackend
 

@@ -27,7 +27,7 @@ from random import Random
 from tailrace.ledger.errors import LedgerFailed, NotFound, StaleEpoch
 from tailrace.ledger.frame import Durability, FinishReason, StreamEnd, Token, encode
 from tailrace.ledger.interface import Append, NewStream, ObjectKey, ObjectWrite, Record, StreamKind
-from tailrace.ledger.sqlite.disk import wal
+from tailrace.ledger.sqlite.disk import checkpointer
 from tailrace.ledger.sqlite.ledger import SqliteLedger
 
 LINES = 9
@@ -164,7 +164,7 @@ def bear(path: Path) -> None:
 
 def main() -> None:
     path = Path(sys.argv[1])
-    wal.CHECKPOINT_PAGES, wal.CHECKPOINT_REST_PAGES = CHECKPOINT_PAGES, 4
+    checkpointer.CHECKPOINT_PAGES, checkpointer.CHECKPOINT_REST_PAGES = CHECKPOINT_PAGES, 4
     if len(sys.argv) > 2:
         limit = int(sys.argv[2])
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))

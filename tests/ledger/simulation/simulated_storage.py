@@ -177,7 +177,7 @@ class SimulatedDisk:
 
 
 class BoundlessDisk:
-    """`ledger/sqlite/storage.py`'s Upkeep where there is room for all, and nothing is packed."""
+    """`ledger/sqlite/storage.py`'s Maintenance with room for all, where nothing is packed."""
 
     written_bytes = 0
 
@@ -195,11 +195,11 @@ class BoundlessDisk:
     async def to_pack(self, before_ms: int, limit: int) -> list[int]:
         return []
 
-    async def settle(self, *, cut: bool) -> None: ...
+    async def checkpoint(self, *, cut: bool) -> None: ...
 
     async def fetch(self, *, reclaim: int, vacuum: int) -> None: ...
 
-    async def calm(self) -> None: ...
+    async def wait_for_checkpoint(self) -> None: ...
 
 
 class SimulatedStorage:
@@ -220,7 +220,7 @@ class SimulatedStorage:
         self._misread = misread
         self._commits = 0
         self.failed: LedgerFailed | None = None
-        self.upkeep = BoundlessDisk()
+        self.maintenance = BoundlessDisk()
         # Whoever opens a file must sync what a killed process has left unsynced.
         disk.sync(disk.written())
 

@@ -37,7 +37,8 @@ from typing import NamedTuple
 
 import apsw
 
-from tailrace.ledger.sqlite.disk.sync import Failed, WorkThread
+from tailrace.ledger.sqlite.disk.disk_sync import Failed
+from tailrace.ledger.sqlite.disk.work_thread import WorkThread
 
 SECTOR_BYTES = 512
 """What a disk writes as a whole; the smallest that is in use."""

@@ -25,8 +25,9 @@ from tailrace.ledger.sqlite.capacity import (
     Room,
 )
 from tailrace.ledger.sqlite.disk import wal as sqlite_wal
-from tailrace.ledger.sqlite.disk.file import SqliteFile, SqliteUpkeep
-from tailrace.ledger.sqlite.disk.sync import reserve
+from tailrace.ledger.sqlite.disk.file import SqliteFile
+from tailrace.ledger.sqlite.disk.maintenance import SqliteMaintenance
+from tailrace.ledger.sqlite.disk.preallocation import reserve
 from tailrace.ledger.sqlite.disk.wal import WAL_BYTES
 from tailrace.ledger.sqlite.ledger import SqliteLedger
 from tailrace.ledger.sqlite.retention import RetentionSettings
@@ -40,11 +41,11 @@ DISK_BYTES = 128 * MIB
 GENERATION, OBJECT = StreamKind.GENERATION, StreamKind.OBJECT
 
 
-class SharedDisk(SqliteUpkeep):
-    """The upkeep of a ledger's file, on a disk of which others leave `free_bytes` free."""
+class SharedDisk(SqliteMaintenance):
+    """The maintenance of a ledger's file, on a disk of which others leave `free_bytes` free."""
 
-    def __init__(self, upkeep: SqliteUpkeep) -> None:
-        self.__dict__.update(upkeep.__dict__)
+    def __init__(self, maintenance: SqliteMaintenance) -> None:
+        self.__dict__.update(maintenance.__dict__)
         self.free_bytes = DISK_BYTES
         self.wal_room_bytes = WAL_BYTES
         self.looks = 0
@@ -75,7 +76,7 @@ async def opened(
     folder: Path, **settings: float | None
 ) -> AsyncIterator[tuple[SqliteLedger, SharedDisk]]:
     file = await SqliteFile.open(folder / "ledger.db")
-    file.upkeep = disk = SharedDisk(file.upkeep)
+    file.maintenance = disk = SharedDisk(file.maintenance)
     limits = RetentionSettings(pause_s=0, cold_after_s=10 * TTL_S, **settings)  # type: ignore[arg-type]
     ledger = await SqliteLedger.recover(file, Clock(), retention=limits)
     try:
@@ -187,15 +188,15 @@ async def test_a_wal_that_cannot_be_moved_to_a_full_disk_is_moved_later(tmp_path
     ledger = await SqliteLedger.open(path, Clock(), vfs="faulty", wal_sync=full.wal_sync)
     stream = await store(ledger, 1, [])
     await extend(ledger, stream, [long(n) for n in range(2_000)])
-    await ledger._storage.upkeep.settle(cut=False)
+    await ledger._storage.maintenance.checkpoint(cut=False)
     await extend(ledger, stream, [long(n) for n in range(2_000, 2_500)], 2_000)
     full.room = 0  # the WAL has begun anew: its file has room, the database's has not
-    await ledger._storage.upkeep.settle(cut=False)
-    assert ledger._storage.upkeep.sizes().unmoved_bytes > 0
+    await ledger._storage.maintenance.checkpoint(cut=False)
+    assert ledger._storage.maintenance.sizes().unmoved_bytes > 0
     await extend(ledger, stream, [long(n) for n in range(2_500, 2_600)], 2_500)
     full.room = None
-    await ledger._storage.upkeep.settle(cut=False)
-    assert ledger._storage.upkeep.sizes().unmoved_bytes == 0
+    await ledger._storage.maintenance.checkpoint(cut=False)
+    assert ledger._storage.maintenance.sizes().unmoved_bytes == 0
     assert await ledger.read(stream, 0, 3_000) == [long(n) for n in range(2_600)]
     await ledger.close()
     vfs.unregister()

@@ -232,7 +232,7 @@ async def test_a_stream_that_is_deleted_while_it_is_packed_leaves_nothing(
 async def test_a_power_cut_while_segments_are_packed_takes_nothing_that_had_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tailrace.ledger.sqlite.disk.wal.CHECKPOINT_PAGES", 20)
+    monkeypatch.setattr("tailrace.ledger.sqlite.disk.checkpointer.CHECKPOINT_PAGES", 20)
     first = tmp_path / "first"
     first.mkdir()
     clock = Clock()

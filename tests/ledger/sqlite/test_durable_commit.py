@@ -13,9 +13,10 @@ import pytest
 from tailrace.ledger.errors import LedgerFailed
 from tailrace.ledger.frame import Durability
 from tailrace.ledger.interface import Append
-from tailrace.ledger.sqlite.disk import wal
+from tailrace.ledger.sqlite.disk import checkpointer, wal
+from tailrace.ledger.sqlite.disk.disk_sync import DiskSync, Failed
 from tailrace.ledger.sqlite.disk.file import SqliteFile
-from tailrace.ledger.sqlite.disk.sync import DiskSync, Failed, WorkThread
+from tailrace.ledger.sqlite.disk.work_thread import WorkThread
 from tailrace.ledger.sqlite.ledger import SqliteLedger
 from tailrace.ledger.sqlite.tail import SEGMENT_BYTES
 from tests.ledger.backends import A, B, Clock, new, token, tokens
@@ -148,16 +149,16 @@ async def test_the_end_of_a_checkpoint_keeps_no_event_loop_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It waits for the disk twice, also where nothing that is stored asks for that."""
-    monkeypatch.setattr(wal, "CHECKPOINT_PAGES", 16)
+    monkeypatch.setattr(checkpointer, "CHECKPOINT_PAGES", 16)
     ended_by: list[threading.Thread] = []
 
-    end = wal.Wal.end_checkpoint
+    end = wal.Wal.finish_checkpoint
 
     def noted(self: wal.Wal) -> None:
         ended_by.append(threading.current_thread())
         end(self)
 
-    monkeypatch.setattr(wal.Wal, "end_checkpoint", noted)
+    monkeypatch.setattr(wal.Wal, "finish_checkpoint", noted)
     file = await SqliteFile.open(tmp_path / "ledger.db")
     ledger = await SqliteLedger.recover(file, Clock())
     try:

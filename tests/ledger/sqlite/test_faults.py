@@ -21,8 +21,9 @@ import pytest
 from tailrace.ledger.errors import ConfigError, LedgerFailed, NotFound
 from tailrace.ledger.frame import Durability, Token, encode
 from tailrace.ledger.interface import Append, NewStream, ObjectKey, ObjectWrite, Record
+from tailrace.ledger.sqlite.disk.checkpointer import Phase
+from tailrace.ledger.sqlite.disk.disk_sync import sync_of
 from tailrace.ledger.sqlite.disk.file import SqliteFile
-from tailrace.ledger.sqlite.disk.sync import sync_of
 from tailrace.ledger.sqlite.ledger import SqliteLedger
 from tailrace.ledger.sqlite.storage import Commit
 from tests.ledger.sqlite.faulty_vfs import Disk, FaultyFile, FaultyVfs, Medium
@@ -38,8 +39,8 @@ CUTS = 60
 @pytest.fixture(autouse=True)
 def _few_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the WAL is moved, and begins anew, while things go wrong."""
-    monkeypatch.setattr("tailrace.ledger.sqlite.disk.wal.CHECKPOINT_PAGES", 20)
-    monkeypatch.setattr("tailrace.ledger.sqlite.disk.wal.CHECKPOINT_REST_PAGES", 4)
+    monkeypatch.setattr("tailrace.ledger.sqlite.disk.checkpointer.CHECKPOINT_PAGES", 20)
+    monkeypatch.setattr("tailrace.ledger.sqlite.disk.checkpointer.CHECKPOINT_REST_PAGES", 4)
 
 
 def record(stream: bytes, index: int) -> Record:
@@ -361,7 +362,7 @@ async def test_a_checkpoint_under_way_when_a_sync_fails_moves_nothing(
 @pytest.fixture
 def _no_checkpoint(_few_pages: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the WAL is moved when a test says so."""
-    monkeypatch.setattr("tailrace.ledger.sqlite.disk.wal.CHECKPOINT_PAGES", 4_096)
+    monkeypatch.setattr("tailrace.ledger.sqlite.disk.checkpointer.CHECKPOINT_PAGES", 4_096)
 
 
 @pytest.mark.usefixtures("_no_checkpoint")
@@ -378,8 +379,8 @@ async def require_that_no_checkpoint_follows(outside: Outside, ledger: SqliteLed
     file = ledger._storage
     assert isinstance(file, SqliteFile)
     with pytest.raises(LedgerFailed):
-        file._wal._move_and_sync()
-    file._wal.asks_writer = True
+        file._checkpointer._move_and_sync()
+    file._checkpointer._phase = Phase.FINISHING
     with pytest.raises(LedgerFailed):
         await outside.work(ledger, 1)
 

@@ -15,8 +15,8 @@ from structlog.testing import capture_logs
 
 from tailrace.ledger.errors import Damaged
 from tailrace.ledger.inspection.commands import accept, reading, verify
-from tailrace.ledger.sqlite.disk import opening
-from tailrace.ledger.sqlite.disk.opening import HighWater, read_mark
+from tailrace.ledger.sqlite.disk import wal_mark
+from tailrace.ledger.sqlite.disk.wal_mark import HighWater, read_mark
 from tests.ledger.backends import A, everything, indexes, new, opened_file, tokens
 
 pytestmark = pytest.mark.anyio
@@ -216,7 +216,7 @@ async def test_a_wal_that_begins_anew_or_is_cut_off_is_no_damage(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The files as they are after each commit are what a kill would leave."""
-    monkeypatch.setattr("tailrace.ledger.sqlite.disk.wal.CHECKPOINT_PAGES", 8)
+    monkeypatch.setattr("tailrace.ledger.sqlite.disk.checkpointer.CHECKPOINT_PAGES", 8)
     monkeypatch.setattr("tailrace.ledger.sqlite.disk.wal.CUT_ABOVE_BYTES", 0)
     anew = 0
     async with opened_file(path) as ledger:
@@ -224,7 +224,7 @@ async def test_a_wal_that_begins_anew_or_is_cut_off_is_no_damage(
         for index in range(COUNT, 2 * COUNT):
             await ledger.append(tokens(A, [index]))
             if index % 10 == 0:
-                await ledger._storage.upkeep.settle(cut=True)
+                await ledger._storage.maintenance.checkpoint(cut=True)
             left = tmp_path / f"left{index}"
             shutil.copytree(path.parent, left)
             assert await findings(left / path.name) == []
@@ -261,4 +261,4 @@ def test_a_mark_that_is_damaged_says_nothing(path: Path) -> None:
     assert read_mark(path) is not None
     edit(lock, 6, b"\xff")
     assert read_mark(path) is None
-    assert opening.lost_file(path, None) is None
+    assert wal_mark.lost_file(path, None) is None

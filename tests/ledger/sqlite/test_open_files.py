@@ -9,7 +9,8 @@ import pytest
 
 from tailrace.ledger.errors import ConfigError, LedgerFailed
 from tailrace.ledger.frame import Durability
-from tailrace.ledger.sqlite.disk.sync import DiskSync, Failed, WorkThread, sync_of
+from tailrace.ledger.sqlite.disk.disk_sync import DiskSync, Failed, sync_of
+from tailrace.ledger.sqlite.disk.work_thread import WorkThread
 from tailrace.ledger.sqlite.ledger import SqliteLedger
 from tests.ledger.backends import A, B, Clock, new, opened_file, tokens
 

@@ -260,7 +260,7 @@ async def test_a_full_ledger_removes_what_would_expire_first(tmp_path: Path) -> 
         gone = [await is_gone(ledger, stream) for stream in streams]
         assert gone == sorted(gone, reverse=True)
         assert 10 < sum(gone) < 35
-        assert ledger._retention._upkeep.sizes().used_bytes < 5 * MIB
+        assert ledger._retention._maintenance.sizes().used_bytes < 5 * MIB
 
 
 async def overfill(ledger: SqliteLedger, stream: bytes) -> int:
@@ -327,7 +327,8 @@ async def test_the_wal_can_be_moved_beside_the_writer(tmp_path: Path) -> None:
     file = await SqliteFile.open(tmp_path / "ledger.db")
     ledger = await SqliteLedger.recover(file, Clock())
     await store(ledger, 1, long_records(50))
-    assert file._wal._move_and_sync() > 0  # a connection that knows no WAL would say -1
+    file._checkpointer._move_and_sync()
+    assert file._checkpointer.moved > 0  # a connection that knows no WAL would say -1
     await ledger.close()
 
 

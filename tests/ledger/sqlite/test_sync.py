@@ -14,8 +14,9 @@ import pytest
 from tailrace.ledger.errors import LedgerFailed
 from tailrace.ledger.frame import Durability, Token, encode
 from tailrace.ledger.interface import Append, NewStream, Record
-from tailrace.ledger.sqlite.disk import sync as disk_sync
-from tailrace.ledger.sqlite.disk.sync import DiskSync, KernelSync, ThreadSync, WorkThread, sync_of
+from tailrace.ledger.sqlite.disk import disk_sync
+from tailrace.ledger.sqlite.disk.disk_sync import DiskSync, KernelSync, ThreadSync, sync_of
+from tailrace.ledger.sqlite.disk.work_thread import WorkThread
 from tailrace.ledger.sqlite.ledger import SqliteLedger
 
 pytestmark = pytest.mark.anyio

@@ -51,8 +51,8 @@ from tailrace.ledger.frame import (
 from tailrace.ledger.interface import NewStream, ObjectKey, StreamKind
 from tailrace.ledger.links.rights import Right
 from tailrace.ledger.objects.object import ObjectRequest, ObjectResponse
+from tailrace.ledger.sqlite.disk.disk_sync import SyncOf, sync_of
 from tailrace.ledger.sqlite.disk.file import SqliteFile
-from tailrace.ledger.sqlite.disk.sync import SyncOf, sync_of
 from tailrace.ledger.sqlite.ledger import SqliteLedger
 from tailrace.origin.checkpoint.prompt import PromptReader
 from tailrace.origin.config import LedgerConfig, OriginConfig
@@ -624,7 +624,7 @@ async def test_the_origin_is_not_ready_for_new_streams_while_its_disk_is_full(
     tmp_path: Path, checkpoint: Path
 ) -> None:
     file = await SqliteFile.open(tmp_path / "ledger.db")
-    file.upkeep = disk = SharedDisk(file.upkeep)
+    file.maintenance = disk = SharedDisk(file.maintenance)
     house = House(await SqliteLedger.recover(file, lambda: 1000), checkpoint)
     await house.ready(house.slot)
     assert house.service.heartbeat().ready

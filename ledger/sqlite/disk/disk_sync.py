@@ -18,61 +18,11 @@ import os
 import platform
 import struct
 import sys
-import threading
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
-T = TypeVar("T")
-Job = tuple[Callable[[], Any], "asyncio.Future[Any]"]
-
-
-class WorkThread:
-    """Runs one thing after the other. Cheaper than an executor: one queue in,
-    `call_soon_threadsafe` out.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._name = name
-
-    def run(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        """What `work` returns or raises, when its turn has come. It runs even if nobody waits."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
-            self._thread.start()
-        done: asyncio.Future[T] = self._loop.create_future()
-        self._jobs.put((work, done))
-        return done
-
-    async def close(self) -> None:
-        """Let it finish what is queued, then end it."""
-        if self._thread is not None:
-            await self.run(lambda: None)
-            self._jobs.put(None)
-            self._thread.join()
-            self._thread = None
-
-    def _serve(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            work, done = job
-            tell: Callable[[Any], None]
-            try:
-                tell, outcome = done.set_result, work()
-            except Exception as error:  # noqa: BLE001 - it is raised where it is awaited
-                tell, outcome = done.set_exception, error
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                self._loop.call_soon_threadsafe(_end, done, tell, outcome)
-
-
-def _end(done: asyncio.Future[Any], tell: Callable[[Any], None], outcome: object) -> None:
-    if not done.done():
-        tell(outcome)
-
+from tailrace.ledger.sqlite.disk.work_thread import WorkThread
 
 _CALLS = {  # io_setup, io_destroy, io_getevents, io_submit
     "x86_64": (206, 207, 208, 209),
@@ -81,18 +31,12 @@ _CALLS = {  # io_setup, io_destroy, io_getevents, io_submit
 }
 _FDSYNC = 3  # IOCB_CMD_FDSYNC
 _RESFD = 1  # IOCB_FLAG_RESFD
-_KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
 # data, key, rw_flags, opcode, priority, fd, buffer, bytes, offset, reserved, flags, resfd
 _IOCB = struct.Struct("<QIIHhIQQqQII")
 _EVENT = struct.Struct("<QQqq")  # data, iocb, result, result2
 
 Failed = Callable[[OSError], Exception]
 """Makes of a failed sync the error that those who wait are to have."""
-
-
-FILL_BYTES = 64 * 1024
-"""Zeros written at once. Where a file system keeps as much of a file together in memory as was
-written at once (ext4's large folios), each small write later is accounted as so many bytes."""
 
 
 class DiskSync(Protocol):
@@ -106,37 +50,6 @@ class DiskSync(Protocol):
 
 SyncOf = Callable[[Path, WorkThread, Failed], DiskSync]
 """What `sync_of` is, and what stands for it where files are not written through the system."""
-
-
-def fill(path: Path, size: int) -> None:
-    """Lengthen a file to `size` bytes by zeros, and sync it.
-
-    To sync a file that grows takes a commit of the file system's journal too: about twice as
-    long.
-    """
-    with path.open("r+b") as file:
-        missing = size - file.seek(0, os.SEEK_END)
-        while missing > 0:
-            missing -= file.write(bytes(min(missing, FILL_BYTES)))
-        file.flush()
-        os.fdatasync(file.fileno())
-
-
-def reserve(path: Path, size: int) -> None:
-    """Have the disk keep room for a file of `size` bytes; the file stays as long as it is.
-
-    OSError where the disk has no such room, or the file system cannot do that.
-    """
-    if sys.platform != "linux":
-        raise OSError(errno.ENOSYS, "no fallocate here")
-    allocate = ctypes.CDLL(None, use_errno=True).fallocate
-    descriptor = os.open(path, os.O_RDWR)
-    try:
-        if allocate(descriptor, _KEEP_SIZE, ctypes.c_long(0), ctypes.c_long(size)) != 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
-    finally:
-        os.close(descriptor)
 
 
 def sync_of(path: Path, thread: WorkThread, failed: Failed) -> DiskSync:

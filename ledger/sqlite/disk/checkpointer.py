@@ -1,0 +1,239 @@
+"""Moving the WAL of an open ledger into its database, beside the writer.
+
+A checkpoint runs in the background. A WAL under load never is moved as a whole that way, so it
+would never begin anew: the writer is asked for the last few pages. After a failure nothing of it
+is moved any more, not even when the ledger is closed, and the next start writes the WAL over
+itself before it moves it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from enum import Enum, auto
+from threading import Lock
+
+import apsw
+
+from tailrace.ledger.errors import LedgerFailed
+from tailrace.ledger.sqlite.disk.open_files import OpenFiles
+from tailrace.ledger.sqlite.disk.schema import BUSY_TIMEOUT_MS
+from tailrace.ledger.sqlite.disk.work_thread import WorkThread
+
+CHECKPOINT_PAGES = 4_096
+"""WAL pages (4 KiB each) after which they are moved into the database in the background."""
+CHECKPOINT_REST_PAGES = 64
+"""Maximum pages that the writer is asked to move itself."""
+PATIENT_WAL_PAGES = 3 * CHECKPOINT_PAGES
+"""During clean-up the writer is not asked for them before the WAL has so many pages."""
+MAX_CHECKPOINT_PASSES = 5
+"""Passes in the background, each of which has less to move than the one before."""
+
+
+class Phase(Enum):
+    """The state of the checkpoint."""
+
+    IDLE = auto()
+    MOVING = auto()
+    """Passes run in the background."""
+    FINISHING = auto()
+    """The writer moves the last pages with its next commit."""
+
+
+class Event(Enum):
+    """What changes the phase."""
+
+    BEGUN = auto()
+    NEARLY_MOVED = auto()
+    STOPPED = auto()
+    """All is moved, or the rest has to wait: for a reader, for room on the disk, for ever."""
+    FINISHED = auto()
+
+
+NEXT = {
+    (Phase.IDLE, Event.BEGUN): Phase.MOVING,
+    (Phase.FINISHING, Event.BEGUN): Phase.MOVING,  # which moves the last pages, too
+    (Phase.MOVING, Event.NEARLY_MOVED): Phase.FINISHING,
+    (Phase.MOVING, Event.STOPPED): Phase.IDLE,
+    (Phase.FINISHING, Event.FINISHED): Phase.IDLE,
+}
+"""The next phase; any other event leaves the phase as it is."""
+
+
+class Finish(Enum):
+    """How a checkpoint is to end."""
+
+    SOON = auto()
+    """The writer moves the last pages, as soon as these are few."""
+    LATE = auto()
+    """The same, once the WAL is long: the writer waits for the disk twice to do it, on the event
+    loop, and clean-up makes many checkpoints."""
+    CUT = auto()
+    """The writer moves the last pages and cuts the WAL file off, if no reader needs it."""
+
+
+class Checkpointer:
+    """The checkpoints of one ledger. The writer tells it of commits, and finishes for it.
+
+    `synced` is a descriptor of the database.
+    """
+
+    def __init__(
+        self,
+        files: OpenFiles,
+        writer: apsw.Connection,
+        connection: apsw.Connection,
+        synced: int,
+    ) -> None:
+        self.pages = 0
+        """Pages of the WAL."""
+        self.moved = 0
+        """Pages of the WAL that are in the database."""
+        self._phase = Phase.IDLE
+        self._one_step = Lock()
+        self._finish = Finish.SOON
+        self._due_at = CHECKPOINT_PAGES
+        self._files = files
+        self._writer = writer
+        self._connection = connection
+        # A connection that has never read does not know of the WAL, and moves nothing.
+        connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
+        self._synced = synced
+        self._thread = WorkThread("ledger-checkpoint")
+        self._moving: asyncio.Task[None] | None = None
+        self._one_move = Lock()  # until it is known whether the move has failed
+
+    # ---- with the writer ----
+
+    def committed(self, pages: int) -> None:
+        """Note that the WAL has this many pages after a commit."""
+        if pages < self.pages:  # it has begun anew
+            self._due_at, self.moved = CHECKPOINT_PAGES, 0
+        self.pages = pages
+
+    def begin_if_due(self) -> None:
+        """Begin a checkpoint if enough pages have come since the last one."""
+        if self.pages >= self._due_at and self._phase is not Phase.MOVING:
+            self._begin()
+
+    @property
+    def asks_writer(self) -> bool:
+        """True if the next commit finishes a checkpoint, which waits for the disk twice."""
+        return self._phase is Phase.FINISHING
+
+    @property
+    def is_cutting(self) -> bool:
+        """True if the WAL file is cut off when the checkpoint is finished."""
+        return self._finish is Finish.CUT
+
+    def finish(self) -> bool:
+        """Move the last pages by the writer's connection; return True if the WAL was cut off."""
+        # Perhaps in the writer's thread: the next checkpoint may have begun meanwhile.
+        if not self._step(Event.FINISHED) or not self._one_move.acquire(blocking=False):
+            return False
+        is_cut, mode = self.is_cutting, apsw.SQLITE_CHECKPOINT_PASSIVE
+        if is_cut:
+            mode, self._finish = apsw.SQLITE_CHECKPOINT_TRUNCATE, Finish.SOON
+        try:
+            self._writer.set_busy_timeout(0)
+            self._move(self._writer, mode)
+        except (apsw.BusyError, apsw.FullError):
+            return False  # a reader needs the WAL, or the disk is full
+        finally:
+            self._one_move.release()
+            self._writer.set_busy_timeout(BUSY_TIMEOUT_MS)
+        return is_cut
+
+    # ---- for clean-up ----
+
+    async def checkpoint(self, *, cut: bool) -> None:
+        """Move the WAL; the next commit finishes that, and cuts the file off if `cut`."""
+        if cut:
+            self._finish = Finish.CUT
+        elif self._finish is Finish.CUT:
+            self._finish = Finish.SOON
+        if self._phase is not Phase.MOVING:
+            self._begin()
+        await self.wait()
+        if self._finish is Finish.LATE:
+            self._finish = Finish.SOON
+
+    async def wait_for_checkpoint(self) -> None:
+        """Wait for a checkpoint under way; until `checkpoint` has run they finish late."""
+        if self._finish is Finish.SOON:
+            self._finish = Finish.LATE
+        await self.wait()
+
+    async def wait(self) -> None:
+        """Wait for a checkpoint under way; cancelling the waiter does not end it."""
+        if self._moving is not None:
+            await asyncio.shield(self._moving)
+
+    async def close(self) -> None:
+        """Move nothing more. The last connection that closes moves what is left, if it may."""
+        await self._thread.close()
+
+    # ---- into the database ----
+
+    def _begin(self) -> None:
+        self._step(Event.BEGUN)
+        self._moving = asyncio.create_task(self._move_all())
+
+    def _step(self, event: Event) -> bool:
+        """Return True if the event changes the phase."""
+        with self._one_step:
+            following = NEXT.get((self._phase, event))
+            if following is not None:
+                self._phase = following
+            return following is not None
+
+    async def _move_all(self) -> None:
+        """Move the WAL while the writer goes on adding to it.
+
+        SQLite syncs the database only when all is moved, which would be for the writer to wait
+        for, on the event loop: what has been moved so far is synced here, in the background.
+        """
+        self._due_at = self.pages + CHECKPOINT_PAGES
+        event = Event.STOPPED
+        try:
+            for _ in range(MAX_CHECKPOINT_PASSES):
+                await self._thread.run(self._move_and_sync)
+                rest = self.pages - self.moved
+                if self._finish is Finish.LATE and self.pages < PATIENT_WAL_PAGES:
+                    if rest > 0:
+                        continue  # between two commits the next pass may well get it all
+                    break
+                if rest <= CHECKPOINT_REST_PAGES:
+                    event = Event.NEARLY_MOVED
+                    break
+        except apsw.BusyError:
+            pass  # a reader holds on to an old page
+        except apsw.FullError:
+            pass  # all of it is still in the WAL, and is moved when the disk has room again
+        except LedgerFailed:
+            pass  # the next commit raises it
+        finally:
+            self._moving = None
+            self._step(event)
+
+    def _move_and_sync(self) -> None:
+        with self._one_move:
+            self._move(self._connection, apsw.SQLITE_CHECKPOINT_PASSIVE)
+            try:
+                os.fdatasync(self._synced)
+            except OSError as error:
+                raise self._files.failed(error) from error
+
+    def _move(self, connection: apsw.Connection, mode: int) -> None:
+        """Make one checkpoint; never again after one that failed. `_one_move` is held.
+
+        A sync that failed has dropped pages that the next one, which succeeds, knows nothing of.
+        It would let the WAL begin anew, and nothing would be left to write those pages from.
+        """
+        self._files.check()
+        try:
+            _, self.moved = connection.wal_checkpoint(mode=mode)
+        except (apsw.BusyError, apsw.FullError):
+            raise
+        except apsw.Error as error:
+            raise self._files.failed(error) from error

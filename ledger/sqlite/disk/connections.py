@@ -1,0 +1,187 @@
+"""The connections to a ledger file: one that writes, and those that only read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from tailrace.ledger.errors import ConfigError, Damaged, LedgerAway, TailraceError
+from tailrace.ledger.sqlite.disk.checksum import DAMAGED_HINT, add_functions
+from tailrace.ledger.sqlite.disk.schema import BUSY_TIMEOUT_MS, make_schema, refuse_foreign
+from tailrace.ledger.sqlite.disk.wal_mark import WAL_FRAME_HEADER_BYTES, WAL_HEADER_BYTES
+from tailrace.ledger.sqlite.disk.work_thread import WorkThread
+
+LEAST_SQLITE = (3, 51, 3)
+WAL_LIMIT_BYTES = 64 * 1024 * 1024
+"""The WAL file is cut back to this size when it begins anew."""
+RENEWED_BYTES = 1 << 16
+"""Bytes of the WAL that are written anew at once; SQLite's files take less than 128 KiB."""
+_TRANSIENT = (
+    apsw.BusyError,
+    apsw.LockedError,
+    apsw.IOError,
+    apsw.NoMemError,
+    apsw.CantOpenError,
+    apsw.ProtocolError,
+    apsw.InterruptError,
+    apsw.FullError,
+    MemoryError,
+)
+"""Errors of a read that do not say that the file is damaged: another try may succeed."""
+_DAMAGED_IO = (apsw.SQLITE_IOERR_DATA, apsw.SQLITE_IOERR_CORRUPTFS)
+"""I/O errors that do say it: a checksum below SQLite did not match."""
+
+
+def connect_writer(
+    path: Path, vfs: str | None, look: Callable[[int], None] = lambda _: None
+) -> apsw.Connection:
+    """The connection that writes: makes the schema in a new file, refuses a foreign one.
+
+    Before anything of the WAL is moved or written over, `look` is told how many frames of it
+    are whole.
+    """
+    _refuse_old_sqlite()
+    writer = apsw.Connection(str(path), vfs=vfs)
+    try:
+        writer.set_busy_timeout(BUSY_TIMEOUT_MS)
+        version, application = _pragma(writer, "user_version"), _pragma(writer, "application_id")
+        has_tables = writer.execute("SELECT 1 FROM sqlite_schema LIMIT 1").get is not None
+        refuse_foreign(path, version, application, has_tables=has_tables)
+        add_functions(writer)
+        if version == 0:
+            make_schema(writer)
+        writer.execute("PRAGMA journal_mode = WAL")
+        writer.execute("PRAGMA synchronous = NORMAL")
+        writer.execute("PRAGMA wal_autocheckpoint = 0")
+        writer.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}")
+        frames, _ = writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+        look(frames)
+        # What a failed fsync has left in the page cache alone is written anew, before
+        # anything is acknowledged that would lie behind it in the WAL.
+        rewrite_wal(writer, vfs, frames, _pragma(writer, "page_size"))
+        writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+    except BaseException:
+        skip_checkpoint_on_close(writer)
+        writer.close()
+        raise
+    with suppress(OSError):
+        path.chmod(0o600)
+    return writer
+
+
+def connect_reader(path: Path, vfs: str | None) -> apsw.Connection:
+    """A connection that only reads."""
+    reader = apsw.Connection(str(path), vfs=vfs)
+    reader.set_busy_timeout(BUSY_TIMEOUT_MS)
+    reader.execute("PRAGMA wal_autocheckpoint = 0")
+    reader.execute("PRAGMA query_only = 1")
+    return reader
+
+
+def _refuse_old_sqlite() -> None:
+    """An apsw that a distribution has built is linked to the system's SQLite."""
+    version = apsw.sqlite_lib_version()
+    if tuple(map(int, version.split("."))) < LEAST_SQLITE:
+        least = ".".join(map(str, LEAST_SQLITE))
+        raise ConfigError(
+            f"SQLite {version} may damage a file whose WAL is moved while it grows",
+            hint=f"it takes {least} or newer, which apsw's own wheels bring",
+        )
+
+
+def _pragma(connection: apsw.Connection, name: str) -> int:
+    return int(str(connection.execute(f"PRAGMA {name}").get))
+
+
+def rewrite_wal(writer: apsw.Connection, vfs: str | None, frames: int, page_bytes: int) -> None:
+    """Write a WAL of so many whole frames over itself, and sync it, before any of it is moved.
+
+    Linux holds what it has failed to sync for clean, and a further sync does nothing about it.
+    If the power failed while such a WAL is moved, a database with pages of its end would meet
+    a WAL that breaks off before them.
+    """
+    if frames <= 0:
+        return
+    size = WAL_HEADER_BYTES + frames * (WAL_FRAME_HEADER_BYTES + page_bytes)
+    flags = apsw.SQLITE_OPEN_WAL | apsw.SQLITE_OPEN_READWRITE
+    wal = apsw.VFSFile(vfs or "", writer.filename_wal, [flags, 0])
+    try:
+        for at in range(0, size, RENEWED_BYTES):
+            wal.xWrite(wal.xRead(min(RENEWED_BYTES, size - at), at), at)
+        wal.xSync(apsw.SQLITE_SYNC_NORMAL)
+    finally:
+        wal.xClose()
+
+
+def skip_checkpoint_on_close(connection: apsw.Connection) -> None:
+    """Let it not move the WAL when it closes as the last one: some of that may not be durable."""
+    connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+
+
+class Lookups:
+    """Two connections that only read.
+
+    A read raises `Damaged` where what is stored is not whole, and `LedgerAway` where it failed
+    for a reason that may pass: a lock, an I/O error, a lack of memory.
+    """
+
+    def __init__(self, path: Path, vfs: str | None) -> None:
+        self._path = path
+        self._local = connect_reader(path, vfs)
+        self._reader = connect_reader(path, vfs)
+        self._reading = WorkThread("ledger-reader")
+
+    @property
+    def connections(self) -> tuple[apsw.Connection, apsw.Connection]:
+        return self._local, self._reader
+
+    def look(self, sql: str, values: Sequence[Any]) -> list[Any]:
+        """A few rows by index, at once: a hop to a thread would take longer than the lookup."""
+        return self._rows(self._local, sql, values)
+
+    async def read(self, sql: str, values: Sequence[Any]) -> list[Any]:
+        return await self._reading.run(partial(self._rows, self._reader, sql, values))
+
+    async def read_past_damage(self, sql: str, values: Sequence[Any]) -> list[Any]:
+        """Return the rows that come before the first damaged page."""
+        return await self._reading.run(partial(self._rows_before_damage, sql, values))
+
+    def number(self, sql: str, *values: object) -> int:
+        """The one number that a query gives; 0 for none."""
+        return int(self.look(sql, values)[0][0] or 0)
+
+    async def close(self) -> None:
+        """End the thread; the connections are closed with the others of the file."""
+        await self._reading.close()
+
+    def _rows(self, connection: apsw.Connection, sql: str, values: Sequence[Any]) -> list[Any]:
+        try:
+            return connection.execute(sql, values).fetchall()
+        except (apsw.Error, MemoryError, UnicodeDecodeError) as error:
+            raise self._explained(error) from error
+
+    def _rows_before_damage(self, sql: str, values: Sequence[Any]) -> list[Any]:
+        rows: list[Any] = []
+        try:
+            rows.extend(self._reader.execute(sql, values))
+        except (apsw.Error, MemoryError, UnicodeDecodeError) as error:
+            told = self._explained(error)
+            if not isinstance(told, Damaged):
+                raise told from error
+        return rows
+
+    def _explained(self, error: Exception) -> TailraceError:
+        """Return the error of a read as one of ours."""
+        passes = isinstance(error, _TRANSIENT)
+        if getattr(error, "extendedresult", None) in _DAMAGED_IO:
+            passes = False
+        what = str(error) or type(error).__name__
+        if passes:
+            hint = "try again; if it goes on, check the disk and the memory"
+            return LedgerAway(f"{self._path} cannot be read now: {what}", hint=hint)
+        return Damaged(f"{self._path} cannot be read: {what}", hint=DAMAGED_HINT)

@@ -1,0 +1,84 @@
+"""Locks that keep other processes away from a ledger's file, by whatever name they come."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from tailrace.ledger.errors import ConfigError
+
+DESCRIPTORS = Path("/dev/fd")
+"""The descriptors of the process that looks, on Linux and macOS."""
+
+
+def existing(path: Path) -> Path:
+    """The ledger file that somebody named; `ConfigError` if there is none."""
+    if not path.is_file():
+        raise ConfigError(
+            f"there is no ledger at {path}",
+            field="ledger.path",
+            hint="name the file with --path, or the folder of the origin with --data",
+        )
+    return path
+
+
+def require_closed_here(path: Path) -> None:
+    """`ConfigError` where this process has the file at `path` open.
+
+    Two copies of SQLite are in use: the owner's comes with apsw, that of the tools is the
+    system's. POSIX locks belong to a process, and closing any descriptor of a file drops all
+    that the process has on it. So the two must not meet on one file in one process: neither
+    would see the other's locks, and each would drop them (sqlite.org/howtocorrupt.html, 2.2.1).
+    """
+    with suppress(FileNotFoundError):  # nobody has opened what is not there
+        number = number_of(path.stat())
+        for name in os.listdir(DESCRIPTORS):
+            with suppress(OSError):  # that of the listing itself
+                if number_of(os.fstat(int(name))) == number:
+                    raise ConfigError(
+                        f"{path} is open in this process already",
+                        field="ledger.path",
+                        hint="read it from a process of its own, as `tailrace ledger` does",
+                    )
+
+
+def lock(path: Path) -> tuple[int, int]:
+    """Lock the file at `path` for this process, and the lock file beside it; gives both open.
+
+    The file itself, because it may have another name too: a hard link, another mount. The lock
+    file, because another file may be put in its place. Both locks fall with the process.
+    `ConfigError` where another process has them, or where this one has the file open.
+    """
+    beside = _lock(path, lock_file(path))
+    try:
+        require_closed_here(path)
+        return _lock(path, path), beside
+    except BaseException:
+        os.close(beside)
+        raise
+
+
+def _lock(path: Path, locked: Path) -> int:
+    descriptor = os.open(locked, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise ConfigError(
+            f"{path} is in use by another process",
+            field="ledger.path",
+            hint="one origin per ledger file; stop the other one or give this one its own path",
+        ) from error
+    return descriptor
+
+
+def number_of(found: os.stat_result) -> tuple[int, int]:
+    """Of the file, by whatever name it was found."""
+    return found.st_dev, found.st_ino
+
+
+def lock_file(path: Path) -> Path:
+    """Return the path of the lock file of the ledger at `path`."""
+    return path.with_name(path.name + ".lock")

@@ -1,0 +1,58 @@
+"""The files of a ledger while they are open, and what happens after a failed write."""
+
+from __future__ import annotations
+
+import errno
+from contextlib import suppress
+from pathlib import Path
+
+from tailrace.ledger.errors import LedgerFailed
+from tailrace.ledger.sqlite.disk.file_locks import number_of
+
+SQLITE_FULL = 13
+
+
+def is_full(error: Exception) -> bool:
+    """Return True if a write failed because the disk, or a quota, has no room for it."""
+    no_room = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return no_room or getattr(error, "result", None) == SQLITE_FULL
+
+
+class OpenFiles:
+    """A database and its WAL, each under its name. No other file has the number of an open one.
+
+    After a failed write the state on disk is unknown, and no further one is tried.
+    """
+
+    def __init__(self, path: Path, wal: Path) -> None:
+        self._path = path
+        self._numbers = {name: number_of(name.stat()) for name in (path, wal)}
+        self.failure: LedgerFailed | None = None
+
+    def check(self) -> None:
+        """Raise what has failed, if anything has."""
+        if self.failure is not None:
+            raise self.failure
+
+    def failed(self, error: Exception) -> LedgerFailed:
+        """What nothing is written after."""
+        cure = f"free space on the disk of {self._path.parent}"
+        self.failure = LedgerFailed(
+            f"{self._path}: {error}",
+            hint=f"{cure if is_full(error) else 'see to the disk'}, then start the origin again",
+        )
+        return self.failure
+
+    def check_names(self) -> None:
+        """Fail where the files have been moved or deleted: nobody would find what is written."""
+        for path, number in self._numbers.items():
+            found = None
+            with suppress(OSError):  # whatever the reason, nobody finds it by that name
+                found = number_of(path.stat())
+            if found != number:
+                self.failure = LedgerFailed(
+                    f"{path} was moved or deleted while it was written",
+                    hint=f"put the files of {self._path} back as they were,"
+                    " then start the origin again",
+                )
+                raise self.failure

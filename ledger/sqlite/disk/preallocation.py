@@ -1,0 +1,45 @@
+"""Room on the disk for a file before it is written."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import sys
+from pathlib import Path
+
+_KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
+FILL_BYTES = 64 * 1024
+"""Zeros written at once. Where a file system keeps as much of a file together in memory as was
+written at once (ext4's large folios), each small write later is accounted as so many bytes."""
+
+
+def fill(path: Path, size: int) -> None:
+    """Lengthen a file to `size` bytes by zeros, and sync it.
+
+    To sync a file that grows takes a commit of the file system's journal too: about twice as
+    long.
+    """
+    with path.open("r+b") as file:
+        missing = size - file.seek(0, os.SEEK_END)
+        while missing > 0:
+            missing -= file.write(bytes(min(missing, FILL_BYTES)))
+        file.flush()
+        os.fdatasync(file.fileno())
+
+
+def reserve(path: Path, size: int) -> None:
+    """Have the disk keep room for a file of `size` bytes; the file stays as long as it is.
+
+    OSError where the disk has no such room, or the file system cannot do that.
+    """
+    if sys.platform != "linux":
+        raise OSError(errno.ENOSYS, "no fallocate here")
+    allocate = ctypes.CDLL(None, use_errno=True).fallocate
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        if allocate(descriptor, _KEEP_SIZE, ctypes.c_long(0), ctypes.c_long(size)) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+    finally:
+        os.close(descriptor)
