@@ -105,6 +105,10 @@ class Close:
     reason: str
 
 
+ToOrigin = tuple[int, Open | Resume | Cancel | Steer | Credit | Detach]
+"""A client's frame for the origins, with its corr."""
+
+
 @dataclass(slots=True)
 class OpenStream:
     """The state of an open corr.
@@ -175,13 +179,13 @@ class Session:
         default_factory=lambda: deque([encode(Hello(SCHEMA_HASH, software("edge")))])
     )
     _heartbeat: bytes | None = None
-    _credits: list[bytes] = field(default_factory=list)
+    _credits: list[ToOrigin] = field(default_factory=list)
 
     # ---- from the client ----
 
-    def receive(self, message: bytes | str) -> list[bytes]:
-        """Take one WebSocket message and return the frames for the origin link."""
-        forward: list[bytes] = []
+    def receive(self, message: bytes | str) -> list[ToOrigin]:
+        """Take one WebSocket message and return the frames for the origins."""
+        forward: list[ToOrigin] = []
         self._just_detached = 0
         if self.close is not None:
             return forward
@@ -213,7 +217,7 @@ class Session:
             )
             self._end(flood, CloseCode.POLICY_VIOLATION)
 
-    def _receive_frame(self, raw: bytes, forward: list[bytes]) -> None:
+    def _receive_frame(self, raw: bytes, forward: list[ToOrigin]) -> None:
         if self.close is not None:
             return
         try:
@@ -232,7 +236,7 @@ class Session:
         elif isinstance(frame, Detach):
             self._detach(corr, forward)
         elif isinstance(frame, Open | Resume | Cancel | Steer):
-            self._request(raw, corr, frame, forward)
+            self._request(corr, frame, forward)
         else:
             name = type(frame).__name__
             raise FrameError(f"{name} is not for a client to send here", field="tag", offset=4)
@@ -249,7 +253,7 @@ class Session:
         self._greeted = True
 
     def _request(
-        self, raw: bytes, corr: int, frame: Open | Resume | Cancel | Steer, forward: list[bytes]
+        self, corr: int, frame: Open | Resume | Cancel | Steer, forward: list[ToOrigin]
     ) -> None:
         if corr == 0 or corr in self._streams:
             raise CallerError(
@@ -274,7 +278,7 @@ class Session:
         stream = self._streams[corr] = OpenStream()
         if isinstance(frame, Resume):
             stream.next_index = frame.start
-        asked: Frame = frame
+        asked: Open | Resume | Cancel | Steer = frame
         if isinstance(frame, Open | Resume):
             stream.limit = frame.start + frame.credit
             stream.limit_bytes = inf if frame.credit_bytes is None else frame.credit_bytes
@@ -282,9 +286,9 @@ class Session:
             asked = replace(self.unread.applied(frame), credit_bytes=granted)
         if self.caller is not None:
             asked = replace(asked, caller=self.caller)
-        forward.append(raw if asked is frame else encode(asked, corr))
+        forward.append((corr, asked))
 
-    def _credit(self, corr: int, frame: Credit, forward: list[bytes]) -> None:
+    def _credit(self, corr: int, frame: Credit, forward: list[ToOrigin]) -> None:
         stream = self._streams.get(corr)
         if stream is None:  # it has closed while the credit was on its way
             self.charge(IDLE_POINTS)
@@ -299,14 +303,14 @@ class Session:
         if frame.bytes is not None:
             is_first = stream.limit_bytes == inf
             stream.limit_bytes = frame.bytes if is_first else max(stream.limit_bytes, frame.bytes)
-        forward.append(encode(Credit(stream.limit, stream.grant(self._window_bytes)), corr))
+        forward.append((corr, Credit(stream.limit, stream.grant(self._window_bytes))))
 
     @property
     def _window_bytes(self) -> int:
         """Maximum bytes of one stream that may wait here; streams share that of a connection."""
         return max(LEAST_WINDOW_BYTES, WINDOW_BYTES // len(self._streams))
 
-    def _detach(self, corr: int, forward: list[bytes]) -> None:
+    def _detach(self, corr: int, forward: list[ToOrigin]) -> None:
         stream = self._streams.pop(corr, None)
         self.charge(IDLE_POINTS if stream is None else DETACH_POINTS)
         if stream is None:
@@ -314,9 +318,9 @@ class Session:
         self._just_detached += not stream.answered
         # The client may use the corr again at once, so frames of the old stream are dropped.
         self._turns.pop(corr, None)
-        forward.append(encode(Detach(), corr))
+        forward.append((corr, Detach()))
 
-    def _abandon(self, corr: int, error: TailraceError, forward: list[bytes]) -> None:
+    def _abandon(self, corr: int, error: TailraceError, forward: list[ToOrigin]) -> None:
         """End the stream of a corr with an error, because of what the client sent on it."""
         self._detach(corr, forward)
         self._refuse_request(corr, error)
@@ -415,10 +419,10 @@ class Session:
         """Give more credit to the origin, if the client has given more."""
         before = stream.granted_bytes
         if stream.grant(self._window_bytes) > before:
-            self._credits.append(encode(Credit(stream.limit, stream.granted_bytes), corr))
+            self._credits.append((corr, Credit(stream.limit, stream.granted_bytes)))
 
-    def credits(self) -> list[bytes]:
-        """Return the Credit frames for the origin link that are due after `next_message`."""
+    def credits(self) -> list[ToOrigin]:
+        """Return the Credit frames for the origins that are due after `next_message`."""
         credits, self._credits = self._credits, []
         return credits
 

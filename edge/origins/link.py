@@ -43,7 +43,6 @@ from tailrace.ledger.frame import (
     Caller,
     Cancel,
     Credit,
-    Detach,
     Frame,
     Heartbeat,
     Open,
@@ -52,7 +51,6 @@ from tailrace.ledger.frame import (
     Status,
     Steer,
     StreamError,
-    corr_of,
     decode,
     encode,
     error_frame,
@@ -128,21 +126,19 @@ class Link:
 
     # ---- for views and sessions ----
 
-    def submit(self, sink: Sink, raw: bytes, only: str | None = None) -> None:
-        """Send one client frame; every answer, a refusal too, comes through `deliver`.
+    def ask(self, sink: Sink, corr: int, request: Frame, only: str | None = None) -> None:
+        """Send a client's request to an origin; its answer, or a refusal, comes to the sink.
 
-        `only` is the address of the one origin that is asked, whatever becomes of it.
+        Args:
+            sink: takes the answer and the frames that follow it.
+            corr: the client's correlation id of the request.
+            request: the request.
+            only: the address of the one origin to ask, even if it is not connected.
         """
-        if tag_of(raw) in (Credit.tag, Detach.tag):
-            # With none, the stream has closed while this was on its way.
-            any(origin.relay.submit(sink, raw) for origin in self.origins)
-            self._flush()
-            return
         refusal = self._refusal()
         if refusal is None:
-            _, request = LINK_CODEC.decode(raw)
             self.asked[kind_of(request)] += 1
-            route = route_of(sink, raw, request, now())
+            route = route_of(sink, corr, request, now())
             # Sinks of tests and of embedders may not say where their client is.
             tenant = "" if (caller := caller_of(request)) is None else caller.tenant
             route.owner = self._open_requests.owner(getattr(sink, "address", ""), tenant)
@@ -158,8 +154,22 @@ class Link:
                 self._ask(chosen, route)
                 self._flush()
         if refusal is not None:
-            sink.deliver(encode(error_frame(refusal), corr_of(raw)))
+            sink.deliver(encode(error_frame(refusal), corr))
             self.batch.flush()
+
+    def credit(self, sink: Sink, corr: int, credit: Credit) -> None:
+        """Give an origin credit for more frames; ignored if the stream has closed meanwhile."""
+        for origin in self.origins:
+            if origin.relay.credit(sink, corr, credit):
+                break
+        self._flush()
+
+    def detach(self, sink: Sink, corr: int) -> None:
+        """Ask for no more of a stream, which runs on; ignored if it has closed meanwhile."""
+        for origin in self.origins:
+            if origin.relay.detach(sink, corr):
+                break
+        self._flush()
 
     def watch(self, sink: Sink) -> None:
         """Deliver heartbeats to this sink too, and a StreamError at shutdown."""
@@ -408,16 +418,15 @@ class Reader:
             request.start, request.credit, WINDOW_FRAMES, request.credit_bytes
         )
         self._most_bytes = WINDOW_BYTES
-        return await self._ask(encode(traced(request), CORR), Opened)
+        return await self._ask(traced(request), Opened)
 
     async def ask(self, request: Cancel | Steer) -> Status:
-        return await self._ask(encode(request, CORR), Status)
+        return await self._ask(request, Status)
 
     async def call(self, call: Call) -> Answer:
         """The pieces of its body follow."""
         call = replace(call, credit=WINDOW_BODIES, credit_bytes=WINDOW_BODY_BYTES)
-        raw = LINK_CODEC.encode(call, CORR)
-        if len(raw) - len(call.body) > MAX_CALL_HEAD_BYTES:
+        if len(LINK_CODEC.encode(replace(call, body=b""))) > MAX_CALL_HEAD_BYTES:
             raise CallerError(
                 "the request's headers are too large",
                 code="headers_too_large",
@@ -426,10 +435,10 @@ class Reader:
             )
         self._window = Window.starting(0, call.credit, WINDOW_BODIES, call.credit_bytes)
         self._most_bytes = WINDOW_BODY_BYTES
-        return await self._ask(raw, Answer)
+        return await self._ask(call, Answer)
 
-    async def _ask(self, raw: bytes, kind: type[A]) -> A:
-        self.link.submit(self, raw, self._only)
+    async def _ask(self, request: Frame, kind: type[A]) -> A:
+        self.link.ask(self, CORR, request, self._only)
         await self._filled.wait()
         _, answer = decode(self._queue.pop(0))
         self._settle()
@@ -496,7 +505,7 @@ class Reader:
     def _renew_credit(self) -> None:
         if self._window.renew(self._most_bytes):
             credit = Credit(self._window.limit, self._window.limit_bytes)
-            self.link.submit(self, encode(credit, CORR))
+            self.link.credit(self, CORR, credit)
 
     def _settle(self) -> None:
         if not self._queue:

@@ -29,6 +29,7 @@ from tailrace.ledger.errors import (
 from tailrace.ledger.frame import (
     CLOSING,
     CORR_OFFSET,
+    LINK_CODEC,
     LOGGED,
     PREFIX_BYTES,
     SAFE_METHODS,
@@ -52,7 +53,6 @@ from tailrace.ledger.frame import (
     StreamEnd,
     StreamError,
     Token,
-    corr_of,
     decode,
     encode,
     error_frame,
@@ -114,7 +114,7 @@ class Route:
 
     sink: Sink
     client_corr: int
-    request: bytes  # as the client sent it; empty once it will not be sent again
+    request: bytes  # encoded, for any corr; empty once it will not be sent again
     deadline: float | None  # when to give up unless the link is up by then
     repeatable: bool  # to send it twice cannot start or do anything twice
     changes: bool  # it is carried out once for each time that it is sent
@@ -426,15 +426,24 @@ class Relay:
 
     # ---- what clients do ----
 
-    def submit(self, sink: Sink, raw: bytes) -> bool:
-        """Take a raw Credit or Detach, if the client's corr rides on this link; whether it does."""
-        route = self._by_client.get(sink, {}).get(corr_of(raw))
+    def credit(self, sink: Sink, corr: int, credit: Credit) -> bool:
+        """Give the origin credit for more frames; return False if it has no such stream."""
+        route = self._by_client.get(sink, {}).get(corr)
         if route is None:
             return False
-        if tag_of(raw) == Credit.tag:
-            self._submit_credit(route, raw)
-        else:
-            self._detach(route)
+        route.limit, route.credited = max(route.limit, credit.limit), True
+        if credit.bytes is not None:
+            route.limit_bytes = max(route.limit_bytes or 0, credit.bytes)
+        if route.asked:
+            self._to_send.append(credit_on_link(route))
+        return True
+
+    def detach(self, sink: Sink, corr: int) -> bool:
+        """Ask the origin for no more of a stream; return False if it has no such stream."""
+        route = self._by_client.get(sink, {}).get(corr)
+        if route is None:
+            return False
+        self._detach(route)
         return True
 
     def adopt(self, route: Route) -> None:
@@ -472,15 +481,6 @@ class Relay:
     def waiting(self) -> list[Route]:
         """What waits for this origin to come back."""
         return [] if self.state is LinkState.UP else list(self._routes.values())
-
-    def _submit_credit(self, route: Route, raw: bytes) -> None:
-        _, credit = decode(raw)
-        assert isinstance(credit, Credit)
-        route.limit, route.credited = max(route.limit, credit.limit), True
-        if credit.bytes is not None:
-            route.limit_bytes = max(route.limit_bytes or 0, credit.bytes)
-        if route.asked:
-            self._to_send.append(credit_on_link(route))
 
     def _detach(self, route: Route) -> None:
         """Let the client have its corr back. A request that the origin is at work on keeps its
@@ -604,11 +604,11 @@ def end_of(route: Route, error: TailraceError) -> TailraceError:
     )
 
 
-def route_of(sink: Sink, raw: bytes, request: Frame, now: float) -> Route:
-    """The route of a client's `raw` request, whose frame is `request`."""
+def route_of(sink: Sink, corr: int, request: Frame, now: float) -> Route:
+    """Return the route of a client's request."""
     deadline = now + CONNECT_PATIENCE_S
-    client_corr = corr_of(raw)
-    route = Route(sink, client_corr, raw, deadline, repeatable=True, changes=False)
+    raw = LINK_CODEC.encode(request)
+    route = Route(sink, corr, raw, deadline, repeatable=True, changes=False)
     match request:
         case Open():
             route.repeatable = request.idempotency_key is not None

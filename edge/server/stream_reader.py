@@ -37,7 +37,6 @@ from tailrace.ledger.frame import (
     Status,
     StreamError,
     decode,
-    encode,
     tag_of,
     to_error,
 )
@@ -155,7 +154,7 @@ class StreamReader:
         self._window = Window.starting(
             request.start, request.credit, WINDOW_FRAMES, request.credit_bytes
         )
-        self._link.submit(self, encode(request, CORR))
+        self._link.ask(self, CORR, request)
 
     def take_over(self, reader: Reader, opened: Opened, begin: bytes) -> None:
         """Go on where `reader` is, which has opened the stream; `begin` goes before its frames."""
@@ -236,7 +235,7 @@ class StreamReader:
         self._passed = self._passed_bytes = 0
         if self._window.renew(WINDOW_BYTES):
             credit = Credit(self._window.limit, self._window.limit_bytes)
-            self._link.submit(self, encode(credit, CORR))
+            self._link.credit(self, CORR, credit)
 
     def _write(self, room: int) -> bool:
         """Write frames for about `room` bytes; return True if the stream ends with the last."""

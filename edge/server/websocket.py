@@ -23,8 +23,15 @@ from tailrace.edge.server.context import TcpContext
 from tailrace.edge.server.deadlines import Deadline
 from tailrace.edge.server.flood import EMPTY_POINTS, SMALL_PIECE_BYTES, FloodBudget
 from tailrace.edge.server.interfaces import Headers, Request, Transport
-from tailrace.edge.session import MAX_MESSAGE_BYTES, SMALL_BYTES, Session, none_detached
+from tailrace.edge.session import (
+    MAX_MESSAGE_BYTES,
+    SMALL_BYTES,
+    Session,
+    ToOrigin,
+    none_detached,
+)
 from tailrace.edge.telemetry.request_metrics import RequestMetrics
+from tailrace.ledger.frame import Credit, Detach
 
 SESSION_PATH = b"/v1/ws"
 SUBPROTOCOL = "tailrace"
@@ -185,8 +192,16 @@ class WebSocket:
         if event.message_finished:
             message = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
             self._parts, self._size = [], 0
-            for raw in self._session.receive(message):
-                self._link.submit(self, raw)
+            self._forward(self._session.receive(message))
+
+    def _forward(self, frames: list[ToOrigin]) -> None:
+        for corr, frame in frames:
+            if isinstance(frame, Credit):
+                self._link.credit(self, corr, frame)
+            elif isinstance(frame, Detach):
+                self._link.detach(self, corr)
+            else:
+                self._link.ask(self, corr, frame)
 
     # ---- to the client ----
 
@@ -235,8 +250,7 @@ class WebSocket:
             if not data:
                 break
             self._transport.write(data)
-            for raw in session.credits():
-                self._link.submit(self, raw)
+            self._forward(session.credits())
             if not session.congested:
                 self._transport.resume_reading()
             room = self._transport.writable_bytes()

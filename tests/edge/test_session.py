@@ -59,7 +59,7 @@ def sent(session: Session) -> list[tuple[int, Frame]]:
 def forwards(session: Session, message: bytes | str) -> list[bytes]:
     """What the link gets for a client's message, but for the bytes of credit that the edge adds."""
     frames: list[bytes] = []
-    for corr, frame in map(decode, session.receive(message)):
+    for corr, frame in session.receive(message):
         frames.append(encode(without_bytes(frame), corr))
     return frames
 
@@ -383,7 +383,7 @@ def test_a_token_passes_as_it_came_until_credit_is_due(session: Session) -> None
     session.deliver(raw)
     assert sent(session) == [(1, Token("a", index))]
     [credit] = session.credits()
-    assert decode(credit) == (1, Credit(1000, sizes + len(raw) + WINDOW_BYTES))
+    assert credit == (1, Credit(1000, sizes + len(raw) + WINDOW_BYTES))
     again = encode(Token("a", index + 1), 1)
     assert session.pass_on(again, 100) == again
     most = encode(Credit(index + 2 + MAX_CREDIT_FRAMES), 1)  # it counts what has passed
@@ -428,7 +428,7 @@ def test_only_a_small_token_of_a_stream_passes_where_there_is_room(
 
 def test_what_may_wait_is_bounded_in_bytes_whatever_credit_a_client_gives(session: Session) -> None:
     [raw] = session.receive(encode(Open("demo", credit=1000), 1))
-    _, asked = decode(raw)
+    _, asked = raw
     assert asked == Open("demo", credit=1000, credit_bytes=WINDOW_BYTES)
     session.deliver(encode(Opened(STREAM, 0, "", "demo", 3), 1))
     text, sizes, index = "x" * 500, 0, 0
@@ -439,7 +439,7 @@ def test_what_may_wait_is_bounded_in_bytes_whatever_credit_a_client_gives(sessio
     assert session.credits() == []  # none of it has left
     while session.next_message(most_bytes=2000) is not None:
         pass
-    credits = [decode(raw)[1] for raw in session.credits()]
+    credits = [frame for _, frame in session.credits()]
     assert all(isinstance(c, Credit) and c.limit == 1000 for c in credits)
     given = [c.bytes for c in credits if isinstance(c, Credit) and c.bytes is not None]
     assert given == sorted(set(given))
@@ -448,18 +448,18 @@ def test_what_may_wait_is_bounded_in_bytes_whatever_credit_a_client_gives(sessio
 
 def test_a_clients_own_bytes_of_credit_are_kept_to(session: Session) -> None:
     [raw] = session.receive(encode(Resume(STREAM, credit=9, credit_bytes=10), 1))
-    assert decode(raw) == (1, Resume(STREAM, credit=9, credit_bytes=10))
+    assert raw == (1, Resume(STREAM, credit=9, credit_bytes=10))
     session.deliver(encode(Token("x" * 20, 0), 1))
     sent(session)
     assert session.credits() == []
     [raw] = session.receive(encode(Credit(9, 50), 1))
-    assert decode(raw) == (1, Credit(9, 50))
+    assert raw == (1, Credit(9, 50))
 
 
 def test_streams_of_one_connection_share_what_may_wait(session: Session) -> None:
     for corr in range(1, 9):
         [raw] = session.receive(encode(Resume(STREAM, credit=9), corr))
-    _, last = decode(raw)
+    _, last = raw
     assert isinstance(last, Resume)
     assert last.credit_bytes == max(WINDOW_BYTES // 8, LEAST_WINDOW_BYTES)
 

@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 
 from tailrace.edge.origins.choice import TRIPS, origin_breaker
 from tailrace.edge.origins.link import (
+    CORR,
     MAX_HELD_BYTES,
     WINDOW_BYTES,
     WINDOW_FRAMES,
@@ -141,7 +142,7 @@ def overfill(link: Link, most_bytes: int) -> Refusals:
     corr = 0
     while len(client.waits) < 20:
         corr += 1
-        link.submit(client, encode(call, corr))
+        link.ask(client, corr, call)
         assert corr * 1_000_000 <= most_bytes + (21 << 20)
     return client
 
@@ -180,8 +181,8 @@ async def test_what_is_asked_for_in_the_turn_after_a_loss_waits_for_the_next_con
 
         def ask() -> None:
             try:
-                link.submit(reader, encode(Credit(2 * WINDOW_FRAMES)))
-                link.submit(other, encode(OPEN))
+                link.credit(reader, CORR, Credit(2 * WINDOW_FRAMES))
+                link.ask(other, CORR, OPEN)
             except RuntimeError as error:  # uvloop's
                 asked.set_exception(error)
             else:

@@ -83,11 +83,12 @@ class Link:
         self.deliver()
 
     def asks(self, client: Client, frame: Frame, corr: int = 1) -> None:
-        raw = LINK_CODEC.encode(frame, corr)
-        if isinstance(frame, Credit | Detach):
-            self.relay.submit(client, raw)
+        if isinstance(frame, Credit):
+            self.relay.credit(client, corr, frame)
+        elif isinstance(frame, Detach):
+            self.relay.detach(client, corr)
         else:
-            self.relay.adopt(route_of(client, raw, frame, self.now))
+            self.relay.adopt(route_of(client, corr, frame, self.now))
         self.deliver()
 
     def says(self, *frames: Frame, corr: int = 0) -> None:

@@ -93,18 +93,20 @@ class Narrow:
         return room
 
 
-class Submitted:
-    """What of a link a reader uses."""
+class NoOrigin:
+    """The part of a link that a stream reader uses; requests go nowhere."""
 
     unread = UnreadDefault()
 
-    def submit(self, sink: object, raw: bytes) -> None: ...
+    def ask(self, sink: object, corr: int, request: Frame) -> None: ...
+
+    def credit(self, sink: object, corr: int, credit: Credit) -> None: ...
 
 
 async def test_frames_that_have_come_leave_when_there_is_room_whatever_the_link_brings() -> None:
     batch, writer = FlushBatch(), Narrow()
     reader = StreamReader(
-        cast(Link, Submitted()),
+        cast(Link, NoOrigin()),
         batch,
         Deadlines(ManualClock()),
         writer,
