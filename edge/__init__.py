@@ -1,4 +1,18 @@
 """The stateless relay between clients and an origin: killing any edge loses nothing."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
 if __name__ != "tailrace.edge":  # a second name would be a second copy of every class
     raise ImportError(f"{__name__}: import tailrace.edge instead")
+
+
+async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    """Serve as an ASGI application that configures itself: `hypercorn tailrace.edge:app`."""
+    from tailrace.edge.standalone import application
+
+    await application(scope, receive, send)

@@ -13,12 +13,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from tailrace.edge import ai_sdk, objects
 from tailrace.edge.access.bodies import BodyBudget
 from tailrace.edge.access.middleware import Access, caller_of, head_of
 from tailrace.edge.access.operators import sees_details
 from tailrace.edge.access.rules import Rules
 from tailrace.edge.admin.routes import admin_routes
+from tailrace.edge.ai_sdk import ROUTES as AI_SDK_ROUTES
 from tailrace.edge.config import EdgeConfig, access_rules
 from tailrace.edge.deployment_sync import DeploymentSync
 from tailrace.edge.errors import (
@@ -29,6 +29,8 @@ from tailrace.edge.errors import (
     tailrace_error,
 )
 from tailrace.edge.generate import routes as generate
+from tailrace.edge.objects import METHODS, call
+from tailrace.edge.objects import ROUTE as OBJECT_ROUTE
 from tailrace.edge.openai.answers import routes_of
 from tailrace.edge.openai.chat import CHAT
 from tailrace.edge.openai.completions import COMPLETIONS
@@ -81,9 +83,9 @@ def create_app(
             Route("/v1/embeddings", embed, methods=["POST"]),
             Route("/v1/models", list_models, methods=["GET"]),
             Route("/v1/models/{name:path}", show_model, methods=["GET"]),
-            Route(f"{STREAM_PATH}{{name:path}}", objects.call, methods=objects.METHODS),
-            objects.ROUTE,
-            *ai_sdk.ROUTES,
+            Route(f"{STREAM_PATH}{{name:path}}", call, methods=METHODS),
+            OBJECT_ROUTE,
+            *AI_SDK_ROUTES,
             *admin_routes(),
             Route("/v1/ws", not_a_websocket),
             Route("/healthz", healthz),

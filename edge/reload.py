@@ -61,8 +61,8 @@ class WatchedFile:
 
 
 @asynccontextmanager
-async def reloading(*what: WatchedFile) -> AsyncIterator[None]:
-    """Look at the files while the block runs, and at each SIGHUP."""
+async def reloading(*what: WatchedFile, by_signal: bool = True) -> AsyncIterator[None]:
+    """Look at the files while the block runs, and at each SIGHUP unless others handle signals."""
     loop = asyncio.get_running_loop()
     asked = asyncio.Event()
 
@@ -71,17 +71,19 @@ async def reloading(*what: WatchedFile) -> AsyncIterator[None]:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
                     await asked.wait()
-            by_signal = asked.is_set()
+            at_once = asked.is_set()
             asked.clear()
             for each in what:
-                each.look(asked=by_signal)
+                each.look(asked=at_once)
 
-    loop.add_signal_handler(signal.SIGHUP, asked.set)
+    if by_signal:
+        loop.add_signal_handler(signal.SIGHUP, asked.set)
     try:
         async with beside([look()]):
             yield
     finally:
-        loop.remove_signal_handler(signal.SIGHUP)
+        if by_signal:
+            loop.remove_signal_handler(signal.SIGHUP)
 
 
 def watched_keys(config: EdgeConfig, authenticator: Authenticator) -> WatchedFile:

@@ -9,9 +9,9 @@ from typing import Protocol
 
 from starlette.responses import Response
 
-from tailrace.edge import sse
 from tailrace.edge.errors import error_response
 from tailrace.edge.generate.params import View
+from tailrace.edge.sse import PING, events, retry
 from tailrace.ledger.errors import TailraceError
 from tailrace.ledger.frame import FRAMES_TYPE, Heartbeat, Opened, Sibling, encode
 
@@ -60,7 +60,7 @@ class Encoder(Protocol):
 
     def sign_of_life(self) -> bytes:
         """Return bytes that carry no frame of the stream."""
-        return sse.PING
+        return PING
 
 
 class NativeEncoder(Encoder):
@@ -90,11 +90,11 @@ class SseEncoder(NativeEncoder):
         self._random = random
 
     def frames(self, frames: list[bytes]) -> bytes:
-        events = sse.events(frames)
+        encoded = events(frames)
         if self._begun:
-            return events
+            return encoded
         self._begun = True
-        return sse.retry(self._random) + events
+        return retry(self._random) + encoded
 
 
 class FrameEncoder(NativeEncoder):

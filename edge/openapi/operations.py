@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tailrace.edge import ai_sdk
+from tailrace.edge.ai_sdk import EXAMPLE as AI_SDK_EXAMPLE
 from tailrace.edge.errors import AI_SDK_PATH, CHAT_PATH, COMPLETIONS_PATH, RESPONSES_PATH
 from tailrace.edge.generate.schema import GENERATE_EXAMPLE, STEER_EXAMPLE
 from tailrace.edge.openai import embeddings
@@ -457,7 +457,7 @@ def _ai_sdk() -> Iterator[Operation]:
         Right.GENERATE,
         (IDEMPOTENCY,),
         json_body("AiSdkChatRequest"),
-        {"chat": json.loads(ai_sdk.EXAMPLE) | {"max_tokens": 8}},
+        {"chat": json.loads(AI_SDK_EXAMPLE) | {"max_tokens": 8}},
         POSTED,
         ErrorShape.AI_SDK,
     )

@@ -17,7 +17,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel
 
-from tailrace.edge import ai_sdk
+from tailrace.edge.ai_sdk import ChatBody as AiSdkChatBody
 from tailrace.edge.generate.schema import GenerateBody, SteerBody
 from tailrace.edge.openai.answers import CANCELLED, FINISH
 from tailrace.edge.openai.chat import ChatBody
@@ -101,7 +101,7 @@ REQUESTS: dict[str, tuple[type[BaseModel], str]] = {
     "ResponseRequest": (ResponseBody, "A request of OpenAI's Responses API."),
     "EmbeddingRequest": (EmbeddingBody, "A request of OpenAI's embeddings."),
     "AiSdkChatRequest": (
-        ai_sdk.ChatBody,
+        AiSdkChatBody,
         "What the AI SDK's `useChat` sends. `model` may be left out where the edge has one model.",
     ),
 }
