@@ -1,29 +1,20 @@
-"""A ledger file seen from outside, beside the origin that owns it (`ledger.tools.reader`).
-
-Read through aiosqlite, which is the system's SQLite and may be older than the owner's: for
-reading that is enough. A connection with mode=ro moves nothing of the WAL, not even when it is
-the last one that closes; only whoever writes needs a SQLite of 3.51.3. Never immutable=1: that
-would look past the WAL.
-"""
+"""A ledger file seen from outside, beside the origin that owns it (`ledger.inspection.reader`)."""
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
-import aiosqlite
+import apsw
 
 from tailrace.ledger.errors import ConfigError, Damaged, damaged_stream, unknown_stream
 from tailrace.ledger.inspection.reader import STREAMS_AT_ONCE, LedgerStatus, per_frame
 from tailrace.ledger.interface import Record, StreamKind
 from tailrace.ledger.sqlite.disk.checksum import (
-    DAMAGED_HINT,
     OBJECT_COLUMNS,
     STREAM_COLUMNS,
     VALUE_COLUMNS,
@@ -32,16 +23,18 @@ from tailrace.ledger.sqlite.disk.checksum import (
     checked_value,
     unchecked_stream,
 )
+from tailrace.ledger.sqlite.disk.connections import Snapshot
 from tailrace.ledger.sqlite.disk.file_locks import existing, require_closed_here
-from tailrace.ledger.sqlite.disk.schema import BUSY_TIMEOUT_MS, refuse_foreign
+from tailrace.ledger.sqlite.disk.queries import Queries
+from tailrace.ledger.sqlite.disk.schema import refuse_foreign
 from tailrace.ledger.sqlite.disk.wal_mark import Lost, lost_file, lost_wal, read_mark
 from tailrace.ledger.sqlite.encoding import Entry, unpack_batch, unpack_segment
 from tailrace.ledger.sqlite.storage import SegmentRow, StreamRow
 
-MX_FRAME = slice(16, 20)
-"""In the header of a WAL's index."""
 SEGMENTS_AT_ONCE = 64
 """Segments that are in memory at a time."""
+COPIED_PAGES = 1_024
+"""Pages that a copy takes at once."""
 PAGE_FINDINGS = 100
 """What SQLite's own check may name before it stops."""
 
@@ -85,10 +78,11 @@ class SqliteStatus(LedgerStatus):
 class SqliteReader:
     """An open ledger file. Make it with `reading_file`."""
 
-    def __init__(self, path: Path, connection: aiosqlite.Connection, lost: Lost | None) -> None:
+    def __init__(self, path: Path, snapshot: Snapshot, lost: Lost | None) -> None:
         self._path = path
         self._lost = lost
-        self._connection = connection
+        self._snapshot = snapshot
+        self._queries = Queries(path, snapshot)
         self._logged: dict[int, list[Entry]] | None = None
         self._log_damage: list[Damaged] = []
         self._rotten: dict[int, Damaged] = {}  # by sid: streams whose rows are damaged
@@ -98,7 +92,7 @@ class SqliteReader:
     async def status(self) -> SqliteStatus:
         """Segments are counted without reading what is in them."""
         segments = dict.fromkeys((False, True), (0, 0, 0))  # plain and cold ones
-        for cold, *figures in await self._rows(
+        for cold, *figures in self._rows(
             "SELECT coding > 0, count(*), sum(length), sum(length(records)) FROM segment"
             " WHERE sid NOT IN (SELECT sid FROM removed) GROUP BY 1"
         ):
@@ -107,9 +101,9 @@ class SqliteReader:
         count, frames, size = (sum(two) for two in zip(*segments.values(), strict=True))
         return SqliteStatus(
             ledger=str(self._path),
-            **{name: await self._number(f"SELECT {count}") for name, count in _COUNTS.items()},
-            next_alarm_ms=await self._number("SELECT min(alarm_ms) FROM object") or None,
-            next_expiry_ms=await self._number(
+            **{name: self._snapshot.number(f"SELECT {count}") for name, count in _COUNTS.items()},
+            next_alarm_ms=self._snapshot.number("SELECT min(alarm_ms) FROM object") or None,
+            next_expiry_ms=self._snapshot.number(
                 "SELECT min(expires_ms) FROM stream WHERE ended = 1 AND kind = 0"
             )
             or None,
@@ -129,7 +123,7 @@ class SqliteReader:
         return self._path.stat().st_size
 
     async def expired(self, now_ms: int) -> int:
-        return await self._number(
+        return self._snapshot.number(
             "SELECT count(*) FROM stream WHERE ended = 1 AND kind = 0 AND expires_ms <= ?", now_ms
         )
 
@@ -154,7 +148,7 @@ class SqliteReader:
             yield f"it is behind what it had acknowledged: {self._lost.what}"
 
     async def _broken_pages(self) -> AsyncIterator[str]:
-        for (line,) in await self._rows(f"PRAGMA quick_check({PAGE_FINDINGS})"):
+        for (line,) in self._rows(f"PRAGMA quick_check({PAGE_FINDINGS})"):
             if line != "ok":
                 yield f"the file's pages: {line}"
 
@@ -164,22 +158,22 @@ class SqliteReader:
             yield error.message
 
     async def _broken_objects(self) -> AsyncIterator[str]:
-        async for row in self._each(f"SELECT {OBJECT_COLUMNS} FROM object"):
+        for row in self._snapshot.each(f"SELECT {OBJECT_COLUMNS} FROM object"):
             for what in _damage(checked_object, row):
                 yield what
 
     async def _broken_values(self) -> AsyncIterator[str]:
-        async for oid, *row in self._each(f"SELECT oid, {VALUE_COLUMNS} FROM object_value"):
+        for oid, *row in self._snapshot.each(f"SELECT oid, {VALUE_COLUMNS} FROM object_value"):
             for what in _damage(checked_value, oid, row):
                 yield what
 
     async def _strays(self) -> AsyncIterator[str]:
-        values = await self._number(
+        values = self._snapshot.number(
             "SELECT count(*) FROM object_value WHERE oid NOT IN (SELECT oid FROM object)"
         )
         if values:
             yield f"{values} values belong to no object"
-        segments = await self._number(
+        segments = self._snapshot.number(
             "SELECT count(*) FROM segment WHERE sid NOT IN (SELECT sid FROM stream)"
             " AND sid NOT IN (SELECT sid FROM removed)"
         )
@@ -190,19 +184,22 @@ class SqliteReader:
         """A consistent copy of the whole file, while its owner goes on (SQLite's backup)."""
         if target.exists():
             raise ConfigError(f"{target} exists", field="--out", hint="name a new file")
-        async with aiosqlite.connect(target) as copy:
-            await self._connection.backup(copy, pages=1_024)
+        with (
+            closing(apsw.Connection(str(target))) as copy,
+            copy.backup("main", self._snapshot.connection, "main") as backup,
+        ):
+            while not backup.done:
+                backup.step(COPIED_PAGES)
 
     async def release(self) -> None:
         self._logged = None
-        if self._connection.in_transaction:
-            await self._connection.rollback()  # a broken page may be in the way of a COMMIT
+        self._snapshot.release()
 
     # ---- streams ----
 
     async def streams(self) -> AsyncIterator[StreamRow]:
         sid = 0
-        while rows := await self._rows(
+        while rows := self._rows(
             f"SELECT {STREAM_COLUMNS} FROM stream WHERE sid > ? ORDER BY sid LIMIT ?",
             sid,
             STREAMS_AT_ONCE,
@@ -216,13 +213,13 @@ class SqliteReader:
             sid = rows[-1][0]
 
     async def stream(self, stream: bytes) -> StreamRow:
-        rows = await self._rows(f"SELECT {STREAM_COLUMNS} FROM stream WHERE id = ?", stream)
-        if not rows:
+        row = await self._queries.stream_by_id(stream)
+        if row is None:
             raise unknown_stream(stream)
-        return checked_stream(rows[0])
+        return row
 
     async def stored(self, row: StreamRow) -> dict[str, int]:
-        [(segments, cold, size)] = await self._rows(
+        [(segments, cold, size)] = self._rows(
             "SELECT count(*), coalesce(sum(coding > 0), 0), coalesce(sum(length(records)), 0)"
             " FROM segment WHERE sid = ?",
             row.sid,
@@ -255,23 +252,16 @@ class SqliteReader:
             at += 1
 
     async def _segments(self, sid: int, start: int) -> AsyncIterator[SegmentRow]:
-        """A stream's segments in order, from the one that holds index `start` on."""
-        first = start and await self._number(
-            "SELECT max(first) FROM segment WHERE sid = ? AND first <= ?", sid, start
-        )
+        """Yield a stream's segments in order, from the one that holds index `start` on."""
+        last = -1
         while True:
-            rows = await self._rows(
-                "SELECT sid, first, length, coding, records FROM segment"
-                " WHERE sid = ? AND first >= ? ORDER BY first LIMIT ?",
-                sid,
-                first,
-                SEGMENTS_AT_ONCE,
-            )
+            rows = await self._queries.segments(sid, max(start, last + 1), SEGMENTS_AT_ONCE)
             for row in rows:
-                yield SegmentRow(*row)
+                if row.first > last:
+                    yield row
             if len(rows) < SEGMENTS_AT_ONCE:
                 return
-            first = rows[-1][1] + 1
+            last = rows[-1].first
 
     def _unpack(self, segment: SegmentRow, stream: bytes) -> list[Record]:
         where = f"stream {stream.hex()}: segment at index {segment.first}"
@@ -289,7 +279,7 @@ class SqliteReader:
             return self._logged
         logged: dict[int, list[Entry]] = {}
         self._log_damage = []
-        for seq, blob in await self._rows("SELECT seq, batch FROM log ORDER BY seq"):
+        for seq, blob in self._rows("SELECT seq, batch FROM log ORDER BY seq"):
             try:
                 entries = list(unpack_batch(blob, where=f"log row {seq}"))
             except Damaged as error:
@@ -306,27 +296,8 @@ class SqliteReader:
         wal = self._path.with_name(self._path.name + "-wal")
         return wal.stat().st_size if wal.exists() else 0
 
-    async def _number(self, sql: str, *values: Any) -> int:
-        """One number that a query gives; 0 for NULL."""
-        rows = await self._rows(sql, *values)
-        return int(rows[0][0] or 0) if rows else 0
-
-    async def _each(self, sql: str) -> AsyncIterator[Any]:
-        """The rows of a query that may give very many."""
-        try:
-            async with self._connection.execute(sql) as rows:
-                async for row in rows:
-                    yield row
-        except (aiosqlite.Error, UnicodeDecodeError) as error:
-            raise Damaged(f"{self._path} cannot be read: {error}", hint=DAMAGED_HINT) from error
-
-    async def _rows(self, sql: str, *values: Any) -> list[Any]:
-        try:
-            if not self._connection.in_transaction:
-                await self._connection.execute("BEGIN")
-            return list(await self._connection.execute_fetchall(sql, values))
-        except (aiosqlite.Error, UnicodeDecodeError) as error:
-            raise Damaged(f"{self._path} cannot be read: {error}", hint=DAMAGED_HINT) from error
+    def _rows(self, sql: str, *values: Any) -> list[Any]:
+        return self._snapshot.look(sql, values)
 
 
 def _damage(check: Callable[..., object], *row: object) -> Iterator[str]:
@@ -347,46 +318,30 @@ async def reading_file(path: Path) -> AsyncIterator[SqliteReader]:
     mark = read_mark(real)
     if (lost := lost_file(real, mark)) is not None:
         raise Damaged(f"{path} is behind what it had acknowledged: {lost.what}")
-    with ExitStack() as behind:  # closes what it holds after the connection
-        try:
-            connection = await aiosqlite.connect(
-                f"file:{quote(str(real))}?mode=ro",
-                uri=True,
-                isolation_level=None,
-                timeout=BUSY_TIMEOUT_MS / 1_000,
-            )
-        except aiosqlite.Error as error:
-            raise ConfigError(f"{path}: {error}", field="ledger.path") from error
-        try:
-            await _begin(connection, path)
-            lost = lost_wal(real, mark, _wal_frames(real, behind))
-            if read_mark(real) != mark:
-                lost = None  # its owner has gone on meanwhile
-            yield SqliteReader(path, connection, lost)
-        finally:
-            await connection.close()
-
-
-async def _begin(connection: aiosqlite.Connection, path: Path) -> None:
     try:
-        await connection.execute("BEGIN")
-        tables = await connection.execute_fetchall("SELECT 1 FROM sqlite_schema LIMIT 1")
-        [(version, application)] = await connection.execute_fetchall(
+        snapshot = Snapshot(real)
+    except apsw.Error as error:
+        raise ConfigError(f"{path}: {error}", field="ledger.path") from error
+    try:
+        frames = _checked_frames(path, snapshot)
+        lost = lost_wal(real, mark, frames)
+        if read_mark(real) != mark:
+            lost = None  # its owner has gone on meanwhile
+        yield SqliteReader(path, snapshot, lost)
+    finally:
+        snapshot.close()
+
+
+def _checked_frames(path: Path, snapshot: Snapshot) -> int:
+    """Return the whole frames of a ledger's WAL; `ConfigError` if the file is no ledger."""
+    try:
+        frames = snapshot.wal_frames()
+        connection = snapshot.connection
+        tables = connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
+        [(version, application)] = connection.execute(
             "SELECT user_version, application_id FROM pragma_user_version, pragma_application_id"
         )
-        refuse_foreign(path, version, application, has_tables=bool(tables))
-    except aiosqlite.Error as error:
+    except apsw.Error as error:
         raise ConfigError(f"{path}: {error}", field="ledger.path") from error
-
-
-def _wal_frames(path: Path, behind: ExitStack) -> int:
-    """Frames of the WAL that SQLite has found whole, as the index beside it says; 0 without one.
-
-    `mxFrame` of sqlite.org/walformat.html, in the byte order of the machine. The descriptor
-    stays open as long as the connection is: closing it would drop SQLite's locks (POSIX).
-    """
-    with suppress(OSError):
-        index = behind.enter_context(path.with_name(path.name + "-shm").open("rb"))
-        header = index.read(MX_FRAME.stop)
-        return int.from_bytes(header[MX_FRAME], sys.byteorder)
-    return 0
+    refuse_foreign(path, version, application, has_tables=bool(tables))
+    return frames

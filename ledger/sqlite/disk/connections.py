@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+from urllib.parse import quote
 
 import apsw
 
@@ -162,26 +163,105 @@ class Lookups:
     def _rows(self, connection: apsw.Connection, sql: str, values: Sequence[Any]) -> list[Any]:
         try:
             return connection.execute(sql, values).fetchall()
-        except (apsw.Error, MemoryError, UnicodeDecodeError) as error:
-            raise self._explained(error) from error
+        except READ_ERRORS as error:
+            raise read_error(self._path, error) from error
 
     def _rows_before_damage(self, sql: str, values: Sequence[Any]) -> list[Any]:
-        rows: list[Any] = []
-        try:
-            rows.extend(self._reader.execute(sql, values))
-        except (apsw.Error, MemoryError, UnicodeDecodeError) as error:
-            told = self._explained(error)
-            if not isinstance(told, Damaged):
-                raise told from error
-        return rows
+        return rows_before_damage(self._path, self._reader, sql, values)
 
-    def _explained(self, error: Exception) -> TailraceError:
-        """Return the error of a read as one of ours."""
-        passes = isinstance(error, _TRANSIENT)
-        if getattr(error, "extendedresult", None) in _DAMAGED_IO:
-            passes = False
-        what = str(error) or type(error).__name__
-        if passes:
-            hint = "try again; if it goes on, check the disk and the memory"
-            return LedgerAway(f"{self._path} cannot be read now: {what}", hint=hint)
-        return Damaged(f"{self._path} cannot be read: {what}", hint=DAMAGED_HINT)
+
+class Snapshot:
+    """One connection that reads the state of one moment, until it is released.
+
+    It writes nothing and moves nothing of the WAL, not even when it is the last one that closes.
+    Its reads raise what those of `Lookups` raise.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+        # Never immutable=1: that would look past the WAL.
+        self.connection = apsw.Connection(f"file:{quote(str(path))}?mode=ro", flags=flags)
+        self.connection.set_busy_timeout(BUSY_TIMEOUT_MS)
+        skip_checkpoint_on_close(self.connection)
+
+    def look(self, sql: str, values: Sequence[Any]) -> list[Any]:
+        return list(self.each(sql, values))
+
+    def each(self, sql: str, values: Sequence[Any] = ()) -> Iterator[Any]:
+        """Yield the rows of a query that may give very many."""
+        try:
+            self._begin()
+            yield from self.connection.execute(sql, values)
+        except READ_ERRORS as error:
+            raise read_error(self._path, error) from error
+
+    async def read(self, sql: str, values: Sequence[Any]) -> list[Any]:
+        return self.look(sql, values)
+
+    async def read_past_damage(self, sql: str, values: Sequence[Any]) -> list[Any]:
+        self._begin()
+        return rows_before_damage(self._path, self.connection, sql, values)
+
+    def number(self, sql: str, *values: object) -> int:
+        """Return the one number that a query gives; 0 for none and for NULL."""
+        rows = self.look(sql, values)
+        return int(rows[0][0] or 0) if rows else 0
+
+    def wal_frames(self) -> int:
+        """Return how many frames of the WAL SQLite has found whole. No moment may be held."""
+        # A connection that has never read does not know of the WAL.
+        self.connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
+        frames, _ = self.connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+        return max(0, frames)
+
+    def release(self) -> None:
+        """Let go of the moment: what is read next is of a later one."""
+        if self.connection.in_transaction:
+            self.connection.execute("ROLLBACK")  # a broken page may be in the way of a COMMIT
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def _begin(self) -> None:
+        if not self.connection.in_transaction:
+            self.connection.execute("BEGIN")
+
+
+class Reads(Protocol):
+    """How the queries of a ledger file are made: by `Lookups` or by a `Snapshot`."""
+
+    def look(self, sql: str, values: Sequence[Any]) -> list[Any]: ...
+
+    async def read(self, sql: str, values: Sequence[Any]) -> list[Any]: ...
+
+    async def read_past_damage(self, sql: str, values: Sequence[Any]) -> list[Any]: ...
+
+
+READ_ERRORS = (apsw.Error, MemoryError, UnicodeDecodeError)
+
+
+def read_error(path: Path, error: Exception) -> TailraceError:
+    """Return the error of a read as one of ours."""
+    passes = isinstance(error, _TRANSIENT)
+    if getattr(error, "extendedresult", None) in _DAMAGED_IO:
+        passes = False
+    what = str(error) or type(error).__name__
+    if passes:
+        hint = "try again; if it goes on, check the disk and the memory"
+        return LedgerAway(f"{path} cannot be read now: {what}", hint=hint)
+    return Damaged(f"{path} cannot be read: {what}", hint=DAMAGED_HINT)
+
+
+def rows_before_damage(
+    path: Path, connection: apsw.Connection, sql: str, values: Sequence[Any]
+) -> list[Any]:
+    """Return the rows of a query that come before the first damaged page."""
+    rows: list[Any] = []
+    try:
+        rows.extend(connection.execute(sql, values))
+    except READ_ERRORS as error:
+        told = read_error(path, error)
+        if not isinstance(told, Damaged):
+            raise told from error
+    return rows

@@ -50,7 +50,8 @@ class SqliteFile(Queries):
         wal_sync: SyncOf,
         high_water: HighWater,
     ) -> None:
-        super().__init__(path, Lookups(path, vfs))
+        self._lookups = Lookups(path, vfs)
+        super().__init__(path, self._lookups)
         self.name = str(path)
         self._writer = writer
         # Open as long as the connections are: closing it would drop their locks (POSIX).

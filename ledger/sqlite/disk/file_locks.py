@@ -27,10 +27,9 @@ def existing(path: Path) -> Path:
 def require_closed_here(path: Path) -> None:
     """`ConfigError` where this process has the file at `path` open.
 
-    Two copies of SQLite are in use: the owner's comes with apsw, that of the tools is the
-    system's. POSIX locks belong to a process, and closing any descriptor of a file drops all
-    that the process has on it. So the two must not meet on one file in one process: neither
-    would see the other's locks, and each would drop them (sqlite.org/howtocorrupt.html, 2.2.1).
+    POSIX locks belong to a process, and closing any descriptor of a file drops all that the
+    process has on it (sqlite.org/howtocorrupt.html, 2.2). An owner has a descriptor of its own
+    beside SQLite's, and would drop the locks of whoever else has the file open here.
     """
     with suppress(FileNotFoundError):  # nobody has opened what is not there
         number = number_of(path.stat())

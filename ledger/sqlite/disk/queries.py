@@ -19,7 +19,7 @@ from tailrace.ledger.sqlite.disk.checksum import (
     checked_stream,
     checked_value,
 )
-from tailrace.ledger.sqlite.disk.connections import Lookups
+from tailrace.ledger.sqlite.disk.connections import Reads
 from tailrace.ledger.sqlite.storage import ObjectRow, SegmentRow, StreamRow
 
 log = structlog.get_logger("ledger")
@@ -28,9 +28,9 @@ log = structlog.get_logger("ledger")
 class Queries:
     """The queries of one ledger file, by its connections that only read."""
 
-    def __init__(self, path: Path, lookups: Lookups) -> None:
+    def __init__(self, path: Path, reads: Reads) -> None:
         self.path = path
-        self._lookups = lookups
+        self._reads = reads
         self._told_damage = ""  # the last error of reading the unfinished streams
 
     async def stream_by_sid(self, sid: int) -> StreamRow | None:
@@ -45,7 +45,7 @@ class Queries:
     async def unfinished(self, kind: int) -> list[tuple[int, bytes]]:
         sql = "SELECT sid, id FROM stream WHERE ended = 0 AND kind = ? ORDER BY created_ms, sid"
         try:
-            rows = await self._lookups.read(sql, (kind,))
+            rows = await self._reads.read(sql, (kind,))
         except Damaged as error:
             rows = await self._unfinished_past_damage(kind, error)
         return [(sid, id_) for sid, id_ in rows if isinstance(id_, bytes)]
@@ -56,7 +56,7 @@ class Queries:
         The table is read without its index, once from each end as far as the damage.
         """
         sql = "SELECT sid, id FROM stream NOT INDEXED WHERE ended = 0 AND kind = ? ORDER BY sid"
-        read = self._lookups.read_past_damage
+        read = self._reads.read_past_damage
         found = {*await read(sql, (kind,)), *await read(f"{sql} DESC", (kind,))}
         if str(error) != self._told_damage:  # it is asked twice a second
             self._told_damage = str(error)
@@ -64,7 +64,7 @@ class Queries:
         return sorted(found)
 
     async def covered(self, sid: int) -> int:
-        rows = self._lookups.look(
+        rows = self._reads.look(
             "SELECT first + length FROM segment WHERE sid = ? ORDER BY first DESC LIMIT 1", (sid,)
         )
         if rows and rows[0][0] is None:  # no column may be NULL: the page has rotted
@@ -72,7 +72,7 @@ class Queries:
         return rows[0][0] if rows else 0
 
     async def segments(self, sid: int, start: int, limit: int) -> list[SegmentRow]:
-        rows = await self._lookups.read(
+        rows = await self._reads.read(
             "SELECT sid, first, length, coding, records FROM segment WHERE sid = ?1"
             " AND first >= coalesce("
             "(SELECT max(first) FROM segment WHERE sid = ?1 AND first <= ?2), ?2)"
@@ -82,17 +82,17 @@ class Queries:
         return [SegmentRow(*row) for row in rows]
 
     async def log_rows(self) -> list[int]:
-        return [row[0] for row in await self._lookups.read("SELECT seq FROM log ORDER BY seq", ())]
+        return [row[0] for row in await self._reads.read("SELECT seq FROM log ORDER BY seq", ())]
 
     async def log(self, rows: Sequence[int]) -> list[bytes]:
         numbers = ", ".join(map(str, rows))
-        found = await self._lookups.read(
+        found = await self._reads.read(
             f"SELECT batch FROM log WHERE seq IN ({numbers}) ORDER BY seq", ()
         )
         return [row[0] for row in found]
 
     async def last_numbers(self) -> tuple[int, int]:
-        rows = self._lookups.look(
+        rows = self._reads.look(
             "SELECT max((SELECT coalesce(max(sid), 0) FROM stream),"
             " (SELECT coalesce(max(sid), 0) FROM segment),"
             " (SELECT coalesce(max(sid), 0) FROM removed)),"
@@ -102,7 +102,7 @@ class Queries:
         return int(rows[0][0]), int(rows[0][1])
 
     async def expired(self, kind: int, now_ms: int, limit: int) -> list[int]:
-        rows = self._lookups.look(
+        rows = self._reads.look(
             "SELECT sid FROM stream WHERE ended = 1 AND kind = ? AND expires_ms <= ?"
             " ORDER BY expires_ms LIMIT ?",
             (kind, now_ms, limit),
@@ -110,20 +110,20 @@ class Queries:
         return [row[0] for row in rows]
 
     async def object_row(self, key: ObjectKey) -> ObjectRow | None:
-        rows = self._lookups.look(
+        rows = self._reads.look(
             f"SELECT {OBJECT_COLUMNS} FROM object WHERE kind = ? AND name = ?", key
         )
         return checked_object(rows[0]) if rows else None
 
     async def values(self, oid: int, names: Sequence[str]) -> list[tuple[str, bytes]]:
         sql = f"SELECT {VALUE_COLUMNS} FROM object_value WHERE oid = ? AND name = ?"
-        rows = [row for name in names for row in self._lookups.look(sql, (oid, name))]
+        rows = [row for name in names for row in self._reads.look(sql, (oid, name))]
         return [checked_value(oid, row) for row in rows]
 
     async def value_range(self, oid: int, wanted: ValueRange) -> list[tuple[str, bytes]]:
         below = "" if wanted.beyond is None else " AND name < ?3"
         order = "DESC" if wanted.reverse else "ASC"
-        rows = await self._lookups.read(
+        rows = await self._reads.read(
             f"SELECT {VALUE_COLUMNS} FROM object_value WHERE oid = ?1 AND name >= ?2"
             f"{below} ORDER BY name {order} LIMIT ?4",
             (oid, wanted.first, wanted.beyond, wanted.limit),
@@ -131,7 +131,7 @@ class Queries:
         return [checked_value(oid, row) for row in rows]
 
     async def alarms(self, now_ms: int, limit: int) -> list[ObjectRow]:
-        rows = self._lookups.look(
+        rows = self._reads.look(
             f"SELECT {', '.join(ObjectRow._fields)} FROM object WHERE alarm_ms <= ?"
             " ORDER BY alarm_ms, oid LIMIT ?",
             (now_ms, limit),
@@ -139,7 +139,7 @@ class Queries:
         return [ObjectRow(*row) for row in rows]
 
     async def object_names(self, kind: str, after: str, limit: int) -> list[str]:
-        rows = await self._lookups.read(
+        rows = await self._reads.read(
             "SELECT name FROM object WHERE kind = ? AND name > ? AND (alarm_ms IS NOT NULL"
             " OR EXISTS (SELECT 1 FROM object_value WHERE object_value.oid = object.oid))"
             " ORDER BY name LIMIT ?",
@@ -148,5 +148,5 @@ class Queries:
         return [row[0] for row in rows]
 
     def _stream(self, where: str, value: object) -> StreamRow | None:
-        rows = self._lookups.look(f"SELECT {STREAM_COLUMNS} FROM stream WHERE {where}", (value,))
+        rows = self._reads.look(f"SELECT {STREAM_COLUMNS} FROM stream WHERE {where}", (value,))
         return checked_stream(rows[0]) if rows else None
