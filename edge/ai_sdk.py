@@ -36,7 +36,8 @@ from tailrace.edge.openai.request import (
     open_of,
     read_body,
 )
-from tailrace.edge.origins.link import Reader, attended, link_of, whole_answer
+from tailrace.edge.origins.reader import Reader, whole_answer
+from tailrace.edge.starlette_helpers import attended, link_of
 from tailrace.edge.stream_answer import StreamAnswer
 from tailrace.ledger.errors import CallerError, NotFound, TailraceError, Unavailable
 from tailrace.ledger.frame import (

@@ -39,7 +39,7 @@ from tailrace.edge.openai.models import list_models, show_model
 from tailrace.edge.openai.responses.routes import ROUTES as RESPONSE_ROUTES
 from tailrace.edge.openapi.document import description_routes
 from tailrace.edge.origins.hints import Hints
-from tailrace.edge.origins.link import Link
+from tailrace.edge.origins.origin_pool import OriginPool
 from tailrace.edge.session import ORIGIN_NOT_READY
 from tailrace.edge.telemetry.metrics import metrics
 from tailrace.edge.web_files import web_routes
@@ -54,7 +54,7 @@ DRAINING = "this edge is shutting down"
 
 
 def create_app(
-    link: Link,
+    link: OriginPool,
     config: EdgeConfig,
     rules: Rules | None = None,
     deployment: Deployment | None = None,
@@ -128,7 +128,7 @@ async def readyz(request: Request) -> Response:
     Callers without a key that are not on this machine get each reason as one word (`draining`):
     which origins there are, where and how busy, is not for everybody.
     """
-    link: Link = request.app.state.link
+    link: OriginPool = request.app.state.link
     sync: DeploymentSync | None = request.app.state.deployment_sync
     faults: dict[str, list[str]] = {}
     heartbeat = link.heartbeat

@@ -6,8 +6,8 @@ import asyncio
 
 from starlette.types import Receive, Send
 
+from tailrace.edge.flush import FlushBatch
 from tailrace.edge.server.deadlines import Deadlines
-from tailrace.edge.server.flush import FlushBatch
 from tailrace.edge.server.interfaces import NOBODY, UNSENT_BYTES, Headers, ResponseSource
 from tailrace.ledger.process.tasks import cancel
 

@@ -14,11 +14,11 @@ from tailrace.edge.access.connections import ConnectionLimits
 from tailrace.edge.access.rules import Authenticator, Rules
 from tailrace.edge.application import create_app
 from tailrace.edge.config import EdgeConfig, access_rules, connection_limits, open_requests
-from tailrace.edge.origins.link import Link
+from tailrace.edge.flush import FlushBatch
+from tailrace.edge.origins.origin_pool import OriginPool
 from tailrace.edge.server.asgi import AsgiApplication
 from tailrace.edge.server.context import CommonHeaders, TcpContext
 from tailrace.edge.server.deadlines import Deadlines
-from tailrace.edge.server.flush import FlushBatch
 from tailrace.edge.telemetry.metrics import EdgeMetrics
 from tailrace.edge.telemetry.request_metrics import Counts, TelemetryMiddleware
 from tailrace.ledger.objects.deployment import Deployment
@@ -32,7 +32,7 @@ class Edge:
     config: EdgeConfig
     counts: Counts | None
     batch: FlushBatch
-    link: Link
+    link: OriginPool
     rules: Rules
     limits: ConnectionLimits
     starlette: Starlette
@@ -81,7 +81,7 @@ def assemble(
         counts = Counts(traces)
         batch = FlushBatch(clock_s=perf_counter, observe=counts.relay)
     config.origin_credentials.connects()  # so that a file which is not there is an error now
-    link = Link(
+    link = OriginPool(
         *config.origin_addresses,
         credentials=config.origin_credentials,
         batch=batch,

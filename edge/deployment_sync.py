@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 
 import structlog
 
-from tailrace.edge.origins.link import Link, whole_answer
+from tailrace.edge.origins.origin_pool import OriginPool
+from tailrace.edge.origins.reader import whole_answer
 from tailrace.ledger.errors import TailraceError
 from tailrace.ledger.frame import Call
 from tailrace.ledger.objects.deployment import DEPLOYMENT, Deployment
@@ -23,7 +24,7 @@ log = structlog.get_logger("tailrace.edge")
 class DeploymentSync:
     """Sends a deployment to each origin, and again to an origin that has lost it."""
 
-    def __init__(self, link: Link, deployment: Deployment) -> None:
+    def __init__(self, link: OriginPool, deployment: Deployment) -> None:
         self.deployment = deployment
         self._link = link
         self._refusals: dict[str, str] = {}

@@ -23,7 +23,8 @@ from tailrace.edge.access.middleware import caller_of
 from tailrace.edge.deployment_sync import DeploymentSync
 from tailrace.edge.generate.encoders import LIVE_HEADERS, NO_TRANSFORM, UNBUFFERED
 from tailrace.edge.generate.params import View, read_body
-from tailrace.edge.origins.link import Reader, attended, link_of
+from tailrace.edge.origins.reader import Reader
+from tailrace.edge.starlette_helpers import attended, link_of
 from tailrace.edge.streamed_body import StreamedBody, answer_of
 from tailrace.ledger.errors import CallerError, NotFound, TailraceError
 from tailrace.ledger.frame import (

@@ -25,7 +25,7 @@ from hypercorn.config import Config
 from tailrace.edge.access.connections import RESERVED_FILES, raise_open_files
 from tailrace.edge.assembly import assemble
 from tailrace.edge.config import EdgeConfig, too_few_files
-from tailrace.edge.origins.link import Link
+from tailrace.edge.origins.origin_pool import OriginPool
 from tailrace.edge.processes import Processes
 from tailrace.edge.quic.listen import QuicListener
 from tailrace.edge.reload import (
@@ -95,7 +95,7 @@ async def _closed(context: TcpContext) -> None:
     await context.connections.none.wait()
 
 
-async def _nothing_under_way(link: Link) -> None:
+async def _nothing_under_way(link: OriginPool) -> None:
     while link.route_count:  # noqa: ASYNC110  (a route ends in many ways; nobody else asks)
         await asyncio.sleep(LOOK_S)
 

@@ -16,12 +16,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tailrace.edge.asgi_writer import AsgiWriter
+from tailrace.edge.flush import FlushBatch
 from tailrace.edge.generate.encoders import Encoder
-from tailrace.edge.origins.link import Link, Reader
+from tailrace.edge.origins.origin_pool import OriginPool
+from tailrace.edge.origins.reader import Reader
 from tailrace.edge.response_context import ResponseContext, fields_of
 from tailrace.edge.server.asgi import EXTENSION
 from tailrace.edge.server.deadlines import Deadlines, nothing
-from tailrace.edge.server.flush import FlushBatch
 from tailrace.edge.server.interfaces import ResponseSource, ResponseWriter
 from tailrace.edge.server.stream_reader import StreamReader
 from tailrace.edge.telemetry.request_metrics import NOWHERE, PROTOCOLS, RequestMetrics, current
@@ -87,7 +88,7 @@ class StreamAnswer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response, or hand it over to the server."""
-        link: Link = scope["app"].state.link
+        link: OriginPool = scope["app"].state.link
         context = ResponseContext.of(scope)
         context.reports_writes = True
         server: DetachableResponse | None = scope.get("extensions", {}).get(EXTENSION)
@@ -104,7 +105,7 @@ class StreamAnswer(Response):
         await fallback.run()
 
     def _source(
-        self, scope: Scope, link: Link, server: DetachableResponse, context: ResponseContext
+        self, scope: Scope, link: OriginPool, server: DetachableResponse, context: ResponseContext
     ) -> StreamReader:
         metrics = current.get() or RequestMetrics(
             None,

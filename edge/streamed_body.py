@@ -9,7 +9,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from tailrace.edge.generate.encoders import LIVE_HEADERS
-from tailrace.edge.origins.link import Reader
+from tailrace.edge.origins.reader import Reader
 from tailrace.ledger.errors import TailraceError
 
 log = structlog.get_logger("tailrace.edge")

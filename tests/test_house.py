@@ -31,7 +31,7 @@ SANS_IO = (
     "edge/wrangler/*.py",
     "edge/access/[!_mo]*.py",  # but the middleware, and what asks for open files
     *("edge/ai_sdk.py", "edge/openai/responses/events.py", "edge/openai/responses/request.py"),
-    *("edge/origins/choice.py", "edge/origins/relay.py", "edge/origins/watchers.py"),
+    *("edge/origins/load_balancing.py", "edge/origins/relay.py", "edge/origins/watchers.py"),
     *("edge/session.py", "edge/sse.py", "edge/server/interfaces.py", "edge/server/deadlines.py"),
     *(
         "edge/quic/interface.py",
@@ -222,6 +222,16 @@ def test_packages_import_each_other_along_the_arrows_only(package: str) -> None:
         path.relative_to(ROOT).as_posix(): sorted(found)
         for path in modules_in(package)
         if (found := {package_of(name) for name in imports_of(path)} & others)
+    }
+    assert wrong == {}
+
+
+def test_the_links_to_origins_know_no_server_and_no_web_framework() -> None:
+    foreign = ("starlette", "hypercorn", "tailrace.edge.server", "tailrace.edge.quic")
+    wrong = {
+        path.name: found
+        for path in (ROOT / "edge/origins").glob("*.py")
+        if (found := [name for name in imports_of(path) if name.startswith(foreign)])
     }
     assert wrong == {}
 

@@ -11,7 +11,7 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from tailrace.edge.access.connections import ConnectionLimits
-from tailrace.edge.origins.link import Link
+from tailrace.edge.origins.origin_pool import OriginPool
 from tailrace.edge.telemetry.metrics import EdgeMetrics
 from tailrace.edge.telemetry.request_metrics import Answered, Counts
 from tailrace.origin.config import LedgerConfig
@@ -29,7 +29,7 @@ def edge_registry() -> CollectorRegistry:
     counts.error("overloaded")
     for timed in (counts.first, counts.whole):
         timed.observe("/v1/generate", 0.1)
-    link = Link(("127.0.0.1", 9))
+    link = OriginPool(("127.0.0.1", 9))
     return EdgeMetrics(counts, link, ConnectionLimits(10, 10)).registry
 
 

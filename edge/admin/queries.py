@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
-from tailrace.edge.origins.link import Link, whole_answer
+from tailrace.edge.origins.origin_pool import OriginPool
+from tailrace.edge.origins.reader import whole_answer
 from tailrace.ledger.errors import OriginUnreachable, TailraceError, error_body
 from tailrace.ledger.frame import Call, Caller
 
@@ -93,7 +94,7 @@ SIMULATION_TIMEOUT_S = 70.0
 class OriginQueries:
     """Sends the queries of one operator; `caller` has its tenant and rights."""
 
-    link: Link
+    link: OriginPool
     caller: Caller | None
 
     def call(

@@ -23,7 +23,7 @@ from tailrace.edge.admin.queries import (
 )
 from tailrace.edge.config import EdgeConfig
 from tailrace.edge.generate.params import parse_stream_id, read_body
-from tailrace.edge.origins.link import link_of
+from tailrace.edge.starlette_helpers import link_of
 from tailrace.ledger.errors import CallerError, NotFound
 from tailrace.ledger.frame import SCHEMA_HASH
 from tailrace.ledger.process.version import tailrace_version

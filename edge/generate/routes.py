@@ -23,8 +23,10 @@ from tailrace.edge.generate.params import (
     read_body,
 )
 from tailrace.edge.generate.schema import parse_generate, parse_open, parse_steer
-from tailrace.edge.origins.link import Link, Reader, attended, link_of
+from tailrace.edge.origins.origin_pool import OriginPool
+from tailrace.edge.origins.reader import Reader
 from tailrace.edge.sse import end_fields, finite, logprobs
+from tailrace.edge.starlette_helpers import attended, link_of
 from tailrace.edge.stream_answer import StreamAnswer
 from tailrace.ledger.errors import TooLarge
 from tailrace.ledger.frame import (
@@ -321,7 +323,7 @@ async def _document(reader: Reader, wanted: Open | Resume, opened: Opened) -> di
     return answer_document(opened, await together(collect(reader), *others))
 
 
-async def _sibling(link: Link, sibling: Sibling, caller: Caller | None) -> Collected:
+async def _sibling(link: OriginPool, sibling: Sibling, caller: Caller | None) -> Collected:
     with closing(Reader(link)) as reader:
         await reader.open(Resume(sibling.stream, token=sibling.token or None, caller=caller))
         return await collect(reader)

@@ -26,8 +26,10 @@ from tailrace.edge.generate.encoders import SILENCE_S, Encoder, stream_headers
 from tailrace.edge.generate.params import read_body as whole_body
 from tailrace.edge.generate.routes import MAX_DOCUMENT_BYTES, Collected, asked_to_read, collect
 from tailrace.edge.openai.request import StreamOptions, compact, flag, read_body
-from tailrace.edge.origins.link import Link, Reader, attended, link_of
+from tailrace.edge.origins.origin_pool import OriginPool
+from tailrace.edge.origins.reader import Reader
 from tailrace.edge.sse import short_token
+from tailrace.edge.starlette_helpers import attended, link_of
 from tailrace.edge.stream_answer import StreamAnswer
 from tailrace.edge.streamed_body import StreamedBody
 from tailrace.edge.telemetry.request_metrics import note_error
@@ -443,7 +445,7 @@ async def _read(dialect: Dialect, request: Request) -> Response:
         return _document(dialect, [(opened, collected)], 1, headers)
 
 
-async def _choices(link: Link, wanted: Open, opened: ExitStack) -> list[Choice]:
+async def _choices(link: OriginPool, wanted: Open, opened: ExitStack) -> list[Choice]:
     """All streams of one prompt; `opened` closes them."""
 
     async def ask(asked: Open | Resume) -> Choice:
@@ -461,7 +463,7 @@ Answered = tuple[Opened, Collected]
 
 
 async def _whole(
-    dialect: Dialect, link: Link, opens: Sequence[Open], headers: Mapping[str, str]
+    dialect: Dialect, link: OriginPool, opens: Sequence[Open], headers: Mapping[str, str]
 ) -> Response:
     """The answer as one document, when all of it is there; the first error ends it."""
     turns, chars = asyncio.Semaphore(PROMPTS_AT_A_TIME), 0
@@ -538,7 +540,7 @@ async def _relay(
 
 async def _merged(
     dialect: Dialect,
-    link: Link,
+    link: OriginPool,
     opens: Sequence[Open],
     first: Sequence[Choice],
     opened: ExitStack,

@@ -20,7 +20,9 @@ from tailrace.edge.generate.schema import Settings
 from tailrace.edge.openai.answers import check_end
 from tailrace.edge.openai.completions import key_of
 from tailrace.edge.openai.request import TEXTS, OpenAiBody, open_of, read_body, read_texts
-from tailrace.edge.origins.link import Link, Reader, attended, link_of
+from tailrace.edge.origins.origin_pool import OriginPool
+from tailrace.edge.origins.reader import Reader
+from tailrace.edge.starlette_helpers import attended, link_of
 from tailrace.ledger.errors import CallerError
 from tailrace.ledger.frame import Caller, Open, Opened, StreamEnd
 from tailrace.ledger.process.tasks import together
@@ -83,7 +85,7 @@ async def embed(request: Request) -> Response:
 
 
 async def _computed(
-    link: Link, wanted: Open, turns: asyncio.Semaphore
+    link: OriginPool, wanted: Open, turns: asyncio.Semaphore
 ) -> tuple[Opened, list[float], int]:
     """The stream, its vector, and how many tokens its text has."""
     async with turns:

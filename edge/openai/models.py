@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tailrace.edge.origins.hints import Hints
-from tailrace.edge.origins.link import link_of
+from tailrace.edge.starlette_helpers import link_of
 from tailrace.ledger.errors import NotFound, OriginUnreachable
 from tailrace.ledger.links.hints import Hint
 

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from tailrace.edge.origins.link import Link, whole_answer
 from tailrace.edge.origins.origin import now
+from tailrace.edge.origins.origin_pool import OriginPool
+from tailrace.edge.origins.reader import whole_answer
 from tailrace.ledger.errors import TailraceError
 from tailrace.ledger.frame import Call
 from tailrace.ledger.links.hints import HINT, Hint
@@ -29,7 +30,7 @@ HINT_TIMEOUT_S = 5.0
 class Hints:
     """Sends hints to every origin that is connected."""
 
-    link: Link
+    link: OriginPool
     clock_s: Callable[[], float] = now
     _last_sent_s: dict[tuple[Hint, str], float] = field(default_factory=dict)
     _sending: set[asyncio.Task[None]] = field(default_factory=set)

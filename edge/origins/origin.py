@@ -13,10 +13,11 @@ from typing import cast
 
 import structlog
 
-from tailrace.edge.origins.choice import Candidate, origin_breaker
+from tailrace.edge.flush import FlushBatch
+from tailrace.edge.origins.breaker import origin_breaker
+from tailrace.edge.origins.load_balancing import Candidate
 from tailrace.edge.origins.open_requests import OpenRequests
 from tailrace.edge.origins.relay import LinkState, Relay
-from tailrace.edge.server.flush import FlushBatch
 from tailrace.ledger.errors import OriginUnreachable, TailraceError
 from tailrace.ledger.flow.backoff import Backoff
 from tailrace.ledger.flow.circuit_breaker import CircuitState

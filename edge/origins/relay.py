@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-from tailrace.edge.origins.choice import ANYBODY, Wanted
+from tailrace.edge.origins.load_balancing import ANYBODY, Wanted
 from tailrace.edge.origins.open_requests import UNCOUNTED, OpenRequests, Owner
 from tailrace.ledger.errors import (
     FrameError,

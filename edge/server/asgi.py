@@ -17,8 +17,8 @@ import structlog
 from starlette.types import ASGIApp, Message, Scope
 
 from tailrace.edge.errors import error_response
+from tailrace.edge.flush import FlushBatch
 from tailrace.edge.server.deadlines import Deadlines, nothing
-from tailrace.edge.server.flush import FlushBatch
 from tailrace.edge.server.interfaces import (
     NOBODY,
     Headers,

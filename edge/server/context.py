@@ -13,10 +13,10 @@ from tailrace.edge.access.connections import ConnectionLimits
 from tailrace.edge.access.rules import Rules
 from tailrace.edge.config import EdgeConfig
 from tailrace.edge.errors import error_response
-from tailrace.edge.origins.link import Link
+from tailrace.edge.flush import FlushBatch
+from tailrace.edge.origins.origin_pool import OriginPool
 from tailrace.edge.server.asgi import AsgiApplication
 from tailrace.edge.server.deadlines import Deadlines, nothing
-from tailrace.edge.server.flush import FlushBatch
 from tailrace.edge.server.input import InputTurns
 from tailrace.edge.server.interfaces import (
     Headers,
@@ -141,7 +141,7 @@ class TcpContext(ServerContext):
 
     application: AsgiApplication
     config: EdgeConfig
-    link: Link
+    link: OriginPool
     limits: ConnectionLimits
     rules: Rules
     connections: Connections = field(default_factory=Connections)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from tailrace.edge.flush import FlushBatch
 from tailrace.edge.generate.encoders import (
     LIVE_HEADERS,
     SILENCE_S,
@@ -18,11 +19,11 @@ from tailrace.edge.generate.encoders import (
     FrameEncoder,
     stream_headers,
 )
-from tailrace.edge.origins.link import CORR, WINDOW_BYTES, WINDOW_FRAMES, Link, Reader, credited
+from tailrace.edge.origins.origin_pool import OriginPool
+from tailrace.edge.origins.reader import CORR, WINDOW_BYTES, WINDOW_FRAMES, Reader, credited
 from tailrace.edge.origins.relay import TOKEN, under
 from tailrace.edge.response_context import fields_of
 from tailrace.edge.server.deadlines import Deadline, Deadlines
-from tailrace.edge.server.flush import FlushBatch
 from tailrace.edge.server.interfaces import Headers, ResponseWriter
 from tailrace.edge.telemetry.request_metrics import RequestMetrics, with_trace
 from tailrace.ledger.flow.credit_window import Window
@@ -79,7 +80,7 @@ class StreamReader:
 
     def __init__(
         self,
-        link: Link,
+        link: OriginPool,
         batch: FlushBatch,
         deadlines: Deadlines,
         writer: ResponseWriter,

@@ -20,8 +20,8 @@ from tailrace.edge.access.connections import ConnectionLimits
 from tailrace.edge.access.middleware import caller_of, head_of
 from tailrace.edge.access.operators import sees_details
 from tailrace.edge.config import EdgeConfig
-from tailrace.edge.origins.link import Link
 from tailrace.edge.origins.origin import Origin
+from tailrace.edge.origins.origin_pool import OriginPool
 from tailrace.edge.origins.relay import Route
 from tailrace.edge.telemetry.request_metrics import OTHER, Counts
 from tailrace.ledger.errors import Forbidden, NotFound
@@ -41,7 +41,7 @@ there to go on with it."""
 class EdgeMetrics(Collector):
     """`registry` has these, and what the process uses of the machine."""
 
-    def __init__(self, counts: Counts, link: Link, limits: ConnectionLimits) -> None:
+    def __init__(self, counts: Counts, link: OriginPool, limits: ConnectionLimits) -> None:
         self._counts = counts
         self._link = link
         self._limits = limits

@@ -31,11 +31,11 @@ import uvloop
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from tailrace.edge.flush import FlushBatch  # noqa: E402
 from tailrace.edge.generate.encoders import SseEncoder  # noqa: E402
-from tailrace.edge.origins.link import Link  # noqa: E402
 from tailrace.edge.origins.origin import Connection  # noqa: E402
+from tailrace.edge.origins.origin_pool import OriginPool  # noqa: E402
 from tailrace.edge.server.deadlines import Deadlines  # noqa: E402
-from tailrace.edge.server.flush import FlushBatch  # noqa: E402
 from tailrace.edge.server.interfaces import UNSENT_BYTES, ResponseWriter  # noqa: E402
 from tailrace.edge.server.stream_reader import StreamReader  # noqa: E402
 from tailrace.edge.telemetry.request_metrics import Counts, RequestMetrics  # noqa: E402
@@ -97,7 +97,7 @@ class Inner:
             if counts is None
             else FlushBatch(clock_s=time.perf_counter, observe=counts.relay)
         )
-        link = Link(("127.0.0.1", 9), batch=self.batch)
+        link = OriginPool(("127.0.0.1", 9), batch=self.batch)
         self._connection = Connection(link.origins[0])
         self._connection.connection_made(cast(asyncio.Transport, Way()))
         self._read(encode(Hello(SCHEMA_HASH, "bench")), encode(Heartbeat(1, ready=True)))

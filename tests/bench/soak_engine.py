@@ -31,7 +31,7 @@ import uvloop
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tailrace.edge.origins.link import Link  # noqa: E402
+from tailrace.edge.origins.origin_pool import OriginPool  # noqa: E402
 from tailrace.ledger.frame import Priority  # noqa: E402
 from tests.bench.machine import print_line  # noqa: E402
 from tests.bench.soak_chart import draw  # noqa: E402
@@ -111,14 +111,16 @@ async def soak(options: argparse.Namespace) -> dict[str, object]:
         origin = Origin(Path(folder))
         await origin.ready()
         try:
-            link = Link(("127.0.0.1", origin.port))
+            link = OriginPool(("127.0.0.1", origin.port))
             async with link.running():
                 return await measure(origin, link, options)
         finally:
             await origin.stop()
 
 
-async def measure(origin: Origin, link: Link, options: argparse.Namespace) -> dict[str, object]:
+async def measure(
+    origin: Origin, link: OriginPool, options: argparse.Namespace
+) -> dict[str, object]:
     first = Heard()
     link.watch(first)
     await first.heard.wait()

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from random import Random
 
-from tailrace.edge.origins.link import WINDOW_FRAMES, Link, Reader
+from tailrace.edge.origins.origin_pool import OriginPool
+from tailrace.edge.origins.reader import WINDOW_FRAMES, Reader
 from tailrace.ledger.errors import TailraceError
 from tailrace.ledger.frame import Open, Priority, Sampling, StreamEnd, Token, decode, tag_of
 
@@ -48,7 +49,7 @@ class Seen:
 class Readers:
     """Asks for streams over one link, and reads all of them."""
 
-    def __init__(self, link: Link, seed: int) -> None:
+    def __init__(self, link: OriginPool, seed: int) -> None:
         self.seen: list[Seen] = []
         self.began = time.monotonic()
         self._link = link

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from tailrace.cli import app
 from tailrace.edge.application import create_app
 from tailrace.edge.config import EdgeConfig, connection_limits
-from tailrace.edge.origins.link import Link
+from tailrace.edge.origins.origin_pool import OriginPool
 from tailrace.edge.serve import GRACEFUL_TIMEOUT_S
 from tailrace.edge.telemetry.metrics import EdgeMetrics
 from tailrace.edge.telemetry.request_metrics import Counts
@@ -223,7 +223,7 @@ def test_the_number_of_edges_follows_metrics_that_they_export() -> None:
 
 def exported() -> set[str]:
     """Return the names of the metrics that an edge exports."""
-    link = Link(("127.0.0.1", 9))
+    link = OriginPool(("127.0.0.1", 9))
     limits = connection_limits(EdgeConfig(), 1024)
     registry: CollectorRegistry = EdgeMetrics(Counts(), link, limits).registry
     return {metric.name for metric in registry.collect()}
@@ -234,7 +234,7 @@ def test_no_service_sets_variables_that_look_like_settings() -> None:
 
 
 def test_probes_ask_what_an_edge_answers() -> None:
-    routes = create_app(Link(("127.0.0.1", 9)), EdgeConfig()).routes
+    routes = create_app(OriginPool(("127.0.0.1", 9)), EdgeConfig()).routes
     paths = {route.path for route in routes if isinstance(route, Route)}
     probes = {
         name: container("edge")[name]["httpGet"]

@@ -11,8 +11,8 @@ from urllib.parse import urlencode
 import httpx
 from psycopg.conninfo import conninfo_to_dict
 
-from tailrace.edge.origins.choice import PREFIX_CHARS, Candidate, by_key
-from tailrace.edge.origins.link import wanted_by
+from tailrace.edge.origins.load_balancing import PREFIX_CHARS, Candidate, by_key
+from tailrace.edge.origins.origin_pool import wanted_by
 from tailrace.ledger.frame import Open
 from tests.e2e.processes import Edge, Origin
 from tests.e2e.sse import SSE, Reading, events

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Self
 
-from tailrace.edge.origins.link import Link
+from tailrace.edge.origins.origin_pool import OriginPool
 from tailrace.ledger.errors import BeyondEnd, NotFound, Overloaded, TailraceError
 from tailrace.ledger.flow.backoff import Backoff
 from tailrace.ledger.flow.credit_window import Window
@@ -75,7 +75,7 @@ class ScriptedOrigin:
         self._writers: set[asyncio.StreamWriter] = set()
 
     @asynccontextmanager
-    async def serving(self) -> AsyncIterator[Link]:
+    async def serving(self) -> AsyncIterator[OriginPool]:
         """Listen, and give a link to here that is up."""
         async with self.listening(), linked(self, backoff=Backoff(0, 0)) as link:
             yield link
@@ -146,9 +146,9 @@ class ScriptedOrigin:
 @asynccontextmanager
 async def linked(
     *origins: ScriptedOrigin, backoff: Backoff, up: int | None = None
-) -> AsyncIterator[Link]:
+) -> AsyncIterator[OriginPool]:
     """A link to these, with `up` of them connected, or all."""
-    link = Link(*(("127.0.0.1", origin.port) for origin in origins), backoff=backoff)
+    link = OriginPool(*(("127.0.0.1", origin.port) for origin in origins), backoff=backoff)
     async with link.running():
         await until(lambda: sum(o.usable for o in link.origins) >= (up or len(origins)))
         yield link
@@ -160,7 +160,7 @@ async def until(told: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
-async def is_up(link: Link) -> None:
+async def is_up(link: OriginPool) -> None:
     """Wait for the first heartbeat, which follows the Hello."""
     await until(lambda: link.up)
 

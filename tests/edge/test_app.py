@@ -14,7 +14,8 @@ from starlette.types import Message
 
 from tailrace.edge.application import create_app
 from tailrace.edge.config import EdgeConfig
-from tailrace.edge.origins.link import WINDOW_FRAMES, Link
+from tailrace.edge.origins.origin_pool import OriginPool
+from tailrace.edge.origins.reader import WINDOW_FRAMES
 from tailrace.ledger.errors import Unavailable
 from tailrace.ledger.frame import (
     Cancel,
@@ -62,7 +63,7 @@ EVENTS = (
 
 
 @asynccontextmanager
-async def edge(link: Link, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
+async def edge(link: OriginPool, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
     app = create_app(link, EdgeConfig(http=("127.0.0.1:0",), max_body_bytes=2048, **settings))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
@@ -418,7 +419,7 @@ async def test_ready_is_what_the_origin_says(
 
 
 async def test_without_a_link_an_edge_lives_but_is_not_ready() -> None:
-    async with edge(Link(("127.0.0.1", 9))) as client:
+    async with edge(OriginPool(("127.0.0.1", 9))) as client:
         assert (await client.get("/healthz")).status_code == 200
         answer = await client.get("/readyz")
         assert answer.status_code == 503
@@ -433,7 +434,7 @@ async def test_others_learn_only_if_an_edge_is_ready_and_the_kind_of_reason(
 ) -> None:
     answer = await client.get("/readyz", headers=headers)
     assert (answer.status_code, answer.json()) == (200, {"ready": True, "reasons": []})
-    async with edge(Link(("127.0.0.1", 9))) as without:
+    async with edge(OriginPool(("127.0.0.1", 9))) as without:
         answer = await without.get("/readyz", headers=headers)
     assert answer.status_code == 503
     assert answer.json() == {"ready": False, "reasons": ["no_origin"]}

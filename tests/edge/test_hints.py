@@ -10,7 +10,7 @@ import pytest
 from tailrace.edge.application import create_app
 from tailrace.edge.config import EdgeConfig
 from tailrace.edge.origins.hints import EVERY_S, Hints
-from tailrace.edge.origins.link import Link
+from tailrace.edge.origins.origin_pool import OriginPool
 from tailrace.ledger.frame import Answer, BodyEnd, Call
 from tailrace.ledger.links.hints import Hint
 from tests.edge.scripted_origin import ScriptedOrigin, until
@@ -21,7 +21,7 @@ OPEN = EdgeConfig(http=("127.0.0.1:0",))
 
 
 @pytest.fixture
-async def origin() -> AsyncIterator[tuple[ScriptedOrigin, Link]]:
+async def origin() -> AsyncIterator[tuple[ScriptedOrigin, OriginPool]]:
     scripted = ScriptedOrigin(1)
     scripted.models = ("small", "large")
     scripted.answers = (Answer(204, ()), BodyEnd())
@@ -36,7 +36,7 @@ def heard(origin: ScriptedOrigin) -> list[tuple[str, str]]:
 
 
 async def test_a_list_of_models_and_a_page_are_signs_once_in_a_while(
-    origin: tuple[ScriptedOrigin, Link],
+    origin: tuple[ScriptedOrigin, OriginPool],
 ) -> None:
     scripted, link = origin
     app = create_app(link, OPEN)
@@ -54,7 +54,7 @@ async def test_a_list_of_models_and_a_page_are_signs_once_in_a_while(
 
 
 async def test_an_origin_of_one_model_is_told_nothing(
-    origin: tuple[ScriptedOrigin, Link],
+    origin: tuple[ScriptedOrigin, OriginPool],
 ) -> None:
     scripted, link = origin
     hints = Hints(link)

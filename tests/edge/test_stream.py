@@ -14,7 +14,8 @@ from starlette.types import Message
 from tailrace.edge.access.rules import EXPOSED_HEADERS
 from tailrace.edge.application import create_app
 from tailrace.edge.config import EdgeConfig
-from tailrace.edge.origins.link import WINDOW_BODIES, Link
+from tailrace.edge.origins.origin_pool import OriginPool
+from tailrace.edge.origins.reader import WINDOW_BODIES
 from tailrace.ledger.errors import Conflict, NotFound, TailraceError
 from tailrace.ledger.frame import (
     Answer,
@@ -36,7 +37,7 @@ PATH = "/v1/stream/chats/7"
 
 
 @asynccontextmanager
-async def edge(link: Link, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
+async def edge(link: OriginPool, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
     # Behind a proxy any host may be asked for; the test's client is at 127.0.0.1.
     config = EdgeConfig(
         http=("127.0.0.1:0",), max_body_bytes=LIMIT, trusted_proxies=("127.0.0.1",), **settings
@@ -52,13 +53,13 @@ async def origin() -> ScriptedOrigin:
 
 
 @pytest.fixture
-async def link(origin: ScriptedOrigin) -> AsyncIterator[Link]:
+async def link(origin: ScriptedOrigin) -> AsyncIterator[OriginPool]:
     async with origin.serving() as link:
         yield link
 
 
 @pytest.fixture
-async def client(link: Link) -> AsyncIterator[httpx.AsyncClient]:
+async def client(link: OriginPool) -> AsyncIterator[httpx.AsyncClient]:
     async with edge(link) as client:
         yield client
 
@@ -203,7 +204,7 @@ async def test_a_path_with_tricks_in_it_is_as_if_absent(
 
 
 async def test_dots_that_no_client_resolved_are_not_resolved_here_either(
-    origin: ScriptedOrigin, link: Link
+    origin: ScriptedOrigin, link: OriginPool
 ) -> None:
     app = create_app(link, EdgeConfig(http=("127.0.0.1:0",)))
     for path in (b"/v1/stream/../generate", b"/v1/stream/a/../b", b"/v1/stream/./a"):
@@ -300,7 +301,7 @@ async def test_no_more_calls_are_taken_than_the_edge_can_hold(
 
 
 async def test_where_any_page_may_it_sees_the_headers_of_the_protocol(
-    origin: ScriptedOrigin, link: Link
+    origin: ScriptedOrigin, link: OriginPool
 ) -> None:
     answers(origin, Answer(200, (Header("vary", "accept"),)), BodyEnd())
     async with edge(link, allowed_origins=("*",)) as client:
@@ -313,7 +314,9 @@ async def test_where_any_page_may_it_sees_the_headers_of_the_protocol(
     assert got.headers["Vary"] == "accept"
 
 
-async def test_a_preflight_is_answered_by_the_edge(origin: ScriptedOrigin, link: Link) -> None:
+async def test_a_preflight_is_answered_by_the_edge(
+    origin: ScriptedOrigin, link: OriginPool
+) -> None:
     headers = {"Origin": "https://page.example", "Access-Control-Request-Method": "PUT"}
     async with edge(link, allowed_origins=("*",)) as client:
         got = await client.options(PATH, headers=headers)
@@ -340,7 +343,7 @@ async def test_unless_it_is_named_a_page_of_another_origin_can_do_nothing(
 
 
 async def test_only_listed_origins_may_read_where_there_is_a_list(
-    origin: ScriptedOrigin, link: Link
+    origin: ScriptedOrigin, link: OriginPool
 ) -> None:
     answers(origin, Answer(204, (Header("vary", "accept"),)), BodyEnd())
     async with edge(link, allowed_origins=("https://good.example",)) as client:
@@ -356,7 +359,7 @@ async def test_only_listed_origins_may_read_where_there_is_a_list(
 
 
 async def test_a_query_that_no_url_holds_is_the_callers_fault(
-    origin: ScriptedOrigin, link: Link
+    origin: ScriptedOrigin, link: OriginPool
 ) -> None:
     """As a client of HTTP/2 can send it."""
     app = create_app(link, EdgeConfig(http=("127.0.0.1:0",)))
@@ -410,7 +413,9 @@ async def asgi(
     return sent
 
 
-async def test_credit_is_renewed_as_the_client_reads(origin: ScriptedOrigin, link: Link) -> None:
+async def test_credit_is_renewed_as_the_client_reads(
+    origin: ScriptedOrigin, link: OriginPool
+) -> None:
     """The origin gives more than a window; a client that reads gets all of it."""
     pieces = [Body(b"%d." % n) for n in range(5 * WINDOW_BODIES)]
     answers(origin, Answer(200), *pieces, BodyEnd())
@@ -424,7 +429,7 @@ async def test_credit_is_renewed_as_the_client_reads(origin: ScriptedOrigin, lin
 
 
 async def test_a_client_that_reads_nothing_holds_one_window(
-    origin: ScriptedOrigin, link: Link
+    origin: ScriptedOrigin, link: OriginPool
 ) -> None:
     pieces = [Body(b"x") for _ in range(5 * WINDOW_BODIES)]
     answers(origin, Answer(200), *pieces, BodyEnd())
@@ -447,7 +452,7 @@ async def test_a_client_that_reads_nothing_holds_one_window(
     assert b"".join(m.get("body", b"") for m in sent) == b"x" * len(pieces)
 
 
-async def test_a_client_that_leaves_is_detached(origin: ScriptedOrigin, link: Link) -> None:
+async def test_a_client_that_leaves_is_detached(origin: ScriptedOrigin, link: OriginPool) -> None:
     answers(origin, Answer(200), Body(b"live"))
     app = create_app(link, EdgeConfig(http=("127.0.0.1:0",)))
     left = asyncio.Event()
@@ -463,7 +468,7 @@ async def test_a_client_that_leaves_is_detached(origin: ScriptedOrigin, link: Li
 
 
 async def test_a_client_that_leaves_before_the_answer_is_detached(
-    origin: ScriptedOrigin, link: Link
+    origin: ScriptedOrigin, link: OriginPool
 ) -> None:
     answers(origin)
     app = create_app(link, EdgeConfig(http=("127.0.0.1:0",)))
@@ -478,7 +483,7 @@ async def test_a_client_that_leaves_before_the_answer_is_detached(
 
 @pytest.mark.parametrize("http_version", ["1.1", "2", "3"])
 async def test_a_body_that_breaks_off_is_not_ended(
-    origin: ScriptedOrigin, link: Link, http_version: str
+    origin: ScriptedOrigin, link: OriginPool, http_version: str
 ) -> None:
     answers(origin, Answer(200), Body(b"begun"), error_frame(NotFound("gone")))
     app = create_app(link, EdgeConfig(http=("127.0.0.1:0",)))
@@ -487,7 +492,7 @@ async def test_a_body_that_breaks_off_is_not_ended(
     assert sent[-1]["more_body"]
 
 
-async def test_a_lost_link_breaks_a_body_off(origin: ScriptedOrigin, link: Link) -> None:
+async def test_a_lost_link_breaks_a_body_off(origin: ScriptedOrigin, link: OriginPool) -> None:
     answers(origin, Answer(200), Body(b"live"))
     app = create_app(link, EdgeConfig(http=("127.0.0.1:0",)))
 

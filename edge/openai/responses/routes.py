@@ -31,7 +31,8 @@ from tailrace.edge.openai.responses.request import (
     read_note,
     to_open,
 )
-from tailrace.edge.origins.link import Reader, attended, link_of
+from tailrace.edge.origins.reader import Reader
+from tailrace.edge.starlette_helpers import attended, link_of
 from tailrace.edge.stream_answer import StreamAnswer
 from tailrace.ledger.errors import BeyondEnd, CallerError, NotFound, TooLarge
 from tailrace.ledger.frame import (

@@ -16,13 +16,13 @@ from aioquic.quic.connection import QuicConnection
 from starlette.types import ASGIApp
 
 from tailrace.edge.access.connections import ConnectionLimits
+from tailrace.edge.flush import FlushBatch
 from tailrace.edge.quic.aioquic_library import AioquicLibrary
 from tailrace.edge.quic.interface import Address, Datagrams
 from tailrace.edge.quic.server import RETRY_FROM_HANDSHAKES, QuicServer
 from tailrace.edge.server.asgi import AsgiApplication
 from tailrace.edge.server.context import RunningRequest, ServerContext
 from tailrace.edge.server.deadlines import Deadlines, nothing
-from tailrace.edge.server.flush import FlushBatch
 from tailrace.edge.server.interfaces import Request, ResponseWriter
 from tailrace.up import CertificateFiles
 from tests.edge.server.manual_clock import ManualClock

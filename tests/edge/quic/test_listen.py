@@ -17,6 +17,7 @@ from aioquic.h3.connection import H3_ALPN
 from aioquic.quic.configuration import QuicConfiguration
 
 from tailrace.edge.access.connections import ConnectionLimits
+from tailrace.edge.flush import FlushBatch
 from tailrace.edge.quic.aioquic_library import AioquicLibrary
 from tailrace.edge.quic.listen import (
     IPV6_MTU_DISCOVER,
@@ -30,7 +31,6 @@ from tailrace.edge.quic.listen import (
 )
 from tailrace.edge.server.context import ServerContext
 from tailrace.edge.server.deadlines import Deadlines
-from tailrace.edge.server.flush import FlushBatch
 from tailrace.up import CertificateFiles
 from tests.edge.quic.fetching import Fetching
 from tests.edge.quic.net import OPEN, Replies

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tailrace.edge.flush import FlushBatch
 from tailrace.edge.server.asgi import AsgiApplication, AsgiRequest
 from tailrace.edge.server.deadlines import Deadlines
-from tailrace.edge.server.flush import FlushBatch
 from tailrace.edge.server.interfaces import Headers, Request
 from tests.edge.server.manual_clock import ManualClock
 

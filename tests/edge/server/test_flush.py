@@ -2,7 +2,7 @@
 
 from itertools import count
 
-from tailrace.edge.server.flush import FLUSHED_TOGETHER, READS_A_TIMED_ONE, FlushBatch
+from tailrace.edge.flush import FLUSHED_TOGETHER, READS_A_TIMED_ONE, FlushBatch
 
 
 class Noted:

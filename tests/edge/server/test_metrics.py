@@ -8,7 +8,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tailrace.edge.server.flush import READS_A_TIMED_ONE
+from tailrace.edge.flush import READS_A_TIMED_ONE
 from tailrace.edge.telemetry.metrics import EdgeMetrics
 from tailrace.ledger.errors import Overloaded
 from tailrace.ledger.flow.backoff import Backoff

@@ -7,10 +7,10 @@ from typing import cast
 
 import pytest
 
+from tailrace.edge.flush import FlushBatch
 from tailrace.edge.generate.encoders import FrameEncoder
-from tailrace.edge.origins.link import Link
+from tailrace.edge.origins.origin_pool import OriginPool
 from tailrace.edge.server.deadlines import Deadlines
-from tailrace.edge.server.flush import FlushBatch
 from tailrace.edge.server.interfaces import Headers
 from tailrace.edge.server.stream_reader import StreamReader
 from tailrace.edge.telemetry.request_metrics import RequestMetrics
@@ -106,7 +106,7 @@ class NoOrigin:
 async def test_frames_that_have_come_leave_when_there_is_room_whatever_the_link_brings() -> None:
     batch, writer = FlushBatch(), Narrow()
     reader = StreamReader(
-        cast(Link, NoOrigin()),
+        cast(OriginPool, NoOrigin()),
         batch,
         Deadlines(ManualClock()),
         writer,

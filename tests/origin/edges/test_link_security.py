@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from structlog.testing import capture_logs
 
-from tailrace.edge.origins.link import Link
+from tailrace.edge.origins.origin_pool import OriginPool
 from tailrace.ledger.flow.backoff import Backoff
 from tailrace.ledger.links.transport import Credentials, LinkAddress, listen
 from tailrace.origin.edges.link import EdgeLink
@@ -106,8 +106,8 @@ async def listening(
 
 
 @asynccontextmanager
-async def linked(address: LinkAddress, credentials: Credentials) -> AsyncIterator[Link]:
-    link = Link(address, credentials=credentials, backoff=Backoff(0.01, 0.01))
+async def linked(address: LinkAddress, credentials: Credentials) -> AsyncIterator[OriginPool]:
+    link = OriginPool(address, credentials=credentials, backoff=Backoff(0.01, 0.01))
     async with link.running():
         yield link
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tailrace.edge.origins.choice import (
+from tailrace.edge.origins.load_balancing import (
     LOAD_SLACK,
     SHARED,
     STREAMS_SLACK,

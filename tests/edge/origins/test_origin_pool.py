@@ -7,17 +7,10 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 from structlog.testing import capture_logs
 
-from tailrace.edge.origins.choice import TRIPS, origin_breaker
-from tailrace.edge.origins.link import (
-    CORR,
-    MAX_HELD_BYTES,
-    WINDOW_BYTES,
-    WINDOW_FRAMES,
-    Link,
-    Reader,
-    credited,
-)
+from tailrace.edge.origins.breaker import TRIPS, origin_breaker
 from tailrace.edge.origins.origin import Connection
+from tailrace.edge.origins.origin_pool import MAX_HELD_BYTES, OriginPool
+from tailrace.edge.origins.reader import CORR, WINDOW_BYTES, WINDOW_FRAMES, Reader, credited
 from tailrace.ledger.errors import NotFound, Overloaded, TailraceError
 from tailrace.ledger.flow.backoff import Backoff
 from tailrace.ledger.frame import (
@@ -70,7 +63,7 @@ async def test_a_dropped_link_is_only_a_pause() -> None:
 class FullReader(Reader):
     """Says when a stream's first window has come whole, however TCP has cut it."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: OriginPool) -> None:
         super().__init__(link)
         self.full = asyncio.Event()
         self._delivered = 0
@@ -113,7 +106,7 @@ async def test_silence_gives_no_frames() -> None:
 
 
 def test_a_link_that_was_never_up_is_not_ready() -> None:
-    heartbeat = Link(("127.0.0.1", 9)).heartbeat
+    heartbeat = OriginPool(("127.0.0.1", 9)).heartbeat
     assert not heartbeat.ready
     assert heartbeat.reasons == ("no link to the origin at 127.0.0.1:9",)
 
@@ -135,7 +128,7 @@ class Refusals:
         raise AssertionError("no stream is open")
 
 
-def overfill(link: Link, most_bytes: int) -> Refusals:
+def overfill(link: OriginPool, most_bytes: int) -> Refusals:
     """Send Calls of a megabyte until twenty were refused, and no more than so many bytes before."""
     client = Refusals()
     call = Call("stream", "s", "POST", "/", (), bytes(1_000_000), 1)
@@ -153,7 +146,7 @@ def assert_spread(client: Refusals) -> None:
 
 
 async def test_who_is_refused_while_too_much_waits_for_a_link_is_told_different_times() -> None:
-    client = overfill(Link(("127.0.0.1", 9)), MAX_HELD_BYTES)
+    client = overfill(OriginPool(("127.0.0.1", 9)), MAX_HELD_BYTES)
     assert client.reasons == {"too many requests wait for the origin"}
     assert_spread(client)
 
@@ -301,7 +294,7 @@ LONG = Open("demo", prompt="hold")
 
 
 @asynccontextmanager
-async def two(first: ScriptedOrigin, second: ScriptedOrigin) -> AsyncIterator[Link]:
+async def two(first: ScriptedOrigin, second: ScriptedOrigin) -> AsyncIterator[OriginPool]:
     async with (
         first.listening(),
         second.listening(),
@@ -310,7 +303,7 @@ async def two(first: ScriptedOrigin, second: ScriptedOrigin) -> AsyncIterator[Li
         yield link
 
 
-async def opened_by(link: Link, request: Open | Resume = LONG) -> Reader:
+async def opened_by(link: OriginPool, request: Open | Resume = LONG) -> Reader:
     reader = Reader(link)
     await reader.open(request)
     return reader

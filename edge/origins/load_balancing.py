@@ -1,9 +1,9 @@
-"""Which origin is asked: the one that works, has the model and is likely to have the prefix.
+"""Load balancing: the choice of an origin that works, has the model and probably has the prefix.
 
-Sans-I/O. The choice is without memory. A key (a prompt's beginning, an object's name, a stream)
-always goes to the same origin as long as the same ones can be chosen from (rendezvous hashing: of
-one that goes, only its own keys move), and for new generations as long as that one has not much
-more to do than the others (bounded loads, after Mirrokni, Thorup and Zadimoghaddam, 2018).
+Sans-I/O and without state. A key (the beginning of a prompt, the name of an object, a stream) goes
+to the same origin as long as the candidates are the same: by rendezvous hashing, the loss of an
+origin moves only its own keys. A new generation goes elsewhere if that origin has much more to do
+than the others (bounded loads, after Mirrokni, Thorup and Zadimoghaddam, 2018).
 """
 
 from __future__ import annotations
@@ -12,30 +12,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from tailrace.ledger.flow.backoff import Backoff
-from tailrace.ledger.flow.circuit_breaker import CircuitBreaker
-
 LOAD_SLACK = 0.25
-"""How far above the average load an origin may be and still get what belongs to it..."""
+"""Part of the average load by which an origin may exceed it and still get its own keys."""
 STREAMS_SLACK = 4
-"""...and so many streams more: with few streams every load is far from the average."""
+"""Streams that it may have in addition: with few streams every load is far from the average."""
 PREFIX_CHARS = 256
-"""What begins alike in so many characters goes to the same origin, whose cache has the prefix. A
-shorter prompt goes to whoever has least to do: computing it again is cheap."""
+"""Length of the prefix by which prompts share an origin, whose cache then has it. A shorter prompt
+goes to the least loaded origin, because it is cheap to compute again."""
 SHARED = "postgresql:"
-"""Begins the name of a ledger that origins can share."""
+"""Prefix of the name of a ledger that origins can share."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An origin as an edge knows it. `streams` run or wait there, of `room` that may."""
+    """An origin as the edge knows it: `streams` run or wait there, of at most `room`."""
 
     address: str
     up: bool = True
     ready: bool = True
-    allowed: bool = True  # by its breaker, and by the corrs of its link
+    allowed: bool = True  # by its circuit breaker and the limit of its link
     models: tuple[str, ...] = ()
-    cold: frozenset[str] = frozenset()  # of those, which it would have to load first
+    cold: frozenset[str] = frozenset()  # models that it would have to load first
     ledger: str = ""
     streams: int = 0
     room: int = 0
@@ -47,13 +44,13 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a request needs. Without a `key` it goes to whoever has least to do."""
+    """What a request needs. Without a `key` it goes to the least loaded origin."""
 
     key: bytes | None = None
     model: str | None = None
-    spreads: bool = False  # is a new generation: its key counts only while loads are alike
-    named: bool = False  # is for an object, which exists in one ledger only
-    only: str | None = None  # is for the origin of this address, and no other
+    spreads: bool = False  # a new generation: its key counts only while loads are similar
+    named: bool = False  # for an object, which exists in one ledger only
+    only: str | None = None  # the address of the only origin to ask
 
 
 ANYBODY = Wanted()
@@ -65,9 +62,13 @@ def choose(
     tried: frozenset[str] = frozenset(),
     ledger: str | None = None,
 ) -> Candidate | None:
-    """The origin to ask, or None while there is none; never one of those that were `tried`.
+    """Return the origin to ask, or None if there is none.
 
-    With `ledger`, only one that has this ledger.
+    Args:
+        candidates: all origins.
+        wanted: what the request needs.
+        tried: addresses of origins that have refused the request.
+        ledger: the ledger that the origin must have; any if None.
     """
     if wanted.named:
         ledger = ledger_of(candidates, wanted.key or b"")
@@ -78,7 +79,7 @@ def choose(
         those = [c for c in those if c.address == wanted.only]
     if ledger is not None:
         those = [c for c in those if c.ledger == ledger]
-    # Each of these is dropped where nobody would be left: a refusal says more than silence.
+    # A condition that no candidate meets is dropped: a refusal tells the client more than a wait.
     those = [c for c in those if c.allowed] or those
     those = [c for c in those if wanted.model in c.models] or those
     those = [c for c in those if c.ready] or those
@@ -94,15 +95,15 @@ def choose(
 
 
 def by_key(candidates: Sequence[Candidate], key: bytes) -> list[Candidate]:
-    """The first one is the key's own; the next ones stand in for it."""
+    """Return the candidates in the order in which they serve a key."""
     return sorted(candidates, key=lambda c: _weight(c.address, key), reverse=True)
 
 
 def ledger_of(candidates: Sequence[Candidate], key: bytes) -> str | None:
-    """The ledger in which an object of this name is, whoever is up; None while that is not known.
+    """Return the ledger that has an object of this name; None while that is not known.
 
-    It follows from the addresses alone. One whose ledger was never told shares that of the others
-    if it can be shared: most do.
+    It depends on the addresses alone, not on which origins are up. An origin whose ledger is not
+    known yet is taken to share the others' ledger if that can be shared.
     """
     known = {c.ledger for c in candidates if c.ledger}
     if len(known) <= 1:
@@ -122,16 +123,3 @@ def _has_room(candidate: Candidate, those: Sequence[Candidate]) -> bool:
 
 def _weight(address: str, key: bytes) -> bytes:
     return blake2b(key, digest_size=8, key=address.encode()[:64]).digest()
-
-
-TRIPS = 5
-"""Failures in a row: a request that one bad input fails is no reason to leave an origin."""
-REST_MIN_S = 0.5
-REST_MAX_S = 30.0
-PROBE_S = 10.0
-"""Timeout for the answer to a probe; after it another probe is let through."""
-
-
-def origin_breaker(rest: Backoff | None = None) -> CircuitBreaker:
-    """Return the breaker of one origin: when it gets no new requests, and when it is probed."""
-    return CircuitBreaker(TRIPS, rest or Backoff(REST_MIN_S, REST_MAX_S), PROBE_S)

@@ -1,0 +1,210 @@
+"""One HTTP request's end of the links to origins: its request, its answer, its frames."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import closing
+from dataclasses import replace
+from typing import TypeVar
+
+from tailrace.edge.origins.origin_pool import OriginPool
+from tailrace.edge.origins.relay import Sink, under
+from tailrace.edge.telemetry.request_metrics import current, note_error, note_stream, traced
+from tailrace.ledger.errors import CallerError, TooLarge
+from tailrace.ledger.flow.credit_window import Window
+from tailrace.ledger.frame import (
+    LINK_CODEC,
+    MAX_CALL_HEAD_BYTES,
+    Answer,
+    Body,
+    BodyEnd,
+    Call,
+    Cancel,
+    Credit,
+    Frame,
+    Open,
+    Opened,
+    Resume,
+    Status,
+    Steer,
+    StreamError,
+    decode,
+    tag_of,
+    to_error,
+)
+
+WINDOW_FRAMES = 128
+"""Maximum number of frames in flight for one response."""
+WINDOW_BYTES = 8 << 10
+"""Maximum bytes of frames in flight for one response. A single frame may exceed it."""
+WINDOW_BODIES = 16
+"""Maximum number of Body frames in flight for one response, each of at most 16 KiB."""
+WINDOW_BODY_BYTES = 128 << 10
+"""Maximum bytes of Body frames in flight for one response."""
+MAX_WHOLE_BYTES = 8 << 20
+"""Maximum bytes of an object's answer that is collected whole."""
+CORR = 0
+"""The corr of an HTTP request, which is the only one of its sink."""
+
+A = TypeVar("A", bound=Frame)
+R = TypeVar("R", bound=Open | Resume)
+
+
+def credited(request: R, frames: int = WINDOW_FRAMES) -> R:
+    """Return the request with credit for the frames that a response may have in flight."""
+    return replace(request, credit=frames, credit_bytes=WINDOW_BYTES)
+
+
+class Reader:
+    """A `Sink` for one request; `close` it when the client has its answer or has left.
+
+    It takes all queued frames at once. Taking again means that the frames before have been written
+    to the client, and only then is credit renewed. A client that stalls therefore costs at most a
+    window of frames here, and the origin waits.
+    """
+
+    def __init__(self, link: OriginPool, only: str | None = None) -> None:
+        """Begin without a request; `only` is the address of the one origin to ask."""
+        self.link = link
+        self._only = only
+        metrics = current.get()
+        self.protocol = "other" if metrics is None else metrics.protocol
+        self.address = "" if metrics is None else metrics.address
+        self._queue: list[bytes] = []
+        self._filled = asyncio.Event()
+        self._window = Window(0, 0)
+        self._most_bytes = 0
+
+    def deliver(self, raw: bytes) -> None:
+        self._queue.append(raw)
+        self._filled.set()
+
+    def deliver_run(self, run: list[bytes], corr: bytes) -> None:
+        for raw in under(run, corr):
+            self.deliver(raw)
+
+    def close(self) -> None:
+        """Detach from a stream that has not ended; it runs on without this reader."""
+        self.link.forget(self)
+
+    def hand_over(self, sink: Sink) -> tuple[list[bytes], Window]:
+        """Let another sink take the frames that follow; return those that wait, and the window."""
+        self.link.transfer(self, sink)
+        frames, self._queue = self._queue, []
+        return frames, self._window
+
+    # ---- requests: each waits for its answer, and raises the error of a StreamError ----
+
+    async def open(self, request: Open | Resume, frames: int = WINDOW_FRAMES) -> Opened:
+        """Open or resume a stream, whose frames follow: at first at most `frames` of them."""
+        request = credited(self.link.unread.applied(request), frames)
+        self._window = Window.starting(
+            request.start, request.credit, WINDOW_FRAMES, request.credit_bytes
+        )
+        self._most_bytes = WINDOW_BYTES
+        return await self._ask(traced(request), Opened)
+
+    async def ask(self, request: Cancel | Steer) -> Status:
+        """Cancel or steer a stream."""
+        return await self._ask(request, Status)
+
+    async def call(self, call: Call) -> Answer:
+        """Send a request to an object. The pieces of the answer's body follow."""
+        call = replace(call, credit=WINDOW_BODIES, credit_bytes=WINDOW_BODY_BYTES)
+        if len(LINK_CODEC.encode(replace(call, body=b""))) > MAX_CALL_HEAD_BYTES:
+            raise CallerError(
+                "the request's headers are too large",
+                code="headers_too_large",
+                status=431,
+                hint=f"at most {MAX_CALL_HEAD_BYTES} bytes with the URL",
+            )
+        self._window = Window.starting(0, call.credit, WINDOW_BODIES, call.credit_bytes)
+        self._most_bytes = WINDOW_BODY_BYTES
+        return await self._ask(call, Answer)
+
+    async def _ask(self, request: Frame, kind: type[A]) -> A:
+        self.link.ask(self, CORR, request, self._only)
+        await self._filled.wait()
+        _, answer = decode(self._queue.pop(0))
+        self._settle()
+        if isinstance(answer, StreamError):
+            raise to_error(answer)
+        assert isinstance(answer, kind), answer
+        if isinstance(answer, Opened | Status):
+            note_stream(answer.stream)
+        return answer
+
+    # ---- frames that follow the answer ----
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Return True once there are frames to take; False after `timeout_s` seconds without."""
+        if not self._queue:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._filled.wait()
+            except TimeoutError:
+                return False
+        return True
+
+    async def take(self, timeout_s: float | None = None) -> list[bytes]:
+        """Return all queued frames of a stream; [] if none arrives within `timeout_s` seconds."""
+        self._renew_credit()
+        if timeout_s is None:
+            await self._filled.wait()
+        elif not await self.wait(timeout_s):
+            return []
+        frames, self._queue = self._queue, []
+        self._settle()
+        if tag_of(frames[-1]) == StreamError.tag:
+            _, error = decode(frames[-1])
+            assert isinstance(error, StreamError)
+            note_error(error.code)
+        # Every frame counts against credit but a closing one, after which credit has no effect.
+        self._window.passed(len(frames), sum(map(len, frames)))
+        return frames
+
+    async def take_piece(self) -> tuple[bytes, bool]:
+        """Return the queued pieces of an answer's body, and True if that was its end.
+
+        Waits for a piece. Raises the error of a StreamError.
+        """
+        self._renew_credit()
+        await self._filled.wait()
+        parts: list[bytes] = []
+        while self._queue:
+            _, frame = decode(self._queue[0])
+            if isinstance(frame, Body):
+                parts.append(frame.data)
+                self._window.passed(1, len(self._queue[0]))
+            elif isinstance(frame, BodyEnd):
+                return b"".join(parts), True
+            elif parts:
+                break  # the client gets the pieces before the error first
+            else:
+                assert isinstance(frame, StreamError), frame
+                raise to_error(frame)
+            del self._queue[0]
+        self._settle()
+        return b"".join(parts), False
+
+    def _renew_credit(self) -> None:
+        if self._window.renew(self._most_bytes):
+            credit = Credit(self._window.limit, self._window.limit_bytes)
+            self.link.credit(self, CORR, credit)
+
+    def _settle(self) -> None:
+        if not self._queue:
+            self._filled.clear()
+
+
+async def whole_answer(link: OriginPool, call: Call, only: str | None = None) -> tuple[int, bytes]:
+    """Return the status and the whole body of an object's answer. Raises an error answer."""
+    body, ended = bytearray(), False
+    with closing(Reader(link, only)) as reader:
+        answer = await reader.call(call)
+        while not ended:
+            data, ended = await reader.take_piece()
+            body += data
+            if len(body) > MAX_WHOLE_BYTES:
+                raise TooLarge(f"the origin's answer has more than {MAX_WHOLE_BYTES} bytes")
+    return answer.status, bytes(body)

@@ -1,0 +1,34 @@
+"""What endpoints share: the way from a request to the origins, and leaving with its client."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any, TypeVar, cast
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive
+
+from tailrace.edge.origins.origin_pool import OriginPool
+from tailrace.ledger.process.tasks import first_of
+
+T = TypeVar("T")
+
+
+def link_of(request: Request) -> OriginPool:
+    """Return the links to origins of the edge that a request came to."""
+    link: OriginPool = request.app.state.link
+    return link
+
+
+async def attended(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of `work`, or cancel it and raise ClientDisconnect if the client leaves.
+
+    The request's body must have been read, because further messages of `receive` are dropped.
+    """
+    return cast(T, await first_of(work, _disconnect(receive)))
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    raise ClientDisconnect
