@@ -55,7 +55,7 @@ class AsgiApplication:
         self.app = app
         self._batch = batch
         self._deadlines = deadlines
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
 
     def start(
         self,
@@ -105,18 +105,18 @@ class AsgiApplication:
             "state": {},
         }
         task = asyncio.get_running_loop().create_task(asgi.run(self.app, scope))
-        self._tasks.add(task)
+        self.tasks.add(task)
         task.add_done_callback(self._done)
         return asgi
 
     async def ended(self, timeout_s: float) -> None:
         """Wait for the tasks under way; cancel those that are not done after `timeout_s`."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=timeout_s)
-        await cancel(self._tasks)
+        if self.tasks:
+            await asyncio.wait(self.tasks, timeout=timeout_s)
+        await cancel(self.tasks)
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self.tasks.discard(task)
         if not task.cancelled() and (fault := task.exception()) is not None:
             log.error("request.failed", exc_info=fault)
 

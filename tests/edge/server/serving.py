@@ -23,6 +23,7 @@ class Served(NamedTuple):
     port: int
     context: TcpContext
     edge: Edge
+    quic_port: int = 0
 
 
 @asynccontextmanager
@@ -36,7 +37,8 @@ async def serving(origin: ScriptedOrigin, **settings: Any) -> AsyncIterator[Serv
     port = sockets.plain[0].getsockname()[1]
     async with app.router.lifespan_context(app), listening(sockets, context, lambda: None):
         await is_up(edge.link)
-        yield Served(port, context, edge)
+        quic_port = sockets.quic[0].getsockname()[1] if sockets.quic else 0
+        yield Served(port, context, edge, quic_port)
         for connection in context.connections.all():
             connection.abort()
         await context.connections.none.wait()
