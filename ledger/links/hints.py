@@ -1,19 +1,21 @@
-"""Signs that a model will soon be asked for: what an edge has seen, and tells its origins."""
+"""Hints from edges to origins that a model may soon receive requests."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 
 HINT = "hint"
-"""The class of objects whose names are the signs; the body of a POST names a model, or none."""
+"""Class of the objects that receive hints: the name is the hint, the body a model or nothing."""
 
 
 class Hint(StrEnum):
+    """What an edge saw that makes a request likely."""
+
     MODELS = "models"
-    """Somebody asked which models there are."""
+    """A client listed the models."""
     PAGE = "page"
-    """A page was opened."""
+    """A client opened the console or a page."""
     RECONNECT = "reconnect"
-    """A client came back to a stream."""
+    """A client resumed a stream."""
     OPERATOR = "operator"
-    """An operator's order: followed whenever there can be room."""
+    """An operator requested the load; it is done as soon as there is memory."""

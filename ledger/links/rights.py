@@ -1,4 +1,4 @@
-"""What a caller may do, and for whom: the rights of API keys and of resume tokens."""
+"""Rights and tenants of API keys and resume tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TENANT = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
 class Right(IntFlag):
-    """The first three may be said of one stream, by its resume token."""
+    """A set of rights. A resume token grants only READ, CANCEL and STEER, for one stream."""
 
     READ = 1
     CANCEL = 2
@@ -24,34 +24,43 @@ class Right(IntFlag):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """As people write them: `stream-read`."""
+        """The rights as words, such as `stream-read`."""
         return tuple(_word(right) for right in Right if right in self)
 
 
 OF_A_STREAM = Right.READ | Right.CANCEL | Right.STEER
 ALL_RIGHTS = Right(sum(Right))
 DEFAULT_TENANT = "default"
-"""The tenant of keys for which none is named, and the only one whose keys can be operators'."""
+"""Tenant of keys without a tenant. Only its keys can have the right `admin`."""
 
 
 def parse_rights(words: Iterable[str]) -> Right:
-    """The rights that the words name, `admin` all of them; CallerError for one that names none."""
+    """Return the rights that the words name; `admin` includes all others.
+
+    Raises:
+        CallerError: A word is not a right.
+    """
     known = {_word(right): right for right in Right}
     rights = Right(0)
     for word in words:
         if word not in known:
-            raise CallerError(f"{word!r} is no right", field="rights", hint=", ".join(known))
+            hint = "use " + ", ".join(known)
+            raise CallerError(f"{word!r} is not a right", field="rights", hint=hint)
         rights |= known[word]
     return ALL_RIGHTS if Right.ADMIN in rights else rights
 
 
 def check_tenant(name: str) -> str:
-    """The name as given; CallerError unless it is one that a tenant can have."""
+    """Return `name` if it is a valid name of a tenant.
+
+    Raises:
+        CallerError: The name is not valid.
+    """
     if _TENANT.fullmatch(name) is None:
         raise CallerError(
-            f"{name!r} is no name of a tenant",
+            f"{name!r} is not a valid tenant name",
             field="tenant",
-            hint="1 to 63 of a-z, 0-9, dot, hyphen and underscore; a letter or digit first",
+            hint="use 1 to 63 of a-z, 0-9, dot, hyphen and underscore, a letter or digit first",
         )
     return name
 

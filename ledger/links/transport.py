@@ -1,7 +1,7 @@
-"""How a link between an edge and an origin is made: over TCP, TLS or a Unix socket, and with whom.
+"""Transport of a link between edge and origin: TCP, TLS or a Unix socket, with authentication.
 
-Both sides may show who they are: by certificates of a private CA (mutual TLS), or by a secret that
-both know (ledger/wire/handshake.py), which suits Unix sockets and private networks.
+Both sides may authenticate: with certificates of a private CA (mutual TLS), or with a shared secret
+(ledger/wire/handshake.py), which suits Unix sockets and private networks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TLS = "tls"
 TCP = "tcp"
 UNIX = "unix"
 SOCKET_MODE = 0o600
-"""Of a Unix socket: for who runs both sides as one user."""
+"""Mode of a Unix socket: both sides run as the same user."""
 MIN_SECRET_BYTES = 16
 HINT = "write HOST:PORT, tls://HOST:PORT or unix:///PATH"
 
@@ -31,7 +31,7 @@ P = TypeVar("P", bound=asyncio.Protocol)
 
 
 class LinkAddress(NamedTuple):
-    """Where a link listens; of a Unix socket `host` is the path."""
+    """Address of a link. For a Unix socket `host` is the path."""
 
     host: str
     port: int
@@ -39,7 +39,11 @@ class LinkAddress(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> LinkAddress:
-        """ValueError for what is no address."""
+        """Parse HOST:PORT, tls://HOST:PORT or unix:///PATH.
+
+        Raises:
+            ValueError: The text is not an address.
+        """
         scheme, found, rest = text.partition("://")
         if not found:
             return cls(*parse_address(text))
@@ -58,7 +62,7 @@ class LinkAddress(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What one side shows, and what it wants to see. `setting` begins the names of its settings."""
+    """Certificates and secret of one side. `setting` is the prefix of the settings' names."""
 
     setting: str
     ca: Path | None = None
@@ -67,14 +71,24 @@ class Credentials:
     secret: bytes | None = None
 
     def connects(self) -> ssl.SSLContext:
-        """For who connects; ConfigError where a file is not what it should be."""
+        """Return the TLS context of the side that connects.
+
+        Raises:
+            ConfigError: A file cannot be used.
+        """
         context = self._loaded(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
         if self.ca is None:
             context.load_default_certs(ssl.Purpose.SERVER_AUTH)
         return context
 
     def listens(self) -> ssl.SSLContext:
-        """For who listens: with a CA, nobody is let in whom it has not signed."""
+        """Return the TLS context of the side that listens.
+
+        With a CA, only peers with a certificate of that CA are accepted.
+
+        Raises:
+            ConfigError: A file cannot be used.
+        """
         context = self._loaded(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
         if self.ca is not None:
             context.verify_mode = ssl.CERT_REQUIRED
@@ -85,7 +99,7 @@ class Credentials:
         if self.certificate is not None:
             try:
                 context.load_cert_chain(self.certificate, self.key)
-            except OSError as error:  # ssl's own is one
+            except OSError as error:  # includes ssl.SSLError
                 hint = "give PEM files, the chain's leaf first, and the key of that leaf"
                 raise self._unreadable("certificate", self.certificate, error, hint) from error
         if self.ca is not None:
@@ -104,7 +118,11 @@ class Credentials:
 async def dial(
     factory: Callable[[], P], address: LinkAddress, credentials: Credentials
 ) -> tuple[asyncio.BaseTransport, P]:
-    """One connection; OSError where there is none to be had."""
+    """Open a connection to a link.
+
+    Raises:
+        OSError: The peer cannot be reached.
+    """
     loop = asyncio.get_running_loop()
     if address.scheme == UNIX:
         return await loop.create_unix_connection(factory, address.host)
@@ -115,7 +133,11 @@ async def dial(
 async def listen(
     factory: Callable[[], asyncio.Protocol], address: LinkAddress, credentials: Credentials
 ) -> asyncio.Server:
-    """OSError where the address cannot be had."""
+    """Listen for links.
+
+    Raises:
+        OSError: The address cannot be used.
+    """
     loop = asyncio.get_running_loop()
     if address.scheme != UNIX:
         context = credentials.listens() if address.scheme == TLS else None
@@ -128,13 +150,13 @@ async def listen(
 
 
 def os_reason(error: OSError) -> str:
-    """Return the system's words for an error; asyncio's repeat the address."""
+    """Return the system's message for an error; asyncio's own repeats the address."""
     number = error.errno or 0  # negative for those of getaddrinfo
     return os.strerror(number) if number > 0 else error.strerror or str(error)
 
 
 LinkText = Annotated[str, AfterValidator(lambda text: LinkAddress.parse(text) and text)]
-"""A setting that is a link's address."""
+"""Type of a setting that is the address of a link."""
 
 
 def secret_bytes(secret: SecretStr | None) -> bytes | None:
@@ -148,7 +170,11 @@ def check_link(
     *,
     needs_certificate: bool,
 ) -> None:
-    """ValueError where settings whose names begin with `name` do not go together."""
+    """Check that the settings of a link, whose names begin with `name`, fit together.
+
+    Raises:
+        ValueError: They contradict each other.
+    """
     if (credentials.certificate is None) != (credentials.key is None):
         raise ValueError(f"{name}_certificate and {name}_key are given together or not at all")
     if credentials.secret is not None and len(credentials.secret) < MIN_SECRET_BYTES:

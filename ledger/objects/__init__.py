@@ -1,0 +1,1 @@
+"""Durable Objects: classes, gates, storage, alarms, crons and deployments."""

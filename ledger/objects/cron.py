@@ -1,6 +1,6 @@
-"""Cron expressions as Cloudflare reads them: checked field by field, and when they come next.
+"""Cron expressions in Cloudflare's dialect: validation and the next time.
 
-Five fields, in UTC; Sunday is 1. Where both days are restricted, either is enough.
+Five fields, in UTC; Sunday is 1. If both kinds of day are restricted, one of them is enough.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import NamedTuple
 MONTHS = "jan feb mar apr may jun jul aug sep oct nov dec".split()
 DAYS = "sun mon tue wed thu fri sat".split()
 SEARCHED_DAYS = 3000
-"""A 29th of February can be eight years away: 2096 and 2104."""
+"""Days to search. Two 29ths of February can be eight years apart: 2096 and 2104."""
 
 
 class Field(NamedTuple):
-    """A field of a cron expression; `special` is what it may be besides numbers and names."""
+    """A field of a cron expression. `special` matches its values that are not numbers or names."""
 
     name: str
     low: int
@@ -35,7 +35,11 @@ class Field(NamedTuple):
         return int(text)
 
     def numbers(self, item: str) -> frozenset[int]:
-        """What `item`, which is nothing special, stands for. Raises ValueError."""
+        """Return the numbers that `item` selects, if it is not special.
+
+        Raises:
+            ValueError: The item is invalid.
+        """
         span, slash, step = item.partition("/")
         if slash and not (step.isascii() and step.isdigit() and 1 <= int(step) <= self.high):
             raise ValueError(f"a step is 1-{self.high}, not {step!r}")
@@ -59,7 +63,7 @@ FIELDS = (MINUTE, HOUR, DAY, MONTH, WEEKDAY)
 
 
 class Said(NamedTuple):
-    """One field's text, read."""
+    """A parsed field of an expression."""
 
     numbers: frozenset[int]
     special: list[re.Match[str]]
@@ -67,13 +71,17 @@ class Said(NamedTuple):
 
 
 def check(expression: str) -> None:
-    """Raises ValueError naming the field and what it may be, or that such a day never comes."""
+    """Check an expression.
+
+    Raises:
+        ValueError: A field is invalid, or no month has such a day.
+    """
     if next_after(expression, 0) is None:
-        raise ValueError("never comes: no month has such a day")
+        raise ValueError("never happens: no month has such a day")
 
 
 def next_after(expression: str, at_ms: int) -> int | None:
-    """The first minute after `at_ms` (Unix time) that it names; None where there is none."""
+    """Return the first matching minute after `at_ms` (Unix ms), or None if there is none."""
     minutes, hours, day, months, weekday = _read(expression)
     at = datetime.fromtimestamp(at_ms / 1000, UTC)
     for after in range(SEARCHED_DAYS):
@@ -132,7 +140,7 @@ def _is_special_day(on: date, special: re.Match[str]) -> bool:
 
 
 def _nearest_workday(day: date, last: int) -> date:
-    """In the same month."""
+    """Return the workday nearest to `day` in the same month."""
     by = {6: -1 if day.day > 1 else 2, 7: 1 if day.day < last else -2}
     return day + timedelta(days=by.get(day.isoweekday(), 0))
 

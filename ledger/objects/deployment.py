@@ -1,6 +1,6 @@
-"""What an edge's wrangler file says to an origin: which classes of objects there are, and crons.
+"""The deployment of an edge's wrangler file: classes of objects, bindings, migrations and crons.
 
-Told whole whenever an edge meets an origin, which carries out what is new
+An edge sends all of it whenever it connects to an origin. The origin applies what is new
 (`origin/objects.py`).
 """
 
@@ -13,9 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tailrace.ledger.validation import invalid_document
 
 DEPLOYMENT = "deployment"
-"""The class of the objects that keep deployments, each by the name of its script."""
+"""Class of the objects that store deployments, named by their scripts."""
 MAX_NAME_CHARS = 128
-"""Of a script, a tag and a class: all three are parts of an object's class here."""
+"""Maximum length of a script, a tag and a class, which are parts of an object's class."""
 MAX_STEPS = 1000
 MAX_CRONS = 100
 
@@ -23,6 +23,8 @@ Word = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
 
 
 class Renamed(BaseModel):
+    """A renamed class."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
     before: Word = Field(alias="from")
@@ -30,7 +32,7 @@ class Renamed(BaseModel):
 
 
 class Migration(BaseModel):
-    """One step; the names are those of wrangler's file."""
+    """A migration, with the field names of a wrangler file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -41,7 +43,7 @@ class Migration(BaseModel):
 
 
 class Deployment(BaseModel):
-    """`bindings` are names of classes by what routes call them."""
+    """The deployment of one script. `bindings` maps names in routes to classes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -52,7 +54,11 @@ class Deployment(BaseModel):
 
     @classmethod
     def parse(cls, body: bytes) -> Deployment:
-        """Return the deployment that a body describes. Raises CallerError."""
+        """Parse the body of a request.
+
+        Raises:
+            CallerError: The body is invalid.
+        """
         try:
             return cls.model_validate_json(body)
         except ValidationError as error:
@@ -62,5 +68,5 @@ class Deployment(BaseModel):
         return self.model_dump_json(by_alias=True).encode()
 
     def called(self, binding: str) -> str:
-        """The class of objects of a Call to what is bound by that name."""
+        """Return the class of objects in a Call for a binding."""
         return f"{self.script}/{self.bindings[binding]}"

@@ -1,8 +1,8 @@
-"""The two gates of an object: what may come in, and what may be seen outside.
+"""The input gate and the output gate of an object.
 
-An event is a request or an alarm on its way through them. The input gate is held by one event
-at a time; the output gate opens when the changes made so far are durable. Both follow the
-Durable Objects of Cloudflare; `ledger/objects/runtime.py` has the rules.
+An event is a request or an alarm. One event at a time holds the input gate. The output gate lets
+results out when all changes made so far are durable. Both follow Cloudflare's Durable Objects;
+`ledger/objects/runtime.py` has the rules.
 """
 
 from __future__ import annotations
@@ -19,36 +19,37 @@ from tailrace.ledger.frame import Durability
 from tailrace.ledger.interface import Alarm, Append, NewStream, ObjectKey, ObjectWrite
 
 MAX_CALL_DEPTH = 16
-"""Objects that may call one another in one chain, the first one included."""
+"""Maximum number of objects in a chain of calls, the first one included."""
 
 
 class Stage(Enum):
-    """Where an event is. Its task may be cancelled where it does not hold the gate."""
+    """Progress of an event. Its task may be cancelled while it does not hold the input gate."""
 
     QUEUED = auto()
-    """At the input gate for the first time."""
+    """Waiting at the input gate for the first time."""
     INSIDE = auto()
     """Holding the input gate."""
     OUTSIDE = auto()
-    """In `outside`: its `waiting` is awaited, or the changes made before it are stored."""
+    """In `outside`: awaiting something, or the storing of earlier changes."""
     RETURNING = auto()
-    """At the input gate again, after `outside`."""
+    """Waiting at the input gate again, after `outside`."""
     LEAVING = auto()
-    """Done; its changes are being stored."""
+    """Finished; its changes are being stored."""
     ENDED = auto()
+    """Its outcome was delivered."""
 
 
 class Event:
-    """An event, the task that runs it, and the event that called for it."""
+    """An event, the task that runs it, and the event that caused it (`parent`)."""
 
     def __init__(self, key: ObjectKey) -> None:
         self.key = key
         self.parent = current()
         self.depth: int = 1 if self.parent is None else self.parent.depth + 1
         self.stage = Stage.QUEUED
-        self.blocks = 0  # block_concurrency_while blocks that it is in
-        self.abandoned = False  # nobody waits for its outcome
-        self.resets = False  # its exception is why the instance is discarded
+        self.blocks = 0  # depth of block_concurrency_while
+        self.abandoned = False  # its caller has gone
+        self.resets = False  # its exception discards the instance
         self.task: asyncio.Task[object] | None = None
         self._check_callers()
 
@@ -71,16 +72,17 @@ class Event:
 
     @property
     def is_current(self) -> bool:
-        """Whether the code that asks is this event's own, not that of a task it made."""
+        """True if the calling code runs in this event's own task, not in a task that it created."""
         return asyncio.current_task() is self.task
 
     def abandon(self) -> None:
-        """Stop at the next place where the object is between events; nobody waits any more."""
+        """Stop the event when it does not hold the gate, because its caller has gone."""
         self.abandoned = True
         if self.stage in (Stage.QUEUED, Stage.OUTSIDE):
             self.interrupt()
 
     def interrupt(self) -> None:
+        """Cancel the event's task."""
         if self.task is not None:
             self.task.cancel()
 
@@ -89,19 +91,19 @@ _EVENT: ContextVar[Event | None] = ContextVar("event", default=None)
 
 
 def enter(event: Event) -> None:
-    """Make `event` the one that the current task, and what it starts, belongs to."""
+    """Make `event` the current event of this task and of the tasks that it starts."""
     _EVENT.set(event)
 
 
 def current() -> Event | None:
-    """The event that the running code belongs to, while it lasts."""
+    """Return the event of the running code; None outside of events."""
     event = _EVENT.get()
     return None if event is None or event.stage is Stage.ENDED else event
 
 
 @dataclass(slots=True, eq=False)
 class Changes:
-    """Changes that are stored together or not at all. In `values` None stands for deleted."""
+    """Changes that are stored atomically. None in `values` is a deleted value."""
 
     clear: bool = False  # before `values`
     values: dict[str, bytes | None] = field(default_factory=dict)
@@ -138,7 +140,7 @@ class Changes:
         self.size += len(append.record.frame)
 
     def add(self, later: Changes) -> None:
-        """Take in the changes of a transaction that began after these."""
+        """Append the changes of a later transaction."""
         if later.clear:
             self.clear_values()
         for name, value in later.values.items():
@@ -151,7 +153,10 @@ class Changes:
         self.drops += later.drops
 
     def write(self, key: ObjectKey, epoch: int, durability: Durability) -> ObjectWrite:
-        """The same as the ledger takes it, at least as durable as the streams it creates."""
+        """Return the changes as a write of the ledger.
+
+        It is at least as durable as the streams that it creates.
+        """
         return ObjectWrite(
             key=key,
             epoch=epoch,
@@ -168,9 +173,9 @@ class Changes:
 
 
 class InputGate:
-    """Held by one event at a time, handed on in the order of coming."""
+    """A fair lock: events enter in order of arrival."""
 
-    # A turn whose event was cancelled stays in the queue until it is passed over.
+    # The turn of a cancelled event stays in the queue until it is skipped.
 
     def __init__(self) -> None:
         self._held = False
@@ -178,11 +183,11 @@ class InputGate:
 
     @property
     def waiting(self) -> int:
-        """How many events are at the gate."""
+        """Number of events waiting at the gate."""
         return sum(not turn.done() for turn in self._queue)
 
     async def enter(self) -> None:
-        """Wait for one's turn; who is cancelled has no turn."""
+        """Wait for the gate. A cancelled event does not get it."""
         if not self._held:
             self._held = True
             return
@@ -195,9 +200,9 @@ class InputGate:
             raise
 
     async def enter_again(self) -> None:
-        """Wait for one's turn whatever happens: a cancellation is raised once inside.
+        """Wait for the gate even if cancelled; the cancellation is raised once inside.
 
-        For an event that is under way: what unwinds in it must not run beside another.
+        For an event that was inside before: its cleanup must not run beside another event.
         """
         if not self._held:
             self._held = True
@@ -212,7 +217,7 @@ class InputGate:
             raise cancelled
 
     def leave(self) -> None:
-        """Hand the gate to the next in the queue; nobody overtakes it in between."""
+        """Pass the gate to the next event in the queue."""
         while self._queue:
             turn = self._queue.popleft()
             if not turn.done():
@@ -227,11 +232,11 @@ class InputGate:
 
 
 class OutputGate:
-    """Stores an object's changes in order and lets nothing pass before they are durable.
+    """Stores an object's changes in order, and holds results back until they are durable.
 
-    One write is under way at a time and the next one forms meanwhile. So changes are stored
-    in order on every store, and a burst of events costs two commits, not one each. After a
-    write that failed the gate stays shut: everything that waits or comes gets `failure`.
+    One write is in flight at a time, and the next one collects changes. So changes are stored in
+    order, and a burst of events costs two commits. After a failed write the gate stays shut: all
+    current and later waiters get `failure`.
     """
 
     def __init__(
@@ -250,33 +255,33 @@ class OutputGate:
 
     @property
     def pending(self) -> list[Changes]:
-        """What is not durable yet, oldest first."""
+        """Changes that are not durable yet, oldest first."""
         return [self.forming] if self.in_flight is None else [self.in_flight, self.forming]
 
     def check(self) -> None:
-        """Raise what shut the gate, if anything did."""
+        """Raise the failure that shut the gate, if there is one."""
         if self.failure is not None:
             raise self.failure
 
     def schedule(self) -> None:
-        """Store what is forming as soon as the event that runs now awaits something."""
+        """Store the collected changes as soon as the running event awaits something."""
         if self._writer is None:
             self._writer = asyncio.get_running_loop().create_task(self._write())
             self._writer.add_done_callback(self._ended)
 
     async def wait(self) -> None:
-        """Until all changes made by now are durable."""
+        """Wait until all changes made so far are durable."""
         self.check()
         last = self.in_flight if self.forming.empty else self.forming
         if last is None:
             return
-        # A future each, so that an event that is cancelled takes nobody with it.
+        # One future per waiter, so that cancelling one event does not affect the others.
         waiter = asyncio.get_running_loop().create_future()
         last.waiters.append(waiter)
         await waiter
 
     def shut(self, failure: TailraceError) -> None:
-        """Let nothing pass any more; of what is under way nobody learns how it ends."""
+        """Fail all waiters and later calls. The outcome of a write in flight is not reported."""
         if self.failure is not None:
             return
         self.failure = failure
@@ -293,7 +298,7 @@ class OutputGate:
             self.in_flight = changes
             await self._store(changes)
             if self.in_flight is not changes:
-                return  # shut meanwhile
+                return  # shut during the write
             self.in_flight = None
             self._stored(changes)
             for waiter in changes.waiters:
@@ -309,7 +314,7 @@ class OutputGate:
 
 
 def lost(why: str) -> Unavailable:
-    """What the events of an instance get that has to be made anew from storage."""
+    """Return the error for events of an instance that was discarded."""
     return Unavailable(
         f"the object was reset: {why}",
         code="object_reset",
@@ -318,11 +323,10 @@ def lost(why: str) -> Unavailable:
 
 
 def failure_of(error: BaseException) -> TailraceError:
-    """What an object's events get for an error of its storage.
+    """Return the error for an object's events after an error of its storage.
 
-    A `CallerError` there (the object has another owner, a stream has another end) says that
-    this instance is out of date, not that its caller is at fault. Only where a stream is full
-    would the same request fail again.
+    A `CallerError` from storage (another owner, another end of a stream) means that this instance
+    is out of date, not that its caller is at fault. Only `StreamFull` would happen again.
     """
     if isinstance(error, TailraceError) and not isinstance(error, CallerError):
         return error

@@ -1,8 +1,8 @@
-"""What an object is and may touch: Durable Objects, as Cloudflare documents them, in Python.
+"""Durable Objects, as Cloudflare documents them, in Python: base class, context and instance.
 
-An object is addressed by its class and its name. At most one instance of it lives at a time;
-it answers requests one event at a time, keeps its values in a transactional storage and has
-one alarm. The rules of its gates are in `ledger/objects/runtime.py`, which runs it.
+An object is addressed by its class and its name, and has at most one live instance. It handles one
+event at a time, has transactional storage, and one alarm. `ledger/objects/runtime.py` runs objects
+and has the rules of their gates.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tailrace.ledger.objects.gate import Changes, Event, InputGate, OutputGate, 
 from tailrace.ledger.objects.storage import ObjectStorage
 
 MAX_KEY_CHARS = 512
-"""Longest class and longest name of an object, in characters; the shortest is 1."""
+"""Maximum length of an object's class and name, in characters; the minimum is 1."""
 SCHEDULED = "SCHEDULED"
 ERASE = "ERASE"
-"""Methods of requests that no client can send: a cron's time has come; forget everything."""
+"""Methods of internal requests, which clients cannot send: a cron is due; delete everything."""
 AT_MS = "at-ms"
-"""The header that says which time of a cron it is."""
+"""Header with the time of a cron, in Unix ms."""
 
 T = TypeVar("T")
 
@@ -50,16 +50,16 @@ class ObjectRequest:
     body: bytes = b""
 
     def header(self, name: str) -> str | None:
-        """The first value of a header; `name` in lower case."""
+        """Return the first value of a header, or None; `name` is in lower case."""
         return next((value for key, value in self.headers if key == name), None)
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectResponse:
-    """What an object answers.
+    """The response of an object.
 
     A `body` that is an iterator is live: it is read after the event has ended, outside of the
-    object's gates, and keeps the instance in memory until it ends or is closed (`aclose`).
+    object's gates. It keeps the instance in memory until it ends or is closed (`aclose`).
     """
 
     status: int
@@ -67,16 +67,16 @@ class ObjectResponse:
     body: bytes | AsyncIterator[bytes] = b""
 
     def header(self, name: str) -> str | None:
-        """The first value of a header; `name` in lower case."""
+        """Return the first value of a header, or None; `name` is in lower case."""
         return next((value for key, value in self.headers if key == name), None)
 
 
 class ObjectContext:
-    """What an object may touch.
+    """What an object may use.
 
-    `ledger` is to read and to watch streams; they are changed through `storage`. What may take
-    long, like waiting for a frame, belongs in `outside`. `now_ms` gives Unix time by the injected
-    clock, `random` bytes of the injected randomness, as many as it is asked for.
+    `ledger` reads and watches streams; `storage` changes them. Anything that may take long, such as
+    waiting for a frame, belongs in `outside`. `now_ms` returns the Unix time of the injected clock,
+    `random(n)` returns n bytes of the injected randomness.
     """
 
     def __init__(self, instance: Instance) -> None:
@@ -88,23 +88,27 @@ class ObjectContext:
         self.random = instance.host.random
 
     async def block_concurrency_while(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Run `work` with the input gate closed, `outside` included.
+        """Run `work` with the input gate closed, even during `outside`.
 
-        For what must happen before any other event, like an initialisation with calls to
+        For work that must finish before any other event, such as an initialisation that calls
         other objects. If it raises, the instance is discarded.
         """
         return await self._instance.block(work)
 
     async def outside(self, waiting: Awaitable[T]) -> T:
-        """Await something that is not storage: a timer, a stream's next frame, another task.
+        """Await something other than storage: a timer, a stream's next frame, another task.
 
-        What was written before is made durable first; other events may run meanwhile; what
-        `waiting` gives is delivered when the input gate is free again.
+        Earlier changes are made durable first. Other events may run in the meantime. The result is
+        returned when the input gate is free again.
         """
         return await self._instance.outside(waiting)
 
     async def call(self, key: ObjectKey, request: ObjectRequest) -> ObjectResponse:
-        """Ask another object, as in `outside`. `NotFound` for an unknown class."""
+        """Send a request to another object, as in `outside`.
+
+        Raises:
+            NotFound: The class is unknown.
+        """
         return await self._instance.outside(self._instance.host.fetch(key, request))
 
 
@@ -115,46 +119,46 @@ class DurableObject:
         self.context = context
 
     async def fetch(self, request: ObjectRequest) -> ObjectResponse:
-        """Answer a request. What it raises reaches the caller; changes made before it stay."""
+        """Answer a request. An exception reaches the caller; changes made before it are kept."""
         raise NotFound(f"objects of class {self.context.key.kind!r} take no requests")
 
     async def alarm(self, retries: int) -> None:
-        """Do what the alarm was set for; `retries` is how often that has failed already.
+        """Handle the alarm; `retries` is the number of failed tries so far.
 
-        Called at least once. An exception has it called again later, up to a limit.
+        Called at least once. After an exception it is called again later, up to a limit.
         """
 
     async def scheduled(self, cron: str, at_ms: int) -> None:
-        """Do what a cron is for, whose time was `at_ms`; called in the object of that name."""
+        """Handle the cron that was due at `at_ms`; called in the object with the cron's name."""
         raise NotFound(f"objects of class {self.context.key.kind!r} take no crons")
 
 
 ObjectFactory = Callable[[ObjectContext], DurableObject]
-"""Makes an instance; a class that takes only the context is one."""
+"""Creates an instance. A class whose constructor takes only the context is a factory."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadContext:
-    """What a read touches that needs no object: what is stored, by whomever it is owned."""
+    """What a read may use that needs no instance: stored data, whoever owns the object."""
 
     key: ObjectKey
     ledger: Ledger
     now_ms: Callable[[], int]
     random: Callable[[int], bytes]
     ask: Callable[[ObjectRequest], Awaitable[ObjectResponse]]
-    """Ask the object itself, as an event."""
+    """Send a request to the object itself, as an event."""
 
 
 Read = Callable[[ReadContext, ObjectRequest], Coroutine[None, None, ObjectResponse]]
-"""Answers a request from what is stored."""
+"""Answers a request from stored data."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadableClass:
-    """A class of objects that can be read beside them: no claim, no gate, no instance.
+    """A class of objects that can be read without a claim, a gate or an instance.
 
-    So readers stop no writer, wherever they are, and what is not there costs nothing. `reads`
-    are the methods of requests that `read` answers.
+    So readers never delay a writer, at any origin, and objects that do not exist cost nothing.
+    `reads` are the request methods that `read` answers.
     """
 
     make: ObjectFactory
@@ -167,49 +171,50 @@ class ReadableClass:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often a failed alarm is tried again, and after how many ms: not a `Backoff`, since
-    Cloudflare documents the very delays."""
+    """Retries of a failed alarm. The delays are those that Cloudflare documents."""
 
-    first_ms: int = 2_000  # and twice as long each time
+    first_ms: int = 2_000  # doubles each time
     most: int = 6
 
     def delay_ms(self, retry: int) -> int:
-        """How long after a failure the retry number `retry` (1, 2, …) begins."""
+        """Return the ms between a failure and retry number `retry` (1, 2, …)."""
         return self.first_ms << max(0, min(retry, self.most) - 1)
 
     def after(self, alarm: Alarm, now_ms: int) -> Alarm | None:
-        """What a failed alarm becomes; None when it has been tried often enough."""
+        """Return the next try of a failed alarm, or None after the last one."""
         retry = alarm.retries + 1
         return None if retry > self.most else Alarm(now_ms + self.delay_ms(retry), retry)
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectLimits:
-    """Of one runtime."""
+    """Limits of a runtime."""
 
     resident: int = 4_096
-    """Instances in memory. Above it idle ones are evicted, the longest idle first."""
+    """Maximum instances in memory. Beyond it idle ones are evicted, the longest idle first."""
     idle_s: float = 60.0
-    """An instance that had no event for so long is evicted."""
+    """Seconds without an event after which an instance is evicted."""
     waiting: int = 1_024
-    """Events at the input gate of one object; who comes then is told `Overloaded`."""
+    """Maximum events waiting at the input gate of one object; others get `Overloaded`."""
     block_s: float = 30.0
-    """What a `block_concurrency_while` may take, as in Durable Objects."""
+    """Timeout of `block_concurrency_while` in seconds, as in Durable Objects."""
     close_s: float = 5.0
-    """What events may take to end when the runtime is closed."""
+    """Timeout in seconds for events to end when the runtime is closed."""
     retries: RetryPolicy = field(default_factory=RetryPolicy)
     durability: Durability = Durability.PROCESS
-    """Of all that objects store, except what goes into a stream that asks for more."""
+    """Durability of writes, except those to a stream with a higher one."""
     alarms_at_once: Mapping[str, int] = field(default_factory=dict)
-    """Alarm handlers that run at the same time, of classes whose handlers wait for others: they
-    take no places from the rest."""
+    """Maximum concurrent alarm handlers by class, for classes whose handlers wait for others.
+
+    They take no places from the handlers of other classes.
+    """
 
 
 # ---- one live instance: its gates, its storage and the events in it ----
 
 
 class InstanceHost(Protocol):
-    """What an instance needs of the runtime."""
+    """The runtime, as an instance sees it."""
 
     ledger: Ledger
     limits: ObjectLimits
@@ -219,17 +224,17 @@ class InstanceHost(Protocol):
     async def fetch(self, key: ObjectKey, request: ObjectRequest) -> ObjectResponse: ...
 
     def discard(self, instance: Instance) -> None:
-        """Forget an instance that has failed."""
+        """Remove an instance that has failed."""
 
     def used(self, instance: Instance) -> None:
-        """An instance has become busy, or idle."""
+        """Report that an instance became busy or idle."""
 
     def alarm_stored(self) -> None:
-        """The next alarm may be an earlier one now."""
+        """Report that the next alarm may be earlier now."""
 
 
 class Instance:
-    """An instance, made by its first event from what storage has; see `runtime.py`."""
+    """A live instance of an object, created by its first event; see `runtime.py`."""
 
     def __init__(self, key: ObjectKey, factory: ObjectFactory, host: InstanceHost) -> None:
         self.key = key
@@ -253,7 +258,7 @@ class Instance:
     # ---- an event's way ----
 
     async def begin(self, event: Event) -> bool:
-        """Bring `event` in. False where the instance was lost before: ask a new one."""
+        """Let `event` enter. Return False if the instance was discarded: use a new one."""
         if self._input.waiting >= self.host.limits.waiting:
             raise Overloaded(
                 f"{self.key.kind} {self.key.name!r} has {self._input.waiting} requests waiting",
@@ -273,7 +278,7 @@ class Instance:
         return ready
 
     async def run(self, event: Event, work: Callable[[DurableObject], Awaitable[T]]) -> T:
-        """Do `work` and end `event`. Nothing of its outcome is seen before it is durable."""
+        """Run `work` and end `event`. Its outcome is not visible before it is durable."""
         assert self._object is not None
         try:
             return await work(self._object)
@@ -299,7 +304,7 @@ class Instance:
         self.host.used(self)
 
     async def _prepare(self) -> bool:
-        """Whether the instance is there and still the object's owner."""
+        """Return True if the instance exists and still owns the object."""
         if self._object is None:
             await self._make()
             return True
@@ -315,7 +320,7 @@ class Instance:
             self._object = self._factory(ObjectContext(self))
         finally:
             if self._object is None:
-                self.output.shut(lost("it could not be made"))
+                self.output.shut(lost("it could not be created"))
 
     async def _is_owner(self) -> bool:
         owner = await self._store.owns(self.key, self._epoch)
@@ -326,7 +331,7 @@ class Instance:
     # ---- its end ----
 
     def stop(self, reason: TailraceError) -> None:
-        """End what waits outside; what is inside may finish, and store what it changes."""
+        """Interrupt events in `outside`; events inside may finish and store their changes."""
         self.stopping = reason
         for event in self.events:
             if event.stage is Stage.OUTSIDE and not event.blocks:
@@ -339,8 +344,8 @@ class Instance:
     def _guard(self) -> None:
         if self.holder is None or not self.holder.is_current:
             raise RuntimeError(
-                f"the storage of {self.key.kind} {self.key.name!r} belongs to the event that is"
-                " in the object: not to a task it made, nor to a live body"
+                f"the storage of {self.key.kind} {self.key.name!r} may be used only by the event"
+                " that is in the object, not by a task that it created, nor by a live body"
             )
 
     # ---- storing ----
@@ -368,16 +373,21 @@ class Instance:
             result = await self._wait_outside(event, waiting)
         finally:
             if inspect.iscoroutine(waiting):
-                waiting.close()  # or Python warns of one that was never awaited
+                waiting.close()  # otherwise Python warns that it was never awaited
         if not await self._is_owner():
             self.output.check()
         return result
 
     def _check_outside(self, event: Event) -> None:
         if not event.is_current or self.holder is not event:
-            raise RuntimeError("only the task of the event can go outside; wait for others there")
+            raise RuntimeError(
+                "only the event's own task can call outside(); await other tasks there"
+            )
         if self.storage.in_transaction:
-            raise RuntimeError("outside a transaction, what it has buffered would be seen")
+            raise RuntimeError(
+                "outside() cannot be called inside a transaction: its uncommitted changes would"
+                " become visible"
+            )
 
     async def _wait_outside(self, event: Event, waiting: Awaitable[T]) -> T:
         if event.abandoned:
@@ -404,7 +414,9 @@ class Instance:
     async def block(self, work: Callable[[], Awaitable[T]]) -> T:
         event = self.holder
         if event is None or not event.is_current:
-            raise RuntimeError("block_concurrency_while is for the event that is in the object")
+            raise RuntimeError(
+                "block_concurrency_while can be called only by the event that is in the object"
+            )
         done, limit = False, asyncio.timeout(self.host.limits.block_s)
         event.blocks += 1
         try:
@@ -465,7 +477,7 @@ class Instance:
         await self.run(event, self._ring)
 
     async def _ring(self, target: DurableObject) -> None:
-        """Run the alarm if it is still due. It is stored as it was until this has ended."""
+        """Run the alarm if it is still due. It stays stored until its handler has ended."""
         alarm = self.storage.begin_alarm(self.host.now_ms())
         if alarm is None:
             return
@@ -485,9 +497,9 @@ class Instance:
 
 
 class LiveBody:
-    """Reads `source` behind the output gate. It ends when read to its end, or with `aclose`.
+    """Reads `source` behind the output gate, until its end or `aclose`.
 
-    `ended` is called once, whichever comes first.
+    `ended` is called once, at whichever comes first.
     """
 
     def __init__(
@@ -507,7 +519,7 @@ class LiveBody:
         try:
             self._output.check()
             chunk = await anext(self._source)
-            # It may tell of changes that are on their way to storage.
+            # The chunk may depend on changes that are still being stored.
             await self._output.wait()
             more = True
             return chunk
@@ -516,7 +528,7 @@ class LiveBody:
                 await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the source. Not while a chunk is being waited for: cancel that first."""
+        """Close the source. A pending read must be cancelled before."""
         ended, self._ended = self._ended, None
         if ended is None:
             return

@@ -1,55 +1,54 @@
-"""Runs objects by name: one instance each, one event at a time, woken by their alarms.
+"""Runs objects: one instance per name, one event at a time, alarms and eviction.
 
 The rules are those of Cloudflare's Durable Objects (its documentation: "Rules of Durable
-Objects", "Storage API", "Alarms", "Lifecycle"), put into asyncio:
+Objects", "Storage API", "Alarms", "Lifecycle"), in asyncio:
 
 **Instances.** An object is addressed by class and name. Its first event claims it in the
-store, which fences every former owner, and makes the instance from what is stored. Idle
-instances are evicted and made anew by the next event, so what is only in memory is a cache.
+store, which fences every former owner, and creates the instance from stored data. Idle instances
+are evicted and created again by the next event, so state that is only in memory is a cache.
 
-**Input gate.** One event is in the object at a time, and it stays in over every await:
-storage reads and `sync` therefore let no other event in. It lets others in only during
-`context.outside`, and comes back in turn. (Durable Objects open the gate for every await that
-is not storage. Here one says so, and what one forgets to say is slow, not wrong.) An event is
-one task: tasks that it makes may be waited for outside, but cannot touch the storage. A call
-to another object is outside, so objects may call back; `block_concurrency_while` keeps the
-gate shut even then, for at most 30 s, and discards the instance if what it runs fails.
+**Input gate.** One event is in the object at a time, and stays inside during every await, also
+during storage reads and `sync`. It lets others in only during `context.outside`, and then waits
+for its turn. (Cloudflare opens the gate at every await that is not storage. Here this must be
+requested; forgetting it is slow, not wrong.) An event is one task. It may await tasks that it
+created in `outside`, but they cannot use the storage. A call to another object is `outside`, so
+objects may call back. `block_concurrency_while` keeps the gate shut even then, for at most 30 s,
+and discards the instance if its work fails.
 
-**Output gate.** Nothing leaves the object before the changes made until then, by whatever
-event, are durable: no response, no exception, no chunk of a live body, and nothing that is
-awaited in `outside` begins (if it is a coroutine; a task has begun already). Changes are
-stored in the background: all that is made between two awaits that really wait is one write,
-hence atomic over a crash; one write is under way at a time and the changes of all events
-meanwhile form the next. The object sees its own changes at once.
+**Output gate.** Nothing leaves the object before all earlier changes, of any event, are durable:
+no response, no exception, and no chunk of a live body. A coroutine in `outside` starts only then,
+too (a task has started already). Changes are stored in the background. All changes between two
+awaits that really wait are one write, which is atomic. One write is in flight at a time, and the
+changes of all events in the meantime are the next. The object sees its own changes at once.
 
-**Reads.** A class may answer some requests from what is stored (`ReadableClass`). They are no
-events: they claim nothing, wait for no gate, and see what is durable; where the instance is
-here, they wait for the write that is under way, so that nobody sees what a crash may undo.
+**Reads.** A class may answer some requests from stored data (`ReadableClass`). These are not
+events: they claim nothing, wait for no gate, and see durable data. If the instance is in this
+process, they wait for its write in flight, so that no client sees what a crash may undo.
 
-**Owners.** On a ledger that origins share, an object that another one has claimed, and that
-lives, is asked there (`forward`), whoever asks. It is claimed anew only when that one's lease
-has lapsed; events that were in it then begin again or get an error, as after a failed write.
+**Owners.** On a shared ledger, requests for an object that another live origin has claimed are
+forwarded there (`forward`). The object is claimed here only after that origin's lease has expired.
+Its events then start again or get an error, as after a failed write.
 
-**Errors.** What `fetch` raises reaches the caller as it is; changes made before stay, as in
-Durable Objects, except inside `transaction()`, whose changes are one write or none. When a
-write fails or the object turns out to have another owner, the instance is discarded: events
-that have begun get a retryable `Unavailable` (or the `LedgerFailed` itself), those that still
-queue begin on a new instance. Ownership is asked for when an event begins and when it comes
-back from outside; an event that only reads while it moves may still answer from before.
+**Errors.** An exception of `fetch` reaches the caller unchanged. Changes made before it are kept,
+as in Cloudflare's, except inside `transaction()`, whose changes are one write or none. If a write
+fails or the object has another owner, the instance is discarded: events that have started get a
+retryable `Unavailable` (or the `LedgerFailed` itself), queued ones start on a new instance.
+Ownership is checked when an event starts and when it returns from `outside`. An event that only
+reads while the object moves may still answer from the old state.
 
-**Callers.** One that goes away does not stop its event while this is in the object; outside,
-what it awaits is cancelled, and the `CancelledError` unwinds with the gate held. At most 16
-objects call one another in a chain.
+**Callers.** A caller that disconnects does not stop its event while that is inside the object. In
+`outside`, the awaited work is cancelled, and the `CancelledError` propagates with the gate held.
+At most 16 objects call one another in a chain.
 
-**Live bodies** (`ObjectResponse.body`) run in their reader's task beside later events: they
-may read the instance's memory and the ledger, not the storage. They keep it from eviction.
+**Live bodies** (`ObjectResponse.body`) run in their reader's task, concurrently with later events.
+They may read the instance's memory and the ledger, but not the storage. They prevent its eviction.
 
-**Alarms.** One each, at least once. A due alarm is an event like a request. Its handler sees
-no alarm set; the stored one is replaced only with the last changes of the handler: removed
-after success, put off by 2, 4, 8, 16, 32, 64 s after an exception, dropped after the sixth
-retry. An alarm that is set while the handler runs takes the place of the running one, which
-is then not retried; to delete the running one has no effect. A crash before the end leaves
-it stored as it was, so it runs again.
+**Alarms.** Each object has one, which runs at least once. A due alarm is an event like a request.
+Its handler sees no alarm set. The stored alarm is replaced only with the last changes of the
+handler: removed after success, postponed by 2, 4, 8, 16, 32, 64 s after an exception, dropped
+after the sixth retry. An alarm that the handler sets replaces the running one, which is then not
+retried. Deleting the running alarm has no effect. A crash before the end leaves it stored, so it
+runs again.
 """
 
 from __future__ import annotations
@@ -79,27 +78,31 @@ from tailrace.ledger.objects.object import (
 from tailrace.ledger.objects.storage import is_text
 
 MAX_ALARMS_AT_ONCE = 64
-"""Alarm handlers that run at the same time; the others wait, earliest first. Those of classes
-with a number of their own do not count."""
+"""Maximum concurrent alarm handlers; others wait, earliest first.
+
+Handlers of classes in `ObjectLimits.alarms_at_once` do not count.
+"""
 POLL_MS = 5_000
-"""The store is looked at so often even if nothing wakes the loop: another origin that shares
-it may have set an alarm and died."""
+"""Interval between checks of the store if nothing wakes the loop.
+
+Another origin that shares the store may have set an alarm and died.
+"""
 HORIZON_MS = 2**62
-"""A Unix time that no alarm is after."""
+"""A Unix time in ms that is later than any alarm."""
 
 T = TypeVar("T")
 
 Forward = Callable[[HeldElsewhere, ObjectKey, ObjectRequest], Awaitable[ObjectResponse | None]]
-"""Asks an object at the origin that holds it; None where it is to be asked for here again."""
+"""Sends a request to the origin that holds the object; returns None to try here again."""
 
 log = structlog.get_logger("objects")
 
 
 class ObjectRuntime:
-    """The objects of a ledger. `run` it for alarms and eviction; `close` it before the ledger.
+    """The objects of a ledger. `run` handles alarms and eviction; `close` it before the ledger.
 
-    `classes` makes an instance of each class, and may change (`reset`); `now_ms` is Unix time,
-    `random` gives bytes.
+    `classes` has the factory of each class, and may change (`reset`). `now_ms` is Unix time,
+    `random(n)` returns n random bytes.
     """
 
     def __init__(
@@ -121,7 +124,7 @@ class ObjectRuntime:
         self._forward = forward
         self._timer = timer or LoopTimer(now_ms)
         self._instances: dict[ObjectKey, Instance] = {}
-        self._idle: dict[ObjectKey, int] = {}  # since when, in Unix ms; the longest first
+        self._idle: dict[ObjectKey, int] = {}  # idle since (Unix ms), the longest first
         self._tasks: set[asyncio.Task[object]] = set()
         self._reads: set[asyncio.Task[ObjectResponse]] = set()
         self._closing: TailraceError | None = None
@@ -136,13 +139,16 @@ class ObjectRuntime:
 
     @property
     def resident(self) -> int:
-        """Instances in memory."""
+        """Number of instances in memory."""
         return len(self._instances)
 
     async def fetch(self, key: ObjectKey, request: ObjectRequest) -> ObjectResponse:
-        """Ask an object. Raises what it raises; `NotFound` for an unknown class.
+        """Send a request to an object, at whichever origin it is. Raises what the object raises.
 
-        A live body of the response has to be read to its end or closed.
+        A live body of the response must be read to its end or closed.
+
+        Raises:
+            NotFound: The class is unknown.
         """
         self._check(key)
         found = self._classes[key.kind]
@@ -151,7 +157,11 @@ class ObjectRuntime:
         return await self._ask(key, request)
 
     async def fetch_here(self, key: ObjectKey, request: ObjectRequest) -> ObjectResponse:
-        """Ask an object of this process; `HeldElsewhere` if another one has it."""
+        """Send a request to an object in this process.
+
+        Raises:
+            HeldElsewhere: Another origin has claimed the object.
+        """
         return await self._event(key, lambda instance, event: instance.fetch(event, request))
 
     async def _ask(self, key: ObjectKey, request: ObjectRequest) -> ObjectResponse:
@@ -166,25 +176,25 @@ class ObjectRuntime:
                     return response
 
     async def run(self) -> None:
-        """Wake objects by their alarms and evict idle ones, until cancelled."""
+        """Run due alarms and evict idle instances, until cancelled."""
         while True:
             self._wake.clear()
             await self._timer.wait(self._wake, await self.wake_due())
 
     async def wake_due(self) -> int:
-        """Start the due alarms and evict what is idle: one turn of `run`.
+        """Start due alarms and evict idle instances: one turn of `run`.
 
-        Returns when the next one is due, in Unix ms.
+        Returns when the next alarm is due, in Unix ms.
         """
         self._evict_idle()
         return await self._alarms.start_due()
 
     async def alarms_ended(self) -> None:
-        """Wait for the alarm handlers that run now."""
+        """Wait for the running alarm handlers."""
         await self._alarms.ended()
 
     async def close(self) -> None:
-        """Take no more events, end those that wait outside, and store what has changed."""
+        """Refuse new events, interrupt those in `outside`, and store all changes."""
         self._closing = Unavailable("the objects are being closed", code="closing")
         for instance in list(self._instances.values()):
             instance.stop(self._closing)
@@ -204,7 +214,7 @@ class ObjectRuntime:
 
     async def _aside(self, key: ObjectKey, read: Read, request: ObjectRequest) -> ObjectResponse:
         context = ReadContext(key, self.ledger, self.now_ms, self.random, partial(self._ask, key))
-        # A task of its own, so that `close` can end it and not its caller.
+        # A separate task, so that `close` can cancel it without its caller.
         task = asyncio.get_running_loop().create_task(self._read(context, read, request))
         self._reads.add(task)
         task.add_done_callback(self._reads.discard)
@@ -232,7 +242,7 @@ class ObjectRuntime:
     async def _event(self, key: ObjectKey, visit: Callable[[Instance, Event], Awaitable[T]]) -> T:
         self._check(key)
         event = Event(key)
-        # A task of its own: a caller that is cancelled must not stop it halfway.
+        # A separate task, because a cancelled caller must not stop it halfway.
         task = asyncio.get_running_loop().create_task(self._visit(event, visit))
         event.task = task
         self._tasks.add(task)
@@ -259,7 +269,7 @@ class ObjectRuntime:
             event.stage = Stage.ENDED
 
     def _unheard(self, task: asyncio.Task[T]) -> None:
-        """Tidy up after an event whose caller has gone."""
+        """Clean up after an event whose caller has gone."""
         if task.cancelled():
             return
         if (error := task.exception()) is not None:
@@ -282,12 +292,12 @@ class ObjectRuntime:
                     hint=f"1 to {MAX_KEY_CHARS} characters of Unicode text",
                 )
         if key.kind not in self._classes:
-            raise NotFound(f"no class of objects {key.kind!r}", field="kind")
+            raise NotFound(f"there is no class of objects {key.kind!r}", field="kind")
 
     # ---- instances ----
 
     def reset(self, kind: str) -> None:
-        """Have objects of that class made anew: `classes` says otherwise now how."""
+        """Discard the instances of a class, because its factory in `classes` has changed."""
         for key in [key for key in self._instances if key.kind == kind]:
             self._instances[key].output.shut(lost("its class has changed"))
 
@@ -329,14 +339,14 @@ class ObjectRuntime:
 
 
 class Timer(Protocol):
-    """How the loop waits; tests give one that they move by hand."""
+    """How the loop waits; tests inject their own."""
 
     async def wait(self, wake: asyncio.Event, until_ms: int) -> None:
-        """Until `wake` is set or it is `until_ms` (Unix time)."""
+        """Wait until `wake` is set or the time is `until_ms` (Unix ms)."""
 
 
 class LoopTimer:
-    """Waits with the timers of the event loop."""
+    """A timer of the event loop."""
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms
@@ -350,7 +360,7 @@ class LoopTimer:
 
 
 class Held(NamedTuple):
-    """An alarm that failed and could not even be stored as failed: not before `until_ms`."""
+    """An alarm whose failure could not be stored; it is not tried before `until_ms`."""
 
     alarm: Alarm
     until_ms: int
@@ -358,7 +368,7 @@ class Held(NamedTuple):
 
 
 class Alarms:
-    """Starts the handlers of due alarms; `ring` runs one and raises what it raises."""
+    """Starts the handlers of due alarms; `ring` runs one handler and raises its error."""
 
     def __init__(
         self,
@@ -377,8 +387,8 @@ class Alarms:
         self._held: dict[ObjectKey, Held] = {}
 
     async def start_due(self) -> int:
-        """Start what is due; returns when to look again, in Unix ms."""
-        # What runs or is held is still stored, so it takes up places in the answer.
+        """Start due alarms and return when to check again, in Unix ms."""
+        # Running and held alarms are still stored, so the result includes them.
         limit = MAX_ALARMS_AT_ONCE + sum(self._at_once.values())
         limit += len(self._running) + len(self._held)
         try:
@@ -398,7 +408,7 @@ class Alarms:
         return again
 
     async def ended(self) -> None:
-        """Wait for the handlers that run now."""
+        """Wait for the running handlers."""
         if self._running:
             await asyncio.wait(self._running.values())
 
@@ -422,7 +432,7 @@ class Alarms:
         task.add_done_callback(ended)
 
     def _hold(self, key: ObjectKey, alarm: Alarm) -> None:
-        """Come back to this very alarm later; one that was stored as failed is another."""
+        """Try this alarm again later, because its failure could not be stored."""
         times = self._held[key].times + 1 if key in self._held else 1
         until_ms = self._now_ms() + self._policy.delay_ms(times)
         self._held[key] = Held(alarm, until_ms, times)

@@ -1,4 +1,4 @@
-"""The storage of one object: buffered changes over a small cache over the object store."""
+"""Storage of one object: buffered changes, a small cache, and the object store below."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from tailrace.ledger.interface import (
 from tailrace.ledger.objects.gate import Changes, OutputGate
 
 MAX_VALUE_BYTES = 2 * 1024 * 1024
-"""Largest value, in bytes. What is larger belongs into a stream."""
+"""Maximum size of a value in bytes. Larger data belongs into a stream."""
 MAX_VALUE_NAME_BYTES = 2 * 1024
-"""Longest name of a value, in bytes of UTF-8."""
+"""Maximum length of a value's name, in bytes of UTF-8."""
 MAX_CACHE_BYTES = 128 * 1024
-"""Names and values that one resident object keeps to read again without its store."""
+"""Maximum bytes of names and values in the cache of one object."""
 MAX_PENDING_BYTES = 32 * 1024 * 1024
-"""Names, values and frames of one object that may wait to be stored; more is `Overloaded`."""
+"""Maximum bytes of an object that wait to be stored; beyond it `Overloaded` is raised."""
 CACHE_ENTRY_BYTES = 64
-"""What an entry of the cache weighs beside its name and value, roughly."""
+"""Approximate overhead of a cache entry in bytes."""
 MAX_ALARM_MS = 2**53 - 1
-"""Latest alarm, in Unix ms: the largest integer that every JSON reader keeps exact."""
+"""Latest time of an alarm in Unix ms: the largest integer that is exact in every JSON parser."""
 
 
 class ValueCache:
-    """The values read or stored last; None for a name that is known to have none."""
+    """The values that were last read or stored; None for a name without a value."""
 
     def __init__(self) -> None:
         self._values: OrderedDict[str, bytes | None] = OrderedDict()
@@ -71,14 +71,14 @@ def _weight(name: str, value: bytes | None) -> int:
 class ObjectStorage:
     """The values, the alarm and the streams of one object.
 
-    Changes are buffered, seen at once by the object itself, and stored in order: all changes
-    between two awaits as one atomic write. Nothing that the object does is seen outside before
-    the changes made until then are durable. Once a write has failed every method raises its
-    error. Reads raise `LedgerFailed` when storage does.
+    Changes are buffered, visible to the object at once, and stored in order: all changes between
+    two awaits are one atomic write. Nothing that the object does is visible outside before the
+    earlier changes are durable. After a failed write every method raises its error. Reads raise
+    `LedgerFailed` if the store does.
 
-    It is for the one event that holds the object's input gate: `guard` raises for everybody else.
-    What is read comes from the youngest layer that knows: a transaction, what is forming, what
-    is in flight, the cache, the store.
+    Only the event that holds the object's input gate may use it; `guard` raises for others. Reads
+    use the youngest layer that has the value: transaction, collected changes, changes in flight,
+    cache, store.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class ObjectStorage:
         self._guard = guard
         self._cache = ValueCache()
         self._transaction: Changes | None = None
-        self._ringing = False  # the stored alarm is the one that runs now
+        self._ringing = False  # the stored alarm is running
 
     # ---- reading ----
 
@@ -104,7 +104,7 @@ class ObjectStorage:
         return (await self.get_many((name,))).get(name)
 
     async def get_many(self, names: Iterable[str]) -> dict[str, bytes]:
-        """The values that exist among `names`, in the order of `names`."""
+        """Return the existing values of `names`, in the order of `names`."""
         self._check()
         found: dict[str, bytes | None] = {}
         missing: builtins.list[str] = []
@@ -129,13 +129,13 @@ class ObjectStorage:
         limit: int | None = None,
         reverse: bool = False,
     ) -> dict[str, bytes]:
-        """Values by name in order of their UTF-8 bytes: `start` included, `end` not."""
+        """Return values in byte order of their names, from `start` up to but not `end`."""
         self._check()
         if limit is not None and limit < 0:
-            raise CallerError(f"{limit} values", field="limit", hint="0 or more")
+            raise CallerError(f"the limit is {limit}", field="limit", hint="use 0 or more")
         for bound in (prefix, start, end):
             _check_text(bound or "")
-        # Taken before the store is asked: what is in flight may be there or not.
+        # Taken before the store is read, because changes in flight may or may not be stored.
         cleared, buffered = self._buffered()
         wanted = ValueRange(prefix, start, end, MAX_LIST if limit is None else limit, reverse)
         changed = {name: value for name, value in buffered.items() if name in wanted}
@@ -158,7 +158,7 @@ class ObjectStorage:
         return self._cache.find(name)
 
     def _buffered(self) -> tuple[bool, dict[str, bytes | None]]:
-        """Whether the stored values are all gone, and what was changed since."""
+        """Return whether all stored values are cleared, and the changes since then."""
         cleared, values = False, dict[str, bytes | None]()
         for layer in self._layers():
             if layer.clear:
@@ -173,13 +173,17 @@ class ObjectStorage:
     # ---- changing ----
 
     def put(self, name: str, value: bytes) -> None:
-        """Buffer a value. `TooLarge` above MAX_VALUE_BYTES or MAX_VALUE_NAME_BYTES."""
+        """Buffer a value.
+
+        Raises:
+            TooLarge: The value or its name is too large.
+        """
         _check_name(name)
         if len(value) > MAX_VALUE_BYTES:
             raise TooLarge(
                 f"value {name!r} of {self._key.kind} {self._key.name!r} has {len(value)} bytes",
                 field=name,
-                hint=f"at most {MAX_VALUE_BYTES}; put more into a stream",
+                hint=f"at most {MAX_VALUE_BYTES} bytes are possible; use a stream for more",
             )
         self._changes(len(value)).put(name, bytes(value))
 
@@ -188,40 +192,40 @@ class ObjectStorage:
         self._changes().put(name, None)
 
     def delete_all(self) -> None:
-        """Buffer the removal of every value; the alarm and the streams stay."""
+        """Buffer the removal of every value, but not of the alarm and the streams."""
         self._changes().clear_values()
 
     def create_stream(self, new: NewStream) -> None:
-        """Buffer a new stream of `StreamKind.OBJECT`; it starts at epoch 1."""
+        """Buffer a new stream of kind `StreamKind.OBJECT`, which starts at epoch 1."""
         changes = self._changes()
         self._check_present(new.stream)
         changes.creates.append(new)
 
     def append(self, stream: bytes, epoch: int, index: int, record: Record) -> None:
-        """Buffer a record; one that the stream refuses fails the whole write."""
+        """Buffer a record. If the stream refuses it, the whole write fails."""
         changes = self._changes(len(record.frame))
         self._check_present(stream)
         changes.append(Append(stream, epoch, index, record))
 
     def drop_stream(self, stream: bytes) -> None:
-        """Buffer the removal of a stream; its id must not be used again."""
+        """Buffer the removal of a stream. Its id must not be used again."""
         self._changes().drops.append(stream)
 
     def _check_present(self, stream: bytes) -> None:
-        """Refuse what a write, which drops streams last, would store in the wrong order."""
+        """Refuse a dropped stream: a write drops streams last, so the order would be wrong."""
         if any(stream in layer.drops for layer in self._layers()):
             raise Conflict(
                 f"stream {stream.hex()} has been dropped", field="stream", hint="use a new id"
             )
 
     def _changes(self, size: int = 0) -> Changes:
-        """Where a change of `size` bytes goes."""
+        """Return the layer for a change of `size` bytes."""
         self._check()
         pending = sum(layer.size for layer in self._layers()) if size else 0
         if pending + size > MAX_PENDING_BYTES:
             raise Overloaded(
-                f"{self._key.kind} {self._key.name!r} has {pending} bytes not stored yet",
-                hint="await sync() now and then",
+                f"{self._key.kind} {self._key.name!r} has {pending} bytes that are not stored yet",
+                hint="await sync() more often",
             )
         if self._transaction is not None:
             return self._transaction
@@ -229,10 +233,10 @@ class ObjectStorage:
         return self._output.forming
 
     async def sync(self) -> None:
-        """Wait until all that is buffered is durable. The input gate stays closed."""
+        """Wait until all buffered changes are durable. The input gate stays closed."""
         self._check()
         if self._transaction is not None:
-            raise RuntimeError("sync inside a transaction would wait for the transaction")
+            raise RuntimeError("sync() inside a transaction would wait for the transaction itself")
         await self._output.wait()
 
     @property
@@ -241,14 +245,14 @@ class ObjectStorage:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:
-        """Make the block's changes one atomic write; an exception inside rolls them back.
+        """Make the block's changes one atomic write; an exception rolls them back.
 
-        Inside, `context.outside`, `context.call` and `sync` are refused (`RuntimeError`): they
-        would wait for what is not written yet. Transactions do not nest.
+        `context.outside`, `context.call` and `sync` raise `RuntimeError` inside, because they
+        would wait for changes that are not written yet. Transactions do not nest.
         """
         self._check()
         if self._transaction is not None:
-            raise RuntimeError("transactions do not nest")
+            raise RuntimeError("transactions cannot be nested")
         self._transaction, ringing = Changes(), self._ringing
         done = False
         try:
@@ -263,7 +267,7 @@ class ObjectStorage:
                 self._ringing = ringing
 
     def stored(self, changes: Changes) -> None:
-        """Take note that `changes` are durable and no longer a layer."""
+        """Record that `changes` are durable and no longer a layer."""
         if changes.clear:
             self._cache.clear()
         for name, value in changes.values.items():
@@ -274,13 +278,13 @@ class ObjectStorage:
     # ---- the alarm ----
 
     def get_alarm(self) -> int | None:
-        """When the object will be woken, in Unix ms; None while its alarm runs, as documented."""
+        """Return the time of the alarm in Unix ms; None while the alarm runs, like Cloudflare."""
         self._check()
         alarm = None if self._ringing else self._next_alarm()
         return None if alarm is None else alarm.at_ms
 
     def set_alarm(self, at_ms: int) -> None:
-        """Replace the alarm; one that lies in the past is due at once."""
+        """Replace the alarm. A time in the past is due at once."""
         if abs(at_ms) > MAX_ALARM_MS:
             raise CallerError(
                 f"alarm at {at_ms} ms", field="at_ms", hint=f"Unix ms up to {MAX_ALARM_MS}"
@@ -289,14 +293,14 @@ class ObjectStorage:
         self._ringing = False
 
     def delete_alarm(self) -> None:
-        """Of an alarm that runs, only the one that was set since; it is itself past deleting."""
+        """Delete the alarm. A running alarm cannot be deleted, but one that it has set can."""
         self._check()
-        # An alarm that runs stays stored until it has ended: it would be lost in a crash.
+        # A running alarm stays stored until it has ended, or a crash would lose it.
         if not self._ringing and self._next_alarm() is not None:
             self._changes().set_alarm(None)
 
     def begin_alarm(self, now_ms: int) -> Alarm | None:
-        """The alarm that is due, if one is (still); the object sees it as deleted."""
+        """Return the alarm if it is (still) due. The object sees it as deleted from now on."""
         alarm = self._next_alarm()
         if alarm is None or alarm.at_ms > now_ms:
             return None
@@ -304,7 +308,7 @@ class ObjectStorage:
         return alarm
 
     def end_alarm(self, alarm: Alarm | None) -> bool:
-        """Replace the alarm that has run, unless the object has done so; whether it was."""
+        """Replace the alarm that has run. Return False if the object has set another one."""
         ringing, self._ringing = self._ringing, False
         if ringing and self._output.failure is None:
             self._changes().set_alarm(alarm)
@@ -312,7 +316,7 @@ class ObjectStorage:
         return False
 
     def interrupt_alarm(self) -> None:
-        """Leave the alarm that runs as it is stored: it will run again."""
+        """Keep the running alarm stored, so that it runs again."""
         self._ringing = False
 
     def _next_alarm(self) -> Alarm | None:
@@ -342,12 +346,12 @@ def _check_name(name: str) -> None:
         raise TooLarge(
             f"value name {name[:32]!r}… has {size} bytes",
             field="name",
-            hint=f"at most {MAX_VALUE_NAME_BYTES}",
+            hint=f"at most {MAX_VALUE_NAME_BYTES} bytes are possible",
         )
 
 
 def is_text(text: str) -> bool:
-    """Whether it can be written in UTF-8, as one with a lone surrogate cannot."""
+    """Return True if `text` can be encoded as UTF-8, which lone surrogates cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:

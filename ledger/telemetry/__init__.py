@@ -1,1 +1,1 @@
-"""What edges and origins count and trace, as Prometheus and OpenTelemetry have it."""
+"""Metrics and traces of edges and origins, for Prometheus and OpenTelemetry."""

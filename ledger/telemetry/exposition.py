@@ -1,4 +1,4 @@
-"""Metrics at an address of their own: GET and HEAD of /metrics, by a thread of the process."""
+"""Serve /metrics on an address of its own, from a thread of the process."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tailrace.ledger.errors import ConfigError
 
 PATH = "/metrics"
 REQUEST_TIMEOUT_S = 10.0
-"""For a request to come, and for its answer to leave."""
+"""Timeout in seconds for reading a request and for sending its answer."""
 
 
 def rendered(registry: CollectorRegistry, accept: str | None) -> tuple[str, bytes]:
-    """Content-Type and body: OpenMetrics, with exemplars, for who accepts it, or else text."""
+    """Return Content-Type and body: OpenMetrics if the client accepts it, otherwise text."""
     encode, content_type = choose_encoder(accept or "")
     return content_type, encode(registry)
 
@@ -28,9 +28,12 @@ def rendered(registry: CollectorRegistry, accept: str | None) -> tuple[str, byte
 def exposed(
     registry: CollectorRegistry, address: tuple[str, int] | None, setting: str
 ) -> Iterator[int | None]:
-    """Serve /metrics at `address` for as long as this lasts; gives the port. None: do not.
+    """Serve /metrics at `address` while the block runs. Yields the port.
 
-    `setting` is the address's name, for ConfigError where it cannot be had.
+    Without an address nothing is served, and None is yielded. `setting` is the address's setting.
+
+    Raises:
+        ConfigError: The address cannot be used.
     """
     if address is None:
         yield None
@@ -64,7 +67,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__((host, port), _Handler)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that goes away in the middle of its answer is none of ours."""
+        """Ignore clients that disconnect in the middle of an answer."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -89,4 +92,4 @@ class _Handler(BaseHTTPRequestHandler):
         return "tailrace"
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: scrapes come for ever."""
+        """Log nothing, because scrapes never end."""

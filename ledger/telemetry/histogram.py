@@ -1,4 +1,4 @@
-"""A histogram that is cheap to write to, with an example of what fell into each bucket."""
+"""A Prometheus histogram with cheap writes and exemplars."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from prometheus_client.samples import Exemplar
 
 
 class Histogram(Collector):
-    """Numbers by one label; values of the label that are known beforehand are shown from the start.
+    """A histogram with one label; the label's known values are exported from the start.
 
-    An observation takes a quarter of the time of prometheus_client's own histogram, which locks
-    a number of its own for each bucket. They come from one thread only; one that reads meanwhile
-    may miss the last. Exemplars (the last trace of each bucket) are shown by OpenMetrics alone.
+    An observation takes a quarter of the time of prometheus_client's histogram, which has a lock
+    for each bucket. Only one thread may write; a reader may miss the last observation. Exemplars
+    (the last trace of each bucket) are exported as OpenMetrics only.
     """
 
     def __init__(
@@ -34,7 +34,10 @@ class Histogram(Collector):
     def observe(
         self, value: str, number: float, count: int = 1, trace_id: str | None = None
     ) -> None:
-        """`number`, so often, for one of the label's values; `trace_id` is of one of them."""
+        """Add `count` observations of `number` for one value of the label.
+
+        `trace_id` is the trace of one of them, for the exemplar.
+        """
         if value not in self._counts:
             self._begin(value)
         bucket = bisect_left(self._buckets, number)

@@ -1,7 +1,8 @@
-"""Traces by OpenTelemetry, exported by OTLP over HTTP where a collector is named; else not loaded.
+"""OpenTelemetry traces, exported by OTLP over HTTP. The SDK is imported only with a collector.
 
-The SDK's own environment variables hold, too: OTEL_TRACES_SAMPLER, OTEL_EXPORTER_OTLP_HEADERS,
-OTEL_RESOURCE_ATTRIBUTES, OTEL_BSP_SCHEDULE_DELAY. Whether a trace is kept is its beginner's to say.
+The SDK's environment variables apply: OTEL_TRACES_SAMPLER, OTEL_EXPORTER_OTLP_HEADERS,
+OTEL_RESOURCE_ATTRIBUTES, OTEL_BSP_SCHEDULE_DELAY. The service that starts a trace decides if it is
+sampled.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, SpanKind
 
 PATH = "/v1/traces"
-"""Below a collector's address."""
+"""Path of the traces at a collector."""
 EXPORT_TIMEOUT_S = 5.0
 
 HEADER = b"traceparent"
@@ -30,9 +31,9 @@ Attributes = Mapping[str, str | int | float | bool]
 
 
 class TraceContext(NamedTuple):
-    """W3C Trace Context, what the header `traceparent` says: of which trace a request is.
+    """A W3C Trace Context: the value of the header `traceparent`.
 
-    Ids are in hex. `text` is what the next one down the line is told.
+    Ids are in hex. `text` is the header's value for the next service.
     """
 
     trace_id: str
@@ -41,7 +42,7 @@ class TraceContext(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """None for whatever is none: such a header is to be ignored (Trace Context, 3.2.2)."""
+        """Parse a header; return None if it is invalid and so must be ignored (section 3.2.2)."""
         found = _FORM.fullmatch(text.strip())
         if found is None:
             return None
@@ -63,7 +64,7 @@ class TraceContext(NamedTuple):
 
 
 class Traces:
-    """The spans of one process; `close` exports what is left."""
+    """The spans of one process; `close` exports the rest."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
@@ -71,7 +72,11 @@ class Traces:
 
     @classmethod
     def open(cls, collector: str | None, service: str, setting: str) -> Traces | None:
-        """None without a collector. Raises ConfigError where the SDK is not there."""
+        """Start exporting to `collector`; return None if that is None.
+
+        Raises:
+            ConfigError: The SDK is not installed.
+        """
         if collector is None:
             return None
         try:
@@ -81,7 +86,9 @@ class Traces:
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ImportError as error:
             raise ConfigError(
-                f"traces need {error.name}", field=setting, hint="pip install 'tailrace[telemetry]'"
+                f"traces need the package {error.name}",
+                field=setting,
+                hint="pip install 'tailrace[telemetry]'",
             ) from None
         named = {"service.name": service, "service.version": tailrace_version()}
         provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
@@ -99,7 +106,11 @@ class Traces:
         serves: bool = False,
         start_ns: int | None = None,
     ) -> Span:
-        """`serves`: it answers a request from elsewhere. `start_ns` is Unix time; None: now."""
+        """Start a span.
+
+        `serves` marks the span of a request from another service. `start_ns` is Unix time in ns,
+        by default now.
+        """
         from opentelemetry.trace import SpanKind
 
         kind: SpanKind = SpanKind.SERVER if serves else SpanKind.INTERNAL
@@ -108,12 +119,12 @@ class Traces:
         )
 
     def close(self) -> None:
-        """May take EXPORT_TIMEOUT_S, where nobody answers."""
+        """Export the rest and stop; takes up to EXPORT_TIMEOUT_S without an answer."""
         self._provider.shutdown()
 
 
 def context_of(span: Span) -> TraceContext:
-    """What the next one down the line is told."""
+    """Return the trace context for the next service."""
     told = span.get_span_context()
     return TraceContext(f"{told.trace_id:032x}", f"{told.span_id:016x}", int(told.trace_flags))
 

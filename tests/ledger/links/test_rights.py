@@ -9,7 +9,7 @@ def test_rights_are_written_as_words_and_read_again() -> None:
     assert parse_rights(["stream-write", "read", "read"]) == Right.READ | Right.STREAM_WRITE
     assert parse_rights(ALL_RIGHTS.words) == ALL_RIGHTS == 127
     assert parse_rights(()) == Right(0)
-    with pytest.raises(CallerError, match=r"'raed' is no right .*generate"):
+    with pytest.raises(CallerError, match=r"'raed' is not a right .*generate"):
         parse_rights(["raed"])
 
 
