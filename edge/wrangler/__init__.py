@@ -1,1 +1,1 @@
-"""The file of settings that Workers have, and what it says to an edge of ours."""
+"""Reads the settings of an edge from the file of a Worker, `wrangler.toml` or `wrangler.jsonc`."""

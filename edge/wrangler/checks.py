@@ -1,6 +1,6 @@
-"""What is wrong with the value of a key, before anybody goes by it.
+"""Checks of the values of a wrangler file's keys.
 
-Besides what wrangler refuses, what it only warns of or passes in silence.
+They find what wrangler refuses, and also what wrangler only warns of or accepts silently.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tailrace.ledger.objects import cron
 Table = Mapping[str, object]
 NAME = re.compile(r"[a-z0-9_][a-z0-9_-]*")
 ROUTE_PATHS = ("", "*", "/*", "/v1/*")
-"""Of a route: an edge of ours has its own under /v1/, and cannot be put elsewhere."""
+"""Paths that a route may have. The routes of an edge are under /v1/ and cannot be moved."""
 DEV = (
     "ip port local_protocol inspector_port inspector_ip upstream_protocol host enable_containers"
     " container_engine generate_types"
@@ -27,7 +27,7 @@ MAX_PORT = 65_535
 
 
 class Problem(NamedTuple):
-    """`path` leads from the file, or the environment, to what is wrong."""
+    """What is wrong at `path`, which begins at the top level of the file or of an environment."""
 
     path: str
     message: str
@@ -39,7 +39,7 @@ Check = Callable[[object, str], Problems]
 
 
 def unknown(table: Table, known: Collection[str], path: str = "") -> Problems:
-    """A problem for each key of `table` that is not `known`."""
+    """Give a problem for each key of `table` that is not `known`."""
     for name in (name for name in table if name not in known):
         closest = get_close_matches(name, known, n=1)
         hint = f"did you mean {closest[0]}?" if closest else "known are " + ", ".join(known)
@@ -47,7 +47,8 @@ def unknown(table: Table, known: Collection[str], path: str = "") -> Problems:
 
 
 def table(hint: str, *known: str) -> Callable[[Callable[[Table, str], Problems]], Check]:
-    """Makes a check of a table one of any value; its keys are `known`, where some are named."""
+    """Make a check of any value from that of a table. The table may have only `known` keys, if any
+    are given."""
 
     def checks(check: Callable[[Table, str], Problems]) -> Check:
         def checked(value: object, path: str) -> Problems:
@@ -63,6 +64,7 @@ def table(hint: str, *known: str) -> Callable[[Callable[[Table, str], Problems]]
 
 
 def name_of(value: object, path: str) -> Problems:
+    """Check the name of a Worker."""
     if not isinstance(value, str) or not NAME.fullmatch(value):
         yield Problem(
             path, "is no name of a Worker", "write lower-case letters, digits, - and _ in quotes"
@@ -70,16 +72,19 @@ def name_of(value: object, path: str) -> Problems:
 
 
 def text(value: object, path: str) -> Problems:
+    """Check that a value is a text and not empty."""
     if not isinstance(value, str) or not value:
         yield Problem(path, "must be a text", 'write it in quotes, such as "src/index.ts"')
 
 
 def texts(value: object, path: str) -> Problems:
+    """Check that a value is an array of texts."""
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
         yield Problem(path, "must be an array of texts", 'write ["one", "two"]')
 
 
 def compatibility_date(value: object, path: str) -> Problems:
+    """Check a date."""
     try:
         if not isinstance(value, str) or not re.fullmatch(r"\d{4}-\d\d-\d\d", value):
             raise ValueError("is no date in quotes")
@@ -90,17 +95,20 @@ def compatibility_date(value: object, path: str) -> Problems:
 
 @table("write [vars] or {…}")
 def variables(value: Table, path: str) -> Problems:
+    """Check `vars`."""
     for name, one in value.items():
-        if isinstance(one, date):  # and so is a datetime; wrangler knows no dates either
+        if isinstance(one, date):  # or a datetime; wrangler has no dates either
             yield Problem(f"{path}.{name}", "is a date", "write it in quotes")
 
 
 @table('write {required = ["NAME"]}', "required")
 def secrets(value: Table, path: str) -> Problems:
+    """Check `secrets`."""
     yield from texts(value.get("required", []), f"{path}.required")
 
 
 def routes(value: object, path: str) -> Problems:
+    """Check `routes`."""
     if not isinstance(value, list):
         yield Problem(path, "must be an array", 'write ["api.example.com/*"], or route')
         return
@@ -109,6 +117,7 @@ def routes(value: object, path: str) -> Problems:
 
 
 def route(value: object, path: str) -> Problems:
+    """Check one route."""
     pattern = value.get("pattern") if isinstance(value, dict) else value
     if not isinstance(pattern, str):
         yield Problem(path, "is no route", 'write "api.example.com/*" or {pattern = …}')
@@ -127,7 +136,7 @@ def route(value: object, path: str) -> Problems:
 
 
 def host_and_path(pattern: str) -> tuple[str, str]:
-    """The host and the path of a route's pattern; a `*` right behind the host is a path."""
+    """Return the host and the path of a route's pattern. A `*` right after the host is a path."""
     bare = re.sub(r"^https?://", "", pattern)
     host, slash, tail = bare.partition("/")
     if not slash and len(host) > 1 and host.endswith("*"):
@@ -137,6 +146,7 @@ def host_and_path(pattern: str) -> tuple[str, str]:
 
 @table('write {crons = ["*/5 * * * *"]}', "crons")
 def triggers(value: Table, path: str) -> Problems:
+    """Check `triggers`."""
     crons = value.get("crons", [])
     if (found := list(texts(crons, f"{path}.crons"))) or not isinstance(crons, list):
         yield from found
@@ -150,12 +160,14 @@ def triggers(value: Table, path: str) -> Problems:
 
 @table("write {cpu_ms = 100}", "cpu_ms", "subrequests")
 def limits(value: Table, path: str) -> Problems:
+    """Check `limits`."""
     for name in value:
         if name in ("cpu_ms", "subrequests") and not _is_whole(value[name], 1, 2**31):
             yield Problem(f"{path}.{name}", "must be a whole number from 1 on", "write such as 100")
 
 
 def observability(value: object, path: str) -> Problems:
+    """Check `observability`."""
     yield from _observed("logs", "traces")(value, path)
     if isinstance(value, dict):
         of_each, logs = ("persist", "destinations"), value.get("logs", {})
@@ -179,6 +191,7 @@ def _rates(value: Table, path: str) -> Problems:
 
 @table("write {port = 8787}", *DEV)
 def dev(value: Table, path: str) -> Problems:
+    """Check `dev`."""
     if not _is_whole(value.get("port", 0), 0, MAX_PORT):
         yield Problem(f"{path}.port", f"must be 0 to {MAX_PORT}", "write such as 8787")
     yield from text(value.get("ip", "localhost"), f"{path}.ip")
@@ -187,6 +200,7 @@ def dev(value: Table, path: str) -> Problems:
 
 
 def durable_objects(value: object, path: str) -> Problems:
+    """Check `durable_objects`."""
     if not isinstance(value, dict) or not _are_tables(value.get("bindings")):
         yield Problem(path, "has no array of bindings", "write {bindings = [{name, class_name}]}")
         return
@@ -206,11 +220,13 @@ def durable_objects(value: object, path: str) -> Problems:
 
 
 def bindings_of(durable: object) -> list[Table]:
+    """Return the bindings that are tables."""
     found = durable.get("bindings") if isinstance(durable, dict) else None
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
 def migrations(value: object, path: str) -> Problems:
+    """Check `migrations`."""
     if not _are_tables(value) or not isinstance(value, list):
         yield Problem(path, "must be an array of tables", "write [[migrations]] or [{tag: …}]")
         return
@@ -233,7 +249,7 @@ def migrations(value: object, path: str) -> Problems:
 
 
 def classes_of(steps: object, exported: object) -> Iterator[str]:
-    """Classes that there are after all migrations, in which no problem was found, or exports."""
+    """Give the classes that exist after all checked migrations, or the exported ones."""
     classes: set[str] = set(exported) if isinstance(exported, dict) else set()
     for step in steps if isinstance(steps, list) else []:
         classes |= set(step.get("new_sqlite_classes", []))
@@ -245,6 +261,7 @@ def classes_of(steps: object, exported: object) -> Iterator[str]:
 
 @table('write {Name = {type = "durable-object"}}')
 def exports(value: Table, path: str) -> Problems:
+    """Check `exports`."""
     for name, one in value.items():
         if not isinstance(one, dict) or one.get("type") != "durable-object":
             yield Problem(f"{path}.{name}", "is no durable object", 'write type = "durable-object"')

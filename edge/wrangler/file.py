@@ -1,6 +1,6 @@
-"""What a `wrangler.toml` or `wrangler.jsonc` says to an edge of ours: settings, and findings.
+"""Reads the settings of an edge from a `wrangler.toml` or `wrangler.jsonc`, and explains its keys.
 
-Texts go in; nothing is opened here, and the environment of the process is what the caller says.
+It takes texts and opens no file. The caller names the variables of the process's environment.
 """
 
 from __future__ import annotations
@@ -31,17 +31,24 @@ from tailrace.ledger.errors import ConfigError
 from tailrace.ledger.objects.deployment import Deployment
 
 PREFIX = "TAILRACE_EDGE_"
-"""Of variables and secrets that are settings, as in the environment of the process."""
+"""Prefix of the variables and secrets that are settings, as in the environment of a process."""
 NEW, DELETED = "new_sqlite_classes", "deleted_classes"
 REQUIRED = ("name", "main", "compatibility_date")
 DEV_PORT = 8787
-"""Where wrangler's own development server listens."""
+"""Default port of `wrangler dev`."""
 
 
 class Finding(NamedTuple):
-    """What a key does, or what is wrong with it; `key` begins with `env.NAME.` where it is there.
+    """The effect of a key, or what is wrong with it.
 
-    Says no value: it may be a secret.
+    It has no value, which may be a secret.
+
+    Attributes:
+        key: The path of the key; it begins with `env.NAME.` in an environment.
+        environment: The environment that has the key, or None for the top level.
+        effect: What the key does.
+        why: The reason for the effect, or what is wrong.
+        hint: What would be right.
     """
 
     key: str
@@ -52,7 +59,7 @@ class Finding(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A setting's value, and the key that says it; of a secret nothing may be shown."""
+    """The value of a setting and the key that sets it. The value of a secret must not be shown."""
 
     value: object
     key: str
@@ -60,7 +67,7 @@ class Source(NamedTuple):
 
 
 class DevVars(NamedTuple):
-    """`.dev.vars`, or that of the environment, which wrangler reads instead of it."""
+    """The text of `.dev.vars`, or of `.dev.vars.NAME`, which wrangler reads instead of it."""
 
     name: str
     text: str
@@ -68,20 +75,21 @@ class DevVars(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A file as one environment has it; with a finding that is refused there are no settings."""
+    """A file as read for one environment. It has no settings if a key is refused."""
 
     file: str
     findings: list[Finding]
     settings: Mapping[str, Source]
     deployment: Deployment | None = None
-    """What origins are told of it: classes of their own, and crons."""
+    """The classes, bindings and crons for the origins, if there are any."""
 
     @property
     def refused(self) -> list[Finding]:
+        """The findings because of which the edge does not start."""
         return [one for one in self.findings if one.effect is Effect.REFUSED]
 
     def check(self) -> None:
-        """Raises ConfigError for what is refused: the first finding, and how many there are."""
+        """Raise ConfigError if a key is refused, with the first one and the number of others."""
         if not self.refused:
             return
         first, *others = self.refused
@@ -97,9 +105,18 @@ def read(
     dev_vars: DevVars | None = None,
     outside: Collection[str] = (),
 ) -> Reading:
-    """`outside` names the variables that the process has: they win, and are secrets enough.
+    """Read the text of a wrangler file.
 
-    Raises ConfigError where the file is neither TOML nor JSON with comments.
+    Args:
+        text: The text of the file.
+        file: The name of the file. It is TOML if it ends in `.toml`, otherwise JSON with comments.
+        environment: The chosen environment, or None for the top level.
+        dev_vars: The file of secrets beside it, if there is one.
+        outside: Names of the process's environment variables, which take precedence and count as
+            secrets that are set.
+
+    Raises:
+        ConfigError: The text is neither TOML nor JSON with comments.
     """
     top = _parsed(text, file)
     named = top.get("env", {})
@@ -135,6 +152,8 @@ def read(
 
 
 class _Wrong(Exception):
+    """A problem that ends the reading."""
+
     def __init__(self, path: str, message: str, hint: str) -> None:
         super().__init__(message)
         self.problem = Problem(path, message, hint)
@@ -142,7 +161,7 @@ class _Wrong(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Scope:
-    """The file as the environment `name` has it; None is the top level."""
+    """The file as seen by the environment `name`, or by the top level if it is None."""
 
     top: Table
     name: str | None
@@ -150,17 +169,18 @@ class _Scope:
 
     @property
     def script(self) -> str:
-        """Its name, as wrangler has it: an environment without one adds its own to it."""
+        """The name of the script. An environment without one appends its own, as in wrangler."""
         if self.name is None or "name" in self.own:
             return str(self.own["name"])
         return f"{self.top['name']}-{self.name}"
 
     @property
     def own(self) -> Table:
+        """The keys of the environment itself."""
         return self.top if self.name is None else self.environments[self.name]
 
     def place(self, key: str) -> str | None:
-        """Where the key is that holds here, as a path; None where there is none."""
+        """Return the path of the key that applies here, inherited or not, or None without one."""
         if key in self.own:
             return key if self.name is None else f"env.{self.name}.{key}"
         pair = {"route": "routes", "routes": "route"}.get(key)
@@ -168,12 +188,14 @@ class _Scope:
         return key if inherited and key in self.top else None
 
     def value(self, key: str) -> object:
+        """Return the value of the key that applies here, or None without one."""
         if self.place(key) is None:
             return None
         return self.own.get(key, self.top.get(key))
 
 
 def _parsed(text: str, file: str) -> Table:
+    """Parse TOML or JSON. Raises ConfigError."""
     try:
         document = tomllib.loads(text) if file.endswith(".toml") else jsonc.parse(text)
     except (ValueError, RecursionError) as error:
@@ -186,12 +208,13 @@ def _parsed(text: str, file: str) -> Table:
 
 
 def _finding(problem: Problem, environment: str | None) -> Finding:
+    """Return a problem as the finding of a refused key."""
     path = problem.path if environment is None else f"env.{environment}.{problem.path}"
     return Finding(path, environment, Effect.REFUSED, problem.message, problem.hint)
 
 
 def _problems(table: Table, top: Table | None) -> Iterator[Problem]:
-    """Of each key by itself, at the top level or, with `top`, in an environment."""
+    """Give the problems of single keys, at the top level or, with `top`, in an environment."""
     yield from unknown(table, KEYS)
     for name in (name for name in table if name in KEYS):
         key = KEYS[name]
@@ -211,7 +234,7 @@ def _problems(table: Table, top: Table | None) -> Iterator[Problem]:
 
 
 def _whole(scope: _Scope, *, is_chosen: bool) -> Iterator[Problem]:
-    """Of what an environment has in all, its own keys and inherited ones."""
+    """Give the problems that several keys of an environment have together, inherited ones too."""
     for name in REQUIRED if is_chosen else ():
         if scope.place(name) is None:
             yield Problem(name, "is missing", "wrangler asks for it, and for the same file here")
@@ -236,7 +259,7 @@ def _whole(scope: _Scope, *, is_chosen: bool) -> Iterator[Problem]:
 
 
 def _deployment(scope: _Scope) -> Deployment | None:
-    """None where the file has no class but those that every edge has built in."""
+    """Return what origins must know, or None if there is nothing but built-in classes."""
     exported = scope.value("exports")
     steps = scope.value("migrations")
     made = [{"tag": f"exports {name}", NEW: [name]} for name in classes_of(None, exported)]
@@ -265,6 +288,7 @@ def _of_the_origin(step: Table) -> Table:
 
 
 def _crons(scope: _Scope) -> list[str]:
+    """Return the crons, each once."""
     triggers = scope.value("triggers")
     crons = triggers.get("crons", []) if isinstance(triggers, dict) else []
     return list(dict.fromkeys(crons))
@@ -273,7 +297,7 @@ def _crons(scope: _Scope) -> list[str]:
 def _secrets(
     scope: _Scope, dev_vars: DevVars | None, outside: Collection[str]
 ) -> dict[str, Source]:
-    """Those of `.dev.vars`, by name. Raises _Wrong; what is said never holds a value."""
+    """Return the secrets of `.dev.vars` by name. Raises _Wrong, which never shows a value."""
     found: dict[str, Source] = {}
     if dev_vars is not None:
         for line in parse_stream(StringIO(dev_vars.text)):
@@ -297,7 +321,7 @@ def _secrets(
 
 
 def _settings(scope: _Scope, secrets: Mapping[str, Source]) -> dict[str, Source]:
-    """Settings by name: of `dev` and routes, over them variables, over those secrets."""
+    """Return the settings by name. Variables override `dev` and routes; secrets override all."""
     found: dict[str, Source] = {}
     if isinstance(dev := scope.value("dev"), dict) and {"ip", "port", "local_protocol"} & set(dev):
         found |= _listening(dev)
@@ -321,6 +345,7 @@ def _settings(scope: _Scope, secrets: Mapping[str, Source]) -> dict[str, Source]
 
 
 def _listening(dev: Table) -> dict[str, Source]:
+    """Return the settings for the address of `dev`."""
     host = str(dev.get("ip", "localhost")).replace("*", "0.0.0.0")
     host = f"[{host}]" if ":" in host else host
     address = [f"{host}:{dev.get('port', DEV_PORT)}"]
@@ -330,9 +355,9 @@ def _listening(dev: Table) -> dict[str, Source]:
 
 
 def _setting(name: str, source: Source) -> str | None:
-    """Return the setting that a variable gives; None if that setting has no effect any more.
+    """Return the setting that a variable sets, or None if the setting is retired.
 
-    A secret setting is refused in a file that is shared.
+    A secret is refused in `vars`, because the file is shared.
     """
     setting = name.removeprefix(PREFIX).lower()
     if setting in EdgeConfig.retired:
@@ -350,14 +375,14 @@ def _setting(name: str, source: Source) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Explanation:
-    """What comes of each key; `by_key` are the settings that they say."""
+    """Explains the effect of each key; `by_key` has the settings by the key that sets them."""
 
     scope: _Scope
     by_key: Mapping[str, str]
     outside: Collection[str]
 
     def findings(self, secrets: Mapping[str, Source]) -> Iterator[Finding]:
-        """Of the top level, of the environment that was chosen, and of `.dev.vars`."""
+        """Give the findings of the top level, the chosen environment and `.dev.vars`."""
         scope = self.scope
         for name, value in scope.top.items():
             if name == "env":
@@ -405,7 +430,7 @@ class _Explanation:
         return self._of_setting(path, environment, path, word)
 
     def _of_setting(self, path: str, environment: str | None, key: str, word: str) -> Finding:
-        """Whether a key that says a setting is the one that is heard."""
+        """Explain a key that sets a setting: it has an effect unless another one overrides it."""
         setting = self.by_key.get(key)
         variable = f"{PREFIX}{setting or word}".upper()
         if variable in self.outside:

@@ -1,4 +1,4 @@
-"""JSON with comments and trailing commas, as wrangler reads files of both names."""
+"""JSON with comments and trailing commas, as wrangler reads `.json` and `.jsonc` files."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ import re
 
 _STRING = r'"(?:[^"\\\n]|\\.)*"'
 _COMMENT = re.compile(rf"{_STRING}|//[^\r\n]*|/\*.*?\*/", re.DOTALL)
-# A comma behind a value and before a closing bracket; other strings are passed over.
+# A comma between a value and a closing bracket. Other strings are skipped.
 _LAST_COMMA = re.compile(
     rf'(?P<value>(?:{_STRING}|[^\s\[{{,:"])\s*),(?=\s*[\]}}])|{_STRING}', re.DOTALL
 )
 
 
 def parse(text: str) -> object:
-    """Raises ValueError naming line and column; a name that is said twice is an error too.
+    """Parse a text.
 
-    What JSON does not know is blanked out before a JSON parser reads the rest, so that its
-    positions are those of the file.
+    Comments and trailing commas are replaced by spaces before a JSON parser reads the text, so
+    that the positions in its errors are those of the file.
+
+    Raises:
+        ValueError: The text is not valid, or an object has a name twice. The message has the line
+            and the column.
     """
     plain = _COMMENT.sub(_without_comment, text.removeprefix("\ufeff"))
     plain = _LAST_COMMA.sub(
@@ -35,9 +39,9 @@ def _table(pairs: list[tuple[str, object]]) -> dict[str, object]:
     if len(table) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f'"{twice}" is said twice in one object')
+        raise ValueError(f'"{twice}" is given twice in one object')
     return table
 
 
 def _refuse_constant(word: str) -> object:
-    raise ValueError(f"{word} is no JSON")
+    raise ValueError(f"{word} is not JSON")

@@ -1,4 +1,4 @@
-"""Every key of a wrangler file, and what it does on an edge of ours."""
+"""Every key of a wrangler file, and its effect on a Tailrace edge."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Effect(StrEnum):
-    """What comes of a key: something, nothing, or an error."""
+    """The effect of a key: it sets something, nothing, or is an error."""
 
     HONOURED = "honoured"
     IGNORED = "ignored"
@@ -15,23 +15,29 @@ class Effect(StrEnum):
 
 
 class Key(NamedTuple):
-    """`why` it has that effect; of one that is refused, what would be right."""
+    """A key of the file.
+
+    Attributes:
+        effect: What the key does.
+        why: The reason for the effect, or for a refused key what would be right.
+        inherited: True if an environment without the key has that of the top level.
+        top_only: True if the key belongs at the top level only.
+    """
 
     effect: Effect
     why: str
     inherited: bool
-    """Whether an environment without it has that of the top level."""
     top_only: bool
 
 
-_NO_SCRIPT = "an edge of ours runs no script"
+_NO_SCRIPT = "a Tailrace edge runs no script"
 BUILT_IN = {
     "StreamObject": "its streams are in the origin's ledger: /v1/generate",
-    "SessionObject": "its sessions are this edge's own: /v1/ws",
+    "SessionObject": "an edge has the sessions itself: /v1/ws",
 }
 """Classes of the Worker in wrangler-compat/, whose work an edge does itself. Files for
 an older Worker name `SessionObject`, too."""
-_NO_BINDING = "an edge of ours has nothing to bind it to; take it out, or deploy this to Workers"
+_NO_BINDING = "a Tailrace edge has nothing to bind it to; remove it, or deploy this file to Workers"
 
 _OF_SCRIPTS = (
     "alias base_dir build compatibility_date compatibility_flags define find_additional_modules"
@@ -49,37 +55,37 @@ _BINDINGS = (
 )
 _WHY = {
     Effect.HONOURED: {
-        "env": "each has what --env NAME chooses",
-        "route": "gives edge.hosts the names that requests may ask for",
-        "routes": "gives edge.hosts the names that requests may ask for",
-        "vars": "those of the name TAILRACE_EDGE_… are settings of this edge",
-        "secrets": "the edge does not start without those that are required",
-        "dev": "ip, port and local_protocol say where this edge listens",
-        "durable_objects": "/v1/objects/BINDING/NAME is an object of the origin's",
-        "migrations": "origins are told, and carry out what is new",
-        "exports": "origins are told which classes there are",
+        "env": "--env NAME chooses one of them",
+        "route": "sets edge.hosts, the host names that requests may use",
+        "routes": "sets edge.hosts, the host names that requests may use",
+        "vars": "variables named TAILRACE_EDGE_… are settings of this edge",
+        "secrets": "the edge does not start without the required ones",
+        "dev": "ip, port and local_protocol set where this edge listens",
+        "durable_objects": "/v1/objects/BINDING/NAME is an object of the origin",
+        "migrations": "origins receive them and carry out the new ones",
+        "exports": "origins receive the names of the classes",
         "triggers": "origins call scheduled() of bound classes at these times",
     },
     Effect.IGNORED: {
-        "name": "nothing on this edge goes by a name",
+        "name": "this edge has no use for a name",
         "limits": f"{_NO_SCRIPT}; the limits of this edge are its settings",
-        "observability": "logs go to stderr, all of them; TAILRACE_EDGE_LOG_LEVEL in vars says"
-        " from which level",
-        "containers": "this edge starts none; TAILRACE_EDGE_ORIGIN in vars says where origins are",
-        "$schema": "an editor reads it",
-        "send_metrics": "wrangler reads it",
-        "keep_vars": "wrangler reads it",
+        "observability": "logs go to stderr, all of them; TAILRACE_EDGE_LOG_LEVEL in vars"
+        " sets the level",
+        "containers": "this edge starts none; TAILRACE_EDGE_ORIGIN in vars sets the origins",
+        "$schema": "only editors read it",
+        "send_metrics": "only wrangler reads it",
+        "keep_vars": "only wrangler reads it",
         **dict.fromkeys(_OF_SCRIPTS.split(), _NO_SCRIPT),
         **dict.fromkeys(_OF_CLOUDFLARE.split(), "it is about Cloudflare's network or account"),
     },
     Effect.REFUSED: {
-        "first_party_worker": "it is Cloudflare's own; take it out",
-        "python_modules": "wrangler-compat/ is a Worker in TypeScript; take it out",
-        "site": "an edge of ours serves no files; take it out",
-        "pages_build_output_dir": "an edge of ours serves no Pages; take it out",
-        "legacy_env": "service environments are gone; take it out",
+        "first_party_worker": "it is Cloudflare's own; remove it",
+        "python_modules": "wrangler-compat/ is a Worker in TypeScript; remove it",
+        "site": "a Tailrace edge serves no files; remove it",
+        "pages_build_output_dir": "a Tailrace edge serves no Pages; remove it",
+        "legacy_env": "wrangler has no service environments any more; remove it",
         **dict.fromkeys(
-            ("wasm_modules", "text_blobs", "data_blobs"), "of old scripts; take it out"
+            ("wasm_modules", "text_blobs", "data_blobs"), "only old scripts have it; remove it"
         ),
         **dict.fromkeys(_BINDINGS.split(), _NO_BINDING),
     },

@@ -71,8 +71,8 @@ def test_comments_and_trailing_commas_are_read_past(text: str, value: object) ->
         ("[1] /* open", "line 1 column 5"),
         ('["open]', "line 1 column 2"),
         ("[1 // ]", "line 1 column"),
-        ('{"a": 1, "a": 2}', '"a" is said twice'),
-        ("[NaN]", "NaN is no JSON"),
+        ('{"a": 1, "a": 2}', '"a" is given twice'),
+        ("[NaN]", "NaN is not JSON"),
         ("", "line 1 column 1"),
     ],
 )
