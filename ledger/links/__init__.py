@@ -1,1 +1,1 @@
-"""What edges and origins share: the transport between them, callers' rights, model hints."""
+"""Links between edges and origins: transport, callers' rights and model hints."""

@@ -9,7 +9,7 @@ HINT = "hint"
 
 
 class Hint(StrEnum):
-    """What an edge saw that makes a request likely."""
+    """An event at an edge that makes a request likely."""
 
     MODELS = "models"
     """A client listed the models."""

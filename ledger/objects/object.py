@@ -72,7 +72,7 @@ class ObjectResponse:
 
 
 class ObjectContext:
-    """What an object may use.
+    """The services that an object may use.
 
     `ledger` reads and watches streams; `storage` changes them. Anything that may take long, such as
     waiting for a frame, belongs in `outside`. `now_ms` returns the Unix time of the injected clock,
@@ -139,7 +139,7 @@ ObjectFactory = Callable[[ObjectContext], DurableObject]
 
 @dataclass(frozen=True, slots=True)
 class ReadContext:
-    """What a read may use that needs no instance: stored data, whoever owns the object."""
+    """The services of a read that needs no instance: stored data, whoever owns the object."""
 
     key: ObjectKey
     ledger: Ledger
