@@ -141,8 +141,12 @@ class Connection(asyncio.Protocol):
             return
         if secure is None or self._lost:
             return
-        chosen = secure.get_extra_info("ssl_object").selected_alpn_protocol()
-        self._begin(secure, chosen or "http/1.1")
+        tls = secure.get_extra_info("ssl_object")
+        if tls is None:  # the client left as the handshake ended; `connection_lost` follows
+            secure.abort()
+            self._release()
+            return
+        self._begin(secure, tls.selected_alpn_protocol() or "http/1.1")
         early, self._early = self._early, b""
         if early and not self._lost:
             self.data_received(early)
