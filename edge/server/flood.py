@@ -2,7 +2,7 @@
 
 Input is unproductive when it makes the edge work and asks for nothing that would be answered with
 a stream or a page: pings, empty frames, resets, requests that are refused at once. Each kind costs
-points. Points are forgiven with time, and for what the client lets the edge send.
+points. Points decay with time, and with responses that the client reads.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 MAX_POINTS = 1000.0
 """Maximum points that a connection may owe; over it the edge hangs up."""
-FORGIVEN_PER_S = 100.0
-FORGIVEN_PER_DATA = 0.5
-"""Points forgiven for a piece of a response that left because the client read."""
+DECAY_PER_S = 100.0
+DECAY_PER_DATA = 0.5
+"""Points that decay for each piece of a response that was sent because the client read."""
 REFUSED_POINTS = 5.0
 """Points of a request that is refused at once: without an API key, say, or with a bad body."""
 EMPTY_POINTS = 1.0
@@ -25,11 +25,11 @@ SMALL_PIECE_BYTES = 64
 class FloodBudget:
     """The points that one connection owes."""
 
-    __slots__ = ("_clock_s", "_forgiven_at", "points")
+    __slots__ = ("_clock_s", "_decayed_at", "points")
 
     def __init__(self, clock_s: Callable[[], float]) -> None:
         self._clock_s = clock_s
-        self._forgiven_at = clock_s()
+        self._decayed_at = clock_s()
         self.points = 0.0
 
     def spend(self, points: float) -> bool:
@@ -37,9 +37,9 @@ class FloodBudget:
         self.points += points
         if self.points > MAX_POINTS:
             now = self._clock_s()
-            self.forgive((now - self._forgiven_at) * FORGIVEN_PER_S)
-            self._forgiven_at = now
+            self.decay((now - self._decayed_at) * DECAY_PER_S)
+            self._decayed_at = now
         return self.points <= MAX_POINTS
 
-    def forgive(self, points: float) -> None:
+    def decay(self, points: float) -> None:
         self.points = max(0.0, self.points - points)

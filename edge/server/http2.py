@@ -8,12 +8,18 @@ from tailrace.edge.errors import refusal
 from tailrace.edge.server.context import KEEP_ALIVE_TIMEOUT_S, TcpContext
 from tailrace.edge.server.deadlines import Deadline, nothing
 from tailrace.edge.server.dispatch import RequestDispatcher
-from tailrace.edge.server.http2_core import Asked, Came, Happened, Http2Connection, Stream
+from tailrace.edge.server.http2_connection import (
+    BodyReceived,
+    HeadReceived,
+    Http2Connection,
+    Http2Event,
+    Http2Stream,
+)
 from tailrace.edge.server.interfaces import UNSENT_BYTES, Transport
 from tailrace.ledger.errors import Overloaded
 
 MAX_BODY_BYTES = 16 << 20
-"""Of all open requests of a connection together, unless the settings let two alone have more."""
+"""Maximum bytes of the bodies of all open requests of a connection, or twice `max_body_bytes`."""
 
 
 class Http2:
@@ -30,7 +36,7 @@ class Http2:
             peer=transport.peer,
         )
         self._busy = False
-        # A proxy's connection carries many clients' requests: one of them must not end it for all.
+        # A proxy's connection carries requests of many clients; one must not end it for all.
         self._is_proxy = transport.peer is not None and context.rules.proxies.trusts(
             transport.peer[0]
         )
@@ -41,7 +47,7 @@ class Http2:
         if first:
             self.receive(first)
 
-    # ---- what the connection says ----
+    # ---- the connection ----
 
     def receive(self, data: bytes) -> None:
         self._note(self._h2.receive(data))
@@ -54,33 +60,33 @@ class Http2:
         self._idle.end()
         self._stalled.end()
         self._note(self._h2.lost())
-        self._h2.mark_dirty = nothing  # it knows this one: garbage that would wait to be found
+        self._h2.mark_dirty = nothing  # it refers to this object: no cycle is left
 
     def drain(self) -> None:
         self._h2.go_away()
 
     # ---- requests ----
 
-    def _note(self, happened: list[Happened]) -> None:
-        for event in happened:
+    def _note(self, events: list[Http2Event]) -> None:
+        for event in events:
             stream = event.stream
-            if isinstance(event, Asked):
+            if isinstance(event, HeadReceived):
                 self._begin(event)
-            elif isinstance(event, Came):
+            elif isinstance(event, BodyReceived):
                 self._feed(stream, event.data, event.ended)
             else:
                 source, stream.source = stream.source, None
                 if source is not None:
                     source.disconnected()
 
-    def _begin(self, asked: Asked) -> None:
+    def _begin(self, asked: HeadReceived) -> None:
         stream, request, context = asked.stream, asked.request, self._context
         if asked.too_large:
             context.refuse(stream, "h2", request.method, refusal(431), request.headers)
             self._charge()
             return
         dispatcher = RequestDispatcher(
-            context, request, stream, self._transport.server, stream.taken, self._charge
+            context, request, stream, self._transport.server, stream.consumed, self._charge
         )
         stream.source = dispatcher
         dispatcher.begin(asked.ended)
@@ -91,11 +97,11 @@ class Http2:
             self._note(self._h2.refused_at_once(1))
             self._context.batch.mark_dirty(self)
 
-    def _feed(self, stream: Stream, data: bytes, ended: bool) -> None:
+    def _feed(self, stream: Http2Stream, data: bytes, ended: bool) -> None:
         limit = max(MAX_BODY_BYTES, 2 * self._context.config.max_body_bytes)
         dispatcher = stream.source
-        if not isinstance(dispatcher, RequestDispatcher):  # it has its answer
-            stream.taken(len(data))
+        if not isinstance(dispatcher, RequestDispatcher):  # it has been answered
+            stream.consumed(len(data))
         elif data and self._h2.body_bytes > limit:
             stream.source = None
             dispatcher.cut(Overloaded("too much request-body data is in flight on this connection"))
@@ -112,10 +118,10 @@ class Http2:
             if source is not None:
                 source.disconnected()
 
-    # ---- what goes ----
+    # ---- output ----
 
     def flush(self) -> None:
-        """All that the streams of this connection have to send, in one write as a rule."""
+        """Send the output of all streams of this connection, usually in one write."""
         while True:
             sent = self._h2.take(self._transport.writable_bytes())
             if sent:
@@ -128,7 +134,7 @@ class Http2:
             self._transport.close(lingers=self._h2.failed)
             return
         if self._transport.writable_bytes() < 1 - UNSENT_BYTES:
-            self._transport.pause_reading()  # it asks for much and takes nothing
+            self._transport.pause_reading()  # the client sends and does not read
         busy = bool(self._h2.streams)
         if busy != self._busy:
             self._busy = busy
@@ -136,7 +142,7 @@ class Http2:
                 self._idle.clear()
             else:
                 self._idle.set(KEEP_ALIVE_TIMEOUT_S)
-        since = self._h2.starved_since
+        since = self._h2.blocked_since
         if since is not None and not self._stalled.is_set:
             waited_s = self._context.deadlines.clock_s() - since
             self._stalled.set(self._context.config.stalled_timeout_s - waited_s)

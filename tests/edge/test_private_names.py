@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LIBRARIES = pytest.mark.parametrize("library", [AIOQUIC, H2], ids=lambda each: each.library)
 USERS = [
     (AIOQUIC, "edge/quic/aioquic_connection.py"),
-    (H2, "edge/server/http2_library.py"),
+    (H2, "edge/server/hardened_h2.py"),
 ]
 MODULES = re.compile(r"^(from|import) (aioquic|h2|hpack|hyperframe)\b", re.MULTILINE)
 

@@ -10,7 +10,12 @@ from h2.connection import H2Connection
 from h2.events import DataReceived, Event, StreamEnded
 from hyperframe.frame import Frame
 
-from tailrace.edge.server.http2_core import Asked, Happened, Http2Connection, Stream
+from tailrace.edge.server.http2_connection import (
+    HeadReceived,
+    Http2Connection,
+    Http2Event,
+    Http2Stream,
+)
 
 GET = [
     (":method", "GET"),
@@ -35,7 +40,7 @@ class Pair:
         )
         self.client = H2Connection(config)
         self.client.initiate_connection()
-        self.happened: list[Happened] = []
+        self.happened: list[Http2Event] = []
         self.events: list[Event] = []
         self.bodies: dict[int, bytearray] = {}
         self.ended: set[int] = set()
@@ -71,16 +76,16 @@ class Pair:
         """Frames that the client's library would not send."""
         self.happened += self.server.receive(b"".join(frame.serialize() for frame in frames))
 
-    def asks(self, headers: Any = GET, *, ended: bool = True) -> Stream:
+    def asks(self, headers: Any = GET, *, ended: bool = True) -> Http2Stream:
         """The stream of a new request."""
         stream_id = self.client.get_next_available_stream_id()
         self.client.send_headers(stream_id, headers, end_stream=ended)
         self.talk()
         asked = self.happened[-1]
-        assert isinstance(asked, Asked), self.happened
+        assert isinstance(asked, HeadReceived), self.happened
         return asked.stream
 
-    def opens(self, increment: int, *streams: Stream) -> None:
+    def opens(self, increment: int, *streams: Http2Stream) -> None:
         """The client's windows: of these streams, and of the connection."""
         self.client.increment_flow_control_window(increment)
         for stream in streams:

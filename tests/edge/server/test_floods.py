@@ -15,7 +15,7 @@ from wsproto.connection import ConnectionType
 from wsproto.events import BytesMessage, CloseConnection, Ping, Pong
 
 from tailrace.edge.server.connection import Connection
-from tailrace.edge.server.flood import FORGIVEN_PER_S, MAX_POINTS, REFUSED_POINTS, FloodBudget
+from tailrace.edge.server.flood import DECAY_PER_S, MAX_POINTS, REFUSED_POINTS, FloodBudget
 from tailrace.edge.server.input import MAX_HELD_BYTES, SLICE_BYTES, TURN_S, InputTurns
 from tailrace.edge.server.interfaces import UNSENT_BYTES
 from tailrace.edge.session import CloseCode
@@ -217,7 +217,7 @@ def test_points_are_forgiven_at_their_rate() -> None:
     budget = FloodBudget(lambda: now[0])
     assert budget.spend(MAX_POINTS)
     assert not budget.spend(1.0)
-    now[0] += 2.0 / FORGIVEN_PER_S
+    now[0] += 2.0 / DECAY_PER_S
     assert budget.spend(0.5)
     assert not budget.spend(1.0)
 
@@ -227,10 +227,10 @@ def test_a_body_in_small_pieces_is_a_flood_only_if_they_come_fast(pace: float, e
     pair = Pair()
     stream = pair.asks(POST, ended=False)
     for _ in range(5 * int(MAX_POINTS)):
-        pair.now += pace / FORGIVEN_PER_S
+        pair.now += pace / DECAY_PER_S
         pair.client.send_data(stream.id, b"a few bytes")
         pair.talk()
-        stream.taken(11)
+        stream.consumed(11)
         if pair.server.closed:
             break
     assert pair.server.closed == ends

@@ -20,9 +20,9 @@ from hyperframe.frame import (
     WindowUpdateFrame,
 )
 
-from tailrace.edge.server.flood import FORGIVEN_PER_S, MAX_POINTS
-from tailrace.edge.server.http2_core import Asked, Left
-from tailrace.edge.server.http2_library import MAX_STREAMS
+from tailrace.edge.server.flood import DECAY_PER_S, MAX_POINTS
+from tailrace.edge.server.hardened_h2 import MAX_STREAMS
+from tailrace.edge.server.http2_connection import HeadReceived, RequestReset
 from tests.edge.server.http2_pair import GET, PLENTY, POST, Pair
 
 
@@ -113,7 +113,7 @@ def test_a_fault_in_a_request_under_way_is_told_to_who_answers_it(pair: Pair) ->
     stream = pair.asks([*POST, ("content-length", "5")], ended=False)
     pair.client.send_data(stream.id, b"far too much", end_stream=True)
     pair.talk()
-    assert pair.happened[-1] == Left(stream)
+    assert pair.happened[-1] == RequestReset(stream)
     assert not stream.open
 
 
@@ -125,7 +125,7 @@ def test_requests_over_the_limit_are_refused_one_by_one() -> None:
     for n in range(MAX_STREAMS + 3):
         pair.client.send_headers(2 * n + 1, GET, end_stream=True)
     pair.talk()
-    asked = [event.stream for event in pair.happened if isinstance(event, Asked)]
+    asked = [event.stream for event in pair.happened if isinstance(event, HeadReceived)]
     assert len(asked) == MAX_STREAMS
     refused = pair.said(StreamReset)
     assert [event.error_code for event in refused] == [ErrorCodes.REFUSED_STREAM] * 3
@@ -143,7 +143,7 @@ def test_requests_over_the_limit_are_refused_one_by_one() -> None:
 def test_headers_over_the_limit_can_be_answered(pair: Pair, more: list[tuple[str, str]]) -> None:
     stream = pair.asks([*GET, *more])
     asked = pair.happened[-1]
-    assert isinstance(asked, Asked)
+    assert isinstance(asked, HeadReceived)
     assert asked.too_large
     stream.start(431, [])
     stream.end()
@@ -198,7 +198,7 @@ def test_what_is_asked_for_nothing_is_forgiven_with_time(pair: Pair) -> None:
     for _ in range(20 * int(MAX_POINTS)):
         pair.sends(PingFrame(0, b"12345678"))
         pair.server.take(PLENTY)
-        pair.now += 2.5 / FORGIVEN_PER_S
+        pair.now += 2.5 / DECAY_PER_S
     assert not pair.server.closed
 
 

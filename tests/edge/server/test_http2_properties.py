@@ -16,13 +16,13 @@ from hyperframe.frame import FRAMES
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.edge.server.http2_core import (
+from tailrace.edge.server.http2_connection import (
     MAX_CONNECTION_UNSENT_BYTES,
-    Asked,
-    Came,
+    BodyReceived,
+    HeadReceived,
     Http2Connection,
-    Left,
-    Stream,
+    Http2Stream,
+    RequestReset,
 )
 from tailrace.edge.server.interfaces import UNSENT_BYTES
 
@@ -53,7 +53,7 @@ class Trial:
         self.server = Http2Connection(lambda: 0.0, lambda: None)
         self.client = H2Connection(H2Configuration(client_side=True))
         self.client.initiate_connection()
-        self.streams: list[Stream] = []
+        self.streams: list[Http2Stream] = []
         self.written: dict[int, bytearray] = {}
         self.arrived: dict[int, bytearray] = {}
         self.ended: set[int] = set()
@@ -65,7 +65,7 @@ class Trial:
     def pass_on(self, room: int) -> None:
         """Both directions once; nothing a client says makes the server raise."""
         for event in self.server.receive(self.client.data_to_send()):
-            if isinstance(event, Asked):
+            if isinstance(event, HeadReceived):
                 stream = event.stream
                 stream.source = Waker(self, stream.id)
                 stream.start(200, [])
@@ -95,10 +95,10 @@ class Trial:
         if len(self.streams) < 40:
             self.client.send_headers(self.client.get_next_available_stream_id(), GET, True)
 
-    def _pick(self, n: int) -> Stream | None:
+    def _pick(self, n: int) -> Http2Stream | None:
         return self.streams[n % len(self.streams)] if self.streams else None
 
-    def _known(self, n: int) -> Stream | None:
+    def _known(self, n: int) -> Http2Stream | None:
         """One that the client holds open."""
         stream = self._pick(n)
         if stream is None or stream.id not in self.client.streams:
@@ -247,10 +247,10 @@ def test_no_frames_make_the_server_raise_or_keep_what_is_over(seed: int) -> None
         assert not server.streams
 
 
-def answer(event: Asked | Came | Left, random: Random) -> None:
+def answer(event: HeadReceived | BodyReceived | RequestReset, random: Random) -> None:
     """Somehow; what is done to a stream that has left does nothing."""
     stream = event.stream
-    if isinstance(event, Asked):
+    if isinstance(event, HeadReceived):
         stream.start(200, [])
     for _ in range(random.randrange(3)):
         random.choice(
@@ -259,7 +259,7 @@ def answer(event: Asked | Came | Left, random: Random) -> None:
                 stream.end,
                 stream.reset,
                 stream.writable_bytes,
-                lambda: stream.taken(1 << 20),
+                lambda: stream.consumed(1 << 20),
             )
         )()
 

@@ -1,8 +1,8 @@
-"""The library h2's connection, with what it leaves open decided: for a server, within bounds.
+"""h2's connection with the limits of a server.
 
-To h2 nearly every fault of a request is the connection's, and so is a request too many; it keeps
-no count of what a client has it do for nothing, and sends nothing more after a GOAWAY of either
-side. `_receive_frame`, which is private to h2, is overridden: edge/private_names.py has it.
+h2 ends the connection for nearly every fault of a request, and for a request over the limit. It
+does not limit unproductive frames, and sends nothing more after a GOAWAY of either side. One
+private method of h2 is overridden, `_receive_frame`, which edge/private_names.py checks.
 """
 
 from __future__ import annotations
@@ -34,44 +34,48 @@ from tailrace.edge.private_names import H2, require_private_names
 from tailrace.edge.server.flood import EMPTY_POINTS, SMALL_PIECE_BYTES, FloodBudget
 
 MAX_STREAMS = 256
-"""Open requests of one connection; those beyond are refused one by one, and may be tried again."""
+"""Maximum number of open requests of a connection; further ones are refused and may be retried."""
 MAX_HEADER_BYTES = 16 << 10
-"""Of a request's header fields, as RFC 9113, 6.5.2 counts them; 431 beyond."""
+"""Maximum size of a request's header fields, counted as in RFC 9113, 6.5.2; 431 beyond."""
 MAX_HEADERS = 100
+"""Maximum number of header fields of a request; 431 beyond."""
 MAX_READ_HEADER_BYTES = 64 << 10
-"""Of header fields that are read to be refused; a client that sends more is left, and so is one
-that sends so many bytes of a header block without its end."""
+"""Header blocks up to this size are decoded so that they can be answered with 431; for a larger
+one the connection is closed."""
 CONNECTION_WINDOW_BYTES = 1 << 20
-"""Of all request bodies of a connection that may come before what came has been read."""
+"""Maximum bytes of all request bodies of a connection beyond what has been read of them."""
 PIECE_BYTES = 16 << 10
 """Bytes of input that are parsed at a time, and the maximum length of a frame."""
 MAX_TABLE_BYTES = 4096
-"""Of header fields that are remembered here for a client's sake, however many it allows."""
+"""Maximum size of HPACK's table for responses, even if the client allows more."""
 MAX_CLOSED_STREAMS = 1024
-"""Streams that are remembered after their end, for what was under way to them then."""
+"""Maximum number of closed streams that are remembered, for frames that were still on their way."""
 MAX_STREAM_ID = 2**31 - 1
-IDLE_WORK: dict[type[Frame], float] = {
+FRAME_POINTS: dict[type[Frame], float] = {
     PingFrame: 2.0,
     PriorityFrame: 1.0,
     RstStreamFrame: 5.0,
     SettingsFrame: 10.0,
     WindowUpdateFrame: 0.2,
 }
-"""Points of a frame against the flood budget, which other unknown frames owe EMPTY_POINTS of."""
+"""Points of each frame against the flood budget; other frames have EMPTY_POINTS."""
 TRAILER_POINTS = 1.0
+"""Points of trailers, which no route uses."""
 RESIZE_POINTS = 1.0
-"""Points of a change of the size of HPACK's table, of which one header block can have thousands."""
+"""Points of a change of the size of HPACK's table; one header block can have thousands."""
 
 
 require_private_names(H2)
 
 
-class TooMuchForNothing(ProtocolError):
+class FloodDetected(ProtocolError):
+    """The client has spent its flood budget, or sends a header block without an end."""
+
     error_code = ErrorCodes.ENHANCE_YOUR_CALM
 
 
 class CountingDecoder(Decoder):
-    """hpack's decoder, which tells of each change of the size of its table."""
+    """hpack's decoder, which reports each change of the size of its table."""
 
     def __init__(self) -> None:
         self.resized: Callable[[], None] = lambda: None
@@ -87,8 +91,8 @@ class CountingDecoder(Decoder):
         self.header_table.maxsize = size
 
 
-class BoundedConnection(H2Connection):
-    """h2's, with what a client may do held within bounds, and its faults within their stream."""
+class HardenedH2Connection(H2Connection):
+    """A connection that limits its client, and confines faults to the request that has them."""
 
     MAX_CLOSED_STREAMS = MAX_CLOSED_STREAMS
 
@@ -101,7 +105,7 @@ class BoundedConnection(H2Connection):
                 normalize_outbound_headers=False,
             )
         )
-        self.client_leaves = False  # it has sent GOAWAY
+        self.client_leaves = False  # the client has sent GOAWAY
         self._before = bytearray()  # to be sent before what h2 has to send
         self._unframed_bytes = 0  # received since the last whole frame
         self.flood = FloodBudget(clock_s)
@@ -116,8 +120,8 @@ class BoundedConnection(H2Connection):
         self.increment_flow_control_window(
             CONNECTION_WINDOW_BYTES - self.local_settings.initial_window_size
         )
-        # To h2 a request too many or too large ends the connection. It is let through, to be
-        # refused by itself: a client may have sent it before it knew the limits.
+        # h2 would end the connection for a request over the limits, which a client may have sent
+        # before it knew them. Such requests are let through and refused one by one.
         self.local_settings[SettingCodes.MAX_CONCURRENT_STREAMS] = MAX_STREAM_ID
         self.local_settings.acknowledge()
         decoder = CountingDecoder()
@@ -132,17 +136,17 @@ class BoundedConnection(H2Connection):
         data += self.data_to_send()
         return data
 
-    # ---- work for nothing ----
+    # ---- floods ----
 
     def spend(self, points: float) -> None:
-        """Charge points. Raises TooMuchForNothing if the client owes too many."""
+        """Charge points; raise FloodDetected if the budget is spent."""
         if not self.flood.spend(points):
-            raise TooMuchForNothing("too many frames that ask for nothing")
+            raise FloodDetected("too many unproductive frames")
 
     # ---- frames ----
 
     def receive_data(self, data: bytes) -> list[Event]:  # type: ignore[override]
-        """Take input; raise TooMuchForNothing for a header block that does not end.
+        """Take input; raise FloodDetected for a header block that does not end.
 
         h2 keeps a header block until it has ended, in up to 64 frames. A single frame is shorter
         than the limit, so only a header block leaves more input without a frame.
@@ -154,13 +158,13 @@ class BoundedConnection(H2Connection):
             self._unframed_bytes += len(piece)
             events += super().receive_data(piece)
             if self._unframed_bytes > MAX_READ_HEADER_BYTES + PIECE_BYTES:
-                raise TooMuchForNothing("a header block without an end")
+                raise FloodDetected("a header block without an end")
         return events
 
     def _receive_frame(self, frame: Frame) -> list[Event]:
         self._unframed_bytes = 0
         if not isinstance(frame, DataFrame | HeadersFrame):
-            self.spend(IDLE_WORK.get(type(frame), EMPTY_POINTS))
+            self.spend(FRAME_POINTS.get(type(frame), EMPTY_POINTS))
         elif (
             isinstance(frame, DataFrame)
             and len(frame.data) < SMALL_PIECE_BYTES
@@ -168,9 +172,9 @@ class BoundedConnection(H2Connection):
         ):
             self.spend(EMPTY_POINTS)
         if isinstance(frame, PriorityFrame):
-            return []  # RFC 9113, 5.3.2: of no meaning any more
+            return []  # deprecated by RFC 9113, 5.3.2
         if isinstance(frame, GoAwayFrame):
-            # To h2 nothing may follow. But a client may say so and await what it has asked for.
+            # For h2 nothing may follow, but open requests are still to be answered.
             self.client_leaves = True
             return []
         if isinstance(frame, SettingsFrame):
@@ -183,7 +187,7 @@ class BoundedConnection(H2Connection):
             return self._end_stream_for(frame, error)
 
     def _is_of_one_stream(self, frame: Frame, error: ProtocolError) -> bool:
-        """Whether the connection is as sound as before (RFC 9113, 5.4)."""
+        """Return True if an error concerns one stream and not the connection (RFC 9113, 5.4)."""
         return (
             isinstance(frame, DataFrame | HeadersFrame)
             and frame.stream_id in self.streams
@@ -197,7 +201,7 @@ class BoundedConnection(H2Connection):
         self.reset_stream(frame.stream_id, error.error_code)
         if isinstance(frame, DataFrame) and frame.flow_controlled_length:
             self.acknowledge_received_data(frame.flow_controlled_length, frame.stream_id)
-        self.spend(IDLE_WORK[RstStreamFrame])
+        self.spend(FRAME_POINTS[RstStreamFrame])
         return [
             StreamReset(stream_id=frame.stream_id, error_code=error.error_code, remote_reset=False)
         ]

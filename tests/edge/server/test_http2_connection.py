@@ -12,18 +12,18 @@ from h2.events import (
 )
 from h2.settings import SettingCodes
 
-from tailrace.edge.server.http2_core import (
-    MAX_CONNECTION_UNSENT_BYTES,
-    Asked,
-    Came,
-    Http2Connection,
-    Left,
-    Stream,
-)
-from tailrace.edge.server.http2_library import (
+from tailrace.edge.server.hardened_h2 import (
     CONNECTION_WINDOW_BYTES,
     MAX_CLOSED_STREAMS,
     MAX_STREAMS,
+)
+from tailrace.edge.server.http2_connection import (
+    MAX_CONNECTION_UNSENT_BYTES,
+    BodyReceived,
+    HeadReceived,
+    Http2Connection,
+    Http2Stream,
+    RequestReset,
 )
 from tailrace.edge.server.interfaces import UNSENT_BYTES
 from tests.edge.server.http2_pair import GET, PLENTY, POST, Pair
@@ -37,7 +37,7 @@ def pair() -> Pair:
 class Reader:
     """A `ResponseSource` that counts what it hears."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Http2Stream) -> None:
         self.relieved = 0
         stream.source = self
 
@@ -53,13 +53,13 @@ class Reader:
 def test_a_request_is_what_its_pseudo_headers_say(pair: Pair) -> None:
     stream = pair.asks([*GET, ("accept", "text/event-stream")])
     [asked] = pair.happened
-    assert isinstance(asked, Asked)
+    assert isinstance(asked, HeadReceived)
     request = asked.request
     assert (request.method, request.path, request.query) == ("GET", b"/v1/stream/a", b"offset=-1")
     assert request.headers == [(b"host", b"edge.example"), (b"accept", b"text/event-stream")]
     assert (request.scheme, request.http_version) == ("https", "2")
     assert request.peer == ("192.0.2.1", 4000)
-    assert (asked.ended, asked.too_large, stream.came_whole) == (True, False, True)
+    assert (asked.ended, asked.too_large, stream.is_received) == (True, False, True)
 
 
 def test_a_response_is_its_head_what_was_written_and_the_end(pair: Pair) -> None:
@@ -104,14 +104,14 @@ def test_a_body_comes_in_pieces_and_opens_the_window_as_it_is_taken(pair: Pair) 
     while sent < len(whole):
         size = min(16_384, len(whole) - sent, pair.client.local_flow_control_window(stream.id))
         if size == 0:
-            came = sum(len(e.data) for e in pair.happened if isinstance(e, Came))
+            came = sum(len(e.data) for e in pair.happened if isinstance(e, BodyReceived))
             assert came == sent  # a client sends no more than a window ahead of the reader
-            stream.taken(stream.untaken)
+            stream.consumed(stream.unread_bytes)
         else:
             sent += size
             pair.client.send_data(stream.id, whole[:size], end_stream=sent == len(whole))
         pair.talk()
-    pieces = [event for event in pair.happened if isinstance(event, Came)]
+    pieces = [event for event in pair.happened if isinstance(event, BodyReceived)]
     assert b"".join(piece.data for piece in pieces) == whole
     assert [piece.ended for piece in pieces] == [False] * (len(pieces) - 1) + [True]
 
@@ -133,7 +133,7 @@ def test_trailers_end_a_body(pair: Pair) -> None:
     pair.client.send_data(stream.id, b"a")
     pair.client.send_headers(stream.id, [("checksum", "1")], end_stream=True)
     pair.talk()
-    assert pair.happened[1:] == [Came(stream, b"a", False), Came(stream, b"", True)]
+    assert pair.happened[1:] == [BodyReceived(stream, b"a", False), BodyReceived(stream, b"", True)]
 
 
 def test_a_request_that_is_answered_before_it_is_whole_is_asked_for_no_more(pair: Pair) -> None:
@@ -328,7 +328,7 @@ def test_a_client_that_says_goaway_still_gets_what_it_asked_for(pair: Pair) -> N
 
 def test_a_connection_that_is_lost_takes_all_its_streams_along(pair: Pair) -> None:
     streams = [pair.asks() for _ in range(3)]
-    assert pair.server.lost() == [Left(stream) for stream in streams]
+    assert pair.server.lost() == [RequestReset(stream) for stream in streams]
     assert pair.server.receive(b"anything") == []
     for stream in streams:
         stream.write(b"too late")

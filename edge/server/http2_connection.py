@@ -1,11 +1,10 @@
-"""HTTP/2 (RFC 9113) on one connection: bytes in; events, and bytes within what may wait, out.
+"""HTTP/2 (RFC 9113) on one connection: input in, events and output out.
 
-Sans-I/O, on the library h2, which knows HPACK, the frames and the states. Here is what it leaves
-to its user: who may send how much and in which turn, so that flow control reaches the source of
-each response.
+Sans-I/O. The library h2 handles HPACK, frames and states. This module decides how much each
+response may send and in which order, so that flow control reaches the source of each response.
 
-The DATA of responses is framed here, beside h2's count of the windows: most frames carry one
-token, and h2 takes longer over its frame than the edge over all the rest of its way.
+The DATA frames of responses are written here, and subtracted from h2's windows: most frames carry
+one token, and h2 would spend more time on a frame than the rest of the edge together.
 """
 
 from __future__ import annotations
@@ -30,75 +29,75 @@ from h2.exceptions import ProtocolError
 from h2.stream import H2Stream
 from hyperframe.frame import RstStreamFrame
 
-from tailrace.edge.server.flood import FORGIVEN_PER_DATA, REFUSED_POINTS
-from tailrace.edge.server.http2_library import (
-    IDLE_WORK,
+from tailrace.edge.server.flood import DECAY_PER_DATA, REFUSED_POINTS
+from tailrace.edge.server.hardened_h2 import (
+    FRAME_POINTS,
     MAX_HEADER_BYTES,
     MAX_HEADERS,
     MAX_STREAM_ID,
     MAX_STREAMS,
     TRAILER_POINTS,
-    BoundedConnection,
+    HardenedH2Connection,
 )
 from tailrace.edge.server.interfaces import UNSENT_BYTES, Headers, Request, ResponseSource
 
 MAX_CONNECTION_UNSENT_BYTES = 256 << 10
-"""Of all responses of a connection: where there are many, each may keep less than UNSENT_BYTES."""
+"""Maximum unsent bytes of all responses of a connection, which limits each to a share of them."""
 MAX_DATA_BYTES = 16 << 10
-"""Of one DATA frame, so that streams take turns. Every client takes frames of this size."""
+"""Maximum length of a DATA frame, so that streams take turns. Every client accepts it."""
 
 _TARGET = re.compile(rb"\*|/[!-~]*")
 _METHOD = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
-# ---- what a client has done ----
+# ---- events ----
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A request's head. `too_large`: it is over the limits, and nothing but an answer is due."""
+class HeadReceived:
+    """The head of a request arrived. If it is `too_large`, it is to be answered with 431."""
 
-    stream: Stream
+    stream: Http2Stream
     request: Request
     ended: bool
     too_large: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Came:
-    """A piece of a request's body. `ended`: it is whole; trailers are dropped."""
+class BodyReceived:
+    """A piece of a request's body arrived; `ended` marks the last one. Trailers are dropped."""
 
-    stream: Stream
+    stream: Http2Stream
     data: bytes
     ended: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
-    """The client wants no more of a response, or has broken the rules within its request."""
+class RequestReset:
+    """The client has reset a request, or violated the protocol within it."""
 
-    stream: Stream
-
-
-Happened = Asked | Came | Left
+    stream: Http2Stream
 
 
-class Stream:
+Http2Event = HeadReceived | BodyReceived | RequestReset
+
+
+class Http2Stream:
     """One request and its response: a `ResponseWriter`."""
 
     __slots__ = (
         *("_broken", "_connection", "_ended", "_frame_tail", "_h2", "_head", "_waiting"),
-        *("came_bytes", "came_whole", "source", "id", "open", "started", "untaken"),
+        *("received_bytes", "is_received", "source", "id", "open", "started", "unread_bytes"),
     )
 
     def __init__(self, connection: Http2Connection, h2: H2Stream) -> None:
         self.id = h2.stream_id
-        self.open = True  # not all of the response has left
-        self.source: ResponseSource | None = None  # who is to hear of the client
+        self.open = True  # not all of the response has been sent
+        self.source: ResponseSource | None = None  # told when the client leaves or has room
         self.started = False
-        self.came_whole = False
-        self.came_bytes = 0  # of the request's body
-        self.untaken = 0  # of these
+        self.is_received = False
+        self.received_bytes = 0  # of the request's body
+        self.unread_bytes = 0  # of the request's body
         self._connection = connection
         self._h2 = h2
         self._head: list[tuple[bytes, bytes]] | None = None
@@ -113,7 +112,7 @@ class Stream:
 
     @property
     def over(self) -> bool:
-        """Nothing more is written."""
+        """True if nothing more is written to the response."""
         return self._ended or self._broken or not self.open
 
     # ---- a ResponseWriter ----
@@ -136,7 +135,7 @@ class Stream:
             self._connection.has_more(self)
 
     def reset(self) -> None:
-        """What was written still leaves, as far as the client has room for it."""
+        """Break the response off; written data is still sent as far as the windows allow."""
         if not self.over:
             self._broken, self.source = True, None
             self._connection.has_more(self)
@@ -146,24 +145,24 @@ class Stream:
 
     # ---- the request's body ----
 
-    def taken(self, size: int) -> None:
-        """So many bytes of it have been read: so many more may come."""
-        self._connection.taken(self, size)
+    def consumed(self, size: int) -> None:
+        """Let the client send `size` more bytes, for those that have been read."""
+        self._connection.consumed(self, size)
 
-    # ---- what the connection sends ----
+    # ---- output ----
 
     @property
     def needs_no_room(self) -> bool:
-        """Whether it has something to send that flow control does not bound."""
+        """True if there is something to send that flow control does not limit."""
         return self._head is not None or not self._waiting
 
     @property
     def sendable(self) -> bool:
-        """Whether something waits that its own window lets go."""
+        """True if data waits that the stream's own window allows."""
         return bool(self._waiting) and self._h2.outbound_flow_control_window > 0
 
     def put_head(self, h2: H2Connection) -> None:
-        """The head, if it is due, and the end where nothing waits before it."""
+        """Send the head if it is due, and the end if no data waits before it."""
         ends = self._ended and not self._waiting
         if self._head is not None:
             h2.send_headers(self.id, self._head, end_stream=ends)
@@ -176,8 +175,8 @@ class Stream:
             h2.reset_stream(self.id, ErrorCodes.INTERNAL_ERROR)
             self._connection.forget(self)
 
-    def put_data(self, h2: BoundedConnection, out: bytearray) -> int:
-        """One DATA frame, as large as both windows let it be; gives how much it carries."""
+    def put_data(self, h2: HardenedH2Connection, out: bytearray) -> int:
+        """Append a DATA frame as large as both windows allow; return the length of its data."""
         waiting = self._waiting
         windows = min(h2.outbound_flow_control_window, self._h2.outbound_flow_control_window)
         size = min(len(waiting), windows, MAX_DATA_BYTES)
@@ -193,13 +192,13 @@ class Stream:
         out += self._frame_tail
         out += waiting if size == len(waiting) else waiting[:size]
         del waiting[:size]
-        # As h2 does itself; it would make an object of the frame.
+        # h2 does the same, but makes an object of each frame.
         self._h2.outbound_flow_control_window -= size
         h2.outbound_flow_control_window -= size
         return size
 
     def _finish(self, h2: H2Connection) -> None:
-        if not self.came_whole:  # it has its answer: no more of the request is wanted
+        if not self.is_received:  # the response is complete: stop the rest of the request
             h2.reset_stream(self.id, ErrorCodes.NO_ERROR)
         self._connection.forget(self)
 
@@ -211,9 +210,10 @@ class Stream:
 
 @dataclass(slots=True, eq=False)
 class Http2Connection:
-    """`mark_dirty` is called when there may be something to `take`, or somebody to be `drained`.
+    """The requests of one connection.
 
-    `headers` are those of every response.
+    `mark_dirty` is called when there may be output to `take`, or responses that are `drained`.
+    `headers` are added to every response.
     """
 
     clock_s: Callable[[], float]
@@ -221,37 +221,43 @@ class Http2Connection:
     headers: Callable[[], Headers] = tuple
     secure: bool = True
     peer: tuple[str, int] | None = None
-    closed: bool = False  # when all that `take` gives has been sent, that was it
-    failed: bool = False  # for what the client has done
-    streams: dict[int, Stream] = field(default_factory=dict)
-    _heads: dict[Stream, None] = field(default_factory=dict)  # with something that needs no room
-    _bodies: dict[Stream, None] = field(default_factory=dict)  # with what their window lets go
-    _starved: dict[Stream, float] = field(default_factory=dict)  # without room, and since when
-    _relieved: dict[Stream, None] = field(default_factory=dict)  # of those, that may have some now
+    closed: bool = False  # once the output of `take` has been sent
+    failed: bool = False  # because of a fault of the client
+    streams: dict[int, Http2Stream] = field(default_factory=dict)
+    _heads: dict[Http2Stream, None] = field(
+        default_factory=dict
+    )  # with output that flow control does not limit
+    _bodies: dict[Http2Stream, None] = field(
+        default_factory=dict
+    )  # with data that their window allows
+    _blocked: dict[Http2Stream, float] = field(default_factory=dict)  # without room, and since when
+    _unblocked: dict[Http2Stream, None] = field(
+        default_factory=dict
+    )  # those of them that may have room now
     _leaving: bool = False
-    _h2: BoundedConnection = field(init=False)
+    _h2: HardenedH2Connection = field(init=False)
 
     def __post_init__(self) -> None:
-        self._h2 = BoundedConnection(self.clock_s)
+        self._h2 = HardenedH2Connection(self.clock_s)
 
-    # ---- what comes ----
+    # ---- input ----
 
-    def receive(self, data: bytes) -> list[Happened]:
-        """Never raises for what a client sends: it costs the request, or the connection."""
-        happened: list[Happened] = []
+    def receive(self, data: bytes) -> list[Http2Event]:
+        """Handle input. A fault of the client ends its request or the connection."""
+        events: list[Http2Event] = []
         if self.closed:
-            return happened
+            return events
         try:
             for event in self._h2.receive_data(data):
-                self._note(event, happened)
+                self._note(event, events)
         except ProtocolError as error:
-            happened += self._fail(error)
+            events += self._fail(error)
         self._end_if_idle()
         self.mark_dirty()
-        return happened
+        return events
 
-    def refused_at_once(self, count: int) -> list[Happened]:
-        """Charge requests that cost their client nothing to make."""
+    def refused_at_once(self, count: int) -> list[Http2Event]:
+        """Charge requests that were refused at once, which cost their client nothing."""
         if self.closed:
             return []
         try:
@@ -260,38 +266,38 @@ class Http2Connection:
             return self._fail(error)
         return []
 
-    def lost(self) -> list[Happened]:
-        """The connection is gone."""
+    def lost(self) -> list[Http2Event]:
+        """End all requests because the connection is lost."""
         self.closed = True
-        left: list[Happened] = []
+        left: list[Http2Event] = []
         for stream in list(self.streams.values()):
             self.forget(stream)
-            left.append(Left(stream))
+            left.append(RequestReset(stream))
         return left
 
-    def _fail(self, error: ProtocolError) -> list[Happened]:
+    def _fail(self, error: ProtocolError) -> list[Http2Event]:
         self.failed = True
         if self._h2.state_machine.state is not ConnectionState.CLOSED:
             self._h2.close_connection(error.error_code)
         return self.lost()
 
-    def _note(self, event: Event, happened: list[Happened]) -> None:
+    def _note(self, event: Event, events: list[Http2Event]) -> None:
         if isinstance(event, RequestReceived):
-            self._note_request(event, happened)
+            self._note_request(event, events)
         elif isinstance(event, DataReceived):
-            self._note_data(event, happened)
+            self._note_data(event, events)
         elif isinstance(event, TrailersReceived):
             self._h2.spend(TRAILER_POINTS)
         elif isinstance(event, StreamEnded):
             stream = self.streams.get(event.stream_id)
-            if stream is not None and not stream.came_whole:  # by trailers
-                stream.came_whole = True
-                happened.append(Came(stream, b"", ended=True))
+            if stream is not None and not stream.is_received:  # it ended with trailers
+                stream.is_received = True
+                events.append(BodyReceived(stream, b"", ended=True))
         elif isinstance(event, StreamReset):
             stream = self.streams.get(event.stream_id)
             if stream is not None:
                 self.forget(stream)
-                happened.append(Left(stream))
+                events.append(RequestReset(stream))
         elif isinstance(event, WindowUpdated):
             stream = self.streams.get(event.stream_id)
             if stream is not None:
@@ -300,72 +306,73 @@ class Http2Connection:
             for stream in self.streams.values():
                 self.has_more(stream)
 
-    def _note_request(self, event: RequestReceived, happened: list[Happened]) -> None:
+    def _note_request(self, event: RequestReceived, events: list[Http2Event]) -> None:
         h2 = self._h2.streams.get(event.stream_id)
         if h2 is None or h2.closed:
-            return  # what came behind it in the same read was its reset
+            return  # its reset came in the same read
         if len(self.streams) >= MAX_STREAMS:
             self._h2.reset_stream(event.stream_id, ErrorCodes.REFUSED_STREAM)
-            self._h2.spend(IDLE_WORK[RstStreamFrame])
+            self._h2.spend(FRAME_POINTS[RstStreamFrame])
             return
         fields = [(bytes(name), bytes(value)) for name, value in event.headers or ()]
         request = _request(fields, "https" if self.secure else "http", self.peer)
         if request is None:
             self._h2.reset_stream(event.stream_id, ErrorCodes.PROTOCOL_ERROR)
-            self._h2.spend(IDLE_WORK[RstStreamFrame])
+            self._h2.spend(FRAME_POINTS[RstStreamFrame])
             return
-        stream = Stream(self, h2)
-        stream.came_whole = event.stream_ended is not None
+        stream = Http2Stream(self, h2)
+        stream.is_received = event.stream_ended is not None
         self.streams[stream.id] = stream
         size = sum(len(name) + len(value) + 32 for name, value in fields)
         too_large = size > MAX_HEADER_BYTES or len(fields) > MAX_HEADERS
-        happened.append(Asked(stream, request, stream.came_whole, too_large))
+        events.append(HeadReceived(stream, request, stream.is_received, too_large))
 
-    def _note_data(self, event: DataReceived, happened: list[Happened]) -> None:
+    def _note_data(self, event: DataReceived, events: list[Http2Event]) -> None:
         data, size = event.data or b"", event.flow_controlled_length or 0
         stream = self.streams.get(event.stream_id)
-        unread = size if stream is None else size - len(data)  # all of it, or the padding
+        unread = size if stream is None else size - len(data)  # all of the data, or its padding
         if unread:
             self._h2.acknowledge_received_data(unread, event.stream_id)
         if stream is None:
             return
-        stream.untaken += len(data)
-        stream.came_bytes += len(data)
-        stream.came_whole = event.stream_ended is not None
-        happened.append(Came(stream, bytes(data), stream.came_whole))
+        stream.unread_bytes += len(data)
+        stream.received_bytes += len(data)
+        stream.is_received = event.stream_ended is not None
+        events.append(BodyReceived(stream, bytes(data), stream.is_received))
 
-    def taken(self, stream: Stream, size: int) -> None:
-        size = min(size, stream.untaken)
-        stream.untaken -= size
+    def consumed(self, stream: Http2Stream, size: int) -> None:
+        size = min(size, stream.unread_bytes)
+        stream.unread_bytes -= size
         if size and not self.closed:
             self._h2.acknowledge_received_data(size, stream.id)
             self.mark_dirty()
 
-    # ---- what goes ----
+    # ---- output ----
 
-    def writable_bytes(self, stream: Stream) -> int:
+    def writable_bytes(self, stream: Http2Stream) -> int:
         share = MAX_CONNECTION_UNSENT_BYTES // max(len(self.streams), 1)
         room = min(UNSENT_BYTES, share) - stream.unsent_bytes
-        if room < 1 and stream.open and stream not in self._starved:
-            self._starved[stream] = self.clock_s()
+        if room < 1 and stream.open and stream not in self._blocked:
+            self._blocked[stream] = self.clock_s()
             self.mark_dirty()
         return room
 
     @property
-    def starved_since(self) -> float | None:
-        """Since when the one has had no room that has had none for longest; None where all have."""
-        return next(iter(self._starved.values()), None)
+    def blocked_since(self) -> float | None:
+        """The time at which the longest-blocked stream became blocked, or None."""
+        return next(iter(self._blocked.values()), None)
 
-    def stalled(self, since: float) -> list[Stream]:
-        """Those without room since then, or for longer."""
-        return [stream for stream, at in self._starved.items() if at <= since]
+    def stalled(self, since: float) -> list[Http2Stream]:
+        """Return the streams that have been blocked since that time or longer."""
+        return [stream for stream, at in self._blocked.items() if at <= since]
 
     @property
     def body_bytes(self) -> int:
-        """What has come of the bodies of all open requests."""
-        return sum(stream.came_bytes for stream in self.streams.values())
+        """The bytes received of the bodies of all open requests."""
+        return sum(stream.received_bytes for stream in self.streams.values())
 
-    def has_more(self, stream: Stream) -> None:
+    def has_more(self, stream: Http2Stream) -> None:
+        """Note that a stream may have something to send."""
         if not stream.open:
             return
         if stream.needs_no_room or stream.over:
@@ -375,7 +382,7 @@ class Http2Connection:
         self.mark_dirty()
 
     def take(self, most: int) -> bytes:
-        """What is to be sent now: of bodies about `most` bytes, a frame of each stream in turn."""
+        """Return the output, with about `most` bytes of bodies: a frame of each stream in turn."""
         h2 = self._h2
         self._put_heads()
         out = h2.take_data()
@@ -388,7 +395,7 @@ class Http2Connection:
 
     @property
     def has_more_bodies(self) -> bool:
-        """Whether `take` would give more, of a connection with more room."""
+        """True if `take` would return more if more was asked for."""
         return bool(self._bodies) and self._h2.outbound_flow_control_window > 0
 
     def _put_heads(self) -> None:
@@ -400,11 +407,11 @@ class Http2Connection:
                 stream.put_head(self._h2)
 
     def _take_turns(self, most: int, out: bytearray) -> int:
-        """One frame of each stream, until `most` bytes are reached; gives how many it were."""
+        """Append one frame of each stream up to `most` bytes; return the number of bytes."""
         h2 = self._h2
         turn, self._bodies = self._bodies, {}
-        again: dict[Stream, None] = {}
-        left: dict[Stream, None] = {}
+        again: dict[Http2Stream, None] = {}
+        left: dict[Http2Stream, None] = {}
         sent = 0
         for stream in turn:
             if sent >= most or h2.outbound_flow_control_window <= 0:
@@ -415,9 +422,9 @@ class Http2Connection:
             size = stream.put_data(h2, out)
             sent += size
             if h2.flood.points and (not stream.unsent_bytes or size >= MAX_DATA_BYTES // 16):
-                h2.flood.forgive(FORGIVEN_PER_DATA)
-            if stream in self._starved:
-                self._relieved[stream] = None
+                h2.flood.decay(DECAY_PER_DATA)
+            if stream in self._blocked:
+                self._unblocked[stream] = None
             if stream.sendable:
                 again[stream] = None
             elif stream.over and stream.open:
@@ -426,38 +433,38 @@ class Http2Connection:
         return sent
 
     def drained(self) -> list[ResponseSource]:
-        """Whom `writable_bytes` has disappointed, and may not again."""
-        if not self._relieved:
+        """Return the sources whose streams were blocked and are writable again."""
+        if not self._unblocked:
             return []
-        relieved, self._relieved = self._relieved, {}
+        relieved, self._unblocked = self._unblocked, {}
         sources = []
         for stream in relieved:
-            if stream.open and stream in self._starved and self.writable_bytes(stream) >= 1:
-                del self._starved[stream]
+            if stream.open and stream in self._blocked and self.writable_bytes(stream) >= 1:
+                del self._blocked[stream]
                 if stream.source is not None:
                     sources.append(stream.source)
         return sources
 
-    def abort(self, stream: Stream) -> None:
-        """End a response at once; what waits is thrown away."""
+    def abort(self, stream: Http2Stream) -> None:
+        """End a response at once and drop its unsent data."""
         if stream.open and not self.closed:
             self._h2.reset_stream(stream.id, ErrorCodes.CANCEL)
             self.forget(stream)
             self.mark_dirty()
 
-    def forget(self, stream: Stream) -> None:
-        """Its response has left, or never will."""
+    def forget(self, stream: Http2Stream) -> None:
+        """Forget a stream whose response has been sent or dropped."""
         if self.streams.pop(stream.id, None) is None:
             return
         stream.close()
-        self._starved.pop(stream, None)
-        self._relieved.update(dict.fromkeys(self._starved))  # fewer share what may wait
-        self.taken(stream, stream.untaken)
+        self._blocked.pop(stream, None)
+        self._unblocked.update(dict.fromkeys(self._blocked))  # the shares of the others grow
+        self.consumed(stream, stream.unread_bytes)
 
-    # ---- its end ----
+    # ---- the end ----
 
     def go_away(self) -> None:
-        """Have the client ask elsewhere; what it has asked, and what is under way, is answered."""
+        """Send GOAWAY; requests that are open or on their way are still answered."""
         if not (self._leaving or self.closed):
             self._leaving = True
             self._h2.say_go_away(MAX_STREAM_ID)
@@ -473,7 +480,7 @@ class Http2Connection:
 def _request(
     fields: list[tuple[bytes, bytes]], scheme: str, peer: tuple[str, int] | None
 ) -> Request | None:
-    """What h2 has found valid, as a request; None where its target or method is none."""
+    """Return the request with these fields; None if its target or method is not valid."""
     pseudo = {name: value for name, value in fields if name.startswith(b":")}
     target, method = pseudo.get(b":path", b""), pseudo[b":method"]
     if _TARGET.fullmatch(target) is None or _METHOD.fullmatch(method) is None:
