@@ -1,7 +1,6 @@
-"""The one error tree: every error says whose fault it is and what to do about it.
+"""All errors of Tailrace in one tree: each says whose fault it is and what to do about it.
 
-An error that reaches a client becomes a JSON body or a `StreamError` frame with the
-same fields, so nothing is said twice in two vocabularies.
+An error that reaches a client becomes a JSON body or a `StreamError` frame with the same fields.
 """
 
 from __future__ import annotations
@@ -10,17 +9,20 @@ from tailrace.ledger.flow.backoff import spread_ms
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
-"""A process that ends so could not start as it was told; starting it again cannot help."""
+"""Exit status for an invalid configuration: restarting will not help."""
 
 
 class TailraceError(Exception):
     """Base of every error that Tailrace raises on purpose.
 
-    `code` is a stable snake_case word, `status` the HTTP status that carries it,
-    `retryable` whether the same request may succeed later without change, `field` the
-    part of the input at fault, `hint` what would be right. `min_retry_ms` is the minimum
-    wait before another try: each receiver is told a random longer one. `retry_after_ms` is
-    a wait that a peer has told or that was drawn already, and is passed on as it is.
+    Attributes:
+        code: A stable snake_case word.
+        status: The HTTP status of a response with this error.
+        retryable: True if the same request may succeed later without a change.
+        field: The part of the input at fault.
+        hint: What would be right.
+        min_retry_ms: Minimum wait before another try; each receiver gets a random longer one.
+        retry_after_ms: A wait that a peer sent or that was drawn already; it is used unchanged.
     """
 
     code = "internal"
@@ -69,9 +71,9 @@ class TailraceError(Exception):
         self.retry_after_ms = retry_after_ms
 
     def draw_retry_ms(self) -> int | None:
-        """Return how long one receiver of this error is told to wait; None if it is not told.
+        """Return the wait to send to one receiver of this error, in ms; None to send none.
 
-        Call it once for each frame or response that carries the error.
+        Call it once for each frame or response with the error.
         """
         if self.retry_after_ms is not None or self.min_retry_ms is None:
             return self.retry_after_ms
@@ -87,11 +89,11 @@ class TailraceError(Exception):
 
 
 class CallerError(TailraceError, code="invalid_request", status=400):
-    """The request is at fault; sending it again unchanged will fail again."""
+    """The request is at fault: it will fail again if it is repeated unchanged."""
 
 
 class FrameError(CallerError, code="bad_frame"):
-    """Bytes that are not a valid frame; names the field and the offset in the frame."""
+    """Malformed frame, with the field and the offset in the frame."""
 
     def __init__(self, message: str, *, field: str, offset: int, hint: str | None = None) -> None:
         super().__init__(f"{message} at byte {offset}", field=field, hint=hint)
@@ -99,11 +101,11 @@ class FrameError(CallerError, code="bad_frame"):
 
 
 class SchemaMismatch(CallerError, code="schema_mismatch", status=426):
-    """The peer speaks another schema or frame version."""
+    """The peer uses another schema or frame version."""
 
 
 class Unauthorized(CallerError, code="bad_token", status=401):
-    """A resume token that is forged, expired, or signed by an unknown key."""
+    """A resume token that is forged, expired, or signed with an unknown key."""
 
 
 class Forbidden(CallerError, code="missing_right", status=403):
@@ -111,15 +113,15 @@ class Forbidden(CallerError, code="missing_right", status=403):
 
 
 class NotFound(CallerError, code="not_found", status=404):
-    """No such stream or model, or one that the caller may not know of."""
+    """The stream, model or object does not exist, or the caller may not know of it."""
 
 
 class Conflict(CallerError, code="conflict", status=409):
-    """The request contradicts what is already stored."""
+    """The request contradicts stored data."""
 
 
 class StaleEpoch(Conflict, code="stale_epoch"):
-    """An append or lease by a producer that another one has replaced."""
+    """An append or lease of a producer that was replaced by another one."""
 
 
 class WrongIndex(Conflict, code="wrong_index"):
@@ -131,26 +133,26 @@ class TooLarge(CallerError, code="too_large", status=413):
 
 
 class StreamFull(TooLarge, code="stream_full"):
-    """A stream at its size limit: nothing but its end is taken any more."""
+    """A stream at its size limit: it can only be ended."""
 
 
 class TooManyRequests(
     CallerError, code="too_many_requests", status=429, retryable=True, min_retry_ms=1_000
 ):
-    """The caller has reached one of its limits; the code says which."""
+    """The caller has reached a rate limit or quota; the code says which."""
 
 
 class BeyondEnd(CallerError, code="beyond_end", status=416):
     """An index that the stream has not reached."""
 
 
-# ---- our fault, or the weather ----
+# ---- the server's fault, or a temporary condition ----
 
 
 class Unavailable(
     TailraceError, code="unavailable", status=503, retryable=True, min_retry_ms=1_000
 ):
-    """Nothing is wrong with the request; the service cannot take it now."""
+    """The request is valid, but the service cannot handle it now."""
 
 
 class OriginUnreachable(Unavailable, code="origin_unreachable"):
@@ -162,13 +164,13 @@ class Overloaded(Unavailable, code="overloaded"):
 
 
 class HeldElsewhere(Unavailable, code="held_elsewhere"):
-    """Another origin runs the object; `address` is where its link listens, if that is known."""
+    """Another origin runs the object; `address` is the address of its link, if known."""
 
     address: str | None = None
 
 
 class LedgerAway(Unavailable, code="ledger_away"):
-    """The ledger's storage cannot be reached or read for now; it keeps what it acknowledged."""
+    """The ledger's storage cannot be reached now. Acknowledged data is safe."""
 
 
 class LedgerFull(Overloaded, code="ledger_full", min_retry_ms=5_000):
@@ -176,29 +178,29 @@ class LedgerFull(Overloaded, code="ledger_full", min_retry_ms=5_000):
 
 
 class LedgerFailed(Unavailable, code="ledger_failed"):
-    """The ledger's storage refused a write; nothing was released."""
+    """The ledger's storage refused a write. Nothing of it was released."""
 
 
 class Damaged(TailraceError, code="damaged"):
-    """Stored bytes that cannot be what was written; names what is affected. The rest is not."""
+    """Stored data is corrupt. The message names what is affected; other data is not."""
 
 
 # ---- the operator's fault ----
 
 
 class ConfigError(TailraceError, code="bad_config"):
-    """A setting that cannot work: names the setting, the file and what would be right."""
+    """An invalid setting. The message names the setting, the file and what would be right."""
 
 
 class ModelError(TailraceError, code="bad_model"):
-    """A checkpoint that cannot be served: names the file and the tensor or key."""
+    """A checkpoint that cannot be served. The message names the file and the tensor or key."""
 
 
-# ---- said in more than one place ----
+# ---- shared ----
 
 
 def error_body(error: TailraceError) -> dict[str, dict[str, str | bool]]:
-    """The JSON document of an error, whoever answers: the fields that mean something here."""
+    """Return the JSON document of an error, without absent fields."""
     fields: dict[str, str | bool] = {"code": error.code, "message": error.message}
     if error.field is not None:
         fields["field"] = error.field
@@ -212,7 +214,7 @@ def unknown_stream(stream: bytes) -> NotFound:
     return NotFound(
         f"no stream {stream.hex()}",
         code="unknown_stream",
-        hint="it never was, or its retention has passed",
+        hint="it never existed, or it has expired",
     )
 
 

@@ -1,12 +1,11 @@
-"""Whole frames of the client schema: encode, decode, split, and errors as frames.
+"""Frames of the client schema: encode, decode, split, and errors as frames.
 
-Standard library only: edges and clients import nothing else to speak the protocol. All
-that is needed to do so can be imported from here.
+Uses the standard library only. Edges and clients import everything for the protocol from here.
 """
 
 from __future__ import annotations
 
-# ruff: noqa: F403, F405  (the names of the schema are this module's too, without a list of them)
+# ruff: noqa: F403, F405  (this module exports all names of the schema)
 import struct
 from collections.abc import Container
 
@@ -18,13 +17,13 @@ from tailrace.ledger.wire.schema import *
 
 CODEC: Codec[Frame] = Codec(FRAMES)
 FRAMES_TYPE = "application/vnd.tailrace.frames"
-"""The media type of whole frames, one after the other."""
+"""Media type of a body of frames."""
 
-# A Call carries a request's whole body, so that on the link from an edge to an origin, and
-# only there, a frame may be as long as its header can say.
+# A Call has the whole body of a request, so a frame on a link may have the maximum length of the
+# header's field.
 MAX_LINK_FRAME_BYTES = LENGTH_MASK
 MAX_CALL_HEAD_BYTES = 128 << 10
-"""Of a Call: its frame less the body. Servers admit 64 KiB of request headers at most."""
+"""Maximum bytes of a Call without its body. Servers accept at most 64 KiB of headers."""
 MAX_CALL_BODY_BYTES = MAX_LINK_FRAME_BYTES - MAX_CALL_HEAD_BYTES
 
 LINK_CODEC: Codec[Frame] = Codec(FRAMES, MAX_LINK_FRAME_BYTES)
@@ -32,30 +31,33 @@ LINK_CODEC: Codec[Frame] = Codec(FRAMES, MAX_LINK_FRAME_BYTES)
 
 # ---- encode and decode ----
 
-# Token frames are nearly all of the traffic. Those of a short text and a small index are
-# done here in a few C calls. These lines only ever succeed or step aside: everything else,
-# and whatever is wrong, goes to the table-driven codec, which says what is wrong with it.
+# Nearly all frames are Tokens. Those with a short text and a small index are encoded and decoded
+# here in a few C calls. Everything else, also every error, goes to the table-driven codec.
 
 _SHORT = struct.Struct("<IBIB")  # header, tag, corr, length of the text
 _SHORT_BYTES = _SHORT.size
 _pack_short, _unpack_short = _SHORT.pack, _SHORT.unpack_from
-_HEADER_LESS_SIZE = VERSION_BITS - HEADER_BYTES  # a plain header, less the frame's size
+_HEADER_LESS_SIZE = VERSION_BITS - HEADER_BYTES  # header minus the frame's size
 _SHORT_TEXT_BYTES = 1 << 7  # texts below it have a one-byte length
 _SMALL_INDEX = 1 << 14  # indexes below it take at most two bytes
 _UVARINT = tuple(
     bytes((n,)) if n < 1 << 7 else bytes((n & 0x7F | 0x80, n >> 7)) for n in range(_SMALL_INDEX)
 )
 SMALL_INDEXES = {raw: n for n, raw in enumerate(_UVARINT)}
-"""Of the bytes of a varint; beyond them one is decoded."""
+"""Small indexes by the bytes of their varint."""
 
-# The slots' own setters: a frozen dataclass's __init__ costs twice as much.
+# The setters of the slots, because __init__ of a frozen dataclass costs twice as much.
 _new_token = Token.__new__
 _set_text = vars(Token)["text"].__set__
 _set_index = vars(Token)["index"].__set__
 
 
 def encode(frame: Frame, corr: int = 0) -> bytes:
-    """One whole frame under `corr`; FrameError if a value is outside its type."""
+    """Encode a frame on channel `corr`.
+
+    Raises:
+        FrameError: A value does not fit its type.
+    """
     if type(frame) is Token:
         try:
             text, index = frame.text.encode(), frame.index
@@ -65,14 +67,15 @@ def encode(frame: Frame, corr: int = 0) -> bytes:
                 header = _HEADER_LESS_SIZE + _SHORT_BYTES + len(tail)
                 return _pack_short(header, 0, corr, size) + tail
         except (AttributeError, TypeError, ValueError, struct.error):
-            pass  # outside its type: the codec names the field
+            pass  # a value does not fit its type: the codec names the field
     return CODEC.encode(frame, corr)
 
 
 def decode(raw: Raw) -> tuple[int, Frame]:
-    """(corr, frame) of exactly one whole frame.
+    """Decode exactly one whole frame into its channel and its value.
 
-    Raises FrameError, with the field and the offset, and nothing else.
+    Raises:
+        FrameError: The frame is malformed. No other error is raised.
     """
     try:
         header, tag, corr, size = _unpack_short(raw)
@@ -80,16 +83,16 @@ def decode(raw: Raw) -> tuple[int, Frame]:
             end = _SHORT_BYTES + size
             token = _new_token(Token)
             _set_text(token, raw[_SHORT_BYTES:end].decode())  # type: ignore[union-attr]
-            # What follows the text is one canonical varint, or not in the table.
+            # The bytes after the text are a canonical varint, or not in the table.
             _set_index(token, SMALL_INDEXES[raw[end:]])  # type: ignore[index]
             return corr, token
     except (AttributeError, KeyError, TypeError, ValueError, struct.error):
-        pass  # not of this shape, or not valid: the codec says which
+        pass  # another kind of frame, or malformed: the codec decides
     return CODEC.decode(raw)
 
 
 def index_of(raw: Raw) -> int:
-    """The index of a raw logged frame."""
+    """Return the index of an encoded logged frame."""
     _, frame = decode(raw)
     if isinstance(frame, Logged):
         return frame.index
@@ -97,9 +100,9 @@ def index_of(raw: Raw) -> int:
 
 
 class Splitter(FrameSplitter):
-    """Cuts a connection's bytes into whole raw frames of this schema.
+    """Splits a connection's bytes into encoded frames of this schema.
 
-    `tags` narrows what is let through, say to CLIENT on the server's side.
+    `tags` are the allowed tags, such as CLIENT on the server's side.
     """
 
     def __init__(
@@ -111,7 +114,7 @@ class Splitter(FrameSplitter):
 def split(
     data: Raw, tags: Container[int] = frozenset(FRAMES), max_frame_bytes: int = MAX_FRAME_BYTES
 ) -> list[bytes]:
-    """The raw frames of one WebSocket message, in which every frame is whole."""
+    """Split a WebSocket message, which must end with a whole frame, into encoded frames."""
     splitter = Splitter(max_frame_bytes, tags)
     frames = splitter.feed(data)
     if splitter.pending:
@@ -134,7 +137,7 @@ _BY_STATUS = {cls.status: cls for cls in _CLASSES if "status" in vars(cls)}
 
 
 def error_frame(exc: TailraceError) -> StreamError:
-    """The frame that tells a peer of `exc`; always encodable, long texts are cut."""
+    """Return a frame that reports `exc`. It can always be encoded; long texts are cut."""
     return StreamError(
         code=_sendable(exc.code),
         message=_sendable(exc.message),
@@ -147,7 +150,7 @@ def error_frame(exc: TailraceError) -> StreamError:
 
 
 def to_error(frame: StreamError) -> TailraceError:
-    """The error that a peer tells of: of the class that its code names, or its status."""
+    """Return the error that a peer reported, of the class of its code or status."""
     cls = _BY_CODE.get(frame.code) or _BY_STATUS.get(frame.status)
     if cls is None:
         cls = CallerError if 400 <= frame.status < 500 else TailraceError
@@ -163,5 +166,5 @@ def to_error(frame: StreamError) -> TailraceError:
 
 
 def _sendable(text: str) -> str:
-    """Text with lone surrogates (a JSON escape can carry them in) made question marks."""
+    """Cut a text and replace lone surrogates, which JSON escapes can contain."""
     return text[:MAX_ERROR_TEXT].encode(errors="replace").decode()

@@ -1,4 +1,4 @@
-"""What every ledger offers, whatever it stores its frames in."""
+"""The interface of a ledger, whatever stores its frames."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from tailrace.ledger.frame import Durability
 
 
 class StreamKind(IntEnum):
-    """Who appends to a stream, and so who goes on with it when its producer is gone."""
+    """The kind of producer of a stream, which decides what happens when the producer dies."""
 
     GENERATION = 0
-    """An engine. Without a StreamEnd it is unfinished, and another worker takes it over."""
+    """An engine. A stream without StreamEnd is unfinished, and another worker takes it over."""
     OBJECT = 1
-    """An object, which also ends and deletes it; it has no retention of its own."""
+    """An object, which also ends and deletes the stream; the ledger never expires it."""
 
 
 MAX_TTL_S = 100 * 365 * 24 * 3600
-"""Maximum time that a stream is kept after its last use: 100 years, in seconds."""
+"""Maximum seconds that a stream is kept after its last use: 100 years."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewStream:
-    """A stream to be created.
+    """A stream to create.
 
-    `recipe` is what a continuation needs besides the token ids (prompt ids, sampling
-    parameters, engine fingerprint); the ledger keeps it as text and never reads it.
-    `idempotency_key` names the open: a second create with the same key and the same
-    `request_hash` gives the first stream, with another hash it is a `Conflict`.
+    `recipe` is what a continuation needs besides the token ids (prompt ids, sampling parameters,
+    engine fingerprint). The ledger stores it as text and never reads it. A second create with the
+    same `idempotency_key` and `request_hash` returns the first stream; with another hash it is a
+    `Conflict`.
     """
 
     stream: bytes
@@ -43,17 +43,17 @@ class NewStream:
     kind: StreamKind = StreamKind.GENERATION
 
     def __post_init__(self) -> None:
-        if not 0 <= self.ttl_s <= MAX_TTL_S:  # which is true of nan, too
+        if not 0 <= self.ttl_s <= MAX_TTL_S:  # also true for nan
             raise CallerError(
-                f"{self.ttl_s} is not a time to keep a stream for",
+                f"{self.ttl_s} is not a valid time to live",
                 field="ttl_s",
-                hint=f"from 0 to {MAX_TTL_S} seconds (100 years)",
+                hint=f"use 0 to {MAX_TTL_S} seconds (100 years)",
             )
 
 
 @dataclass(frozen=True, slots=True)
 class StreamInfo:
-    """A stream as its readers may know it: everything before `next_index` is released."""
+    """A stream as its readers see it: all frames before `next_index` are released."""
 
     stream: bytes
     epoch: int
@@ -66,9 +66,9 @@ class StreamInfo:
 
 
 class Record(NamedTuple):
-    """One log record: a whole wire frame with corr 0, and the token ids it completes.
+    """A log record: an encoded frame on channel 0, and the token ids that it completes.
 
-    The ids are what a continuation is made of; they are never sent to a client.
+    A continuation needs the ids; they are never sent to a client.
     """
 
     frame: bytes
@@ -76,27 +76,28 @@ class Record(NamedTuple):
 
 
 class Append(NamedTuple):
-    """One record on its way into a stream, by the producer that holds `epoch`."""
+    """A record to append to a stream, by the producer that holds `epoch`."""
 
     stream: bytes
     epoch: int
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs
+    index: int  # type: ignore[assignment]  # hides tuple.index, which is not used
     record: Record
 
 
 @dataclass(frozen=True, slots=True)
 class Appends:
-    """Appends in columns, as a step of an engine makes them: each is a place in all of these."""
+    """Appends as columns of equal length, as an engine's step produces them."""
 
     streams: Sequence[bytes]
     epochs: Sequence[int]
     indexes: Sequence[int]
     frames: Sequence[bytes]
     ids: Sequence[tuple[int, ...]]
-    rows: Sequence[Append] = ()  # that it was made of, if it was
+    rows: Sequence[Append] = ()  # the rows that the columns were made from, if any
 
     @classmethod
     def of(cls, batch: Sequence[Append] | Appends) -> Appends:
+        """Return a batch as columns."""
         if isinstance(batch, Appends):
             return batch
         streams, epochs, indexes, records = zip(*batch, strict=True) if batch else ((),) * 4
@@ -114,14 +115,14 @@ class Appends:
 
 
 class Refusal(NamedTuple):
-    """An append that was not stored, and why. The rest of its batch was."""
+    """An append that was not stored, and the reason. The rest of its batch was stored."""
 
     append: Append
     error: TailraceError
 
 
 def why_refused(epoch: int, index: int, last_epoch: int, next_index: int, ended: bool) -> Conflict:
-    """The error for an append that cannot be the next one of such a stream."""
+    """Return the error for an append that does not fit the state of its stream."""
     if epoch != last_epoch:
         return StaleEpoch(
             f"epoch {epoch} was replaced by epoch {last_epoch}",
@@ -129,7 +130,9 @@ def why_refused(epoch: int, index: int, last_epoch: int, next_index: int, ended:
             hint="another producer owns this stream now; stop appending",
         )
     if ended:
-        return Conflict("the stream has ended", field="index", hint="nothing follows its end")
+        return Conflict(
+            "the stream has ended", field="index", hint="nothing can be appended after the end"
+        )
     return WrongIndex(
         f"index {index} is not the next one",
         field="index",
@@ -160,7 +163,7 @@ class ObjectKey(NamedTuple):
 
 
 class Alarm(NamedTuple):
-    """When an object wants to be woken, in Unix ms, and how often that has failed already."""
+    """The time of an object's alarm in Unix ms, and the number of failed tries."""
 
     at_ms: int
     retries: int = 0
@@ -176,7 +179,7 @@ def stale_object(key: ObjectKey, epoch: int) -> StaleEpoch:
 
 @dataclass(frozen=True, slots=True)
 class ObjectState:
-    """What is stored of an object beside its values. `epoch` fences its former owners."""
+    """The stored state of an object without its values. `epoch` fences former owners."""
 
     epoch: int
     alarm: Alarm | None
@@ -184,11 +187,11 @@ class ObjectState:
 
 @dataclass(frozen=True, slots=True)
 class ObjectWrite:
-    """All that one object changes at once; stored as a whole or not at all.
+    """An atomic write of one object.
 
-    The order is: `clear` (drop every value), `deletes`, `puts`; then `creates`, `appends`,
-    `drops` of streams of `StreamKind.OBJECT`. An append that a stream refuses (StaleEpoch,
-    WrongIndex, Conflict) refuses the whole write. `alarm` is stored if `sets_alarm`.
+    The order is `clear` (delete every value), `deletes`, `puts`, then `creates`, `appends` and
+    `drops` of streams of `StreamKind.OBJECT`. If a stream refuses an append (StaleEpoch,
+    WrongIndex, Conflict), the whole write is refused. `alarm` is stored if `sets_alarm`.
     """
 
     key: ObjectKey
@@ -205,12 +208,12 @@ class ObjectWrite:
 
 
 MAX_LIST = 2**31 - 1
-"""Values that a list without a limit has at most."""
+"""Maximum number of values in a list without a limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class ValueRange:
-    """Which values of an object, by the UTF-8 bytes of their names: `start` included, `end` not."""
+    """A range of values by the UTF-8 bytes of their names, from `start` up to but not `end`."""
 
     prefix: str = ""
     start: str | None = None
@@ -227,7 +230,7 @@ class ValueRange:
 
     @property
     def beyond(self) -> str | None:
-        """The first name behind it; None where it has no end."""
+        """The first name after the range; None if the range has no end."""
         ends = (after_prefix(self.prefix), self.end)
         return min((end for end in ends if end is not None), default=None)
 
@@ -236,55 +239,63 @@ ALL_VALUES = ValueRange()
 
 
 def after_prefix(prefix: str) -> str | None:
-    """The first string above all that begin with `prefix`, by code points and by UTF-8 alike."""
+    """Return the first string after all that begin with `prefix`; None if there is none.
+
+    The order of code points equals that of UTF-8 bytes.
+    """
     for at in range(len(prefix) - 1, -1, -1):
         code = ord(prefix[at])
         if code < 0x10FFFF:
-            # Surrogates are no characters: UTF-8 has nothing between D7FF and E000.
+            # Surrogates (D800 to DFFF) have no UTF-8 encoding.
             following = 0xE000 if code == 0xD7FF else code + 1
             return prefix[:at] + chr(following)
     return None
 
 
 class ObjectStore(Protocol):
-    """The durable side of objects: values by key, one alarm each, fenced by epoch.
+    """Durable storage of objects: values by name and one alarm each, fenced by epochs.
 
-    Reading needs no claim. Methods raise `LedgerFailed` as a ledger's do.
+    Reading needs no claim. Methods raise `LedgerFailed` like those of a ledger.
     """
 
     async def claim(self, key: ObjectKey) -> ObjectState:
-        """Become the object's owner: its epoch is raised, and every older one is fenced.
+        """Become the owner of an object with a new epoch, which fences all older ones.
 
-        `HeldElsewhere` while an origin that lives has it.
+        Raises:
+            HeldElsewhere: Another live origin owns the object.
         """
 
     async def seize(self, key: ObjectKey) -> None:
-        """Take the object from whoever has it, living or not: a claim from here succeeds then."""
+        """Take an object from its owner, even a live one, so that a claim from here succeeds."""
 
     async def owns(self, key: ObjectKey, epoch: int) -> bool:
-        """Whether the owner that claimed `epoch` is still the last one."""
+        """Return True if the owner that claimed `epoch` has not been replaced."""
 
     async def get(self, key: ObjectKey, names: Sequence[str]) -> dict[str, bytes]:
-        """The values that exist among `names`."""
+        """Return the existing values of `names`."""
 
     async def list(self, key: ObjectKey, wanted: ValueRange = ALL_VALUES) -> dict[str, bytes]:
-        """Values by name, in order."""
+        """Return the values in a range, in order of their names."""
 
     async def write(self, write: ObjectWrite) -> None:
-        """Store in a group commit; returns when durable. `StaleEpoch` from a former owner."""
+        """Store a write in a group commit; return when it is durable.
+
+        Raises:
+            StaleEpoch: The object has another owner.
+        """
 
     async def due(self, now_ms: int, limit: int) -> Sequence[tuple[ObjectKey, Alarm]]:
-        """Alarms up to `now_ms`, earliest first."""
+        """Return at most `limit` alarms up to `now_ms`, earliest first."""
 
     async def names(self, kind: str, *, after: str = "", limit: int = 1000) -> Sequence[str]:
-        """Names of objects of a class that have a value or an alarm, in order."""
+        """Return the names of a class's objects that have a value or an alarm, in order."""
 
 
 # ---- the ledger ----
 
 
 class LiveTail(Protocol):
-    """The live end of a stream in memory, and the same one for as long as somebody watches it."""
+    """The live end of a stream in memory. It stays the same while the stream is watched."""
 
     @property
     def released(self) -> int:
@@ -292,18 +303,18 @@ class LiveTail(Protocol):
 
     @property
     def gone(self) -> bool:
-        """Whether its stream has been deleted, or it has been forgotten; nothing will follow."""
+        """True if the stream was deleted, or the tail evicted: no frames will follow."""
 
     def take(self, start: int, limit: int) -> list[bytes] | None:
-        """Released frames from `start` on; None where storage must be asked."""
+        """Return released frames from `start` on; None if they must be read from storage."""
 
 
 class LedgerSize(NamedTuple):
-    """What a ledger takes where it is stored, in bytes; None is what it cannot know there."""
+    """Storage used by a ledger, in bytes. None is unknown."""
 
     used_bytes: int
     free_bytes: int | None = None
-    """Of its file, for what comes next."""
+    """Free space inside the ledger's file."""
     wal_bytes: int | None = None
     disk_free_bytes: int | None = None
 
@@ -311,9 +322,9 @@ class LedgerSize(NamedTuple):
 class Ledger(Protocol):
     """Durable, ordered, fenced streams of frames.
 
-    A frame is readable only after it is as durable as its stream asks. Methods raise
-    `NotFound` for an unknown stream and `LedgerFailed` when storage refuses a write;
-    after `LedgerFailed` the ledger takes no more writes until it is opened again.
+    A frame can be read only after it has the durability that its stream requires. Methods raise
+    `NotFound` for an unknown stream, and `LedgerFailed` if the storage refuses a write. After
+    `LedgerFailed` the ledger accepts no writes until it is opened again.
     """
 
     @property
@@ -321,73 +332,81 @@ class Ledger(Protocol):
 
     @property
     def name(self) -> str:
-        """`file:…` or `postgresql:…`: the same for two origins only where they share it."""
+        """`file:…` or `postgresql:…`; equal for two origins only if they share the ledger."""
 
     async def create(self, new: NewStream, *others: NewStream) -> tuple[StreamInfo, bool]:
-        """Create a stream at epoch 1, and `others` with it: all of them in one commit, or none.
+        """Create a stream at epoch 1, and `others` in the same commit.
 
-        Return the first stream. The flag is False where its idempotency key had created one
-        before; then nothing is created. `others` have no idempotency key.
+        Return the first stream. The flag is False if its idempotency key had created one before;
+        then nothing is created. `others` have no idempotency key.
         """
 
     async def made_by(self, idempotency_key: str, request_hash: bytes) -> StreamInfo | None:
-        """The stream that the key has made; `Conflict` if it was with another request."""
+        """Return the stream that was created with the key, or None.
+
+        Raises:
+            Conflict: The key was used for another request.
+        """
 
     async def info(self, stream: bytes) -> StreamInfo: ...
 
     async def take_over(self, stream: bytes) -> int:
-        """Become the stream's producer: returns the new epoch, which fences all older ones."""
+        """Become the stream's producer; return the new epoch, which fences all older ones."""
 
     async def append(self, batch: Sequence[Append] | Appends) -> list[Refusal]:
-        """Store a batch in one group commit; returns when it is durable and released.
+        """Store a batch in one group commit; return when it is durable and released.
 
-        What a stream refuses (`StaleEpoch`, `WrongIndex`, `Conflict` after its end) comes back,
-        and so does what is for a stream that is unknown (`NotFound`), damaged (`Damaged`) or
-        cannot be read now (`LedgerAway`). The rest of the batch is stored.
-        Waits while the queue of uncommitted frames is full. A batch of `relaxed` streams
-        only is released and returns at once.
+        Refused appends are returned with `StaleEpoch`, `WrongIndex` or `Conflict` (after the end),
+        or because the stream is unknown (`NotFound`), damaged (`Damaged`) or cannot be read now
+        (`LedgerAway`). The rest of the batch is stored. Waits while the queue of uncommitted
+        frames is full. A batch of `relaxed` streams only is released at once.
         """
 
     async def read(self, stream: bytes, start: int, limit: int) -> list[Record]:
-        """At most `limit` released records from index `start` on; empty at the tip."""
+        """Return at most `limit` released records from index `start` on; none at the end."""
 
     async def frames(self, stream: bytes, start: int, limit: int) -> list[bytes]:
-        """The frames of `read` alone: what a client is sent, and quicker to get."""
+        """Return only the frames of `read`, which is faster."""
 
     def tail(self, stream: bytes) -> LiveTail:
-        """Of a stream in memory, as a watched one is; `NotFound` for all others."""
+        """Return the tail of a stream in memory, such as a watched one.
+
+        Raises:
+            NotFound: The stream is not in memory.
+        """
 
     def watch(self, stream: bytes, wake: Callable[[], None]) -> None:
-        """Call `wake` after each release to a stream that `info` has just shown.
+        """Call `wake` after each release to a stream that `info` has just returned.
 
-        `NotFound` for a stream that is not in memory.
+        Raises:
+            NotFound: The stream is not in memory.
         """
 
     def unwatch(self, stream: bytes, wake: Callable[[], None]) -> None: ...
 
     def silent_s(self) -> float:
-        """For how long storage has owed an answer, or has been away; 0 when neither."""
+        """Return for how many seconds the storage has been unresponsive or away."""
 
     async def size(self) -> LedgerSize:
-        """What it takes now; quick enough to be asked every second."""
+        """Return the used storage. Fast enough to be called every second."""
 
     def shortage(self) -> str | None:
-        """Return why the place where it is stored has no room for new streams; None if it has.
+        """Return why there is no space for new streams; None if there is.
 
-        Quick enough to be asked every second.
+        Fast enough to be called every second.
         """
 
     async def unfinished(self) -> list[bytes]:
-        """Generations without a StreamEnd whose producer's lease is gone, oldest first.
+        """Return the generations without StreamEnd whose producer has no lease, oldest first.
 
-        A file has one owner, so after opening it that is all of them. Where several origins
-        share a ledger it is those of the origins that no longer renew their lease.
+        A file has one owner, so directly after opening it these are all unfinished generations. In
+        a shared ledger they are those of origins that no longer renew their lease.
         """
 
     async def delete(self, stream: bytes) -> None:
-        """Remove a stream and all of its frames now, whatever its retention."""
+        """Delete a stream and its frames now, before its retention ends."""
 
     async def expire(self) -> int:
-        """Remove ended streams that nobody touched for their TTL; returns how many."""
+        """Delete ended streams that were not used for their TTL; return their number."""
 
     async def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""The text of a stream, as it stands after its revisions."""
+"""The text of a stream after its revisions."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from tailrace.ledger.frame import Frame, Revision, ScoredToken, Token
 
 
 class StreamText:
-    """Fed a stream's frames in order; `text` is what a reader should show now.
+    """The current text of a stream whose frames are added in order.
 
-    There may be one for each reader of a stream, so it lies packed: 16 bytes a frame and its text.
+    There may be one per reader of a stream, so it is packed: 16 bytes per frame and the text.
     """
 
     def __init__(self) -> None:
         self._text = bytearray()
-        self._indexes = array("Q")  # of the frames whose text it is,
-        self._ends = array("Q")  # and where the text of each one ends
+        self._indexes = array("Q")  # of the frames with text,
+        self._ends = array("Q")  # and the ends of their texts
 
     def add(self, frame: Frame) -> None:
-        """A frame that is no text changes nothing."""
+        """Apply the next frame. Frames without text change nothing."""
         if isinstance(frame, Revision):
             kept = bisect_left(self._indexes, frame.replaces)
             del self._indexes[kept:], self._ends[kept:]
@@ -36,23 +36,23 @@ class StreamText:
 
 
 class AppendedText(StreamText):
-    """The text of a stream for readers who cannot take back what they have shown.
+    """The text of a stream for readers that cannot take back what they have shown.
 
-    A revision that keeps what was shown only adds to it. After one that does not, nothing is
-    added until the text begins again with what was shown; `text` is right all the same.
+    A revision that keeps the shown text adds to it. After any other one nothing is added until the
+    text begins with the shown text again; `text` is always the current one.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._shown: str | None = None  # while the text is another than what was shown
+        self._shown: str | None = None  # set while the text does not begin with what was shown
 
     @property
     def departed(self) -> bool:
-        """Whether what was shown is no longer how the text begins."""
+        """True if the text no longer begins with what was shown."""
         return self._shown is not None
 
     def added(self, frame: Frame) -> str:
-        """Take the next frame; what is to be appended to all that was given before."""
+        """Apply the next frame; return the text to append to all that was returned before."""
         if self._shown is None and not isinstance(frame, Revision):
             self.add(frame)
             return frame.text if isinstance(frame, Token | ScoredToken) else ""

@@ -1,1 +1,1 @@
-"""What every process of Tailrace needs: settings, logging, tasks, its start and its end."""
+"""Settings, logging, tasks, start and end of every Tailrace process."""

@@ -1,4 +1,4 @@
-"""Settings of every part: flags over environment over one TOML file over defaults.
+"""Settings of every part: a flag wins over the environment, and that over the TOML file.
 
 `tailrace.toml` has one table a part (`[edge]`, `[origin]`, `[ledger]`); the environment
 spells the same keys `TAILRACE_EDGE_HTTP` and so on.
@@ -27,11 +27,15 @@ TABLES = ("edge", "origin", "models", "ledger", "streams")
 MAX_PORT = 65_535
 log = logging.getLogger("tailrace.settings")
 _OF_A_SERVICE = re.compile(r"_(SERVICE_HOST|SERVICE_PORT\w*|PORT|PORT_\d+_(TCP|UDP)\w*)$")
-"""Variables that Kubernetes sets in every pod for a Service with a name such as tailrace-edge."""
+"""Matches variables that Kubernetes sets in pods for a Service named like tailrace-edge."""
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """`HOST:PORT` or `[IPV6]:PORT` as (host, port); ValueError for anything else."""
+    """Parse `HOST:PORT` or `[IPV6]:PORT`.
+
+    Raises:
+        ValueError: The text is not an address.
+    """
     host, _, port = text.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
     well_bracketed = host in (bare, f"[{bare}]") and (":" in bare) == host.startswith("[")
@@ -43,7 +47,7 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def split_at_commas(value: object) -> object:
-    """The environment and flags write several values as `a,b`."""
+    """Split `a,b` of the environment or a flag into several values."""
     if isinstance(value, str):
         return [part.strip() for part in value.split(",") if part.strip()]
     return value
@@ -60,17 +64,19 @@ CollectorUrl = Annotated[str, AfterValidator(_checked_url)]
 
 
 class Settings(BaseSettings):
-    """Base of the settings of one part; a subclass names its `table`."""
+    """Base class of the settings of one part; a subclass has the name of its `table`."""
 
     table: ClassVar[str]
     retired: ClassVar[Mapping[str, str]] = {}
-    """Settings of earlier releases that have no effect any more, each with the reason. They are
-    accepted with a warning, so that an upgrade does not stop a server that still sets them."""
+    """Settings of earlier releases without effect, each with the reason.
+
+    They are accepted with a warning, so that an upgrade does not stop a server that sets them.
+    """
     model_config = SettingsConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     @classmethod
     def load(cls, path: Path | None = None, **flags: Any) -> Self:
-        """Read the settings; `flags` that are None count as not given.
+        """Load the settings. `flags` that are None count as not given.
 
         Without `path`, `tailrace.toml` in the working directory is read if it is there.
         Raises `ConfigError` naming the key, where it came from and what would be right.
@@ -113,9 +119,9 @@ class Settings(BaseSettings):
 
     @classmethod
     def explain(cls, error: ValidationError, file: Path | None) -> ConfigError:
-        """Every finding, each with the places that the value may have come from."""
+        """Return one error with all findings, each with the possible sources of its value."""
         found = error.errors()
-        # A list is not too short by itself where an item of it is bad.
+        # An invalid item also makes its list too short; report the item only.
         within = {each["loc"][:-1] for each in found if len(each["loc"]) > 1}
         return all_of([cls._finding(each, file) for each in found if each["loc"] not in within])
 
@@ -129,7 +135,7 @@ class Settings(BaseSettings):
 
 
 def unknown_variables(part: type[Settings]) -> list[str]:
-    """Return the environment variables that have the prefix of `part`, and are no setting of it."""
+    """Return the environment variables with the prefix of `part` that are not settings of it."""
     prefix = part.model_config["env_prefix"]
     return [
         name
@@ -165,18 +171,22 @@ def finding(
 
 
 def all_of(errors: Sequence[ConfigError]) -> ConfigError:
-    """One error that says them all, each once and on a line of its own."""
+    """Combine several errors into one, with each message once on a line of its own."""
     said = dict.fromkeys(map(str, errors))
     return errors[0] if len(said) == 1 else ConfigError("\n  ".join(said))
 
 
 def file_of(path: Path | None) -> Path | None:
-    """The file that is read: `path`, or else the default one if it is there."""
+    """Return the settings file: `path`, or the default file if it exists."""
     return path or (DEFAULT_FILE if DEFAULT_FILE.exists() else None)
 
 
 def read_table(file: Path, table: str) -> dict[str, Any]:
-    """What one table of a file says; raises `ConfigError` for what is no file of settings."""
+    """Read one table of a settings file.
+
+    Raises:
+        ConfigError: The file is not a valid settings file.
+    """
     try:
         document = tomllib.loads(file.read_text("utf-8"))
     except FileNotFoundError:

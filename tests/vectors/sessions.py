@@ -82,7 +82,7 @@ NO_STREAM = told(
     "unknown_stream",
     f"no stream {NOBODYS.hex()}",
     None,
-    "it never was, or its retention has passed",
+    "it never existed, or it has expired",
 )
 BAD_TOKEN = told(
     "bad_token",
