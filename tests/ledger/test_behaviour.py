@@ -98,7 +98,7 @@ async def test_streams_are_created_together_or_not_at_all(ledger: Ledger) -> Non
 
 @pytest.mark.parametrize("ttl_s", [1e17, -1.0, math.nan, math.inf])
 def test_a_stream_is_kept_for_a_time_that_there_is(ttl_s: float) -> None:
-    with pytest.raises(CallerError, match="is not a time") as error:
+    with pytest.raises(CallerError, match="is not a valid time to live") as error:
         new(ttl_s=ttl_s)
     assert error.value.field == "ttl_s"
 
