@@ -191,7 +191,7 @@ def written() -> dict[Path, str]:
     of_clients = table(schema, [name for name in names if name in needed])
     return {
         HERE / "schema.js": f'{HEAD}export const SCHEMA_ID = "{identity}";\n\n{of_clients}',
-        HERE / "schema_others.js": HEAD
+        HERE / "schema_client.js": HEAD
         + table(schema, [name for name in names if name not in needed])
         + facts(),
         HERE / "schema.d.ts": types(schema),

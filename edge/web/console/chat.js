@@ -7,7 +7,7 @@ import { resume, stream } from "../tailrace/index.js";
 import { Transcript } from "../tailrace/transcript.js";
 import { encode } from "../tailrace/wire.js";
 import { credentials, key } from "./api.js";
-import { CuttableNetwork } from "./tapped.js";
+import { CuttableNetwork } from "./cuttable_network.js";
 
 const URL_OF_STREAMS = "/v1/generate";
 const TURNS = "tailrace.turns";

@@ -11,15 +11,15 @@ import { UiChunks } from "./ui_chunks.js";
 /** @typedef {Pick<StreamOptions, "apiKey" | "transport" | "backoff" | "system">} Passed */
 /** @typedef {Record<string, string>} RequestHeaders */
 
-/** @template T @typedef {T | (() => T | Promise<T>)} Resolvable a value, or a function that gives it */
+/** @template T @typedef {T | (() => T | Promise<T>)} Resolvable a value, or a function that gives it
+ */
 
-/**
- * @typedef {object} Own
- * @property {string} [url] of the edge; the page's own origin if left out
- * @property {Resolvable<RequestHeaders>} [headers] of every request by fetch
- * @property {Resolvable<object>} [body] what is sent beside the messages: `model`, `max_tokens`, …
- * @property {"cancel" | "leave"} [stop] what the chat's `stop()` does: end the generation for everybody
- *   (the default), or stop reading only
+/** @typedef {object} Own
+ * @property {string} [url] the URL of the edge; the page's own origin if left out
+ * @property {Resolvable<RequestHeaders>} [headers] headers of every request by fetch
+ * @property {Resolvable<object>} [body] fields to send besides the messages: `model`, `max_tokens`, …
+ * @property {"cancel" | "leave"} [stop] the effect of the chat's `stop()`: end the generation for all
+ *   readers (the default), or stop reading only
  * @property {(stream: Stream, chatId: string) => void} [onStream] called with each stream that is read
  * @property {(error: TailraceError, chatId: string) => void} [onStopError] called when a generation
  *   could not be cancelled; logged if left out
@@ -27,7 +27,7 @@ import { UiChunks } from "./ui_chunks.js";
 
 /** @typedef {Own & Passed} Options */
 
-/** One answer of a chat that is read, or was read last.
+/** The answer of a chat that is being read, or was read last.
  * @typedef {{stream: Stream | null, isSuperseded: boolean}} Answer
  */
 
@@ -35,24 +35,23 @@ import { UiChunks } from "./ui_chunks.js";
  * @typedef {object} Reconnecting
  * @property {string} chatId
  * @property {AbortSignal} [abortSignal]
- * @property {RequestHeaders | Headers} [headers] beside those of the options
+ * @property {RequestHeaders | Headers} [headers] headers besides those of the options
  */
 
 /**
  * @typedef {object} OfMessages
- * @property {readonly object[]} messages of the chat
+ * @property {readonly object[]} messages the messages of the chat
  * @property {string} trigger
  * @property {string} [messageId]
- * @property {object} [body] beside that of the options
+ * @property {object} [body] fields besides those of the options
  */
 
 /** @typedef {Reconnecting & OfMessages} Sending */
 
-/**
- * A `ChatTransport` that reads the answers of /api/chat of an edge as streams of frames.
+/** A `ChatTransport` that reads the answers of /api/chat of an edge as streams of frames.
  *
- * A connection that breaks is made anew by itself, and goes on with the next frame. It needs nothing of
- * the package `ai`, and its types fit the ChatTransport of `ai` 6 and 7.
+ * It reconnects by itself after a broken connection and continues with the next frame. It needs no
+ * code of the package `ai`, and its types fit the ChatTransport of `ai` 6 and 7.
  */
 export class TailraceChatTransport {
   /** Tells the AI SDK that a stream it resumes comes from its start, and replaces the message. */
@@ -71,8 +70,8 @@ export class TailraceChatTransport {
     this.#url = (options.url ?? "").replace(/\/+$/, "");
   }
 
-  /** Return the stream that is the chat's answer of this page, read or being read: its `id`, its
-   * `state`, `cancel()`. Null before there is one.
+  /** Return the stream of the chat's last answer on this page, with its `id`, `state` and `cancel()`.
+   * Return null if there is none yet.
    * @param {string} chatId
    */
   streamOf(chatId) {
@@ -124,7 +123,7 @@ export class TailraceChatTransport {
     return { apiKey, transport, backoff, headers };
   }
 
-  /** Return the chat's latest stream, or null where there is none. The edge knows it.
+  /** Ask the edge for the chat's latest stream. Return null if there is none.
    * @param {string} chatId
    * @param {StreamOptions} given
    * @param {AbortSignal} [signal]
@@ -142,12 +141,12 @@ export class TailraceChatTransport {
       return { id, token: response.headers.get("Tailrace-Token") ?? undefined };
     };
     const found = await patiently(request, url, this.#system, given.backoff);
-    // Nothing was read yet: who leaves now, as a component that React mounts twice, cancels nothing.
+    // Nothing was read yet, so an abort, as of a component that React mounts twice, cancels nothing.
     signal?.throwIfAborted();
     return found;
   }
 
-  /** Return the chunks of a stream's message, from its beginning. Throws what refused it.
+  /** Return the chunks of a stream's message, from its beginning. Throws the error of a refusal.
    * @param {string} chatId
    * @param {Answer} answer
    * @param {Stream} stream
@@ -158,7 +157,7 @@ export class TailraceChatTransport {
     this.#options.onStream?.(stream, chatId);
     const frames = stream[Symbol.asyncIterator]();
     const aborted = () => {
-      if (stream.id) stream.detach(); // else its id has to come before it can be cancelled
+      if (stream.id) stream.detach(); // otherwise the id must come before it can be cancelled
       this.#stop(chatId, answer, stream);
     };
     const forget = () => signal?.removeEventListener("abort", aborted);
@@ -199,13 +198,13 @@ export class TailraceChatTransport {
     );
   }
 
-  /** The chat does not want the answer any more.
+  /** Handle an abort: the chat does not want the answer any more.
    * @param {string} chatId
    * @param {Answer} answer
    * @param {Stream} stream
    */
   async #stop(chatId, answer, stream) {
-    await null; // who resumes a chat twice stops the first reading, and begins the second at once
+    await null; // a chat that resumes twice aborts the first reading and begins the second at once
     if (this.#options.stop !== "leave" && !answer.isSuperseded) {
       try {
         await stream.cancel();
@@ -218,7 +217,8 @@ export class TailraceChatTransport {
   }
 }
 
-/** Reject as soon as the signal is aborted. @param {AbortSignal} signal @returns {Promise<never>} */
+/** Reject as soon as the signal is aborted. @param {AbortSignal} signal @returns {Promise<never>}
+ */
 const abortOf = (signal) =>
   new Promise((_, reject) => {
     if (signal.aborted) reject(signal.reason);

@@ -1,21 +1,21 @@
-// BARE (draft-devault-bare): the types of the schema, each read once from the table in schema.js.
+// The BARE types (draft-devault-bare) of the schema. Each is parsed once from the table in schema.js.
 //
-// A client that only reads needs no others; encode.js adds those.
+// That table has the types that a reading client needs; encode.js adds the others.
 //
-// In JavaScript an integer above 2^53-1 is a bigint, an enum its word, a stream id 32 hex digits,
-// other data a Uint8Array, an absent optional null (or left out, when it is encoded).
+// In JavaScript an integer above 2^53-1 is a bigint, an enum its word, a stream id 32 hex digits and
+// other data a Uint8Array. An absent optional is null, and may be left out when it is encoded.
 
 import { FrameError } from "./errors.js";
 import { TYPES } from "./schema.js";
 
 /**
  * @typedef {object} Type
- * @property {string} kind a primitive's name, or what it is made of
- * @property {number} least the fewest bytes that it can take
- * @property {Type} [of] of an optional or a list
- * @property {number} [most] items of a list
- * @property {string[]} [words] of an enum
- * @property {{name: string, of: Type}[]} [columns] of a struct
+ * @property {string} kind a primitive's name, or optional, list, fixed, hex, enum or struct
+ * @property {number} least the minimum number of bytes of a value
+ * @property {Type} [of] the type inside an optional or a list
+ * @property {number} [most] the maximum number of items of a list
+ * @property {string[]} [words] the words of an enum
+ * @property {{name: string, of: Type}[]} [columns] the fields of a struct
  */
 
 export const U64_MAX = 2n ** 64n - 1n;
@@ -24,7 +24,7 @@ const LEAST = { uint: 1, bool: 1, str: 1, data: 1, u16: 2, u32: 4, u64: 8, f32: 
 /** @type {Map<string, Type>} */
 const types = new Map(Object.entries(LEAST).map(([kind, least]) => [kind, { kind, least }]));
 
-/** A type by its spelling in the schema. @param {string} spelled @returns {Type} */
+/** Return a type by its spelling in the schema. @param {string} spelled @returns {Type} */
 export function typeOf(spelled) {
   let type = types.get(spelled);
   if (!type) types.set(spelled, (type = made(spelled)));
@@ -49,13 +49,13 @@ function made(spelled) {
   return { kind: "struct", columns, least: columns.reduce((sum, { of }) => sum + of.least, 0) };
 }
 
-/** A fault of the value itself: the structs around it add the path to `field`.
+/** Return the error of a value. The structs around it add the path to its `field`.
  * @param {string} message
  * @param {number} offset
  */
 export const fault = (message, offset) => new FrameError(message, "", offset);
 
-/** Puts `path` before the field of what was found wrong. @param {string} path @param {unknown} error */
+/** Add `path` in front of the field of an error. @param {string} path @param {unknown} error */
 export function within(path, error) {
   if (error instanceof FrameError) error.field = path + error.field;
   return error;

@@ -1,11 +1,11 @@
-// What a connection is asked for, and what it reports: the seam between a stream and its transports.
+// The interface between a stream and its transports: what a connection is asked for and reports.
 
-/** Timeout for anything on a connection: an edge shows a sign of life every 4 to 6 s. */
+/** Timeout for anything on a connection. An edge sends a keep-alive every 4 to 6 s. */
 export const SILENCE_MS = 10_000;
 
 /**
- * @typedef {object} Asked a stream that is to be made, of `input`, or the rest of the one with `id`
- * @property {string} url of /v1/generate
+ * @typedef {object} Asked a request for a new stream of `input`, or for the rest of the stream `id`
+ * @property {string} url the URL of /v1/generate
  * @property {string} openUrl the URL that a new stream is requested at, by fetch
  * @property {string | null} id
  * @property {string | null} token
@@ -17,13 +17,12 @@ export const SILENCE_MS = 10_000;
  * @property {import("./core.js").Allowance} allowance
  */
 
-/**
- * @typedef {object} Report
+/** @typedef {object} Report
  * @property {(about: Opening) => void} opened
  * @property {(frame: import("./schema.js").Frame, bytes: number) => void} frame
  * @property {() => void} alive
- * @property {() => void} ended there was nothing left to send
- * @property {(error: import("./errors.js").TailraceError) => void} lost once, and then no more
+ * @property {() => void} ended the stream has ended, and no frame is left to send
+ * @property {(error: import("./errors.js").TailraceError) => void} lost called once, as the last one
  * @property {() => Promise<void>} room waits until there is room for more
  */
 
@@ -32,26 +31,26 @@ export const SILENCE_MS = 10_000;
 
 /**
  * @typedef {object} Connection
- * @property {number} [uploadMs] how long the request itself may take to be sent
- * @property {(allowance: import("./core.js").Allowance) => void} allow the reader has taken frames
- * @property {(isSilent?: boolean) => void} close nothing is reported any more; the stream runs on
+ * @property {number} [uploadMs] the time that sending the request may take
+ * @property {(allowance: import("./core.js").Allowance) => void} allow gives credit for more frames
+ * @property {(isSilent?: boolean) => void} close ends the reports; the stream itself goes on
  */
 
 /** @typedef {(asked: Asked, system: System, report: Report) => Connection} Connect */
 
-/**
- * @typedef {object} System what a stream needs of the world around it
+/** @typedef {object} System the functions of the platform that a stream uses
  * @property {typeof fetch} fetch
  * @property {typeof WebSocket | undefined} WebSocket
- * @property {() => number} now milliseconds that only grow
+ * @property {() => number} now a monotonic clock in milliseconds
  * @property {() => number} random from 0 to 1
  * @property {(ring: () => void, ms: number) => any} setTimer
  * @property {(timer: any) => void} clearTimer
  * @property {(wake: () => void, cut: () => void) => () => void} onWake calls `wake` when the network
- *   is back or the page is seen again, and `cut` when the network goes; returns what ends that
+ *   is back or the page is visible again, and `cut` when the network is lost; returns a function that
+ *   stops this
  */
 
-/** The one that there is. @type {System} */
+/** The real platform. @type {System} */
 export const system = {
   fetch: (...request) => fetch(...request),
   get WebSocket() {

@@ -1,8 +1,8 @@
-// How far one stream has been read, and what its reader does next: a table, fed events and a clock.
+// The state machine of a stream's reader: how far it has read, and what it does next.
 //
-// No input and no output. Whoever holds a Core tells it what happened, and then does what its
-// state says: in `connecting` there is to be a connection, in `waiting` a timer (`due`), else
-// neither. Each logged frame is given once and in order, whatever the connections bring.
+// It does no I/O: it gets events and the time. Its owner then does what the state requires: keep a
+// connection in `connecting` and `open`, set a timer (`due`) in `waiting`, otherwise neither. Each
+// logged frame is given once and in order, whatever the connections deliver.
 
 import { SILENCE_MS } from "./connection.js";
 import { broken, errorOf } from "./errors.js";
@@ -12,7 +12,7 @@ import { broken, errorOf } from "./errors.js";
 /** @typedef {"idle" | "connecting" | "open" | "waiting" | "failed" | "detached" | "ended"} State */
 /** @typedef {{limit: number, bytes: number}} Allowance */
 
-/** What each event makes of each state; what is not there changes nothing.
+/** The next state for each state and event. Other events change nothing.
  * @type {Record<State, Record<string, State>>}
  */
 export const TABLE = {
@@ -25,27 +25,29 @@ export const TABLE = {
   ended: {},
 };
 
-/** Frames, and their bytes, that may lie here or be under way without having been asked for. */
+/** Maximum frames, and bytes, that may be queued here or under way before the reader takes them. */
 export const WINDOW_FRAMES = 256;
 export const WINDOW_BYTES = 262_144;
 const LEAST_MS = 500;
 const MOST_MS = 30_000;
-/** How long to go on trying without a new frame. */
+/** Time for which connecting is tried again without a new frame. */
 const PATIENCE_MS = 120_000;
-/** After this long without a frame a stream that flowed is `quiet`. */
+/** Time without a frame after which an open stream is `quiet`. */
 export const QUIET_MS = 2_000;
-/** A timer that comes so late says that the page was frozen, not that the server was silent. */
+/** A timer that is this late shows that the page was frozen, not that the server was silent. */
 const FROZEN_MS = 1_000;
 
 export class Core {
   /** @type {State} */
   state = "idle";
-  /** What made the state what it is. @type {import("./errors.js").TailraceError | null} */
+  /** The error that led to the state, if there was one. @type {import("./errors.js").TailraceError
+   * | null}
+   */
   fault = null;
   /** Failures since the last new frame. */
   failures = 0;
   #isQuiet = false;
-  /** When the state's own time is over. @type {number | null} */
+  /** The time at which the state itself times out. @type {number | null} */
   #over = null;
   #quietAt = Infinity;
   /** @type {{frame: Logged, size: number}[]} */
@@ -54,7 +56,7 @@ export class Core {
   #receivedBytes = 0; // on this connection
   /** @type {number | null} */
   #failingSince = null;
-  #notBefore = 0; // the server asks not to be asked before
+  #notBefore = 0; // the server asked for no retry before this time
 
   /**
    * @param {number} nextIndex
@@ -62,7 +64,7 @@ export class Core {
    * @param {{leastMs?: number, mostMs?: number, patienceMs?: number}} [backoff]
    */
   constructor(nextIndex, random, backoff = {}) {
-    /** The index that is due next. */
+    /** The index of the next frame. */
     this.nextIndex = nextIndex;
     this.random = random;
     this.leastMs = backoff.leastMs ?? LEAST_MS;
@@ -77,9 +79,9 @@ export class Core {
     return next !== undefined;
   }
 
-  // ---- what may happen ----
+  // ---- events ----
 
-  /** Begin, or go on after a failure or a detach. @param {number} now */
+  /** Begin, or continue after a failure or a detach. @param {number} now */
   start(now) {
     if (!this.#step("start")) return;
     this.fault = null;
@@ -87,7 +89,7 @@ export class Core {
     this.alive(now);
   }
 
-  /** As `start`, by somebody who begins anew: earlier failures count no more. @param {number} now */
+  /** Like `start`, and forget earlier failures. @param {number} now */
   restart(now) {
     this.failures = 0;
     this.#failingSince = null;
@@ -98,12 +100,14 @@ export class Core {
     this.#step("opened");
   }
 
-  /** The connection showed a sign of life. @param {number} now */
+  /** Note that the connection works. @param {number} now */
   alive(now) {
     this.#over = now + SILENCE_MS;
   }
 
-  /** A frame of the stream has come. @param {Frame} frame @param {number} size @param {number} now */
+  /** Take a frame from the connection. @param {Frame} frame @param {number} size @param {number}
+   * now
+   */
   receive(frame, size, now) {
     if (this.state !== "open") return;
     this.alive(now);
@@ -136,13 +140,13 @@ export class Core {
     }
   }
 
-  /** Nothing is left to come. */
+  /** Note that no frame is left to come. */
   #end() {
     this.#step("end");
     this.#rest();
   }
 
-  /** No timer is to ring any more. */
+  /** Stop all timers. */
   #rest() {
     this.#over = null;
     this.#isQuiet = false;
@@ -153,7 +157,9 @@ export class Core {
     this.#end();
   }
 
-  /** The connection is of no use any more. @param {import("./errors.js").TailraceError} error @param {number} now */
+  /** Note that the connection is lost. @param {import("./errors.js").TailraceError} error @param
+   * {number} now
+   */
   lost(error, now) {
     if (this.state !== "connecting" && this.state !== "open") return;
     this.failures += 1;
@@ -176,7 +182,7 @@ export class Core {
     return this.leastMs + this.random() * (ceiling - this.leastMs);
   }
 
-  /** The timer rang, perhaps long after it should have. @param {number} now */
+  /** Handle the timer, which may be late. @param {number} now */
   tick(now) {
     if (now >= this.#quietAt) {
       this.#isQuiet = !this.#isUnseen(now - this.#quietAt);
@@ -188,14 +194,14 @@ export class Core {
     else this.lost(broken("silent", "the connection says nothing any more"), now);
   }
 
-  /** Return true if frames may have come that nobody has looked at: the page was frozen, or its
-   * reader takes nothing. @param {number} lateMs
+  /** Return true if frames may have come that were not handled, because the page was frozen or its
+   * reader takes none. @param {number} lateMs
    */
   #isUnseen(lateMs) {
     return lateMs > FROZEN_MS || this.full;
   }
 
-  /** The network is back, or somebody looks at the page again: do not wait any longer.
+  /** Stop waiting: the network is back, or the page is visible again.
    * @param {number} now
    */
   wake(now) {
@@ -204,7 +210,7 @@ export class Core {
     this.tick(now);
   }
 
-  /** Stop reading. What was not taken is to be read again by who goes on. */
+  /** Stop reading. Frames that were not taken are read again later. */
   detach() {
     if (!this.#step("detach")) return;
     this.#rest();
@@ -213,36 +219,36 @@ export class Core {
     this.#queuedBytes = 0;
   }
 
-  // ---- what there is ----
+  // ---- state ----
 
-  /** It is open, had begun to flow, and nothing has come for QUIET_MS. */
+  /** True if the stream is open and has had frames, but none for QUIET_MS. */
   get quiet() {
     return this.state === "open" && this.#isQuiet;
   }
 
-  /** When the timer is to ring. @returns {number | null} */
+  /** The time at which the timer should fire. @returns {number | null} */
   get due() {
     return this.#over === null ? null : Math.min(this.#over, this.#quietAt);
   }
 
-  /** The next frame, if it has come. */
+  /** Return the next frame, if it has come. */
   take() {
     const head = this.#queue.shift();
     if (head) this.#queuedBytes -= head.size;
     return head?.frame;
   }
 
-  /** The index of the first frame that nobody has taken. */
+  /** The index of the first frame that was not taken. */
   get taken() {
     return this.nextIndex - this.#queue.length;
   }
 
-  /** Whether no more should be read before something is taken. */
+  /** True if no more should be read before a frame is taken. */
   get full() {
     return this.#queue.length >= WINDOW_FRAMES || this.#queuedBytes >= WINDOW_BYTES;
   }
 
-  /** How far the server may send on this connection: both absolute, as Credit says it.
+  /** The credit of the server on this connection, absolute as in a Credit frame.
    * @returns {Allowance}
    */
   get allowance() {

@@ -1,7 +1,7 @@
-// From bytes to frames: payloads, whole frames, and the cutting of a byte stream.
+// Decodes payloads and whole frames, and cuts a byte stream into frames.
 //
-// As strict as the server's own codec: whatever is not exactly what the schema says is a
-// FrameError, which names the field and the offset in the frame of the first byte at fault.
+// It is as strict as the server's codec. Bytes that do not match the schema exactly are a FrameError,
+// which has the field and the offset of the first wrong byte in the frame.
 
 import { U64_MAX, fault, toHex, typeOf, viewOf, within } from "./bare.js";
 import { FrameError } from "./errors.js";
@@ -18,10 +18,10 @@ export const PREFIX_BYTES = 9;
 export const MAX_FRAME_BYTES = 1 << 20;
 const FLAG_ZSTD = 1;
 
-/** Each frame's name by its tag. @type {Map<number, string>} */
+/** The names of frames by tag. @type {Map<number, string>} */
 export const names = new Map();
 
-/** Have frames of these types too. @param {Record<string, string>} types */
+/** Add the frames of these types. @param {Record<string, string>} types */
 export function know(types) {
   Object.assign(TYPES, types);
   for (const [name, said] of Object.entries(types)) {
@@ -86,11 +86,13 @@ export function decodeValue(type, source) {
 /** @param {bigint} value @returns {any} */
 const narrow = (value) => (value <= Number.MAX_SAFE_INTEGER ? Number(value) : value);
 
-/** A number, or a bigint where that would not be exact. @param {Source} source @returns {any} */
+/** Decode a number, or a bigint if a number would not be exact. @param {Source} source @returns
+ * {any}
+ */
 function decodeUint(source) {
   const start = source.at;
   let value = 0;
-  let high = 0n; // what does not fit into a number
+  let high = 0n; // the bits that do not fit into a number
   for (let nth = 0; nth < 10; nth++) {
     const byte = source.bytes[source.at++];
     if (byte === undefined) throw fault("truncated varint", start);
@@ -115,7 +117,7 @@ function decodeBool(source) {
   return byte === 1;
 }
 
-/** The bytes behind a length, as they lie there. @param {Source} source */
+/** Return a view of the bytes after a length. @param {Source} source */
 function sized(source) {
   const start = source.at;
   const size = decodeUint(source);
@@ -131,7 +133,7 @@ function decodeList(type, source) {
   const start = source.at;
   const count = Number(decodeUint(source));
   const left = source.bytes.length - source.at;
-  // Before any item is made, so that no count can ask for memory or for time.
+  // Checked before any item is made, so that a count cannot cost memory or time.
   if (count > /** @type {number} */ (type.most)) throw fault(`${count} items, of ${type.most} at most`, start);
   if (count * of.least > left) throw fault(`${count} items cannot fit in ${left} bytes`, start);
   const items = [];
@@ -159,7 +161,7 @@ function decodeStruct(type, source, values) {
 
 // ---- frames ----
 
-/** The length that a header word declares, after checking all that it says.
+/** Check a header word and return the length in it.
  * @param {number} header
  * @param {number} most
  */
@@ -194,7 +196,7 @@ export function prefixOf(raw) {
   return viewOf(raw);
 }
 
-/** What exactly one whole frame holds. Throws FrameError and nothing else, whatever the bytes.
+/** Decode exactly one whole frame. Throws only FrameError, for any bytes.
  * @param {Uint8Array} raw
  * @param {number} [maxFrameBytes]
  * @returns {{corr: number, frame: Frame}}
@@ -225,16 +227,16 @@ export function decode(raw, maxFrameBytes = MAX_FRAME_BYTES) {
   return { corr: view.getUint32(HEADER_BYTES + 1, true), frame };
 }
 
-/**
- * Fed bytes in any pieces, gives whole frames, undecoded; holds at most one unfinished frame.
+/** Takes bytes in any pieces and returns whole frames, not decoded. Holds at most one unfinished
+ * frame.
  *
- * Version, flags, length and tag are checked as soon as they are there. After a FrameError the
- * stream has lost its place: every later feed throws the same one.
+ * Version, flags, length and tag are checked as soon as they arrive. After a FrameError the
+ * position in the stream is lost, so every later feed throws the same error.
  */
 export class Splitter {
   /** @type {Uint8Array[]} */
   #rest = [];
-  #needed = HEADER_BYTES; // bytes of `#rest` before there is anything to look at
+  #needed = HEADER_BYTES; // bytes of `#rest` before the next check is possible
   /** @type {unknown} */
   #error = null;
 
@@ -242,11 +244,11 @@ export class Splitter {
   constructor({ tags, maxFrameBytes = MAX_FRAME_BYTES } = {}) {
     this.tags = tags ?? names;
     this.maxFrameBytes = maxFrameBytes;
-    /** Bytes of an unfinished frame. */
+    /** The number of bytes of an unfinished frame. */
     this.pending = 0;
   }
 
-  /** The frames that `data` completes. @param {Uint8Array} data @returns {Uint8Array[]} */
+  /** Return the frames that `data` completes. @param {Uint8Array} data @returns {Uint8Array[]} */
   feed(data) {
     if (this.#error) throw this.#error;
     this.#rest.push(data);
@@ -282,7 +284,7 @@ export class Splitter {
     this.pending = bytes.length;
   }
 
-  /** The whole frames, and where the unfinished one begins.
+  /** Return the whole frames, and the offset of the unfinished one.
    * @param {Uint8Array} data
    * @returns {[Uint8Array[], number]}
    */

@@ -1,15 +1,15 @@
-// From frames to bytes; values that are not of their types are a FrameError.
+// Encodes frames. Values that do not have their types are a FrameError.
 
 import { U64_MAX, fault, typeOf, viewOf, within } from "./bare.js";
 import { HEADER_BYTES, MAX_FRAME_BYTES, PREFIX_BYTES, VERSION, know, names } from "./decode.js";
 import { FrameError } from "./errors.js";
-import { TYPES } from "./schema_others.js";
+import { TYPES } from "./schema_client.js";
 
 /** @typedef {import("./bare.js").Type} Type */
 /** @typedef {{bytes: Uint8Array<ArrayBuffer>, view: DataView, size: number}} Sink */
 
 know(TYPES);
-/** Each frame's tag by its name.
+/** The tags of frames by name.
  * @type {Readonly<Record<import("./schema.js").FrameType, number>>}
  */
 export const TAGS = /** @type {any} */ (Object.fromEntries([...names].map(([tag, name]) => [name, tag])));
@@ -21,13 +21,15 @@ const utf8 = new TextEncoder();
 export const fromHex = (text) =>
   Uint8Array.from(text.match(/../g) ?? [], (digits) => parseInt(digits, 16));
 
-/** Nothing written yet. @returns {Sink} */
+/** Return an empty sink. @returns {Sink} */
 export function emptySink() {
   const bytes = new Uint8Array(FIRST_BYTES);
   return { bytes, view: viewOf(bytes), size: 0 };
 }
 
-/** Room for `count` more bytes, and where they begin. @param {Sink} sink @param {number} count */
+/** Make room for `count` more bytes and return their offset. @param {Sink} sink @param {number}
+ * count
+ */
 function grow(sink, count) {
   const start = sink.size;
   sink.size += count;
@@ -155,7 +157,7 @@ export function checkedCorr(corr) {
   throw new FrameError(`${corr} is not a u32`, "corr", HEADER_BYTES + 1);
 }
 
-/** One whole frame.
+/** Encode one whole frame.
  * @param {import("./schema.js").Frame} frame
  * @param {number} [corr]
  * @param {number} [maxFrameBytes]

@@ -1,6 +1,8 @@
-// What goes wrong, in one tree.
+// The errors of this package.
 
-/** Whatever this package throws: `code` says what it is, `retryable` whether it may go by itself. */
+/** The base of all errors of this package. `code` names the error; `retryable` is true if it may
+ * pass.
+ */
 export class TailraceError extends Error {
   /**
    * @param {string} message
@@ -19,7 +21,7 @@ export class TailraceError extends Error {
   }
 }
 
-/** Bytes that are no frame, or values that make none. */
+/** Bytes that are not a valid frame, or values that cannot be encoded as one. */
 export class FrameError extends TailraceError {
   /**
    * @param {string} message
@@ -34,7 +36,7 @@ export class FrameError extends TailraceError {
   }
 }
 
-/** A fault of the connection: what it left unfinished can be asked for again.
+/** Return the retryable error of a broken connection.
  * @param {string} code
  * @param {string} message
  * @param {unknown} [cause]
@@ -42,7 +44,8 @@ export class FrameError extends TailraceError {
 export const broken = (code, message, cause) =>
   new TailraceError(message, { code, status: 503, retryable: true, cause });
 
-/** No answer came. A page is not told why where the edge is of another web origin.
+/** Return the error of an edge that did not answer. Browsers hide the reason if the edge has another
+ * web origin than the page, so a hint names the setting.
  * @param {string | URL} url of the edge
  * @param {string} message
  * @param {unknown} [cause]
@@ -56,6 +59,8 @@ export function unreachable(url, message, cause) {
   return error;
 }
 
-/** What a StreamError tells of. @param {import("./schema.js").StreamError} frame */
+/** Return the error that a StreamError frame reports. @param {import("./schema.js").StreamError}
+ * frame
+ */
 export const errorOf = (frame) =>
   new TailraceError(frame.message, { ...frame, retryAfterMs: frame.retry_after_ms });

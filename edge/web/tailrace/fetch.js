@@ -1,4 +1,4 @@
-// A stream as the body of an HTTP response: by HTTP/3 where the browser has it.
+// Reads a stream as the body of an HTTP response, over HTTP/3 if the browser supports it.
 
 import { Splitter, decode } from "./decode.js";
 import { FrameError, TailraceError, broken, unreachable } from "./errors.js";
@@ -6,9 +6,9 @@ import { FrameError, TailraceError, broken, unreachable } from "./errors.js";
 /** @typedef {import("./connection.js").Connect} Connect */
 
 const FRAMES = "application/vnd.tailrace.frames";
-/** The slowest upload that is not taken for a lost connection: 16 KB/s. */
+/** The slowest upload that does not count as a lost connection: 16 KB/s. */
 const SLOWEST_BYTES_PER_MS = 16;
-/** Taken for passing where the answer does not say, as a proxy's error page. */
+/** Statuses that are retryable if the answer does not say, such as a proxy's error page. */
 const PASSING = [408, 425, 429, 500, 502, 503, 504];
 
 /** @type {Connect} */
@@ -72,7 +72,7 @@ const siblingsIn = (header) =>
       return { stream, token };
     });
 
-/** The error that an answer tells of, whoever between here and the origin wrote it.
+/** Return the error of an HTTP response, which a proxy may have written.
  * @param {Response} response
  */
 export async function httpError(response) {
@@ -91,7 +91,7 @@ export async function httpError(response) {
   });
 }
 
-/** Return what the text is in JSON, or null where it is no JSON. @param {string} text */
+/** Parse JSON. Return null if the text is not JSON. @param {string} text */
 function parsed(text) {
   try {
     return JSON.parse(text);
@@ -100,7 +100,7 @@ function parsed(text) {
   }
 }
 
-/** Return what `fetch` or the reading of a body threw as an error of ours.
+/** Return a TailraceError for whatever `fetch` or the body threw.
  * @param {unknown} error
  * @param {string} url
  */

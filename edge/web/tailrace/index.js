@@ -8,13 +8,14 @@ export { Stream } from "./stream.js";
 
 /** @typedef {import("./stream.js").Options} Options */
 
-/** A stream: a new one of `input`, or the one that the URL names. It begins to be read at once.
+/** Read a stream: a new one of `input`, or the one that the URL names. Reading begins at once.
  * @param {string} url /v1/generate of an edge, or /v1/generate/ID
  * @param {Options} [options]
  */
 export const stream = (url, options = {}) => new Stream(url, options, options.system ?? system, null);
 
-/** The stream that was read before the page was reloaded, from its beginning; null if there is none.
+/** Read the stream again that the page was reading before a reload, from its beginning. Return null if
+ * there is none.
  * @param {string} url as it was given to `stream`
  * @param {Options & {storage: import("./stream.js").Store}} options
  * @returns {Stream | null}

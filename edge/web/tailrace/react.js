@@ -1,4 +1,4 @@
-// A stream in a component of React: its text so far, its state, and what can be done with it.
+// A React hook for a stream: its text so far, its state, and its controls.
 
 import { useEffect, useReducer, useRef } from "react";
 import { TailraceError } from "./errors.js";
@@ -9,18 +9,18 @@ import { TailraceError } from "./errors.js";
 
 /**
  * @typedef {object} Reading
- * @property {string} text as it is so far
+ * @property {string} text the text so far
  * @property {import("./core.js").State} state of the connection: it may have `ended` before all of
  *   the text is shown
- * @property {boolean} quiet it is open and had begun to flow, but nothing has come for 2 s
- * @property {TailraceError | null} error why it `failed`, or waits
- * @property {import("./schema.js").StreamEnd | null} end how it ended, once `text` is whole
- * @property {() => Promise<Status | undefined>} cancel ends it for everybody
- * @property {(text: string) => Promise<Status | undefined>} steer lets it go on from a text of yours
- * @property {() => void} reconnect begins to read again, after it failed
+ * @property {boolean} quiet true if the stream is open and has had frames, but none for 2 s
+ * @property {TailraceError | null} error the reason why it `failed` or waits
+ * @property {import("./schema.js").StreamEnd | null} end the last frame, once `text` is whole
+ * @property {() => Promise<Status | undefined>} cancel ends the stream for all readers
+ * @property {(text: string) => Promise<Status | undefined>} steer inserts a text to continue from
+ * @property {() => void} reconnect reads again after a failure
  */
 
-/** What one component follows. `text` outlives what failed, and `leaving` a second mount. */
+/** The stream that a component shows. `text` is kept after a failure. */
 class Followed {
   /** @type {TailraceError | null} */
   fault = null;
@@ -60,12 +60,12 @@ class Followed {
   }
 }
 
-/** Reads a stream that an event's handler began, or `resume` found: `useState(() => resume(…))`.
+/** Show a stream that an event handler began, or that `resume` found: `useState(() => resume(…))`.
  *
- * A component that goes detaches it, and never cancels. A hook that began streams by itself would
- * begin two wherever React mounts twice.
+ * A component that is unmounted detaches the stream and never cancels it. A hook that began streams
+ * itself would begin two where React mounts twice.
  * @param {Stream | null} reading
- * @param {(reading: Stream) => AsyncIterable<string>} [texts] `smooth`, for an even pace
+ * @param {(reading: Stream) => AsyncIterable<string>} [texts] `smooth` for an even pace
  * @returns {Reading}
  */
 export function useStream(reading, texts) {
@@ -77,13 +77,13 @@ export function useStream(reading, texts) {
     let own = followed.current;
     if (own?.reading !== reading) {
       own = followed.current = new Followed(reading, render);
-      if (reading.state === "detached") reading.reconnect(); // another component has gone
+      if (reading.state === "detached") reading.reconnect(); // another component was unmounted
       own.follow(texts);
     }
     clearTimeout(own.leaving);
     const { current } = followed;
     return () => {
-      // Under StrictMode the same component mounts again at once: then nothing has happened.
+      // Under StrictMode the same component mounts again at once, and the stream is kept.
       if (current) current.leaving = setTimeout(() => reading.detach());
     };
   }, [reading]);

@@ -1,13 +1,13 @@
-// Text at an even pace, however unevenly its frames come: a jitter buffer of words.
+// Shows text at an even pace although its frames come unevenly: a jitter buffer of words.
 
 /** @typedef {import("./schema.js").Logged} Logged */
 /** @typedef {import("./stream.js").Stream} Stream */
 
 /**
  * @typedef {object} Pace
- * @property {boolean} [off] text as it comes: for screen readers, which cannot be detected. Where
- *   the reader prefers reduced motion it is off by itself.
- * @property {number} [lagMs] how far behind what has come the shown text may stay
+ * @property {boolean} [off] shows text as it comes, as screen readers need it, which cannot be
+ *   detected. The default is true if the reader prefers reduced motion.
+ * @property {number} [lagMs] the maximum delay of the shown text
  * @property {() => number} [now]
  * @property {(ring: () => void, ms: number) => unknown} [setTimer]
  */
@@ -16,7 +16,7 @@ const LAG_MS = 300;
 const TICK_MS = 33;
 const WORD = /\s*\S+/g;
 
-/** Where a text may be cut that grows from `shown` characters by about `words` words.
+/** Return the length to show next: `shown` characters and about `words` more words.
  * @param {string} text
  * @param {number} shown
  * @param {number} words
@@ -32,7 +32,7 @@ function cutAfter(text, shown, words) {
   return end;
 }
 
-/** How much of two texts is the same. @param {string} a @param {string} b */
+/** Return the length of the common beginning of two texts. @param {string} a @param {string} b */
 function common(a, b) {
   let end = 0;
   while (end < a.length && a[end] === b[end]) end++;
@@ -42,8 +42,8 @@ function common(a, b) {
 const prefersLess = () =>
   globalThis.matchMedia?.("(prefers-reduced-motion: reduce)").matches ?? false;
 
-/** The text of a stream so far, again and again, each time some words longer; shorter only where a
- * revision took some back. What was shown before a reload comes at once.
+/** Give the text of a stream so far, again and again, each time some words longer. It gets shorter only
+ * when a revision takes text back. Text that was shown before a reload comes at once.
  * @param {Pick<Stream, "seen" | "content"> & AsyncIterable<Logged>} reading
  * @param {Pace} [pace]
  * @returns {AsyncGenerator<string, void>}
@@ -53,7 +53,7 @@ export async function* smooth(reading, { off = prefersLess(), lagMs = LAG_MS, no
   const later = setTimer ?? setTimeout;
   const iterator = reading[Symbol.asyncIterator]();
   let isOver = false;
-  let atOnce = reading.content.length; // so much is shown without a pause
+  let atOnce = reading.content.length; // the length that is shown without a pause
   /** @type {unknown} */
   let fault = null;
   let wake = () => {};
@@ -87,7 +87,7 @@ export async function* smooth(reading, { off = prefersLess(), lagMs = LAG_MS, no
       }
       const text = reading.content;
       if (!text.startsWith(shown)) continue;
-      // What waits now is gone after `lagMs`, whatever a hidden page does to its timers.
+      // All waiting text is shown within `lagMs`, even if a hidden page slows its timers.
       const left = text.slice(shown.length).match(WORD)?.length ?? 1;
       const words = Math.ceil((left * Math.max(1, clock() - last)) / lagMs);
       last = clock();

@@ -1,11 +1,11 @@
-// Streams over one WebSocket for each edge, shared by all that read from it.
+// Reads streams over WebSockets. All streams of one edge share one WebSocket.
 
 import { typeOf } from "./bare.js";
 import { Splitter, decode } from "./decode.js";
 import { encode, fromHex } from "./encode.js";
 import { TailraceError, broken, errorOf, unreachable } from "./errors.js";
 import { SCHEMA_ID } from "./schema.js";
-import { CLOSING, REQUEST_FIELDS } from "./schema_others.js";
+import { CLOSING, REQUEST_FIELDS } from "./schema_client.js";
 import { tagOf } from "./wire.js";
 
 /** @typedef {import("./connection.js").Asked} Asked */
@@ -13,7 +13,7 @@ import { tagOf } from "./wire.js";
 /** @typedef {import("./connection.js").System} System */
 /** @typedef {import("./core.js").Allowance} Allowance */
 
-/** How long it is kept when nobody reads any more. */
+/** Time for which a WebSocket without streams is kept. */
 const IDLE_MS = 5_000;
 const SAMPLING = (typeOf("Sampling").columns ?? []).map(({ name }) => name);
 
@@ -35,7 +35,7 @@ export function bySocket(asked, system, report) {
   return session.open(asked, report);
 }
 
-/** One WebSocket, and who reads over it. */
+/** One WebSocket and the streams that are read over it. */
 class Session {
   /** @type {Map<number, Report>} */
   #readers = new Map();
@@ -45,7 +45,8 @@ class Session {
   /** @type {any} */
   #idle = null;
 
-  /** @param {URL} url @param {string | null} apiKey @param {System} system @param {() => void} gone */
+  /** @param {URL} url @param {string | null} apiKey @param {System} system @param {() => void} gone
+   */
   constructor(url, apiKey, system, gone) {
     this.system = system;
     this.gone = gone;
@@ -58,7 +59,7 @@ class Session {
       for (const bytes of unsent) this.socket.send(bytes);
     };
     this.socket.onmessage = ({ data }) => this.#receive(new Uint8Array(data));
-    // Node.js tells of a handshake that failed by an error alone.
+    // Node.js reports a failed handshake with an error event alone.
     this.socket.onclose = this.socket.onerror = (event) => {
       const how = "code" in event ? `closed with ${event.code}` : "refused";
       const said = `the WebSocket was ${how}`;
@@ -100,7 +101,7 @@ class Session {
     this.#idle = this.system.setTimer(() => this.#end(null), IDLE_MS);
   }
 
-  /** One message: whole frames. @param {Uint8Array} message */
+  /** Handle one message, which has whole frames. @param {Uint8Array} message */
   #receive(message) {
     try {
       const splitter = new Splitter();
@@ -117,7 +118,7 @@ class Session {
     const report = this.#readers.get(corr);
     if (frame.type === "StreamError" && corr === 0) return this.#end(errorOf(frame));
     if (corr === 0) for (const each of this.#readers.values()) each.alive(); // a Heartbeat
-    if (!report) return; // of the connection, or of a reader that has gone
+    if (!report) return; // a frame of the connection, or of a stream that is not read any more
     if (CLOSING.has(tagOf(raw))) this.#leave(corr);
     if (frame.type === "Opened") {
       report.opened({ id: frame.stream, token: frame.token || null, siblings: frame.siblings });
@@ -128,7 +129,8 @@ class Session {
     }
   }
 
-  /** No more comes of it. @param {TailraceError | null} error */
+  /** Close the WebSocket and report the error to its streams. @param {TailraceError | null} error
+   */
   #end(error) {
     this.gone();
     this.system.clearTimer(this.#idle);
@@ -140,7 +142,7 @@ class Session {
   }
 }
 
-/** Half of a window has been used up since the server was told. @param {Allowance} told
+/** Return true if half of a window has been used since the last Credit. @param {Allowance} told
  * @param {Allowance} now
  */
 const isWorthTelling = (told, now) =>
@@ -156,7 +158,7 @@ function requestOf({ id, token, input, idempotencyKey, nextIndex, allowance }) {
   return { ...openOf(input ?? {}), idempotency_key: idempotencyKey, ...credit };
 }
 
-/** The fields of a JSON request as those of an Open. @param {Record<string, any>} input
+/** Return the Open frame of a JSON request. @param {Record<string, any>} input
  * @returns {import("./schema.js").Open}
  */
 function openOf(input) {

@@ -1,4 +1,4 @@
-// One stream as its reader sees it: every frame, once and in order, whatever becomes of connections.
+// One stream for its reader: every frame once and in order, also when connections break.
 
 import { TailraceError, broken } from "./errors.js";
 import { Core } from "./core.js";
@@ -11,18 +11,17 @@ import { CONNECT, choose, countFetches, worked } from "./transport.js";
 /** @typedef {import("./connection.js").System} System */
 /** @typedef {Pick<Storage, "getItem" | "setItem" | "removeItem">} Store */
 
-/**
- * @typedef {object} Options
+/** @typedef {object} Options
  * @property {import("./schema.js").GenerateInput} [input] the body of POST /v1/generate: a new stream
- * @property {string} [token] what reading an existing one needs, where the edge asks for it
- * @property {number} [after] the index of the last frame that is not wanted any more
- * @property {AbortSignal} [signal] detaches
+ * @property {string} [token] the resume token of an existing stream, if the edge requires one
+ * @property {number} [after] the index of the last frame that the reader has
+ * @property {AbortSignal} [signal] detaches when it is aborted
  * @property {(state: State, stream: Stream) => void} [onState] called when `state` or `quiet` has changed
- * @property {Store} [storage] where a reload finds what was read: sessionStorage; localStorage for all tabs
- * @property {string} [key] under which, where one page has several: the URL, if left out
+ * @property {Store} [storage] keeps the position for a reload: sessionStorage, or localStorage for all tabs
+ * @property {string} [key] the name in the storage, if a page has several streams; the URL if left out
  * @property {"auto" | "fetch" | "websocket"} [transport]
  * @property {string} [apiKey]
- * @property {Record<string, string>} [headers] of every request by fetch
+ * @property {Record<string, string>} [headers] headers of every request by fetch
  * @property {string} [idempotencyKey] two streams with one key are the same stream
  * @property {string} [openUrl] where a new stream is requested, by fetch, instead of at `url`: another
  *   route of the edge that answers with frames, such as /api/chat
@@ -32,31 +31,33 @@ import { CONNECT, choose, countFetches, worked } from "./transport.js";
 
 /** @typedef {{id: string, state: string, next_index: number}} Status */
 
-/** What is stored of a stream, until it is forgotten.
+/** The stored facts of a stream, until it is forgotten.
  * @typedef {{id: string | null, token: string | null, next: number, input: any, idempotencyKey: string}} Saved
  */
 
 const SAVE_EVERY_MS = 1_000;
-/** Faults after which nothing that is sent on the connection arrives. */
+/** Errors after which the connection delivers nothing. */
 const DEAD = ["silent", "offline"];
 const JSON_TYPE = { "Content-Type": "application/json" };
 const OPENED = /^(.*)\/([0-9a-f]{32})$/;
 
 /** @implements {AsyncIterable<Logged>} */
 export class Stream {
-  /** Known when it has opened. @type {string | null} */
+  /** The id, once the stream has opened. @type {string | null} */
   id = null;
   /** @type {string | null} */
   token = null;
-  /** The other streams of a request with `n` > 1. @type {readonly {stream: string, token: string}[]} */
+  /** The other streams of a request with `n` > 1. @type {readonly {stream: string, token:
+   * string}[]}
+   */
   siblings = [];
-  /** How it ended, once that was read. @type {import("./schema.js").StreamEnd | null} */
+  /** The last frame, once it was read. @type {import("./schema.js").StreamEnd | null} */
   end = null;
   /** The transport in use. @type {import("./transport.js").Transport | null} */
   transport = null;
-  /** Connections after the first. */
+  /** The number of connections after the first. */
   resumes = 0;
-  /** Before this index everything was shown already, before a reload. */
+  /** Frames before this index were shown before a reload. */
   seen = 0;
 
   #core;
@@ -81,7 +82,8 @@ export class Stream {
   /** @type {(() => void) | null} */
   #unlisten = null;
 
-  /** @param {string} url @param {Options} options @param {System} system @param {Saved | null} saved */
+  /** @param {string} url @param {Options} options @param {System} system @param {Saved | null} saved
+   */
   constructor(url, options, system, saved) {
     const [base, id] = partsOf(url);
     this.#url = base;
@@ -115,27 +117,29 @@ export class Stream {
     return this.#core.state;
   }
 
-  /** What went wrong last, while it is `waiting` or has `failed`. */
+  /** The last error, while the state is `waiting` or `failed`. */
   get error() {
     return this.#core.fault;
   }
 
-  /** Return true if it is open and had begun to flow, but nothing has come for 2 s. */
+  /** True if the stream is open and has had frames, but none for 2 s. */
   get quiet() {
     return this.#core.quiet;
   }
 
-  /** The index of the frame that comes next. */
+  /** The index of the next frame. */
   get nextIndex() {
     return this.#core.taken;
   }
 
-  /** The text of all frames that were taken, as its revisions left it. */
+  /** The text of all frames that were taken, with revisions applied. */
   get content() {
     return this.#transcript.text;
   }
 
-  /** Calls `act` when `state` or `quiet` has changed, until what it gives is called. @param {() => void} act */
+  /** Call `act` whenever `state` or `quiet` changes. Return a function that stops this. @param {()
+   * => void} act
+   */
   watch(act) {
     this.#watchers.add(act);
     return () => void this.#watchers.delete(act);
@@ -155,7 +159,7 @@ export class Stream {
     };
   }
 
-  /** The same as a stream of the platform's. @returns {ReadableStream<Logged>} */
+  /** The frames as a ReadableStream. @returns {ReadableStream<Logged>} */
   get readable() {
     return new ReadableStream(
       {
@@ -170,7 +174,9 @@ export class Stream {
     );
   }
 
-  /** The whole text, when it has ended; a TailraceError where it ended because something failed. */
+  /** Return the whole text when the stream has ended. Throws a TailraceError if the generation
+   * failed.
+   */
   async text() {
     for await (const _ of this);
     const { finish_reason = "stop", message = null, retryable = false } = this.end ?? {};
@@ -180,13 +186,14 @@ export class Stream {
     return this.content;
   }
 
-  /** End it for everybody who reads it. What it is then: `{id, state, next_index}`. */
+  /** End the stream for all its readers. Return its status, `{id, state, next_index}`. */
   async cancel() {
     await this.#begun();
     return patiently(() => this.#post("cancel"), this.#url, this.#system, this.#options.backoff);
   }
 
-  /** Let it go on from a text of yours: the same answer. It is sent once, as twice would be two texts.
+  /** Insert a text, from which the generation continues. Return the status, as `cancel` does. The
+   * request is never repeated, because that would insert the text twice.
    * @param {string} text
    */
   async steer(text) {
@@ -194,20 +201,20 @@ export class Stream {
     return this.#post("steer", JSON.stringify({ text }));
   }
 
-  /** Stop reading. It runs on, and `reconnect` reads on where the reader was. */
+  /** Stop reading. The generation goes on, and `reconnect` continues to read where this stopped. */
   detach() {
     this.#core.detach();
     this.#settle();
   }
 
-  /** Begin to read again, after it failed or was detached; or at once, where it waits. */
+  /** Read again after a failure or a detach, or stop waiting and try at once. */
   reconnect() {
     if (this.#core.state === "waiting") this.#core.wake(this.#system.now());
     else this.#core.restart(this.#system.now());
     this.#settle();
   }
 
-  /** Leave nothing of it in the storage. */
+  /** Remove the stream from the storage. */
   forget() {
     this.#options.storage?.removeItem(keyOf(this.#options, this.#url));
   }
@@ -252,9 +259,9 @@ export class Stream {
     for (const resolve of waiting) resolve();
   }
 
-  // ---- what the state asks for ----
+  // ---- connection and timer ----
 
-  /** Does what the core's state says is to be done, and tells of it. */
+  /** Do what the state of the core requires, and call the watchers. */
   #settle() {
     const core = this.#core;
     const isConnected = core.state === "connecting" || core.state === "open";
@@ -331,7 +338,7 @@ export class Stream {
       this.#connection = connection;
       this.#core.alive(this.#system.now() + (connection.uploadMs ?? 0));
     } catch (error) {
-      // What was asked makes no frame, or there is no such transport: nothing will change that.
+      // The request cannot be encoded, or the transport does not exist. A retry cannot help.
       this.#core.lost(error instanceof TailraceError ? error : new TailraceError(String(error)), 0);
     }
   }
@@ -344,7 +351,7 @@ export class Stream {
     connection.close(DEAD.includes(this.#core.fault?.code ?? ""));
   }
 
-  /** What one connection tells, for as long as it is the one in use.
+  /** Return the callbacks of one connection, which have an effect only while it is in use.
    * @param {import("./transport.js").Transport} transport
    * @returns {import("./connection.js").Report}
    */
@@ -393,7 +400,7 @@ export class Stream {
   async #post(what, body) {
     const response = await this.#system.fetch(`${this.#url}/${this.id}/${what}`, {
       method: "POST",
-      keepalive: true, // it is carried out even if the page is left now
+      keepalive: true, // the request is sent even if the page is left now
       headers: { ...this.#headers, ...tokenHeader(this.token), ...(body && JSON_TYPE) },
       body,
     });
@@ -401,7 +408,7 @@ export class Stream {
     return /** @type {Promise<Status>} */ (response.json());
   }
 
-  // ---- what outlives the page ----
+  // ---- storage ----
 
   /** @param {boolean} isLast */
   #saveSometimes(isLast) {
@@ -418,18 +425,18 @@ export class Stream {
       id: this.id,
       token: this.token,
       next: Math.max(this.seen, this.#core.taken),
-      input: this.id ? null : this.#input, // until there is an id it may have to be sent again
+      input: this.id ? null : this.#input, // without an id the request may have to be sent again
       idempotencyKey: this.#idempotencyKey,
     };
     try {
       storage.setItem(keyOf(this.#options, this.#url), JSON.stringify(saved));
     } catch {
-      // It is full or forbidden: then a reload finds nothing, and all else goes on.
+      // The storage is full or forbidden, so a reload cannot resume. Nothing else changes.
     }
   }
 }
 
-/** The URL of /v1/generate, and the stream's id where one is named. @param {string} url
+/** Return the URL of /v1/generate, and the stream's id if the URL has one. @param {string} url
  * @returns {[string, string | undefined]}
  */
 export function partsOf(url) {
@@ -438,7 +445,7 @@ export function partsOf(url) {
   return [origin + (base ?? pathname), id];
 }
 
-/** The headers of every request. @param {Pick<Options, "apiKey" | "headers">} options
+/** Return the headers of every request. @param {Pick<Options, "apiKey" | "headers">} options
  * @returns {Record<string, string>}
  */
 export const headersOf = ({ apiKey, headers = {} }) =>

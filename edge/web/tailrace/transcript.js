@@ -1,19 +1,19 @@
-// The text of a stream, as its revisions left it.
+// The text of a stream with its revisions applied.
 
 /** @typedef {import("./schema.js").Logged} Logged */
 
 export class Transcript {
   text = "";
-  /** Where the text of each frame begins. @type {number[]} */
+  /** The offset at which the text of each frame begins. @type {number[]} */
   #starts = [];
   /** @type {number | null} */
   #first = null;
 
-  /** Take in the next frame. @param {Logged} frame */
+  /** Add the next frame. @param {Logged} frame */
   add(frame) {
     this.#first ??= frame.index;
     if (frame.type === "Revision") {
-      // What lies before the first frame that was read cannot be replaced here.
+      // Text before the first frame that was read is not here, so it cannot be replaced.
       const from = Math.max(0, frame.replaces - this.#first);
       const start = this.#starts[from] ?? this.text.length;
       this.text = this.text.slice(0, start);

@@ -1,4 +1,4 @@
-// Which transport a stream takes: the one that works, which is remembered for each edge.
+// Chooses the transport of a stream, and remembers for each edge which one works.
 
 import { broken } from "./errors.js";
 import { byFetch } from "./fetch.js";
@@ -6,10 +6,10 @@ import { byFetch } from "./fetch.js";
 /** @typedef {"fetch" | "websocket"} Transport */
 /** @typedef {import("./connection.js").Connect} Connect */
 
-/** The most that a message to the server may be long. */
+/** Maximum size of a message to the server. */
 const MAX_MESSAGE_BYTES = 65_536;
 
-/** The code that only WebSockets need is loaded when the first one is opened.
+/** Read over a WebSocket. The code for it is loaded when the first one is opened.
  * @type {Connect}
  */
 function bySocket(asked, system, report) {
@@ -31,14 +31,18 @@ function bySocket(asked, system, report) {
 }
 
 export const CONNECT = { fetch: byFetch, websocket: bySocket };
-/** A browser has six connections to a server over HTTP/1.1, and does not say when it has more. */
+/** Streams by fetch before new ones use a WebSocket. Over HTTP/1.1 a browser has six connections to
+ * a server, and a page cannot see whether it has more.
+ */
 const MANY = 4;
-/** So many tries go by before the other one gets its chance. */
+/** Failed tries before the other transport is tried. */
 const TRIES = 2;
 
-/** What worked where the first choice did not, by origin. @type {Map<string, Transport>} */
+/** The transport that worked after the first choice failed, by origin. @type {Map<string,
+ * Transport>}
+ */
 const remembered = new Map();
-/** Streams that are read by fetch, by origin. @type {Map<string, number>} */
+/** The number of streams that are read by fetch, by origin. @type {Map<string, number>} */
 const underWay = new Map();
 
 /** @param {string} origin @param {number} change */
@@ -62,7 +66,9 @@ export function choose(origin, failures, hasSockets, requestBytes) {
   return (first(origin) === "fetch") === isOther ? "websocket" : "fetch";
 }
 
-/** It brought something. @param {string} origin @param {Transport} transport @param {number} failures */
+/** Note that a transport delivered a frame. @param {string} origin @param {Transport} transport
+ * @param {number} failures
+ */
 export function worked(origin, transport, failures) {
   if (failures >= TRIES) remembered.set(origin, transport);
 }

@@ -1,26 +1,32 @@
-// The frames of one stream as the chunks of one message of the AI SDK: what an edge sends at /api/chat.
+// Turns the frames of one stream into the chunks of one message of the AI SDK, as an edge does at
+// /api/chat.
 
 /** @typedef {import("./schema.js").Logged} Logged */
 /** @typedef {import("./schema.js").ToolCall} ToolCall */
-/** @typedef {{type: "text-start" | "text-end" | "reasoning-start" | "reasoning-end", id: string}} PartChunk */
+/** @typedef {{type: "text-start" | "text-end" | "reasoning-start" | "reasoning-end", id: string}} PartChunk
+ */
 /** @typedef {{type: "text-delta" | "reasoning-delta", id: string, delta: string}} DeltaChunk */
-/** @typedef {{type: "data-revised", id: string, data: {text: string, final: boolean}}} RevisedChunk */
+/** @typedef {{type: "data-revised", id: string, data: {text: string, final: boolean}}} RevisedChunk
+ */
 /** @typedef {{toolCallId: string, toolName: string}} CallOfTool */
 /** @typedef {{type: "tool-input-delta", toolCallId: string, inputTextDelta: string}} InputDelta */
 /** @typedef {CallOfTool & {type: "tool-input-start"}} InputStart */
 /** @typedef {CallOfTool & {type: "tool-input-available", input: unknown}} InputAvailable */
-/** @typedef {CallOfTool & {type: "tool-input-error", input: unknown, errorText: string}} InputError */
+/** @typedef {CallOfTool & {type: "tool-input-error", input: unknown, errorText: string}} InputError
+ */
 /** @typedef {InputStart | InputDelta | InputAvailable | InputError} ToolChunk */
 /** @typedef {"stop" | "length" | "content-filter" | "tool-calls"} FinishReason */
-/** @typedef {{type: "start", messageId: string} | {type: "start-step" | "finish-step"}} StepChunk */
-/** @typedef {{type: "finish", finishReason: FinishReason} | {type: "abort", reason: string}} FinishChunk */
+/** @typedef {{type: "start", messageId: string} | {type: "start-step" | "finish-step"}} StepChunk
+ */
+/** @typedef {{type: "finish", finishReason: FinishReason} | {type: "abort", reason: string}} FinishChunk
+ */
 /** @typedef {FinishChunk | {type: "error", errorText: string}} EndChunk */
 
-/** Those of the UIMessageChunks of `ai` that a stream makes.
+/** The UIMessageChunks of `ai` that a stream can have.
  * @typedef {StepChunk | PartChunk | DeltaChunk | RevisedChunk | ToolChunk | EndChunk} UiChunk
  */
 
-/** The finish reasons that the AI SDK has a word for. @type {Record<string, FinishReason>} */
+/** The finish reasons for which the AI SDK has a word. @type {Record<string, FinishReason>} */
 const FINISH_REASONS = {
   stop: "stop",
   length: "length",
@@ -28,16 +34,17 @@ const FINISH_REASONS = {
   "tool-calls": "tool-calls",
 };
 
-/** Makes the chunks of one message. It is fed the frames of a stream in order, from the first one on. */
+/** Makes the chunks of one message. It gets the frames of a stream in order, from the first one on.
+ */
 export class UiChunks {
   #message;
   #parts = 0;
-  /** The part that is open. @type {{kind: "text" | "reasoning", id: string} | null} */
+  /** The open part. @type {{kind: "text" | "reasoning", id: string} | null} */
   #open = null;
   /** @type {Map<number, {id: string, name: string, pieces: string[]}>} */
   #calls = new Map();
   #text = "";
-  /** The text that the message shows, while that of the stream begins otherwise. @type {string | null} */
+  /** The shown text, while the stream's text does not begin with it. @type {string | null} */
   #shown = null;
 
   /** @param {string} stream its id */
@@ -91,7 +98,7 @@ export class UiChunks {
       if (delta) begun.push({ type: "text-delta", id, delta });
       return begun;
     }
-    // The message cannot take back what it shows: the whole text is a part beside it.
+    // The message cannot take back shown text, so a part besides it has the whole text.
     this.#shown = shown;
     if (frame.type === "Revision") {
       begun.push({ type: "data-revised", id: this.#message, data: { text, final: frame.final } });
@@ -99,7 +106,7 @@ export class UiChunks {
     return begun;
   }
 
-  /** Have a part of this kind open. @param {"text" | "reasoning"} kind
+  /** Open a part of this kind, unless it is open. @param {"text" | "reasoning"} kind
    * @returns {{id: string, begun: UiChunk[]}}
    */
   #part(kind) {
@@ -129,7 +136,7 @@ export class UiChunks {
     return chunks;
   }
 
-  /** End what is open. @returns {UiChunk[]} */
+  /** End all open parts. @returns {UiChunk[]} */
   #close() {
     /** @type {UiChunk[]} */
     const chunks = [];

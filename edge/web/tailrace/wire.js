@@ -1,4 +1,4 @@
-// The wire format of PROTOCOL.md, whole: for pages, Node.js and Workers.
+// The whole wire format of PROTOCOL.md, for pages, Node.js and Workers.
 
 import { HEADER_BYTES, prefixOf } from "./decode.js";
 import { checkedCorr } from "./encode.js";
@@ -8,15 +8,16 @@ export { MAX_FRAME_BYTES, PREFIX_BYTES, Splitter, VERSION, decode } from "./deco
 export { TAGS, encode, fromHex } from "./encode.js";
 export { FrameError, TailraceError } from "./errors.js";
 export { SCHEMA_ID } from "./schema.js";
-export { CLIENT, CLOSING, LOGGED } from "./schema_others.js";
+export { CLIENT, CLOSING, LOGGED } from "./schema_client.js";
 
-/** The tag of a whole frame. @param {Uint8Array} raw */
+/** Return the tag of a whole frame. @param {Uint8Array} raw */
 export const tagOf = (raw) => prefixOf(raw).getUint8(HEADER_BYTES);
 
-/** The corr of a whole frame. @param {Uint8Array} raw */
+/** Return the corr of a whole frame. @param {Uint8Array} raw */
 export const corrOf = (raw) => prefixOf(raw).getUint32(HEADER_BYTES + 1, true);
 
-/** A copy of a whole frame, under another corr. @param {Uint8Array} raw @param {number} corr */
+/** Return a copy of a whole frame with another corr. @param {Uint8Array} raw @param {number} corr
+ */
 export function withCorr(raw, corr) {
   const copy = raw.slice();
   prefixOf(copy).setUint32(HEADER_BYTES + 1, checkedCorr(corr), true);

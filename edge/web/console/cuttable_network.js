@@ -1,5 +1,5 @@
-// A network that can be cut. What the client is given as the world around it is the real one, with a
-// switch in it: while that is off, what is open breaks and nothing new can be opened.
+// A network that the demonstration can cut. The client gets the real fetch and WebSocket with a switch:
+// while the network is cut, open connections break and no new one can be opened.
 
 import { system } from "../tailrace/connection.js";
 
@@ -10,7 +10,7 @@ export class CuttableNetwork {
 
   constructor() {
     const network = this;
-    /** What `stream` takes as its `system`. */
+    /** The `system` to pass to `stream`. */
     this.system = {
       ...system,
       fetch: (url, init) => network.#fetch(url, init),
@@ -38,13 +38,15 @@ export class CuttableNetwork {
     };
   }
 
+  /** Break all open connections, and refuse new ones. */
   cut() {
     this.isCut = true;
     for (const break_ of [...this.#breaks]) break_();
     this.#breaks.clear();
   }
 
-  /** As when a browser says `online`: who waits tries at once. */
+  /** Allow connections again. Streams that wait try at once, as after the browser's `online` event.
+   */
   mend() {
     this.isCut = false;
     for (const wake of [...this.#wakes]) wake();
