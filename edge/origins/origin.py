@@ -1,7 +1,7 @@
-"""One origin as this edge sees it: its connection, made again whenever it is lost, and its routes.
+"""One origin: its connection, which is made again whenever it is lost, and its relay.
 
-The thin asyncio shell around a `Relay`: it moves bytes and keeps time, and decides nothing about
-streams.
+This is the asyncio shell around a `Relay`. It moves bytes and keeps time, and makes no decisions
+about streams.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tailrace.edge.flush import FlushBatch
 from tailrace.edge.origins.breaker import origin_breaker
 from tailrace.edge.origins.load_balancing import Candidate
 from tailrace.edge.origins.open_requests import OpenRequests
-from tailrace.edge.origins.relay import LinkState, Relay
+from tailrace.edge.origins.relay import LinkState, Relay, Route
 from tailrace.ledger.errors import OriginUnreachable, TailraceError
 from tailrace.ledger.flow.backoff import Backoff
 from tailrace.ledger.flow.circuit_breaker import CircuitState
@@ -26,20 +26,22 @@ from tailrace.ledger.frame import Splitter
 from tailrace.ledger.links.transport import Credentials, LinkAddress, dial
 
 LINK_RECONNECT_MIN_S = 0.1
+"""Minimum delay before a link is connected again, in seconds."""
 LINK_RECONNECT_MAX_S = 2.0
+"""Maximum delay before a link is connected again, in seconds."""
 LINK_CONNECT_TIMEOUT_S = 5.0
-"""For connecting, and then for the origin's first word; from there on it says itself, in its
-Heartbeats, after how long a silence it is to be taken for dead."""
+"""Timeout for connecting, and then for the origin's first frame, in seconds. Its Heartbeats tell
+the idle timeout from then on."""
 LINK_SETTLED_S = 1.0
-"""A link that was up for so long was sound: when it is lost, it is made again at once."""
+"""Uptime from which a lost link is connected again at once, in seconds."""
 WARM_TIERS = ("compiled", "hot")
-"""Of a model that can be asked at once."""
+"""Tiers of models that can serve a request at once."""
 
 log = structlog.get_logger("tailrace.edge")
 
 
 class Connection(asyncio.Protocol):
-    """One connection to the origin; `lost` is done when it ends, and says why."""
+    """One connection to an origin; the result of `lost` is the reason of its end."""
 
     def __init__(self, origin: Origin) -> None:
         loop = asyncio.get_running_loop()
@@ -71,7 +73,7 @@ class Connection(asyncio.Protocol):
         return self._transport.get_write_buffer_size() if self._transport else 0
 
     def write(self, data: bytes) -> None:
-        """Nothing where the connection is ending: uvloop's transports raise then."""
+        """Write, unless the connection is closing: uvloop's transports would raise."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
@@ -81,16 +83,18 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _done(self, reason: Exception | None) -> None:
-        """The origin learns of it in this very turn: what is submitted in the next one must wait
-        for another connection, and not be written to this one."""
+        """Report the end at once, so that later requests wait for the next connection."""
         if not self.lost.done():
             self.lost.set_result(reason)
             self.origin.on_lost(self)
 
 
 class Origin:
-    """`changed` is called whenever the relay has something to be carried out; what else the link
-    has brought is in `batch`, which is flushed."""
+    """An origin's connection and relay.
+
+    `changed` is called when the relay has pending work. After a read that brought only tokens,
+    `batch` is flushed instead.
+    """
 
     def __init__(
         self,
@@ -105,31 +109,33 @@ class Origin:
         self.batch = batch
         self._credentials = credentials
         self.breaker = origin_breaker()
-        self.ledger = ""  # as it was told last
-        self.is_news = False  # what is known of it has changed
-        self.opened = 0  # new streams since its last Heartbeat, which it does not tell of yet
+        self.ledger = ""  # of the last Heartbeat
+        self.is_news = False  # its readiness may have changed
+        self._opened = 0  # new streams that the last Heartbeat does not count
         self.address, self._address = str(address), address
         self._changed = changed
         self._backoff = backoff or Backoff(LINK_RECONNECT_MIN_S, LINK_RECONNECT_MAX_S)
         self._connection: Connection | None = None
-        self._up_at: float | None = None  # since when this connection is up
-        self._is_told = False  # that it is down
+        self._up_at: float | None = None  # when this connection came up
+        self._is_reported = False  # as down
 
     @property
     def is_up(self) -> bool:
+        """True while the link is up."""
         return self.relay.state is LinkState.UP
 
     @property
     def usable(self) -> bool:
-        """Whether it is connected, and has told how it is."""
+        """True if the origin is connected and has sent a Heartbeat."""
         return self.is_up and self.relay.heartbeat is not None
 
     @property
     def unsent_bytes(self) -> int:
+        """Bytes that the origin has not read."""
         return 0 if self._connection is None else self._connection.unsent_bytes
 
     def candidate(self, now: float) -> Candidate:
-        """What is known of it now."""
+        """Return what load balancing needs to know of the origin."""
         heartbeat = self.relay.heartbeat
         if not self.usable or heartbeat is None:
             return Candidate(self.address, up=False, ledger=self.ledger)
@@ -140,12 +146,12 @@ class Origin:
             models=heartbeat.models,
             cold=frozenset(t.model for t in heartbeat.tiers if t.tier not in WARM_TIERS),
             ledger=heartbeat.ledger,
-            streams=heartbeat.streams + self.opened,
+            streams=heartbeat.streams + self._opened,
             room=heartbeat.room,
         )
 
     def described(self) -> dict[str, object]:
-        """For an operator."""
+        """Return the origin's state for operators."""
         heartbeat = self.relay.heartbeat
         if not self.usable or heartbeat is None:
             return {"origin": self.address, "up": False, "ready": False}
@@ -164,8 +170,15 @@ class Origin:
             fields["breaker"] = self.breaker.state.value
         return fields
 
+    def ask(self, route: Route) -> None:
+        """Send a request, which is new or which another origin had."""
+        self.relay.adopt(route)
+        self.breaker.sent(now())
+        if route.wanted.spreads:
+            self._opened += 1
+
     def send(self) -> None:
-        """What the relay has for the origin, in one write."""
+        """Send the relay's frames in one write."""
         frames = self.relay.frames_to_send()
         if frames and self._connection is not None:
             self._connection.write(b"".join(frames))
@@ -173,12 +186,13 @@ class Origin:
     # ---- for the connection ----
 
     def on_connected(self, connection: Connection) -> None:
+        """Handle a new connection."""
         self._connection = connection
         self.relay.connected()
         self._changed()
 
     def on_lost(self, connection: Connection) -> None:
-        """Routes are asked for again on the next connection, or of another origin, or end here."""
+        """Handle the loss of a connection: routes wait, move to another origin, or end."""
         if connection is self._connection:
             self._connection = None
             self.relay.disconnected(now())
@@ -186,6 +200,7 @@ class Origin:
             self._changed()
 
     def on_frames(self, frames: list[bytes]) -> None:
+        """Handle the frames of one read."""
         relay = self.relay
         before = relay.heartbeat
         try:
@@ -193,8 +208,8 @@ class Origin:
         finally:
             heartbeat = relay.heartbeat
             if heartbeat is not None and heartbeat is not before:
-                self.ledger, self.opened, self.is_news = heartbeat.ledger, 0, True
-            if relay.is_idle and not self.is_news:  # it was tokens, which clients wait for
+                self.ledger, self._opened, self.is_news = heartbeat.ledger, 0, True
+            if relay.is_idle and not self.is_news:  # only tokens came
                 self.batch.flush()
             else:
                 for worked in relay.outcomes():
@@ -202,20 +217,21 @@ class Origin:
                 self._changed()
         if self._up_at is None and self.is_up:
             self._backoff.reset()
-            self._up_at, self._is_told = now(), False
+            self._up_at, self._is_reported = now(), False
             log.info("origin link up", origin=self.address, streams=self.relay.route_count)
 
-    # ---- its life ----
+    # ---- connecting ----
 
     async def connect_forever(self) -> None:
+        """Connect, and connect again whenever the connection is lost."""
         try:
             while True:
                 self._up_at = None
                 reason = await self._connect_once()
-                # One line per outage: the failures that follow say nothing new.
-                if not self._is_told:
+                # One line per outage.
+                if not self._is_reported:
                     log.warning("origin link down", origin=self.address, reason=str(reason))
-                self._is_told = True
+                self._is_reported = True
                 if not self._was_sound():
                     await asyncio.sleep(self._backoff.next_delay_s())
         finally:
@@ -225,7 +241,7 @@ class Origin:
         return self._up_at is not None and now() - self._up_at >= LINK_SETTLED_S
 
     async def _connect_once(self) -> Exception:
-        """One connection from its beginning to its end; gives the reason of the end."""
+        """Connect, wait for the end of the connection, and return its reason."""
         try:
             async with asyncio.timeout(LINK_CONNECT_TIMEOUT_S):
                 _, connection = await dial(
@@ -238,18 +254,20 @@ class Origin:
         return reason or OriginUnreachable("the origin closed the link")
 
     def close(self, reason: Exception | None) -> None:
+        """Close the connection."""
         if self._connection is not None:
             self._connection.close(reason)
 
     def look(self, at: float) -> None:
-        """Leave an origin that has been silent for as long as it has told."""
+        """Close a connection that has been silent for longer than the origin's idle timeout."""
         connection, heartbeat = self._connection, self.relay.heartbeat
-        patience_s = LINK_CONNECT_TIMEOUT_S
+        timeout_s = LINK_CONNECT_TIMEOUT_S
         if heartbeat is not None and heartbeat.patience_ms:
-            patience_s = heartbeat.patience_ms / 1000
-        if connection is not None and connection.silence.seconds(at) > patience_s:
-            connection.close(OriginUnreachable(f"the origin was silent for {patience_s:g} s"))
+            timeout_s = heartbeat.patience_ms / 1000
+        if connection is not None and connection.silence.seconds(at) > timeout_s:
+            connection.close(OriginUnreachable(f"the origin was silent for {timeout_s:g} s"))
 
 
 def now() -> float:
+    """Return the time of the event loop, in seconds."""
     return asyncio.get_running_loop().time()

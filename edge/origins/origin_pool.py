@@ -138,7 +138,7 @@ class OriginPool:
             elif chosen.unsent_bytes > MAX_LINK_BUFFER_BYTES:
                 refusal = Overloaded("the link to the origin is full")
             else:
-                self._ask(chosen, route)
+                chosen.ask(route)
                 self._flush()
         if refusal is not None:
             sink.deliver(encode(error_frame(refusal), corr))
@@ -216,12 +216,6 @@ class OriginPool:
             return None
         return next(origin for origin in self.origins if origin.address == chosen.address)
 
-    def _ask(self, origin: Origin, route: Route) -> None:
-        origin.relay.adopt(route)
-        origin.breaker.sent(now())
-        if route.wanted.spreads:
-            origin.opened += 1
-
     def _move(self) -> None:
         """Move requests that wait for a lost origin to another one that can continue them."""
         for origin in self.origins:
@@ -233,7 +227,7 @@ class OriginPool:
                 other = self._chosen(route)
                 if other is not None and other is not origin and other.usable:
                     origin.relay.release(route)
-                    self._ask(other, route)
+                    other.ask(route)
 
     def _ask_elsewhere(self, origin: Origin) -> None:
         """Ask other origins for requests that this one has refused."""
@@ -248,7 +242,7 @@ class OriginPool:
                 route.sink.deliver(raw)
             else:
                 route.sent = False
-                self._ask(other, route)
+                other.ask(route)
 
     def _flush(self) -> None:
         """Send what the relays have to send, and move what they cannot serve."""

@@ -1,12 +1,12 @@
-"""The table of the origin link: which client's stream rides on which corr of the link.
+"""The routing table of one link to an origin: the streams of all clients, multiplexed.
 
-Sans-I/O: raw frames in, raw frames out, the time given by the caller. One link carries the
-streams of all clients of this edge. Each gets a corr of its own there (a route); a frame
-that passes only has its corr patched, its payload is not decoded.
+Sans-I/O: encoded frames in, encoded frames out, the time given by the caller. Each request of a
+client is a route, with its own correlation id (corr) on the link. Frames are passed on without
+being decoded; only their corr is replaced by the client's.
 
-When the link is lost the table stays. On the next link every route is asked for again from
-the frame after the last one that passed, so that a client sees an origin's restart as a
-pause. Of a request that has been answered nothing is kept but what that takes.
+The table survives the loss of the link. On the next link, each stream is requested again from the
+frame after the last one that was passed on, so that a client sees the restart of an origin as a
+pause. Of an answered request, only what this needs is kept.
 """
 
 from __future__ import annotations
@@ -66,87 +66,95 @@ from tailrace.ledger.process.version import software
 from tailrace.ledger.wire.handshake import Handshake, Side, refused
 
 CONNECT_PATIENCE_S = 2.0
-"""How long a new request waits for a link that is down."""
+"""Time that a new request waits for a link that is down, in seconds."""
 ORIGIN_PATIENCE_S = 30.0
-"""How long a stream that is under way waits for a lost link to come back."""
+"""Time that an open stream waits for a lost link to come back, in seconds."""
 MAX_RENEWALS = 500
-"""Maximum number of streams that an origin is asked for again at a time. The others wait for its
-answers, because all at once would keep an origin that has just come back from all else."""
+"""Maximum number of streams that are requested again at a time. The others wait for the answers,
+because all at once would keep an origin that has just restarted from everything else."""
 MAX_CORR = 2**32 - 1
 TOKEN = Token.tag
 ELSEWHERE = frozenset(("unknown_stream", "overloaded", "loading", "unavailable", "ledger_full"))
-"""Refusals of what was not begun, to which another origin may have another answer."""
+"""Errors of requests that were not begun, which another origin may accept."""
 FAULTS = frozenset(("internal", "ledger_failed", "unavailable"))
-"""Answers that are the origin's own fault."""
+"""Errors that count as failures of the origin."""
 
 
 PATIENCE_S = 16.0
-"""What the origin is told: an edge that says nothing for so long is gone, and reads nothing."""
+"""Idle timeout that the origin uses for this edge, in seconds."""
 ALIVE = encode(Heartbeat(0, ready=True, patience_ms=round(PATIENCE_S * 1000)))
 """The answer to each Heartbeat of the origin."""
 
 
 class Sink(Protocol):
-    """Where the frames for one client go: an HTTP response, a WebSocket session."""
+    """The receiver of one client's frames: an HTTP response or a WebSocket session."""
 
     def deliver(self, raw: bytes) -> None:
-        """Take one raw frame under the client's corr; must not block and not raise."""
+        """Take one encoded frame with the client's corr. Must not block or raise."""
 
     def deliver_run(self, run: list[bytes], corr: bytes) -> None:
-        """Take Tokens of one stream as the origin has sent them; `corr`, the client's as it lies in
-        a frame, is for who needs it."""
+        """Take consecutive Tokens of one stream, with the link's corr.
+
+        `corr` is the client's corr as encoded in a frame, for sinks that need it (`under`).
+        """
 
 
 def under(run: list[bytes], corr: bytes) -> list[bytes]:
-    """Copies of raw frames under another corr: as `with_corr`, in a third of its time."""
+    """Return copies of encoded frames with another corr, in a third of `with_corr`'s time."""
     return [raw[:CORR_OFFSET] + corr + raw[PREFIX_BYTES:] for raw in run]
 
 
 class LinkState(Enum):
+    """The state of the link to an origin."""
+
     DOWN = "down"
-    GREETING = "greeting"  # connected; the origin's Hello is awaited, or its proof
+    GREETING = "greeting"  # connected, before the origin's Hello or its proof
     UP = "up"
 
 
 @dataclass(slots=True, eq=False)
 class Route:
-    """One request of one client, and what is needed to ask for it again."""
+    """One request of a client, and what is needed to send it again."""
 
     sink: Sink
     client_corr: int
     request: bytes  # encoded, for any corr; empty once it will not be sent again
-    deadline: float | None  # when to give up unless the link is up by then
-    repeatable: bool  # to send it twice cannot start or do anything twice
-    changes: bool  # it is carried out once for each time that it is sent
+    deadline: float | None  # when to give up if the link is still down
+    repeatable: bool  # idempotent
+    changes: bool  # carried out again each time that it is sent
     next: int = 0  # the index of the next logged frame
-    limit: int = 0  # what the client has given credit for: an index, or a count of Body frames
-    limit_bytes: int | None = None  # the same in bytes, from the request on
-    credited: bool = False  # by a Credit, not by the request alone
+    limit: int = 0  # the client's credit: an index, or a number of Body frames
+    limit_bytes: int | None = None  # the client's credit in bytes, counted from its request
+    credited: bool = False  # a Credit frame has come
     follow: bool = True
-    token: str | None = None  # the latest; None once it has lost its worth
+    token: str | None = None  # the latest resume token; None once it is not valid any more
     caller: Caller | None = None
     owner: Owner = UNCOUNTED
     link_corr: int = 0
-    sent: bool = False  # the request has been on a link
-    asked: bool = False  # it, or what continues it, has been sent on this link
-    left: bool = False  # by its client, before the origin's answer
+    sent: bool = False  # the request has been sent on a link
+    asked: bool = False  # the request or its renewal has been sent on this link
+    left: bool = False  # the client has detached before the origin's answer
     passed_bytes: int = 0  # of logged frames
-    passed_before: int = 0  # bytes that had passed when it was asked for again
+    passed_before: int = 0  # bytes of logged frames that had passed before the renewal
     stream: bytes | None = None  # once it is opened
     renewal: bytes | None = None  # the mac of its Pass
-    renewed: bool = False  # asked for again; frames that have passed may come once more
-    answered: bool = False  # the Answer to a Call has passed: it cannot be asked for again
+    renewed: bool = False  # requested again; frames that have passed may be repeated
+    answered: bool = False  # the Answer to a Call has passed, so the Call cannot be repeated
     tried: frozenset[str] = frozenset()  # origins that have refused it
-    ledger: str | None = None  # the only one in which what is asked for can be
+    ledger: str | None = None  # the only ledger that can have the stream
     wanted: Wanted = ANYBODY
-    corr_bytes: bytes = field(init=False)  # `client_corr`, as it lies in a frame
+    corr_bytes: bytes = field(init=False)  # `client_corr` as encoded in a frame
 
     def __post_init__(self) -> None:
         self.corr_bytes = self.client_corr.to_bytes(PREFIX_BYTES - CORR_OFFSET, "little")
 
 
 class Relay:
-    """Give it what happens; sinks get what is theirs at once, then take `frames_to_send`."""
+    """The routes of one link.
+
+    Call `receive` and the other methods with what happens. Sinks get their frames at once; then
+    handle `frames_to_send`, `refused` and `outcomes`.
+    """
 
     def __init__(
         self,
@@ -154,66 +162,70 @@ class Relay:
         secret: bytes | None = None,
         open_requests: OpenRequests | None = None,
     ) -> None:
-        """`open_requests` counts what this relay has under way, beside those of others."""
+        """Begin without routes; `open_requests` counts the requests of all relays of the edge."""
         self.state = LinkState.DOWN
         self._secret = secret
         self._handshake = Handshake(Side.EDGE, secret)
         self._is_greeted = False
         self.heartbeat: Heartbeat | None = None
         self._open_requests = open_requests or OpenRequests()
-        self._left: Counter[Sink] = Counter()  # requests that their client has left, by client
+        self._left: Counter[Sink] = Counter()  # unanswered requests that a client has detached from
         self._routes: dict[int, Route] = {}
         self._by_client: dict[Sink, dict[int, Route]] = {}
-        self._to_renew: deque[Route] = deque()  # those that wait for the answers of others
-        self._renewing: set[int] = set()  # link corrs of those that wait for an answer
+        self._to_renew: deque[Route] = deque()  # wait until others have been answered
+        self._renewing: set[int] = set()  # link corrs that wait for an answer
         self._last_corr = last_corr
-        self.held_bytes = 0  # of requests that have no answer yet
+        self.held_bytes = 0  # of requests without an answer
         self._to_send: list[bytes] = []
         self._refused: list[tuple[Route, bytes]] = []
         self._outcomes: list[bool] = []
-        # Since the edge began, for those who count.
-        self.frames = 0  # of streams, that have come
-        self.repeated = 0  # of those, frames that had passed before
-        self.replayed = 0  # that readers were behind the tip when they asked
-        self.renewals = 0  # streams that were asked for again
-        self.losses = 0  # of a link that was up
+        # Counters for the metrics.
+        self.frames = 0  # frames of streams received
+        self.repeated = 0  # frames of them that had passed before
+        self.replayed = 0  # frames by which readers were behind the tip
+        self.renewals = 0  # streams requested again
+        self.losses = 0  # times that the link was lost
 
     @property
     def route_count(self) -> int:
+        """The number of routes."""
         return len(self._routes)
 
     @property
     def is_full(self) -> bool:
-        """Whether the origin takes no more requests of this edge."""
+        """True while the origin accepts no more requests of this edge."""
         return self.heartbeat is not None and 0 < self.heartbeat.corrs <= len(self._routes)
 
-    # ---- what is to be done ----
+    # ---- pending work ----
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing to be done."""
+        """True if there is no pending work."""
         return not (self._to_send or self._refused or self._outcomes)
 
     def frames_to_send(self) -> list[bytes]:
-        """Frames for the origin since the last call."""
+        """Return the frames for the origin since the last call."""
         frames, self._to_send = self._to_send, []
         return frames
 
     def refused(self) -> list[tuple[Route, bytes]]:
-        """Requests since the last call that nothing was done for, and that another origin may
-        answer otherwise, each with the StreamError. They are here no more."""
+        """Return the requests since the last call that another origin may accept.
+
+        Each comes with the StreamError that refused it. This relay has forgotten them, and the
+        origin has not begun them.
+        """
         refused, self._refused = self._refused, []
         return refused
 
     def outcomes(self) -> list[bool]:
-        """Of each request that was answered since the last call, whether the origin did well."""
+        """Return for each request answered since the last call True if the origin succeeded."""
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
-    # ---- what the link does ----
+    # ---- the link ----
 
     def connected(self) -> None:
-        """A new connection to the origin stands; the requests follow its Hello."""
+        """Begin on a new connection; requests are sent after the origin's Hello."""
         self.state = LinkState.GREETING
         self._handshake = Handshake(Side.EDGE, self._secret)
         self._is_greeted = False
@@ -222,7 +234,7 @@ class Relay:
             self._to_send.append(encode(challenge))
 
     def disconnected(self, now: float) -> None:
-        """The link is gone: what can be asked for again waits, the rest ends here."""
+        """Handle the loss of the link: repeatable requests wait, the others end with an error."""
         self.losses += self.state is LinkState.UP
         self.state = LinkState.DOWN
         self.heartbeat = None
@@ -236,7 +248,7 @@ class Relay:
                 continue
             if not route.sent:
                 continue
-            # How much of an answer's body has passed is the client's to know.
+            # An answer whose body has begun cannot be continued elsewhere.
             if route.stream is not None or (route.repeatable and not route.answered):
                 if route.deadline is None:
                     route.deadline = now + ORIGIN_PATIENCE_S
@@ -245,13 +257,13 @@ class Relay:
                 self._fail(route, end_of(route, lost))
 
     def receive(self, frames: Iterable[bytes]) -> None:
-        """Whole raw frames from the origin.
+        """Handle encoded frames of the origin.
 
-        Raises TailraceError when the origin breaks or ends the connection; it is to be
-        closed then.
+        Raises TailraceError if the origin violates the protocol or ends the connection, which the
+        caller then closes.
         """
         routes, passed, is_up = self._routes, 0, self.state is LinkState.UP
-        run: list[bytes] = []  # Tokens that follow one that has passed on the same corr
+        run: list[bytes] = []  # Tokens on the corr of the frame before them
         run_corr = -1
         for raw in frames:
             tag, corr = tag_and_corr_of(raw)
@@ -267,7 +279,7 @@ class Relay:
                 if corr == 0 or not is_up:
                     self._receive_for_link(raw)
                     is_up = self.state is LinkState.UP
-                continue  # or detached while the frame was on its way
+                continue  # otherwise its client has detached meanwhile
             if tag in LOGGED:
                 if (route.renewed or route.left) and self._repeats(route, raw):
                     continue
@@ -278,7 +290,7 @@ class Relay:
                     self._drop(route)
             elif not self._passes(route, raw, tag):
                 continue
-            # As `with_corr`, in a third of its time: every token passes here.
+            # Like `with_corr` in a third of its time: every token passes here.
             route.sink.deliver(raw[:CORR_OFFSET] + route.corr_bytes + raw[PREFIX_BYTES:])
             if tag == TOKEN:
                 run_corr = corr
@@ -287,7 +299,7 @@ class Relay:
         self.frames += passed
 
     def _repeats(self, route: Route, raw: bytes) -> bool:
-        """Return True for a frame that passed before the renewal, or that nobody waits for."""
+        """Return True for a frame that passed before the renewal, or whose client has left."""
         if route.left:
             return True
         if index_of(raw) < route.next:
@@ -297,14 +309,14 @@ class Relay:
         return False
 
     def _pass(self, route: Route, run: list[bytes]) -> None:
-        """Logged frames of one route, of which nothing is to be looked at."""
+        """Pass on consecutive Tokens of one route."""
         self.frames += len(run)
         route.next += len(run)
         route.passed_bytes += sum(map(len, run))
         route.sink.deliver_run(run, route.corr_bytes)
 
     def _passes(self, route: Route, raw: bytes, tag: int) -> bool:
-        """Take a frame that is not logged; whether it is the client's too."""
+        """Handle a frame that is not logged; return True if it is for the client, too."""
         if tag == Pass.tag:
             _, frame = decode(raw)
             assert isinstance(frame, Pass)
@@ -329,7 +341,7 @@ class Relay:
         return True
 
     def _is_final(self, route: Route, raw: bytes) -> bool:
-        """Whether an error is the client's to know, which ends the route."""
+        """Handle an error; return True if it ends the route and is for the client."""
         _, error = decode(raw)
         assert isinstance(error, StreamError)
         if self._goes_on_without(route, error):
@@ -344,7 +356,7 @@ class Relay:
         return True
 
     def _receive_for_link(self, raw: bytes) -> None:
-        """A frame on corr 0, or any frame before the origin's Hello."""
+        """Handle a frame on corr 0, or any frame before the origin's Hello."""
         _, frame = decode(raw)
         if isinstance(frame, StreamError):
             raise to_error(frame)
@@ -363,12 +375,12 @@ class Relay:
             raise refused("this edge has a link secret, and the origin shows none")
         else:
             name = type(frame).__name__
-            raise FrameError(f"{name} is out of place on the link", field="tag", offset=4)
+            raise FrameError(f"unexpected {name} frame on the link", field="tag", offset=4)
 
     def _opened(self, route: Route, raw: bytes) -> bool:
-        """Keep what renews the stream, and of its request nothing.
+        """Keep what a renewal needs and forget the request; return True if the client gets Opened.
 
-        False where it answers a renewal: the client has had its own.
+        An Opened that answers a renewal is not passed on.
         """
         _, opened = decode(raw)
         assert isinstance(opened, Opened)
@@ -380,7 +392,7 @@ class Relay:
         return is_first
 
     def _answer_nobody(self, route: Route, raw: bytes, tag: int) -> None:
-        """End a request whose client has left: this is its answer."""
+        """End a request whose client has left, because it has been answered."""
         if tag == StreamError.tag:
             _, error = decode(raw)
             assert isinstance(error, StreamError)
@@ -392,10 +404,10 @@ class Relay:
         self._drop(route)
 
     def _goes_on_without(self, route: Route, error: StreamError) -> bool:
-        """Whether `error` refuses a renewal's right; it is asked for with less then.
+        """Renew a stream with a weaker right if `error` refuses the one used; return True if so.
 
-        That was good when the stream was opened here. That it no longer is, as after a change of
-        the origin's keys, is no reason to break a body off that is under way.
+        The right was valid when the stream was opened here. If it no longer is, for example after
+        a change of the origin's keys, the open body is not broken off.
         """
         if not route.renewed or error.code != Unauthorized.code:
             return False
@@ -417,14 +429,14 @@ class Relay:
         self._is_greeted = True
 
     def _begin_if_sure(self) -> None:
-        """Nothing is asked of an origin that has not shown that it is the one that is meant."""
+        """Send the requests once the origin has sent its Hello and proved its identity."""
         if self._is_greeted and self._handshake.done:
             self.state = LinkState.UP
-            # Clients that have no credit wait for nothing: the others come first.
+            # Streams whose clients have credit first; the others would get no frames.
             for route in sorted(self._routes.values(), key=lambda route: route.limit <= route.next):
                 self._ask(route)
 
-    # ---- what clients do ----
+    # ---- clients ----
 
     def credit(self, sink: Sink, corr: int, credit: Credit) -> bool:
         """Give the origin credit for more frames; return False if it has no such stream."""
@@ -447,7 +459,7 @@ class Relay:
         return True
 
     def adopt(self, route: Route) -> None:
-        """Ask this origin for a request: a new one, or one that another origin had."""
+        """Take a request, which is new or comes from another origin's relay, and send it."""
         route.link_corr = self._free_corr()
         self._routes[route.link_corr] = route
         self._open_requests.add(route.owner)
@@ -457,7 +469,7 @@ class Relay:
             self._ask(route)
 
     def transfer(self, sink: Sink, to: Sink) -> None:
-        """Deliver to another sink what one has under way; `to` has had nothing so far."""
+        """Deliver the open requests of a sink to another one, which has none so far."""
         routes = self._by_client.pop(sink, None)
         if routes is not None:
             self._by_client[to] = routes
@@ -469,22 +481,25 @@ class Relay:
         return self._left[sink]
 
     def release(self, route: Route) -> None:
-        """Let another origin have it. This one does not know it, or is asked no more."""
+        """Forget a route, so that another relay can adopt it."""
         self.held_bytes -= len(route.request)
         self._remove(route)
         route.asked = False
 
     def routes(self) -> list[Route]:
-        """All that is under way."""
+        """Return all routes."""
         return list(self._routes.values())
 
     def waiting(self) -> list[Route]:
-        """What waits for this origin to come back."""
+        """Return the routes that wait for the link to come back."""
         return [] if self.state is LinkState.UP else list(self._routes.values())
 
     def _detach(self, route: Route) -> None:
-        """Let the client have its corr back. A request that the origin is at work on keeps its
-        own, and counts, until it is answered; a Call ends at once, as far as it can."""
+        """Free the client's corr.
+
+        A request that the origin has not answered keeps its corr on the link, and counts, until it
+        is answered. A Call ends at once.
+        """
         is_call = tag_of(route.request) == Call.tag if route.request else route.answered
         if route.asked and route.stream is None and not is_call:
             self._forget_client(route)
@@ -497,14 +512,14 @@ class Relay:
         self._drop(route)
 
     def forget(self, sink: Sink) -> None:
-        """The client has gone: detach all that is its own. Never a cancel."""
+        """Detach a client that has left from all its streams; none is cancelled."""
         for route in list(self._by_client.get(sink, {}).values()):
             self._detach(route)
 
-    # ---- what time does ----
+    # ---- time ----
 
     def expire(self, now: float) -> None:
-        """Give up on the routes that have waited for the link for too long."""
+        """End the routes whose wait for the link has timed out."""
         if self.state is LinkState.UP:
             return
         late = [r for r in self._routes.values() if r.deadline is not None and r.deadline <= now]
@@ -512,7 +527,7 @@ class Relay:
             self._fail(route, OriginUnreachable("this edge has no link to an origin"))
 
     def refuse_all(self, error: TailraceError) -> None:
-        """End every route: the edge itself is going away."""
+        """End every route with `error`, because the edge is shutting down."""
         self._to_renew.clear()
         for route in list(self._routes.values()):
             if route.asked:
@@ -530,7 +545,7 @@ class Relay:
                 return corr
 
     def _ask(self, route: Route) -> None:
-        """Send a route's request, or on a later link, when its turn has come, what continues it."""
+        """Send a request; on a later link queue the renewal of a stream instead."""
         route.deadline = None
         if route.stream is not None or (route.sent and tag_of(route.request) == Resume.tag):
             self._to_renew.append(route)
@@ -541,7 +556,7 @@ class Relay:
     def _renew_some(self) -> None:
         while self._to_renew and len(self._renewing) < MAX_RENEWALS:
             route = self._to_renew.popleft()
-            if self._routes.get(route.link_corr) is route:  # its client is still there
+            if self._routes.get(route.link_corr) is route:  # its client has not left
                 self._renewing.add(route.link_corr)
                 self._send_request(route)
 
@@ -581,7 +596,7 @@ class Relay:
             del self._by_client[route.sink]
 
     def _let_go(self, route: Route) -> None:
-        """Forget a request that will not be sent again: it may be large."""
+        """Drop a request that will not be sent again, because it may be large."""
         self.held_bytes -= len(route.request)
         route.request = b""
 
@@ -593,7 +608,7 @@ class Relay:
 
 
 def end_of(route: Route, error: TailraceError) -> TailraceError:
-    """What a client is told whose route ends here: a change may have been made all the same."""
+    """Return the client's error; `outcome_unknown` if the request may have taken effect."""
     if not route.sent or route.answered or not route.changes:
         return error
     return OriginUnreachable(
@@ -627,12 +642,14 @@ def route_of(sink: Sink, corr: int, request: Frame, now: float) -> Route:
     return route
 
 
-# ---- picking up after a lost link ----
+# ---- renewal after a lost link ----
 
 
 def credit_on_link(route: Route) -> bytes:
-    """What the client has given credit for: its bytes count from the client's request, those of a
-    link from the request on that link."""
+    """Return a route's Credit on the link.
+
+    A client's credit in bytes counts from its request, that of a link from the renewal.
+    """
     credit_bytes = route.limit_bytes
     if credit_bytes is not None:
         credit_bytes = max(0, credit_bytes - route.passed_before)
@@ -640,7 +657,7 @@ def credit_on_link(route: Route) -> bytes:
 
 
 def renewal(route: Route, stream: bytes) -> Renew | Resume:
-    """What continues an opened route, with the credit that is still unused."""
+    """Return the request that continues an open stream, with the unused credit."""
     after = route.next - 1 if route.next else None
     credit, credit_bytes = max(0, route.limit - route.next), route.limit_bytes
     if credit_bytes is not None:

@@ -1,7 +1,7 @@
-"""Clients that only watch: what they are told of readiness, and when.
+"""Heartbeats for clients: which clients get them, and when.
 
-Sans-I/O. A change is told to all at once; else each gets a Heartbeat every few seconds, one client
-after another, for thousands at the same moment would have all others wait.
+Sans-I/O. A change of readiness is sent to all clients at once. Otherwise each client gets a
+Heartbeat every few seconds, one after another, because thousands at once would delay all streams.
 """
 
 from __future__ import annotations
@@ -12,27 +12,29 @@ from tailrace.edge.origins.relay import Sink
 from tailrace.ledger.frame import Heartbeat, encode
 
 HEARTBEAT_EVERY_S = 4.0
-"""They are owed one every 5 s."""
+"""Interval between two Heartbeats of a client, in seconds; the protocol promises 5."""
 
 
 class Watchers:
-    """Give it what is known of readiness; it gives the frames that are to be delivered."""
+    """Turns what is known of readiness into frames to deliver."""
 
     def __init__(self) -> None:
-        self._sinks: dict[Sink, None] = {}  # who has had no Heartbeat for longest comes first
+        self._sinks: dict[Sink, None] = {}  # the one with the oldest Heartbeat first
         self._heartbeat: Heartbeat | None = None
-        self._owed = 0.0  # how many sinks are owed the next one
+        self._owed = 0.0  # how many sinks are due
         self._beat_at: float | None = None
 
     def watch(self, sink: Sink) -> list[tuple[Sink, bytes]]:
+        """Add a client, and return the last Heartbeat for it."""
         self._sinks[sink] = None
         return [] if self._heartbeat is None else [(sink, encode(self._heartbeat))]
 
     def forget(self, sink: Sink) -> None:
+        """Remove a client."""
         self._sinks.pop(sink, None)
 
     def heard(self, heartbeat: Heartbeat | None) -> list[tuple[Sink, bytes]]:
-        """None: nothing is known of any origin any more."""
+        """Handle a Heartbeat of the origins; None if no origin is connected any more."""
         last, self._heartbeat = self._heartbeat, heartbeat
         if heartbeat is None:
             self._beat_at = None
@@ -43,7 +45,7 @@ class Watchers:
         return [(sink, raw) for sink in self._sinks]
 
     def beat(self, now: float) -> list[tuple[Sink, bytes]]:
-        """The last Heartbeat, for those whose turn it is by now."""
+        """Return the last Heartbeat for the clients whose turn has come."""
         if self._heartbeat is None:
             return []
         passed = 0.0 if self._beat_at is None else now - self._beat_at
@@ -58,4 +60,5 @@ class Watchers:
         return [(sink, raw) for sink in turns]
 
     def all(self) -> list[Sink]:
+        """Return all clients."""
         return list(self._sinks)
