@@ -1,7 +1,7 @@
-"""What a person touches: the client, the command line and `up`. Nothing of Tailrace imports it.
+"""The user's interfaces: the client, the command line and `up`. Nothing in Tailrace imports it.
 
-`from tailrace import Client` is where a program begins. What is named here is imported when it
-is asked for, because `tailrace --help` needs none of it.
+`from tailrace import Client` is the start of a program. Names are imported when they are first
+used, because `tailrace --help` needs none of them.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""`tailrace chat`: one answer, streamed to the terminal; stdout carries its text alone."""
+"""`tailrace chat`: one answer, streamed to the terminal; stdout carries only its text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tailrace.ledger.frame import (
 )
 from tailrace.ledger.stream_text import StreamText
 
-# All of C0 and C1 but tab and newline.
+# All control characters of C0 and C1 except tab and newline.
 CONTROLS = {
     code: "\N{REPLACEMENT CHARACTER}"
     for code in (*range(0x20), *range(0x7F, 0xA0))
@@ -37,7 +37,7 @@ CONTROLS = {
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """How a stream went, as its reader saw it; `str` is the line that people get."""
+    """Statistics of a stream, as its reader saw it; `str` gives the line for people."""
 
     total_tokens: int
     finish_reason: str
@@ -54,7 +54,7 @@ class Summary:
 
 
 def printable(text: str) -> str:
-    """`text` with the control characters that could steer a terminal replaced."""
+    """Return `text` without control characters that could steer a terminal."""
     return text.translate(CONTROLS)
 
 
@@ -64,13 +64,11 @@ def _count(number: int, noun: str) -> str:
 
 @dataclass(slots=True)
 class Viewer:
-    """Writes the text of a stream to `write`, and what befell it to `note`.
+    """Writes the text of a stream to `write`, and events to `note`.
 
-    What is written stays: a revision that changes it is written anew, on a line of its own,
-    and one that only goes on is written as what it adds.
-
-    With `cut_after` the connection is dropped, once, after so many tokens. `on_state` is
-    for the client that reads the stream.
+    Text that is written stays: a revision that changes it is written again, on a line of its own,
+    and one that only extends it is written as the extension. With `cut_after` the connection is
+    dropped once, after that many tokens. `on_state` is for the client that reads the stream.
     """
 
     write: Callable[[str], None]
@@ -87,7 +85,7 @@ class Viewer:
         return self._text.text
 
     async def follow(self, stream: Stream) -> tuple[StreamEnd, Summary]:
-        """Read the stream to its end. Raises TailraceError if that cannot be reached."""
+        """Read the stream to its end. Raises TailraceError if the end cannot be reached."""
         asked_s = time.monotonic()
         first_s = last_s = asked_s
         async for frame in stream:
@@ -111,7 +109,7 @@ class Viewer:
     def on_state(self, state: State, detail: str) -> None:
         match state:
             case "waiting":
-                if not self._waiting:  # one note an outage, however many tries it takes
+                if not self._waiting:  # one note per outage, not per try
                     self.note(f"⟨waiting {detail}⟩")
                 self._waiting = True
             case "resumed":
@@ -131,7 +129,7 @@ class Viewer:
             stream.cut()
 
     def _news(self, frame: Frame) -> str:
-        """What is to be written so that the text stands there."""
+        """Return the text to write so that the terminal shows `text`."""
         if isinstance(frame, Token | ScoredToken):
             self._written += frame.text
             return frame.text
@@ -141,22 +139,22 @@ class Viewer:
         return f"\n{self._written}"
 
 
-PATIENCE_S = 15.0  # without a new frame; a person watches
+PATIENCE_S = 15.0  # seconds without a new frame; a person watches
 FAILURES = {FinishReason.FAILED, FinishReason.ORIGIN_LOST}
 
 
 async def chat(
     edges: Sequence[str], request: Mapping[str, Any], *, cut_after: int | None, as_json: bool
 ) -> bool:
-    """Stream one answer; `request` holds the arguments of `generate`.
+    """Stream one answer; return True if it ended well.
 
-    Returns whether it ended well. Raises TailraceError.
+    `request` holds the arguments of `generate`. Raises TailraceError.
     """
     notes = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     viewer = Viewer(
-        # With --json the text comes at the end.
+        # With --json the text is printed at the end.
         write=(lambda _text: None) if as_json else _write,
-        # On a terminal a note stands inside the text; in a log it is a line.
+        # On a terminal a note is inside the text; in a log it is a line.
         note=partial(notes.print, style="bold cyan", end="" if notes.is_terminal else "\n"),
         cut_after=cut_after,
     )

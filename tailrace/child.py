@@ -1,9 +1,9 @@
-"""A child process of `tailrace up`: started again when it dies, stopped with it.
+"""A child process of `tailrace up`: restarted when it dies, and stopped with its parent.
 
-A child must not outlive its parent, however the parent ends. Its standard input is a pipe
-that nobody writes to: the kernel closes it with the parent, even on SIGKILL, and
-`stop_when_orphaned` in the child sees the end of file. That works wherever there are
-pipes; PR_SET_PDEATHSIG is Linux only.
+A child must not outlive its parent, however the parent ends. The child's standard input is a pipe
+to which nothing is written: the kernel closes it when the parent ends, even by SIGKILL, and
+`stop_when_orphaned` in the child sees the end of file. That works wherever there are pipes;
+PR_SET_PDEATHSIG exists on Linux only.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from pathlib import Path
 from tailrace.ledger.errors import EXIT_USAGE, Unavailable
 from tailrace.ledger.flow.backoff import Backoff
 
-STOP_GRACE_S = 8.0  # between SIGTERM and SIGKILL
-ORPHAN_GRACE_S = 8.0  # for a child whose parent is gone, before it leaves the hard way
+STOP_GRACE_S = 8.0  # seconds between SIGTERM and SIGKILL
+ORPHAN_GRACE_S = 8.0  # seconds for an orphaned child to stop before it exits at once
 RESTART_LEAST_S = 0.2
 RESTART_MOST_S = 5.0
-STEADY_S = 10.0  # a child that lived this long was healthy: its next death is a first one
-START_ATTEMPTS = 3  # deaths before it ever served, until it is given up
-LOG_TAIL_BYTES = 2_000  # shown when a child is given up
+# seconds of life after which a child counts as healthy, so that its back-off starts over
+STEADY_S = 10.0
+START_ATTEMPTS = 3  # deaths before it first served, after which it is given up
+LOG_TAIL_BYTES = 2_000  # bytes of the log that are shown when a child is given up
 
 
 @dataclass(slots=True)
 class Child:
-    """One command that runs until cancelled; its output goes to a log file.
+    """A command that runs until cancelled; its output goes to a log file.
 
-    Whoever sees it serve sets `proven`: from then on it is started again however often it
-    dies.
+    The caller sets `proven` when it sees the child serve: from then on the child is restarted
+    however often it dies.
     """
 
     name: str
@@ -46,9 +47,9 @@ class Child:
     proven: bool = False
 
     async def keep_running(self) -> None:
-        """Run the command, and again when it ends; cancelling stops it.
+        """Run the command, and restart it when it ends; cancelling stops it.
 
-        Raises Unavailable when it will not stay up.
+        Raises Unavailable if it keeps ending.
         """
         self.log.write_bytes(b"")
         backoff = Backoff(RESTART_LEAST_S, RESTART_MOST_S)
@@ -68,10 +69,10 @@ class Child:
             await asyncio.sleep(delay_s)
 
     async def _run_once(self) -> int:
-        """Start the command and wait for its end; it is over when this returns or raises."""
+        """Start the command and wait for its end; it has ended when this returns or raises."""
         with self.log.open("ab") as log:
-            # A session of its own, so that Ctrl-C reaches the parent alone, which then
-            # stops its children in order.
+            # A session of its own, so that Ctrl-C reaches only the parent, which then stops its
+            # children in order.
             process = await asyncio.create_subprocess_exec(
                 *self.command,
                 stdin=asyncio.subprocess.PIPE,
@@ -88,7 +89,7 @@ class Child:
                 await _stop(process)
 
     def _log_tail(self) -> str:
-        """The last lines of the log, indented."""
+        """Return the last lines of the log, indented."""
         tail = self.log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
         return "\n".join(f"  {line}" for line in tail.splitlines()) or "  (its log is empty)"
 
@@ -110,7 +111,7 @@ def _ended(code: int) -> str:
 
 
 def stop_when_orphaned() -> None:
-    """In a child: end this process when standard input reaches its end of file."""
+    """End this process when standard input reaches its end of file; called in a child."""
 
     def watch() -> None:
         while os.read(sys.stdin.fileno(), 1):

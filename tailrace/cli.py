@@ -1,7 +1,7 @@
-"""The command `tailrace`: one subcommand a process, and the ones for people.
+"""The command `tailrace`, with one subcommand per process, and others for people.
 
-Only typer is imported here. Everything else is imported by the command that runs, so that
-`tailrace --help` is quick and each part needs only its own extra installed.
+Only typer is imported here. Each command imports what it needs, so that `tailrace --help` is quick
+and each part needs only its own extra.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ app = typer.Typer(
     help="Token streams that survive being cut.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    # Help as plain text: loading rich for it costs more than everything else together.
+    # Help is plain text, because loading rich costs more than everything else together.
     rich_markup_mode=None,
 )
 config_app = command_group("Show, check and write settings.")
@@ -52,12 +52,12 @@ MetricsOption = Annotated[
 EnvOption = Annotated[
     str | None, typer.Option("--env", metavar="NAME", help="Environment of the wrangler file.")
 ]
-# What `up` gives its children, so that they end when it does; tailrace/child.py says how.
+# Set by `up` for its children, so that they end with it; see tailrace/child.py.
 UntilEofOption = Annotated[bool, typer.Option("--until-eof", hidden=True)]
 
 
 def main() -> None:
-    """Run the command line; an error of the tree becomes one line and an exit code."""
+    """Run the command line; turn an error of ours into one line and an exit status."""
     try:
         app()
     except TailraceError as error:
@@ -295,12 +295,12 @@ def origin(
     models = {} if is_alone else chosen(tables, model or (), settings)
     retention, streams = LedgerConfig.load(config), StreamsConfig.load(config)
     _watch_parent(until_eof)
-    with extra("torch"):  # most of it is imported only now
+    with extra("torch"):  # most modules are imported only now
         run(settings, retention, streams, models)
 
 
 def _said(context: typer.Context, part: type[Settings]) -> dict[str, Any]:
-    """The settings of `part` that were given as options, which go by the same names."""
+    """Return the settings of `part` that were given as options, which have the same names."""
     return {name: value for name, value in context.params.items() if name in part.model_fields}
 
 

@@ -50,7 +50,7 @@ OnState = Callable[[State, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """What all streams of one client share; `urls` are alike, any may be asked for any stream."""
+    """State shared by all streams of a client; any of `urls` may be asked for any stream."""
 
     urls: list[str]
     http: httpx.AsyncClient
@@ -147,7 +147,7 @@ def token_header(token: str | None) -> dict[str, str]:
 
 
 def http_error(status: int, headers: Mapping[str, str], body: bytes) -> TailraceError:
-    """The error that an HTTP answer tells of, whoever between client and origin wrote it."""
+    """Return the error in an HTTP answer, whether an origin, an edge or a proxy wrote it."""
     try:
         said = json.loads(body)["error"]
     except (ValueError, KeyError, TypeError):
@@ -171,7 +171,10 @@ def _text(value: object) -> str | None:
 
 
 def _retry_after_ms(header: str | None) -> int | None:
-    """Seconds only: no edge sends the date form (RFC 9110, 10.2.3)."""
+    """Return the Retry-After in ms, in seconds form only.
+
+    No edge sends dates (RFC 9110, 10.2.3).
+    """
     if header is None or not (header.isascii() and header.isdigit()):
         return None
     return int(header) * 1000
@@ -196,7 +199,7 @@ class Position:
         return self.next_index - 1 if self.next_index else None
 
     def reconnect(self) -> None:
-        """A new connection begins: what the last one left unfinished is void."""
+        """Start a new connection; incomplete data of the last one is void."""
         self.fault = None
         self._splitter = Splitter()
 
@@ -206,7 +209,7 @@ class Position:
         self.ended = False
 
     def feed(self, data: bytes) -> list[Logged]:
-        """The frames that `data` completes, without those read before, up to a `fault`."""
+        """Return the frames that `data` completes, without those read before, up to a `fault`."""
         logged: list[Logged] = []
         try:
             for raw in self._splitter.feed(data):
@@ -223,7 +226,7 @@ class Position:
         return logged
 
     def _advance(self, frame: Logged) -> bool:
-        """Whether the frame is the one that is due, not one that was read before."""
+        """Return True if the frame is the one that is due, not one that was read before."""
         if frame.index > self.next_index:
             raise Unavailable(
                 f"frame {frame.index} came where {self.next_index} was due", code="frames_missing"
@@ -235,7 +238,7 @@ class Position:
         return True
 
     def _note(self, frame: Frame) -> None:
-        """A frame that is no part of the stream itself."""
+        """Handle a frame that is not part of the stream itself."""
         if isinstance(frame, StreamError):
             raise to_error(frame)
         if isinstance(frame, Status):
@@ -327,7 +330,7 @@ class Stream:
     # ---- connections ----
 
     async def _advance(self) -> None:
-        """One step towards the next frame: connect, or read, or wait to try again."""
+        """Take one step towards the next frame: connect, read, or wait before another try."""
         try:
             if self._position.fault is not None:
                 raise self._position.fault
@@ -363,7 +366,7 @@ class Stream:
         url, http = self._attempts.url, self._edges.http
         headers = {"Accept": FRAMES_TYPE}
         if self.id is None:
-            # The key makes it safe to send again when the answer was lost.
+            # With the key it is safe to send the request again if the answer was lost.
             headers["Idempotency-Key"] = self._idempotency_key
             return http.build_request(
                 "POST", f"{url}/v1/generate", headers=headers, json=self._body
@@ -379,7 +382,7 @@ class Stream:
     async def _read(self, chunks: AsyncIterator[bytes]) -> None:
         """Read once, unless or until the connection is cut."""
         try:
-            # Its deadline is set by `cut` alone; httpx has its own.
+            # Only `cut` sets its deadline; httpx has its own timeouts.
             async with asyncio.timeout(None) as self._reading:
                 data = None if self._cut else await anext(chunks, b"")
         except TimeoutError:
@@ -401,9 +404,9 @@ class Stream:
 
 CONNECT_TIMEOUT_S = 5.0
 SILENCE_TIMEOUT_S = 15.0
-"""Timeout for bytes from an edge, which shows a sign of life every 4 to 6 s."""
+"""Timeout in seconds for bytes from an edge, which sends a keep-alive every 4 to 6 s."""
 PATIENCE_S = 60.0
-"""How long to go on trying without a single new frame."""
+"""Time in seconds to go on trying without a new frame."""
 MAX_KEPT_CONNECTIONS = 16
 
 
@@ -423,10 +426,10 @@ class SamplingSettings(TypedDict, total=False):
 class Client:
     """Streams from any of several edges of one origin.
 
-    `api_key` is sent with every request, to edges that ask for one.
-    `on_state(state, detail)` is told what the connection does: connecting, open, waiting
-    (for another try), resumed, ended. `verify` and `trust_env` are httpx's: False, or an SSL
-    context, for a development certificate; whether proxies of the environment are used.
+    `api_key` is sent with every request, to edges that require one. `on_state(state, detail)` is
+    called when the connection changes: connecting, open, waiting (for another try), resumed, ended.
+    `verify` and `trust_env` are httpx's: False or an SSL context for a development certificate; and
+    whether proxies of the environment are used.
     """
 
     def __init__(
@@ -482,7 +485,7 @@ class Client:
         idempotency_key: str | None = None,
         **sampling: Unpack[SamplingSettings],
     ) -> Stream:
-        """A new stream; it begins when its first frame is asked for.
+        """Return a new stream, which starts when its first frame is read.
 
         Two calls with one `idempotency_key` read the same stream.
         """
@@ -504,16 +507,17 @@ class Client:
         return Stream(self._edges, body=body, idempotency_key=idempotency_key or uuid4().hex)
 
     def resume(self, stream: str, *, after: int | None = None, token: str | None = None) -> Stream:
-        """The frames of an existing stream with an index above `after`, or all of them."""
+        """Return the frames of an existing stream with an index above `after`, or all of them."""
         return Stream(self._edges, stream=stream, after=after, token=token)
 
     async def cancel(self, stream: str, token: str | None = None) -> Status:
-        """End a stream for all its readers; one that has ended stays as it is."""
+        """End a stream for all its readers; an ended one is not changed."""
         return await self._edges.cancel(stream, token)
 
     async def steer(self, stream: str, text: str, token: str | None = None) -> Status:
-        """Have a running stream go on with `text`; answered when it is part of the stream.
+        """Append `text` to a running stream; returns when it is part of the stream.
 
-        Not tried again when the answer is lost, because the text could be taken twice.
+        The request is not repeated if the answer is lost, because the text could then be appended
+        twice.
         """
         return await self._edges.steer(stream, text, token)

@@ -26,20 +26,22 @@ MAPS = Path("/proc/self/maps")
 
 
 class Built(StrEnum):
-    """Evidence that the interpreter was built in one way."""
+    """Evidence of how the interpreter was built."""
 
     YES = "yes"
     NO = "no"
     DISTRIBUTION = "distribution"
-    """Its distribution removed the compiler's flags from what it installed. Debian and Ubuntu do
-    so after a build with profile-guided and link-time optimisation; upstream's configure never
-    leaves them empty for GCC or Clang."""
+    """The distribution removed the compiler's flags from what it installed.
+
+    Debian and Ubuntu do so after a build with profile-guided and link-time optimisation; upstream's
+    configure never leaves them empty for GCC or Clang.
+    """
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class PythonBuild:
-    """The facts about an interpreter that decide how quick it is."""
+    """Facts about an interpreter's build that determine its speed."""
 
     version: str
     implementation: str
@@ -53,14 +55,14 @@ class PythonBuild:
 
     @property
     def is_optimised(self) -> bool:
-        """Return True if it is known to be built with profile-guided optimisation."""
+        """True if it is known to be built with profile-guided optimisation."""
         return self.pgo in (Built.YES, Built.DISTRIBUTION) and not self.debug
 
     def facts(self) -> dict[str, Any]:
         return asdict(self) | {"optimised": self.is_optimised}
 
     def warning(self) -> str | None:
-        """Return what is wrong with this build and its cure in one line; None for a good one."""
+        """Return the problem of this build and its cure in one line; None for a good one."""
         if self.is_optimised:
             return None
         if self.debug:
@@ -99,7 +101,7 @@ _FLAGS = re.compile(r"(PY_)?(CORE_)?(C|LD)FLAGS(_NODIST)?|CONFIGURE_(C|LD)FLAGS(
 
 
 def _options(text: str) -> dict[str, str]:
-    """The options that `configure` was given, by name; "yes" for one without a value."""
+    """Return the options that `configure` was given, by name; "yes" for one without a value."""
     found = {}
     for word in shlex.split(text):
         name, has_value, value = word.partition("=")
@@ -120,7 +122,7 @@ def _built(
 
 
 def _shared(known: Mapping[str, Any], maps: str) -> Built:
-    """Debian's variables say "shared" of a program that has the library within it."""
+    """Return if libpython is shared; Debian's variables say "shared" for static builds, too."""
     if maps:
         return Built.YES if "/libpython3." in maps else Built.NO
     if "Py_ENABLE_SHARED" not in known:

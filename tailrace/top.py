@@ -1,4 +1,4 @@
-"""`tailrace top`: looks at an edge and its origins, and what two say of the time between them."""
+"""`tailrace top`: reads an edge and its origins, and computes rates between two readings."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tailrace.client import http_error
 
 Document = dict[str, Any]
 Samples = dict[str, list[tuple[dict[str, str], float]]]
-"""Of each metric the labels and values."""
+"""Labels and values of each metric."""
 TIMEOUT_S = 10.0
 RELAY = "tailrace_edge_relay_seconds_bucket"
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """`metrics` is None where the edge shows none to who asks here, as with several processes."""
+    """One reading; `metrics` is None if the edge does not expose them here."""
 
     at_s: float
     streams: Document
@@ -38,7 +38,7 @@ class Look:
 
 
 async def look(http: httpx.AsyncClient, rows: int) -> Look:
-    """Raises TailraceError where the edge does not answer, or not us."""
+    """Read the edge. Raises TailraceError if it does not answer, or refuses us."""
     asked = {"sort": "tokens", "order": "desc", "limit": str(rows)}
     streams, pool, metrics = await asyncio.gather(
         http.get("/v1/admin/streams", params=asked),
@@ -62,7 +62,7 @@ def samples(text: str) -> Samples:
 
 
 def document(before: Look, now: Look) -> Document:
-    """What there is to show, as `--json` tells it; rates are of the time between."""
+    """Return everything to show, as for `--json`; rates are over the time between the readings."""
     seconds = max(1e-6, now.at_s - before.at_s)
     tokens = {row["id"]: row["tokens"] for row in before.streams["streams"]}
     return {
@@ -128,18 +128,18 @@ def _pool(before: Document, now: Document, seconds: float) -> list[Document]:
 
 
 def _rate(before: float | None, now: float | None, seconds: float) -> float | None:
-    """None where there is nothing to compare, or it has begun anew."""
+    """Return a rate per second; None without an earlier value, or if the counter was reset."""
     if before is None or now is None or now < before:
         return None
     return round((now - before) / seconds, 2)
 
 
 def _quantile_ms(before: Look, now: Look, quantile: float) -> float | None:
-    """The upper bound of the bucket in which it lies; None where nothing has happened."""
+    """Return the upper bound of the quantile's bucket in ms; None without samples."""
     was = dict(_buckets(before))
     grown = [(bound, value - was.get(bound, 0.0)) for bound, value in _buckets(now)]
     total = grown[-1][1] if grown else 0.0
-    for bound, count in grown:  # of all up to there
+    for bound, count in grown:  # counts are cumulative
         if total and count >= quantile * total:
             return round(bound * 1000, 3) if bound != float("inf") else None
     return None

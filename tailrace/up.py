@@ -1,4 +1,4 @@
-"""`tailrace up`: origin and edge as child processes on loopback, and a sample to see it work."""
+"""`tailrace up`: runs origin and edge as child processes on loopback, and shows a sample."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tailrace.ledger.process.version import tailrace_version
 from tailrace.upstream import UpstreamServer
 
 VALID_DAYS = 14
-REUSE_DAYS = 1  # a certificate with less than this left is made anew
+REUSE_DAYS = 1  # a certificate with fewer days left is replaced
 CLOCK_SKEW = timedelta(minutes=5)  # a client's clock may be behind ours
 
 NAMES: tuple[x509.GeneralName, ...] = (
@@ -47,17 +47,17 @@ NAMES: tuple[x509.GeneralName, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class CertificateFiles:
-    """PEM files of a certificate and of its private key."""
+    """PEM files of a certificate and its private key."""
 
     certificate: Path
     key: Path
 
 
 def development_certificate(folder: Path, now: datetime) -> CertificateFiles:
-    """The certificate for localhost in `folder`, made there if none is valid for a day more.
+    """Return a certificate for localhost in `folder`, creating it if none is valid for another day.
 
-    `now` is an aware time. The key's file can be read by its owner only. EC P-256 and at most 14
-    days, which is also what a browser asks of a certificate that it is to trust by hash (W3C
+    `now` is an aware time. Only the owner can read the key's file. The certificate is EC P-256 and
+    valid for at most 14 days, as browsers require of certificates that are trusted by hash (W3C
     WebTransport, serverCertificateHashes).
     """
     files = CertificateFiles(folder / "localhost.crt", folder / "localhost.key")
@@ -100,9 +100,9 @@ def _sign(key: ec.EllipticCurvePrivateKey, now: datetime) -> x509.Certificate:
 
 
 HOST = "127.0.0.1"
-DRAWS = 20  # of a port that must be free twice, over TCP and over UDP
+DRAWS = 20  # tries to find a port that is free over TCP and UDP
 READY_POLL_S = 0.1
-READY_TIMEOUT_S = 1.0  # for one answer of /readyz
+READY_TIMEOUT_S = 1.0  # seconds for one answer of /readyz
 SAMPLE_PROMPT = "Once upon a time"
 SAMPLE_QUESTION = "Tell me a short story about a fox."
 SAMPLE_TOKENS = 64
@@ -112,7 +112,7 @@ SAMPLE_CUT_AFTER = 24  # tokens
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where it is served: addresses as HOST:PORT, and the folder of everything kept."""
+    """Addresses of the servers as HOST:PORT, and the data folder."""
 
     http: str
     https: str
@@ -145,7 +145,7 @@ async def serve(
     Raises TailraceError if it cannot start or stay up.
     """
     started_s = time.monotonic()
-    # With --json stdout belongs to the one line that a program reads.
+    # With --json, stdout has only the one line for programs.
     console = Console(stderr=as_json, highlight=False)
     place = Addresses(
         http=f"{HOST}:{claim_port(http_port, '--http-port')}",
@@ -178,7 +178,7 @@ async def serve(
 
 
 def _children(place: Addresses, upstream: UpstreamServer | None, console: Console) -> list[Child]:
-    """The origin and the edge, not yet started."""
+    """Return the origin and the edge, not yet started."""
     logs = place.data / "logs"
     try:
         logs.mkdir(parents=True, exist_ok=True)
@@ -197,7 +197,7 @@ def _children(place: Addresses, upstream: UpstreamServer | None, console: Consol
             "--origin": place.link,
             "--certificate": certificate.certificate,
             "--key": certificate.key,
-            "--operator-without-key": True,  # it listens on loopback alone: HOST
+            "--operator-without-key": True,  # it listens on loopback only
         },
     }
 
@@ -223,11 +223,10 @@ def _command(name: str, flags: dict[str, object]) -> list[str]:
 
 
 def claim_port(port: int, flag: str, *, quic: bool = False) -> int:
-    """`port` on loopback if it is free, a free one for 0; with `quic` free for UDP as well.
+    """Return `port` on loopback if it is free, or a free one for 0; with `quic`, free for UDP, too.
 
-    Asked before anything starts, so that the error can name the flag.
-
-    Raises ConfigError naming the port and the flag that chooses another.
+    It is checked before anything starts, so that the error can name the flag. Raises ConfigError
+    that names the port and the flag that changes it.
     """
     for _ in range(DRAWS if port == 0 else 1):
         chosen = _bind(socket.SOCK_STREAM, port)
@@ -242,10 +241,10 @@ def claim_port(port: int, flag: str, *, quic: bool = False) -> int:
 
 
 def _bind(kind: socket.SocketKind, port: int) -> int | None:
-    """The port that could be bound, None if it is taken."""
+    """Return the port that was bound, None if it is taken."""
     with socket.socket(socket.AF_INET, kind) as probe:
         if kind == socket.SOCK_STREAM:
-            # As servers do: a port in TIME_WAIT is free. For UDP it would allow sharing.
+            # As servers do, so that a port in TIME_WAIT is free. For UDP it would allow sharing.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
@@ -259,9 +258,9 @@ def _bind(kind: socket.SocketKind, port: int) -> int | None:
 
 
 async def wait_until_ready(place: Addresses, console: Console) -> None:
-    """Ask /readyz until it says yes, and show why it does not yet."""
+    """Poll /readyz until it is ready, and show why it is not."""
     shown = ""
-    # trust_env: a proxy of the environment is no way to loopback.
+    # trust_env: a proxy of the environment cannot reach loopback.
     async with httpx.AsyncClient(trust_env=False, timeout=READY_TIMEOUT_S) as client:
         with console.status("starting") as status:
             while (reason := await _why_not_ready(client, place)) is not None:
@@ -292,7 +291,7 @@ def _show_progress(reason: str, status: Status, console: Console) -> None:
 def ready_line(
     place: Addresses, upstream: UpstreamServer | None, pids: dict[str, int | None], ready_s: float
 ) -> str:
-    """Return the line of `--json`: where everything is served, and by which processes."""
+    """Return the line of `--json`: the addresses and the processes."""
     return json.dumps(
         {
             "ready": True,
@@ -311,7 +310,7 @@ def ready_line(
 def print_addresses(
     place: Addresses, upstream: UpstreamServer | None, ready_s: float, console: Console
 ) -> None:
-    """Print where everything is, and a first request that can be copied."""
+    """Print the addresses, and a first request that can be copied."""
     if upstream is None:
         serves = "the demo model"
         request = {"model": "demo", "prompt": SAMPLE_PROMPT, "max_tokens": 200}
@@ -338,7 +337,7 @@ def print_addresses(
 
 
 async def print_sample(place: Addresses, upstream: UpstreamServer | None, console: Console) -> None:
-    """Show one short stream that is cut on the way and resumed; a failure is told, not fatal."""
+    """Show one short stream that is cut and resumed; failures are shown, but not fatal."""
     console.print(f"\nA sample, cut after {SAMPLE_CUT_AFTER} tokens and resumed:\n")
 
     def write(text: str) -> None:
@@ -357,7 +356,7 @@ async def print_sample(place: Addresses, upstream: UpstreamServer | None, consol
         request = {"model": upstream.models[0], "messages": [turn]}
         write(f"  > {SAMPLE_QUESTION}\n\n  ")
     try:
-        # trust_env: a proxy of the environment is no way to loopback.
+        # trust_env: a proxy of the environment cannot reach loopback.
         async with Client([place.http_url], on_state=viewer.on_state, trust_env=False) as client:
             _, summary = await viewer.follow(client.generate(**request, max_tokens=SAMPLE_TOKENS))
     except TailraceError as error:

@@ -102,7 +102,7 @@ def choose(url: str, listed: list[str] | None, wanted: Sequence[str]) -> tuple[s
     """
     if not listed:
         if wanted:
-            return tuple(dict.fromkeys(wanted))  # it keeps no list: its answers will tell
+            return tuple(dict.fromkeys(wanted))  # it keeps no list; its answers will show
         raise ConfigError(
             f"{url} lists no models",
             field="--model",

@@ -1,4 +1,4 @@
-"""`tailrace bench`: what the clients of a server under load see of it.
+"""`tailrace bench`: measures what clients of a server under load experience.
 
 Like tailrace/cli.py, only typer is imported before a command runs.
 """
@@ -29,12 +29,12 @@ bench_app = command_group("Measure a server under load.")
 APIS = ("native", "chat", "completions")
 EXIT_SLOWER = 3
 FORMAT = 1
-"""Of the JSON that runs are compared by."""
+"""Format version of the JSON in which runs are compared."""
 
 
 @bench_app.callback()
 def bench() -> None:
-    """A group, also while it has one command."""
+    """Make this a group, although it has only one command."""
 
 
 @bench_app.command()

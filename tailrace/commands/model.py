@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tailrace.origin.checkpoint.finding import Finding
     from tailrace.origin.checkpoint.model_check import ModelReport
 
-# Of every command that loads a model, or says what loading one takes.
+# Options of every command that loads a model or computes its memory.
 WeightsOption = Annotated[
     str | None, typer.Option(metavar="auto|int8|int4", help="Number format of the layers' weights.")
 ]
@@ -31,7 +31,7 @@ HeadOption = Annotated[
 ]
 EXIT_NOT_SUPPORTED = 1
 MAX_SHOWN_FINDINGS = 20
-"""A wrong size makes every tensor wrong; JSON has all of them."""
+"""Maximum findings that are shown; a wrong size makes every tensor wrong. JSON has all of them."""
 
 model_app = command_group("Check a checkpoint before it is served.")
 
@@ -154,7 +154,7 @@ def _bytes(text: str) -> int:
 
 
 def _document(report: ModelReport, memory_bytes: int | None) -> dict[str, Any]:
-    """Everything that was found, under names that stay."""
+    """Return all findings, under names that stay the same."""
     config = report.config
     return {
         "directory": str(report.directory),
@@ -208,7 +208,7 @@ def _told(finding: Finding) -> str:
 
 
 def _rows(report: ModelReport, memory_bytes: int | None) -> list[tuple[str, ...]]:
-    """Name, and a value or one for each device."""
+    """Return rows of a name, and a value for all devices or one for each."""
     config, devices = report.config, report.footprints
     rows: list[tuple[str, ...]] = [("supported", "yes" if report.supported else "no")]
     if config is not None:
@@ -239,7 +239,7 @@ def _rows(report: ModelReport, memory_bytes: int | None) -> list[tuple[str, ...]
 
 
 def _size(count: int) -> str:
-    """Bytes for a person, in powers of 1024."""
+    """Return a size for people, in powers of 1024."""
     from pydantic import ByteSize
 
     return ByteSize(count).human_readable(separator=" ")

@@ -1,4 +1,4 @@
-"""`tailrace warm`: what keeping models on a device would have cost, from arrivals.
+"""`tailrace warm`: computes the cost of keep-alive policies from traces of requests.
 
 Like tailrace/cli.py, only typer is imported before a command runs.
 """
@@ -267,7 +267,7 @@ def _kernel_cache(config: Path | None, data: Path | None) -> KernelCache:
 def _trace(
     name: str, seed: int, days: float, load_s: float | None, config: Path | None
 ) -> tuple[ArrivalTrace, float]:
-    """The arrivals, and what a cold start takes: as given, or as was measured."""
+    """Return the arrivals, and the duration of a cold start: as given, or as measured."""
     from tailrace.origin.pool.history.sqlite_file import is_sqlite
     from tailrace.origin.pool.policies.policies import LOAD_S
     from tailrace.origin.pool.policies.trace import GENERATED, generated, import_trace
@@ -290,7 +290,7 @@ def _trace(
 
 
 def history_of(config: Path | None) -> str:
-    """Where the settings have the history."""
+    """Return the place of the history from the settings."""
     from tailrace.origin.config import LedgerConfig, OriginConfig
     from tailrace.origin.pool.history.recorder import history_place
 

@@ -117,7 +117,7 @@ def apply(
         from tailrace.origin.pool.policies.named_policy import named_policy
         from tailrace.origin.pool.policies.policies import WarmPrices
 
-    named_policy(policy, WarmPrices(), "POLICY")  # a wrong name is refused before anybody is asked
+    named_policy(policy, WarmPrices(), "POLICY")  # refuse a wrong name before asking any origin
     told = _change(edge, "apply", {"policy": policy, "shadow": shadow}, origin, as_json)
     for one in told:
         typer.echo(
@@ -165,7 +165,7 @@ LIVE_COMMANDS = (status, explain, apply, prewarm, pin)
 def _ask(
     edge: str, asked: str, query: dict[str, str], body: Document | None = None
 ) -> list[Document]:
-    """What each origin answers; raises the error of an edge, or of all of its origins."""
+    """Return each origin's answer. Raises the error of an edge, or of all of its origins."""
     check_url(edge, "--edge")
     import httpx
 
@@ -187,7 +187,7 @@ def _ask(
 def _change(
     edge: str, act: str, body: Document, origin: str | None, as_json: bool
 ) -> list[Document]:
-    """The origins that have done it; nothing is left to say where JSON was asked for."""
+    """Return the origins that made the change; none if JSON was printed."""
     answers = _ask(edge, f"warm/{act}", _of(origin), body)
     if as_json:
         typer.echo(json.dumps({"origins": answers}))
@@ -196,7 +196,7 @@ def _change(
 
 
 def _answered(answers: list[Document]) -> Iterator[Document]:
-    """Of those that did not answer it is said why."""
+    """Yield the answers of origins, and report why the others did not."""
     for one in answers:
         if "error" in one:
             typer.echo(f"{one['origin']}: {one['error']['message']}", err=True)
@@ -229,7 +229,7 @@ def _from_history(history: str, config: Path | None, model: str, limit: int) -> 
 
 
 def _kept(one: Document) -> str:
-    """What is said of the history."""
+    """Return a description of the history."""
     if one["problem"]:
         return f"no history: {one['problem']}"
     lost = f", {one['dropped']:,} lost" if one["dropped"] else ""
@@ -328,7 +328,7 @@ def _lane_name(lane: Document) -> str:
 
 
 def _draw_start(chart: Path, loads: Sequence[Document]) -> None:
-    """The last start, whose floors are the least of each stage in all that are told."""
+    """Draw the last start; the lower bound of each stage is its minimum over all listed starts."""
     with extra("plots"):
         from tailrace.origin.pool.policies.charts import draw_waterfall
 

@@ -1,1 +1,1 @@
-"""Load on a server, and what its clients saw of it: `tailrace bench serve`."""
+"""Load generation for `tailrace bench serve`, and statistics of what clients saw."""

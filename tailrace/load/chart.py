@@ -1,4 +1,4 @@
-"""A picture of one run, or of two; matplotlib comes with the extra `plots`."""
+"""Charts of one or two runs; matplotlib comes with the extra `plots`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ FIGURES = (("ttft_ms", "time to first token"), ("itl_ms", "time between tokens, 
 
 
 def draw(path: Path, runs: dict[str, dict[str, Any]]) -> None:
-    """What each request waited over the run, and the distributions; `runs` by name."""
-    mpl.rcParams["svg.hashsalt"] = "tailrace"  # the same picture from the same figures
+    """Draw the waits of each request over the run, and their distributions; `runs` by name."""
+    mpl.rcParams["svg.hashsalt"] = "tailrace"  # the same figures give the same file
     figure = Figure(figsize=(9, 7), layout="constrained")
     panels = figure.subplots(2, len(FIGURES))
     for column, (name, title) in enumerate(FIGURES):

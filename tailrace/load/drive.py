@@ -1,7 +1,7 @@
-"""Sends requests when they are due, whatever has become of those before, and reads the answers.
+"""Sends requests on schedule, whatever the state of earlier ones, and reads the answers.
 
-An edge of ours is driven by its native route, where cuts can be injected and are resumed, or like
-any other server by OpenAI's.
+An edge of ours is driven through its native route, where cuts can be injected and are resumed, or
+like any other server through OpenAI's routes.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from tailrace.load.samples import Sample
 Api = Literal["native", "chat", "completions"]
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 MAX_IN_FLIGHT = 10_000
-"""Requests of one run at a time; what is due beyond is counted as failed."""
+"""Maximum requests of a run at a time; requests that are due beyond count as failed."""
 WORDS = "a the of and to in that it was he for on with his as had you at be her".split()
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What is asked of which server, the same again with the same `seed`.
+    """The requests of a run and their server; the same `seed` gives the same requests.
 
-    `prompt_words` of a prompt are drawn, so that no cache knows them; `cuts` are made in each
-    answer, at places drawn among its tokens.
+    Prompts have `prompt_words` random words, so that no cache knows them; `cuts` are made in each
+    answer, at random tokens.
     """
 
     url: str
@@ -47,7 +47,7 @@ class Demand:
 
 
 def poisson(rate_per_s: float, seconds: float, seed: int) -> list[float]:
-    """Times at which requests are due that come independently of each other."""
+    """Return times of requests that arrive independently of each other."""
     random, times, at = Random(seed), list[float](), 0.0
     while (at := at + random.expovariate(rate_per_s)) < seconds:
         times.append(at)
@@ -60,7 +60,10 @@ async def drive(
     progress: Callable[[int], None],
     api_key: str | None = None,
 ) -> list[Sample]:
-    """One sample for each time; `progress` is told how many are done."""
+    """Return one sample for each time.
+
+    `progress` is called with the number of finished requests.
+    """
     loop = asyncio.get_running_loop()
     samples = [Sample(due) for due in due_s]
     done, under_way = 0, 0
@@ -105,7 +108,7 @@ def prompt_of(load: Demand, number: int) -> str:
 
 
 class _Native:
-    """Our own route, by our own client, which resumes what is cut."""
+    """Our own route, with our own client, which resumes after cuts."""
 
     def __init__(self, load: Demand, api_key: str | None) -> None:
         self._client = Client([load.url], api_key=api_key, random=Random(load.seed))
@@ -142,7 +145,7 @@ class _Native:
 
 
 class _OpenAI:
-    """Any server that answers as OpenAI's does."""
+    """Any OpenAI-compatible server."""
 
     def __init__(self, load: Demand, api_key: str | None) -> None:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}

@@ -1,7 +1,7 @@
-"""What one request's client saw, what all of them say together, and two runs beside each other.
+"""Samples of requests as clients saw them, reports of runs, and comparisons of two.
 
-Sans-I/O. Times of requests count from when each was due, not from when a busy client got round to
-it: a server that falls behind must not look faster for that.
+Sans-I/O. Times of requests count from when each was due, not from when a busy client sent it: a
+server that falls behind must not look faster for that.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ QUANTILES = (50, 95, 99)
 
 @dataclass(slots=True)
 class Sample:
-    """One request. Times are seconds; `due_s` from the run's beginning, the others from `due_s`."""
+    """One request. Times are in seconds; `due_s` from the start of the run, others from `due_s`."""
 
     due_s: float
     first_s: float | None = None
     whole_s: float | None = None
     pieces_s: list[float] = field(default_factory=list)
-    """When each piece of text came."""
+    """Time of each piece of text."""
     tokens: int = 0
     cuts: dict[int, float] = field(default_factory=dict)
-    """Which piece was the first after a cut, and how long after it that came."""
+    """Indices of the first pieces after cuts, and the time from the cut to each."""
     error: str | None = None
 
     @property
     def gaps_s(self) -> list[float]:
-        """Between pieces, but for those between which the client was cut off."""
+        """Gaps between pieces, without those in which the client was cut off."""
         times = self.pieces_s
         return [times[n] - times[n - 1] for n in range(1, len(times)) if n not in self.cuts]
 
     @property
     def jitter_s(self) -> float | None:
-        """How much a gap differs from the one before, on average."""
+        """Mean difference between consecutive gaps."""
         gaps = self.gaps_s
         changes = [abs(after - before) for before, after in pairwise(gaps)]
         return fmean(changes) if changes else None
@@ -46,7 +46,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A request is good whose first piece and whose median gap came within these, in ms."""
+    """Criterion of a good request: maximum time of its first piece and its median gap, in ms."""
 
     first_ms: float
     gap_ms: float
@@ -61,7 +61,7 @@ class Goal:
 
 
 def report(samples: Sequence[Sample], goal: Goal) -> dict[str, Any]:
-    """The figures of a run: `requests` has those of each request, by which runs are compared."""
+    """Return the figures of a run, with those of each request for comparing runs."""
     good = [sample for sample in samples if sample.error is None]
     took_s = max((s.due_s + (s.whole_s or 0.0) for s in samples), default=0.0) or 1.0
     errors: dict[str, int] = {}
@@ -87,7 +87,7 @@ def report(samples: Sequence[Sample], goal: Goal) -> dict[str, Any]:
 
 
 def quantiles(seconds: Sequence[float]) -> dict[str, float] | None:
-    """In ms, by nearest rank; None of nothing."""
+    """Return quantiles in ms, by nearest rank; None without values."""
     if not seconds:
         return None
     ordered = sorted(seconds)
@@ -115,14 +115,14 @@ def _ms(seconds: float | None) -> float | None:
 
 
 FIGURES = ("ttft_ms", "itl_ms", "jitter_ms", "resume_ms")
-"""Of each request; less is better."""
+"""Figures of each request; less is better."""
 RESAMPLES = 1000
 LEAST_REQUESTS = 8
-"""Of fewer nothing can be said."""
+"""Minimum requests for a comparison."""
 
 
 class Comparison(NamedTuple):
-    """`word` is slower, faster, alike or unknown; `low` and `high` bound the ratio new/old."""
+    """Result of a comparison: slower, faster, alike or unknown; `low` and `high` bound new/old."""
 
     figure: str
     word: str
@@ -134,11 +134,11 @@ class Comparison(NamedTuple):
 
 
 def compare(old: dict[str, Any], new: dict[str, Any], tolerance: float) -> list[Comparison]:
-    """What got slower, by more than chance would make it, from the reports of two runs.
+    """Return what got significantly slower, from the reports of two runs.
 
-    Of each figure the medians over requests are compared. Slower is what is so by more than
-    `tolerance`, a share such as 0.1, and whose bootstrapped interval of the ratio (95 %, a seed of
-    its own) leaves out 1.
+    The medians over requests of each figure are compared. A figure is slower if it is so by more
+    than `tolerance`, a share such as 0.1, and if the bootstrapped 95 % interval of the ratio (with
+    a seed of its own) excludes 1.
     """
     verdicts = [_of_times(name, old, new, tolerance) for name in FIGURES]
     return [*verdicts, _of_shares(old, new, tolerance)]
@@ -161,7 +161,7 @@ def _of_times(name: str, old: dict[str, Any], new: dict[str, Any], tolerance: fl
 
 
 def _of_shares(old: dict[str, Any], new: dict[str, Any], tolerance: float) -> Comparison:
-    """Of requests that were good: fewer is slower."""
+    """Compare shares of good requests, where less is slower."""
     was, now = float(old["good_share"]), float(new["good_share"])
     if min(len(old["requests"]), len(new["requests"])) < LEAST_REQUESTS:
         return Comparison("good_share", "unknown", was, now)
