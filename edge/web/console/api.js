@@ -1,10 +1,10 @@
-// The operators' API. The key stays in this tab's sessionStorage, and never goes into a URL.
+// Requests to the operators' API. The key stays in this tab's sessionStorage and is never in a URL.
 
 import { useEffect, useRef, useState } from "./ui.js";
 
 const KEY = "tailrace.key";
 export const EVERY_MS = 1000;
-/** Answers that come later than this are given up, and asked for again. */
+/** Timeout of a request. It is then repeated. */
 const PATIENCE_MS = 10_000;
 
 export class ApiError extends Error {
@@ -23,7 +23,7 @@ export const key = {
   },
 };
 
-/** What the page's own requests say of who asks. */
+/** Return the headers that identify the operator. */
 export const credentials = /** @returns {Record<string, string>} */ () => (key.get() ? { Authorization: `Bearer ${key.get()}` } : {});
 
 /**
@@ -51,7 +51,7 @@ export async function ask(path, { query = {}, method = "GET", body, signal } = {
   return said;
 }
 
-/** Whether an error says that a key is needed, or another one. */
+/** Return true for an error that asks for a key, or for another one. */
 export const needsKey = (error) =>
   error && ["no_key", "bad_key", "missing_right"].includes(error.code);
 
@@ -60,9 +60,9 @@ export const needsKey = (error) =>
  * @param {unknown[]} [deps]
  * @param {number | ((told: any) => number)} [everyMs]
  *
- * `{ data, error, again }` of what `load(signal)` gives, each second while the tab is seen;
- * at once when `deps` change. The last data stays when an answer fails. `everyMs` may be a function
- * of it.
+ * Load data with `load(signal)` every second while the tab is visible, and at once when `deps` change.
+ * Return `{ data, error, again }`. The last data stays when a request fails. `everyMs` may be a
+ * function of the data.
  */
 export function usePolled(load, deps = [], everyMs = EVERY_MS) {
   const [told, setTold] = useState({ data: null, error: null });

@@ -1,4 +1,4 @@
-// uPlot in the page’s colours, drawn anew when those change or the room does.
+// uPlot in the page’s colours. A chart is drawn again when the colours or its size change.
 
 import { html, useEffect, useRef } from "./ui.js";
 
@@ -10,7 +10,7 @@ export function colours() {
   return { ink: of("ink"), soft: of("soft"), line: of("line"), accent: of("accent"), accentSoft: of("accent-soft"), warn: of("warn"), card: of("card") };
 }
 
-/** An axis of quiet marks. */
+/** Return an axis with light marks. */
 export function axis(theme, more = {}) {
   return {
     stroke: theme.soft,
@@ -22,7 +22,7 @@ export function axis(theme, more = {}) {
   };
 }
 
-/** `options(theme)` and `data` as uPlot has them; `label` says in words what is to be seen. */
+/** A chart. `options(theme)` and `data` are those of uPlot; `label` describes the chart in words. */
 export function Plot({ options, data, label, height = HEIGHT_PX, deps = [] }) {
   const box = useRef(null);
   const plot = useRef(null);
@@ -55,7 +55,7 @@ export function Plot({ options, data, label, height = HEIGHT_PX, deps = [] }) {
   return html`<figure class="plot" role="img" aria-label=${label} ref=${box}></figure>`;
 }
 
-/** The value below which a share of what a histogram has counted lies, read off a straight line. */
+/** Return the quantile of a histogram at a share, interpolated linearly. */
 export function quantile(bounds, counts, share) {
   const all = counts.reduce((sum, n) => sum + n, 0);
   if (!all) return null;

@@ -1,7 +1,7 @@
-// The conversation of the first page: what was said, and all that happened on the wire meanwhile.
+// The conversation of the first page: its messages, and what happened on the network meanwhile.
 //
-// It outlives the page that shows it, and a reload: the client keeps in sessionStorage how far it
-// has read, and this keeps what was said before.
+// It survives leaving the page, and a reload. The client keeps its position in sessionStorage, and
+// this file keeps the earlier messages there.
 
 import { resume, stream } from "../tailrace/index.js";
 import { Transcript } from "../tailrace/transcript.js";
@@ -12,15 +12,15 @@ import { CuttableNetwork } from "./cuttable_network.js";
 const URL_OF_STREAMS = "/v1/generate";
 const TURNS = "tailrace.turns";
 const MAX_TURNS = 40;
-/** Where an armed cut comes, and how long the network is away. */
+/** The number of tokens before an armed cut, and the time for which the network is cut. */
 export const CUT_AFTER = 60;
 export const CUT_MS = 1500;
-/** Points of the drawing; beyond them every other one goes. */
+/** Maximum points of the drawing. Beyond it every other one is dropped. */
 const MOST_POINTS = 600;
 
 const utf8 = new TextEncoder();
 
-/** What the same token costs in other clothes. */
+/** Return the bytes of the same token in other formats. */
 export function costs(frame, model, id) {
   const own = encode(frame).length;
   const { text, index } = frame;
@@ -35,7 +35,7 @@ export function costs(frame, model, id) {
   return [own, utf8.encode(event).length, utf8.encode(`data: ${JSON.stringify(chunk)}\n\n`).length];
 }
 
-/** All that is measured of one stream. Times are in ms since it was asked for. */
+/** The measurements of one stream. Times are in ms since its request. */
 function fresh() {
   return {
     beganAt: performance.now(),
@@ -67,7 +67,7 @@ class Conversation extends EventTarget {
 
   constructor() {
     super();
-    // An entry comes when a request is over; of one that still runs the last one’s says the same.
+    // An entry appears when a request has ended. The last one has the same protocol as a running one.
     const seen = (list) => {
       for (const entry of list.getEntries()) {
         const isOurs = entry.name.includes(URL_OF_STREAMS) || entry.name.endsWith("/readyz");
@@ -104,7 +104,7 @@ class Conversation extends EventTarget {
     this.#read((options) => stream(URL_OF_STREAMS, { ...options, input }), model, transport);
   }
 
-  /** End it for everybody. */
+  /** End the generation for all readers. */
   async stop() {
     const stopping = this.#stream;
     if (!stopping) return;
@@ -116,7 +116,7 @@ class Conversation extends EventTarget {
     }
   }
 
-  /** Now, or, where nothing runs yet, some tokens into what comes next. */
+  /** Cut the network now, or, if no answer is under way, some tokens into the next answer. */
   cut() {
     if (!this.busy) this.armed = !this.armed;
     else if (!this.isCut) this.#cut();
@@ -138,7 +138,7 @@ class Conversation extends EventTarget {
     this.#changed();
   }
 
-  /** After a reload: from its beginning, because what was shown is gone with the page. */
+  /** Read the answer again after a reload, from its beginning, because the page has lost it. */
   #pickUp() {
     const last = this.turns.at(-1);
     last.text = "";
@@ -180,7 +180,7 @@ class Conversation extends EventTarget {
         } catch (error) {
           this.#fail(error);
           if (!error.retryable) break;
-          await this.#again(made); // “Try again” of the page
+          await this.#again(made); // the “Try again” of the page
         }
       }
     } finally {
@@ -210,7 +210,7 @@ class Conversation extends EventTarget {
     wire.id = made.id;
     wire.frames += 1;
     const cut = wire.cuts.at(-1);
-    if (cut && cut.back == null) cut.had = frame.index + 1; // it had come, and waited here
+    if (cut && cut.back == null) cut.had = frame.index + 1; // it had arrived before the cut, and waited here
     if (cut && cut.back != null && cut.firstMissing == null) {
       cut.firstMissing = at - cut.back;
       turn.cuts = [...(turn.cuts ?? []), turn.text.length];
@@ -228,7 +228,7 @@ class Conversation extends EventTarget {
     }
     const missed = cut != null && cut.madeUntil != null && frame.index < cut.madeUntil;
     if (missed) cut.replayed += 1;
-    const replayed = missed || frame.index < made.seen; // before a reload
+    const replayed = missed || frame.index < made.seen; // it was shown before a reload
     wire.points.push([at, frame.index, replayed]);
     if (wire.points.length > MOST_POINTS) {
       wire.points = wire.points.filter((_, nth) => nth % 2 === 0 || nth === wire.points.length - 1);
@@ -248,7 +248,7 @@ class Conversation extends EventTarget {
 
   async #mend(cut) {
     const { id, token } = this.#stream ?? {};
-    // How far the origin has come meanwhile. Not over the client’s own way, which is still cut.
+    // Ask how far the origin has come meanwhile, past the client’s network, which is still cut.
     const allowed = token ? { "Tailrace-Token": token } : {};
     const headers = { Accept: "application/json", ...allowed, ...credentials() };
     const told = id ? await fetch(`${URL_OF_STREAMS}/${id}`, { headers }).then((answer) => answer.json(), () => null) : null;
@@ -287,7 +287,7 @@ class Conversation extends EventTarget {
     sessionStorage.setItem(TURNS, JSON.stringify(kept));
   }
 
-  /** Once for each frame that the screen shows, however many tokens come in it. */
+  /** Update the page once for each frame of the screen, however many tokens arrive in it. */
   #changed() {
     if (this.#drawn) return;
     this.#drawn = requestAnimationFrame(() => {

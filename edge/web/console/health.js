@@ -1,4 +1,4 @@
-// This edge and its origins: how each is, as the edge sees it and as it sees itself.
+// The state of this edge and of its origins, as the edge sees them and as they see themselves.
 
 import { ask, usePolled } from "./api.js";
 import { Fault, Page, Stat, State, bytes, count, html, span } from "./ui.js";

@@ -1,4 +1,4 @@
-// How long tokens take: the histograms of the origins’ own metrics.
+// Latencies of tokens, from the histograms of the origins’ metrics.
 
 import { ask, usePolled } from "./api.js";
 import { Plot, axis, quantile } from "./charts.js";
@@ -10,19 +10,19 @@ const TITLES = {
   tailrace_ledger_append_seconds: ["Commits of the ledger", "until a step’s frames are durable"],
   tailrace_ledger_append_bytes: ["Size of a commit", "bytes of the frames of one step"],
 };
-/** Steps of an axis that counts. */
+/** Steps of an axis with counts. */
 const WHOLE = [1, 2, 5].flatMap((n) => [0, 1, 2, 3, 4, 5, 6, 7, 8].map((zeros) => n * 10 ** zeros)).sort((a, b) => a - b);
 const SHARES = [0.5, 0.95, 0.99];
-/** Room for the mark of one bar, in pixels. */
+/** Width of the mark of one bar, in pixels. */
 const MARK_PX = 76;
 
-/** The bars that get a mark: each has room for its own, and the last has one. */
+/** Return the bars that get a mark: as many as have room, and the last one. */
 function marked(count, width) {
   const step = Math.max(1, Math.ceil((count * MARK_PX) / width));
   return Array.from({ length: Math.ceil(count / step) }, (_, nth) => count - 1 - nth * step).reverse();
 }
 
-/** One histogram of all origins and series together, by its name. */
+/** Return the histogram with this name, summed over all origins and series. */
 function summed(origins) {
   const all = new Map();
   for (const { histograms = [] } of origins) {
@@ -43,7 +43,7 @@ export function Latency() {
   if (all && !base.current) base.current = new Map(all.map((one) => [one.name, one.counts]));
   const shown = all?.map((one) => {
     const before = base.current.get(one.name);
-    const began = one.counts.some((n, at) => before && n < before[at]); // an origin began anew
+    const began = one.counts.some((n, at) => before && n < before[at]); // an origin was restarted
     if (!recent || !before || began) return one;
     return { ...one, counts: one.counts.map((n, at) => n - before[at]) };
   });

@@ -1,4 +1,4 @@
-// One stream as the ledger has it: its request, and its frames, to be scrubbed in time.
+// One stream in the ledger: its request and its frames, with a slider over time.
 
 import { ApiError, ask, usePolled } from "./api.js";
 import { Plot, axis } from "./charts.js";
@@ -6,7 +6,7 @@ import { Ended } from "./streams.js";
 import { Fault, Page, Stat, State, bytes, clock, count, date, html, span, useEffect, useMemo, useRef, useState, words } from "./ui.js";
 
 const PAGE_FRAMES = 1000;
-/** Frames of a stream that are fetched to be looked at; longer ones are cut there, and it says so. */
+/** Maximum frames of a stream that are fetched. A longer stream is cut there, and the page says so. */
 const MOST_FRAMES = 10_000;
 const ID = /^[0-9a-f]{32}$/;
 
@@ -61,7 +61,7 @@ function Stream({ id }) {
     <${Scrub} data=${data} frames=${frames.list} error=${frames.error} text=${text} setText=${setText} />`;
 }
 
-/** The frames that there are, with more as they come; anew when their text is wanted or not. */
+/** Load the frames, and more as they come. Load all again when their text is switched on or off. */
 function useFrames(id, upTo, text) {
   const [told, setTold] = useState({ list: [], text, error: null });
   const fetching = useRef(null);
@@ -123,7 +123,7 @@ function Facts({ data }) {
 }
 
 function Scrub({ data, frames, error, text, setText }) {
-  const [at, setAt] = useState(null); // null: the last one, whatever it is
+  const [at, setAt] = useState(null); // null for the last frame
   const [plays, setPlays] = useState(false);
   const last = Math.max(0, frames.length - 1);
   const place = at == null ? last : Math.min(at, last);
@@ -156,7 +156,7 @@ function Scrub({ data, frames, error, text, setText }) {
   </section>`;
 }
 
-/** The text of the frames up to a place, as its revisions left it. */
+/** Return the text of the frames up to a place, with revisions applied. */
 function spoken(frames, place) {
   let parts = [];
   for (const one of frames.slice(0, place + 1)) {
@@ -166,7 +166,7 @@ function spoken(frames, place) {
   return parts.map(([, part]) => part).join("");
 }
 
-/** In the stream’s own time, as far as it is known; else twenty frames a second. */
+/** Play the frames at the times of the stream if they are known, otherwise twenty frames a second. */
 function usePlaying(plays, frames, place, setAt, done) {
   useEffect(() => {
     if (!plays) return undefined;

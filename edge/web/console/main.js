@@ -1,4 +1,4 @@
-// The frame around the pages: which one is shown is in the address behind the #.
+// The frame around the pages. The part of the URL behind # names the page that is shown.
 
 import { ask, credentials, key, needsKey, usePolled } from "./api.js";
 import { html, render, useEffect, useRef, useState } from "./ui.js";
@@ -44,7 +44,7 @@ function Brand() {
 
 function Links({ names, at }) {
   const list = useRef(null);
-  // On a phone the pages are a row that is wider than the screen.
+  // On a phone the row of pages is wider than the screen.
   useEffect(() => {
     const here = list.current.querySelector("[aria-current]");
     const row = list.current.parentElement;
@@ -82,7 +82,7 @@ function Version() {
   return told?.tailrace && html`<p>Tailrace ${told.tailrace}<br />schema <span class="mono">${told.schema.slice(0, 8)}</span></p>`;
 }
 
-/** Shown in place of a page that needs a key, or a better one. */
+/** Shown in place of a page that needs a key, or a key with more rights. */
 function KeyForm({ error }) {
   const field = useRef(null);
   const submit = (event) => {
@@ -102,7 +102,7 @@ function KeyForm({ error }) {
   </div>`;
 }
 
-/** Asks once whether this tab is an operator’s, and again when its key changes. */
+/** Ask once if this tab belongs to an operator, and again when its key changes. */
 function Operators({ children }) {
   const { data, error } = usePolled((signal) => ask("ledger", { signal }), [], 30_000);
   if (error && needsKey(error)) return html`<${KeyForm} error=${error} />`;

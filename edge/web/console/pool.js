@@ -1,4 +1,4 @@
-// The warm pool: who is loaded where, since when, how each start went, and what policies would cost.
+// The warm pool: which model is loaded where and since when, its starts, and the cost of policies.
 
 import { ask, usePolled } from "./api.js";
 import { Bar } from "./health.js";
@@ -6,7 +6,7 @@ import { Simulator } from "./simulate.js";
 import { Tiers } from "./tiers.js";
 import { Empty, Fault, Page, Stat, State, clock, count, html, span, useRef, words } from "./ui.js";
 
-/** Samples of the pool that this page keeps: half an hour. */
+/** Number of samples of the pool that this page keeps: half an hour. */
 const MOST_SAMPLES = 1800;
 const KINDS = { ready: "on", loading: "wait", silent: "warn", down: "off" };
 
@@ -68,7 +68,7 @@ function Worker({ one }) {
   </tr>`;
 }
 
-/** Runs of one state in the samples of a worker. */
+/** Return the spans of time in which a worker had one state. */
 function lanes(samples) {
   const all = new Map();
   for (const [nth, { origins }] of samples.entries()) {

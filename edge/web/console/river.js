@@ -1,4 +1,4 @@
-// Tokens over time as one line: where the network was cut it stands still, and then catches up.
+// Tokens over time as one line, which is flat while the network is cut and then catches up.
 
 import { html } from "./ui.js";
 
@@ -30,7 +30,7 @@ export function River({ wire }) {
   <ul class="key"><li><i class="live"></i>live</li><li><i class="gap"></i>cut</li><li><i class="replayed"></i>replayed from the ledger</li></ul>`;
 }
 
-/** Live it goes on from where it was; what is replayed begins when it comes, not when it was cut. */
+/** The live line continues where it was. Replayed tokens begin when they arrive, not at the cut. */
 function joined(last, point) {
   if (!last) return [point];
   const [, index] = last.points.at(-1);

@@ -1,4 +1,4 @@
-// A policy of the warm pool over a trace: cold starts against GPU time that idles, and who is on the edge.
+// Simulates policies of the warm pool over a trace: cold starts against idle GPU time, and the frontier.
 
 import { ask } from "./api.js";
 import { Plot, axis } from "./charts.js";
@@ -69,7 +69,7 @@ function Result({ result }) {
     ctx.save();
     ctx.font = `${12 * devicePixelRatio}px system-ui, sans-serif`;
     const style = getComputedStyle(document.documentElement);
-    // The curve falls, so above it there is room: a name for each point, on a line that leads to it.
+    // The curve falls, so there is room above it for the name of each point, with a line to the point.
     const right = plot.bbox.left + plot.bbox.width;
     named(result.policies, plot).forEach(([x, y, name], nth) => {
       const level = plot.bbox.top + (16 + 20 * nth) * devicePixelRatio;
@@ -107,14 +107,14 @@ function Result({ result }) {
     </table></div>`;
 }
 
-/** Lines at the powers of ten alone. */
+/** Return grid lines at powers of ten only. */
 const decades = (theme) => ({
   stroke: theme.line,
   width: 1,
   filter: (_, at) => at.map((value) => (Math.abs(Math.log10(value) % 1) < 1e-9 ? value : null)),
 });
 
-/** Where each point is in the picture; those that lie on one another have one name. */
+/** Return the positions of the points. Points that overlap share one name. */
 function named(policies, plot) {
   const places = [];
   for (const one of policies) {
@@ -127,7 +127,7 @@ function named(policies, plot) {
   return places.sort((one, other) => one[0] - other[0]);
 }
 
-/** One x for both series, as uPlot wants it. What a logarithm cannot show is left out. */
+/** Return both series over one x axis, as uPlot needs them, without values that have no logarithm. */
 function points({ ttls, policies }) {
   const all = [
     ...ttls.map((one) => [one.wasted_gpu_s, one.cold_starts, null]),

@@ -1,13 +1,13 @@
-// The streams that run or wait: a window of a list that may be ten thousand long, once a second.
+// The streams that run or wait: a window of a list that may have ten thousand rows, updated each second.
 
 import { ask, usePolled } from "./api.js";
 import { Empty, Fault, Page, Stat, State, clock, count, html, short, span, useEffect, useMemo, useRef, useState, words } from "./ui.js";
 
 const ROW_PX = 40;
-/** Rows that are asked for beyond those that are seen, above and below. */
+/** Rows that are requested above and below the visible ones. */
 const SPARE = 20;
 const MOST_ROWS = 240;
-/** The list is at least this high, in rows, so that it does not jump with every stream. */
+/** Minimum height of the list in rows, so that it does not jump with every stream. */
 const LEAST_ROWS = 5;
 
 const COLUMNS = [
@@ -38,7 +38,7 @@ export function Streams() {
       const since = last.query === asked ? last.cursor : "";
       const page = await ask("streams", { query: { ...query, since }, signal });
       const rows = new Map();
-      // A row that has not changed is only named: the last one that was told still holds.
+      // The answer only names rows that have not changed, so the last version of them is kept.
       for (const row of page.streams) rows.set(row.id, { ...last.rows.get(row.id), ...row });
       known.current = { query: asked, cursor: page.cursor, rows };
       const ended = since ? [...page.ended, ...(last.ended || [])].slice(0, 100) : page.ended;
@@ -85,7 +85,7 @@ function Filters({ filter, set, origins }) {
 function Rows({ data, found, sort, setSort, range, setRange, again }) {
   const box = useRef(null);
   const look = () => {
-    if (!box.current) return; // the page has gone
+    if (!box.current) return; // the page was left
     const { scrollTop, clientHeight } = box.current;
     const top = Math.floor(scrollTop / ROW_PX / SPARE) * SPARE;
     const seen = Math.ceil(clientHeight / ROW_PX);
@@ -94,7 +94,7 @@ function Rows({ data, found, sort, setSort, range, setRange, again }) {
     if (first !== range.first || size !== range.size) setRange({ first, size });
   };
   useEffect(look, []);
-  // As high as its rows, within what the style sheet allows.
+  // The height follows the number of rows, within the limits of the style sheet.
   const high = (at) => {
     box.current = at;
     if (at) at.style.height = `${Math.max(LEAST_ROWS, found) * ROW_PX}px`;
@@ -132,7 +132,7 @@ function Row({ row, place, now, again }) {
     try {
       await ask(`streams/${row.id}/cancel`, { method: "POST" });
     } catch {
-      setAsked(false); // it is still there, and can be asked for again
+      setAsked(false); // the stream still runs, and can be cancelled again
     }
     again();
   };

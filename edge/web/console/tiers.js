@@ -1,9 +1,9 @@
-// Every model of every origin over time: in which tier it is, what was asked of it, what decides.
+// The models of all origins over time: their tiers, their requests, and the reasons for the tiers.
 
 import { ask, usePolled } from "./api.js";
 import { Empty, State, clock, count, html, span } from "./ui.js";
 
-/** What was asked of a model is counted over a day: it changes slowly. */
+/** Interval of the counts of requests, which cover a day and change slowly. */
 const EVERY_MS = 5000;
 const WARM = ["hot", "compiled"];
 

@@ -1,4 +1,4 @@
-// The first page: talk to the model, cut the network in the middle of a sentence, and lose nothing.
+// The first page: chat with the model, cut the network in the middle of a sentence, and lose no token.
 
 import { credentials, key, needsKey } from "./api.js";
 import { CUT_AFTER, conversation } from "./chat.js";
@@ -6,7 +6,7 @@ import { River } from "./river.js";
 import { Fault, State, count, html, span, useEffect, useLayoutEffect, useRef, useState } from "./ui.js";
 
 const MODES = { chat: "Chat", text: "Continue my text" };
-/** Interval between questions for the models while none is served. */
+/** Interval between requests for the list of models while it is empty. */
 const UNSERVED_MS = 2000;
 const QUIET = ["warn", "no token for some seconds"];
 const STATES = {
@@ -17,7 +17,7 @@ const STATES = {
   detached: ["", "detached"],
   ended: ["", "ended"],
 };
-/** All of them have their place on the button, so that it is the same whichever is seen. */
+/** All labels have a place on the button, so that its size is the same for each of them. */
 const CUTS = ["Cut the network", `Will cut after ${CUT_AFTER} tokens`, "The network is cut…"];
 const COSTS = ["Tailrace frame", "server-sent event", "OpenAI chunk"];
 const PROTOCOLS = { h3: "HTTP/3", h2: "HTTP/2", "http/1.1": "HTTP/1.1" };
@@ -32,7 +32,7 @@ function useConversation() {
   return conversation;
 }
 
-/** Return the names of the models: null where the edge tells them to no one without a key.
+/** Return the names of the models, or null if the edge does not tell them without a key.
  * @returns {Promise<string[] | null>}
  */
 async function namesOfModels() {
@@ -51,7 +51,7 @@ function useModels() {
       clearTimeout(timer);
       const names = await namesOfModels().catch(() => []);
       setModels(names);
-      if (names?.length === 0) timer = setTimeout(load, UNSERVED_MS); // an origin still loads, or is away
+      if (names?.length === 0) timer = setTimeout(load, UNSERVED_MS); // an origin is loading, or is away
     };
     load();
     window.addEventListener("tailrace-key", load);
@@ -80,11 +80,11 @@ export function Try() {
 function Turns({ chat }) {
   const box = useRef(null);
   const follows = useRef(true);
-  // The reader stays at the end unless it has scrolled up.
+  // Keep the end of the text visible unless the reader has scrolled up.
   useLayoutEffect(() => {
     if (follows.current) box.current.scrollTop = box.current.scrollHeight;
   });
-  // The element is the event's: one that scrolled last may be told when the page has gone.
+  // Use the element of the event: a scroll event may come after the page was left.
   const scrolled = ({ currentTarget: { scrollTop, scrollHeight, clientHeight } }) => {
     follows.current = scrollHeight - scrollTop - clientHeight < 40;
   };
@@ -102,7 +102,7 @@ function Turns({ chat }) {
 function Turn({ turn }) {
   const article = useRef(null);
   const caret = useRef(null);
-  // Moved by a transform, which is no shift of the layout.
+  // A transform moves the element without a shift of the layout.
   useLayoutEffect(() => {
     const text = caret.current?.previousSibling;
     if (!caret.current || text?.nodeType !== Node.TEXT_NODE || !text.length) return;
@@ -119,7 +119,7 @@ function Turn({ turn }) {
   </article>`;
 }
 
-/** The text of a turn, in the pieces that the cuts of its network made of it. */
+/** The text of a turn, in pieces divided by the cuts of the network. */
 function pieces({ text, cuts = [] }) {
   const begin = text.length - text.trimStart().length;
   const places = [begin, ...cuts.filter((place) => place > begin && place < text.length), text.length];
@@ -142,7 +142,7 @@ function Trouble({ chat }) {
   return html`<${Fault} error=${error} />${chat.busy && html`<button onClick=${() => chat.reconnect()}>Try again</button>`}`;
 }
 
-/** What a screen reader hears of a text that grows: whole sentences, when they are whole. */
+/** Announce a growing text to screen readers, in whole sentences. */
 function Spoken({ chat }) {
   const region = useRef(null);
   const told = useRef({ turn: -1, chars: 0 });
@@ -151,7 +151,7 @@ function Spoken({ chat }) {
     if (turn?.role !== "assistant") return;
     const nth = chat.turns.length;
     if (told.current.turn !== nth) {
-      // What was there when the page was opened has been read, or can be.
+      // Text that was there when the page was opened is not announced.
       told.current = { turn: nth, chars: turn.open ? 0 : turn.text.length };
       region.current.textContent = "";
     }
@@ -216,7 +216,7 @@ function Composer({ chat, models }) {
   </form>`;
 }
 
-/** This very request, to be tried from a terminal. */
+/** The same request as a command for a terminal. */
 function Curl({ body }) {
   const [copied, setCopied] = useState(false);
   const quoted = JSON.stringify(body).replaceAll("'", "'\\''");

@@ -1,4 +1,4 @@
-// What every page is made of: markup by tagged templates, and how figures are written.
+// Helpers of all pages: markup by tagged templates, and the format of figures.
 
 import htm from "./vendor/htm.js";
 import { h } from "./vendor/preact.js";
@@ -51,7 +51,7 @@ export function Stat({ name, unit, children }) {
   return html`<div><dt>${name}</dt><dd>${children}${unit && html` <small>${unit}</small>`}</dd></div>`;
 }
 
-/** A word with a mark: not by colour alone. */
+/** A word with a mark, so that its meaning does not depend on colour alone. */
 export function State({ kind, children }) {
   return html`<span class=${`state ${kind}`}>${children}</span>`;
 }
