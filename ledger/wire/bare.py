@@ -1,9 +1,8 @@
 """BARE encoding (draft-devault-bare): primitive types, and structs compiled from classes.
 
-A class with annotated fields is the table: `compile_type` turns each annotation into a
-`Type` (an encoder, a decoder and its spelling in the schema) once, at import. Encoders
-append to a bytearray; decoders take the whole frame and a position and give the value and
-the next position, so that every error can say where in the frame it lies.
+`compile_type` turns the annotations of a class into a `Type` (encoder, decoder and name in the
+schema) once, at import. Encoders append to a bytearray. Decoders take the whole frame and a
+position, and return the value and the next position, so that errors can name the offset.
 
 Every fault is a `FrameError` whose offset is that of the first byte of the value at fault.
 """
@@ -29,7 +28,7 @@ SCHEMA_ID_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """One BARE type: its spelling, its two directions, and the fewest bytes it can take."""
+    """A BARE type: its name, its encoder and decoder, and its minimum size in bytes."""
 
     name: str
     encode: Callable[[bytearray, Any], None]
@@ -38,7 +37,7 @@ class Type:
 
 
 def fault(message: str, offset: int) -> FrameError:
-    """An error of the value itself; the structs around it add the path to `field`."""
+    """Return an error of a value; the enclosing structs add the path to `field`."""
     return FrameError(message, field="", offset=offset)
 
 
@@ -77,7 +76,7 @@ def decode_uint(raw: bytes, pos: int) -> tuple[int, int]:
 
 
 def _fixed(name: str, code: str) -> Type:
-    """A fixed-width little-endian number."""
+    """Return the type of a little-endian number of fixed width."""
     layout = struct.Struct(f"<{code}")
 
     def encode(out: bytearray, value: float) -> None:
@@ -110,7 +109,7 @@ def _decode_bool(raw: bytes, pos: int) -> tuple[bool, int]:
 
 
 def _decode_sized(raw: bytes, pos: int) -> tuple[bytes, int]:
-    """The bytes behind a length; the length is checked before anything is copied."""
+    """Return the bytes after a length, which is checked before anything is copied."""
     size, start = decode_uint(raw, pos)
     end = start + size
     if end > len(raw):
@@ -159,7 +158,7 @@ DATA = Type("data", _encode_data, _decode_sized, 1)
 
 
 def fixed_data(size: int, name: str | None = None) -> Type:
-    """`data[size]`: exactly `size` bytes, no length prefix."""
+    """Return the type `data[size]`: exactly `size` bytes without a length."""
 
     def encode(out: bytearray, value: bytes) -> None:
         if not isinstance(value, bytes) or len(value) != size:
@@ -190,7 +189,7 @@ def optional(of: Type) -> Type:
 
 
 def list_of(of: Type, most: int | None = None) -> Type:
-    """`list<of>`, a tuple in Python; of at most `most` items, where that is given."""
+    """Return the type `list<of>`, a tuple in Python, with at most `most` items."""
 
     def encode(out: bytearray, value: tuple[object, ...]) -> None:
         if not isinstance(value, tuple):
@@ -205,7 +204,7 @@ def list_of(of: Type, most: int | None = None) -> Type:
 
     def decode(raw: bytes, pos: int) -> tuple[tuple[object, ...], int]:
         count, at = decode_uint(raw, pos)
-        # Checked before any item is made, so that no count can ask for memory or for time.
+        # Checked before any item is decoded, so that a count cannot cost memory or time.
         if most is not None and count > most:
             raise fault(f"{count} items, of {most} at most", pos)
         if count * of.min_bytes > len(raw) - at:
@@ -227,24 +226,29 @@ def list_of(of: Type, most: int | None = None) -> Type:
 
 
 def pack_u32s(numbers: Iterable[int]) -> bytes:
-    """As in `list<u32>` behind its length; OverflowError for what is no u32."""
+    """Encode numbers like a `list<u32>` without its length.
+
+    Raises:
+        OverflowError: A number is not a u32.
+    """
     if isinstance(numbers, memoryview) and numbers.format == "I":
         return _swapped(numbers.tobytes())
     return _swapped(array("I", numbers).tobytes())
 
 
 def view_u32s(data: bytes) -> memoryview:
-    """The numbers that `pack_u32s` packed, as they lie there: none is made before it is asked for.
+    """Return a view of the numbers that `pack_u32s` encoded, without decoding them.
 
-    ValueError where the bytes are not those of whole numbers.
+    Raises:
+        ValueError: The bytes end inside a number.
     """
     if len(data) % U32.min_bytes:
-        raise ValueError(f"{len(data)} bytes are no whole numbers")
+        raise ValueError(f"{len(data)} bytes end inside a number")
     return memoryview(_swapped(data)).cast("I")
 
 
 def _swapped(data: bytes) -> bytes:
-    """From this machine's order of bytes to that of the wire, and back again."""
+    """Convert between this machine's byte order and that of the wire, in both directions."""
     if sys.byteorder == "little":
         return data
     numbers = array("I", data)
@@ -290,7 +294,7 @@ def enum_of(cls: type[IntEnum]) -> Type:
 
 
 def struct_of(cls: type) -> Type:
-    """The codec of a dataclass: its fields in order, nothing between them."""
+    """Return the type of a dataclass: its fields in order, without padding."""
     columns = tuple(field_types(cls).items())
 
     def encode(out: bytearray, value: object) -> None:
@@ -323,7 +327,7 @@ Uint = Annotated[int, UINT]
 U16Int = Annotated[int, U16]
 U32Int = Annotated[int, U32]
 U32Ints = Annotated[Sequence[int], U32S]
-"""A tuple when it was decoded."""
+"""A list of numbers, decoded as a tuple."""
 U64Int = Annotated[int, U64]
 Float32 = Annotated[float, F32]
 Float64 = Annotated[float, F64]
@@ -332,7 +336,11 @@ _PLAIN = {str: STR, bool: BOOL, bytes: DATA}
 
 
 def compile_type(hint: Any) -> Type:
-    """The BARE type of a field's annotation; TypeError if it has none."""
+    """Return the BARE type of a field's annotation.
+
+    Raises:
+        TypeError: The annotation has no BARE type.
+    """
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated and isinstance(args[1], Type):
         return args[1]

@@ -36,7 +36,7 @@ def schema_text(frames: Mapping[int, type], names: Mapping[str, object]) -> str:
 
 
 def schema_identity(text: str) -> bytes:
-    """Return the identity of a schema, which both sides of a connection say in their Hello.
+    """Return the identity of a schema, which both sides of a connection send in their Hello.
 
     It is the first 8 bytes of SHA-256 over the text without comments, in which each run of white
     space is one space.
@@ -91,7 +91,7 @@ class _Definitions:
 
 
 def _parts(hint: Any) -> Iterator[object]:
-    """Give an annotation's classes and BARE types, however deep they are in it."""
+    """Yield the classes and BARE types inside an annotation, at any depth."""
     if get_origin(hint) is None:
         yield hint
         return

@@ -1,4 +1,4 @@
-"""Whole frames: the prefix, a codec for one table of tags, and what cuts a byte stream into them.
+"""The prefix of frames, the codec for a table of tags, and the splitter of a byte stream.
 
 A frame is a 4-byte little-endian header (bits 0-23 the length of what follows, 24-27 the
 version, 28-31 flags), a 1-byte tag, a 4-byte little-endian corr, and the BARE payload of
@@ -31,17 +31,17 @@ _PREFIX = struct.Struct("<IBI")
 _U32 = struct.Struct("<I")  # a header, or a corr
 _HEAD = struct.Struct("<IB")  # header and tag
 tag_and_corr_of = struct.Struct(f"<{TAG_OFFSET}xBI").unpack_from
-"""Both of a raw frame that a splitter has cut, in one C call: relays ask for every frame."""
+"""Returns tag and corr of an encoded frame in one C call, because relays need both of each."""
 
 Raw = bytes | bytearray | memoryview
 F = TypeVar("F", bound="Tagged")
 
 
 def length_of(header: int, max_frame_bytes: int = MAX_FRAME_BYTES) -> int:
-    """The length that a header word declares, after checking all that it says."""
+    """Return the length in a header after checking the header."""
     length = header & LENGTH_MASK
     if header == VERSION_BITS | length and MIN_LENGTH_BYTES <= length <= max_frame_bytes:
-        return length  # the plain case, which relays see for every frame
+        return length  # the common case
     version = header >> LENGTH_BITS & 0xF
     if version != VERSION:
         error = FrameError(
@@ -67,21 +67,27 @@ def bad_length(message: str) -> FrameError:
 
 
 def check_tag(tag: int, tags: Container[int], known: Container[int] = ()) -> None:
-    """FrameError for a tag that is not in `tags`; some `known` ones are the other side's."""
+    """Check that a tag is allowed.
+
+    `known` tags that are not in `tags` belong to the other side.
+
+    Raises:
+        FrameError: The tag is not allowed.
+    """
     if tag not in tags:
         fault = f"tag {tag} is not this side's to send" if tag in known else f"unknown tag {tag}"
         raise FrameError(fault, field="tag", offset=TAG_OFFSET)
 
 
 def tag_of(raw: Raw) -> int:
-    """The tag of a raw frame, which a splitter has checked."""
+    """Return the tag of an encoded frame that a splitter has checked."""
     if len(raw) < PREFIX_BYTES:
         raise _truncated(len(raw))
     return raw[TAG_OFFSET]
 
 
 def corr_of(raw: Raw) -> int:
-    """The corr of a raw frame."""
+    """Return the channel of an encoded frame."""
     if len(raw) < PREFIX_BYTES:
         raise _truncated(len(raw))
     corr: int = _U32.unpack_from(raw, CORR_OFFSET)[0]
@@ -89,7 +95,7 @@ def corr_of(raw: Raw) -> int:
 
 
 def with_corr(raw: Raw, corr: int) -> bytes:
-    """A copy of a raw frame under another corr."""
+    """Return a copy of an encoded frame on another channel."""
     if len(raw) < PREFIX_BYTES:
         raise _truncated(len(raw))
     try:
@@ -99,7 +105,7 @@ def with_corr(raw: Raw, corr: int) -> bytes:
 
 
 def patch_corrs(buf: bytearray, places: Iterable[tuple[int, int]]) -> None:
-    """Give each frame that begins at an offset of `buf` another corr: (offset, corr), in place."""
+    """Change the channels of frames inside `buf` in place, by pairs of offset and channel."""
     pack_into, offset, corr = _U32.pack_into, 0, 0
     try:
         for offset, corr in places:
@@ -121,7 +127,7 @@ def _bad_corr(corr: object) -> FrameError:
 
 
 class Tagged:
-    """A struct that is a frame: it travels under its `tag`."""
+    """Base class of frames, each with its `tag`."""
 
     __slots__ = ()
     tag: ClassVar[int]
@@ -129,7 +135,7 @@ class Tagged:
 
 
 def framed(table: dict[int, type[Any]], tag: int) -> Callable[[type[F]], type[F]]:
-    """Makes a class a frozen slotted dataclass, and the frame that has `tag` in `table`."""
+    """Return a decorator for a frame: a frozen dataclass, entered into `table` under `tag`."""
 
     def register(cls: type[F]) -> type[F]:
         assert tag not in table, f"{cls.__name__} and {table[tag].__name__} have one tag"
@@ -141,7 +147,7 @@ def framed(table: dict[int, type[Any]], tag: int) -> Callable[[type[F]], type[F]
 
 
 class Codec(Generic[F]):
-    """Encodes and decodes whole frames of one table {tag: class}."""
+    """Encodes and decodes the frames of a table of classes by tag."""
 
     def __init__(
         self, frames: Mapping[int, type[F]], max_frame_bytes: int = MAX_FRAME_BYTES
@@ -151,7 +157,11 @@ class Codec(Generic[F]):
         self._tags: dict[type, int] = {cls: tag for tag, cls in frames.items()}
 
     def encode(self, frame: F, corr: int = 0) -> bytes:
-        """One whole frame; FrameError if a value is outside its type."""
+        """Encode a frame.
+
+        Raises:
+            FrameError: A value does not fit its type.
+        """
         tag = self._tags.get(type(frame))
         if tag is None:
             name = type(frame).__name__
@@ -209,7 +219,7 @@ class Codec(Generic[F]):
 
 
 class FrameSplitter:
-    """Fed bytes in any pieces, gives whole frames; holds at most one unfinished frame.
+    """Splits a byte stream into whole frames; buffers at most one incomplete frame.
 
     Version, flags, length and tag are checked as soon as they arrive, before the payload
     is waited for. After a FrameError the stream has lost its place: every later feed
@@ -223,24 +233,28 @@ class FrameSplitter:
         known: Container[int] = (),
     ) -> None:
         self.max_frame_bytes = max_frame_bytes
-        """May be raised; frames are held to what it is when they come."""
+        """The limit of a frame; it may be raised, and applies to frames that come later."""
         self._tags = tags
-        self._known = known  # what a tag may be that is not in `tags`: the other side's
+        self._known = known  # tags of the other side, for the error
         self._rest = bytearray()
-        self._needed = HEADER_BYTES  # bytes of `_rest` before there is anything to look at
+        self._needed = HEADER_BYTES  # bytes of `_rest` that the next check needs
         self._error: FrameError | None = None
 
     @property
     def pending(self) -> int:
-        """Bytes of an unfinished frame held back."""
+        """Number of buffered bytes of an incomplete frame."""
         return len(self._rest)
 
     def feed(self, data: Raw) -> list[bytes]:
-        """The frames that `data` completes; FrameError at the first bad header."""
+        """Return the frames that `data` completes.
+
+        Raises:
+            FrameError: A header is invalid.
+        """
         if self._error is not None:
             raise self._error
         if self._rest:
-            # Collected in place, so that a large frame in small pieces is copied once.
+            # Extended in place, so that a large frame in small pieces is copied only once.
             self._rest += data
             if len(self._rest) < self._needed:
                 return []
@@ -255,8 +269,10 @@ class FrameSplitter:
         return frames
 
     def feed_one(self, data: Raw) -> bytes | None:
-        """The first frame of all, if `data` completes it, and no further one: what follows may be
-        held to another limit. Then `feed` goes on, with what is left too."""
+        """Return the first frame if `data` completes it, and keep the rest for `feed`.
+
+        Later frames may have another limit.
+        """
         self._rest += data
         if len(self._rest) <= HEADER_BYTES:
             return None
@@ -270,7 +286,7 @@ class FrameSplitter:
         return frame
 
     def _cut(self, data: bytes) -> tuple[list[bytes], int]:
-        """The whole frames in `data`, and where the unfinished one begins."""
+        """Return the complete frames in `data`, and the offset of the incomplete one."""
         frames: list[bytes] = []
         start, size = 0, len(data)
         tags, most = self._tags, self.max_frame_bytes

@@ -1,9 +1,9 @@
-"""Two sides of a link show each other that they hold the same secret, without sending it.
+"""Mutual authentication of a link by a shared secret, which is never sent.
 
-Each sends a nonce (Challenge) beside its Hello, and answers the other's with a MAC over both
-(Proof), in which its role stands, so that neither a proof of another connection nor one's own,
-sent back, is any good. It proves who is there when the link is made. It protects nothing that
-follows: where others can change what is on the way, use TLS.
+Each side sends a nonce (Challenge) after its Hello, and answers the other's with a MAC over both
+nonces and its own role (Proof). So neither a proof of another connection nor a reflected one is
+valid. This authenticates the peer when the link is made. It does not protect later frames; use TLS
+on networks where others can change them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ LABEL = b"tailrace link 1 "
 
 
 class Side(Enum):
-    EDGE = b"edge"  # who connects, another origin too
+    """Role of a side, as part of its MAC."""
+
+    EDGE = b"edge"  # the side that connects, which may be another origin
     ORIGIN = b"origin"
 
     @property
@@ -28,7 +30,7 @@ class Side(Enum):
 
 
 class Handshake:
-    """One side's part; `done` when the other has shown that it has the secret, or none is set."""
+    """One side of the handshake; `done` once the peer has proven the secret, or without one."""
 
     def __init__(self, side: Side, secret: bytes | None) -> None:
         self.done = secret is None
@@ -39,22 +41,30 @@ class Handshake:
 
     @property
     def challenge(self) -> Challenge | None:
-        """To be sent right after the Hello; None where there is no secret."""
+        """The challenge to send after the Hello; None without a secret."""
         return None if self._secret is None else Challenge(self._nonce)
 
     def answer(self, challenge: Challenge) -> Proof:
-        """Our proof; Unauthorized where the other side asks for one and this one has no secret."""
+        """Return the proof for the peer's challenge.
+
+        Raises:
+            Unauthorized: This side has no secret, or the peer sent two challenges.
+        """
         if self._secret is None:
             raise refused("the other side has a link secret, and this one has none")
         if self._theirs is not None:
-            raise refused("a second challenge")
+            raise refused("the other side sent a second challenge")
         self._theirs = challenge.nonce
         return Proof(self._mac(self._secret, self._side, self._theirs, self._nonce))
 
     def check(self, proof: Proof) -> None:
-        """Unauthorized unless the other side has the secret too."""
+        """Check the peer's proof.
+
+        Raises:
+            Unauthorized: The proof is wrong or unexpected.
+        """
         if self._secret is None or self._theirs is None or self.done:
-            raise refused("a proof that was not asked for")
+            raise refused("the other side sent an unexpected proof")
         expected = self._mac(self._secret, self._side.other, self._nonce, self._theirs)
         if not hmac.compare_digest(proof.mac, expected):
             raise refused("the two sides have different link secrets")

@@ -1,4 +1,4 @@
-"""The frames of the client schema: a class for each frame, and for each struct inside one.
+"""The frames of the client schema, and the structs inside them, as classes.
 
 The codec is compiled from the annotations (ledger/wire/bare.py). The schema as text, its identity
 and the tables of other languages are generated from them too: after a change run
@@ -7,7 +7,7 @@ and the tables of other languages are generated from them too: after a change ru
 
 from __future__ import annotations
 
-# ruff: noqa: F403, F405  (the enums are this module's too)
+# ruff: noqa: F403, F405  (this module also exports the enums)
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple, dataclass_transform
@@ -31,30 +31,32 @@ from tailrace.ledger.wire.words import *
 
 STREAM_ID_BYTES = 16
 MAC_BYTES = 32
-"""Of an HMAC-SHA256, and of a nonce."""
+"""Length of an HMAC-SHA256 and of a nonce."""
 MAX_IDEMPOTENCY_KEY_CHARS = 255
 MAX_MESSAGES = 1024
-"""Of one conversation; no list of a client's frame is longer. 64 KiB have room for 32,000 messages
-without text, which took 32 ms to decode, at the edge and again at its origin."""
+"""Maximum length of a list in a client's frame, such as the messages of a conversation.
+
+64 KiB could hold 32,000 empty messages, which take 32 ms to decode at the edge and at the origin.
+"""
 
 StreamId = Annotated[bytes, fixed_data(STREAM_ID_BYTES, "StreamId")]
 Mac = Annotated[bytes, fixed_data(MAC_BYTES)]
 SchemaId = Annotated[bytes, fixed_data(SCHEMA_ID_BYTES)]
 
 
-# Why frozen slotted dataclasses, for every struct: equality holds within one class only,
-# and reading a field costs 11 ns against a named tuple's 22 ns. Their one weakness, an
-# __init__ of 0.5 us, is passed by where it matters (see `decode`).
+# All structs are frozen dataclasses with slots: instances of different classes are never equal, and
+# reading a field costs 11 ns, 22 ns in a named tuple. Their __init__ costs 0.5 us, and is avoided
+# where that matters (see `decode`).
 
 
 class Frame(Tagged):
-    """A struct that is a frame of this schema."""
+    """Base class of the frames of this schema."""
 
     __slots__ = ()
 
 
 class Logged(Frame):
-    """A frame of a stream's log, with its index in the stream."""
+    """Base class of logged frames, with their index in the stream."""
 
     __slots__ = ()
     index: Uint
@@ -65,7 +67,7 @@ FRAMES: dict[int, type[Frame]] = {}
 
 @dataclass_transform(frozen_default=True)
 def frame(tag: int) -> Callable[[type[F]], type[F]]:
-    """Makes a class the frame of this schema that has this tag."""
+    """Return a decorator that makes a class the frame with this tag."""
     return framed(FRAMES, tag)
 
 
@@ -74,12 +76,16 @@ def frame(tag: int) -> Callable[[type[F]], type[F]]:
 
 @frame(0)
 class Token(Logged):
+    """Text that extends the output."""
+
     text: str
     index: Uint
 
 
 @frame(1)
 class StreamEnd(Logged):
+    """The last frame of a stream."""
+
     total_tokens: Uint
     finish_reason: FinishReason
     index: Uint
@@ -90,6 +96,8 @@ class StreamEnd(Logged):
 
 @frame(3)
 class Classification(Logged):
+    """The label that a classification model chose."""
+
     label: str
     confidence: Float32
     index: Uint
@@ -97,12 +105,16 @@ class Classification(Logged):
 
 @frame(4)
 class Embedding(Logged):
+    """The vector that an embedding model computed."""
+
     values: tuple[Float32, ...]
     index: Uint
 
 
 @frame(5)
 class Chunk(Logged):
+    """A piece of bulk output."""
+
     data: bytes
     last: bool
     index: Uint
@@ -110,7 +122,7 @@ class Chunk(Logged):
 
 @frame(6)
 class Revision(Logged):
-    """Text that takes the place of all text since the frame at index `replaces`."""
+    """Text that replaces the text of all frames from index `replaces` on."""
 
     replaces: Uint
     text: str
@@ -120,7 +132,7 @@ class Revision(Logged):
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One token's bytes and the logarithm of its chance, before temperature and filters."""
+    """A token's bytes and the logarithm of its probability, before temperature and filters."""
 
     id: Uint
     token: bytes
@@ -129,7 +141,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
-    """The token that was drawn, and the likeliest ones, best first."""
+    """The scores of the drawn token and of the most likely ones, best first."""
 
     chosen: Score
     top: tuple[Score, ...] = ()
@@ -137,7 +149,7 @@ class TokenScores:
 
 @frame(15)
 class ScoredToken(Logged):
-    """A Token of a request for logprobs, with the scores of each token that made its text."""
+    """A Token of a request with `logprobs`, with the scores of each token of its text."""
 
     text: str
     scores: tuple[TokenScores, ...]
@@ -146,7 +158,7 @@ class ScoredToken(Logged):
 
 @frame(24)
 class Notice(Logged):
-    """Something about the stream that its readers should know, such as `inexact`."""
+    """Information about the stream for its readers, such as `inexact`."""
 
     code: str
     message: str
@@ -155,7 +167,7 @@ class Notice(Logged):
 
 @frame(25)
 class Reasoning(Logged):
-    """What a model thinks before it answers, or in between: no part of the stream's text."""
+    """Text that a model thinks apart from its answer; not part of the stream's text."""
 
     text: str
     index: Uint
@@ -163,10 +175,10 @@ class Reasoning(Logged):
 
 @frame(29)
 class ToolCall(Logged):
-    """A piece of the stream's `call`-th call of a tool, which is no part of its text either.
+    """A piece of tool call number `call` of the stream; not part of its text.
 
-    The first piece of a call has its `id` and the `name` of the function, later ones neither;
-    the `arguments` of all of them together are JSON, if the stream was not cut off.
+    The first piece of a call has its `id` and the `name` of the function, later ones do not. The
+    `arguments` of all pieces together are JSON, unless the stream was cut off.
     """
 
     call: Uint
@@ -181,6 +193,8 @@ class ToolCall(Logged):
 
 @frame(2)
 class StreamError(Frame):
+    """The refusal or failure of a request; on channel 0, of the connection."""
+
     code: str
     message: str
     retryable: bool
@@ -192,9 +206,9 @@ class StreamError(Frame):
 
 @dataclass(frozen=True, slots=True)
 class ModelTier:
-    """How near one of several models is to answering, and in how long it should.
+    """The tier of one of several models, and the ms until it should be ready.
 
-    `tier` is a word of the pool's; `reason` says why no request for it can be served, if so.
+    `tier` is a tier of the warm pool. `reason` says why the model cannot be served, if so.
     """
 
     model: str
@@ -205,12 +219,12 @@ class ModelTier:
 
 @frame(8)
 class Heartbeat(Frame):
-    """`patience_ms`: a sender that says nothing for so long is to be taken for dead.
+    """The state of a server, sent regularly.
 
-    What an origin tells its edges besides, and no client is told: how many streams run or wait
-    there, of how many that there is room for; how many corrs one link may have open; and the name
-    of its ledger, which only origins that share it have in common; and the tier of each model, of
-    an origin that has several.
+    The sender promises to be silent for at most `patience_ms`; then it is considered dead. The
+    fields after that are for edges: the number of running and waiting streams and its maximum
+    (`room`), the maximum of open channels on a link (`corrs`), the name of the origin's ledger,
+    and the tier of each model if the origin has several.
     """
 
     clock_ms: U64Int
@@ -228,7 +242,7 @@ class Heartbeat(Frame):
 
 @dataclass(frozen=True, slots=True)
 class Sibling:
-    """Another stream of the same request, and the resume token for it."""
+    """Another stream of the same request, with its resume token."""
 
     stream: StreamId
     token: str
@@ -236,7 +250,10 @@ class Sibling:
 
 @frame(9)
 class Opened(Frame):
-    """`created_ms`: Unix time at which the stream was made; `note` is its Open's."""
+    """The answer to Open and Resume.
+
+    `created_ms` is the Unix time at which the stream was created. `note` is the note of its Open.
+    """
 
     stream: StreamId
     next_index: Uint
@@ -250,6 +267,8 @@ class Opened(Frame):
 
 @frame(10)
 class Status(Frame):
+    """The state of a stream: the answer to Cancel and Steer, and to a Resume at the end."""
+
     stream: StreamId
     state: StreamState
     next_index: Uint
@@ -257,7 +276,7 @@ class Status(Frame):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """One field line of an HTTP message; `name` is in lower case."""
+    """A header field of an HTTP message; `name` is in lower case."""
 
     name: str
     value: str
@@ -265,7 +284,7 @@ class Header:
 
 @frame(12)
 class Answer(Frame):
-    """The head of an object's answer to a Call; Body frames and a BodyEnd follow."""
+    """Status and headers of an object's answer to a Call; Body frames and BodyEnd follow."""
 
     status: U16Int
     headers: tuple[Header, ...] = ()
@@ -273,14 +292,14 @@ class Answer(Frame):
 
 @frame(13)
 class Body(Frame):
-    """A piece of an answer; each takes one of the credit."""
+    """A piece of an answer's body; each uses one unit of credit."""
 
     data: bytes
 
 
 @frame(14)
 class BodyEnd(Frame):
-    pass
+    """The end of an answer's body."""
 
 
 # ---- either way ----
@@ -288,6 +307,8 @@ class BodyEnd(Frame):
 
 @frame(11)
 class Hello(Frame):
+    """The first frame of both sides of a connection."""
+
     schema: SchemaId
     software: str
 
@@ -297,8 +318,10 @@ class Hello(Frame):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn. `tool_calls` is JSON, of an assistant's turn: a list of objects with `id`, `name`
-    and `arguments` (text, which is JSON); `tool_call_id` says which of them a tool's turn answers.
+    """A message of a conversation.
+
+    `tool_calls` of an assistant's message is JSON: a list of objects with `id`, `name` and
+    `arguments` (JSON as text). `tool_call_id` of a tool's message is the id of the call.
     """
 
     role: str
@@ -309,9 +332,11 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What a model may call. `functions` is JSON: a list of objects with `name` and, if wanted,
-    `description` and `parameters` (a JSON schema). `only` names the one that is REQUIRED;
-    without `parallel` it is one call at most.
+    """The functions that a model may call.
+
+    `functions` is JSON: a list of objects with `name` and optionally `description` and
+    `parameters` (a JSON schema). `only` is the function that REQUIRED demands. Without `parallel`
+    there is at most one call.
     """
 
     functions: str
@@ -322,15 +347,18 @@ class Tools:
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """What the generated text must match; `source` is a JSON schema or a regular expression."""
+    """The format of the generated text; `source` is a JSON schema or a regular expression."""
 
     kind: FormatKind
     source: str
 
 
 class SamplingRange(NamedTuple):
-    """A setting of Sampling: its range, where `above` leaves `least` out; what it is where nobody
-    says, which changes nothing; and what an error on it says."""
+    """The range of a sampling parameter.
+
+    With `above` the value must be greater than `least`. `neutral` is the value without effect, and
+    `hint` the hint of an error.
+    """
 
     least: float
     most: float
@@ -339,13 +367,13 @@ class SamplingRange(NamedTuple):
     above: bool = False
 
     def allows(self, value: float) -> bool:
-        # NaN is in no range: every comparison with it is false.
+        """Return True if a value is in the range; NaN never is."""
         return self.least <= value <= self.most and not (self.above and value == self.least)
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn; what is None is as the model is generated with, or off."""
+    """Sampling parameters. None is the model's default, or off."""
 
     temperature: Float64 | None = None
     top_k: Uint | None = None
@@ -374,10 +402,10 @@ SAMPLING: dict[str, SamplingRange] = {
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """For whom an edge asks: never said by a client. Where it is absent the edge knows no keys.
+    """The caller for whom an edge makes a request. Clients must not set it.
 
-    Without a tenant it is somebody whom only the resume token speaks for. `rights` are those of
-    the API key, as the bits of `Right`; the others bound what all of the tenant's streams take.
+    It is absent if the edge has no API keys. An empty tenant is a caller with only a resume token.
+    `rights` are the bits of the key's `Right`; the other fields limit all of the tenant's streams.
     """
 
     tenant: str
@@ -388,13 +416,13 @@ class Caller:
 
 @frame(16)
 class Open(Frame):
-    """A request to generate; exactly one of `prompt` and `messages` is given.
+    """A request to generate, with exactly one of `prompt` and `messages`.
 
-    `note` is for those who read the stream, who find it in their Opened; no one else reads it.
-    `trace` is a traceparent (W3C Trace Context): of which trace it is a part.
+    `note` is returned to the stream's readers in Opened and not read by the server. `trace` is a
+    traceparent (W3C Trace Context).
     """
 
-    start: ClassVar[int] = 0  # the index of the first frame that is wanted
+    start: ClassVar[int] = 0  # index of the first requested frame
 
     model: str
     prompt: str | None = None
@@ -422,7 +450,7 @@ class Open(Frame):
 
 @frame(17)
 class Resume(Frame):
-    """Frames of an existing stream with index > `after`, or all of them."""
+    """A request for the frames of a stream with an index above `after`, or all of them."""
 
     stream: StreamId
     after: Uint | None = None
@@ -434,14 +462,17 @@ class Resume(Frame):
 
     @property
     def start(self) -> int:
-        """The index of the first frame that is wanted."""
+        """Index of the first requested frame."""
         return 0 if self.after is None else self.after + 1
 
 
 @frame(18)
 class Credit(Frame):
-    """What may be sent on this corr: frames with an index below `limit`, and while those that
-    were sent on it have fewer than `bytes` bytes together."""
+    """Permission to send frames on this channel.
+
+    Frames with an index below `limit` may be sent while those sent so far have fewer than `bytes`
+    bytes in total.
+    """
 
     limit: Uint
     bytes: Uint | None = None
@@ -449,7 +480,7 @@ class Credit(Frame):
 
 @frame(19)
 class Cancel(Frame):
-    """`forget`: from then on it is as if the stream had never been."""
+    """A request to end a stream; `forget` also deletes it."""
 
     stream: StreamId
     token: str | None = None
@@ -459,11 +490,13 @@ class Cancel(Frame):
 
 @frame(20)
 class Detach(Frame):
-    pass
+    """A request to stop sending on this channel."""
 
 
 @frame(21)
 class Steer(Frame):
+    """A request to add text to a running generation."""
+
     stream: StreamId
     token: str | None
     text: str
@@ -474,38 +507,42 @@ class Steer(Frame):
 
 
 STREAM_PATH = "/v1/stream/"
-"""What follows it is the name of a stream: the rest of the path, percent-decoded."""
+"""Path before the name of a stream, which is the percent-decoded rest of the path."""
 RESERVED_NAME = "__ds"
-"""The first segment of names that are no streams: the subscription API lies below it."""
+"""First segment of the paths of the subscription API, which are not streams."""
 CALL_METHODS = ("PUT", "POST", "GET", "HEAD", "DELETE")
-"""Those of clients. Objects have other methods for each other."""
+"""Methods of clients. Objects use further methods for each other."""
 SAFE_METHODS = ("GET", "HEAD")
-"""Calls that change nothing: they may be sent twice, or stop half way (RFC 9110, 9.2.1)."""
+"""Methods that change nothing, so that they may be repeated or cut off (RFC 9110, 9.2.1)."""
 
 
 @frame(23)
 class Challenge(Frame):
-    """Asks the peer for the Proof that it holds the secret of both."""
+    """A request for the Proof that the peer knows the shared secret."""
 
     nonce: Mac
 
 
 @frame(26)
 class Proof(Frame):
+    """The answer to a Challenge."""
+
     mac: Mac
 
 
 @frame(27)
 class Pass(Frame):
-    """Comes before Opened: with it an edge may renew what its client reads, whatever becomes of
-    the token."""
+    """A resumption capability, sent before Opened.
+
+    With it an edge may renew what its client reads, even if the client's token has expired.
+    """
 
     mac: Mac
 
 
 @frame(28)
 class Renew(Frame):
-    """A Resume by the edge that had the stream open, with the Pass for it."""
+    """A Resume of an edge that had the stream open, with its Pass instead of a token."""
 
     stream: StreamId
     after: Uint | None
@@ -516,16 +553,16 @@ class Renew(Frame):
 
     @property
     def start(self) -> int:
-        """The index of the first frame that is wanted."""
+        """Index of the first requested frame."""
         return 0 if self.after is None else self.after + 1
 
 
 @frame(22)
 class Call(Frame):
-    """An HTTP request, whole, for the object of class `object` called `name`.
+    """A whole HTTP request for the object `name` of class `object`.
 
-    `url` is absolute, as the client sent it; `credit` counts Body frames,
-    `credit_bytes` their bytes.
+    `url` is absolute, as the client sent it. `credit` counts Body frames, `credit_bytes` their
+    bytes.
     """
 
     object: str
@@ -541,9 +578,9 @@ class Call(Frame):
 
 SCHEMA_TEXT = schema_text(FRAMES, vars())
 SCHEMA_HASH = schema_identity(SCHEMA_TEXT)
-"""The identity of this schema. Clients that were built with another one are refused."""
+"""Identity of this schema. Clients with another one are refused."""
 LOGGED = frozenset(tag for tag, cls in FRAMES.items() if issubclass(cls, Logged))
 CLOSING = frozenset((StreamEnd.tag, StreamError.tag, Status.tag, BodyEnd.tag))
-# What a client may send; an edge sends what its clients do, and what is between it and origins.
+# Tags that a client may send, and tags that an edge may send on a link.
 CLIENT = frozenset(tag for tag in FRAMES if Open.tag <= tag <= Steer.tag) | {Hello.tag}
 EDGE = CLIENT | {Call.tag, Challenge.tag, Proof.tag, Renew.tag, Heartbeat.tag}

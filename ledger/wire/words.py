@@ -1,4 +1,4 @@
-"""The enums of the client schema, which people read and write as words."""
+"""The enums of the client schema, with their words for JSON and headers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tailrace.ledger.errors import CallerError
 
 
 class Word(IntEnum):
-    """An enum that people read and write as a lower-case word, `origin-lost`."""
+    """An enum whose members are written as lower-case words, such as `origin-lost`."""
 
     @property
     def word(self) -> str:
@@ -18,7 +18,11 @@ class Word(IntEnum):
 
     @classmethod
     def from_word(cls, word: str) -> Self:
-        """The member that `word` names; CallerError for any other word."""
+        """Return the member with this word.
+
+        Raises:
+            CallerError: There is no such member.
+        """
         for member in cls:
             if member.word == word:
                 return member
@@ -30,18 +34,27 @@ class Word(IntEnum):
 
 
 class Durability(Word):
+    """The failures that a frame survives before it is shown.
+
+    RELAXED: none, it is written within 10 ms. PROCESS: a kill of every process. POWER: a power cut.
+    """
+
     RELAXED = 0
     PROCESS = 1
     POWER = 2
 
 
 class Priority(Word):
+    """Priority class of a stream."""
+
     INTERACTIVE = 0
     STANDARD = 1
     BATCH = 2
 
 
 class FinishReason(Word):
+    """The reason why a stream ended."""
+
     STOP = 0
     LENGTH = 1
     CANCELLED = 2
@@ -52,19 +65,21 @@ class FinishReason(Word):
 
 
 class StreamState(Word):
+    """State of a stream."""
+
     RUNNING = 0
     ENDED = 1
 
 
 class Overflow(Word):
-    """What happens to a conversation that is longer than the context."""
+    """Treatment of a conversation that is longer than the context."""
 
     REFUSE = 0
     DROP_OLDEST = 1
 
 
 class Unread(Word):
-    """What happens to a stream that nobody reads."""
+    """Treatment of a stream that no client reads."""
 
     RUN = 0
     PAUSE = 1
@@ -72,11 +87,15 @@ class Unread(Word):
 
 
 class FormatKind(Word):
+    """Language of an output format."""
+
     JSON_SCHEMA = 0
     REGEX = 1
 
 
 class ToolChoice(Word):
+    """Permission or duty of a model to call tools."""
+
     AUTO = 0
     NONE = 1
     REQUIRED = 2
