@@ -26,7 +26,10 @@ from tailrace.edge.errors import AI_SDK_PATH, OLLAMA, error_response
 from tailrace.edge.generate.encoders import Encoder, FrameEncoder
 from tailrace.edge.generate.params import read_body as whole_body
 from tailrace.edge.generate.schema import Count, Settings
-from tailrace.edge.openai.answers import DONE, data_event
+from tailrace.edge.openai.chunks import (
+    DONE,
+    data_event,
+)
 from tailrace.edge.openai.messages import TOOL_SCHEMA, missing, read_tools, text_of
 from tailrace.edge.openai.request import (
     ALL_THERE_IS,

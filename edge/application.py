@@ -31,7 +31,9 @@ from tailrace.edge.errors import (
 from tailrace.edge.generate import routes as generate
 from tailrace.edge.objects import METHODS, call
 from tailrace.edge.objects import ROUTE as OBJECT_ROUTE
-from tailrace.edge.openai.answers import routes_of
+from tailrace.edge.openai.answers import (
+    routes_of,
+)
 from tailrace.edge.openai.chat import CHAT
 from tailrace.edge.openai.completions import COMPLETIONS
 from tailrace.edge.openai.embeddings import embed

@@ -9,24 +9,31 @@ ASGI server the same object sends plain ASGI messages.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tailrace.edge.asgi_writer import AsgiWriter
 from tailrace.edge.flush import FlushBatch
-from tailrace.edge.generate.encoders import Encoder
+from tailrace.edge.generate.encoders import LIVE_HEADERS, Encoder
 from tailrace.edge.origins.origin_pool import OriginPool
 from tailrace.edge.origins.reader import Reader
 from tailrace.edge.response_context import ResponseContext, fields_of
 from tailrace.edge.server.asgi import EXTENSION
 from tailrace.edge.server.deadlines import Deadlines, nothing
-from tailrace.edge.server.interfaces import ResponseSource, ResponseWriter
+from tailrace.edge.server.interfaces import Headers, ResponseSource, ResponseWriter
 from tailrace.edge.server.stream_reader import StreamReader
-from tailrace.edge.telemetry.request_metrics import NOWHERE, PROTOCOLS, RequestMetrics, current
-from tailrace.edge.telemetry.request_metrics import route_of as route_of_scope
+from tailrace.edge.telemetry.request_metrics import (
+    NOWHERE,
+    PROTOCOLS,
+    RequestMetrics,
+    current,
+    route_of,
+)
 from tailrace.ledger.frame import Open, Opened, Resume
 
 
@@ -49,11 +56,99 @@ class DetachableResponse(Protocol):
         """Let `source` send the response, which outlives the ASGI task."""
 
 
-class StreamAnswer(Response):
-    """A response that shows one stream, asked for by `request` and encoded by `encoder`.
+@dataclass(frozen=True, slots=True)
+class ResponseParts:
+    """What a source needs to send one response."""
 
-    `headers` are added to those that every stream has.
-    """
+    link: OriginPool
+    batch: FlushBatch
+    deadlines: Deadlines
+    writer: ResponseWriter
+    access: Headers
+    """Headers of the response, whatever its status."""
+    done: Callable[[], None]
+    """To be called once, when the response has ended or its client has left."""
+    metrics: RequestMetrics
+    head_only: bool
+    """True if the request was HEAD."""
+
+    def start(self, status: int, headers: Mapping[str, str], media_type: str) -> None:
+        """Write the head of a stream."""
+        self.metrics.answered(status)
+        live = fields_of({**headers, **LIVE_HEADERS, "Content-Type": media_type})
+        self.writer.start(status, [*live, *self.access])
+
+    def refuse(self, answer: Response) -> None:
+        """Write the head and the body of an error."""
+        self.metrics.answered(answer.status_code)
+        self.writer.start(answer.status_code, [*answer.raw_headers, *self.access])
+        self.writer.write(bytes(answer.body))
+
+
+S = TypeVar("S", bound=ResponseSource)
+
+
+class StreamingAnswer(Response, ABC, Generic[S]):
+    """A response that a `ResponseSource` sends, past ASGI if the server offers that."""
+
+    def __init__(self, headers: Mapping[str, str] | None = None) -> None:
+        """Prepare the response; `headers` are added to those that every stream has."""
+        super().__init__()
+        self._more_headers = dict(headers or {})
+
+    @abstractmethod
+    def source(self, parts: ResponseParts) -> S:
+        """Return what sends the response."""
+
+    @abstractmethod
+    def begin(self, source: S) -> None:
+        """Have the source ask an origin; the server knows it by now."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response, or hand it over to the server."""
+        link: OriginPool = scope["app"].state.link
+        context = ResponseContext.of(scope)
+        context.reports_writes = True
+        server: DetachableResponse | None = scope.get("extensions", {}).get(EXTENSION)
+        if server is not None:
+            context.detached = True
+            source = self.source(self._parts(scope, link, server, context))
+            server.detach(source)
+            self.begin(source)
+            return
+        fallback = AsgiWriter(link.batch, receive, send)
+        source = self.source(self._parts(scope, link, fallback, context))
+        fallback.detach(source)
+        self.begin(source)
+        await fallback.run()
+
+    def _parts(
+        self, scope: Scope, link: OriginPool, server: DetachableResponse, context: ResponseContext
+    ) -> ResponseParts:
+        metrics = current.get() or RequestMetrics(
+            None,
+            PROTOCOLS.get(scope.get("http_version", ""), NOWHERE),
+            scope["method"],
+            NOWHERE,
+            (),
+        )
+        metrics.route = route_of(scope)
+        # Plain ASGI messages pass through the middlewares, which add the headers themselves.
+        access = context.headers if context.detached else []
+        return ResponseParts(
+            link,
+            server.batch,
+            server.deadlines,
+            server.writer,
+            [*access, *fields_of(self._more_headers)],
+            context.end if context.detached else nothing,
+            metrics,
+            scope["method"] == "HEAD",
+        )
+
+
+class StreamAnswer(StreamingAnswer[StreamReader]):
+    """A response that shows one stream, asked for by `request` and encoded by `encoder`."""
 
     def __init__(
         self,
@@ -61,13 +156,13 @@ class StreamAnswer(Response):
         encoder: Encoder,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__()
+        """Prepare the response; `headers` are added to those that every stream has."""
+        super().__init__(headers)
         self._request = request
         self._encoder = encoder
-        self._more_headers = dict(headers or {})
         self._reader: Reader | None = None
         self._opened: Opened | None = None
-        self._begin = b""
+        self._before = b""
 
     @classmethod
     def reading(
@@ -83,54 +178,26 @@ class StreamAnswer(Response):
         The endpoint has opened the stream itself, and told the encoder.
         """
         answer = cls(None, encoder, headers)
-        answer._reader, answer._opened, answer._begin = reader, opened, begin
+        answer._reader, answer._opened, answer._before = reader, opened, begin
         return answer
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response, or hand it over to the server."""
-        link: OriginPool = scope["app"].state.link
-        context = ResponseContext.of(scope)
-        context.reports_writes = True
-        server: DetachableResponse | None = scope.get("extensions", {}).get(EXTENSION)
-        if server is not None:
-            context.detached = True
-            source = self._source(scope, link, server, context)
-            server.detach(source)
-            self._start(source)
-            return
-        fallback = AsgiWriter(link.batch, receive, send)
-        source = self._source(scope, link, fallback, context)
-        fallback.detach(source)
-        self._start(source)
-        await fallback.run()
-
-    def _source(
-        self, scope: Scope, link: OriginPool, server: DetachableResponse, context: ResponseContext
-    ) -> StreamReader:
-        metrics = current.get() or RequestMetrics(
-            None,
-            PROTOCOLS.get(scope.get("http_version", ""), NOWHERE),
-            scope["method"],
-            NOWHERE,
-            (),
-        )
-        metrics.route = route_of_scope(scope)
-        # Plain ASGI messages pass through the middlewares, which add the headers themselves.
-        access = context.headers if context.detached else []
+    def source(self, parts: ResponseParts) -> StreamReader:
+        """Return the reader of the stream."""
         return StreamReader(
-            link,
-            server.batch,
-            server.deadlines,
-            server.writer,
+            parts.link,
+            parts.batch,
+            parts.deadlines,
+            parts.writer,
             self._encoder,
-            [*access, *fields_of(self._more_headers)],
-            context.end if context.detached else nothing,
-            metrics,
-            head_only=scope["method"] == "HEAD",
+            parts.access,
+            parts.done,
+            parts.metrics,
+            head_only=parts.head_only,
         )
 
-    def _start(self, source: StreamReader) -> None:
+    def begin(self, source: StreamReader) -> None:
+        """Ask for the stream, or go on with it."""
         if self._request is not None:
             source.ask(self._request)
         elif self._reader is not None and self._opened is not None:
-            source.take_over(self._reader, self._opened, self._begin)
+            source.take_over(self._reader, self._opened, self._before)

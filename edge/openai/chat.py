@@ -10,7 +10,13 @@ from pydantic import Field
 from tailrace.edge.errors import CHAT_PATH
 from tailrace.edge.generate.routes import Collected
 from tailrace.edge.generate.schema import Count
-from tailrace.edge.openai.answers import AnswerShape, Dialect, scores_of
+from tailrace.edge.openai.answers import (
+    Dialect,
+)
+from tailrace.edge.openai.chunks import (
+    AnswerShape,
+    scores_of,
+)
 from tailrace.edge.openai.messages import (
     MESSAGE_SCHEMA,
     TOOL_SCHEMA,

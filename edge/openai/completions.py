@@ -12,7 +12,13 @@ from pydantic import Field
 from tailrace.edge.errors import COMPLETIONS_PATH
 from tailrace.edge.generate.routes import Collected
 from tailrace.edge.generate.schema import Count
-from tailrace.edge.openai.answers import AnswerShape, Dialect, text_of
+from tailrace.edge.openai.answers import (
+    Dialect,
+)
+from tailrace.edge.openai.chunks import (
+    AnswerShape,
+    text_of,
+)
 from tailrace.edge.openai.request import TEXTS, MaxTokens, StreamedSettings, open_of, read_texts
 from tailrace.edge.sse import finite
 from tailrace.ledger.frame import Caller, Open, TokenScores

@@ -17,7 +17,9 @@ from tailrace.edge.generate.encoders import HEADERS
 from tailrace.edge.generate.params import read_body as whole_body
 from tailrace.edge.generate.routes import Collected, collect
 from tailrace.edge.generate.schema import Settings
-from tailrace.edge.openai.answers import check_end
+from tailrace.edge.openai.chunks import (
+    check_end,
+)
 from tailrace.edge.openai.completions import key_of
 from tailrace.edge.openai.request import TEXTS, OpenAiBody, open_of, read_body, read_texts
 from tailrace.edge.origins.origin_pool import OriginPool

@@ -19,8 +19,13 @@ from pydantic import BaseModel
 
 from tailrace.edge.ai_sdk import ChatBody as AiSdkChatBody
 from tailrace.edge.generate.schema import GenerateBody, SteerBody
-from tailrace.edge.openai.answers import CANCELLED, FINISH
+from tailrace.edge.openai.answers import (
+    CANCELLED,
+)
 from tailrace.edge.openai.chat import ChatBody
+from tailrace.edge.openai.chunks import (
+    FINISH,
+)
 from tailrace.edge.openai.completions import CompletionBody
 from tailrace.edge.openai.embeddings import EmbeddingBody
 from tailrace.edge.openai.request import IGNORED, OpenAiBody

@@ -186,8 +186,8 @@ class RequestMetrics:
     def wrote(self, writes: int) -> None:
         """So many pieces of the body have been written: the first one, the second, the fourth and
         so on are events of the trace."""
-        self.writes = writes
-        if writes == 1 and self._counts is not None:
+        first, self.writes = not self.writes, max(self.writes, writes)
+        if first and self._counts is not None:
             waited_s = perf_counter() - self._began_s
             self._counts.first.observe(self.route, waited_s, trace_id=self.trace_id)
         if self._span is not None and not writes & (writes - 1):

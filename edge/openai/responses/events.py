@@ -17,7 +17,10 @@ from starlette.responses import Response
 from tailrace.edge.answer_parts import Change, Part, PartKind, PartTracker
 from tailrace.edge.errors import RESPONSES_PATH, openai_error, openai_fields
 from tailrace.edge.generate.encoders import Encoder
-from tailrace.edge.openai.answers import data_event, scores_of
+from tailrace.edge.openai.chunks import (
+    data_event,
+    scores_of,
+)
 from tailrace.edge.openai.responses.request import UNSAID, read_note
 from tailrace.ledger.errors import TailraceError
 from tailrace.ledger.frame import (

@@ -11,9 +11,12 @@ import pytest
 
 from tailrace.edge.application import create_app
 from tailrace.edge.config import EdgeConfig
-from tailrace.edge.openai.answers import PROMPTS_AT_A_TIME, ChunkEncoder
 from tailrace.edge.openai.chat import ChatShape
+from tailrace.edge.openai.chunks import (
+    ChunkEncoder,
+)
 from tailrace.edge.openai.completions import CompletionShape
+from tailrace.edge.openai.merged import PROMPTS_AT_A_TIME
 from tailrace.ledger.errors import Overloaded
 from tailrace.ledger.frame import (
     Classification,

@@ -252,7 +252,9 @@ async def test_several_streams_in_one_answer_are_the_same_on_every_server(
     """Their chunks come in any order; each choice has all of its own."""
     body = b'{"model": "demo", "prompt": ["Once", "Twice"], "stream": true}'
     case = Case("two prompts", "POST /v1/completions", (), body)
-    answers = [await asked_by_socket(servers.ours.port, case)]
+    with detached() as sources:
+        answers = [await asked_by_socket(servers.ours.port, case)]
+    assert len(sources) == 1
     answers += [await ask(case) for ask in servers.others.values()]
     for answer in answers:
         assert answer.body.endswith(b"data: [DONE]\n\n")

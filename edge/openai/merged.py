@@ -1,0 +1,245 @@
+"""Several streams in one response: the choices of a prompt, or those of several prompts.
+
+Each stream has a `StreamReader` and a lane of the response, and all lanes share the room that the
+response has. The response ends when all streams have ended, or with the first error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from starlette.responses import Response
+
+from tailrace.edge.generate.encoders import stream_headers
+from tailrace.edge.openai.chunks import (
+    AnswerShape,
+    ChunkEncoder,
+    chunk_head,
+    error_events,
+    usage,
+)
+from tailrace.edge.server.deadlines import nothing
+from tailrace.edge.server.interfaces import Headers
+from tailrace.edge.server.stream_reader import StreamReader
+from tailrace.edge.stream_answer import ResponseParts, StreamingAnswer
+from tailrace.ledger.errors import TailraceError
+from tailrace.ledger.frame import Open, Opened, Resume, StreamEnd
+
+PROMPTS_AT_A_TIME = 8
+"""Maximum prompts of one request that have streams under way, so that it leaves room for others."""
+
+
+class MergedAnswer(StreamingAnswer["MergedStreams"]):
+    """The response to a request for several streams; `opens` has a request for each prompt."""
+
+    def __init__(
+        self,
+        shape: AnswerShape,
+        opens: Sequence[Open],
+        headers: Mapping[str, str],
+        *,
+        usage: bool,
+    ) -> None:
+        """Prepare it; `usage` asks for the costs of all streams together at the end."""
+        super().__init__(headers)
+        self._shape = shape
+        self._opens = opens
+        self._usage = usage
+
+    def source(self, parts: ResponseParts) -> MergedStreams:
+        """Return what sends the response."""
+        return MergedStreams(parts, self._shape, self._opens, usage=self._usage)
+
+    def begin(self, source: MergedStreams) -> None:
+        """Ask for the streams of the first prompt."""
+        source.start()
+
+
+class LaneEncoder(ChunkEncoder):
+    """The encoder of one stream, which tells the response when the stream is open."""
+
+    lane: Lane
+    refused = False
+
+    def opened(self, opened: Opened, head: dict[str, Any] | None = None) -> None:
+        """Take the head of the whole response, which the first stream decides on."""
+        super().opened(opened, self.lane.merged.opened(self.lane, opened))
+
+    def refusal(self, error: TailraceError) -> Response:
+        """Return the answer to a request whose first stream is refused."""
+        self.error, self.refused = error, True
+        return super().refusal(error)
+
+    def frames(self, frames: list[bytes]) -> bytes:
+        """Return nothing without frames: which one comes first decides how a choice begins."""
+        return super().frames(frames) if frames else b""
+
+
+class Lane:
+    """The `ResponseWriter` of one stream among several."""
+
+    def __init__(self, merged: MergedStreams, prompt: int, choice: int, *, usage: bool) -> None:
+        self.merged = merged
+        self.prompt = prompt
+        self.choice = choice
+        self.encoder = LaneEncoder(merged.shape, usage=usage, choice=choice, alone=False)
+        self.encoder.lane = self
+        parts = merged.parts
+        self.reader = StreamReader(
+            *(parts.link, parts.batch, parts.deadlines, self, self.encoder, (), nothing),
+            parts.metrics,
+        )
+
+    def start(self, status: int, headers: Headers) -> None:
+        """Begin the response, if this is the first stream; an error ends all of them."""
+        if not self.encoder.refused:
+            self.merged.begin()
+
+    def write(self, data: bytes) -> None:
+        """Write a piece, but for the body of a refusal: the response says it in its own way."""
+        if not self.encoder.refused:
+            self.merged.write(data)
+
+    def end(self) -> None:
+        """Note that the stream has ended."""
+        self.merged.ended(self)
+
+    def reset(self) -> None:
+        """Break the response off."""
+        self.merged.parts.writer.reset()
+
+    def writable_bytes(self) -> int:
+        """Return the room of the response, which the lanes share."""
+        return self.merged.parts.writer.writable_bytes()
+
+
+class MergedStreams:
+    """The `ResponseSource` of several streams.
+
+    The streams of the first prompt say how many choices each prompt has. Their head begins the
+    response, and then a few prompts have streams under way at a time.
+    """
+
+    def __init__(
+        self, parts: ResponseParts, shape: AnswerShape, opens: Sequence[Open], *, usage: bool
+    ) -> None:
+        self.parts = parts
+        self.shape = shape
+        self._opens = opens
+        self._usage = usage
+        self._next = 0  # the prompt that is asked for next
+        self._choices = 1  # of each prompt
+        self._lanes: dict[Lane, None] = {}
+        self._ends: dict[int, StreamEnd] = {}
+        self._head: dict[str, Any] = {}
+        self._first: Opened | None = None
+        self._begun = False
+        self._over = False
+
+    def start(self) -> None:
+        """Ask for the first prompt."""
+        if not self._over:
+            self._ask_next()
+
+    def _ask_next(self) -> None:
+        prompt, self._next = self._next, self._next + 1
+        wanted = self._opens[prompt]
+        self._lane(prompt, prompt * self._choices).reader.ask(wanted)
+
+    def _lane(self, prompt: int, choice: int) -> Lane:
+        lane = Lane(self, prompt, choice, usage=self._usage)
+        self._lanes[lane] = None
+        return lane
+
+    # ---- from the lanes ----
+
+    def opened(self, lane: Lane, opened: Opened) -> dict[str, Any]:
+        """Ask for the other choices of a prompt; return the head of all chunks."""
+        if self._first is None:
+            self._first = opened
+            self._choices = 1 + len(opened.siblings)
+            self._head = chunk_head(self.shape, opened)
+        caller = self._opens[lane.prompt].caller
+        for nth, sibling in enumerate(opened.siblings, 1):
+            resume = Resume(sibling.stream, token=sibling.token or None, caller=caller)
+            self._lane(lane.prompt, lane.choice + nth).reader.ask(resume)
+        return self._head
+
+    def begin(self) -> None:
+        """Write the head of the response, once, and ask for more prompts."""
+        if self._begun:
+            return
+        self._begun = True
+        assert self._first is not None
+        encoder = ChunkEncoder(self.shape)
+        self.parts.start(200, stream_headers(self._first), encoder.media_type)
+        while not self._over and self._next < min(PROMPTS_AT_A_TIME, len(self._opens)):
+            self._ask_next()
+
+    def write(self, data: bytes) -> None:
+        """Write a piece of one stream."""
+        if not self._over:
+            self.parts.writer.write(data)
+
+    def ended(self, lane: Lane) -> None:
+        """Go on with the next prompt behind the last stream of one, or end the response."""
+        self._lanes.pop(lane, None)
+        if self._over:
+            return
+        if lane.encoder.error is not None:
+            self._fail(lane.encoder.error)
+            return
+        if lane.encoder.end is not None:
+            self._ends[lane.choice] = lane.encoder.end
+        if any(other.prompt == lane.prompt for other in self._lanes):
+            return
+        if self._next < len(self._opens):
+            self._ask_next()
+        elif not self._lanes:
+            self._finish()
+
+    def _finish(self) -> None:
+        assert self._first is not None
+        in_order = [end for _, end in sorted(self._ends.items())]
+        last = ChunkEncoder(self.shape, usage=self._usage, alone=False)
+        last.opened(self._first, self._head)
+        used = usage(in_order, len(self._opens)) if self._usage else None
+        self.parts.writer.write(last.ending(used))
+        self._end()
+
+    def _fail(self, error: TailraceError) -> None:
+        """End all streams with the error of one."""
+        self._detach()
+        if self._begun:
+            self.parts.writer.write(error_events(error))
+        else:
+            self.parts.refuse(ChunkEncoder(self.shape).refusal(error))
+        self._end()
+
+    def _end(self) -> None:
+        self._over = True
+        self.parts.done()
+        self.parts.writer.end()
+
+    def _detach(self) -> None:
+        self._over = True
+        lanes, self._lanes = self._lanes, {}
+        for lane in lanes:
+            lane.reader.disconnected()
+
+    # ---- from the writer ----
+
+    def drained(self) -> None:
+        """Let the streams go on, another one first each time."""
+        if self._lanes:
+            first = next(iter(self._lanes))
+            self._lanes[first] = self._lanes.pop(first)
+        for lane in self._lanes:
+            lane.reader.drained()
+
+    def disconnected(self) -> None:
+        """Detach from all streams, which run on."""
+        if not self._over:
+            self._detach()
+            self.parts.done()
