@@ -284,7 +284,7 @@ async def test_a_header_that_http_1_could_not_carry_is_refused(
 async def test_no_more_calls_are_taken_than_the_edge_can_hold(
     origin: ScriptedOrigin, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tailrace.edge.origins.link.MAX_HELD_BYTES", 1000)
+    monkeypatch.setattr("tailrace.edge.origins.origin_pool.MAX_HELD_BYTES", 1000)
     answers(origin)  # none, so that what is asked stays
     waiting = asyncio.create_task(client.post(PATH, content=b"x" * LIMIT))
     await origin.has_received(1)
