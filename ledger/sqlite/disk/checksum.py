@@ -42,13 +42,13 @@ _FIXED_AT = [at for name, at in _AT.items() if name not in _STATE]
 
 
 def restated(**changed: str) -> str:
-    """The SQL for a stream's new `crc` where columns of its state get these new values."""
+    """Return the SQL of a stream's new `crc` when columns of its state change to these values."""
     new = ", ".join(changed.get(name, name) for name in _STATE)
     return f"restated(crc, sid, {', '.join(_STATE)}, {new})"
 
 
 def stream_crc(row: Sequence[object]) -> int:
-    """Of the columns of a `StreamRow`; texts may be given as bytes."""
+    """Return the checksum of the columns of a `StreamRow`; texts may be given as bytes."""
     fixed = crc_of([row[at] for at in _FIXED_AT])
     return fixed ^ crc_of([row[0], *(row[at] for at in _STATE_AT)])
 
@@ -66,7 +66,10 @@ def _restated(*values: Any) -> int:
 
 
 def crc_of(values: Sequence[object]) -> int:
-    """Of the columns of an `ObjectRow`, or of a value's oid, name and bytes; texts may be bytes."""
+    """Return the checksum of an `ObjectRow`, or of a value's oid, name and bytes.
+
+    Texts may be given as bytes.
+    """
     crc = 0
     for value in values:
         data = value if isinstance(value, bytes) else str(value).encode()
@@ -79,7 +82,10 @@ def crc_of(values: Sequence[object]) -> int:
 
 
 def checked_stream(row: Sequence[Any]) -> StreamRow:
-    """A stream's row of `STREAM_COLUMNS`; `Damaged` if it does not match its checksum."""
+    """Return a stream from its row of `STREAM_COLUMNS`.
+
+    Raises `Damaged` if the row does not match its checksum.
+    """
     *columns, crc = row
     if crc != stream_crc(columns):
         sid, stream, *_ = columns
@@ -90,14 +96,14 @@ def checked_stream(row: Sequence[Any]) -> StreamRow:
 
 
 def unchecked_stream(row: Sequence[Any]) -> StreamRow:
-    """What can be seen of a stream's row that does not match its checksum."""
+    """Return what can be read of a stream's row that does not match its checksum."""
     sid, stream, *rest, _ = row
     known = stream if isinstance(stream, bytes) else b""
     return StreamRow(*_decoded((sid, known, *rest), StreamRow._fields, _STREAM_TEXTS))
 
 
 def checked_object(row: Sequence[Any]) -> ObjectRow:
-    """An object's row of `OBJECT_COLUMNS`."""
+    """Return an object from its row of `OBJECT_COLUMNS`, as `checked_stream` does."""
     *columns, crc = row
     if crc != crc_of(columns):
         raise Damaged(f"the row of object {columns[0]} {_MISMATCH}", hint=DAMAGED_HINT)
@@ -105,7 +111,7 @@ def checked_object(row: Sequence[Any]) -> ObjectRow:
 
 
 def checked_value(oid: int, row: Sequence[Any]) -> tuple[str, bytes]:
-    """A value of `VALUE_COLUMNS`, with its name."""
+    """Return the name and the value of a row of `VALUE_COLUMNS`, as `checked_stream` does."""
     name, value, crc = row
     if crc != crc_of((oid, name, value)):
         raise Damaged(f"value {name!r} of object {oid} {_MISMATCH}", hint=DAMAGED_HINT)

@@ -53,7 +53,10 @@ SyncOf = Callable[[Path, WorkThread, Failed], DiskSync]
 
 
 def sync_of(path: Path, thread: WorkThread, failed: Failed) -> DiskSync:
-    """The quickest way to sync `path` here. Its file stays the same one; OSError without it."""
+    """Return the quickest way to sync the file at `path`, which must not be replaced.
+
+    Raises OSError if there is no such file.
+    """
     descriptor = os.open(path, os.O_RDWR)
     try:
         return KernelSync(descriptor, failed)
@@ -182,7 +185,7 @@ class _Queue:
         return self._checked(got)
 
     def close(self) -> None:
-        """Returns when nothing is under way any more."""
+        """Destroy the queue, after the requests under way have ended."""
         self._call(self._destroy, self._context)
 
     def _checked(self, result: int) -> int:

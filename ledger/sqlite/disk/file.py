@@ -31,7 +31,7 @@ from tailrace.ledger.sqlite.disk.open_files import OpenFiles, is_full
 from tailrace.ledger.sqlite.disk.queries import Queries
 from tailrace.ledger.sqlite.disk.statements import INSERT_LOG, statements
 from tailrace.ledger.sqlite.disk.wal import Wal
-from tailrace.ledger.sqlite.disk.wal_mark import HighWater
+from tailrace.ledger.sqlite.disk.wal_mark import WalMark
 from tailrace.ledger.sqlite.disk.work_thread import WorkThread
 from tailrace.ledger.sqlite.storage import Commit
 
@@ -48,7 +48,7 @@ class SqliteFile(Queries):
         vfs: str | None,
         locks: tuple[int, int],
         wal_sync: SyncOf,
-        high_water: HighWater,
+        mark: WalMark,
     ) -> None:
         self._lookups = Lookups(path, vfs)
         super().__init__(path, self._lookups)
@@ -61,8 +61,8 @@ class SqliteFile(Queries):
         self._files = OpenFiles(path, Path(writer.filename_wal))
         reader = self._checkpoint_reader = connect_reader(path, vfs)
         self._checkpointer = Checkpointer(self._files, writer, reader, self._synced)
-        self._mark = high_water
-        self._wal = Wal(writer, self._checkpointer, vfs, high_water)
+        self._mark = mark
+        self._wal = Wal(writer, self._checkpointer, vfs, mark)
         self._wal_sync = wal_sync(self._wal.path, self._writing, self._files.failed)
         self.maintenance = SqliteMaintenance(
             path, self._lookups, self._wal, self._checkpointer, self._files, self._synced
@@ -88,9 +88,9 @@ class SqliteFile(Queries):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             locks = lock(path)
-            high_water = HighWater(path, locks[1] if vfs is None else None)
-            writer = connect_writer(path, vfs, high_water.look)
-            return cls(path, writer, vfs, locks, wal_sync, high_water)
+            mark = WalMark(path, locks[1] if vfs is None else None)
+            writer = connect_writer(path, vfs, mark.check)
+            return cls(path, writer, vfs, locks, wal_sync, mark)
         except BaseException as error:
             for descriptor in locks or ():
                 os.close(descriptor)
@@ -109,7 +109,7 @@ class SqliteFile(Queries):
         await self._lookups.close()
         await self._checkpointer.close()
         if self._files.failure is None:
-            self._mark.say_nothing()
+            self._mark.clear()
         # The writer last: who closes last moves the WAL into the database and removes it.
         for connection in (*self._lookups.connections, self._checkpoint_reader, self._writer):
             try:

@@ -14,7 +14,7 @@ DESCRIPTORS = Path("/dev/fd")
 
 
 def existing(path: Path) -> Path:
-    """The ledger file that somebody named; `ConfigError` if there is none."""
+    """Return `path`, where a ledger must be; `ConfigError` if there is no file."""
     if not path.is_file():
         raise ConfigError(
             f"there is no ledger at {path}",
@@ -25,7 +25,7 @@ def existing(path: Path) -> Path:
 
 
 def require_closed_here(path: Path) -> None:
-    """`ConfigError` where this process has the file at `path` open.
+    """Raise `ConfigError` if this process has the file at `path` open.
 
     POSIX locks belong to a process, and closing any descriptor of a file drops all that the
     process has on it (sqlite.org/howtocorrupt.html, 2.2). An owner has a descriptor of its own
@@ -44,7 +44,9 @@ def require_closed_here(path: Path) -> None:
 
 
 def lock(path: Path) -> tuple[int, int]:
-    """Lock the file at `path` for this process, and the lock file beside it; gives both open.
+    """Lock the file at `path` for this process, and the lock file beside it.
+
+    Return the descriptors of both.
 
     The file itself, because it may have another name too: a hard link, another mount. The lock
     file, because another file may be put in its place. Both locks fall with the process.

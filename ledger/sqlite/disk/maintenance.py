@@ -83,7 +83,7 @@ class SqliteMaintenance:
     # ---- for the writer ----
 
     def maintain(self, writer: apsw.Connection, commit: Commit) -> None:
-        """The slices of clean-up that a commit asks for, in a transaction of their own.
+        """Do the slices of clean-up that a commit requests, in a transaction of their own.
 
         A damaged page ends all clean-up until the next start, and nothing else: what the
         commit holds besides is stored by then.

@@ -19,7 +19,7 @@ def is_full(error: Exception) -> bool:
 
 
 class OpenFiles:
-    """A database and its WAL, each under its name. No other file has the number of an open one.
+    """A database and its WAL, each with its name and its inode.
 
     After a failed write the state on disk is unknown, and no further one is tried.
     """
@@ -30,12 +30,12 @@ class OpenFiles:
         self.failure: LedgerFailed | None = None
 
     def check(self) -> None:
-        """Raise what has failed, if anything has."""
+        """Raise the failure of an earlier write, if there was one."""
         if self.failure is not None:
             raise self.failure
 
     def failed(self, error: Exception) -> LedgerFailed:
-        """What nothing is written after."""
+        """Note a failed write, after which nothing is written, and return its error."""
         cure = f"free space on the disk of {self._path.parent}"
         self.failure = LedgerFailed(
             f"{self._path}: {error}",
@@ -44,7 +44,7 @@ class OpenFiles:
         return self.failure
 
     def check_names(self) -> None:
-        """Fail where the files have been moved or deleted: nobody would find what is written."""
+        """Fail if a file was moved or deleted, because nobody would find what is written."""
         for path, number in self._numbers.items():
             found = None
             with suppress(OSError):  # whatever the reason, nobody finds it by that name

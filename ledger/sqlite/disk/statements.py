@@ -39,7 +39,7 @@ _PUT_VALUE = _insert("object_value", 4, replace=True)
 
 
 def statements(commit: Commit) -> list[tuple[str, Rows]]:
-    """The statements of a commit, each with its rows, in their order."""
+    """Return the statements of a commit in their order, each with its rows."""
     steps: list[tuple[str, Rows]] = [
         # Removed first: the id of a stream may be given to another one in the same commit.
         ("INSERT OR IGNORE INTO removed VALUES (?)", [(sid,) for sid in commit.removed]),

@@ -13,7 +13,7 @@ from tailrace.ledger.sqlite.disk.preallocation import fill, reserve
 from tailrace.ledger.sqlite.disk.wal_mark import (
     WAL_FRAME_HEADER_BYTES,
     WAL_HEADER_BYTES,
-    HighWater,
+    WalMark,
 )
 
 WAL_PAGE_BYTES = 4_096 + WAL_FRAME_HEADER_BYTES
@@ -39,7 +39,7 @@ class Wal:
         writer: apsw.Connection,
         checkpointer: Checkpointer,
         vfs: str | None,
-        mark: HighWater,
+        mark: WalMark,
     ) -> None:
         self.path = Path(writer.filename_wal)  # there as long as a connection is
         self.written_bytes = 0
@@ -76,7 +76,7 @@ class Wal:
     def finish_checkpoint(self) -> None:
         """Move the last pages by the writer, which has been asked to."""
         if self._checkpointer.is_cutting:
-            self._mark.say_nothing()
+            self._mark.clear()
         if self._checkpointer.finish():
             self._reserve()
 
@@ -95,7 +95,7 @@ class Wal:
         new = pages if pages < before else pages - before  # fewer: it has begun anew
         self.written_bytes += new * WAL_PAGE_BYTES
         self._checkpointer.committed(pages)
-        self._mark.reached(pages)
+        self._mark.advance(pages)
         return apsw.SQLITE_OK
 
     def _reserve(self) -> None:

@@ -1,10 +1,10 @@
-"""How far the WAL was written: a mark beside it, by which damage is told from a torn end.
+"""The mark of a ledger: how many frames of its WAL were written.
 
-SQLite reads a WAL as far as its checksums hold, and takes what lies behind for nothing: damage
-looks like the torn end that a crash leaves. So how far the WAL was written is kept in the lock
-file beside it, a mark that is held against the WAL at a start. It is written with every commit, in
-some two microseconds and without a sync, so that it outlives a process as surely as the WAL does.
-When the power fails either may be ahead of the other; that the system has booted since says so.
+SQLite reads a WAL as far as its checksums match and ignores the rest, so damage looks like the
+torn end that a crash leaves. The mark tells the two apart at the next start. It lies in the lock
+file and is written with every commit, in some two microseconds and without a sync, so it survives
+a kill as the WAL does. After a power failure either may be ahead of the other, so the mark also
+says in which boot it was written.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ log = structlog.get_logger("ledger")
 
 
 class Mark(NamedTuple):
-    """Every commit so far is in the first `frames` frames (one page each) of the WAL `salts`.
+    """All commits are in the first `frames` frames (one page each) of the WAL with these `salts`.
 
-    With 0 frames nothing is said of the WAL; there is a ledger, in any case.
+    A mark of 0 frames says only that there is a ledger.
     """
 
     frames: int
@@ -47,20 +47,21 @@ class Mark(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """Something that was acknowledged is not there. `refused`: nobody should write over the rest.
+    """Commits that were acknowledged and are gone.
 
-    That is so where what is left may be needed to save it, and no power cut explains it.
+    `refused`: the origin must not start, because no power failure explains the loss, and writing
+    would overwrite what may be needed to repair it.
     """
 
     what: str
     refused: bool
 
 
-class HighWater:
-    """The mark of a ledger that is opened, and written; `lock` is the descriptor of its lock file.
+class WalMark:
+    """The mark of a ledger that its owner opens and writes.
 
-    None for a ledger that another VFS keeps: its WAL may be anywhere. Raises `Damaged` where
-    something is lost.
+    `lock` is the descriptor of its lock file, or None for a ledger of another VFS, whose WAL may
+    be anywhere. Raises `Damaged` if commits are lost.
     """
 
     def __init__(self, path: Path, lock: int | None) -> None:
@@ -72,13 +73,13 @@ class HighWater:
         self._boot = boot_id()
         self._frames, self._salts = 0, b""
 
-    def look(self, frames: int) -> None:
-        """SQLite has found so many frames of the WAL to be whole; they may be moved after this."""
+    def check(self, frames: int) -> None:
+        """Compare the mark with the whole `frames` that SQLite has found, before any is moved."""
         _require_nothing_lost(self._path, lost_wal(self._path, self._mark, frames))
-        self.say_nothing()
+        self.clear()
 
-    def reached(self, frames: int) -> None:
-        """A commit has been written; the WAL has so many frames now."""
+    def advance(self, frames: int) -> None:
+        """Note that the WAL has this many frames after a commit."""
         if self._lock is None:
             return
         if frames <= self._frames or not self._salts:  # it has begun anew
@@ -86,8 +87,8 @@ class HighWater:
         self._frames = frames
         self._write()
 
-    def say_nothing(self) -> None:
-        """Before the WAL is moved and cut off, which may come through or not."""
+    def clear(self) -> None:
+        """Say nothing of the WAL from now on, because it is about to be cut off."""
         self._frames, self._salts = 0, b""
         self._write()
 
@@ -100,7 +101,7 @@ class HighWater:
 
 
 def read_mark(path: Path) -> Mark | None:
-    """The mark of the ledger at `path`, if it has one."""
+    """Return the mark of the ledger at `path`; None if it has none."""
     with suppress(OSError):
         data = lock_file(path).read_bytes()
         mark = data[: _MARK.size]
@@ -111,31 +112,31 @@ def read_mark(path: Path) -> Mark | None:
 
 
 def lost_file(path: Path, mark: Mark | None) -> Lost | None:
-    """What is lost of a file that SQLite has not opened yet: it removes the WAL of an empty one."""
+    """Return what is lost of a file before SQLite opens it and removes the WAL of an empty one."""
     if mark is None or path.stat().st_size > 0:
         return None
-    return Lost("it is empty, and it was not", refused=bool(_head(_wal(path))))
+    return Lost("it is empty, but had commits", refused=bool(_head(_wal(path))))
 
 
 def lost_wal(path: Path, mark: Mark | None, frames: int) -> Lost | None:
-    """What is lost of a WAL of which SQLite has found so many frames to be whole."""
+    """Return what is lost of a WAL in which SQLite has found this many whole frames."""
     if mark is None or mark.frames == 0:
         return None
     salts = _head(_wal(path))[_SALTS]
     if not salts:
-        return Lost(f"its WAL is gone, which held {mark.frames} pages", refused=False)
+        return Lost(f"its WAL of {mark.frames} pages is gone", refused=False)
     anew = _number(salts) - _number(mark.salts) & 0xFFFFFFFF
     if 0 < anew < MAX_ANEW or (frames >= mark.frames and anew == 0):
         return None
     power_cut = not mark.boot or mark.boot != boot_id()
     if anew and frames:
-        return Lost(f"its WAL is another one than that which held {mark.frames} pages", False)
+        return Lost(f"its WAL was replaced; the previous one had {mark.frames} pages", False)
     what = f"its WAL ends after {frames if anew == 0 else 0} of {mark.frames} pages"
     return Lost(what, refused=not power_cut)
 
 
 def _require_nothing_lost(path: Path, lost: Lost | None) -> None:
-    """Say what is lost; `Damaged` where nobody should go on before somebody has seen to it."""
+    """Log what is lost, or raise `Damaged` if an operator has to decide first."""
     if lost is None:
         return
     if lost.refused:
@@ -152,7 +153,7 @@ def _wal(path: Path) -> Path:
 
 
 def _head(wal: Path) -> bytes:
-    """The header of a WAL; empty where there is none."""
+    """Return the header of a WAL; empty if there is none."""
     with suppress(OSError), wal.open("rb") as file:
         head = file.read(WAL_HEADER_BYTES)
         return head if len(head) == WAL_HEADER_BYTES else b""

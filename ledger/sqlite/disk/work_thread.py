@@ -14,8 +14,9 @@ Job = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 
 
 class WorkThread:
-    """Runs one thing after the other. Cheaper than an executor: one queue in,
-    `call_soon_threadsafe` out.
+    """A thread that runs functions in order.
+
+    It is cheaper than an executor: one queue in, `call_soon_threadsafe` out.
     """
 
     def __init__(self, name: str) -> None:
@@ -25,7 +26,7 @@ class WorkThread:
         self._name = name
 
     def run(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        """What `work` returns or raises, when its turn has come. It runs even if nobody waits."""
+        """Return the future outcome of `work`, which runs even if nobody waits for it."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
             self._thread.start()
@@ -34,7 +35,7 @@ class WorkThread:
         return done
 
     async def close(self) -> None:
-        """Let it finish what is queued, then end it."""
+        """Finish what is queued, then end the thread."""
         if self._thread is not None:
             await self.run(lambda: None)
             self._jobs.put(None)
