@@ -1,0 +1,1 @@
+"""Tools that inspect a ledger while origins use it."""

@@ -1,0 +1,1 @@
+"""The ledger in a PostgreSQL database that several origins share."""

@@ -1,9 +1,9 @@
-"""What a ledger on a file has room for: within its own limits, kind by kind, and on its disk.
+"""Decide if a ledger file has space for new data: within its limits and on its disk. Sans-I/O.
 
-Sans-I/O. Generations and objects have a share of the file each, so neither pushes the other
-out. What a kind has taken too much of, it can give back; what is short because other programs
-fill the disk, or because a reader keeps the WAL from beginning anew, it cannot: for that
-nothing is removed, and only what is new is refused.
+Generations and objects each have a share of the file, so that neither displaces the other. If a
+kind exceeds its share, removing some of its streams helps. If other programs fill the disk, or a
+reader prevents the WAL from restarting, removing streams does not help: then nothing is removed,
+and only new data is refused.
 """
 
 from __future__ import annotations
@@ -17,36 +17,40 @@ from tailrace.ledger.sqlite.storage import Sizes
 MIB = 1024 * 1024
 
 DISK_SHARE = 0.8
-"""What a ledger without a limit of its own may take of the whole of its disk."""
+"""Maximum share of the disk for a ledger without a configured limit."""
 HARD_SHARE = 1.1
-"""Running streams may go on up to this share of a limit; beyond, they can only end."""
+"""Share of a limit up to which running streams may grow; beyond it they can only end."""
 LOW_SHARE = 0.9
-"""Early removal goes on down to this share of the limit, so that it is not needed at once."""
+"""Early removal continues down to this share of the limit, so that it is not needed often."""
 DISK_RESERVE_BYTES = 64 * MIB
-"""Free bytes, on the disk and in the file, below which there is no room for new streams,"""
+"""Free bytes on the disk and in the file below which new streams are refused."""
 DISK_RESERVE_SHARE = 1 / 32
-"""or this share of the disk, if that is less. Below half of it running streams write only as much
-as the WAL has space reserved for."""
+"""Applies instead of DISK_RESERVE_BYTES if this share of the disk is smaller.
+
+Below half of the reserve, running streams may only use the space that the WAL has reserved.
+"""
 WAL_MARGIN_BYTES = 6 * MIB
-"""Bytes of that space that are kept for the ends of streams: running ones are held back before.
-A commit may have 4 MiB, and between two looks at the disk 1 MiB may be written. On a small disk
-it is what is kept free of the disk, if that is less."""
+"""Bytes of the WAL's reserved space that are kept for the ends of streams.
+
+Running streams are paused before that. A commit may have 4 MiB, and 1 MiB may be written between
+two checks of the disk. On a small disk the disk's reserve applies, if it is smaller.
+"""
 LONG_WAL_BYTES = 256 * MIB
-"""A WAL that is longer is told of: a reader keeps it from beginning anew."""
+"""A longer WAL is logged as a warning: a reader prevents it from restarting."""
 MAX_WAL_BYTES = 1024 * MIB
-"""Beyond it there is no room for new streams."""
+"""Size of the WAL beyond which new streams are refused."""
 SEGMENT_COST = 9 / 8
-"""What a segment takes in the file, against its bytes."""
+"""Space of a segment in the file, as a multiple of its bytes."""
 ROW_BYTES = 512
-"""What the row of a stream or a value takes besides what is in it, with its indexes: estimated."""
+"""Estimated overhead in bytes of the row of a stream or value, with its indexes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """Why there is no room for new streams of a kind.
+    """The reason why new streams of a kind are refused.
 
-    `own`: because of what the kind itself holds, so that removing some of that ends it. `spent`:
-    running streams can only end. `held`: running streams must wait for room on the disk.
+    `own`: the kind exceeds its own share, so removing some of its streams helps. `spent`: running
+    streams can only end. `held`: running streams must wait for space on the disk.
     """
 
     what: str
@@ -57,47 +61,47 @@ class Shortage:
 
 
 class Room:
-    """Judges by what was looked at last."""
+    """Decides by the last measured sizes."""
 
     def __init__(self, max_ledger_bytes: int | None, object_share: float, place: str) -> None:
-        """`place` is the ledger's file, as errors name it."""
+        """Create the rules for the ledger file `place`."""
         self._place = place
         self._max_ledger_bytes = max_ledger_bytes
         self._object_share = object_share
         self.sizes: Sizes | None = None
         self.object_bytes = 0
-        """Of the streams and values of objects: counted now and then, and added to meanwhile."""
+        """Bytes of the streams and values of objects: counted rarely, and added to in between."""
 
     def limit(self, kind: StreamKind) -> int:
-        """What a kind may take of the file."""
+        """Return the maximum bytes of a kind in the file."""
         assert self.sizes is not None
         whole = self._max_ledger_bytes
         if whole is None:
-            # Some file systems do not say how large they are: better no limit than one of 0.
+            # Some file systems do not report their size; then there is no limit.
             whole = int(self.sizes.disk_bytes * DISK_SHARE) or sys.maxsize
         objects = int(whole * self._object_share)
         return objects if kind is StreamKind.OBJECT else whole - objects
 
     def used(self, kind: StreamKind) -> int:
-        """What it takes; all that is no object's counts as of generations."""
+        """Return the used bytes of a kind. Everything but objects counts as generations."""
         assert self.sizes is not None
         whole = self.sizes.used_bytes
         objects = min(self.object_bytes, whole)
         return objects if kind is StreamKind.OBJECT else whole - objects
 
     def is_contested(self, sizes: Sizes) -> bool:
-        """Whether the file holds so much that it matters whose that is."""
+        """Return True if the file is so full that the shares of the kinds matter."""
         self.sizes = sizes
         return sizes.used_bytes > min(self.limit(kind) for kind in StreamKind)
 
     def shortage(self, kind: StreamKind) -> Shortage | None:
-        """Why there is no room for a new stream of that kind; None where there is."""
+        """Return why a new stream of a kind is refused; None if there is space."""
         return None if self.sizes is None else self._own(kind) or self._foreign(self.sizes)
 
     def goal(self, kept_bytes: int) -> int | None:
-        """What generations may still have after early removal; None where that is no help.
+        """Return the target size of generations for early removal; None if removal cannot help.
 
-        `kept_bytes` of segments are of running streams, which stay.
+        `kept_bytes` of segments belong to running streams, which are kept.
         """
         limit = self.limit(StreamKind.GENERATION)
         low = int(limit * LOW_SHARE)
@@ -133,6 +137,6 @@ class Room:
         if sizes.wal_bytes > MAX_WAL_BYTES:
             return Shortage(
                 f"the ledger's WAL has {sizes.wal_bytes} bytes, the limit is {MAX_WAL_BYTES}",
-                "end the program that reads the ledger's file and does not go on",
+                "end the program that has an open read transaction on the ledger's file",
             )
         return None

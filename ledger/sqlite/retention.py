@@ -1,9 +1,8 @@
-"""What a ledger on a file keeps, and how the rest goes: in slices that no producer notices.
+"""Retention of a ledger file: removes expired streams in small steps that delay no producer.
 
-Ended streams go when nobody touched them for their TTL, and earlier, those that expire
-soonest first, where generations take more of the file than they may (`ledger.sqlite.room`).
-A stream is gone with one commit; what it leaves behind is taken away in many small ones,
-between which producers have theirs.
+Ended streams are removed when they were not used for their TTL. If generations exceed their share
+of the file (`capacity.py`), the ones that expire soonest are removed early. One commit removes the
+stream itself; its segments are removed by many small commits, between those of producers.
 """
 
 from __future__ import annotations
@@ -24,52 +23,52 @@ from tailrace.ledger.sqlite.open_streams import Residents
 from tailrace.ledger.sqlite.storage import Storage
 
 EXPIRE_STREAMS = 16
-"""Streams removed per commit, to keep each one short."""
+"""Maximum streams removed per commit, to keep each commit short."""
 RECLAIM_SEGMENTS = 8
-"""Segments of removed streams that one commit takes away: about half a millisecond."""
+"""Segments of removed streams that one commit deletes: about half a millisecond."""
 VACUUM_PAGES = 16
-"""Free pages that one commit gives back: about half as long."""
+"""Free pages that one commit returns to the file system: about a quarter of a millisecond."""
 MAX_FREE_BYTES = 64 * MIB
-"""Free pages beyond it are given back before more are made: SQLite searches all of them."""
+"""Free bytes of the file beyond which pages are returned first, because SQLite searches them."""
 KEPT_FREE_BYTES = MIB
-"""Free pages that a file may keep for what comes next,"""
+"""Free bytes that a file keeps for new data."""
 KEPT_FREE_SHARE = 1 / 8
-"""or this share of the file, if that is more."""
+"""Applies instead of KEPT_FREE_BYTES if this share of the file is larger."""
 MEASURE_BYTES = MIB
-"""Bytes written between two looks at the file and its disk."""
+"""Bytes written between two checks of the file and its disk."""
 FULL_LOOK_S = 0.5
-"""Between two looks at a full disk while producers are held back."""
+"""Seconds between two checks of a full disk while producers are paused."""
 EARLY_STREAMS = 16
 """Streams removed early before the file is measured again."""
 COUNT_AGAIN_S = 5.0
-"""Between two counts of what objects hold, which read all of their rows."""
+"""Minimum seconds between two counts of the objects' bytes, which read all of their rows."""
 _NEVER_MS = 2**63 - 1
 
-LONG_WAL_HINT = "a program that reads the file and does not go on keeps it from beginning anew"
+LONG_WAL_HINT = "a program has an open read transaction on the file, so the WAL cannot restart"
 
 log = structlog.get_logger("ledger")
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionSettings:
-    """Limits in bytes, times in seconds."""
+    """Settings of retention: sizes in bytes, times in seconds."""
 
     max_stream_bytes: int = 64 * MIB
-    """Of one stream. An append beyond it is refused; a StreamEnd never is."""
+    """Maximum size of a stream. An append beyond it is refused; a StreamEnd never is."""
     max_ledger_bytes: int | None = None
-    """Of the file without its free pages; None: `DISK_SHARE` of the disk."""
+    """Maximum size of the file without free pages; None: DISK_SHARE of the disk."""
     object_share: float = 0.25
-    """Of that, what objects may take: their values, and the streams that they keep."""
+    """Share of objects: their values and their streams."""
     cold_after_s: float = 600.0
-    """An ended stream that nobody touched for so long is compressed."""
+    """Seconds without use after which an ended stream is compressed."""
     pause_s: float = 0.002
-    """Between two commits of clean-up, so that producers have most of the time."""
+    """Seconds between two commits of clean-up, so that producers have most of the time."""
     full_disk_grace_s: float = 30.0
-    """For how long running generations are held back while the disk is full, before they end."""
+    """Seconds for which running generations are paused while the disk is full, before they end."""
 
 
 class Retention:
-    """Removes streams of one ledger and keeps its file in its limits."""
+    """Removes streams of a ledger and keeps its file within its limits."""
 
     def __init__(
         self,
@@ -87,21 +86,21 @@ class Retention:
         self._now_ms = now_ms
         self._making_room = asyncio.Lock()
         self._counting = asyncio.Lock()
-        self._counted_s = -math.inf  # when objects were, by the clock of the event loop
+        self._counted_s = -math.inf  # when objects were counted, by the event loop's clock
         self._room = Room(settings.max_ledger_bytes, settings.object_share, storage.name)
         self._shortages: dict[StreamKind, Shortage | None] = dict.fromkeys(StreamKind)
         self._wal_is_long = False
         self._grown = 0
         self._look_at_bytes = MEASURE_BYTES
         self.holds = False
-        """Return True if running generations are held back because the disk is full."""
+        """True if running generations are paused because the disk is full."""
         self._holding = asyncio.Lock()
-        self._gave_up = False  # it has been full for the whole of the grace
+        self._gave_up = False  # the disk was full for the whole grace period
 
-    # ---- what there is room for ----
+    # ---- space ----
 
     async def measure(self) -> None:
-        """Look at the file, at what objects have of it, and at what is free on its disk."""
+        """Measure the file, the objects' share of it, and the free space on its disk."""
         if self._room.is_contested(self._maintenance.sizes()):
             await self._count_objects()
         self._look()
@@ -116,12 +115,12 @@ class Retention:
                 self._counted_s = now_s
 
     def committing(self) -> None:
-        """A commit is being made: look at the disk if much was written since the last look."""
+        """Check the disk at a commit if much was written since the last check."""
         if self._maintenance.written_bytes >= self._look_at_bytes:
             self._look_unless_away()
 
     def objects_grew(self, size: int) -> None:
-        """Objects have stored so much more: frames, values, streams."""
+        """Record that objects have stored `size` more bytes: frames, values, streams."""
         self._room.object_bytes += size
         self._grown += size
         if self._grown >= MEASURE_BYTES:
@@ -129,7 +128,7 @@ class Retention:
             self._look_unless_away()
 
     def _look_unless_away(self) -> None:
-        with suppress(TailraceError):  # no reason not to commit: the next look will tell
+        with suppress(TailraceError):  # do not fail the commit; the next check will report it
             self._look()
 
     def _look(self) -> None:
@@ -156,8 +155,8 @@ class Retention:
             self._residents.fit()
 
     async def until_disk_has_room(self) -> None:
-        """Hold a producer of generations back while the disk is full, for the grace at most."""
-        async with self._holding:  # one looks at the disk for all that wait
+        """Wait while the disk is full, at most for the grace period."""
+        async with self._holding:  # one task checks the disk for all that wait
             if self.holds:
                 await self._wait_for_disk()
 
@@ -175,7 +174,7 @@ class Retention:
         log.info("ledger.disk_has_room", path=self._storage.name)
 
     async def _is_still_full(self) -> bool:
-        """Look again. What can be moved from the WAL into the file makes room in the WAL."""
+        """Check the disk again. A checkpoint to the file frees space in the WAL."""
         sizes = self._room.sizes
         if sizes is not None and sizes.unmoved_bytes <= sizes.disk_free_bytes:
             await self._maintenance.checkpoint(cut=False)
@@ -183,21 +182,21 @@ class Retention:
         return self.holds
 
     def shortage(self) -> str | None:
-        """Look why there is no room for new generations that removing others could not make."""
+        """Return why new generations are refused if removing others does not help; else None."""
         self._look_unless_away()
         shortage = self._shortages[StreamKind.GENERATION]
         return None if shortage is None or shortage.own else f"{shortage.what}: {shortage.hint}"
 
     def has_room(self, kind: StreamKind) -> bool:
-        """Whether there was room for new streams of that kind when it was looked last."""
+        """Return True if there was space for new streams of a kind at the last check."""
         return self._shortages[kind] is None
 
     def is_spent(self, kind: StreamKind) -> bool:
-        """Whether there was no room for anything of that kind."""
+        """Return True if running streams of a kind can only end."""
         return kind in self._residents.spent
 
     async def find_room(self, kind: StreamKind) -> None:
-        """Look again; if need be, and if that helps, remove ended generations early."""
+        """Check again; if needed and useful, remove ended generations early."""
         self._look()
         if not self.has_room(kind):
             await self.measure()
@@ -205,7 +204,11 @@ class Retention:
                 await self._make_room()
 
     def require_room(self, kind: StreamKind) -> None:
-        """`LedgerFull` where there is none for a new stream of that kind."""
+        """Check that there is space for a new stream of a kind.
+
+        Raises:
+            LedgerFull: There is none.
+        """
         shortage = self._shortages[kind]
         if shortage is not None:
             raise LedgerFull(shortage.what, hint=shortage.hint)
@@ -213,7 +216,7 @@ class Retention:
     # ---- removing ----
 
     async def sweep(self) -> int:
-        """Remove what has expired and what there is no room for; returns how many streams."""
+        """Remove expired streams, and more if space is short; return the number of streams."""
         self._maintenance.check()
         removed = await self._remove_expired(self._now_ms())
         self._counted_s = -math.inf
@@ -221,12 +224,12 @@ class Retention:
         return removed + await self._make_room()
 
     async def clean_up(self) -> None:
-        """Take away what removed streams left, and give free pages back to the file system."""
+        """Delete the segments of removed streams and return free pages to the file system."""
         self._commits.is_quiet()
         if await self._clean_up():
-            # To cut a long WAL off takes many milliseconds: not while somebody appends.
+            # Truncating a long WAL takes many milliseconds, so not while streams are appended to.
             await self._maintenance.checkpoint(cut=self._commits.is_quiet())
-            await self._slice(reclaim=1)  # any commit will do
+            await self._slice(reclaim=1)  # any commit is enough
             await self.measure()
 
     async def _remove_expired(self, now: int) -> int:
@@ -234,7 +237,7 @@ class Retention:
         self._residents.sweep()
         await self._slide()
         while sids := await self._storage.expired(StreamKind.GENERATION, now, EXPIRE_STREAMS):
-            # One that was read a moment ago slides with this commit.
+            # The expiry of a stream that was just read moves with this commit.
             gone = [sid for sid in sids if sid not in self._residents.touched]
             await self._remove(gone)
             removed += len(gone)
@@ -246,9 +249,9 @@ class Retention:
         await self._pause()
 
     async def _make_room(self) -> int:
-        """Remove ended streams that expire soonest until generations are well below their limit.
+        """Remove the ended streams that expire soonest until generations are below their limit.
 
-        Not one, where that could not end the shortage.
+        Remove none if that cannot end the shortage.
         """
         room, kind = self._room, StreamKind.GENERATION
         async with self._making_room:
@@ -287,7 +290,7 @@ class Retention:
             await self._slice(reclaim=RECLAIM_SEGMENTS)
 
     async def _clean_up(self) -> bool:
-        """Slice by slice; whether there was anything to do."""
+        """Clean up in slices; return True if there was anything to do."""
         slices, stuck = 0, False
         sizes = self._maintenance.sizes()
         while True:
@@ -302,7 +305,7 @@ class Retention:
                 return slices > 0
             slices += 1
             before, sizes = sizes, self._maintenance.sizes()
-            # A file that cannot shrink (damaged, say) must not be asked for ever.
+            # A file that cannot shrink, such as a damaged one, must not be tried for ever.
             stuck = stuck or (gives and sizes.file_bytes >= before.file_bytes)
 
     async def _slice(self, *, reclaim: int = 0, vacuum: int = 0) -> None:
@@ -313,15 +316,15 @@ class Retention:
         await self._pause()
 
     async def _slide(self) -> None:
-        """Store the new expiries of the streams that were read, and what else is forming."""
+        """Commit the new expiries of the streams that were read, with the forming group."""
         touched, self._residents.touched = self._residents.touched, {}
         self._commits.forming.commit.touched += [(ms, sid) for sid, ms in touched.items()]
         await self._commits.commit()
 
     async def _pause(self) -> None:
-        """Let producers have their turn, and the disk its peace where it is busy with the WAL.
+        """Let producers run, and wait for a checkpoint in progress.
 
-        While that is moved and synced, every write may have to wait for the file system.
+        During a checkpoint every write may have to wait for the file system.
         """
         await asyncio.sleep(self._settings.pause_s)
         await self._maintenance.wait_for_checkpoint()

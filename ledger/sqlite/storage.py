@@ -1,7 +1,7 @@
-"""What a ledger asks of the storage below it: one atomic commit at a time, and reads.
+"""The interface of the storage below a ledger: atomic commits and reads.
 
-`Commit` is the whole of what one group commit changes. A storage applies it entirely or
-not at all; the ledger above decides what is in it and never has two under way.
+A `Commit` has all changes of one group commit. A storage applies it entirely or not at all. The
+ledger decides its content and never has two in flight.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tailrace.ledger.interface import ObjectKey, ValueRange
 
 
 class StreamRow(NamedTuple):
-    """A stream as it is stored. `sid` is its short local id, used by log and segments."""
+    """A stored stream. `sid` is its short local id in the log and in segments."""
 
     sid: int
     id: bytes
@@ -31,17 +31,17 @@ class StreamRow(NamedTuple):
 
 
 class SegmentRow(NamedTuple):
-    """A run of records of one stream. `coding` 0: plain; otherwise cold (`record.py`)."""
+    """Consecutive records of one stream. `coding` 0 is plain, others are cold (`encoding.py`)."""
 
     sid: int
-    first: int  # index of its first record
-    length: int  # records in it
+    first: int  # index of the first record
+    length: int  # number of records
     coding: int
     records: bytes
 
 
 class ObjectRow(NamedTuple):
-    """An object as it is stored. `oid` is its short local id, used by values."""
+    """A stored object. `oid` is its short local id in its values."""
 
     oid: int
     kind: str
@@ -52,7 +52,7 @@ class ObjectRow(NamedTuple):
 
 
 class ValueChange(NamedTuple):
-    """One step in an object's values: no `value` deletes, no `name` deletes them all."""
+    """A change of an object's values: None as `value` deletes it, None as `name` deletes all."""
 
     oid: int
     name: str | None
@@ -61,16 +61,16 @@ class ValueChange(NamedTuple):
 
 @dataclass(slots=True)
 class Commit:
-    """What one group commit stores. `log` is row `seq` of the log, if it is not empty.
+    """The changes of one group commit. `log` is row `seq` of the log, unless it is empty.
 
-    A `removed` stream is gone with the commit; a storage may take its segments away later,
-    as `reclaim` asks it to. The segments that `replaced` names go before `segments` come.
+    A `removed` stream is gone with the commit; later commits delete its segments, as `reclaim`
+    says. The segments in `replaced` are deleted before those in `segments` are stored.
     """
 
     seq: int = 0
     log: bytes = b""
     power: bool = False
-    keep_from: int | None = None  # log rows before it are in segments now
+    keep_from: int | None = None  # earlier log rows are stored in segments
     streams: list[StreamRow] = field(default_factory=list)
     epochs: list[tuple[int, int]] = field(default_factory=list)  # (epoch, sid)
     segments: list[SegmentRow] = field(default_factory=list)
@@ -80,9 +80,9 @@ class Commit:
     objects: list[ObjectRow] = field(default_factory=list)  # new or changed
     values: list[ValueChange] = field(default_factory=list)  # in this order
     replaced: list[tuple[int, int, int]] = field(default_factory=list)  # (sid, first, beyond)
-    cold: list[int] = field(default_factory=list)  # sids of which every segment is cold
-    reclaim: int = 0  # segments of removed streams that go with it, at most
-    vacuum: int = 0  # free pages that the file gives back, at most
+    cold: list[int] = field(default_factory=list)  # sids whose segments are all cold
+    reclaim: int = 0  # maximum segments of removed streams to delete
+    vacuum: int = 0  # maximum free pages to return to the file system
 
     @property
     def only_log(self) -> bool:
@@ -92,7 +92,7 @@ class Commit:
 
     @property
     def maintenance(self) -> bool:
-        """Whether it changes how things are stored, and not only what."""
+        """True if the commit changes how data is stored, not only which data."""
         return bool(self.replaced or self.cold or self.reclaim or self.vacuum)
 
     @property
@@ -101,28 +101,28 @@ class Commit:
 
 
 class Storage(Protocol):
-    """The stored side of a ledger. A failed write is a `LedgerFailed`, and the last one."""
+    """The storage of a ledger. A failed write raises `LedgerFailed` and is the last one."""
 
     @property
     def name(self) -> str:
-        """What errors call it."""
+        """Name of the storage in errors."""
 
     def commit(self, commit: Commit) -> None:
-        """Store it so that it survives the end of this process; no waiting for the disk."""
+        """Store a commit so that it survives a kill of this process; do not wait for the disk."""
 
     def commit_durably(self, commit: Commit, behind: Callable[[], Commit]) -> Awaitable[None]:
-        """Store it so that it survives the loss of power, once what is returned is done.
+        """Store a commit so that it survives a power cut once the returned awaitable is done.
 
-        `behind` is called before this returns, if possible while the disk is awaited, and what
-        it gives is stored behind `commit` as `commit` would store it. A reader may come upon
-        that before `commit` is durable.
+        `behind` is called before this returns, if possible while the disk syncs. The commit that
+        it returns is stored after `commit`, without a sync. Readers may see it before `commit` is
+        durable.
         """
 
     @property
     def waits(self) -> bool:
-        """Whether the next commit waits for the disk whatever it asks for.
+        """True if the next commit waits for the disk, whatever durability it needs.
 
-        Then it is for `commit_durably`, which keeps nobody else waiting.
+        Then use `commit_durably`, which does not block the event loop.
         """
 
     async def stream_by_sid(self, sid: int) -> StreamRow | None: ...
@@ -132,28 +132,28 @@ class Storage(Protocol):
     async def stream_by_key(self, idempotency_key: str) -> StreamRow | None: ...
 
     async def unfinished(self, kind: int) -> list[tuple[int, bytes]]:
-        """(sid, id) of streams not marked as ended, oldest first.
+        """Return (sid, id) of the streams that are not marked as ended, oldest first.
 
         Their end may still be in the log.
         """
 
     async def covered(self, sid: int) -> int:
-        """The index after the stream's last segment."""
+        """Return the index after the stream's last segment."""
 
     async def segments(self, sid: int, start: int, limit: int) -> list[SegmentRow]:
-        """Segments from the one that holds index `start` on, at most `limit`."""
+        """Return at most `limit` segments, beginning with the one that has index `start`."""
 
     async def log_rows(self) -> list[int]:
-        """The numbers of all rows of the log in order, for recovery."""
+        """Return the numbers of all log rows in order, for recovery."""
 
     async def log(self, rows: Sequence[int]) -> list[bytes]:
-        """What is in these rows of the log; nothing for those that cannot be found."""
+        """Return the contents of log rows; missing rows are left out."""
 
     async def last_numbers(self) -> tuple[int, int]:
-        """The highest sid and the highest oid ever stored."""
+        """Return the highest sid and the highest oid ever stored."""
 
     async def expired(self, kind: int, now_ms: int, limit: int) -> list[int]:
-        """Sids of ended streams past their expiry, earliest first."""
+        """Return at most `limit` sids of expired streams, earliest first."""
 
     async def object_row(self, key: ObjectKey) -> ObjectRow | None: ...
 
@@ -162,7 +162,7 @@ class Storage(Protocol):
     async def value_range(self, oid: int, wanted: ValueRange) -> list[tuple[str, bytes]]: ...
 
     async def alarms(self, now_ms: int, limit: int) -> list[ObjectRow]:
-        """Objects whose alarm is due, earliest first."""
+        """Return at most `limit` objects with a due alarm, earliest first."""
 
     async def object_names(self, kind: str, after: str, limit: int) -> list[str]: ...
 
@@ -173,16 +173,16 @@ class Storage(Protocol):
 
 
 class Sizes(NamedTuple):
-    """What a ledger takes on its disk, in bytes. `garbage`: removed streams have segments."""
+    """Sizes of a ledger in bytes. `garbage` is True if removed streams still have segments."""
 
     file_bytes: int
-    free_bytes: int  # of the file, in pages that hold nothing
+    free_bytes: int  # free pages in the file
     wal_bytes: int
-    unmoved_bytes: int  # pages at the end of the file that only the WAL has yet
-    disk_bytes: int  # the whole disk where the file lies
-    disk_free_bytes: int  # what else is free there
+    unmoved_bytes: int  # pages at the end of the file that only the WAL has so far
+    disk_bytes: int  # size of the file's disk
+    disk_free_bytes: int  # free space on it
     garbage: bool
-    wal_room_bytes: int = 0  # what the WAL can take within the space that is reserved for it
+    wal_room_bytes: int = 0  # free space that is reserved for the WAL
 
     @property
     def used_bytes(self) -> int:
@@ -190,41 +190,49 @@ class Sizes(NamedTuple):
 
 
 class Maintenance(Protocol):
-    """What it takes for a storage to be kept small; all of it only reads.
+    """Reads and checkpoints that keep a storage small.
 
-    The changes are made by `Commit`: `replaced` to `vacuum`.
+    Changes are made by a `Commit`, in its fields `replaced` to `vacuum`.
     """
 
     def check(self) -> None:
-        """`LedgerFailed` where what is written would be found by nobody."""
+        """Check that the file is still the one that was opened.
+
+        Raises:
+            LedgerFailed: Later openers would not find what is written now.
+        """
 
     def sizes(self) -> Sizes:
-        """Measure; it takes some ten microseconds. `LedgerAway` where that fails."""
+        """Return the current sizes; takes some ten microseconds.
+
+        Raises:
+            LedgerAway: The file cannot be measured.
+        """
 
     @property
     def written_bytes(self) -> int:
-        """Bytes that commits have written so far, about. It never goes back."""
+        """Approximate bytes that commits have written so far; never decreases."""
 
     async def object_bytes(self) -> int:
-        """What the streams and values of objects take of the file: estimated, all of them read."""
+        """Estimate the bytes of objects' streams and values; reads all of their rows."""
 
     async def stored_bytes(self, sid: int) -> int:
-        """Bytes of a stream's segments."""
+        """Return the bytes of a stream's segments."""
 
     async def to_pack(self, before_ms: int, limit: int) -> list[int]:
-        """Ended streams that nobody has touched since then and that are not cold."""
+        """Return ended streams that were not used since `before_ms` and are not cold."""
 
     async def checkpoint(self, *, cut: bool) -> None:
-        """Move the WAL into the file, which has its new size after the next commit.
+        """Checkpoint the WAL. The file has its new size after the next commit.
 
-        With `cut` a WAL file that has become long is cut off then, if no reader needs it.
+        With `cut` a long WAL file is truncated if no reader needs it.
         """
 
     async def fetch(self, *, reclaim: int, vacuum: int) -> None:
-        """Have the pages in memory that a commit with these two will look at.
+        """Read the pages that a commit with these values will need into memory.
 
-        What goes is old and lies on the disk alone; the writer must not wait for it there.
+        Old data is only on the disk, and the writer must not wait for it.
         """
 
     async def wait_for_checkpoint(self) -> None:
-        """Wait until the WAL is not being moved, which makes every write wait for the disk."""
+        """Wait until no checkpoint is running, which makes every write wait for the disk."""
