@@ -78,7 +78,7 @@ MANY_STREAMS_PER_TENANT = 16_384
 
 
 class EdgeConfig(Settings):
-    """`[edge]`; an address is `HOST:PORT`, several are a list or `a:1,b:2`."""
+    """The settings in `[edge]`. An address is HOST:PORT; several are a list or `a:1,b:2`."""
 
     table: ClassVar[str] = "edge"
     retired: ClassVar[Mapping[str, str]] = {
@@ -88,159 +88,182 @@ class EdgeConfig(Settings):
     }
     model_config = SettingsConfigDict(env_prefix="TAILRACE_EDGE_")
 
-    http: Several[Address] = Field(("127.0.0.1:8080",), description="HTTP without TLS")
+    http: Several[Address] = Field(
+        ("127.0.0.1:8080",), description="Addresses that serve HTTP without TLS."
+    )
     https: Several[Address] = Field(
-        ("127.0.0.1:8443",), description="HTTPS; only with a certificate"
+        ("127.0.0.1:8443",),
+        description="Addresses that serve HTTPS; needs certificate and key.",
     )
     http3: bool = Field(
-        True, description="HTTP/3 too, over QUIC at the addresses of https, told by Alt-Svc"
+        True,
+        description="Serve HTTP/3 as well, on the UDP ports of `https`. Alt-Svc tells clients.",
     )
     processes: int = Field(
         1,
         ge=1,
         le=MAX_PROCESSES,
-        description="that serve at the same addresses, each on a core; bounds of connections and"
-        " rates are those of each",
+        description="Number of processes that serve the same addresses, one per CPU core. Limits of"
+        " connections and rates apply to each process.",
     )
     origin: Several[LinkText] = Field(
         ("127.0.0.1:8470",),
         min_length=1,
-        description="links of the origins: HOST:PORT, tls://HOST:PORT or unix:///PATH; a new stream"
-        " goes to one that is ready, has the model and little to do, and when that one is lost to"
-        " another of the same ledger",
+        description="Links of the origins: HOST:PORT, tls://HOST:PORT or unix:///PATH. A new stream"
+        " goes to an origin that is ready, has the model and is little loaded. If that origin is"
+        " lost, another one of the same ledger continues the stream.",
     )
     origin_ca: Path | None = Field(
-        None, description="PEM file of the CA that signs origins with tls://; default the system's"
+        None,
+        description="PEM file of the CA that signs the certificates of tls:// origins. The system's"
+        " CAs by default.",
     )
     origin_certificate: Path | None = Field(
-        None, description="PEM file that this edge shows to origins with tls://"
+        None, description="PEM file of the certificate that this edge shows to tls:// origins."
     )
-    origin_key: Path | None = Field(None, description="PEM file of its private key")
+    origin_key: Path | None = Field(
+        None, description="PEM file of the private key of `origin_certificate`."
+    )
     origin_secret: SecretStr | None = Field(
         None,
-        description="text that this edge and its origins know, by which each sees that the other"
-        " is the one that is meant; origin.link_secret there",
+        description="Secret by which this edge and its origins prove their identity to each other;"
+        " the same text as origin.link_secret of the origins.",
     )
-    certificate: Path | None = Field(None, description="PEM file, the chain's leaf first")
-    key: Path | None = Field(None, description="PEM file of the certificate's private key")
+    certificate: Path | None = Field(
+        None, description="PEM file of the certificate chain for HTTPS, leaf first."
+    )
+    key: Path | None = Field(None, description="PEM file of the private key of `certificate`.")
     max_body_bytes: int = Field(
-        1 << 20, ge=1024, le=MAX_CALL_BODY_BYTES, description="of a request; 413 beyond"
+        1 << 20,
+        ge=1024,
+        le=MAX_CALL_BODY_BYTES,
+        description="Maximum size of a request's body, in bytes. Larger ones get 413.",
     )
     allowed_origins: Origins = Field(
         (),
-        description="web origins whose pages may use this edge, besides pages that it is the"
-        " origin of itself; * is any",
+        description="Web origins whose pages may use this edge, in addition to its own pages."
+        " * allows all.",
     )
     hosts: Several[str] = Field(
         (),
-        description="names that requests may ask for in Host, besides localhost and addresses;"
-        " 421 for others; by default any, but none where the edge listens on loopback alone",
+        description="Host names that requests may use, in addition to localhost and IP addresses."
+        " Others get 421. By default every name is allowed, but none on an edge that listens on"
+        " loopback only.",
     )
     api_keys: Path = Field(
         Path(".tailrace/api-keys.json"),
-        description="file of API keys, which `tailrace key add` makes; where it is there nobody is"
-        " served without a key or a resume token; read again when it changes",
+        description="File of API keys, as `tailrace key add` writes it. If it exists, every request"
+        " needs a key or a resume token. It is read again when it changes.",
     )
     allow_public_without_keys: bool = Field(
         False,
-        description="listen on addresses that others can reach although there are no API keys",
+        description="Listen on addresses that other machines can reach even if there are no API"
+        " keys.",
     )
     operator_without_key: bool = Field(
         False,
-        description="without API keys, let programs and pages on this machine use /v1/admin and"
-        " the console's pages for operators; only where the edge listens on loopback alone and no"
-        " proxy passes requests of others on to it",
+        description="Without API keys, let programs and pages on this machine use /v1/admin and the"
+        " console's pages for operators. Only for an edge that listens on loopback and has no proxy"
+        " in front of it.",
     )
     trusted_proxies: Networks = Field(
         (),
-        description="addresses or networks of proxies whose word on client, scheme and host counts",
+        description="Addresses or networks of proxies that are trusted to tell the client's"
+        " address, the scheme and the host.",
     )
     forwarded_header: Literal["x-forwarded", "forwarded"] = Field(
         "x-forwarded",
-        description="where those proxies say it: in X-Forwarded-For, -Proto and -Host, or in"
-        " Forwarded (RFC 7239)",
+        description="Headers that the trusted proxies use: X-Forwarded-For, -Proto and -Host, or"
+        " Forwarded (RFC 7239).",
     )
     max_connections: int = Field(
-        MANY_CONNECTIONS, ge=1, description="open connections in all; more are closed at once"
+        MANY_CONNECTIONS,
+        ge=1,
+        description="Maximum number of open connections of a process. Further ones are closed.",
     )
     max_connections_per_address: int = Field(
         MANY_PER_ADDRESS,
         ge=1,
-        description="open connections of one address, or of one /64 of IPv6; those of loopback and"
-        " of trusted proxies do not count by address",
+        description="Maximum number of open connections of one address, or of one /64 of IPv6."
+        " Loopback and trusted proxies are exempt.",
     )
     max_streams_per_connection: int = Field(
-        256, ge=1, le=65_536, description="open streams of one WebSocket; 429 beyond"
+        256,
+        ge=1,
+        le=65_536,
+        description="Maximum number of open streams of one WebSocket. Further ones get 429.",
     )
     max_streams_per_address: int = Field(
         MANY_STREAMS_PER_ADDRESS,
         ge=1,
-        description="open streams and other requests of one address, or of one /64 of IPv6, over"
-        " all of its connections to one process; 429 beyond; those of loopback and of trusted"
-        " proxies do not count by address",
+        description="Maximum number of open requests of one address, or of one /64 of IPv6, on all"
+        " its connections to a process. Further ones get 429. Loopback and trusted proxies are"
+        " exempt.",
     )
     max_streams_per_tenant: int = Field(
         MANY_STREAMS_PER_TENANT,
         ge=1,
-        description="open streams and other requests of one tenant at one process; 429 beyond",
+        description="Maximum number of open requests of one tenant at a process. Further ones get"
+        " 429.",
     )
     header_timeout_s: float = Field(
-        10.0, gt=0, description="for a request's head to come; 408 beyond"
+        10.0, gt=0, description="Timeout for the head of a request, in seconds; 408 after it."
     )
     body_timeout_s: float = Field(
-        30.0, gt=0, description="for a request's body to come, after its head; 408 beyond"
+        30.0, gt=0, description="Timeout for the body of a request, in seconds; 408 after it."
     )
     stalled_timeout_s: float = Field(
         300.0,
         gt=0,
-        description="a client that takes nothing of what is sent to it for so long is cut off",
+        description="Time after which a client is disconnected that reads nothing of its response,"
+        " in seconds.",
     )
     unread: Literal["run", "pause", "cancel"] = Field(
         "run",
-        description="what becomes of a stream that was opened at this edge when nobody reads it any"
-        " more, if its request does not say: whether closing a connection pauses or cancels it; the"
-        " same on all edges",
+        description="What happens to a stream that nobody reads any more, unless its request says:"
+        " it runs on, is paused or is cancelled. Use the same value on all edges.",
     )
     unread_after_s: int = Field(
         DEFAULT_AFTER_S,
         ge=1,
         le=86_400,
-        description="seconds without a reader until then; a client that resumes needs some",
+        description="Time without a reader until `unread` applies, in seconds. Leave clients time"
+        " to resume.",
     )
     lame_duck_s: float = Field(
         0.0,
         ge=0,
-        description="after SIGTERM /readyz says 503 for so long before anything else happens, so"
-        " that load balancers learn of it",
+        description="Time after SIGTERM during which only /readyz changes, to 503, so that load"
+        " balancers send no new clients; in seconds.",
     )
     drain_s: float = Field(
         3.0,
         ge=0,
-        description="then requests under way may end for so long; streams that have not are to be"
-        " resumed on another edge",
+        description="Time after that for open requests to end, in seconds. Clients of streams that"
+        " are still open are told to resume them on another edge.",
     )
     telemetry: bool = Field(
-        True, description="count and time requests, streams and frames: what /metrics shows"
+        True, description="Count and time requests, streams and frames for /metrics."
     )
     metrics: Address | None = Field(
         None,
-        description="HOST:PORT that serves Prometheus metrics under /metrics without a key, on a"
-        " private network; each of several processes has the next port; default none, but on"
-        " loopback, and for an administrator's key, /metrics is with everything else",
+        description="HOST:PORT on a private network that serves Prometheus metrics at /metrics"
+        " without a key; each further process uses the next port. Without it, /metrics is served"
+        " with everything else, to loopback and to administrators' keys.",
     )
     traces: CollectorUrl | None = Field(
         None,
-        description="http:// or https:// address of an OpenTelemetry collector, which gets traces"
-        " by OTLP over HTTP; needs the extra telemetry; default none",
+        description="http:// or https:// address of an OpenTelemetry collector that gets traces by"
+        " OTLP over HTTP. Needs the extra `telemetry`.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="least level that is logged"
+        "info", description="Minimum level of log lines."
     )
 
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
         if (self.certificate is None) != (self.key is None):
-            raise ValueError("certificate and key are given together or not at all")
+            raise ValueError("give certificate and key together, or neither")
         if self.certificate is None and self.https and "https" in self.model_fields_set:
             raise ValueError(
                 f"https: {', '.join(self.https)} cannot be served without a certificate; give"
@@ -256,7 +279,7 @@ class EdgeConfig(Settings):
             and self.certificate is not None
             and not can_route_by_connection_id()
         ):
-            raise ValueError("several processes serve HTTP/3 on Linux only; give http3 = false")
+            raise ValueError("several processes can serve HTTP/3 on Linux only; set http3 = false")
         return self
 
     @model_validator(mode="after")
@@ -271,19 +294,19 @@ class EdgeConfig(Settings):
     @model_validator(mode="after")
     def _every_process_has_a_port_for_metrics(self) -> Self:
         if self.traces is not None and not self.telemetry:
-            raise ValueError("traces: without telemetry there are none")
+            raise ValueError("traces: needs telemetry = true")
         if self.metrics is not None:
             if not self.telemetry:
-                raise ValueError("metrics: without telemetry nothing is counted")
+                raise ValueError("metrics: needs telemetry = true")
             port = parse_address(self.metrics)[1]
             if port and port + self.processes - 1 > MAX_PORT:
                 raise ValueError(
-                    "metrics: each process has the next port, and there are not enough"
+                    f"metrics: {self.processes} processes need as many ports from {port} on"
                 )
         return self
 
     def metrics_address(self, process: int) -> tuple[str, int] | None:
-        """Where one of the processes shows what it counts."""
+        """Return the address at which a process serves its metrics, if there is one."""
         if self.metrics is None:
             return None
         host, port = parse_address(self.metrics)
@@ -291,24 +314,28 @@ class EdgeConfig(Settings):
 
     @property
     def is_private(self) -> bool:
-        """Nobody but this machine asks it, not even by way of a proxy."""
+        """True if only this machine can send requests, and no proxy passes on others."""
         return self.listens_on_loopback_alone and not self.trusted_proxies
 
     @property
     def listens_on_loopback_alone(self) -> bool:
+        """True if every address is a loopback address."""
         listening = (*self.http, *(self.https if self.certificate is not None else ()))
         return all(is_loopback(parse_address(text)[0]) for text in listening)
 
     @property
     def unread_default(self) -> UnreadDefault:
+        """What happens to unread streams whose request does not say."""
         return UnreadDefault(Unread.from_word(self.unread), self.unread_after_s)
 
     @property
     def origin_addresses(self) -> tuple[LinkAddress, ...]:
+        """The addresses of the origins."""
         return tuple(map(LinkAddress.parse, self.origin))
 
     @property
     def origin_credentials(self) -> Credentials:
+        """What this edge shows to origins, and expects of them."""
         return Credentials(
             "edge.origin",
             self.origin_ca,
@@ -319,6 +346,7 @@ class EdgeConfig(Settings):
 
     @property
     def proxies(self) -> Proxies:
+        """The trusted proxies."""
         networks = [ipaddress.ip_network(text) for text in self.trusted_proxies]
         return Proxies(networks, self.forwarded_header)
 
@@ -335,7 +363,7 @@ def too_few_files(config: EdgeConfig, open_files: int) -> bool:
 
 
 def access_rules(config: EdgeConfig, authenticator: Authenticator | None = None) -> Rules:
-    """Who may ask an edge with these settings; without a `authenticator` nobody needs a key."""
+    """Return the access rules of these settings; without an authenticator no key is needed."""
     return Rules(
         proxies=config.proxies,
         hosts=HostRule(config.hosts, on=bool(config.hosts) or config.is_private),
@@ -345,7 +373,7 @@ def access_rules(config: EdgeConfig, authenticator: Authenticator | None = None)
 
 
 def open_requests(config: EdgeConfig) -> OpenRequests:
-    """Return the count of what clients have open at the origins, with its limits."""
+    """Return the counter of clients' open requests, with its limits."""
     proxies = config.proxies
     return OpenRequests(
         config.max_streams_per_address,
@@ -355,7 +383,7 @@ def open_requests(config: EdgeConfig) -> OpenRequests:
 
 
 def connection_limits(config: EdgeConfig, open_files: int) -> ConnectionLimits:
-    """How many clients may be connected, where so many files may be open."""
+    """Return the limits of connections of a process that may open `open_files` files."""
     proxies = config.proxies
     return ConnectionLimits(
         max(1, min(config.max_connections, open_files - RESERVED_FILES)),

@@ -1,10 +1,10 @@
-"""Errors as HTTP answers: never a traceback, and one JSON shape for all but two dialects.
+"""Errors as HTTP responses, in the shape of each API, and never with a traceback.
 
-OpenAI's routes have the shape of that API. The AI SDK's are plain text, which `useChat` shows to
-people as `error.message`.
+Routes of OpenAI's API use its error objects. Those of the AI SDK are plain text, which `useChat`
+shows as `error.message`. All other routes have one JSON shape.
 
-A client of OpenAI's API tries again after 408, 409, 429 and from 500 on, unless `x-should-retry`
-says otherwise, and waits as long as `retry-after-ms` says.
+Clients of OpenAI's API retry after 408, 409, 429 and 5xx, unless `x-should-retry` says otherwise,
+and wait for the time in `retry-after-ms`.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ CODES = {
     "method_not_allowed": None,
     "not_found": None,
 }
-"""Ours, where clients know another word for it, or none; all others keep ours."""
+"""Codes of OpenAI's API for ours; None where it has none. Other codes are kept."""
 STATUSES = {"unsupported": 400, "beyond_end": 400}
-"""By our code, where the reference says another status than ours."""
+"""Statuses by our code, where OpenAI's API has another one."""
 _AI_SDK_PATH = re.compile(rf"{re.escape(AI_SDK_PATH)}(?:/|$)")
 _OLLAMA_PATH = re.compile(r"/api/(?:tags|generate|show|ps|version|embed|embeddings|pull|push)$")
 CHAT_FIELDS = {"logprobs": "top_logprobs", "format": "response_format"}
@@ -61,7 +61,7 @@ FIELDS = {
     CHAT_PATH: CHAT_FIELDS,
     RESPONSES_PATH: RESPONSES_FIELDS,
 }
-"""The names that fields have at each path, where the origin has other names for them."""
+"""Names of fields in the API at each path, where the origin has other names for them."""
 
 
 def is_openai_path(path: str) -> bool:
@@ -70,8 +70,8 @@ def is_openai_path(path: str) -> bool:
 
 
 TOKENS_QUOTA = "tokens"
-"""Name of the limit of a tenant's tokens in `RateLimit`. An origin applies it, so an edge knows
-how much of it is left only when the origin has refused a request for it."""
+"""Name of the limit of a tenant's tokens in `RateLimit`. Origins apply it, so an edge knows what is
+left only when an origin has refused a request for it."""
 
 
 def go_duration(seconds: float) -> str:
@@ -116,11 +116,11 @@ def named_error(error: TailraceError, path: str = "") -> tuple[str, str | None]:
 
 
 _VERBS = ("is ", "are ", "has ", "names ", "requires ", "go with ")
-"""How messages begin of which the field is the subject."""
+"""Beginnings of messages whose subject is the field."""
 
 
 def openai_fields(error: TailraceError, path: str = "") -> dict[str, str | None]:
-    """What is below `error` in an answer, and in an event that ends a stream."""
+    """Return the object below `error` in a response, and in an event that ends a stream."""
     status = STATUSES.get(error.code, error.status)
     kind = "invalid_request_error"
     if status == 429:
@@ -137,7 +137,7 @@ def openai_fields(error: TailraceError, path: str = "") -> dict[str, str | None]
 
 
 def openai_error(error: TailraceError, path: str = "") -> JSONResponse:
-    """The whole answer, by the names that fields have in the API at `path`."""
+    """Return the response to an error, with the names that fields have in the API at `path`."""
     fields = openai_fields(error, path)
     retry_ms = error.draw_retry_ms()
     should_retry = "true" if error.retryable else "false"
@@ -157,9 +157,9 @@ log = structlog.get_logger("tailrace.edge")
 
 
 def error_response(error: TailraceError, path: str = "") -> Response:
-    """The whole answer, with the headers that RFC 9110 asks for (15.5.2, 10.2.3).
+    """Return the response to an error, in the shape of the API at `path`.
 
-    It has the shape that clients of a route at `path` know.
+    It has the headers that RFC 9110 demands (15.5.2, 10.2.3).
     """
     if is_openai_path(path):
         return openai_error(error, path)
@@ -173,35 +173,35 @@ def error_response(error: TailraceError, path: str = "") -> Response:
 
 
 def too_slow(part: str) -> CallerError:
+    """Return the error of a request whose head or body has timed out."""
     return CallerError(
         f"the request's {part} took too long", code="request_timeout", status=408, retryable=True
     )
 
 
 def refusal(status: int) -> TailraceError:
-    """What is no HTTP/1.1, by the status that the parser gives it."""
+    """Return the error of a request that is not valid HTTP, for the parser's status."""
     if status == 431:
         return CallerError(
             "the request's headers are too large", code="headers_too_large", status=431
         )
     if status == 501:
-        return TailraceError(
-            "this transfer coding is not known here", code="http_error", status=501
-        )
+        return TailraceError("the transfer coding is not supported", code="http_error", status=501)
     if status == 505:
         return CallerError(
-            "this version of HTTP is not served here",
+            "this version of HTTP is not supported",
             code="http_error",
             status=505,
             hint="send HTTP/1.1, or HTTP/2 with its preface",
         )
-    return CallerError("not a request of HTTP/1.1", code="bad_request", status=status)
+    return CallerError("malformed HTTP/1.1 request", code="bad_request", status=status)
 
 
 # ---- handlers that the application registers ----
 
 
 async def tailrace_error(request: Request, error: Exception) -> Response:
+    """Return the response to an error of the tree."""
     assert isinstance(error, TailraceError)
     # Clients that accept frames read errors in Tailrace's own shape, on every route.
     accepts_frames = FRAMES_TYPE in request.headers.get("Accept", "")
@@ -209,16 +209,16 @@ async def tailrace_error(request: Request, error: Exception) -> Response:
 
 
 def noted_response(error: TailraceError, path: str) -> Response:
-    """The answer to the request that this task is about."""
+    """Return the response to an error, and count it for the request of this task."""
     note_error(error.code)
     return error_response(error, path)
 
 
-OLLAMA = "Ollama's API is not served here; OpenAI's is, at /v1/chat/completions"
+OLLAMA = "Ollama's API is not supported; use OpenAI's, at /v1/chat/completions"
 
 
 async def http_error(request: Request, error: Exception) -> Response:
-    """Errors that Starlette's router raises: an unknown path, a wrong method."""
+    """Return the response to an error of Starlette's router: an unknown path, a wrong method."""
     assert isinstance(error, HTTPException)
     path = request.url.path
     if error.status_code == 404:
@@ -233,39 +233,39 @@ async def http_error(request: Request, error: Exception) -> Response:
         path,
     )
     headers = dict(error.headers or {})
-    if "Allow" in headers:  # Starlette has them in a set, in another order at each start
+    if "Allow" in headers:  # Starlette keeps them in a set, whose order changes
         headers["Allow"] = ", ".join(sorted(headers["Allow"].split(", ")))
     answer.headers.update(headers)
     return answer
 
 
 async def not_a_websocket(request: Request) -> Response:
-    """What is no opening handshake for what is a WebSocket only (RFC 9110, 15.5.22).
+    """Return 426 for a request to a WebSocket that is no opening handshake (RFC 9110, 15.5.22).
 
-    Sessions never come as far as the application.
+    Handshakes never reach the application.
     """
     answer = noted_response(
         CallerError(
-            f"{request.url.path} is a WebSocket",
+            f"{request.url.path} serves WebSocket connections only",
             code="upgrade_required",
             status=426,
-            hint="an opening handshake of version 13 (RFC 6455, 4.2.1), over HTTP/1.1",
+            hint="send an opening handshake of version 13 (RFC 6455, 4.2.1) over HTTP/1.1",
         ),
         request.url.path,
     )
-    if request.scope["http_version"] == "1.1":  # the later ones have no such headers
+    if request.scope["http_version"] == "1.1":  # HTTP/2 and HTTP/3 have no such headers
         version = {"Sec-WebSocket-Version": "13"}  # RFC 6455, 4.4
         answer.headers.update({"Upgrade": "websocket", "Connection": "Upgrade"} | version)
     return answer
 
 
 async def client_gone(request: Request, _error: Exception) -> Response:
-    """It left before its request was whole or answered. An answer is owed all the same."""
+    """Return a response, which nobody gets, for a client that has left."""
     log.info("client gone", method=request.method, path=request.url.path)
     return Response(status_code=CLIENT_GONE)
 
 
 async def internal_error(request: Request, _error: Exception) -> Response:
-    """Anything else is a fault of ours; the server logs its traceback, the client sees none."""
+    """Return the response to a defect of the edge; the server logs the traceback."""
     fault = TailraceError("an error of this edge; its log says more")
     return noted_response(fault, request.url.path)

@@ -34,12 +34,12 @@ from tailrace.ledger.telemetry.exposition import rendered
 PREFIX = "tailrace_edge_"
 PROTOCOLS = ("h1", "h2", "h3", "ws")
 STATES = ("opening", "streaming", "stalled", "waiting")
-"""Of an open stream: it has no answer yet; its frames go; its client has no room; no origin is
-there to go on with it."""
+"""States of an open stream: not answered yet; sending frames; blocked because its client does not
+read; without a connected origin."""
 
 
 class EdgeMetrics(Collector):
-    """`registry` has these, and what the process uses of the machine."""
+    """The metrics of an edge process; `registry` has those of the process as well."""
 
     def __init__(self, counts: Counts, link: OriginPool, limits: ConnectionLimits) -> None:
         self._counts = counts
@@ -53,44 +53,50 @@ class EdgeMetrics(Collector):
     def collect(self) -> Iterable[Metric]:
         yield InfoMetricFamily(
             f"{PREFIX}build",
-            "The release, and the wire schema",
+            "Release and wire schema of the edge",
             {"version": tailrace_version(), "schema": SCHEMA_HASH.hex()},
         )
         yield from self._counted()
-        yield _gauge("connections", "Open connections of clients", self._limits.count)
-        yield _gauge("connections_limit", "So many may be open", self._limits.most)
+        yield _gauge("connections", "Number of open connections of clients", self._limits.count)
+        yield _gauge("connections_limit", "Maximum number of open connections", self._limits.most)
         yield self._streams()
         yield from _origins(self._link.origins)
 
     def _counted(self) -> Iterable[Metric]:
         counts = self._counts
         requests = _counter(
-            "requests", "Requests that have ended", ("route", "method", "status", "protocol")
+            "requests",
+            "Number of requests that have ended",
+            ("route", "method", "status", "protocol"),
         )
         for kind, count in counts.requests.copy().items():
             labels = (kind.route, kind.method, str(kind.status), kind.protocol)
             requests.add_metric(labels, count)
         yield requests
-        yield _by_label("errors", "Errors that clients were told", "code", counts.errors.copy())
+        yield _by_label(
+            "errors", "Number of errors that were sent to clients", "code", counts.errors.copy()
+        )
         stalls = Counter(dict.fromkeys(PROTOCOLS, 0)) | counts.stalls.copy()
         yield _by_label(
             "stalls",
-            "Times that a client had no room for its frames, and was left to read them later",
+            "Number of times that frames waited because their client did not read",
             "protocol",
             {protocol: stalls[protocol] for protocol in PROTOCOLS},
         )
         asked = self._link.asked.copy()
-        yield _by_label("stream_requests", "Requests of clients to origins", "kind", asked)
+        yield _by_label(
+            "stream_requests", "Number of requests of clients to origins", "kind", asked
+        )
         renewals = sum(origin.relay.renewals for origin in self._link.origins)
         yield _by_label(
             "resumes",
-            "Streams that were resumed: by their client, or by this edge when a link was lost",
+            "Number of streams resumed, by their client or by this edge after a lost link",
             "by",
             {"client": asked["resume"], "edge": renewals},
         )
 
     def _streams(self) -> Metric:
-        """Open streams and other requests to origins."""
+        """Return the number of open requests to origins, by protocol and state."""
         found = Counter({(protocol, state): 0 for protocol in PROTOCOLS for state in STATES})
         for origin in self._link.origins:
             for route in origin.relay.routes():
@@ -98,7 +104,7 @@ class EdgeMetrics(Collector):
                 protocol = getattr(route.sink, "protocol", OTHER)
                 found[protocol, _state_of(route, origin)] += 1
         family = GaugeMetricFamily(
-            f"{PREFIX}streams", "Open streams of clients", labels=("protocol", "state")
+            f"{PREFIX}streams", "Number of open streams of clients", labels=("protocol", "state")
         )
         for labels, count in found.items():
             family.add_metric(labels, count)
@@ -115,22 +121,32 @@ def _state_of(route: Route, origin: Origin) -> str:
 
 def _origins(origins: Iterable[Origin]) -> Iterable[Metric]:
     label = ("origin",)
-    up = GaugeMetricFamily(f"{PREFIX}origin_up", "The link stands", labels=label)
-    ready = GaugeMetricFamily(f"{PREFIX}origin_ready", "It takes new streams", labels=label)
+    up = GaugeMetricFamily(f"{PREFIX}origin_up", "1 if the link to the origin is up", labels=label)
+    ready = GaugeMetricFamily(
+        f"{PREFIX}origin_ready", "1 if the origin accepts new streams", labels=label
+    )
     streams = GaugeMetricFamily(
-        f"{PREFIX}origin_streams", "Streams that run or wait there, as it says", labels=label
+        f"{PREFIX}origin_streams", "Number of streams that run or wait at the origin", labels=label
     )
-    room = GaugeMetricFamily(f"{PREFIX}origin_room", "So many may", labels=label)
+    room = GaugeMetricFamily(
+        f"{PREFIX}origin_room", "Maximum number of streams at the origin", labels=label
+    )
     breaker = GaugeMetricFamily(
-        f"{PREFIX}origin_breaker", "1 for the breaker's state", labels=("origin", "state")
+        f"{PREFIX}origin_breaker",
+        "1 for the state of the origin's circuit breaker",
+        labels=("origin", "state"),
     )
-    losses = _counter("origin_losses", "Links that were lost", label)
-    frames = _counter("frames", "Frames of streams that came from an origin", label)
+    losses = _counter("origin_losses", "Number of lost links to the origin", label)
+    frames = _counter("frames", "Number of frames received from the origin", label)
     replayed = _counter(
-        "replayed_frames", "Frames that a reader was behind the tip when it asked", label
+        "replayed_frames",
+        "Number of frames by which readers were behind the end of their stream",
+        label,
     )
     repeated = _counter(
-        "repeated_frames", "Frames that came again after a lost link, and were left out", label
+        "repeated_frames",
+        "Number of frames that were repeated after a lost link, and dropped",
+        label,
     )
     for origin in origins:
         name, heartbeat, relay = (origin.address,), origin.relay.heartbeat, origin.relay
@@ -168,10 +184,12 @@ async def metrics(request: Request) -> Response:
     config: EdgeConfig = request.app.state.config
     caller = caller_of(request)
     if caller is not None and Right.ADMIN not in Right(caller.rights):
-        raise Forbidden("only an administrator's key reads metrics")
+        raise Forbidden("this API key lacks the `admin` right, which metrics need")
     told = sees_details(head_of(request.scope), request.scope["http_version"], caller, config)
     if shown is None or config.processes > 1 or not told:
-        raise NotFound("no metrics are served here", hint="edge.metrics names a place for them")
+        raise NotFound(
+            "metrics are not served at this address", hint="edge.metrics sets an address for them"
+        )
     content_type, body = await asyncio.to_thread(
         rendered, shown.registry, request.headers.get("accept")
     )
