@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from itertools import count
 from json.encoder import encode_basestring
 from typing import Any
@@ -24,7 +24,7 @@ from tailrace.edge.access.middleware import caller_of
 from tailrace.edge.answer_parts import Change, Part, PartKind, PartTracker
 from tailrace.edge.errors import AI_SDK_PATH, OLLAMA, error_response
 from tailrace.edge.generate.encoders import Encoder, FrameEncoder
-from tailrace.edge.generate.params import read_body as whole_body
+from tailrace.edge.generate.params import read_body
 from tailrace.edge.generate.schema import Count, Settings
 from tailrace.edge.openai.chunks import (
     DONE,
@@ -37,10 +37,10 @@ from tailrace.edge.openai.request import (
     compact,
     invalid,
     open_of,
-    read_body,
+    parse_body,
 )
 from tailrace.edge.origins.reader import Reader, whole_answer
-from tailrace.edge.starlette_helpers import attended, link_of
+from tailrace.edge.starlette_helpers import NO_STORE, attended, link_of
 from tailrace.edge.stream_answer import StreamAnswer
 from tailrace.ledger.errors import CallerError, NotFound, TailraceError, Unavailable
 from tailrace.ledger.frame import (
@@ -332,7 +332,7 @@ OBJECT = "chat"
 
 async def send(request: Request) -> Response:
     """POST /api/chat"""
-    body, headers = read_body(ChatBody, await whole_body(request), EXAMPLE)
+    body, headers = parse_body(ChatBody, await read_body(request), EXAMPLE)
     body.model = body.model or _only_model(request)
     wanted = to_open(body, request.headers.get("Idempotency-Key"), caller_of(request))
     chat = None if body.id is None else check_chat(body.id)
@@ -348,10 +348,10 @@ async def resume(request: Request) -> Response:
     chat = check_chat(request.path_params["id"])
     token = request.headers.get("Tailrace-Token")
     try:
-        stream = await attended(request.receive, _ask(request, "GET", chat))
+        stream = await attended(request, _ask(request, "GET", chat))
         return await _answered(request, Resume(stream, token=token, caller=caller_of(request)), {})
     except NotFound:
-        return Response(status_code=204, headers={"Cache-Control": "no-store"})
+        return Response(status_code=204, headers=NO_STORE)
 
 
 ROUTES = [
@@ -372,10 +372,10 @@ async def _answered(
     as_frames = FRAMES_TYPE in request.headers.get("Accept", "")
     encoder: Encoder = FrameEncoder() if as_frames else UiEvents()
     with ExitStack() as source:
-        reader = source.enter_context(closing(Reader(link_of(request))))
-        opened = await attended(request.receive, reader.open(wanted))
+        reader = source.enter_context(Reader(link_of(request)))
+        opened = await attended(request, reader.open(wanted))
         if chat is not None:
-            await attended(request.receive, _ask(request, "PUT", chat, opened.stream))
+            await attended(request, _ask(request, "PUT", chat, opened.stream))
         encoder.opened(opened)
         source.pop_all()
         headers |= {} if as_frames else HEADER

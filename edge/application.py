@@ -43,6 +43,7 @@ from tailrace.edge.openapi.document import description_routes
 from tailrace.edge.origins.hints import Hints
 from tailrace.edge.origins.origin_pool import OriginPool
 from tailrace.edge.session import ORIGIN_NOT_READY
+from tailrace.edge.starlette_helpers import NO_STORE
 from tailrace.edge.telemetry.metrics import metrics
 from tailrace.edge.web_files import web_routes
 from tailrace.ledger.errors import TailraceError
@@ -51,7 +52,6 @@ from tailrace.ledger.links.hints import Hint
 from tailrace.ledger.objects.deployment import Deployment
 from tailrace.ledger.process.version import tailrace_version
 
-NO_STORE = {"Cache-Control": "no-store"}
 DRAINING = "this edge is shutting down"
 
 

@@ -142,7 +142,7 @@ async def _answer(request: Request, wanted: Call) -> Response:
     reader = Reader(link_of(request))
     with ExitStack() as unless_handed_on:
         unless_handed_on.callback(reader.close)
-        answer = await attended(request.receive, reader.call(wanted))
+        answer = await attended(request, reader.call(wanted))
         unless_handed_on.pop_all()  # the body closes it when it has been sent
     body = StreamedBody(reader.close, answer_of(reader), answer.status)
     body.raw_headers = [

@@ -12,6 +12,8 @@ from tailrace.edge.origins.origin_pool import OriginPool
 from tailrace.ledger.process.tasks import first_of
 
 T = TypeVar("T")
+NO_STORE = {"Cache-Control": "no-store"}
+"""Header of answers that caches must not store."""
 
 
 def link_of(request: Request) -> OriginPool:
@@ -20,12 +22,12 @@ def link_of(request: Request) -> OriginPool:
     return link
 
 
-async def attended(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+async def attended(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Return the result of `work`, or cancel it and raise ClientDisconnect if the client leaves.
 
-    The request's body must have been read, because further messages of `receive` are dropped.
+    The request's body must have been read, because its further messages are dropped.
     """
-    return cast(T, await first_of(work, _disconnect(receive)))
+    return cast(T, await first_of(work, _disconnect(request.receive)))
 
 
 async def _disconnect(receive: Receive) -> None:

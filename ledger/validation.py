@@ -89,11 +89,16 @@ def invalid_document(
     return CallerError(fault.message, code=code, field=fault.field or whole, hint=fault.right)
 
 
+def closest_name(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is most like a misspelt one, or None if none is like it."""
+    return next(iter(get_close_matches(name, list(known), n=1)), None)
+
+
 def unknown_field(location: Location, fields: Iterable[str]) -> CallerError:
     """Return the error for a field that does not exist beside `fields`."""
     known = list(fields)
-    closest = get_close_matches(str(location[-1]), known, n=1)
-    hint = f'did you mean "{closest[0]}"?' if closest else "one of " + ", ".join(known)
+    closest = closest_name(str(location[-1]), known)
+    hint = f'did you mean "{closest}"?' if closest else "one of " + ", ".join(known)
     return CallerError("unknown field", code=UNKNOWN, field=path_of(location), hint=hint)
 
 

@@ -10,11 +10,11 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from tailrace.ledger.errors import ConfigError, Unavailable
+from tailrace.ledger.validation import closest_name
 from tailrace.origin.config import OriginConfig
 from tailrace.origin.producers.upstream import client_of, list_models
 from tailrace.origin.producers.upstream_away import reason_of
@@ -110,9 +110,9 @@ def choose(url: str, listed: list[str] | None, wanted: Sequence[str]) -> tuple[s
         )
     for name in wanted:
         if name not in listed:
-            near = get_close_matches(name, listed, n=1)
+            near = closest_name(name, listed)
             shown = ", ".join(listed[:MAX_SHOWN]) + (", …" if len(listed) > MAX_SHOWN else "")
-            guess = f"did you mean {near[0]}? " if near else ""
+            guess = f"did you mean {near}? " if near else ""
             raise ConfigError(
                 f"{url} has no model {name!r}", field="--model", hint=f"{guess}it lists {shown}"
             )

@@ -23,7 +23,7 @@ from tailrace.edge.admin.queries import (
 )
 from tailrace.edge.config import EdgeConfig
 from tailrace.edge.generate.params import parse_stream_id, read_body
-from tailrace.edge.starlette_helpers import link_of
+from tailrace.edge.starlette_helpers import NO_STORE, link_of
 from tailrace.ledger.errors import CallerError, NotFound
 from tailrace.ledger.frame import SCHEMA_HASH
 from tailrace.ledger.process.version import tailrace_version
@@ -31,7 +31,7 @@ from tailrace.ledger.process.version import tailrace_version
 MAX_MERGED = 1000
 """Maximum rows of the list of streams of several origins. For more, one origin must be chosen."""
 DEFAULT_PAGE = "100"
-NO_STORE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+HEADERS = NO_STORE | {"X-Content-Type-Options": "nosniff"}
 PER_ORIGIN = ("pool", "histograms", "ledger", "warm", "warm/explain", "warm/residence")
 """Paths to which each origin gives an answer of its own."""
 WARM_ORDERS = ("warm/apply", "warm/prewarm", "warm/pin")
@@ -64,7 +64,7 @@ def _route(path: str, handler: Handler, method: str = "GET") -> Route:
         if len(query) < len(request.query_params.multi_items()):
             raise CallerError("a parameter is given twice", field="query")
         queries = OriginQueries(request.app.state.link, caller)
-        return JSONResponse(await handler(request, queries, query), headers=NO_STORE)
+        return JSONResponse(await handler(request, queries, query), headers=HEADERS)
 
     return Route(f"/v1/admin/{path}", endpoint, methods=[method])
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from secrets import token_hex
 
@@ -288,8 +287,8 @@ async def steer(request: Request) -> Response:
 
 async def _asked(request: Request, wanted: Cancel | Steer) -> Response:
     """What the origin says of a request that is about a stream."""
-    with closing(Reader(link_of(request))) as reader:
-        status = await attended(request.receive, reader.ask(wanted))
+    with Reader(link_of(request)) as reader:
+        status = await attended(request, reader.ask(wanted))
     fields = {
         "id": status.stream.hex(),
         "state": status.state.word,
@@ -305,8 +304,8 @@ async def _answer(request: Request, view: View, wanted: Open | Resume) -> Respon
     """Return the stream that `wanted` asks for, in the view that the client asked for."""
     if view is not View.JSON:
         return StreamAnswer(wanted, ENCODERS[view]())
-    with closing(Reader(link_of(request))) as reader:
-        return await attended(request.receive, _whole(reader, wanted))
+    with Reader(link_of(request)) as reader:
+        return await attended(request, _whole(reader, wanted))
 
 
 async def _whole(reader: Reader, wanted: Open | Resume) -> Response:
@@ -324,6 +323,6 @@ async def _document(reader: Reader, wanted: Open | Resume, opened: Opened) -> di
 
 
 async def _sibling(link: OriginPool, sibling: Sibling, caller: Caller | None) -> Collected:
-    with closing(Reader(link)) as reader:
+    with Reader(link) as reader:
         await reader.open(Resume(sibling.stream, token=sibling.token or None, caller=caller))
         return await collect(reader)

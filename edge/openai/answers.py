@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from starlette.routing import Route
 from tailrace.edge.access.middleware import caller_of
 from tailrace.edge.errors import openai_error
 from tailrace.edge.generate.encoders import stream_headers
-from tailrace.edge.generate.params import read_body as whole_body
+from tailrace.edge.generate.params import read_body
 from tailrace.edge.generate.routes import MAX_DOCUMENT_BYTES, Collected, asked_to_read, collect
 from tailrace.edge.openai.chunks import (
     FINISH,
@@ -27,7 +27,7 @@ from tailrace.edge.openai.chunks import (
     usage,
 )
 from tailrace.edge.openai.merged import PROMPTS_AT_A_TIME, MergedAnswer
-from tailrace.edge.openai.request import StreamOptions, flag, read_body
+from tailrace.edge.openai.request import StreamOptions, flag, parse_body
 from tailrace.edge.origins.origin_pool import OriginPool
 from tailrace.edge.origins.reader import Reader
 from tailrace.edge.starlette_helpers import attended, link_of
@@ -129,12 +129,12 @@ class _Broken(Exception):
 
 
 async def _start(dialect: Dialect, request: Request) -> Response:
-    body = await whole_body(request)
-    parsed, headers = read_body(dialect.body, body, dialect.example)
+    body = await read_body(request)
+    parsed, headers = parse_body(dialect.body, body, dialect.example)
     opens = parsed.opens(request.headers.get("Idempotency-Key"), caller_of(request))
     link = link_of(request)
     if not parsed.stream:
-        return await attended(request.receive, _whole(dialect, link, opens, headers))
+        return await attended(request, _whole(dialect, link, opens, headers))
     options = parsed.stream_options or StreamOptions()
     if len(opens) == 1 and opens[0].n == 1:
         return StreamAnswer(opens[0], dialect.encoder(options), headers)
@@ -149,10 +149,10 @@ async def _read(dialect: Dialect, request: Request) -> Response:
     )
     if encoder is not None:
         return StreamAnswer(resume, encoder)
-    with closing(Reader(link_of(request))) as reader:
-        opened = await attended(request.receive, reader.open(replace(resume, follow=False)))
+    with Reader(link_of(request)) as reader:
+        opened = await attended(request, reader.open(replace(resume, follow=False)))
         headers = stream_headers(opened)
-        collected = await attended(request.receive, collect(reader))
+        collected = await attended(request, collect(reader))
         end = collected.closing
         if isinstance(end, StreamEnd) and end.finish_reason is not FinishReason.CANCELLED:
             try:
@@ -166,7 +166,7 @@ async def _choices(link: OriginPool, wanted: Open, opened: ExitStack) -> list[Ch
     """All streams of one prompt; `opened` closes them."""
 
     async def ask(asked: Open | Resume) -> Choice:
-        reader = opened.enter_context(closing(Reader(link)))
+        reader = opened.enter_context(Reader(link))
         return Choice(reader, await reader.open(asked))
 
     choices = [await ask(wanted)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import struct
 from base64 import b64encode
-from contextlib import closing
 from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
@@ -14,14 +13,14 @@ from starlette.responses import JSONResponse, Response
 
 from tailrace.edge.access.middleware import caller_of
 from tailrace.edge.generate.encoders import HEADERS
-from tailrace.edge.generate.params import read_body as whole_body
+from tailrace.edge.generate.params import read_body
 from tailrace.edge.generate.routes import Collected, collect
 from tailrace.edge.generate.schema import Settings
 from tailrace.edge.openai.chunks import (
     check_end,
 )
 from tailrace.edge.openai.completions import key_of
-from tailrace.edge.openai.request import TEXTS, OpenAiBody, open_of, read_body, read_texts
+from tailrace.edge.openai.request import TEXTS, OpenAiBody, open_of, parse_body, read_texts
 from tailrace.edge.origins.origin_pool import OriginPool
 from tailrace.edge.origins.reader import Reader
 from tailrace.edge.starlette_helpers import attended, link_of
@@ -61,12 +60,12 @@ class EmbeddingBody(OpenAiBody):
 
 async def embed(request: Request) -> Response:
     """POST /v1/embeddings"""
-    body = await whole_body(request)
-    parsed, headers = read_body(EmbeddingBody, body, EXAMPLE)
+    body = await read_body(request)
+    parsed, headers = parse_body(EmbeddingBody, body, EXAMPLE)
     opens = parsed.opens(request.headers.get("Idempotency-Key"), caller_of(request))
     link, turns = link_of(request), asyncio.Semaphore(AT_A_TIME)
     work = together(*(_computed(link, wanted, turns) for wanted in opens))
-    found = await attended(request.receive, work)
+    found = await attended(request, work)
     vectors: list[Any] = [vector for _, vector, _ in found]
     if parsed.encoding_format == "base64":  # fp32, little-endian
         packed = (struct.pack(f"<{len(vector)}f", *vector) for vector in vectors)
@@ -91,7 +90,7 @@ async def _computed(
 ) -> tuple[Opened, list[float], int]:
     """The stream, its vector, and how many tokens its text has."""
     async with turns:
-        with closing(Reader(link)) as reader:
+        with Reader(link) as reader:
             opened = await reader.open(wanted)
             collected = await collect(reader)
     end = collected.closing

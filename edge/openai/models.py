@@ -6,11 +6,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tailrace.edge.origins.hints import Hints
-from tailrace.edge.starlette_helpers import link_of
+from tailrace.edge.starlette_helpers import NO_STORE, link_of
 from tailrace.ledger.errors import NotFound, OriginUnreachable
 from tailrace.ledger.links.hints import Hint
-
-NO_STORE = {"Cache-Control": "no-store"}
 
 
 async def list_models(request: Request) -> Response:

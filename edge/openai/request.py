@@ -58,7 +58,7 @@ class StreamedSettings(Settings, OpenAiBody):
 Body = TypeVar("Body", bound=OpenAiBody)
 
 
-def read_body(model: type[Body], body: bytes, example: str) -> tuple[Body, dict[str, str]]:
+def parse_body(model: type[Body], body: bytes, example: str) -> tuple[Body, dict[str, str]]:
     """The body as a `model`, and headers that say what of it is ignored; CallerError if it is bad.
 
     What a client says is null counts as left out.

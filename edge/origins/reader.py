@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import closing
 from dataclasses import replace
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from tailrace.edge.origins.origin_pool import OriginPool
 from tailrace.edge.origins.relay import Sink, under
@@ -86,6 +85,13 @@ class Reader:
     def close(self) -> None:
         """Detach from a stream that has not ended; it runs on without this reader."""
         self.link.forget(self)
+
+    def __enter__(self) -> Self:
+        """Close the reader when the context ends."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def hand_over(self, sink: Sink) -> tuple[list[bytes], Window]:
         """Let another sink take the frames that follow; return those that wait, and the window."""
@@ -200,7 +206,7 @@ class Reader:
 async def whole_answer(link: OriginPool, call: Call, only: str | None = None) -> tuple[int, bytes]:
     """Return the status and the whole body of an object's answer. Raises an error answer."""
     body, ended = bytearray(), False
-    with closing(Reader(link, only)) as reader:
+    with Reader(link, only) as reader:
         answer = await reader.call(call)
         while not ended:
             data, ended = await reader.take_piece()

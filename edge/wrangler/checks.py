@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import date
-from difflib import get_close_matches
 from typing import NamedTuple
 
 from tailrace.ledger.objects import cron
+from tailrace.ledger.validation import closest_name
 
 Table = Mapping[str, object]
 NAME = re.compile(r"[a-z0-9_][a-z0-9_-]*")
@@ -41,8 +41,8 @@ Check = Callable[[object, str], Problems]
 def unknown(table: Table, known: Collection[str], path: str = "") -> Problems:
     """Give a problem for each key of `table` that is not `known`."""
     for name in (name for name in table if name not in known):
-        closest = get_close_matches(name, known, n=1)
-        hint = f"did you mean {closest[0]}?" if closest else "known are " + ", ".join(known)
+        closest = closest_name(name, known)
+        hint = f"did you mean {closest}?" if closest else "known are " + ", ".join(known)
         yield Problem(f"{path}.{name}".lstrip("."), "unknown key", hint)
 
 

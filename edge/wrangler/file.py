@@ -8,7 +8,6 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from io import StringIO
 from typing import NamedTuple
 
@@ -29,6 +28,7 @@ from tailrace.edge.wrangler.checks import (
 from tailrace.edge.wrangler.keys import BUILT_IN, KEYS, Effect
 from tailrace.ledger.errors import ConfigError
 from tailrace.ledger.objects.deployment import Deployment
+from tailrace.ledger.validation import closest_name
 
 PREFIX = "TAILRACE_EDGE_"
 """Prefix of the variables and secrets that are settings, as in the environment of a process."""
@@ -364,8 +364,8 @@ def _setting(name: str, source: Source) -> str | None:
         return None
     if name != name.upper() or setting not in EdgeConfig.model_fields:
         known = [f"{PREFIX}{one}".upper() for one in EdgeConfig.model_fields]
-        closest = get_close_matches(name, known, n=1)
-        hint = f"did you mean {closest[0]}?" if closest else "tailrace config init lists settings"
+        closest = closest_name(name, known)
+        hint = f"did you mean {closest}?" if closest else "tailrace config init lists settings"
         raise _Wrong(source.key, "is no setting of an edge", hint)
     is_secret = EdgeConfig.model_fields[setting].annotation == SecretStr | None
     if is_secret and not source.secret:

@@ -11,7 +11,6 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
@@ -20,7 +19,7 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
 from tailrace.ledger.errors import ConfigError
-from tailrace.ledger.validation import fault_of
+from tailrace.ledger.validation import closest_name, fault_of
 
 DEFAULT_FILE = Path("tailrace.toml")
 TABLES = ("edge", "origin", "models", "ledger", "streams")
@@ -149,10 +148,10 @@ def unknown_variables(part: type[Settings]) -> list[str]:
 
 def _unknown_variable(part: type[Settings], name: str) -> ConfigError:
     prefix = part.model_config["env_prefix"]
-    closest = get_close_matches(name[len(prefix) :].lower(), part.model_fields, n=1)
+    closest = closest_name(name[len(prefix) :].lower(), part.model_fields)
     guess = "unset it; tailrace config check lists the settings"
     if closest:
-        guess = f"did you mean {prefix}{closest[0].upper()}?"
+        guess = f"did you mean {prefix}{closest.upper()}?"
     return ConfigError("unknown environment variable", field=name, hint=guess)
 
 
@@ -164,8 +163,8 @@ def finding(
     message, hints = fault.message, [fault.right, where]
     if fault.kind == "extra_forbidden":
         message = "unknown setting"
-        closest = get_close_matches(fault.field, fields, n=1)
-        hints = [*(f"did you mean {name}?" for name in closest), where]
+        closest = closest_name(fault.field, fields)
+        hints = [closest and f"did you mean {closest}?", where]
     field = f"{table}.{fault.field}" if fault.field else table
     return ConfigError(message, field=field, hint="; ".join(filter(None, hints)) or None)
 

@@ -276,7 +276,7 @@ MAKING_A = '\nmigrations = [{tag = "1", new_sqlite_classes = ["A"]}]'
         ('routes = "a.example/*"', "routes", "must be an array"),
         ('triggers = {crons = ["0 25 * * *"]}', "triggers.crons.0", "field 2, hour: '25'"),
         ('triggers = {crons = "0 * * * *"}', "triggers.crons", "must be an array"),
-        ('triggers = {crons = ["0 0 30 2 *"]}', "triggers.crons.0", "never comes"),
+        ('triggers = {crons = ["0 0 30 2 *"]}', "triggers.crons.0", "never happens"),
         ('triggers = {crons = ["0 * * * *"]}', "triggers.crons", "nothing to run at these times"),
         ('vars = ["A"]', "vars", "must be a table"),
         ("vars = {A = 2026-01-31}", "vars.A", "is a date"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -19,9 +19,9 @@ from starlette.routing import Route
 from tailrace.edge.access.middleware import caller_of
 from tailrace.edge.errors import RESPONSES_PATH
 from tailrace.edge.generate.encoders import stream_headers
-from tailrace.edge.generate.params import read_body as whole_body
+from tailrace.edge.generate.params import read_body
 from tailrace.edge.generate.routes import MAX_DOCUMENT_BYTES
-from tailrace.edge.openai.request import flag, read_body
+from tailrace.edge.openai.request import flag, parse_body
 from tailrace.edge.openai.responses.events import PREFIX, ResponseEvents, StreamedResponse
 from tailrace.edge.openai.responses.request import (
     EXAMPLE,
@@ -65,21 +65,21 @@ _NUMBER = re.compile(r"[0-9]{1,18}")
 
 async def create(request: Request) -> Response:
     """POST /v1/responses"""
-    body, headers = read_body(ResponseBody, await whole_body(request), EXAMPLE)
+    body, headers = parse_body(ResponseBody, await read_body(request), EXAMPLE)
     caller = caller_of(request)
     earlier: Items = []
     if body.previous_response_id is not None:
-        earlier = await attended(request.receive, _earlier(request, body.previous_response_id))
-    given = await attended(request.receive, _resolved(request, body.items()))
+        earlier = await attended(request, _earlier(request, body.previous_response_id))
+    given = await attended(request, _resolved(request, body.items()))
     wanted = to_open(body, earlier, given, request.headers.get("Idempotency-Key"), caller)
     if body.stream:
         return StreamAnswer(wanted, ResponseEvents(), headers)
-    with closing(Reader(link_of(request))) as reader:
-        opened = await attended(request.receive, reader.open(wanted))
+    with Reader(link_of(request)) as reader:
+        opened = await attended(request, reader.open(wanted))
         headers |= stream_headers(opened)
         response = StreamedResponse(opened)
         if not body.background:
-            await attended(request.receive, _read(reader, response.add))
+            await attended(request, _read(reader, response.add))
         return JSONResponse(response.document(), headers=headers)
 
 
@@ -87,19 +87,19 @@ async def retrieve(request: Request) -> Response:
     """GET /v1/responses/{id}"""
     asked, query = _asked(request), request.query_params
     if not flag(query, "stream"):
-        opened, document = await attended(request.receive, _document(request, asked))
+        opened, document = await attended(request, _document(request, asked))
         return JSONResponse(document, headers=stream_headers(opened))
     after = _after(query.get("starting_after"))
     if after is None:
         return StreamAnswer(asked, ResponseEvents())
     with ExitStack() as unless_handed_on:
-        reader = unless_handed_on.enter_context(closing(Reader(link_of(request))))
-        opened = await attended(request.receive, reader.open(asked))
+        reader = unless_handed_on.enter_context(Reader(link_of(request)))
+        opened = await attended(request, reader.open(asked))
         encoder = ResponseEvents(after)
         encoder.opened(opened)
         headers = stream_headers(opened)
         replay = _replayed(reader, encoder, opened, after)
-        begin, ended = await attended(request.receive, replay)
+        begin, ended = await attended(request, replay)
         if ended:
             headers["Content-Type"] = encoder.media_type
             return Response(begin, headers=headers)
@@ -109,17 +109,17 @@ async def retrieve(request: Request) -> Response:
 
 async def cancel(request: Request) -> Response:
     """POST /v1/responses/{id}/cancel"""
-    await whole_body(request)
+    await read_body(request)
     asked = _asked(request)
-    await attended(request.receive, _cancel(request, asked))
-    opened, document = await attended(request.receive, _document(request, asked))
+    await attended(request, _cancel(request, asked))
+    opened, document = await attended(request, _document(request, asked))
     return JSONResponse(document, headers=stream_headers(opened))
 
 
 async def delete(request: Request) -> Response:
     """DELETE /v1/responses/{id}: from then on it is as if it had never been."""
     asked = _asked(request)
-    await attended(request.receive, _cancel(request, asked, forget=True))
+    await attended(request, _cancel(request, asked, forget=True))
     return JSONResponse(
         {"id": f"{PREFIX}{asked.stream.hex()}", "object": "response", "deleted": True}
     )
@@ -128,7 +128,7 @@ async def delete(request: Request) -> Response:
 async def input_items(request: Request) -> Response:
     """GET /v1/responses/{id}/input_items"""
     asked, query = _asked(request), request.query_params
-    opened = await attended(request.receive, _opened(request, asked))
+    opened = await attended(request, _opened(request, asked))
     items = read_note(opened.note).input
     if items is None:
         raise _not_kept(request.path_params["id"])
@@ -236,20 +236,20 @@ async def _collected(
     request: Request, asked: Resume, most: int = MAX_DOCUMENT_BYTES
 ) -> tuple[Opened, StreamedResponse, int]:
     """A response, and how many bytes of frames it is."""
-    with closing(Reader(link_of(request))) as reader:
+    with Reader(link_of(request)) as reader:
         opened = await reader.open(replace(asked, follow=False))
         response = StreamedResponse(opened)
         return opened, response, await _read(reader, response.add, most)
 
 
 async def _opened(request: Request, asked: Resume) -> Opened:
-    with closing(Reader(link_of(request))) as reader:
+    with Reader(link_of(request)) as reader:
         return await reader.open(replace(asked, follow=False), frames=0)
 
 
 async def _cancel(request: Request, asked: Resume, *, forget: bool = False) -> None:
     wanted = Cancel(asked.stream, asked.token, asked.caller, forget=forget)
-    with closing(Reader(link_of(request))) as reader:
+    with Reader(link_of(request)) as reader:
         await reader.ask(wanted)
 
 
