@@ -68,11 +68,13 @@ class StreamInfo:
 class Record(NamedTuple):
     """A log record: an encoded frame on channel 0, and the token ids that it completes.
 
-    A continuation needs the ids; they are never sent to a client.
+    A continuation needs the ids. `extra` is what the producer stores beside both
+    (`ledger/record_extra.py`). Neither is ever sent to a client.
     """
 
     frame: bytes
     ids: tuple[int, ...]
+    extra: bytes = b""
 
 
 class Append(NamedTuple):
@@ -93,7 +95,7 @@ class Appends:
     indexes: Sequence[int]
     frames: Sequence[bytes]
     ids: Sequence[tuple[int, ...]]
-    rows: Sequence[Append] = ()  # the rows that the columns were made from, if any
+    extras: Sequence[bytes]
 
     @classmethod
     def of(cls, batch: Sequence[Append] | Appends) -> Appends:
@@ -101,16 +103,14 @@ class Appends:
         if isinstance(batch, Appends):
             return batch
         streams, epochs, indexes, records = zip(*batch, strict=True) if batch else ((),) * 4
-        frames, ids = zip(*records, strict=True) if records else ((), ())
-        return cls(streams, epochs, indexes, frames, ids, batch)
+        frames, ids, extras = zip(*records, strict=True) if records else ((),) * 3
+        return cls(streams, epochs, indexes, frames, ids, extras)
 
     def __len__(self) -> int:
         return len(self.streams)
 
     def __getitem__(self, at: int) -> Append:
-        if self.rows:
-            return self.rows[at]
-        record = Record(self.frames[at], self.ids[at])
+        record = Record(self.frames[at], self.ids[at], self.extras[at])
         return Append(self.streams[at], self.epochs[at], self.indexes[at], record)
 
 

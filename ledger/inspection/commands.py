@@ -23,9 +23,9 @@ from tailrace.ledger.frame import Durability, Logged, StreamEnd, decode, tag_of
 from tailrace.ledger.frame_json import frame_fields
 from tailrace.ledger.inspection.reader import LedgerReader, StreamPiece, fill, pieces
 from tailrace.ledger.interface import Ledger, Record, StreamKind
+from tailrace.ledger.record_extra import RecordExtra, StreamLife
 from tailrace.ledger.sqlite.disk.file_locks import existing, lock
 from tailrace.ledger.sqlite.storage import StreamRow
-from tailrace.ledger.stream_stats import StreamLife, tokens_of
 from tailrace.ledger.stream_text import StreamText
 
 TEXT_CHARS = 2_000
@@ -59,7 +59,7 @@ async def summary(reader: LedgerReader, row: StreamRow) -> StreamSummary:
     result, text = StreamSummary(), StreamText()
     async for _, record in reader.records(row):
         result.frames += 1
-        result.tokens += len(tokens_of(record))
+        result.tokens += len(record.ids)
         result.frame_bytes += len(record.frame)
         _, frame = decode(record.frame)
         text.add(frame)
@@ -169,8 +169,12 @@ def stream_document(row: StreamRow) -> Document:
 def frame_document(record: Record) -> Document:
     """One record, with the token ids that clients never see."""
     _, frame = decode(record.frame)
-    document = {"type": type(frame).__name__, **frame_fields(frame), "ids": list(tokens_of(record))}
-    life = StreamLife.of(record)
+    document = {"type": type(frame).__name__, **frame_fields(frame), "ids": list(record.ids)}
+    extra, life = RecordExtra.of(record), StreamLife.of(record)
+    if extra.steered:
+        document["steered"] = [[span.start, span.count] for span in extra.steered]
+    if extra.engine is not None:
+        document["engine"] = extra.engine
     return document if life is None else document | {"life": life._asdict()}
 
 
@@ -271,7 +275,7 @@ def _check_piece(piece: StreamPiece, stream: _Stream, verdict: Audit) -> None:
             if tag_of(record.frame) == StreamEnd.tag:
                 stream.ended_at = index
             verdict.frames += 1
-            verdict.tokens += len(tokens_of(record))
+            verdict.tokens += len(record.ids)
         if piece.damage is not None:
             raise piece.damage
         if piece.last and piece.row.ended and stream.ended_at is None:

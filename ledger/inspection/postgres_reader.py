@@ -20,7 +20,7 @@ from tailrace.ledger.errors import ConfigError, Damaged, LedgerFailed, TailraceE
 from tailrace.ledger.frame import StreamEnd, tag_of
 from tailrace.ledger.inspection.reader import STREAMS_AT_ONCE, LedgerStatus, per_frame
 from tailrace.ledger.interface import Record
-from tailrace.ledger.postgres.rows import unpack_ids
+from tailrace.ledger.postgres.rows import stored_record
 from tailrace.ledger.postgres.schema import SCHEMA_VERSION, version_in
 from tailrace.ledger.postgres.server import PostgresUrl
 from tailrace.ledger.postgres.statements import TABLE_BYTES
@@ -35,7 +35,7 @@ SELECT s.sid, s.id, s.kind, h.epoch, h.ended::int, s.durability, s.recipe, s.cre
 FROM stream s JOIN head h ON h.sid = s.sid
 """
 _RECORDS = """
-SELECT index, frame, ids FROM frame WHERE sid = %s AND index >= %s ORDER BY index LIMIT %s
+SELECT index, frame, ids, extra FROM frame WHERE sid = %s AND index >= %s ORDER BY index LIMIT %s
 """
 _STATUS = f"""
 SELECT to_jsonb(status) FROM (SELECT * FROM (
@@ -146,7 +146,8 @@ class PostgresReader:
 
     async def stored(self, row: StreamRow) -> dict[str, int]:
         size = await self._number(
-            "SELECT sum(octet_length(frame) + coalesce(octet_length(ids), 0)) FROM frame"
+            "SELECT sum(octet_length(frame) + coalesce(octet_length(ids), 0)"
+            " + coalesce(octet_length(extra), 0)) FROM frame"
             " WHERE sid = %s",
             (row.sid,),
         )
@@ -157,11 +158,12 @@ class PostgresReader:
     ) -> AsyncGenerator[tuple[int, Record], None]:
         at, last = start, None
         while rows := await self._rows(_RECORDS, (row.sid, at, RECORDS_AT_ONCE)):
-            for index, frame, ids in rows:
+            for index, *stored in rows:
+                record = stored_record(*stored)
                 if index != at:
                     raise _damaged(row, f"index {index} does not follow index {at - 1}")
-                yield at, Record(frame, unpack_ids(ids))
-                at, last = at + 1, frame
+                yield at, record
+                at, last = at + 1, record.frame
         next_index = await self._number("SELECT next_index FROM head WHERE sid = %s", (row.sid,))
         if at != max(start, next_index):
             raise _damaged(row, f"it holds {at} frames, and its head says {next_index}")

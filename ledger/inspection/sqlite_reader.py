@@ -28,7 +28,7 @@ from tailrace.ledger.sqlite.disk.file_locks import existing, require_closed_here
 from tailrace.ledger.sqlite.disk.queries import Queries
 from tailrace.ledger.sqlite.disk.schema import refuse_foreign
 from tailrace.ledger.sqlite.disk.wal_mark import Lost, lost_file, lost_wal, read_mark
-from tailrace.ledger.sqlite.encoding import Entry, unpack_batch, unpack_segment
+from tailrace.ledger.sqlite.encoding import COLD_CODINGS, Entry, unpack_batch, unpack_segment
 from tailrace.ledger.sqlite.storage import SegmentRow, StreamRow
 
 SEGMENTS_AT_ONCE = 64
@@ -38,6 +38,7 @@ COPIED_PAGES = 1_024
 PAGE_FINDINGS = 100
 """What SQLite's own check may name before it stops."""
 
+_IS_COLD = f"coding IN {COLD_CODINGS}"
 
 _COUNTS = {
     "streams": "count(*) FROM stream",
@@ -93,7 +94,7 @@ class SqliteReader:
         """Segments are counted without reading what is in them."""
         segments = dict.fromkeys((False, True), (0, 0, 0))  # plain and cold ones
         for cold, *figures in self._rows(
-            "SELECT coding > 0, count(*), sum(length), sum(length(records)) FROM segment"
+            f"SELECT {_IS_COLD}, count(*), sum(length), sum(length(records)) FROM segment"
             " WHERE sid NOT IN (SELECT sid FROM removed) GROUP BY 1"
         ):
             segments[bool(cold)] = tuple(figures)
@@ -220,7 +221,7 @@ class SqliteReader:
 
     async def stored(self, row: StreamRow) -> dict[str, int]:
         [(segments, cold, size)] = self._rows(
-            "SELECT count(*), coalesce(sum(coding > 0), 0), coalesce(sum(length(records)), 0)"
+            f"SELECT count(*), coalesce(sum({_IS_COLD}), 0), coalesce(sum(length(records)), 0)"
             " FROM segment WHERE sid = ?",
             row.sid,
         )

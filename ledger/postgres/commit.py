@@ -133,8 +133,8 @@ def _statements(plan: GroupPlan, stamp: Stamp) -> Iterable[Statement]:
     if plan.created:
         yield from _creates(plan.created, stamp)
     if plan.rows:
-        sids, indexes, ids, frames = columns(plan.rows)
-        yield sql.INSERT_FRAMES, (Ints(sids), Ints(indexes), Blobs(ids), Blobs(frames))
+        sids, indexes, *blobs = columns(plan.rows)
+        yield sql.INSERT_FRAMES, (Ints(sids), Ints(indexes), *map(Blobs, blobs))
     if plan.moves:
         sids, _, _, after, ended = columns(plan.moved())
         yield sql.MOVE_HEADS, (Ints(sids), Ints(after), Flags(ended), stamp.now_ms)
@@ -330,9 +330,7 @@ class Writer:
                 return await self._try(connection, items, tried, stamp)
             except errors.CheckViolation:
                 # The clock of another origin is hours ahead, and it took the partition away.
-                await add_partitions(
-                    connection, {sid >> SID_BITS for sid, _, _, _ in tried[-1].rows}
-                )
+                await add_partitions(connection, {sid >> SID_BITS for sid, *_ in tried[-1].rows})
                 return await commit_locked(connection, items, tried, stamp)
 
         return await self._connection.run(work, WRITE_PATIENCE_S)

@@ -41,7 +41,7 @@ from tailrace.ledger.postgres.lease import Lease, Reached
 from tailrace.ledger.postgres.listener import Listener
 from tailrace.ledger.postgres.plan import GroupPlan, Item
 from tailrace.ledger.postgres.retention import Retention, add_partitions, partition_at, purge
-from tailrace.ledger.postgres.rows import Blobs, Ints, unpack_ids
+from tailrace.ledger.postgres.rows import Blobs, Ints, stored_record
 from tailrace.ledger.postgres.schema import prepare
 from tailrace.ledger.postgres.server import LastingConnection, Pool, Server
 from tailrace.ledger.postgres.tail import PostgresTail, Residents, StreamHead
@@ -264,7 +264,7 @@ class PostgresLedger:
     async def read(self, stream: bytes, start: int, limit: int) -> list[Record]:
         tail = await self._used(stream)
         rows = await self._pool.rows(sql.RECORDS, tail.head.sid, start, limit)
-        records = [Record(bytes(frame), unpack_ids(ids)) for frame, ids in rows]
+        records = [stored_record(*row) for row in rows]
         await self._residents.note_read(tail, start, [record.frame for record in records])
         return records
 

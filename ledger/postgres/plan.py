@@ -42,8 +42,8 @@ class Move(NamedTuple):
     frames: list[bytes]
 
 
-FrameRow = tuple[int, int, bytes | None, bytes]
-"""One row of the table `frame`: sid, index, ids, frame. Plain, as there are so many."""
+FrameRow = tuple[int, int, bytes | None, bytes, bytes]
+"""One row of the table `frame`: sid, index, ids, frame, extra. Plain, as there are so many."""
 
 
 @dataclass(slots=True)
@@ -93,7 +93,7 @@ class GroupPlan:
         index, sid = head.next_index, head.sid
         if append.index != index or append.epoch != head.epoch or head.ended:
             return why_refused(append.epoch, append.index, head.epoch, index, head.ended)
-        frame, ids = append.record
+        frame, ids, extra = append.record
         move = self.moves.get(sid)
         if move is None:
             self.moves[sid] = Move(head, index, [frame])
@@ -101,7 +101,7 @@ class GroupPlan:
             move.frames.append(frame)
         head.next_index = index + 1
         head.ended = tag_of(frame) == StreamEnd.tag
-        self.rows.append((sid, index, pack_ids(ids), frame))
+        self.rows.append((sid, index, pack_ids(ids), frame, extra))
         return None
 
     # ---- objects ----

@@ -15,6 +15,8 @@ from psycopg.adapt import Dumper
 from psycopg.pq import Format
 from psycopg.types.numeric import Int8BinaryDumper
 
+from tailrace.ledger.interface import Record
+from tailrace.ledger.marked_ids import unmarked
 from tailrace.ledger.wire.bare import encode_uint
 
 # The head of a one-dimensional array in PostgreSQL's binary format (array_send in its
@@ -105,3 +107,10 @@ def unpack_ids(packed: bytes | None) -> tuple[int, ...]:
             ids.append(value)
             value = shift = 0
     return tuple(ids)
+
+
+def stored_record(frame: bytes, ids: bytes | None, extra: bytes | None) -> Record:
+    """Return the record of a row of the table `frame`."""
+    if extra is None:
+        return unmarked(bytes(frame), unpack_ids(ids))
+    return Record(bytes(frame), unpack_ids(ids), bytes(extra))

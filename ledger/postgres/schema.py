@@ -16,7 +16,9 @@ from psycopg import AsyncConnection
 
 from tailrace.ledger.errors import ConfigError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+UPGRADED_VERSION = 2
+"""Tables of this version are brought up to date by the first origin that opens them."""
 MIN_SERVER_VERSION = 15_00_00
 SETUP_LOCK = 0x54_52_4C_31  # "TRL1": the advisory lock of who makes or changes tables
 SID_BITS = 32
@@ -63,6 +65,7 @@ CREATE TABLE frame (
     index bigint NOT NULL,
     ids   bytea,                               -- token ids, LEB128
     frame bytea  NOT NULL,
+    extra bytea,                               -- NULL: from version 2, whose ids hold marks
     PRIMARY KEY (sid, index)
 ) PARTITION BY RANGE (sid);
 CREATE TABLE frame_0 PARTITION OF frame FOR VALUES FROM (0) TO (4294967296);
@@ -142,15 +145,21 @@ def check_fsync(value: str) -> None:
 
 
 async def prepare(connection: AsyncConnection) -> None:
-    """Make the tables where there are none; `ConfigError` if another Tailrace made them.
+    """Make the tables where there are none, and bring those of version 2 up to date.
 
-    Two origins may do this at once: the second one waits for the first.
+    Raises `ConfigError` if another Tailrace made them. Two origins may do this at once: the second
+    one waits for the first.
     """
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock($1)", (SETUP_LOCK,))
         found = await version_in(connection, "tailrace")
         if found is None:
             await _make(connection)
+            return
+        if found == UPGRADED_VERSION:
+            # It rewrites no row: those that are there have no `extra`, which says how to read them.
+            await connection.execute("ALTER TABLE frame ADD COLUMN extra bytea")
+            await connection.execute("UPDATE version SET version = $1", (SCHEMA_VERSION,))
             return
     if found != SCHEMA_VERSION:
         raise ConfigError(

@@ -22,14 +22,14 @@ WITH moved AS (
         AND NOT head.ended
     RETURNING 1
 ), stored AS (
-    INSERT INTO frame
-    SELECT * FROM unnest($7::bigint[], $8::bigint[], $9::bytea[], $10::bytea[])
+    INSERT INTO frame (sid, index, ids, frame, extra)
+    SELECT * FROM unnest($7::bigint[], $8::bigint[], $9::bytea[], $10::bytea[], $11::bytea[])
 ), numbered AS (
-    UPDATE owner SET commits = $12 WHERE lease = $11 AND commits = $12 - 1 RETURNING 1
+    UPDATE owner SET commits = $13 WHERE lease = $12 AND commits = $13 - 1 RETURNING 1
 )
 SELECT 1 / ((SELECT count(*) FROM moved) = cardinality($1::bigint[])
         AND (SELECT count(*) FROM numbered) = 1)::int,
-    pg_notify($13, $14)
+    pg_notify($14, $15)
 """
 
 # The pessimistic one: lock the rows in one order, look, decide, write. The lock on the owner's
@@ -60,7 +60,8 @@ FROM unnest($2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[])
     AS n (sid, ttl_ms, expires_ms, kind)
 """
 INSERT_FRAMES = """
-INSERT INTO frame SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bytea[], $4::bytea[])
+INSERT INTO frame (sid, index, ids, frame, extra)
+SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bytea[], $4::bytea[], $5::bytea[])
 """
 MOVE_HEADS = """
 UPDATE head SET next_index = m.after, ended = m.ends,
@@ -123,7 +124,8 @@ WHERE NOT h.ended AND h.kind = 0 AND coalesce(o.expires, '-infinity') <= $1
 ORDER BY s.created_ms, s.sid
 """
 RECORDS = """
-SELECT frame, ids FROM frame WHERE sid = $1 AND index >= $2 AND index < $2 + $3 ORDER BY index
+SELECT frame, ids, extra FROM frame
+WHERE sid = $1 AND index >= $2 AND index < $2 + $3 ORDER BY index
 """
 FRAMES = """
 SELECT frame FROM frame WHERE sid = $1 AND index >= $2 AND index < $2 + $3 ORDER BY index

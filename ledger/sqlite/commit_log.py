@@ -21,6 +21,7 @@ import structlog
 from tailrace.ledger.errors import Damaged, damaged_stream
 from tailrace.ledger.interface import StreamKind
 from tailrace.ledger.sqlite.encoding import (
+    PLAIN,
     Entry,
     column,
     pack_batch,
@@ -128,7 +129,8 @@ class Log:
                 ripe[tail.sid] = tail
         if group.tails != self._packed[0]:  # an engine's steps are of the same streams, mostly
             self._packed = group.tails, column([tail.sid for tail in group.tails])
-        commit.log = pack_batch(self._packed[1], group.indexes, group.frames, group.ids)
+        columns = group.indexes, group.frames, group.ids, group.extras
+        commit.log = pack_batch(self._packed[1], *columns)
         self._rows.add(self._seq, len(commit.log))
 
     def tidy(self, group: Group, commit: Commit) -> None:
@@ -215,7 +217,8 @@ class Recovery:
             await self._doubt()
         for tail in self._holes.values():
             # An empty segment holds the place behind a hole, whatever becomes of the log.
-            self.segments.append(SegmentRow(tail.sid, tail.stored, 0, 0, pack_segment((), ())))
+            empty = pack_segment((), ())
+            self.segments.append(SegmentRow(tail.sid, tail.stored, 0, PLAIN, empty))
 
     async def _read(self, seq: int, blob: bytes) -> None:
         try:

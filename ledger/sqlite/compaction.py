@@ -15,7 +15,13 @@ from dataclasses import dataclass, field
 import structlog
 
 from tailrace.ledger.errors import Damaged
-from tailrace.ledger.sqlite.encoding import Unpacked, pack_cold, unpack_cold, unpack_segment
+from tailrace.ledger.sqlite.encoding import (
+    COLD_CODINGS,
+    Unpacked,
+    pack_cold,
+    unpack_cold,
+    unpack_segment,
+)
 from tailrace.ledger.sqlite.group import GroupCommit
 from tailrace.ledger.sqlite.open_streams import Residents
 from tailrace.ledger.sqlite.retention import RetentionSettings
@@ -58,17 +64,20 @@ class SegmentRun:
         return not self.rows or (follows and fits)
 
     def unpacked(self) -> Unpacked:
-        """The records of its segments; `Damaged`, naming the index of one that is not whole."""
-        frames: list[bytes] = []
-        ids: list[tuple[int, ...]] = []
+        """Return the records of its segments.
+
+        Raises `Damaged`, naming the index of one that is not whole.
+        """
+        records = Unpacked([], [], [])
         for row in self.rows:
             where = f"segment at index {row.first}"
             found = unpack_segment(row, where=where)
             if len(found.frames) != row.length:
                 raise Damaged(f"{where} has {len(found.frames)} frames, not {row.length}")
-            frames += found.frames
-            ids += found.ids
-        return Unpacked(frames, ids)
+            records.frames.extend(found.frames)
+            records.ids.extend(found.ids)
+            records.extras.extend(found.extras)
+        return records
 
 
 def take_run(rows: Sequence[SegmentRow], at: int, until: int | None) -> SegmentRun:
@@ -79,7 +88,7 @@ def take_run(rows: Sequence[SegmentRow], at: int, until: int | None) -> SegmentR
     run = SegmentRun(at)
     for row in rows:
         beyond = row.first + row.length
-        if row.coding or not row.length:
+        if row.coding in COLD_CODINGS or not row.length:
             if run.rows:
                 break
         elif (until is not None and beyond > until) or not run.takes(row):

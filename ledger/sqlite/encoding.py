@@ -7,9 +7,10 @@ read in a few C calls. A frame measures itself, so that lengths are not needed, 
 a segment can be sliced out without looking at the ids. The head of a log row has a checksum of
 its own, so that of a row that has rotted it is known, most likely, which streams it has cost what.
 
-    log row   crc u32 · crc of the head u32 · head · ids of each · ids · frames
+    log row   crc u32 · crc of the head u32 · head · ids of each · ids · extras · frames
     head      n u32 · sids · indexes
-    segment   crc u32 · n u32 · bytes of frames u32 · frames · ids of each · ids
+    segment   crc u32 · n u32 · bytes of frames u32 · frames · ids of each · ids · extras
+    extras    n u32 · place of each · bytes of each · all of them, one after the other
 
 A cold segment is many records of one stream, as little of them as can be. A record is its index
 and an entry: its ids, and its text where it is a token frame that text and index give back bit
@@ -20,7 +21,10 @@ vouches for the records that come out.
     cold segment   crc u32 · zstd frame
     payload        entries u32 · entry of each record: 0 the next one, n the nth
                    · 2 * bytes + (1 if whole frame) of each entry
-                   · number of ids of each entry · ids · texts and frames
+                   · number of ids of each entry · ids · extras of the records · texts and frames
+
+Extras are few, and so lie beside the places of their records. Layout 6 had none: its segments
+(`PLAIN_6`, `COLD_6`) end where extras would begin, and are read with `unmarked`.
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ import zstandard
 
 from tailrace.ledger.errors import Damaged
 from tailrace.ledger.interface import Record
+from tailrace.ledger.marked_ids import unmarked
 from tailrace.ledger.sqlite.storage import SegmentRow
 from tailrace.ledger.wire.bare import encode_uint
 from tailrace.ledger.wire.codec import HEADER_BYTES, LENGTH_MASK, VERSION_BITS
@@ -42,8 +47,11 @@ from tailrace.ledger.wire.codec import HEADER_BYTES, LENGTH_MASK, VERSION_BITS
 MAX_IDS = 2**16 - 1
 """Token ids of one record."""
 MAX_ID = 2**32 - 1
-COLD = 1
-"""The coding of a cold segment; that of a plain one is 0."""
+PLAIN_6, COLD_6, PLAIN, COLD = range(4)
+"""How a segment is coded: `segment.coding`. Those of layout 6 are read, and not written."""
+COLD_CODINGS = (COLD_6, COLD)
+MAX_EXTRA_BYTES = 64 * 1024
+"""Extra bytes of one record."""
 LEVEL = 3
 """Of zstd. Level 19 saves a thirtieth more and packs half as quickly."""
 MAX_PAYLOAD_BYTES = 2 << 20
@@ -60,6 +68,7 @@ _NO_SEGMENT = (IndexError, KeyError, StopIteration, TypeError, ValueError, struc
 _PLACE = struct.Struct("<QQ")  # first, length
 _HEAD = struct.Struct("<IBIB")  # header, tag, corr, length of the text
 _HEAD_SIZE = VERSION_BITS + _HEAD.size - HEADER_BYTES
+_NO_EXTRAS = _U32.pack(0)
 _LAST = [bytes((low,)) for low in range(128)]  # of a varint
 _NOT_LAST = [bytes((low | 128,)) for low in range(128)]
 
@@ -77,20 +86,35 @@ def pack_batch(
     indexes: Sequence[int],
     frames: Sequence[bytes],
     ids: Sequence[tuple[int, ...]],
+    extras: Sequence[bytes] = (),
 ) -> bytes:
-    """The blob of one log row; `sids` are a column already."""
+    """Return the blob of one log row; `sids` are a column already."""
     head = _U32.pack(len(frames)) + sids + column(indexes)
-    return _seal(_U32.pack(zlib.crc32(head)), head, pack_ids(ids), *frames)
+    return _seal(_U32.pack(zlib.crc32(head)), head, pack_ids(ids), pack_extras(extras), *frames)
 
 
 def unpack_batch(blob: bytes, *, where: str) -> Iterator[Entry]:
-    """The entries of a log row; raises `Damaged` naming `where` if it is damaged."""
+    """Yield the entries of a log row; raises `Damaged` naming `where` if it is damaged."""
     _check(blob, where)
     sids, indexes, at = _take_head(blob, _HEAD_AT)
     ids, at = take_ids(blob, at, len(sids))
+    extras, at = take_extras(blob, at, len(sids))
     frames = split_frames(blob[at:])
-    for sid, index, frame, some in zip(sids, indexes, frames, ids, strict=True):
-        yield Entry(sid, index, Record(frame, some))
+    records = map(Record, frames, ids, extras)
+    yield from map(Entry, sids, indexes, records)
+
+
+def upgraded_batch(blob: bytes) -> bytes:
+    """Return a log row of layout 6 as one of today; a damaged one as it is."""
+    try:
+        _check(blob, "")
+    except Damaged:
+        return blob
+    sids, indexes, at = _take_head(blob, _HEAD_AT)
+    ids, at = take_ids(blob, at, len(sids))
+    records = map(unmarked, split_frames(blob[at:]), ids)
+    frames, ids, extras = map(list, zip(*records, strict=True))
+    return pack_batch(column(sids), indexes, frames, ids, extras)
 
 
 def places_of(blob: bytes) -> list[tuple[int, int]] | None:
@@ -103,10 +127,13 @@ def places_of(blob: bytes) -> list[tuple[int, int]] | None:
     return list(zip(sids, indexes, strict=True)) if whole else None
 
 
-def pack_segment(frames: Sequence[bytes], ids: Sequence[tuple[int, ...]]) -> bytes:
-    """The blob of one segment."""
+def pack_segment(
+    frames: Sequence[bytes], ids: Sequence[tuple[int, ...]], extras: Sequence[bytes] = ()
+) -> bytes:
+    """Return the blob of one plain segment."""
     joined = b"".join(frames)
-    return _seal(_U32.pack(len(frames)), _U32.pack(len(joined)), joined, pack_ids(ids))
+    sizes = _U32.pack(len(frames)), _U32.pack(len(joined))
+    return _seal(*sizes, joined, pack_ids(ids), pack_extras(extras))
 
 
 def segment_frames(blob: bytes, *, where: str) -> list[bytes]:
@@ -116,11 +143,14 @@ def segment_frames(blob: bytes, *, where: str) -> list[bytes]:
     return split_frames(blob[12 : 12 + size])
 
 
-def segment_ids(blob: bytes) -> list[tuple[int, ...]]:
-    """The ids of a segment whose frames have been read, so that its checksum holds."""
+def segment_ids(blob: bytes) -> tuple[list[tuple[int, ...]], int]:
+    """Return the ids of a segment, and where they end.
+
+    Its frames have been read before, so that its checksum holds.
+    """
     (count,) = _unpack_u32(blob, 4)
     (size,) = _unpack_u32(blob, 8)
-    return take_ids(blob, 12 + size, count)[0]
+    return take_ids(blob, 12 + size, count)
 
 
 def split_frames(data: bytes) -> list[bytes]:
@@ -151,6 +181,30 @@ def take_ids(blob: bytes, at: int, count: int) -> tuple[list[tuple[int, ...]], i
         ids.append(flat[begin : begin + length])
         begin += length
     return ids, at
+
+
+def pack_extras(extras: Sequence[bytes]) -> bytes:
+    """Return the extras that there are, with their places: of most records there are none."""
+    if not any(extras):
+        return _NO_EXTRAS
+    places = [at for at, extra in enumerate(extras) if extra]
+    some = [extras[at] for at in places]
+    head = _U32.pack(len(places)) + column(places) + column(list(map(len, some)))
+    return head + b"".join(some)
+
+
+def take_extras(blob: bytes, at: int, count: int) -> tuple[list[bytes], int]:
+    """Return the extra of each of `count` records, and where the extras end."""
+    extras = [b""] * count
+    (some,) = _unpack_u32(blob, at)
+    at += _U32.size
+    if some:
+        places, at = take_column(blob, at, some)
+        sizes, at = take_column(blob, at, some)
+        for place, size in zip(places, sizes, strict=True):
+            extras[place] = blob[at : at + size]
+            at += size
+    return extras, at
 
 
 def column(values: Sequence[int]) -> bytes:
@@ -187,21 +241,31 @@ def _check(blob: bytes, where: str) -> None:
 
 
 class Unpacked(NamedTuple):
-    """The records of a segment, as two columns."""
+    """The records of a segment, in columns."""
 
     frames: list[bytes]
     ids: list[tuple[int, ...]]
+    extras: list[bytes]
+
+    @classmethod
+    def of_layout_6(cls, frames: Sequence[bytes], ids: Sequence[tuple[int, ...]]) -> Unpacked:
+        """Return the columns of records whose ids may hold marks."""
+        records = list(map(unmarked, frames, ids))
+        return cls(*map(list, zip(*records, strict=True))) if records else cls([], [], [])
 
     def records(self) -> list[Record]:
-        return [Record(*pair) for pair in zip(self.frames, self.ids, strict=True)]
+        return list(map(Record, self.frames, self.ids, self.extras))
 
 
 def unpack_segment(row: SegmentRow, *, where: str) -> Unpacked:
     """The records of a segment, plain or cold; `Damaged`, naming `where`, if it is not whole."""
-    if row.coding:
+    if row.coding in COLD_CODINGS:
         return unpack_cold(row, where=where)
     frames = segment_frames(row.records, where=where)
-    return Unpacked(frames, segment_ids(row.records))
+    ids, at = segment_ids(row.records)
+    if row.coding == PLAIN_6:
+        return Unpacked.of_layout_6(frames, ids)
+    return Unpacked(frames, ids, take_extras(row.records, at, len(frames))[0])
 
 
 def pack_cold(sid: int, first: int, records: Unpacked) -> SegmentRow:
@@ -209,7 +273,7 @@ def pack_cold(sid: int, first: int, records: Unpacked) -> SegmentRow:
     entries: dict[tuple[bytes, bool, tuple[int, ...]], int] = {}
     places: list[int] = []
     tails = index_tails(first, len(records.frames))
-    for frame, ids, tail in zip(*records, tails, strict=True):
+    for frame, ids, tail in zip(records.frames, records.ids, tails, strict=True):
         text = frame[_HEAD.size : -len(tail)]
         whole = len(text) > MAX_TEXT_BYTES or token_frame(text, tail) != frame
         entry = frame if whole else text, whole, ids
@@ -220,6 +284,7 @@ def pack_cold(sid: int, first: int, records: Unpacked) -> SegmentRow:
         _U32.pack(len(entries)) + column(places),
         column([len(kept) << 1 | whole for kept, whole, _ in entries]),
         pack_ids([ids for _, _, ids in entries]),
+        pack_extras(records.extras),
         b"".join(kept for kept, _, _ in entries),
     )
     blob = _U32.pack(_checksum(first, len(places), packed)) + packed
@@ -241,7 +306,7 @@ def _compressed(*parts: bytes) -> bytes:
 def unpack_cold(row: SegmentRow, *, where: str) -> Unpacked:
     """Frames and ids of a cold segment; `Damaged`, naming `where`, if it is not whole."""
     try:
-        return _unpack(_payload(row), row.first, row.length)
+        return _unpack(_payload(row), row)
     except _NO_SEGMENT as error:
         raise Damaged(f"{where} does not match its checksum", hint=CHECKSUM_HINT) from error
 
@@ -259,11 +324,14 @@ def _payload(row: SegmentRow) -> bytes:
         raise ValueError(str(error)) from error
 
 
-def _unpack(payload: bytes, first: int, length: int) -> Unpacked:
+def _unpack(payload: bytes, row: SegmentRow) -> Unpacked:
     (count,) = _U32.unpack_from(payload)
-    places, at = take_column(payload, _U32.size, length)
+    places, at = take_column(payload, _U32.size, row.length)
     sizes, at = take_column(payload, at, count)
     ids, at = take_ids(payload, at, count)
+    extras: list[bytes] = []
+    if row.coding == COLD:
+        extras, at = take_extras(payload, at, row.length)
     kept: list[bytes] = []
     for size in sizes:
         kept.append(payload[at : at + (size >> 1)])
@@ -272,9 +340,12 @@ def _unpack(payload: bytes, first: int, length: int) -> Unpacked:
     which = [place - 1 if place else next(unused) for place in places]
     frames = [
         kept[entry] if sizes[entry] & 1 else token_frame(kept[entry], tail)
-        for entry, tail in zip(which, index_tails(first, length), strict=True)
+        for entry, tail in zip(which, index_tails(row.first, row.length), strict=True)
     ]
-    return Unpacked(frames, [ids[entry] for entry in which])
+    all_ids = [ids[entry] for entry in which]
+    if row.coding == COLD_6:
+        return Unpacked.of_layout_6(frames, all_ids)
+    return Unpacked(frames, all_ids, extras)
 
 
 def _checksum(first: int, length: int, packed: bytes) -> int:

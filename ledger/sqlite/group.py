@@ -24,7 +24,7 @@ MAX_FORMING_BYTES = 4 * 1024 * 1024
 class Group:
     """What the next commit stores, who waits for it, and which tails it moves on.
 
-    Its appends are columns: one is a place in each of the four.
+    Its appends are columns: one is a place in each of the five.
     """
 
     commit: Commit = field(default_factory=Commit)
@@ -32,6 +32,7 @@ class Group:
     indexes: list[int] = field(default_factory=list)
     frames: list[bytes] = field(default_factory=list)
     ids: list[tuple[int, ...]] = field(default_factory=list)
+    extras: list[bytes] = field(default_factory=list)
     size: int = 0  # bytes of frames and values
     waiters: list[asyncio.Future[None]] = field(default_factory=list)
     taken_over: list[Tail] = field(default_factory=list)
@@ -44,11 +45,14 @@ class Group:
         indexes: Iterable[int],
         frames: Iterable[bytes],
         ids: Iterable[tuple[int, ...]],
+        extras: Iterable[bytes],
     ) -> None:
+        """Add a column to each."""
         self.tails += tails
         self.indexes += indexes
         self.frames += frames
         self.ids += ids
+        self.extras += extras
 
 
 class GroupCommit:

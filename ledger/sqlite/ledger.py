@@ -243,14 +243,15 @@ class SqliteLedger:
         group = self._commits.forming
         power, size, at, relaxed = False, 0, -1, 0
         missed: set[int] = set()
-        rows = zip(tails, step.epochs, step.indexes, step.frames, step.ids, strict=True)
-        for tail, epoch, index, frame, ids in rows:
+        records = step.frames, step.ids, step.extras
+        rows = zip(tails, step.epochs, step.indexes, *records, strict=True)
+        for tail, epoch, index, frame, ids, extra in rows:
             at += 1
             try:
                 if tail is None:
                     stream = step.streams[at]
                     raise absent.get(stream) or unknown_stream(stream)
-                size += tail.accept(epoch, index, frame, ids)
+                size += tail.accept(epoch, index, frame, ids, extra)
             except TailraceError as error:
                 refused.append(Refusal(step[at], error))
                 missed.add(at)
@@ -262,7 +263,7 @@ class SqliteLedger:
                     relaxed += 1
                     tail.released = tail.accepted
                     tail.wake()
-        columns: tuple[Sequence[Any], ...] = (tails, step.indexes, step.frames, step.ids)
+        columns: tuple[Sequence[Any], ...] = (tails, step.indexes, *records)
         if missed:
             columns = tuple([x for n, x in enumerate(c) if n not in missed] for c in columns)
         group.add(*columns)

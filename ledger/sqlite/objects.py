@@ -200,8 +200,8 @@ class SqliteObjects:
             raise
         group.commit.power |= any(new.durability is Durability.POWER for new in write.creates)
         for append in write.appends:
-            tail, (frame, ids) = tails[append.stream], append.record
-            group.add((tail,), (append.index,), (frame,), (ids,))
+            tail, (frame, ids, extra) = tails[append.stream], append.record
+            group.add((tail,), (append.index,), (frame,), (ids,), (extra,))
             group.size += len(frame)
             group.commit.power |= tail.durability is Durability.POWER
         for stream in write.drops:

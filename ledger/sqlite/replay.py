@@ -7,7 +7,13 @@ from typing import NoReturn, TypeVar
 
 from tailrace.ledger.errors import Damaged, damaged_stream, unknown_stream
 from tailrace.ledger.interface import Record
-from tailrace.ledger.sqlite.encoding import Unpacked, segment_frames, unpack_cold, unpack_segment
+from tailrace.ledger.sqlite.encoding import (
+    COLD_CODINGS,
+    Unpacked,
+    segment_frames,
+    unpack_cold,
+    unpack_segment,
+)
 from tailrace.ledger.sqlite.storage import SegmentRow, Storage
 from tailrace.ledger.sqlite.tail import Tail
 
@@ -33,7 +39,7 @@ class Replay:
         return await self._released(tail, start, limit, tail.take, self._frames_of)
 
     async def records(self, tail: Tail, start: int, limit: int) -> list[Record]:
-        """The same with their ids."""
+        """Return the same frames with what lies beside them."""
         return await self._released(tail, start, limit, tail.records, self._records_of)
 
     async def _released(
@@ -74,7 +80,7 @@ class Replay:
     def _frames_of(self, tail: Tail, row: SegmentRow, start: int) -> list[bytes]:
         """The frames of a segment from index `start` on."""
         where = _where(tail, row)
-        if row.coding:
+        if row.coding in COLD_CODINGS:
             frames = self._cold(row, where).frames
         else:
             frames = segment_frames(row.records, where=where)
@@ -82,7 +88,8 @@ class Replay:
 
     def _records_of(self, tail: Tail, row: SegmentRow, start: int) -> list[Record]:
         where = _where(tail, row)
-        unpacked = self._cold(row, where) if row.coding else unpack_segment(row, where=where)
+        is_cold = row.coding in COLD_CODINGS
+        unpacked = self._cold(row, where) if is_cold else unpack_segment(row, where=where)
         return unpacked.records()[max(0, start - row.first) :]
 
     def _cold(self, row: SegmentRow, where: str) -> Unpacked:

@@ -31,7 +31,7 @@ class StreamRow(NamedTuple):
 
 
 class SegmentRow(NamedTuple):
-    """Consecutive records of one stream. `coding` 0 is plain, others are cold (`encoding.py`)."""
+    """Consecutive records of one stream. `coding` is one of those in `encoding.py`."""
 
     sid: int
     first: int  # index of the first record

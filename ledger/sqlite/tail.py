@@ -19,7 +19,13 @@ import structlog
 from tailrace.ledger.errors import FrameError, LedgerFull, StreamFull, TooLarge
 from tailrace.ledger.frame import HEADER_BYTES, LOGGED, TAG_OFFSET, Durability, StreamEnd
 from tailrace.ledger.interface import Record, StreamInfo, why_refused
-from tailrace.ledger.sqlite.encoding import MAX_ID, MAX_IDS, pack_segment
+from tailrace.ledger.sqlite.encoding import (
+    MAX_EXTRA_BYTES,
+    MAX_ID,
+    MAX_IDS,
+    PLAIN,
+    pack_segment,
+)
 from tailrace.ledger.sqlite.storage import SegmentRow
 from tailrace.ledger.wire.codec import CORR_OFFSET, LENGTH_MASK, PREFIX_BYTES
 
@@ -57,6 +63,7 @@ class Tail:
     gone: bool = False
     frames: list[bytes] = field(default_factory=list)
     ids: list[tuple[int, ...]] = field(default_factory=list)
+    extras: list[bytes] = field(default_factory=list)
     unstored_bytes: int = 0
     oldest_seq: int = 0  # the log row of the frame at `stored`
     used: bool = True  # since the last sweep; so it was if `swept`, where it was then, differs
@@ -79,8 +86,10 @@ class Tail:
 
     # ---- producing ----
 
-    def accept(self, epoch: int, index: int, frame: bytes, ids: tuple[int, ...]) -> int:
-        """Take the next record; gives the bytes of its frame.
+    def accept(
+        self, epoch: int, index: int, frame: bytes, ids: tuple[int, ...], extra: bytes = b""
+    ) -> int:
+        """Take the next record, and return the bytes of its frame.
 
         Raises `StaleEpoch`, `WrongIndex`, `Conflict`, `FrameError` or `TooLarge`.
         """
@@ -89,6 +98,12 @@ class Tail:
             raise why_refused(epoch, index, *here)
         if len(ids) != 1 or not 0 <= ids[0] <= MAX_ID:
             _check_ids(ids)
+        if extra and len(extra) > MAX_EXTRA_BYTES:
+            raise TooLarge(
+                f"{len(extra)} bytes beside a record",
+                field="extra",
+                hint=f"at most {MAX_EXTRA_BYTES}",
+            )
         size = len(frame)
         ends = _sizes.get(frame[:CORR_OFFSET]) != size and _ends(frame)
         unstored = self.unstored_bytes + size
@@ -99,6 +114,7 @@ class Tail:
         self.accepted = index + 1
         self.frames.append(frame)
         self.ids.append(ids)
+        self.extras.append(extra)
         self.unstored_bytes = unstored
         return size
 
@@ -124,7 +140,7 @@ class Tail:
         self.unstored_bytes -= sum(len(frame) for frame in self.frames[keep:])
         if len(self.frames) > keep:
             self.end_accepted = False  # only a last frame can have been an end
-        del self.frames[keep:], self.ids[keep:]
+        del self.frames[keep:], self.ids[keep:], self.extras[keep:]
         self.accepted = accepted
 
     # ---- reading ----
@@ -145,12 +161,12 @@ class Tail:
         return self.frames[begin : end if end < released else released]
 
     def records(self, start: int, limit: int) -> list[Record] | None:
-        """The same with their ids."""
+        """Return the same frames with what lies beside them."""
         frames = self.take(start, limit)
         if frames is None:
             return None
         begin = start - self.first
-        return [Record(*pair) for pair in zip(frames, self.ids[begin:], strict=False)]
+        return list(map(Record, frames, self.ids[begin:], self.extras[begin:]))
 
     @property
     def ended(self) -> bool:
@@ -178,8 +194,9 @@ class Tail:
                 size += len(self.frames[at])
         rows = []
         for begin, end in pairwise([*cuts, len(self.frames)]):
-            blob = pack_segment(self.frames[begin:end], self.ids[begin:end])
-            rows.append(SegmentRow(self.sid, self.first + begin, end - begin, 0, blob))
+            frames, ids = self.frames[begin:end], self.ids[begin:end]
+            blob = pack_segment(frames, ids, self.extras[begin:end])
+            rows.append(SegmentRow(self.sid, self.first + begin, end - begin, PLAIN, blob))
         return rows
 
     def was_stored(self, until: int) -> None:
@@ -190,7 +207,8 @@ class Tail:
         at the tip, most likely, and there may be very many such streams.
         """
         keep_from = self.stored if self.watchers and self.ripe else until
-        del self.frames[: keep_from - self.first], self.ids[: keep_from - self.first]
+        for column in (self.frames, self.ids, self.extras):
+            del column[: keep_from - self.first]
         self.first, self.stored = keep_from, until
         before = self.unstored_bytes
         self.unstored_bytes = sum(len(frame) for frame in self.frames[until - keep_from :])
@@ -200,7 +218,7 @@ class Tail:
     def skip(self, until: int) -> None:
         """Go on at index `until` with nothing in memory: what lies before is stored, or lost."""
         self.stored_bytes += self.unstored_bytes
-        self.frames, self.ids, self.unstored_bytes = [], [], 0
+        self.frames, self.ids, self.extras, self.unstored_bytes = [], [], [], 0
         self.first = self.stored = self.released = self.accepted = until
 
     def was_used(self) -> bool:

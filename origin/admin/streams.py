@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tailrace.ledger.frame import StreamEnd, decode
 from tailrace.ledger.frame_json import frame_fields
 from tailrace.ledger.interface import Ledger, Record, StreamInfo
-from tailrace.ledger.stream_stats import StreamLife, tokens_of
+from tailrace.ledger.record_extra import StreamLife
 from tailrace.origin.admin.query import Document, Query
 from tailrace.origin.generations.recipe import Recipe
 from tailrace.origin.generations.runs import Runs
@@ -243,7 +243,7 @@ def frame_row(record: Record, index: int, at_ms: int | None, *, text: bool) -> D
         "index": index,
         "type": type(frame).__name__,
         "bytes": len(record.frame),
-        "tokens": len(tokens_of(record)),
+        "tokens": len(record.ids),
         "at_ms": at_ms,
     }
     return row | (frame_fields(frame, brief=True) if text else {})

@@ -35,7 +35,7 @@ from tailrace.origin.scheduler.limits import Limits
 from tailrace.origin.scheduler.pages import PagePool
 from tailrace.origin.scheduler.plan import Plan, Work
 from tailrace.origin.scheduler.scheduler import Scheduler
-from tailrace.origin.workers.worker_frame import Emission, Load, Run, plain_ids
+from tailrace.origin.workers.worker_frame import Emission, Load, Run
 
 
 @dataclass(slots=True)
@@ -170,7 +170,7 @@ class Engine:
         context, vocab = self._around.context, self._around.vocab
         if not 0 < len(run.prompt_ids) < context:
             raise ValueError(f"a prompt of {len(run.prompt_ids)} tokens in a context of {context}")
-        if max(chain(run.prompt_ids, plain_ids(run.generated_ids))) >= vocab:
+        if max(chain(run.prompt_ids, run.generated_ids)) >= vocab:
             raise ValueError(f"a token id outside the vocabulary of {vocab}")
 
     def _schedule(self, run_id: int, run: Run, generation: Generation) -> None:

@@ -18,7 +18,7 @@ from tailrace.origin.engine.transcript import Transcript, Vocabulary
 from tailrace.origin.filter import FilterFactory
 from tailrace.origin.models.model import Draw, Drawn
 from tailrace.origin.tool_calls import ToolUse
-from tailrace.origin.workers.worker_frame import Emission, Run, plain_ids
+from tailrace.origin.workers.worker_frame import Emission, Run
 
 NOT_A_NUMBER = "the logits hold NaN or infinite values"
 
@@ -63,7 +63,7 @@ class Generation:
         self._run = run
         self._around = around
         self._sampling = _sampling(run)
-        self.generated = plain_ids(run.generated_ids)
+        self.generated = list(run.generated_ids)
         self._known = [*run.prompt_ids, *self.generated]
         self._tools = None if run.tools is None else ToolUse.model_validate_json(run.tools)
         self._transcript = Transcript(

@@ -23,10 +23,11 @@ import hashlib
 from collections.abc import Sequence
 
 from tailrace.ledger.frame import FinishReason, ScoredToken, StreamEnd, Token, ToolCall, encode
+from tailrace.ledger.record_extra import IdSpan
 from tailrace.ledger.wire.bare import pack_u32s
 from tailrace.origin.filter import FilterFactory, FilterGate
 from tailrace.origin.tool_calls import MARKUPS, CallPiece, CallReader, Markup, ToolUse
-from tailrace.origin.workers.worker_frame import ID_BITS, STEER_BEGINS, STEERED, Emission, Run
+from tailrace.origin.workers.worker_frame import Emission, Run
 
 _BYTE_LEVEL = {"type": "ByteLevel"}
 # SentencePiece's vocabularies: U+2581 is a space, <0xE7> a byte.
@@ -168,8 +169,8 @@ class Transcript:
     """Turns a run's tokens into emissions; the result depends on the ids alone, not on timing.
 
     So a continuation steps through the ids from the ledger, drops the text that was sent, and is
-    then in the state of the interrupted run. Logged ids are marked if they were steered (STEERED),
-    because steered text is not searched for stop sequences.
+    then in the state of the interrupted run. The run says which of them were steered, because
+    steered text is not searched for stop sequences.
 
     The engine makes one for each run and calls:
 
@@ -213,7 +214,7 @@ class Transcript:
         self._next_index = run.next_index
         self._ids: list[int] = []  # generated since the last emission
         self._scores = PendingScores()  # of those
-        self._steers = 0
+        self._steered: list[IdSpan] = []  # those of `_ids` that came from Steer orders
         self._bytes_to_drop = 0
 
     def resume(self) -> list[Emission]:
@@ -225,7 +226,7 @@ class Transcript:
         self._bytes_to_drop = self._run.sent_bytes
         emissions: list[Emission] = []
         try:
-            for is_order, ids in _orders(self._run.generated_ids):
+            for is_order, ids in _orders(self._run):
                 if self.ended:
                     break
                 emissions += self._take_order(ids) if is_order else self._take(ids[0])
@@ -251,15 +252,13 @@ class Transcript:
 
         Text that is held back is sent first, since it can no longer become a stop sequence or a
         whole character. Nothing in the order ends the run except the limit of tokens: an order
-        beyond that limit is cut and not counted in `steers`, and the run ends as `length`. An ended
-        run is ignored.
+        beyond that limit is cut, and the run ends as `length`. An ended run is ignored.
         """
         if self.ended or not ids:
             return []
         taken = ids[: self._limit - self.total_tokens]
-        marks = [STEERED | STEER_BEGINS] + [STEERED] * len(taken)
-        self._ids += [token | mark for token, mark in zip(taken, marks, strict=False)]
-        self._steers += len(taken) == len(ids)
+        self._steered.append(IdSpan(len(self._ids), len(taken)))
+        self._ids += taken
         return self._take_order(taken)
 
     def end(
@@ -356,10 +355,11 @@ class Transcript:
         return ScoredToken(text, self._scores.take(), self._next_index)
 
     def _emission(self, frame: Token | ScoredToken | ToolCall | StreamEnd) -> Emission:
-        ids = tuple(self._ids)
-        emission = Emission(self._run_id, self._next_index, ids, self._steers, encode(frame))
+        ids, steered = tuple(self._ids), tuple(self._steered)
+        emission = Emission(self._run_id, self._next_index, ids, steered, encode(frame))
         self._next_index += 1
         self._ids.clear()
+        self._steered.clear()
         return emission
 
 
@@ -371,19 +371,14 @@ def call_id(run: Run, call: int, markup: Markup | None) -> str:
     return f"call_{digest.hexdigest()[:24]}"
 
 
-def _orders(logged: Sequence[int]) -> Iterator[tuple[bool, list[int]]]:
+def _orders(run: Run) -> Iterator[tuple[bool, Sequence[int]]]:
     """Yield drawn ids one by one, (False, [id]), and the ids of each Steer order, (True, ids)."""
-    order: list[int] = []
-    for token in logged:
-        if order and (not token & STEERED or token & STEER_BEGINS):
-            yield True, order
-            order = []
-        if token & STEERED:
-            order.append(token & ID_BITS)
-        else:
-            yield False, [token]
-    if order:
-        yield True, order
+    ids, at = run.generated_ids, 0
+    for span in (*run.steered, IdSpan(len(ids), 0)):
+        yield from ((False, [token]) for token in ids[at : span.start])
+        at = span.start + span.count
+        if span.count:
+            yield True, ids[span.start : at]
 
 
 class Detokeniser:

@@ -16,9 +16,6 @@ from tailrace.origin.generations.stream_log import History
 from tailrace.origin.tool_calls import ToolUse
 from tailrace.origin.workers.worker_frame import Ask, Run
 
-ENGINE = "engine"
-"""The code of the notice that says what makes a stream, where its recipe could not."""
-
 
 def _one_of(words: Iterable[Word]) -> str:
     return f"^({'|'.join(member.word for member in words)})$"
@@ -50,7 +47,7 @@ class Recipe(BaseModel):
 
     `fingerprint` names the weights, kernels and versions that make the tokens: another
     engine would continue with other tokens than the uninterrupted run. It is empty where the model
-    was never loaded before: then the log says it, by `made_by`.
+    was never loaded before: then the first record that an engine makes says it (`RecordExtra`).
 
     For a worker of kind `tokens` the prompt is `prompt_ids`, which lie packed; one of kind `text`
     knows of no tokens, and gets `prompt`, or `messages` as pairs of role and content,
@@ -96,6 +93,7 @@ class Recipe(BaseModel):
         return Run(
             prompt_ids=self.prompt_ids,
             generated_ids=tuple(history.ids),
+            steered=tuple(history.steered),
             sent_bytes=history.sent_bytes,
             next_index=history.next_index,
             max_tokens=self.max_tokens,
@@ -115,15 +113,8 @@ class Recipe(BaseModel):
         return Ask(self.model_dump_json(), text, history.next_index, history.calls)
 
     def made_by(self, fingerprint: str) -> Recipe:
-        """The same, once a worker has said what makes its tokens: the last notice, so that whoever
-        goes on with the stream finds it in the log."""
-        notices = (*self.notices, (ENGINE, fingerprint))
-        return self.model_copy(update={"fingerprint": fingerprint, "notices": notices})
-
-    @property
-    def has_waited(self) -> bool:
-        """Whether its model was not there when it was asked for."""
-        return any(code == "loading" for code, _ in self.notices)
+        """Return the recipe of a stream that the engine of this fingerprint makes."""
+        return self.model_copy(update={"fingerprint": fingerprint})
 
     def first_notices(self, logged: int) -> list[Notice]:
         """Those that are not among so many logged frames, numbered: they are a log's first."""

@@ -66,11 +66,11 @@ from tailrace.origin.workers.load_spans import ColdStarts
 from tailrace.origin.workers.worker_frame import (
     Attend,
     Begun,
+    Emissions,
     Halt,
     Load,
     LoadProgress,
     Ready,
-    Step,
 )
 from tailrace.origin.workers.worker_process import Owner, WorkerSlot
 
@@ -155,8 +155,13 @@ class Runs(Owner):
 
     # ---- streams ----
 
-    async def start(self, *streams: tuple[bytes, Recipe], read: bool = True) -> None:
-        """Generate streams that were just created; `read`: whoever opened them is to read them."""
+    async def start(
+        self, *streams: tuple[bytes, Recipe], read: bool = True, waited: bool = False
+    ) -> None:
+        """Generate streams that were just created.
+
+        `read`: whoever opened them is to read them; `waited`: their model had to be loaded.
+        """
         for stream, recipe in streams:
             if not self.models.is_up(recipe.model):
                 await tell_first(self._ledger, stream, recipe)
@@ -164,7 +169,7 @@ class Runs(Owner):
         for stream, recipe in streams:
             if stream not in self.table.by_id:
                 self.allowances.charge(recipe.tenant, len(recipe.prompt_ids))
-                is_up = self.models.is_up(recipe.model) and not recipe.has_waited
+                is_up = self.models.is_up(recipe.model) and not waited
                 self.recorder.arrived(stream, recipe.model, HOT if is_up else COLD)
                 self._enqueue(
                     GeneratedStream(stream, recipe, started=False, asked_s=now, unread=not read)
@@ -523,17 +528,17 @@ class Runs(Owner):
     def worker_load(self, slot: WorkerSlot, load: Load) -> None:
         self._metrics.worker_load(slot.number, load)
 
-    async def worker_step(self, slot: WorkerSlot, step: Step) -> None:
+    async def worker_step(self, slot: WorkerSlot, made: Emissions) -> None:
         """Store what one engine step made, in one group commit."""
-        made = self.table.made(slot, step)
+        known = self.table.made(slot, made)
         begun = self._metrics.clock()
-        batch = made.appends(begun)
+        batch = known.appends(begun)
         refusals = await self._ledger.append(batch)
         now = self._metrics.clock()
         self._metrics.appended(now - begun, sum(map(len, batch.frames)))
         for refusal in refusals:
             await self._stop_refused(slot, refusal)
-        for stream, end in self.table.released(made, slot, now, self.allowances):
+        for stream, end in self.table.released(known, slot, now, self.allowances):
             self._over(stream, self._metrics.ended_with(end))
         if self.models.core.model_of(slot.number).circuit.deaths:
             self.models.happen(WorkerProved(slot.number))

@@ -163,7 +163,9 @@ class Service:
             *(self._new(other_id, other, request) for other_id, other in others),
         )
         if created:
-            await self.runs.start((info.stream, first), *others, read=request.credit > 0)
+            await self.runs.start(
+                (info.stream, first), *others, read=request.credit > 0, waited=bool(told)
+            )
         return info
 
     async def _admit(self, request: Open, model: ServedModel) -> Recipe:

@@ -10,7 +10,7 @@ import asyncio
 import time
 from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import sub
@@ -29,13 +29,13 @@ from tailrace.ledger.errors import (
 )
 from tailrace.ledger.frame import FinishReason, Notice, StreamEnd, encode
 from tailrace.ledger.interface import Append, Ledger, Record, Refusal, StreamKind
-from tailrace.ledger.stream_stats import StreamLife
+from tailrace.ledger.record_extra import RecordExtra, StreamLife, life_numbers
 from tailrace.ledger.telemetry.traces import TraceContext, Traces
 from tailrace.ledger.validation import path_of
 from tailrace.origin.generations.poison_streams import Suspicion
-from tailrace.origin.generations.recipe import ENGINE, Recipe
+from tailrace.origin.generations.recipe import Recipe
 from tailrace.origin.generations.stream_log import History, read_history
-from tailrace.origin.workers.worker_frame import ID_BITS, STEER_BEGINS, Ready, Steer
+from tailrace.origin.workers.worker_frame import Ready, Steer
 from tailrace.origin.workers.worker_process import WorkerSlot
 
 MAX_PENDING_STEERS = 16
@@ -61,13 +61,12 @@ log = structlog.get_logger("runs")
 class Steering:
     """The Steer orders of one stream that are not known to be durable, in order.
 
-    A worker takes them in order and says with each emission how many it has taken; the log
-    marks where each begins. So what is still pending when the stream is taken over is exactly
+    A worker takes them in order and says with each emission which of its ids came from which
+    order; the log keeps that. So what is still pending when the stream is taken over is exactly
     what the next worker is to be sent.
     """
 
     _pending: deque[tuple[Steer, asyncio.Future[None]]] = field(default_factory=deque)
-    _in_run: int = 0  # durable, of those sent with the run
     _in_log: int | None = None  # durable, of the stream; None before it was first read
 
     @property
@@ -84,22 +83,23 @@ class Steering:
         self._pending.append((order, taken))
         return order, taken
 
-    def begin(self, ids: Iterable[int]) -> None:
-        """A new run is to go on after these ids of the log.
+    def begin(self, found: int) -> None:
+        """Note that a new run goes on after a log with `found` orders.
 
         An append whose answer was lost may have stored more than was confirmed.
         """
-        found = sum(1 for id_ in ids if id_ & STEER_BEGINS)
         if self._in_log is not None:
             self._settle(found - self._in_log)
-        self._in_log, self._in_run = found, 0
+        self._in_log = found
 
-    def confirm(self, taken: int) -> None:
-        """So many of the run's orders are durable."""
-        if taken > self._in_run:
-            new, self._in_run = taken - self._in_run, taken
-            self._in_log = (self._in_log or 0) + new
-            self._settle(new)
+    def confirm(self, ids: int) -> None:
+        """Note that an order's ids are durable, `ids` of them: fewer than it has if it was cut.
+
+        Then the stream ends for want of room, and the order was not taken as a whole.
+        """
+        self._in_log = (self._in_log or 0) + 1
+        if self._pending and len(self._pending[0][0].ids) == ids:
+            self._settle(1)
 
     def fail(self, error: TailraceError) -> None:
         """Nothing that is pending will be taken."""
@@ -142,7 +142,7 @@ class StreamProgress:
         if self.queue_ms is None:
             self.queue_ms = self._ms(now_s)
         self.tokens, self.next_index = len(history.ids), history.next_index
-        self._is_begun = self.next_index > len(history.notices)
+        self._is_begun = history.is_begun
         next_index = self.next_index
         if self.first_timed + len(self.frame_ms) != next_index:
             self.first_timed = next_index
@@ -225,7 +225,8 @@ class GeneratedStream:
 
     `started` says that epoch 1 was handed out: the next worker must take over. `epoch` is the
     last one that is known here, and `claiming` is held while it changes. `standing` says whether
-    a worker's death may be its doing.
+    a worker's death may be its doing. `new_engine` is the fingerprint to store with the next
+    record, where another engine begins it than its stored recipe says.
 
     `read_s` is when somebody last read it, or it came here; `unread` says that it gives way to
     streams of its class that are read.
@@ -250,6 +251,11 @@ class GeneratedStream:
     steering: Steering = field(default_factory=Steering)
     progress: StreamProgress = field(default_factory=StreamProgress)
     claiming: asyncio.Lock = field(default_factory=asyncio.Lock)
+    new_engine: str | None = None
+    _stored_engine: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._stored_engine = self.recipe.fingerprint
 
     async def claim(self, ledger: Ledger, ready: Ready, turn: asyncio.Lock) -> Claim | None:
         """Become the stream's producer, for a worker, and log what its readers should know.
@@ -273,10 +279,14 @@ class GeneratedStream:
             return None
         if history.has_end:
             return None
-        self.steering.begin(history.ids)
-        if not self.recipe.fingerprint:
-            told = [notice.message for notice in history.notices if notice.code == ENGINE]
-            self.recipe = self.recipe.made_by(told[0] if told else ready.fingerprint)
+        self.steering.begin(len(history.steered))
+        self.new_engine = None
+        if history.engine is not None:
+            self.recipe = self.recipe.made_by(history.engine)
+        elif not history.is_begun:
+            self.recipe = self.recipe.made_by(ready.fingerprint)
+            if ready.fingerprint != self._stored_engine:
+                self.new_engine = ready.fingerprint
         if (lost := _cannot_continue(self.recipe, ready, history)) is not None:
             return Claim(history, lost)
         notices = self.recipe.first_notices(history.next_index)
@@ -320,7 +330,8 @@ class GeneratedStream:
             message=message,
             retryable=retryable,
         )
-        record = Record(encode(end), self.progress.life(takeovers, now).behind(()))
+        extra = RecordExtra(life=life_numbers(self.progress.life(takeovers, now)))
+        record = Record(encode(end), (), extra.pack())
         refused = await ledger.append([Append(self.id, self.epoch, index, record)])
         return refused[0] if refused else None
 
@@ -390,10 +401,9 @@ def _cannot_continue(recipe: Recipe, ready: Ready, history: History) -> str | No
     if ready.kind == TEXT:
         return None
     # The same engine has the same vocabulary, which is not held against a million ids again.
-    if recipe.fingerprint != ready.fingerprint:
-        ids = chain(recipe.prompt_ids, (id_ & ID_BITS for id_ in history.ids))
-        if max(ids) >= ready.vocab:
-            return f"{ready.model!r} has another vocabulary now"
+    is_other = recipe.fingerprint != ready.fingerprint
+    if is_other and max(chain(recipe.prompt_ids, history.ids)) >= ready.vocab:
+        return f"{ready.model!r} has another vocabulary now"
     if len(recipe.prompt_ids) >= ready.context:
         return f"{ready.model!r} has a shorter context now"
     return None
@@ -404,8 +414,7 @@ def _inexact(recipe: Recipe, ready: Ready, history: History) -> list[Notice]:
 
     Workers of kind `text` know better what another version of theirs means, and say so themselves.
     """
-    begun = history.next_index > len(recipe.notices)
-    if not begun or recipe.fingerprint == ready.fingerprint or ready.kind == TEXT:
+    if not history.is_begun or recipe.fingerprint == ready.fingerprint or ready.kind == TEXT:
         return []
     before, now = (
         text[:SHOWN_FINGERPRINT_CHARS] for text in (recipe.fingerprint, ready.fingerprint)

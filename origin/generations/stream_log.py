@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tailrace.ledger.frame import Notice, ScoredToken, StreamEnd, Token, ToolCall, decode
 from tailrace.ledger.interface import Ledger, Record
-from tailrace.ledger.stream_stats import tokens_of
+from tailrace.ledger.record_extra import IdSpan, RecordExtra
 from tailrace.ledger.stream_text import StreamText
 
 SLICE_RECORDS = 512
@@ -16,23 +16,34 @@ SLICE_RECORDS = 512
 
 @dataclass(slots=True)
 class History:
-    """Fed the records of a stream in order.
+    """What the records of a stream say together, added in order.
 
-    `sent_bytes` counts the UTF-8 bytes of its text, and of the names and arguments of its `calls`.
+    `steered` are the spans of `ids` that came from Steer orders, one for each order. `sent_bytes`
+    counts the UTF-8 bytes of its text, and of the names and arguments of its `calls`. `engine` is
+    the fingerprint that its first record of an engine has, if its recipe has none.
     """
 
     next_index: int = 0
     ids: list[int] = field(default_factory=list)
+    steered: list[IdSpan] = field(default_factory=list)
+    engine: str | None = None
     sent_bytes: int = 0
     calls: int = 0
     text: StreamText = field(default_factory=StreamText)
     notices: list[Notice] = field(default_factory=list)
     has_end: bool = False
 
+    @property
+    def is_begun(self) -> bool:
+        """Return True if an engine has made a frame of it: the others are notices."""
+        return self.next_index > len(self.notices)
+
     def add(self, record: Record) -> None:
         _, frame = decode(record.frame)
         self.next_index += 1
-        self.ids += tokens_of(record)
+        if record.extra:
+            self._add_extra(RecordExtra.of(record))
+        self.ids += record.ids
         self.text.add(frame)
         match frame:
             case Token() | ScoredToken():
@@ -44,6 +55,11 @@ class History:
                 self.notices.append(frame)
             case StreamEnd():
                 self.has_end = True
+
+    def _add_extra(self, extra: RecordExtra) -> None:
+        before = len(self.ids)
+        self.steered += [IdSpan(before + span.start, span.count) for span in extra.steered]
+        self.engine = self.engine or extra.engine
 
 
 async def read_history(ledger: Ledger, stream: bytes, turn: asyncio.Lock) -> History:

@@ -10,13 +10,13 @@ import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import compress
 from math import ceil
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tailrace.ledger.errors import Overloaded
 from tailrace.ledger.frame import TAG_OFFSET, FinishReason, Priority, StreamEnd
 from tailrace.ledger.interface import Appends
+from tailrace.ledger.record_extra import RecordExtra, life_numbers
 from tailrace.origin.generations.callers import Allowances
 from tailrace.origin.generations.poison_streams import slot_for
 from tailrace.origin.generations.stream import (
@@ -26,7 +26,7 @@ from tailrace.origin.generations.stream import (
     GeneratedStream,
 )
 from tailrace.origin.metrics import Metrics
-from tailrace.origin.workers.worker_frame import Step
+from tailrace.origin.workers.worker_frame import Emissions
 from tailrace.origin.workers.worker_process import WorkerSlot
 
 ROOM_SHARES = {Priority.INTERACTIVE: 1.0, Priority.STANDARD: 7 / 8, Priority.BATCH: 3 / 4}
@@ -39,25 +39,27 @@ END = StreamEnd.tag
 
 
 class Made(NamedTuple):
-    """The frames of runs that are still some: columns of one length, `steers` as in a `Step`."""
+    """The emissions of runs that are still known, with the stream of each."""
 
     streams: Sequence[GeneratedStream]
-    runs: Sequence[int]
-    indexes: Sequence[int]
-    ids: Sequence[tuple[int, ...]]
-    steers: Sequence[int]
-    frames: Sequence[bytes]
+    emissions: Emissions
 
     def appends(self, now: float) -> Appends:
-        """Behind the ids of a StreamEnd lies what is kept of its stream's life."""
-        streams, ids = self.streams, list(self.ids)
-        for at, frame in enumerate(self.frames):
-            if frame[TAG_OFFSET] == END:
-                stream, others = streams[at], streams.count(streams[at]) - 1
-                life = stream.progress.life(stream.epoch - 1, now, others)
-                ids[at] = life.behind(ids[at])
-        epochs = [stream.epoch for stream in streams]
-        return Appends([stream.id for stream in streams], epochs, self.indexes, self.frames, ids)
+        """Return them as appends; how a stream fared is stored beside its StreamEnd."""
+        streams, made = self.streams, self.emissions
+        extras = [b""] * len(streams)
+        for at, (stream, frame) in enumerate(zip(streams, made.frames, strict=True)):
+            ends = frame[TAG_OFFSET] == END
+            if not (ends or at in made.steered or stream.new_engine):
+                continue  # as nearly every token
+            life: tuple[int | None, ...] = ()
+            if ends:
+                others = streams.count(stream) - 1
+                life = life_numbers(stream.progress.life(stream.epoch - 1, now, others))
+            extras[at] = RecordExtra(made.steered.get(at, ()), stream.new_engine, life).pack()
+            stream.new_engine = None
+        ids, epochs = [stream.id for stream in streams], [stream.epoch for stream in streams]
+        return Appends(ids, epochs, made.indexes, made.frames, made.ids, extras)
 
 
 class StreamTable:
@@ -255,16 +257,13 @@ class StreamTable:
 
     # ---- what a step makes ----
 
-    def made(self, slot: WorkerSlot, step: Step) -> Made:
-        """Without the runs that are none any more; raises FrameError as `Step.check` does."""
-        ids, frames = step.cut()
-        streams = [self.run(slot, run) for run in step.runs]
-        columns: tuple[Sequence[Any], ...]
-        columns = streams, step.runs, step.indexes, ids, step.steers, frames
-        if None in streams:
-            here = [stream is not None for stream in streams]
-            columns = tuple(list(compress(column, here)) for column in columns)
-        return Made(*columns)
+    def made(self, slot: WorkerSlot, emissions: Emissions) -> Made:
+        """Return the emissions of runs that are still known here."""
+        streams = [self.run(slot, run) for run in emissions.runs]
+        known = [stream for stream in streams if stream is not None]
+        if len(known) < len(streams):
+            emissions = emissions.those([stream is not None for stream in streams])
+        return Made(known, emissions)
 
     def released(
         self, made: Made, slot: WorkerSlot, now: float, allowances: Allowances
@@ -272,14 +271,18 @@ class StreamTable:
         """Take note of what is durable; gives the streams that have ended, each with its end."""
         gaps: dict[tuple[str, float], int] = {}
         ended: list[tuple[GeneratedStream, bytes]] = []
-        for stream, run, index, ids, steers, frame in zip(*made, strict=True):
+        emissions = made.emissions
+        columns = emissions.runs, emissions.indexes, emissions.ids, emissions.frames
+        for at, (stream, run, index, ids, frame) in enumerate(
+            zip(made.streams, *columns, strict=True)
+        ):
             if stream.slot is not slot or stream.run != run:
                 continue  # it has been taken off meanwhile
             if not stream.standing.proven:
                 stream.standing.prove()
             allowances.charge(stream.recipe.tenant, len(ids))
-            if steers:
-                stream.steering.confirm(steers)
+            for span in emissions.steered.get(at, ()):
+                stream.steering.confirm(span.count)
             stream.progress.released(index, len(ids), now)
             self.touch(stream)
             if frame[TAG_OFFSET] == END:

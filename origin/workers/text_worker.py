@@ -184,7 +184,7 @@ class TextWorker:
     async def _put(self, answer: TextRun, numbered: Numbered) -> None:
         index, frame = numbered
         self._at_work.made((answer.run,))
-        await self._outbox.put(Emission(answer.run, index, (), 0, frame))
+        await self._outbox.put(Emission(answer.run, index, (), (), frame))
         answer.has_end = tag_of(frame) == StreamEnd.tag
 
 

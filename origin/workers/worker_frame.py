@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby
-from operator import attrgetter
-from typing import cast, dataclass_transform
+from itertools import chain, compress, groupby
+from typing import dataclass_transform
 
 from tailrace.ledger.errors import FrameError, SchemaMismatch
 from tailrace.ledger.frame import Hello, OutputFormat, Sampling
+from tailrace.ledger.record_extra import IdSpan
 from tailrace.ledger.wire.bare import U32Int, U32Ints, Uint
 from tailrace.ledger.wire.bare_schema import schema_identity, schema_text
 from tailrace.ledger.wire.codec import PREFIX_BYTES, Codec, F, Tagged, framed
@@ -25,13 +25,6 @@ from tailrace.origin.workers.load_spans import LoadStage
 # A prompt of 2^20 tokens, 4 bytes each, fits, and so does a Step of many emissions.
 MAX_WORKER_FRAME_BYTES = 8 << 20
 MAX_FAULT_CHARS = 500
-
-# Token ids as the ledger holds them: those that were not drawn are marked.
-STEERED = 1 << 31
-"""Set in the id of a token that came from a Steer order."""
-STEER_BEGINS = 1 << 30
-"""Set too in the first id of each order, so that a log tells how many orders it holds."""
-ID_BITS = STEER_BEGINS - 1
 
 
 class WorkerFrame(Tagged):
@@ -86,15 +79,70 @@ class Emission:
     `ids` are all tokens generated since the run's previous emission, up to and including
     the one whose text completes this frame: a token whose text is held back (incomplete
     UTF-8, a possible stop sequence) yields no frame, and its id rides in the next emission.
-    `steers` counts the run's Steer orders whose ids are among those of its emissions up to
-    this one; the ids of one order are all in one emission.
+    `steered` are the spans of `ids` that came from Steer orders, one for each order. The ids of
+    one order are all in one emission.
     """
 
     run: int
     index: int
     ids: tuple[int, ...]
-    steers: int
+    steered: tuple[IdSpan, ...]
     frame: bytes
+
+
+@dataclass(slots=True)
+class Emissions:
+    """Emissions in columns: one is a place in each of the first four.
+
+    `steered` has the `Emission.steered` of the few places that have any.
+    """
+
+    runs: Sequence[int]
+    indexes: Sequence[int]
+    ids: Sequence[tuple[int, ...]]
+    frames: Sequence[bytes]
+    steered: dict[int, tuple[IdSpan, ...]]
+
+    @classmethod
+    def joined(cls, steps: Sequence[Step]) -> Emissions:
+        """Return the emissions of steps in a row; raises FrameError as `Step.cut` does."""
+        if len(steps) == 1:
+            return steps[0].cut()
+        runs, indexes, ids, frames = (
+            list[int](),
+            list[int](),
+            list[tuple[int, ...]](),
+            list[bytes](),
+        )
+        steered: dict[int, tuple[IdSpan, ...]] = {}
+        for step in steps:
+            some, at = step.cut(), len(runs)
+            runs += some.runs
+            indexes += some.indexes
+            ids += some.ids
+            frames += some.frames
+            steered.update({at + row: spans for row, spans in some.steered.items()})
+        return cls(runs, indexes, ids, frames, steered)
+
+    def those(self, wanted: Sequence[bool]) -> Emissions:
+        """Return only the emissions at the places that are wanted."""
+        places = compress(range(len(wanted)), wanted)
+        return Emissions(
+            list(compress(self.runs, wanted)),
+            list(compress(self.indexes, wanted)),
+            list(compress(self.ids, wanted)),
+            list(compress(self.frames, wanted)),
+            {to: self.steered[at] for to, at in enumerate(places) if at in self.steered},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SteeredIds:
+    """Those ids of the emission at place `row` that came from one Steer order."""
+
+    row: U32Int
+    start: U32Int
+    count: U32Int
 
 
 @frame(34)
@@ -102,66 +150,57 @@ class Step(WorkerFrame):
     """All that one engine step produced; the last emission of a run is its StreamEnd.
 
     In columns, which take a tenth of the time of as many structs to read: an emission is a place
-    in each of the first five, `counts` ids and `sizes` bytes of frames.
+    in each of the first four, `counts` ids and `sizes` bytes of frames.
     """
 
     runs: U32Ints = ()
     indexes: U32Ints = ()
     counts: U32Ints = ()
-    steers: U32Ints = ()
     sizes: U32Ints = ()
     ids: U32Ints = ()
     frames: bytes = b""
+    steered: tuple[SteeredIds, ...] = ()
 
     @classmethod
     def of(cls, emissions: Sequence[Emission]) -> Step:
+        """Return the step of these emissions."""
         return cls(
             runs=[each.run for each in emissions],
             indexes=[each.index for each in emissions],
             counts=[len(each.ids) for each in emissions],
-            steers=[each.steers for each in emissions],
             sizes=[len(each.frame) for each in emissions],
             ids=list(chain.from_iterable(each.ids for each in emissions)),
             frames=b"".join([each.frame for each in emissions]),
+            steered=tuple(
+                SteeredIds(row, span.start, span.count)
+                for row, each in enumerate(emissions)
+                for span in each.steered
+            ),
         )
 
-    @classmethod
-    def joined(cls, steps: Sequence[Step]) -> Step:
-        """Steps in a row as one; raises FrameError as `emissions` does."""
-
-        if len(steps) == 1:
-            return steps[0]
-        for step in steps:
-            step.check()
-        numbers = ("runs", "indexes", "counts", "steers", "sizes", "ids")
-        columns = {
-            name: tuple(chain.from_iterable(map(attrgetter(name), steps))) for name in numbers
-        }
-        return cls(**columns, frames=b"".join([step.frames for step in steps]))
-
-    def check(self) -> None:
-        """Raises FrameError if the columns are not of one length, or cut a frame too short."""
-        columns = (self.runs, self.indexes, self.counts, self.steers, self.sizes)
+    def cut(self) -> Emissions:
+        """Return the emissions; FrameError if the columns do not fit together."""
+        columns = (self.runs, self.indexes, self.counts, self.sizes)
         held = sum(self.counts), sum(self.sizes)
         if len(set(map(len, columns))) != 1 or held != (len(self.ids), len(self.frames)):
             raise FrameError("the columns of a step do not fit together", field="Step", offset=0)
         if min(self.sizes, default=PREFIX_BYTES) < PREFIX_BYTES:
             raise FrameError("a frame of a step is too short", field="Step.sizes", offset=0)
-
-    def cut(self) -> tuple[list[tuple[int, ...]], list[bytes]]:
-        """The ids and the frame of each emission; raises FrameError as `check` does."""
-        self.check()
-        ids, frames, at = tuple(self.ids), self.frames, 0
-        some = [ids[at : (at := at + count)] for count in self.counts]
+        all_ids, all_frames, at = tuple(self.ids), self.frames, 0
+        ids = [all_ids[at : (at := at + count)] for count in self.counts]
         at = 0
-        return some, [frames[at : (at := at + size)] for size in self.sizes]
+        frames = [all_frames[at : (at := at + size)] for size in self.sizes]
+        return Emissions(self.runs, self.indexes, ids, frames, self._spans())
 
-    @property
-    def emissions(self) -> list[Emission]:
-        """Row by row; raises FrameError as `check` does."""
-        ids, frames = self.cut()
-        rows = zip(self.runs, self.indexes, ids, self.steers, frames, strict=True)
-        return [Emission(*row) for row in rows]
+    def _spans(self) -> dict[int, tuple[IdSpan, ...]]:
+        spans: dict[int, tuple[IdSpan, ...]] = {}
+        for each in self.steered:
+            if each.row >= len(self.counts) or each.start + each.count > self.counts[each.row]:
+                where = "the steered ids of a step lie outside of its emissions"
+                raise FrameError(where, field="Step.steered", offset=0)
+            span = IdSpan(each.start, each.count)
+            spans[each.row] = (*spans.get(each.row, ()), span)
+        return spans
 
 
 @frame(36)
@@ -221,6 +260,7 @@ class Load(WorkerFrame):
 class Run(WorkerFrame):
     """Generate, or go on: `generated_ids` are those already in the ledger, at first none.
 
+    `steered` are the spans of them that came from Steer orders, one for each order.
     `sent_bytes` counts the UTF-8 bytes of text in the stream's frames so far, `next_index`
     is the index of the next one. `max_tokens` counts the `generated_ids` too. All of
     `sampling` is settled. `completes`: its text goes on from the prompt's, as an answer in a
@@ -242,6 +282,7 @@ class Run(WorkerFrame):
     logprobs: Uint | None = None
     format: OutputFormat | None = None
     tools: str | None = None
+    steered: tuple[IdSpan, ...] = ()
 
 
 @frame(43)
@@ -296,22 +337,20 @@ WORKER = frozenset(tag for tag in FRAMES if tag < Run.tag)
 SUPERVISOR = frozenset(FRAMES) - WORKER | {Hello.tag}
 
 
-def together(frames: Iterable[Frame]) -> Iterator[Frame]:
-    """The frames in order; steps in a row as one, which costs little more than each of them."""
-    for kind, some in groupby(frames, type):
-        if kind is Step:
-            yield Step.joined(cast(list[Step], list(some)))
+def together(frames: Iterable[Frame]) -> Iterator[Frame | Emissions]:
+    """Yield the frames in order; steps in a row as the emissions of all of them.
+
+    That costs little more than one of the steps. Raises FrameError as `Step.cut` does.
+    """
+    for is_step, some in groupby(frames, lambda each: isinstance(each, Step)):
+        if is_step:
+            yield Emissions.joined([each for each in some if isinstance(each, Step)])
         else:
             yield from some
 
 
-def plain_ids(logged: Sequence[int]) -> list[int]:
-    """Logged ids, as `Run.generated_ids` has them, without the marks of steered ones."""
-    return [token & ID_BITS for token in logged]
-
-
-def check_hello(corr: int, frame: Frame) -> None:
-    """That what one side is told first is told in its words."""
+def check_hello(corr: int, frame: Frame | Emissions) -> None:
+    """Raise SchemaMismatch unless a side's first frame is a Hello of this schema."""
     if corr or not isinstance(frame, Hello) or frame.schema != SCHEMA_HASH:
         raise SchemaMismatch(
             "supervisor and worker do not speak one schema", hint="run one version of both"

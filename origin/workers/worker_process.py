@@ -36,12 +36,12 @@ from tailrace.origin.workers.load_spans import COMPILE, FORKED, SPAWNED, LoadSta
 from tailrace.origin.workers.socket_folder import socket_folder
 from tailrace.origin.workers.worker_frame import (
     Begun,
+    Emissions,
     Fault,
     Frame,
     Load,
     LoadProgress,
     Ready,
-    Step,
 )
 
 STOP_GRACE_S = 2.0
@@ -72,7 +72,7 @@ class Owner:
     def worker_load(self, slot: WorkerSlot, load: Load) -> None:
         """Note how busy the worker is."""
 
-    async def worker_step(self, slot: WorkerSlot, step: Step) -> None:
+    async def worker_step(self, slot: WorkerSlot, made: Emissions) -> None:
         """Store what an engine step made."""
 
     def worker_silent(self, slot: WorkerSlot) -> None:
@@ -309,9 +309,9 @@ class WorkerSlot:
                 self._welcoming.result()
             pulse.listen(time.monotonic())
 
-    async def _dispatch(self, owner: Owner, frame: Frame) -> None:
+    async def _dispatch(self, owner: Owner, frame: Frame | Emissions) -> None:
         match frame:
-            case Step():
+            case Emissions():
                 await owner.worker_step(self, frame)
             case Begun():
                 owner.worker_begun(self, frame)

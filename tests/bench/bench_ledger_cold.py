@@ -86,7 +86,7 @@ async def _pack(path: Path) -> None:
 
 def _segment_bytes(path: Path) -> int:
     with closing(apsw.Connection(str(path))) as connection:
-        sql = "SELECT sum(length(records)) FROM segment WHERE coding > 0"
+        sql = "SELECT sum(length(records)) FROM segment WHERE coding IN (1, 3)"
         return int(str(connection.execute(sql).get))
 
 

@@ -22,7 +22,7 @@ from tailrace.ledger.frame import Durability, FinishReason, StreamEnd, encode
 from tailrace.ledger.interface import Append, Appends, NewStream, Record
 from tailrace.ledger.sqlite.commit_log import SEGMENT_COMMITS
 from tailrace.ledger.sqlite.disk.file import SqliteFile
-from tailrace.ledger.sqlite.encoding import column, pack_batch, pack_segment
+from tailrace.ledger.sqlite.encoding import PLAIN, column, pack_batch, pack_segment
 from tailrace.ledger.sqlite.ledger import SqliteLedger
 from tailrace.ledger.sqlite.storage import Commit, SegmentRow, StreamRow
 from tailrace.ledger.sqlite.tail import SEGMENT_BYTES
@@ -171,7 +171,7 @@ class _Segments:
         frames = [frame(i) for i in range(self._first, until)]
         for sid in some:
             packed = pack_segment(frames, [(TOKEN_ID,)] * len(frames))
-            commit.segments.append(SegmentRow(sid, self._first, len(frames), 0, packed))
+            commit.segments.append(SegmentRow(sid, self._first, len(frames), PLAIN, packed))
         if not self._left:
             self._first = until
             commit.keep_from = seq - (index - until)
@@ -204,7 +204,9 @@ class OurLedger(Ours, Replayer):
         began = perf_counter()
         for index in range(steps):
             ids = [(TOKEN_ID,)] * many
-            batch = Appends(streams, [1] * many, [index] * many, [frame(index)] * many, ids)
+            batch = Appends(
+                streams, [1] * many, [index] * many, [frame(index)] * many, ids, [b""] * many
+            )
             submitted = perf_counter()
             refused = await ledger.append(batch)
             waits.append(perf_counter() - submitted)

@@ -133,7 +133,8 @@ async def ledger_us(seconds: float) -> float:
         index, began, cpu_began = 0, time.monotonic(), time.process_time()
         while time.monotonic() - began < seconds:
             frames, ids = [encode(Token("123456", index))] * STREAMS, [(index & 0x7FFF,)] * STREAMS
-            await ledger.append(Appends(streams, [1] * STREAMS, [index] * STREAMS, frames, ids))
+            columns = [1] * STREAMS, [index] * STREAMS, frames, ids, [b""] * STREAMS
+            await ledger.append(Appends(streams, *columns))
             index += 1
         spent = time.process_time() - cpu_began
         assert set(places.values()) == {index}, "every watcher saw every frame"

@@ -183,7 +183,7 @@ async def test_columns_are_appended_as_rows_are(ledger: Ledger) -> None:
     for stream in (A, B):
         await ledger.create(new(stream))
     rows = [*tokens(A, [0]), *tokens(B, [5]), *tokens(C, [0]), *tokens(A, [1, 2]), *tokens(B, [0])]
-    refused = await ledger.append(replace(Appends.of(rows), rows=()))
+    refused = await ledger.append(Appends.of(rows))
     assert [(r.append, type(r.error)) for r in refused] == [
         (rows[1], WrongIndex),
         (rows[2], NotFound),

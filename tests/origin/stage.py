@@ -143,15 +143,15 @@ class Stage:
         """One engine step that makes one frame: a token, or the end where there is no text."""
         if text is None:
             frame = encode(StreamEnd(index, FinishReason.LENGTH, index, 2))
-            emission = Emission(run, index, (), 0, frame)
+            emission = Emission(run, index, (), (), frame)
         else:
-            emission = Emission(run, index, (index + 100,), 0, encode(Token(text, index)))
-        await self.runs.worker_step(slot, Step.of((emission,)))
+            emission = Emission(run, index, (index + 100,), (), encode(Token(text, index)))
+        await self.runs.worker_step(slot, Step.of((emission,)).cut())
 
     async def cancelled(self, slot: Slot, run: int, index: int) -> None:
         """What a worker makes of a Halt."""
         frame = encode(StreamEnd(index, FinishReason.CANCELLED, index, 2))
-        await self.runs.worker_step(slot, Step.of((Emission(run, index, (), 0, frame),)))
+        await self.runs.worker_step(slot, Step.of((Emission(run, index, (), (), frame),)).cut())
 
     async def frames(self, stream: bytes) -> list[object]:
         return [decode(record.frame)[1] for record in await self.ledger.read(stream, 0, 100)]

@@ -123,10 +123,10 @@ async def test_a_step_that_is_refused_measures_nothing(stage: Stage) -> None:
     run = one.last[0]
     await stage.ledger.take_over(A)
     emissions = (
-        Emission(run, 0, (1,), 0, encode(Token("a", 0))),
-        Emission(run, 1, (), 0, encode(StreamEnd(1, FinishReason.STOP, 1, 2))),
+        Emission(run, 0, (1,), (), encode(Token("a", 0))),
+        Emission(run, 1, (), (), encode(StreamEnd(1, FinishReason.STOP, 1, 2))),
     )
-    await stage.runs.worker_step(one, Step.of(emissions))
+    await stage.runs.worker_step(one, Step.of(emissions).cut())
     assert value(stage.metrics, "streams_ended_total", finish_reason="stop") == 0
     name = "time_to_first_token_seconds_count"
     assert value(stage.metrics, name, priority="standard") == 0

@@ -10,12 +10,20 @@ from typing import Any, Protocol
 from urllib.parse import quote
 
 import apsw
+import structlog
 
 from tailrace.ledger.errors import ConfigError, Damaged, LedgerAway, TailraceError
 from tailrace.ledger.sqlite.disk.checksum import DAMAGED_HINT, add_functions
-from tailrace.ledger.sqlite.disk.schema import BUSY_TIMEOUT_MS, make_schema, refuse_foreign
+from tailrace.ledger.sqlite.disk.schema import (
+    BUSY_TIMEOUT_MS,
+    SCHEMA_VERSION,
+    UPGRADED_VERSION,
+    make_schema,
+    refuse_foreign,
+)
 from tailrace.ledger.sqlite.disk.wal_mark import WAL_FRAME_HEADER_BYTES, WAL_HEADER_BYTES
 from tailrace.ledger.sqlite.disk.work_thread import WorkThread
+from tailrace.ledger.sqlite.encoding import upgraded_batch
 
 LEAST_SQLITE = (3, 51, 3)
 WAL_LIMIT_BYTES = 64 * 1024 * 1024
@@ -37,6 +45,8 @@ _TRANSIENT = (
 _DAMAGED_IO = (apsw.SQLITE_IOERR_DATA, apsw.SQLITE_IOERR_CORRUPTFS)
 """I/O errors that do say it: a checksum below SQLite did not match."""
 
+log = structlog.get_logger("ledger")
+
 
 def connect_writer(
     path: Path, vfs: str | None, look: Callable[[int], None] = lambda _: None
@@ -52,7 +62,7 @@ def connect_writer(
         writer.set_busy_timeout(BUSY_TIMEOUT_MS)
         version, application = _pragma(writer, "user_version"), _pragma(writer, "application_id")
         has_tables = writer.execute("SELECT 1 FROM sqlite_schema LIMIT 1").get is not None
-        refuse_foreign(path, version, application, has_tables=has_tables)
+        refuse_foreign(path, version, application, has_tables=has_tables, writes=True)
         add_functions(writer)
         if version == 0:
             make_schema(writer)
@@ -66,6 +76,8 @@ def connect_writer(
         # anything is acknowledged that would lie behind it in the WAL.
         rewrite_wal(writer, vfs, frames, _pragma(writer, "page_size"))
         writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        if version == UPGRADED_VERSION:
+            _upgrade(writer, path)
     except BaseException:
         skip_checkpoint_on_close(writer)
         writer.close()
@@ -93,6 +105,24 @@ def _refuse_old_sqlite() -> None:
             f"SQLite {version} may damage a file whose WAL is moved while it grows",
             hint=f"it takes {least} or newer, which apsw's own wheels bring",
         )
+
+
+def _upgrade(writer: apsw.Connection, path: Path) -> None:
+    """Write the log of layout 6 anew, in one transaction. Segments stay as they are.
+
+    Their `coding` says how they are read; they go with their streams' retention.
+    """
+    rows = [row[0] for row in writer.execute("SELECT seq FROM log").fetchall()]
+    writer.execute("BEGIN IMMEDIATE")
+    for seq in rows:
+        batch: Any = writer.execute("SELECT batch FROM log WHERE seq = ?", (seq,)).get
+        upgraded = upgraded_batch(batch)
+        if upgraded != batch:  # a damaged row stays as it is
+            writer.execute("UPDATE log SET batch = ? WHERE seq = ?", (upgraded, seq))
+    writer.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    writer.execute("COMMIT")
+    writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+    log.info("ledger.upgraded", path=str(path), version=SCHEMA_VERSION, log_rows=len(rows))
 
 
 def _pragma(connection: apsw.Connection, name: str) -> int:

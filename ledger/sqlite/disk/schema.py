@@ -10,7 +10,10 @@ if TYPE_CHECKING:
 
 from tailrace.ledger.errors import ConfigError
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
+"""The layout of the file, in its `user_version`."""
+UPGRADED_VERSION = 6
+"""A file of this layout is brought up to date by the process that opens it to write."""
 APPLICATION_ID = 0x54_52_4C_31  # "TRL1"
 BUSY_TIMEOUT_MS = 5_000
 """Timeout of a connection that waits for the locks of others."""
@@ -42,7 +45,7 @@ CREATE TABLE segment (
     sid     INTEGER NOT NULL,
     first   INTEGER NOT NULL,                 -- index of its first record
     length  INTEGER NOT NULL,                 -- records in it
-    coding  INTEGER NOT NULL,                 -- 0: plain, 1: cold
+    coding  INTEGER NOT NULL,                 -- 2: plain, 3: cold; 0 and 1: those of layout 6
     records BLOB    NOT NULL,
     PRIMARY KEY (sid, first)                  -- an index beside it: what is large is only added
 );
@@ -75,10 +78,13 @@ def make_schema(writer: apsw.Connection) -> None:
     )
 
 
-def refuse_foreign(path: Path, version: int, application: int, *, has_tables: bool) -> None:
-    """`ConfigError` for what is no ledger, or one of another version than ours.
+def refuse_foreign(
+    path: Path, version: int, application: int, *, has_tables: bool, writes: bool = False
+) -> None:
+    """Raise `ConfigError` for a file that is no ledger, or one of a version that is not ours.
 
     `version` and `application` are the numbers in its header, user_version and application_id.
+    A process that `writes` may open a ledger of `UPGRADED_VERSION`.
     """
     if not has_tables and version == 0:
         return
@@ -88,11 +94,16 @@ def refuse_foreign(path: Path, version: int, application: int, *, has_tables: bo
             field="ledger.path",
             hint="it is another program's file; give the ledger a path of its own",
         )
-    if version != SCHEMA_VERSION:
-        newer = "a newer Tailrace wrote it: run that one"
-        older = "an older one wrote it: move it away, with what lies beside it; a new one is made"
-        raise ConfigError(
-            f"{path} is a ledger of version {version}, not {SCHEMA_VERSION}",
-            field="ledger.path",
-            hint=newer if version > SCHEMA_VERSION else older,
-        )
+    if version == SCHEMA_VERSION or (writes and version == UPGRADED_VERSION):
+        return
+    if version > SCHEMA_VERSION:
+        hint = "a newer Tailrace wrote it: run that one"
+    elif version == UPGRADED_VERSION:
+        hint = "start its origin, or run `tailrace ledger gc`: both bring it up to date"
+    else:
+        hint = "an older one wrote it: move it away, with what lies beside it; a new one is made"
+    raise ConfigError(
+        f"{path} is a ledger of version {version}, not {SCHEMA_VERSION}",
+        field="ledger.path",
+        hint=hint,
+    )

@@ -38,6 +38,8 @@ from tests.bench.edge.source import stamp
 
 HELD_BYTES = 1 << 17
 """Of steps that the supervisor has not read yet."""
+NONE_STEERED: Any = () if "steered" in Emission.__slots__ else 0
+"""Of one emission; it is a number in older trees."""
 ALIVE_S = 1.0
 """Between two signs of life while it waits: a silent worker is given no runs."""
 
@@ -78,7 +80,9 @@ def main(argv: Sequence[str]) -> int:
             logged = {at: encode_logged(Token(text, at)) for at in set(places.values())}
             emissions = []
             for run, index in places.items():
-                emissions.append(Emission(run, index, (index & 0x7FFF,), 0, logged[index]))
+                emissions.append(
+                    Emission(run, index, (index & 0x7FFF,), NONE_STEERED, logged[index])
+                )
                 places[run] = index + 1
             connection.sendall(encode(step_of(emissions)))
             if told["steps_per_s"]:

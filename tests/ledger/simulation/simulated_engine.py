@@ -44,7 +44,7 @@ class Engine:
                 self._life.world.offer(append)
             refused = await self._life.ledger.append(batch)
             for append in batch:
-                if all(append is not refusal.append for refusal in refused):
+                if all(append != refusal.append for refusal in refused):
                     self._life.world.acknowledge(append)
             for refusal in refused:
                 self._judge(refusal, runs.pop(refusal.append.stream, None))

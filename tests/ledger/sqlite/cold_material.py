@@ -11,7 +11,7 @@ import apsw
 
 from tailrace.ledger.frame import Durability, FinishReason, StreamEnd, Token, encode
 from tailrace.ledger.interface import Append, NewStream, Record
-from tailrace.ledger.sqlite.encoding import pack_segment
+from tailrace.ledger.sqlite.encoding import COLD_CODINGS, PLAIN, pack_segment
 from tailrace.ledger.sqlite.ledger import SqliteLedger
 from tailrace.ledger.sqlite.retention import RetentionSettings
 from tailrace.ledger.sqlite.storage import SegmentRow
@@ -78,7 +78,7 @@ def plain_rows(sid: int, records: list[Record], each: int = 50) -> list[SegmentR
     for first in range(0, len(records), each):
         some = records[first : first + each]
         blob = pack_segment([record.frame for record in some], [record.ids for record in some])
-        rows.append(SegmentRow(sid, first, len(some), 0, blob))
+        rows.append(SegmentRow(sid, first, len(some), PLAIN, blob))
     return rows
 
 
@@ -97,10 +97,10 @@ async def opened(folder: Path, clock: Clock, vfs: str | None = None) -> AsyncIte
 
 
 def codings(folder: Path) -> list[tuple[int, int]]:
-    """(coding, number of segments) as they are in the file."""
+    """(1 for cold ones, number of segments) as they are in the file."""
     connection = apsw.Connection(str(folder / "ledger.db"))
     try:
-        sql = "SELECT coding, count(*) FROM segment GROUP BY coding ORDER BY coding"
+        sql = f"SELECT coding IN {COLD_CODINGS}, count(*) FROM segment GROUP BY 1 ORDER BY 1"
         return [(row[0], row[1]) for row in connection.execute(sql)]
     finally:
         connection.close()

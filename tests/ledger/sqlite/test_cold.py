@@ -15,6 +15,7 @@ from tailrace.ledger.frame import Chunk, Token, encode
 from tailrace.ledger.interface import Record
 from tailrace.ledger.sqlite.compaction import COLD_FRAMES
 from tailrace.ledger.sqlite.encoding import (
+    COLD,
     MAX_PAYLOAD_BYTES,
     Unpacked,
     index_tails,
@@ -31,6 +32,7 @@ texts = st.sampled_from((" the", " cat", " sat")) | st.text(max_size=200)
 ids = st.lists(st.integers(0, 2**32 - 1), max_size=3).map(tuple) | st.sampled_from(
     ((1_000,), (1_001,), (1_002,))
 )
+extras = st.sampled_from((b"", b"", b"", b"")) | st.binary(max_size=300)
 offsets = st.sampled_from((0, 0, 0, 0, 0, 1))  # an index that is not the record's own
 firsts = st.sampled_from((0, 1, 100, 127, 16_300, 2**21 - 3, 2**28, 2**35 - 1, 2**40))
 
@@ -50,12 +52,13 @@ def runs(draw: st.DrawFn) -> tuple[int, list[Record]]:
                 ),
             )
         )
-        records.append(Record(frame, draw(ids)))
+        records.append(Record(frame, draw(ids), draw(extras)))
     return first, records
 
 
 def packed(first: int, records: list[Record]) -> SegmentRow:
-    return pack_cold(7, first, Unpacked([r.frame for r in records], [r.ids for r in records]))
+    columns = ([r.frame for r in records], [r.ids for r in records], [r.extra for r in records])
+    return pack_cold(7, first, Unpacked(*columns))
 
 
 @given(runs())
@@ -77,7 +80,7 @@ def test_a_plain_segment_and_a_cold_one_are_read_alike() -> None:
     [plain] = plain_rows(7, records, each=1_000)
     cold = packed(0, records)
     assert unpack_segment(cold, where="") == unpack_segment(plain, where="")
-    assert (cold.coding, cold.length) == (1, 151)
+    assert (cold.coding, cold.length) == (COLD, 151)
 
 
 def packed_sentence() -> SegmentRow:
@@ -96,7 +99,7 @@ def test_any_flipped_bit_is_damage_that_is_named() -> None:
 @given(st.binary(max_size=200) | st.none() | st.text(max_size=9))
 def test_whatever_lies_there_is_a_segment_or_damage(data: bytes) -> None:
     with pytest.raises(Damaged):
-        unpack_cold(SegmentRow(1, 0, 5, 1, data), where="here")
+        unpack_cold(SegmentRow(1, 0, 5, COLD, data), where="here")
 
 
 def sealed(row: SegmentRow, payload: bytes) -> SegmentRow:

@@ -19,7 +19,7 @@ from tailrace.ledger.sqlite.compaction import (
     SegmentRun,
     take_run,
 )
-from tailrace.ledger.sqlite.encoding import Unpacked, pack_cold
+from tailrace.ledger.sqlite.encoding import COLD, PLAIN, Unpacked, pack_cold
 from tailrace.ledger.sqlite.storage import SegmentRow
 from tests.ledger.sqlite.cold_material import (
     COLD_AFTER_S,
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.anyio
 # ---- runs ----
 
 
-def plain(first: int, length: int, size: int = 100, coding: int = 0) -> SegmentRow:
+def plain(first: int, length: int, size: int = 100, coding: int = PLAIN) -> SegmentRow:
     return SegmentRow(1, first, length, coding, bytes(size))
 
 
@@ -55,7 +55,7 @@ def test_a_run_is_bounded_in_frames_bytes_and_segments() -> None:
 
 
 def test_a_run_passes_over_cold_segments_and_ends_before_the_next() -> None:
-    rows = [plain(0, 10, coding=1), plain(10, 10), plain(20, 10), plain(30, 10, coding=1)]
+    rows = [plain(0, 10, coding=COLD), plain(10, 10), plain(20, 10), plain(30, 10, coding=COLD)]
     run = take_run(rows, 0, None)
     assert (run.rows, run.beyond) == (rows[1:3], 30)
 

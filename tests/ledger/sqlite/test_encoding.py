@@ -6,15 +6,16 @@ from tailrace.ledger.errors import Damaged
 from tailrace.ledger.frame import Token, encode
 from tailrace.ledger.interface import Record
 from tailrace.ledger.sqlite.encoding import (
+    PLAIN,
     Entry,
     column,
     pack_batch,
     pack_segment,
     places_of,
-    segment_frames,
-    segment_ids,
     unpack_batch,
+    unpack_segment,
 )
+from tailrace.ledger.sqlite.storage import SegmentRow
 
 sids = st.integers(0, 2**32 - 1)
 indexes = st.integers(0, 2**40)
@@ -22,6 +23,7 @@ records = st.builds(
     Record,
     st.builds(lambda text, index: encode(Token(text, index)), st.text(max_size=300), indexes),
     st.lists(st.integers(0, 2**32 - 1), max_size=5).map(tuple),
+    st.sampled_from((b"", b"", b"")) | st.binary(max_size=300),
 )
 
 
@@ -31,16 +33,17 @@ def batch(entries: list[Entry]) -> bytes:
         [entry.at for entry in entries],
         [entry.record.frame for entry in entries],
         [entry.record.ids for entry in entries],
+        [entry.record.extra for entry in entries],
     )
 
 
 def segment(run: list[Record]) -> bytes:
-    return pack_segment([record.frame for record in run], [record.ids for record in run])
+    ids, extras = [record.ids for record in run], [record.extra for record in run]
+    return pack_segment([record.frame for record in run], ids, extras)
 
 
 def unpack(blob: bytes, where: str = "segment") -> list[Record]:
-    frames = segment_frames(blob, where=where)
-    return [Record(*pair) for pair in zip(frames, segment_ids(blob), strict=True)]
+    return unpack_segment(SegmentRow(1, 0, 0, PLAIN, blob), where=where).records()
 
 
 @given(st.lists(st.builds(Entry, sids, indexes, records), max_size=20))

@@ -189,7 +189,7 @@ async def test_a_crash_after_any_commit_of_clean_up_loses_nothing(
             await extend(ledger, stream_id(50), [end(250)], 250)
         assert query(folder, "SELECT count(*) FROM removed") == [(0,)]
         assert query(folder, "SELECT max(sid) FROM segment") == [(7,)]
-        cold = query(folder, "SELECT count(*) FROM segment WHERE coding > 0")
+        cold = query(folder, "SELECT count(*) FROM segment WHERE coding IN (1, 3)")
         assert cold == [(6 if packs else 0,)]
         shutil.rmtree(folder)
         if not died:

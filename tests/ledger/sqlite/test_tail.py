@@ -3,7 +3,7 @@ import pytest
 from tailrace.ledger.errors import Conflict, FrameError, StaleEpoch, WrongIndex
 from tailrace.ledger.frame import Detach, Durability, FinishReason, StreamEnd, Token, encode
 from tailrace.ledger.interface import Record, StreamInfo
-from tailrace.ledger.sqlite.encoding import pack_segment
+from tailrace.ledger.sqlite.encoding import PLAIN, pack_segment
 from tailrace.ledger.sqlite.storage import SegmentRow
 from tailrace.ledger.sqlite.tail import SEGMENT_BYTES, Tail
 
@@ -103,7 +103,7 @@ def test_what_a_segment_holds_is_no_longer_in_the_tail() -> None:
     assert stream.take(0, 10) is None
     assert stream.take(2, 10) == [token(2, "c").frame]
     blob = pack_segment([token(2, "c").frame], [(7,)])
-    assert stream.segments() == [SegmentRow(1, 2, 1, 0, blob)]
+    assert stream.segments() == [SegmentRow(1, 2, 1, PLAIN, blob)]
     assert stream.unstored_bytes == len(token(2, "c").frame)
 
 

@@ -51,6 +51,7 @@ from tailrace.ledger.frame import (
 from tailrace.ledger.interface import NewStream, ObjectKey, StreamKind
 from tailrace.ledger.links.rights import Right
 from tailrace.ledger.objects.object import ObjectRequest, ObjectResponse
+from tailrace.ledger.record_extra import IdSpan
 from tailrace.ledger.sqlite.disk.disk_sync import SyncOf, sync_of
 from tailrace.ledger.sqlite.disk.file import SqliteFile
 from tailrace.ledger.sqlite.ledger import SqliteLedger
@@ -60,7 +61,7 @@ from tailrace.origin.edges.link import EdgeLink
 from tailrace.origin.generations.callers import TokenKeys
 from tailrace.origin.generations.service import LEDGER_SILENCE_S, MAX_STEER_CHARS, Service
 from tailrace.origin.workers import worker_frame
-from tailrace.origin.workers.worker_frame import STEER_BEGINS, STEERED, Emission, Run, Step
+from tailrace.origin.workers.worker_frame import Emission, Run, Step
 from tests.ledger.sqlite.faulty_vfs import Disk, FaultyVfs
 from tests.ledger.sqlite.test_capacity import DISK_BYTES, SharedDisk
 from tests.origin.stage import Slot, Stage
@@ -413,9 +414,9 @@ async def test_a_steer_is_answered_when_its_text_is_durable(house: House) -> Non
     await asyncio.wait_for(house.slot.ordered.wait(), 30)
     run, order = house.slot.last
     assert isinstance(order, worker_frame.Steer)
-    ids = (order.ids[0] | STEERED | STEER_BEGINS, *(id_ | STEERED for id_ in order.ids[1:]))
-    emission = Emission(run, 0, ids, 1, encode(Token(" then", 0)))
-    await house.runs.worker_step(house.slot, Step.of((emission,)))
+    spans = (IdSpan(0, len(order.ids)),)
+    emission = Emission(run, 0, order.ids, spans, encode(Token(" then", 0)))
+    await house.runs.worker_step(house.slot, Step.of((emission,)).cut())
     answers = dict([await client.next(), await client.next()])
     assert answers == {1: Token(" then", 0), 2: Status(answer.stream, StreamState.RUNNING, 1)}
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer, decoders, models, normalizers
 
 from tailrace.ledger.frame import SAMPLING, Sampling, ScoredToken, StreamEnd, Token, decode
+from tailrace.ledger.record_extra import IdSpan
 from tailrace.origin.workers.worker_frame import Emission, Run
 from tests.origin.tiny_checkpoint import END
 
@@ -64,11 +65,21 @@ def end_of(emissions: Sequence[Emission]) -> StreamEnd:
     return ends[0]
 
 
+def generated(logged: Sequence[Emission]) -> dict[str, Any]:
+    """Those fields of a Run that its generated ids are in."""
+    ids: list[int] = []
+    steered: list[IdSpan] = []
+    for emission in logged:
+        steered += [IdSpan(len(ids) + span.start, span.count) for span in emission.steered]
+        ids += emission.ids
+    return {"generated_ids": tuple(ids), "steered": tuple(steered)}
+
+
 def continuation(fields: dict[str, Any], logged: Sequence[Emission]) -> Run:
     """The run that goes on from what a ledger holds, as the supervisor asks for it."""
     return make_run(
         **fields,
-        generated_ids=tuple(token for emission in logged for token in emission.ids),
+        **generated(logged),
         sent_bytes=len(text_of(logged).encode()),
         next_index=len(logged),
     )

@@ -417,11 +417,12 @@ def test_a_steered_run_goes_on_from_the_text_it_was_given(
         emissions += engine.step()
     assert text in text_of(emissions)[len(before) :]
     assert end_of(emissions).total_tokens == 40
-    assert emissions[-1].steers == 1
+    [span] = [span for emission in emissions for span in emission.steered]
+    assert span.count == len(ids)
     # From any frame on, a continuation is what it would have been.
     for logged in range(len(emissions)):
         rest = run_all(engine_of(model, tokenizer), {1: continuation(fields, emissions[:logged])})
-        if any(e.steers for e in emissions[:logged]):
+        if any(e.steered for e in emissions[:logged]):
             assert [e.frame for e in rest[1]] == [e.frame for e in emissions[logged:]]
 
 

@@ -14,9 +14,9 @@ from tailrace.origin.engine.engine import Engine
 from tailrace.origin.engine.generation import NOT_A_NUMBER, Surroundings
 from tailrace.origin.models.cpu_model import CpuModel
 from tailrace.origin.models.model import Piece
-from tailrace.origin.workers.worker_frame import STEERED, Emission
+from tailrace.origin.workers.worker_frame import Emission
 from tests.origin.engine.late_device import LateDevice
-from tests.origin.engine.runs import end_of, make_run, run_all, text_of
+from tests.origin.engine.runs import end_of, generated, make_run, run_all, text_of
 from tests.origin.engine.test_engine import Watched
 
 SAMPLED: dict[str, Any] = {"temperature": 1.5, "top_k": 120, "ignore_eos": True, "max_tokens": 30}
@@ -107,7 +107,7 @@ def test_a_steered_run_goes_on_as_if_every_step_had_been_waited_for(
     stage.late.steer(1, steered)
     emissions += rest_of(stage.late)
     ids = ids_of(emissions)
-    before = next(place for place, token in enumerate(ids) if token & STEERED)
+    before = generated(emissions)["steered"][0].start
     stage.waits.add(1, run)
     expected: list[Emission] = []
     while stage.waits.load().tokens < before:

@@ -22,8 +22,10 @@ from tailrace.ledger.frame import (
     Sampling,
     StreamEnd,
     Token,
+    decode,
     encode,
 )
+from tailrace.ledger.record_extra import RecordExtra
 from tailrace.origin.core.events import Tick
 from tailrace.origin.core.states import WorkerState
 from tailrace.origin.generations.poison_streams import TOGETHER_DEATHS
@@ -72,8 +74,8 @@ async def test_a_damaged_row_costs_its_stream_and_no_other_of_the_step(
     connection = apsw.Connection(str(tmp_path / "ledger.db"))
     connection.execute("UPDATE stream SET recipe = '1' WHERE id = ?", (A,))
     connection.close()
-    made = [Emission(run, 0, (100,), 0, encode(Token("a", 0))) for run in runs]
-    await stage.runs.worker_step(slot, Step.of(made))
+    made = [Emission(run, 0, (100,), (), encode(Token("a", 0))) for run in runs]
+    await stage.runs.worker_step(slot, Step.of(made).cut())
     assert await stage.frames(B) == [Token("a", 0)]
     assert slot.last == (runs[0], Halt())
     assert stage.runs.table.by_id.keys() == {B}
@@ -357,15 +359,43 @@ async def test_what_makes_a_stream_whose_recipe_could_not_say_it_stands_in_its_l
     one = stage.slots[0]
     await stage.ready(one)
     await stage.start(A, RECIPE.model_copy(update={"fingerprint": ""}))
-    await stage.step(one, one.last[0], 1, "a")
-    engine = Notice("engine", "fingerprint", 0)
-    assert await stage.frames(A) == [engine, Token("a", 1)]
+    await stage.step(one, one.last[0], 0, "a")
+    [record] = await stage.ledger.read(A, 0, 100)
+    assert (decode(record.frame)[1], record.ids) == (Token("a", 0), (100,))
+    assert RecordExtra.of(record) == RecordExtra(engine="fingerprint")
     for fingerprint, said in (("fingerprint", []), ("another", ["inexact"])):
         other = Stage(stage.ledger)
         await other.runs.restore([A])
         await other.ready(other.slots[0], replace(READY, fingerprint=fingerprint))
-        _, _, *more = await other.frames(A)
+        _, *more = await other.frames(A)
         assert [notice.code for notice in more if isinstance(notice, Notice)] == said
+
+
+async def test_an_engine_that_ends_before_it_has_made_anything_is_not_the_streams(
+    stage: Stage,
+) -> None:
+    one, two = stage.slots
+    await stage.ready(one, replace(READY, fingerprint="first"))
+    await stage.start(A, RECIPE.model_copy(update={"fingerprint": ""}))
+    await stage.lost(one)
+    await stage.ready(two, replace(READY, fingerprint="second"))
+    await stage.step(two, two.last[0], 0, "a")
+    [record] = await stage.ledger.read(A, 0, 100)
+    assert RecordExtra.of(record) == RecordExtra(engine="second")
+
+
+async def test_the_engine_that_began_a_stream_is_known_although_its_recipe_names_another(
+    stage: Stage,
+) -> None:
+    one, two = stage.slots
+    await stage.start(A)
+    await stage.ready(one, replace(READY, fingerprint="another"))
+    await stage.step(one, one.last[0], 0, "a")
+    await stage.lost(one)
+    await stage.ready(two)  # the one that the recipe names
+    _, notice = await stage.frames(A)
+    assert isinstance(notice, Notice)
+    assert notice.code == "inexact"
 
 
 async def test_a_notice_is_not_repeated(stage: Stage) -> None:
@@ -440,8 +470,8 @@ async def test_a_worker_of_kind_text_is_asked(stage: Stage) -> None:
         Token("d", 3),
     ]
     for frame in frames:
-        emission = Emission(run, frame.index, (), 0, encode(frame))
-        await stage.runs.worker_step(one, Step.of((emission,)))
+        emission = Emission(run, frame.index, (), (), encode(frame))
+        await stage.runs.worker_step(one, Step.of((emission,)).cut())
     await stage.lost(one)
     await stage.ready(two, text)
     assert two.last[1] == Ask(recipe.model_dump_json(), "cd", 4)
@@ -478,7 +508,7 @@ async def test_an_order_that_no_frame_can_hold_ends_its_stream_only(stage: Stage
 async def test_a_failure_that_may_not_come_again_is_the_one_end_of_the_log(stage: Stage) -> None:
     one, run = await stage.running(A)
     end = StreamEnd(0, FinishReason.FAILED, 0, 2, "NaN in the logits", retryable=True)
-    await stage.runs.worker_step(one, Step.of((Emission(run, 0, (), 0, encode(end)),)))
+    await stage.runs.worker_step(one, Step.of((Emission(run, 0, (), (), encode(end)),)).cut())
     await stage.step(one, run, 1, None)  # whatever else it may say of this run
     await stage.lost(one)
     await stage.ready(one)

@@ -53,9 +53,9 @@ async def test_the_other_streams_of_a_step_are_stored_when_one_is_refused(stage:
     (run_a, _), (run_b, _) = one.sent
     await stage.ledger.take_over(A)
     step = Step.of(
-        tuple(Emission(run, 0, (1,), 0, encode(Token("x", 0))) for run in (run_a, run_b))
+        tuple(Emission(run, 0, (1,), (), encode(Token("x", 0))) for run in (run_a, run_b))
     )
-    await stage.runs.worker_step(one, step)
+    await stage.runs.worker_step(one, step.cut())
     assert await stage.frames(A) == []
     assert await stage.frames(B) == [Token("x", 0)]
     assert one.last == (run_a, Halt())

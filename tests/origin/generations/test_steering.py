@@ -9,25 +9,28 @@ import pytest
 from tailrace.ledger.errors import Conflict, Overloaded, Unavailable
 from tailrace.ledger.frame import FinishReason, StreamEnd, Token, encode, error_frame
 from tailrace.ledger.interface import Append, Record
+from tailrace.ledger.record_extra import IdSpan, RecordExtra
 from tailrace.origin.generations.stream import MAX_PENDING_STEERS
-from tailrace.origin.workers.worker_frame import STEER_BEGINS, STEERED, Emission, Run, Steer, Step
+from tailrace.origin.workers.worker_frame import Emission, Run, Steer, Step
 from tests.origin.stage import RECIPE, A, Slot, Stage
 
 pytestmark = pytest.mark.anyio
 
 IDS = (7, 8)
-LOGGED = (7 | STEERED | STEER_BEGINS, 8 | STEERED)
 
 
 def steering(stage: Stage, ids: tuple[int, ...] = IDS) -> asyncio.Task[None]:
     return asyncio.create_task(stage.runs.steer(A, ids))
 
 
-async def takes(stage: Stage, slot: Slot, index: int, steers: int = 1) -> None:
-    """The worker takes an order up: its ids, marked, in one emission."""
+async def takes(
+    stage: Stage, slot: Slot, index: int, orders: int = 1, ids: tuple[int, ...] = IDS
+) -> None:
+    """The worker takes orders of `ids` up, in one emission."""
     frame = encode(Token(" and", index))
-    emission = Emission(slot.last[0], index, LOGGED, steers, frame)
-    await stage.runs.worker_step(slot, Step.of((emission,)))
+    spans = tuple(IdSpan(at * len(ids), len(ids)) for at in range(orders))
+    emission = Emission(slot.last[0], index, ids * orders, spans, frame)
+    await stage.runs.worker_step(slot, Step.of((emission,)).cut())
 
 
 async def begun(stage: Stage) -> Slot:
@@ -60,10 +63,11 @@ async def test_what_no_worker_has_taken_is_sent_to_the_next(stage: Stage) -> Non
     await stage.ready(two)
     [(_, run), (_, again)] = two.sent
     assert isinstance(run, Run)
-    assert run.generated_ids == (100, *LOGGED)
+    assert run.generated_ids == (100, *IDS)
+    assert run.steered == (IdSpan(1, len(IDS)),)
     assert again == Steer((9,))
     assert not second.done()
-    await takes(stage, two, 2)
+    await takes(stage, two, 2, ids=(9,))
     await second
 
 
@@ -85,7 +89,8 @@ async def test_one_that_was_stored_before_anybody_heard_of_it_is_not_sent_again(
     asked = steering(stage)
     await asyncio.sleep(0)
     # The answer to this append is lost with the worker.
-    record = Record(encode(Token(" and", 1)), LOGGED)
+    extra = RecordExtra(steered=(IdSpan(0, len(IDS)),)).pack()
+    record = Record(encode(Token(" and", 1)), IDS, extra)
     await stage.ledger.append([Append(A, 1, 1, record)])
     await stage.lost(one)
     await stage.ready(stage.slots[1])
@@ -115,7 +120,7 @@ async def test_an_end_that_comes_first_is_said(stage: Stage, reason: FinishReaso
     asked = steering(stage)
     await asyncio.sleep(0)
     end = encode(StreamEnd(1, reason, 1, 2))
-    await stage.runs.worker_step(slot, Step.of((Emission(slot.last[0], 1, (), 0, end),)))
+    await stage.runs.worker_step(slot, Step.of((Emission(slot.last[0], 1, (), (), end),)).cut())
     with pytest.raises(Conflict, match="ended"):
         await asked
 
@@ -144,7 +149,7 @@ async def test_no_more_wait_than_may(stage: Stage) -> None:
         waits.add(error_frame(refused.value).retry_after_ms)
     assert None not in waits
     assert len(waits) > 1, "all would come back at once"
-    await takes(stage, slot, 1, steers=MAX_PENDING_STEERS)
+    await takes(stage, slot, 1, orders=MAX_PENDING_STEERS)
     await asyncio.gather(*waiting)
 
 
@@ -170,6 +175,18 @@ async def test_a_worker_that_claims_more_than_it_was_sent_confirms_nothing_else(
     stage: Stage,
 ) -> None:
     slot = await begun(stage)
-    await takes(stage, slot, 1, steers=5)
+    await takes(stage, slot, 1, orders=5)
     assert RECIPE.max_tokens > len(IDS)
     assert stage.runs.table.count == 1
+
+
+async def test_an_order_that_is_cut_for_want_of_room_is_not_answered_as_taken(stage: Stage) -> None:
+    slot = await begun(stage)
+    asked = steering(stage)
+    await asyncio.sleep(0)
+    await takes(stage, slot, 1, ids=IDS[:1])
+    await asyncio.sleep(0)
+    assert not asked.done()
+    await stage.step(slot, slot.last[0], 2, None)
+    with pytest.raises(Conflict, match="ended"):
+        await asked

@@ -36,6 +36,7 @@ from tailrace.origin.workers.worker_frame import (
     encode,
 )
 from tests.origin.blocked_phrase import MESSAGE
+from tests.origin.emissions import rows
 from tests.origin.producers.asked import recipe
 from tests.origin.producers.text_producers import Endless
 
@@ -95,7 +96,7 @@ class Worker:
                 continue
             assert isinstance(step, Step)
             self.steps.append(step)
-            for emission in step.emissions:
+            for emission in rows(step):
                 frame: Any = decode_client(emission.frame)[1]
                 assert frame.index == emission.index
                 self._frames.setdefault(emission.run, []).append(frame)
@@ -357,7 +358,7 @@ async def test_a_stream_too_many_ends_at_once_to_be_asked_again(
                 if isinstance(step, Begun):
                     continue
                 assert isinstance(step, Step)
-                ends += [each for each in step.emissions if each.run == 3]
+                ends += [each for each in rows(step) if each.run == 3]
     finally:
         await served.close()
         sending.cancel()

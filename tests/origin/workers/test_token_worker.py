@@ -35,6 +35,7 @@ from tailrace.origin.workers.worker_frame import (
     decode,
     encode,
 )
+from tests.origin.emissions import rows
 from tests.origin.engine.runs import continuation, end_of, engine_of, frame_of, make_run
 from tests.origin.held_text import FACTORY, PLACE, Brake
 
@@ -81,8 +82,8 @@ class Supervisor:
             if isinstance(frame, Load | Begun):
                 continue
             assert isinstance(frame, Step)
-            assert frame.emissions
-            for emission in frame.emissions:
+            assert frame.runs
+            for emission in rows(frame):
                 if emission.run == run_id:
                     yield emission
                     if isinstance(frame_of(emission), StreamEnd):
@@ -191,7 +192,7 @@ def test_it_takes_runs_and_halts_while_generating(
         ends: dict[int, FinishReason] = {}
         while len(ends) < 2:
             if isinstance(step := next(supervisor.frames), Step):
-                made = [(emission.run, frame_of(emission)) for emission in step.emissions]
+                made = [(emission.run, frame_of(emission)) for emission in rows(step)]
                 ends |= {run: end.finish_reason for run, end in made if isinstance(end, StreamEnd)}
         assert ends == {1: FinishReason.CANCELLED, 2: FinishReason.LENGTH}
         assert supervisor.close() == (0, "")
@@ -275,7 +276,7 @@ class Rests(Watchdog):
 
 
 def test_a_worker_may_wait_for_its_supervisor_as_long_as_it_takes() -> None:
-    step = Step.of((Emission(1, 0, (), 0, bytes(MAX_STEP_BYTES)),))
+    step = Step.of((Emission(1, 0, (), (), bytes(MAX_STEP_BYTES)),))
     watchdog = Rests()
     ours, theirs = socket.socketpair()
 
@@ -291,9 +292,9 @@ def test_a_worker_may_wait_for_its_supervisor_as_long_as_it_takes() -> None:
 
 
 def test_many_long_emissions_go_in_several_steps_but_no_run_is_torn() -> None:
-    emissions = [Emission(run, at, (1, 2), 0, b"x" * 1000) for at in range(3) for run in (1, 2, 3)]
+    emissions = [Emission(run, at, (1, 2), (), b"x" * 1000) for at in range(3) for run in (1, 2, 3)]
     split = list(steps(emissions, max_bytes=7000))
-    assert [[e.run for e in step.emissions] for step in split] == [[1, 1, 1, 2, 2, 2], [3, 3, 3]]
-    assert [e.index for e in split[1].emissions] == [0, 1, 2]
+    assert [[e.run for e in rows(step)] for step in split] == [[1, 1, 1, 2, 2, 2], [3, 3, 3]]
+    assert [e.index for e in rows(split[1])] == [0, 1, 2]
     assert list(steps([])) == []
     assert list(steps(emissions[:1], max_bytes=1)) == [Step.of((emissions[0],))]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any, cast
 
 import pytest
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tailrace.ledger import frame as client
 from tailrace.ledger.errors import FrameError
 from tailrace.ledger.frame import PREFIX_BYTES, Hello, OutputFormat, Sampling, corr_of
+from tailrace.ledger.record_extra import IdSpan
 from tailrace.ledger.wire.bare import field_types
 from tailrace.ledger.wire.codec import FrameSplitter
 from tailrace.origin.workers.worker_frame import (
@@ -22,6 +23,7 @@ from tailrace.origin.workers.worker_frame import (
     SUPERVISOR,
     WORKER,
     Emission,
+    Emissions,
     Frame,
     Halt,
     LoadProgress,
@@ -29,8 +31,10 @@ from tailrace.origin.workers.worker_frame import (
     Step,
     decode,
     encode,
+    together,
 )
 from tests.frame_strategies import CORRS, any_frame
+from tests.origin.emissions import rows
 from tests.pybare_oracle import Oracle
 from tests.schema_text import WORKER_SCHEMA, read_schema, schema_hash
 
@@ -87,32 +91,38 @@ def test_a_changed_byte_raises_nothing_but_a_frame_error(frame: Any, data: st.Da
 
 def test_an_emission_carries_a_client_frame_whole() -> None:
     token = client.encode(client.Token(" the", 42))
-    step = Step.of((Emission(run=7, index=42, ids=(262,), steers=0, frame=token),))
+    step = Step.of((Emission(run=7, index=42, ids=(262,), steered=(), frame=token),))
     _, got = decode(encode(step))
     assert isinstance(got, Step)
-    assert client.decode(got.emissions[0].frame) == (0, client.Token(" the", 42))
+    assert client.decode(rows(got)[0].frame) == (0, client.Token(" the", 42))
 
 
-EMISSIONS = st.builds(
-    Emission,
-    st.integers(1, 9),
-    st.integers(0, 1 << 20),
-    st.lists(st.integers(0, 1 << 31), max_size=3).map(tuple),
-    st.integers(0, 3),
-    st.binary(min_size=9, max_size=20),
-)
+@st.composite
+def emissions(draw: st.DrawFn) -> Emission:
+    ids = draw(st.lists(st.integers(0, 2**32 - 1), max_size=5))
+    places = sorted(draw(st.sets(st.integers(0, len(ids)), max_size=4)))
+    spans = tuple(IdSpan(begin, end - begin) for begin, end in pairwise(places))
+    frame = draw(st.binary(min_size=9, max_size=20))
+    return Emission(
+        draw(st.integers(1, 9)), draw(st.integers(0, 1 << 20)), tuple(ids), spans, frame
+    )
+
+
+EMISSIONS = emissions()
 
 
 @given(st.lists(EMISSIONS, max_size=5))
 def test_a_step_in_columns_gives_the_emissions_that_it_was_made_of(some: list[Emission]) -> None:
     _, step = decode(encode(Step.of(some)))
     assert isinstance(step, Step)
-    assert step.emissions == some
+    assert rows(step) == some
 
 
 @given(st.lists(st.lists(EMISSIONS, max_size=3), min_size=1, max_size=3))
 def test_steps_in_a_row_are_one_step(some: list[list[Emission]]) -> None:
-    assert Step.joined([*map(Step.of, some)]).emissions == list(chain.from_iterable(some))
+    (joined,) = together(map(Step.of, some))
+    assert isinstance(joined, Emissions)
+    assert rows(joined) == list(chain.from_iterable(some))
 
 
 @given(st.lists(EMISSIONS, min_size=1, max_size=3), st.data())
@@ -120,16 +130,16 @@ def test_columns_that_do_not_fit_together_are_refused(
     some: list[Emission], data: st.DataObject
 ) -> None:
     step = Step.of(some)
-    name = data.draw(st.sampled_from(["runs", "indexes", "counts", "steers", "sizes", "ids"]))
+    name = data.draw(st.sampled_from(["runs", "indexes", "counts", "sizes", "ids"]))
     longer = replace(step, **cast(Any, {name: (*getattr(step, name), 1)}))
     with pytest.raises(FrameError, match="do not fit together"):
-        _ = longer.emissions
+        longer.cut()
     with pytest.raises(FrameError, match="do not fit together"):
-        Step.joined([step, longer, step])
+        list(together([step, longer, step]))
 
 
 def test_a_bad_id_is_refused_by_its_column() -> None:
-    emissions = (Emission(1, 0, (5,), 0, b"x"), Emission(2, 0, (5, -1), 0, b"x"))
+    emissions = (Emission(1, 0, (5,), (), b"x"), Emission(2, 0, (5, -1), (), b"x"))
     with pytest.raises(FrameError) as caught:
         encode(Step.of(emissions))
     assert caught.value.field == "Step.ids"

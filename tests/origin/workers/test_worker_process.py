@@ -18,8 +18,9 @@ from tailrace.ledger.frame import decode as decode_client
 from tailrace.origin.config import OriginConfig
 from tailrace.origin.workers.liveness import Death, Patience
 from tailrace.origin.workers.program import program
-from tailrace.origin.workers.worker_frame import Ask, Ready, Step
+from tailrace.origin.workers.worker_frame import Ask, Emissions, Ready
 from tailrace.origin.workers.worker_process import Owner, WorkerSlot
+from tests.origin.emissions import rows
 from tests.origin.producers.asked import recipe
 
 pytestmark = pytest.mark.anyio
@@ -51,8 +52,8 @@ class Owned(Owner):
     async def worker_ready(self, slot: WorkerSlot, ready: Ready) -> None:
         self.readies.put_nowait(ready)
 
-    async def worker_step(self, slot: WorkerSlot, step: Step) -> None:
-        self.frames += [decode_client(emission.frame)[1] for emission in step.emissions]
+    async def worker_step(self, slot: WorkerSlot, made: Emissions) -> None:
+        self.frames += [decode_client(emission.frame)[1] for emission in rows(made)]
         if any(isinstance(frame, StreamEnd) for frame in self.frames):
             self.ended.set()
 

@@ -14,8 +14,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from tailrace.ledger.errors import CallerError, ConfigError, Unavailable
+from tailrace.ledger.record_extra import StreamLife
 from tailrace.ledger.sqlite.ledger import SqliteLedger
-from tailrace.ledger.stream_stats import StreamLife
 from tailrace.origin.pool.history import queries, recorder
 from tailrace.origin.pool.history.recorder import HistoryRecorder
 from tailrace.origin.pool.history.schema import (

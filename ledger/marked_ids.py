@@ -1,0 +1,59 @@
+"""Records of older ledgers, whose token ids held marks (SQLite's layout 6, PostgreSQL's 2).
+
+Bit 31 of an id said that it came from a Steer order, bit 30 that the order began there. A mark
+after the ids of a StreamEnd was followed by the numbers of a `StreamLife`. A notice `engine` held
+the fingerprint of the engine. Ledgers still read what they stored in that way, with `unmarked`.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from tailrace.ledger.errors import FrameError
+from tailrace.ledger.frame import TAG_OFFSET, Notice, decode
+from tailrace.ledger.interface import Record
+from tailrace.ledger.record_extra import IdSpan, RecordExtra
+
+STEERED = 1 << 31
+STEER_BEGINS = 1 << 30
+LIFE = 2**32 - 1
+"""The id before the numbers."""
+UNKNOWN = 2**32 - 2
+"""The number that stood for None."""
+ENGINE = "engine"
+"""The code of the notice that held a fingerprint."""
+
+
+def unmarked(frame: bytes, ids: tuple[int, ...]) -> Record:
+    """Return a record with plain ids; what the marks said is in its `extra`."""
+    is_notice = frame[TAG_OFFSET] == Notice.tag
+    if not is_notice and max(ids, default=0) < STEER_BEGINS:
+        return Record(frame, ids)
+    life: tuple[int | None, ...] = ()
+    if LIFE in ids:
+        at = ids.index(LIFE)
+        life = tuple(None if number == UNKNOWN else number for number in ids[at + 1 :])
+        ids = ids[:at]
+    begins = [at for at, id_ in enumerate(ids) if id_ & STEER_BEGINS and id_ & STEERED]
+    extra = RecordExtra(
+        steered=tuple(_span(ids, *places) for places in pairwise([*begins, len(ids)])),
+        engine=_engine(frame) if is_notice else None,
+        life=life,
+    )
+    return Record(frame, tuple(id_ & (STEER_BEGINS - 1) for id_ in ids), extra.pack())
+
+
+def _span(ids: tuple[int, ...], begin: int, end: int) -> IdSpan:
+    """Return the span of an order's ids, which end before a drawn id or the next order."""
+    steered = (at for at in range(begin, end) if not ids[at] & STEERED)
+    return IdSpan(begin, next(steered, end) - begin)
+
+
+def _engine(frame: bytes) -> str | None:
+    try:
+        _, notice = decode(frame)
+    except FrameError:
+        return None
+    if isinstance(notice, Notice) and notice.code == ENGINE:
+        return notice.message
+    return None

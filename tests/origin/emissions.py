@@ -1,0 +1,15 @@
+"""The emissions of a step one by one, as its worker made them."""
+
+from __future__ import annotations
+
+from tailrace.origin.workers.worker_frame import Emission, Emissions, Step
+
+
+def rows(made: Step | Emissions) -> list[Emission]:
+    if isinstance(made, Step):
+        made = made.cut()
+    columns = made.runs, made.indexes, made.ids, made.frames
+    return [
+        Emission(run, index, ids, made.steered.get(at, ()), frame)
+        for at, (run, index, ids, frame) in enumerate(zip(*columns, strict=True))
+    ]
