@@ -325,7 +325,7 @@ class EdgeConfig(Settings):
 
     @property
     def unread_default(self) -> UnreadDefault:
-        """What happens to unread streams whose request does not say."""
+        """The default for streams that nobody reads."""
         return UnreadDefault(Unread.from_word(self.unread), self.unread_after_s)
 
     @property
@@ -335,7 +335,7 @@ class EdgeConfig(Settings):
 
     @property
     def origin_credentials(self) -> Credentials:
-        """What this edge shows to origins, and expects of them."""
+        """The credentials of this edge, and what it expects of origins."""
         return Credentials(
             "edge.origin",
             self.origin_ca,

@@ -20,7 +20,7 @@ PAGE = "docs/decisions/edge.md"
 
 @dataclass(frozen=True, slots=True)
 class PrivateNames:
-    """What the edge uses of one library that the library does not promise."""
+    """The private parts of one library that the edge uses."""
 
     library: str
     requirement: str
@@ -30,7 +30,7 @@ class PrivateNames:
     examples: Callable[[], Mapping[str, object]]
     """Makes objects of the library, by the name that paths begin with."""
     paths: Mapping[str, str]
-    """What is used, as attributes and keys from an example on, and what the edge does with it."""
+    """Each private part, as attributes and keys from an example on, with its use."""
 
 
 def require_private_names(of: PrivateNames) -> None:

@@ -1,8 +1,8 @@
-"""Several processes that serve at the same addresses: each is an edge, with a core of its own.
+"""Several edge processes on the same addresses, one per CPU core.
 
-The first one holds the sockets and starts the others by fork. It serves nothing: it passes signals
-on, and starts another in the place of one that was lost. TCP connections go to whichever process
-accepts them first, datagrams to the one that has their connection (`edge/quic/reuseport_bpf.py`).
+The first process holds the sockets, forks the others, and serves nothing. It passes signals on and
+replaces processes that have ended. A TCP connection goes to the process that accepts it first, a
+datagram to the process that has its connection (`edge/quic/reuseport_bpf.py`).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from tailrace.ledger.errors import EXIT_USAGE, ConfigError
 from tailrace.ledger.process.lifecycle import STOP_SIGNALS
 
 RESTART_AFTER_S = 1.0
-"""A process that was lost comes back so much later: what ended it may end it again."""
+"""Delay before a lost process is started again, in seconds, because it may fail again."""
 
 log = structlog.get_logger("tailrace.edge")
 
 
 class Processes:
-    """So many, which each do `work` with its number, until this one is told to stop."""
+    """Forks `count` processes running `work(number)` and restarts them until told to stop."""
 
     def __init__(self, sockets: Sockets, count: int, work: Callable[[int], None]) -> None:
         self._sockets = sockets
@@ -41,7 +41,7 @@ class Processes:
         self._alive, self._holds = os.pipe()  # held open by this process as long as it lives
 
     def run(self) -> None:
-        """Raises ConfigError where one says that it cannot start."""
+        """Run until all processes have ended; raise ConfigError if one could not start."""
         for each in (*STOP_SIGNALS, signal.SIGHUP):
             signal.signal(each, self._pass_on)
         for number in range(self._count):
@@ -52,7 +52,7 @@ class Processes:
             if not self._stopping:
                 self._lost(number, os.waitstatus_to_exitcode(status))
         if self._misled:
-            raise ConfigError("a process of this edge could not start; its line says why")
+            raise ConfigError("a process of this edge could not start; its error is above")
 
     def _lost(self, number: int, code: int) -> None:
         if code == EXIT_USAGE:
@@ -70,14 +70,14 @@ class Processes:
         pid = os.fork()
         if pid:
             self._numbers[pid] = number
-            if self._stopping:  # it was told while this one was being started
+            if self._stopping:  # the signal came during the fork
                 os.kill(pid, signal.SIGTERM)
             return
-        # Nothing of the first process may go on here: not its signals, not what called it.
+        # The child never returns to the first process's callers.
         os._exit(self._serve(number))
 
     def _serve(self, number: int) -> int:
-        os.setpgrp()  # Ctrl-C in a terminal is for the first one, which passes it on
+        os.setpgrp()  # Ctrl-C goes to the first process, which passes it on
         for each in (*STOP_SIGNALS, signal.SIGHUP):
             signal.signal(each, signal.SIG_DFL)
         os.close(self._holds)
@@ -103,9 +103,9 @@ class Processes:
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
         if number in STOP_SIGNALS and not self._stopping:
             self._stopping = True
-            self._sockets.close()  # or who connects now would wait for nobody
+            self._sockets.close()  # or clients would connect and wait in vain
         for pid in list(self._numbers):
             try:
                 os.kill(pid, number)
             except ProcessLookupError:
-                continue  # it has ended, and is about to be waited for
+                continue  # it has ended

@@ -1,7 +1,7 @@
-"""What is read again while an edge runs: its API keys, its certificate.
+"""Files that are read again while an edge runs: API keys and the certificate.
 
-A file is looked at now and then, because what renews a certificate may not know of this process;
-SIGHUP says to read at once. What cannot be read leaves what was read before, and the log says so.
+Files are polled, because a program that renews a certificate may not know of this process; SIGHUP
+reads them at once. If a file cannot be read, its former content stays in use, and the log says so.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tailrace.ledger.errors import ConfigError
 from tailrace.ledger.process.tasks import beside
 
 LOOK_S = 1.0
-"""How late a change of a file may be noticed."""
+"""Interval between two looks at the files, in seconds."""
 
 Stamp = tuple[tuple[int, int, int] | None, ...]
 
@@ -36,7 +36,7 @@ log = structlog.get_logger("tailrace.edge")
 
 @dataclass(slots=True)
 class WatchedFile:
-    """Files and what reads them anew; `read` raises ConfigError where that cannot be."""
+    """A set of watched files, and the callback that reads them; it may raise ConfigError."""
 
     name: str
     files: Sequence[Path]
@@ -47,7 +47,7 @@ class WatchedFile:
         self._stamp = tuple(map(_stamp_of, self.files))
 
     def look(self, *, asked: bool = False) -> None:
-        """Read the files anew if they have changed, or somebody asks."""
+        """Read the files if they have changed, or if `asked`."""
         stamp = tuple(map(_stamp_of, self.files))
         if stamp == self._stamp and not asked:
             return
@@ -102,14 +102,14 @@ def watched_keys(config: EdgeConfig, authenticator: Authenticator) -> WatchedFil
 
 
 class Certificate:
-    """The certificate that new connections see, if there is one; `quic` has it from here, too."""
+    """The certificate of new connections, if there is one; `quic` gets it, too."""
 
     def __init__(self, config: EdgeConfig, server: Config) -> None:
-        """Raises ConfigError where it cannot be read."""
+        """Read the certificate; raise ConfigError if it cannot be read."""
         self.quic: QuicListener | None = None
         self._config = config
         self._server = server
-        self.context: SSLContext | None = None  # of a new connection, if there is TLS at all
+        self.context: SSLContext | None = None  # None without TLS
         if config.certificate is not None:
             self._read()
 
@@ -131,7 +131,7 @@ class Certificate:
                 f"cannot read {self._config.certificate} or its key {self._config.key}:"
                 f" {error.strerror or error}",
                 field="edge.certificate",
-                hint="give PEM files, the chain's leaf first, and the key of that leaf",
+                hint="give PEM files: the chain with the leaf first, and the leaf's private key",
             ) from error
 
 

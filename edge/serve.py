@@ -1,14 +1,13 @@
-"""Runs an edge on uvloop, until SIGTERM or SIGINT. It goes away known before it is done, and with
-time for what is under way:
+"""Runs an edge on uvloop until SIGTERM or SIGINT, and shuts it down in three steps:
 
-1. /readyz is 503 at once, so that load balancers send nobody new. For `lame_duck_s` all else is
-   as it was: some ask only every few seconds.
-2. New requests are refused, and connections told to end: GOAWAY, `Connection: close`, idle ones
-   closed. What is under way may come to its end, for `drain_s` at most.
-3. What is left is handed over: every stream ends with an error that says to resume it elsewhere,
-   not at the same moment for all.
+1. /readyz turns 503, so that load balancers send no new clients. Everything else stays the same
+   for `lame_duck_s`, because some load balancers ask only every few seconds.
+2. New requests are refused, and connections are asked to end: by GOAWAY, by `Connection: close`, or
+   by closing idle ones. Open requests may end within `drain_s`.
+3. Every stream that is still open ends with an error that tells the client to resume it elsewhere,
+   after a random wait.
 
-A second signal ends all that at once.
+A second signal ends all steps at once.
 """
 
 from __future__ import annotations
@@ -48,14 +47,15 @@ from tailrace.ledger.telemetry.exposition import exposed
 from tailrace.ledger.telemetry.traces import Traces
 
 GRACEFUL_TIMEOUT_S = 2.0
-"""For answers that say that streams are to be resumed elsewhere to leave."""
+"""Time for the last error responses to be sent, in seconds."""
 LOOK_S = 0.05
-"""How late it may be noticed that nothing is under way any more."""
+"""Interval between two looks at open requests while draining, in seconds."""
 
 log = structlog.get_logger("tailrace.edge")
 
 
 def shutting_down() -> Unavailable:
+    """Return the error of requests during a shutdown."""
     return Unavailable(
         "this edge is shutting down",
         hint="resume on another, or here again",
@@ -63,7 +63,10 @@ def shutting_down() -> Unavailable:
 
 
 async def go_away(context: TcpContext, quic: QuicListener | None, stop: Stop) -> None:
-    """From the first signal to the end of the last connection; `stop.at_once` cuts it short."""
+    """Shut down, from the first signal to the end of the last connection.
+
+    `stop.at_once` cuts it short.
+    """
     config = context.config
     log.info("draining", lame_duck_s=config.lame_duck_s, drain_s=config.drain_s)
     await first_of(stop.at_once.wait(), asyncio.sleep(config.lame_duck_s))
@@ -88,7 +91,7 @@ async def go_away(context: TcpContext, quic: QuicListener | None, stop: Stop) ->
 
 
 async def _closed(context: TcpContext) -> None:
-    """Until every connection has been closed; those without a request under way are told again."""
+    """Wait until every connection is closed; idle ones are asked to end again."""
     for connection in context.connections.all():
         connection.protocol.drain()
     context.batch.flush()
@@ -96,18 +99,17 @@ async def _closed(context: TcpContext) -> None:
 
 
 async def _nothing_under_way(link: OriginPool) -> None:
-    while link.route_count:  # noqa: ASYNC110  (a route ends in many ways; nobody else asks)
+    while link.route_count:  # noqa: ASYNC110  (a route ends in many ways, and only this waits)
         await asyncio.sleep(LOOK_S)
 
 
 GC_THRESHOLDS = (2_000, 0, 250)
-"""Of an edge, whose clients wait while Python looks for cycles: it looks at so many young objects
-at a time, and at as many again of the next older. With 50,000 a look took 56 ms among 2,000 idle
-WebSockets. All that is older it looks at when it has grown by a quarter."""
+"""Thresholds of Python's garbage collector, which stops all clients while it runs: young objects
+per collection, and so on. With 50,000 a collection took 56 ms among 2,000 idle WebSockets."""
 
 
 def run(config: EdgeConfig, deployment: Deployment | None = None) -> None:
-    """Serve until told to stop. Raises ConfigError where an address cannot be had."""
+    """Serve until told to stop. Raises ConfigError if an address cannot be bound."""
     configure_logging(config.log_level)
     open_files = _take_files(config)
     require_keys(config)  # before anybody can connect

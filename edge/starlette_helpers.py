@@ -1,4 +1,4 @@
-"""What endpoints share: the way from a request to the origins, and leaving with its client."""
+"""Helpers of endpoints: the links of a request's edge, and work that ends with its client."""
 
 from __future__ import annotations
 

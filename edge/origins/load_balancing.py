@@ -44,7 +44,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a request needs. Without a `key` it goes to the least loaded origin."""
+    """The needs of a request. Without a `key` it goes to the least loaded origin."""
 
     key: bytes | None = None
     model: str | None = None

@@ -1,9 +1,9 @@
-"""The protocols that a TLS client offers, and the alert for one that offers none of ours.
+"""The protocols that a TLS client offers (ALPN), and the alert if the edge speaks none of them.
 
 RFC 7301, 3.2: a server that speaks none of the offered protocols ends the handshake with
 `no_application_protocol`, so that bytes of one protocol are never read as another's (ALPACA).
-Python's ssl goes on without a protocol instead and does not tell what was offered. So the
-ClientHello is looked at before OpenSSL gets it.
+Python's ssl continues without a protocol instead and does not tell what was offered. So the
+ClientHello is parsed here before OpenSSL gets it.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import asyncio
 from typing import cast
 
 ALPN = (b"h2", b"http/1.1")
-"""The protocols that are spoken here behind TLS."""
+"""The protocols that the edge speaks over TLS."""
 NO_APPLICATION_PROTOCOL = b"\x15\x03\x03\x00\x02\x02\x78"
-"""A TLS record with the fatal alert 120."""
+"""A TLS record with the fatal alert 120, no_application_protocol."""
 MAX_HELLO_BYTES = 64 << 10
-"""Maximum length of a ClientHello that is looked at; OpenSSL refuses a longer one."""
+"""Maximum length of a ClientHello; the connection of a longer one is aborted."""
 _HANDSHAKE, _CLIENT_HELLO, _ALPN = 22, 1, 16
 
 
 class NotWhole(Exception):
-    """The ClientHello has not come whole."""
+    """The ClientHello is not complete yet."""
 
 
 class _Fields:
-    """Reads fields one after another; IndexError where they end too early."""
+    """Reads fields one after another; raises IndexError at an early end."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -50,15 +50,15 @@ class _Fields:
 
 
 def offered_protocols(data: bytes) -> list[bytes] | None:
-    """Return the protocols that a ClientHello offers; None if it offers none or is none.
+    """Return the protocols that a ClientHello offers; None if it offers none, or is not valid.
 
-    Raises NotWhole until it has come whole.
+    Raises NotWhole until it is complete.
     """
     hello, records = b"", _Fields(data)
     try:
         while len(hello) < 4 or len(hello) < 4 + int.from_bytes(hello[1:4], "big"):
             if records.number(1) != _HANDSHAKE:
-                return None  # OpenSSL says what is wrong with it
+                return None  # OpenSSL reports the fault
             records.take(2)
             hello += records.vector(2)
     except IndexError:
@@ -89,7 +89,7 @@ def _offered(hello: _Fields) -> list[bytes] | None:
 
 
 class AlpnCheck(asyncio.BufferedProtocol):
-    """Stands before the TLS protocol of a transport until the ClientHello has come."""
+    """Stands in front of the TLS protocol of a transport until the ClientHello is complete."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport

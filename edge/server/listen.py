@@ -1,4 +1,4 @@
-"""An edge's sockets, and the server that is behind them from startup to shutdown."""
+"""Sockets of an edge, and the servers on them from startup to shutdown."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ from tailrace.ledger.errors import ConfigError
 from tailrace.ledger.process.settings import parse_address
 
 LISTEN_BACKLOG = 1024
+"""Maximum number of connections that wait to be accepted."""
 NOT_SENT_BYTES = 8 << 10
-"""What of a connection may wait in the kernel without having been sent: a reader that stalls costs
-no more, while one with a long way still has all of its bandwidth."""
+"""Bytes of a connection that may wait in the kernel unsent. It bounds the cost of a stalled reader,
+and does not limit the bandwidth of a distant one."""
 SEND_BUFFER_BYTES = 256 << 10
-"""What may be on its way to a client. The kernel's own bound is 4 MiB."""
+"""Size of the send buffer of a connection, in bytes. The kernel's own maximum is 4 MiB."""
 
 log = structlog.get_logger("tailrace.edge")
 
 
 class Sockets(NamedTuple):
-    """Bound, and not listening yet. Each process has datagram sockets of its own."""
+    """Bound sockets that do not listen yet. Each process has its own UDP sockets."""
 
     plain: list[socket.socket]
     secure: list[socket.socket]
@@ -43,7 +44,7 @@ class Sockets(NamedTuple):
 
     @classmethod
     def bound(cls, config: EdgeConfig) -> Self:
-        """All that `config` names; ConfigError where an address cannot be had."""
+        """Bind all addresses of `config`; raise ConfigError if one cannot be bound."""
         with ExitStack() as unless_all:
             sockets = cls([], [], [], [[] for _ in range(1, config.processes)])
             unless_all.callback(sockets.close)
@@ -61,11 +62,12 @@ class Sockets(NamedTuple):
             return sockets
 
     def of(self, process: int) -> Sockets:
-        """As process number `process` has them; those of the others are not for it to read."""
+        """Return the sockets of one process, without the UDP sockets of the others."""
         quic = [self.quic, *self.quic_of_others][process]
         return self._replace(quic=quic, quic_of_others=[])
 
     def close(self) -> None:
+        """Close all sockets."""
         for each in (*self.plain, *self.secure, *self.quic, *chain(*self.quic_of_others)):
             each.close()
 
@@ -78,12 +80,12 @@ def _bind(setting: str, address: str) -> list[socket.socket]:
     except OSError as error:
         raise _taken(setting, address, error) from error
     for stream in made.insecure_sockets:
-        _bound_what_waits(stream)
+        _bound_buffers(stream)
     return made.insecure_sockets
 
 
 def _bind_datagrams(setting: str, address: str, count: int) -> list[socket.socket]:
-    """As many for one address; several are steered."""
+    """Return `count` UDP sockets of one address; several share it by connection id."""
     host, port = parse_address(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with ExitStack() as unless_all:
@@ -111,8 +113,8 @@ def _taken(setting: str, address: str, error: OSError) -> ConfigError:
     )
 
 
-def _bound_what_waits(listener: socket.socket) -> None:
-    """Connections have these from their listener. A Unix socket knows neither."""
+def _bound_buffers(listener: socket.socket) -> None:
+    """Set the buffers of a listener, which its connections inherit. Not for Unix sockets."""
     if listener.family in (socket.AF_INET, socket.AF_INET6):
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, NOT_SENT_BYTES)
@@ -125,14 +127,15 @@ async def listening(
     tls: Callable[[], ssl.SSLContext | None],
     process: int = 0,
 ) -> AsyncIterator[QuicListener | None]:
-    """Accept connections while the block runs; `tls` gives the certificate of the moment.
+    """Accept connections while the block runs.
 
-    What serves QUIC is given to the block, which may stop it before; None where nothing does.
+    `tls` returns the current TLS context. The block gets the QUIC listener, which it may stop
+    earlier, or None if HTTP/3 is not served.
     """
     servers: list[asyncio.Server] = []
     quic: QuicListener | None = None
     try:
-        # All before any is served: who is told by one of them that this edge is ready is right.
+        # All sockets listen before one is served, so that a ready edge is ready on all of them.
         for each in (*sockets.plain, *sockets.secure):
             each.listen(LISTEN_BACKLOG)
         for each in sockets.plain:
@@ -174,6 +177,6 @@ def _name(bound: socket.socket) -> str:
 
 
 def alt_svc(sockets: Sequence[socket.socket]) -> list[str]:
-    """What tells clients of HTTP/3."""
+    """Return the Alt-Svc header values that announce HTTP/3 on these sockets."""
     addresses = [each.getsockname() for each in sockets]
     return [f'h3=":{address[1]}"; ma=3600' for address in addresses]

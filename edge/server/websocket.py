@@ -35,18 +35,20 @@ from tailrace.ledger.frame import Credit, Detach
 
 SESSION_PATH = b"/v1/ws"
 SUBPROTOCOL = "tailrace"
-"""A page that says its API key as a subprotocol has to offer another one, which is chosen."""
+"""The subprotocol that is chosen. A page that sends its API key as a subprotocol offers it, too."""
 HELLO_TIMEOUT_S = 10.0
+"""Timeout for the client's Hello, in seconds."""
 PING_INTERVAL_S = 20.0
+"""Interval between two pings, in seconds."""
 MISSED_PINGS = 2
-"""So many may be unanswered, for 40 s together; then the client is gone."""
+"""Number of unanswered pings after which the connection is closed."""
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _BINARY = 0x82  # the whole message in one frame
 _HEADERS = tuple(bytes((_BINARY, size)) for size in range(SMALL_BYTES + 1))
 
 
 def accepts(request: Request) -> bytes | None:
-    """The key that an opening handshake is accepted with; None for what is no proper one."""
+    """Return the key that accepts an opening handshake; None if it is not a valid one."""
     fields = {name: value.strip() for name, value in request.headers}
     key = fields.get(b"sec-websocket-key", b"")
     try:
@@ -216,7 +218,7 @@ class WebSocket:
         self._batch.dirty[self] = None
 
     def flush(self) -> None:
-        """What the session has for the client, as far as there is room."""
+        """Send the session's frames as far as the client has room."""
         if self._closed:
             return
         session, transport, came = self._session, self._transport, self._came
@@ -300,7 +302,7 @@ class WebSocket:
 
 
 def _header(size: int) -> bytes:
-    """Of a whole binary message of that size (RFC 6455, 5.2)."""
+    """Return the header of a binary message in one frame (RFC 6455, 5.2)."""
     if size <= SMALL_BYTES:
         return _HEADERS[size]
     if size < 1 << 16:

@@ -1,1 +1,1 @@
-"""What an edge says of itself: metrics, traces, and a name for each request."""
+"""Metrics and traces of an edge, and the names of requests in them."""

@@ -51,7 +51,7 @@ class Answered(NamedTuple):
 
 
 class Counts:
-    """Of one edge, and its `traces`, if it keeps any."""
+    """The counters of one edge process, and its `traces`, if there are any."""
 
     def __init__(self, traces: Traces | None = None) -> None:
         self.traces = traces
@@ -81,12 +81,12 @@ class Counts:
         )
 
     def error(self, code: str) -> None:
-        """A client was told of an error, as an answer or within one."""
+        """Count an error that was sent to a client, as a response or within one."""
         known = code in self.errors or len(self.errors) < MAX_CODES
         self.errors[code if known else OTHER] += 1
 
     def refused(self, protocol: str, code: str, status: int) -> None:
-        """What was sent was no request, or came too slowly: no route has seen it."""
+        """Count input that was no valid request, or too slow, and reached no route."""
         self.requests[Answered(OTHER, OTHER, status, protocol)] += 1
         self.error(code)
 
@@ -172,20 +172,22 @@ class RequestMetrics:
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Of its answer, whatever that is."""
+        """The headers of every response."""
         return [(REQUEST_ID, self.request_id.encode("ascii"))]
 
     @property
     def trace_id(self) -> str | None:
-        """Of the trace that somebody keeps, for exemplars."""
+        """The id of a sampled trace, for exemplars."""
         return self.trace.trace_id if self.trace is not None and self.trace.sampled else None
 
     def answered(self, status: int) -> None:
         self.status = status
 
     def wrote(self, writes: int) -> None:
-        """So many pieces of the body have been written: the first one, the second, the fourth and
-        so on are events of the trace."""
+        """Record that `writes` pieces of the body have been written.
+
+        The first, second, fourth and so on are events of the trace.
+        """
         first, self.writes = not self.writes, max(self.writes, writes)
         if first and self._counts is not None:
             waited_s = perf_counter() - self._began_s
@@ -194,7 +196,7 @@ class RequestMetrics:
             self._span.add_event("write", {"tailrace.writes": writes})
 
     def failed(self, code: str) -> None:
-        """The client is told of an error: its answer is one, or ends with one."""
+        """Record an error that was sent to the client."""
         if self._span is not None:
             self._span.set_attribute("error.type", code)
         if self._counts is not None:
@@ -249,7 +251,7 @@ current: ContextVar[RequestMetrics | None] = ContextVar("metrics", default=None)
 
 
 def traced(request: A) -> A:
-    """What is asked of an origin, with the trace that the running request belongs to."""
+    """Return a request for an origin, with the trace of the running HTTP request."""
     metrics = current.get()
     return request if metrics is None else with_trace(request, metrics)
 
