@@ -236,7 +236,7 @@ def _explained(error: psycopg.Error, address: PostgresUrl) -> TailraceError:
             hint="the role needs USAGE of the schema tailrace and SELECT on its tables",
         )
     if isinstance(error, psycopg.errors.DataCorrupted | psycopg.errors.IndexCorrupted):
-        return Damaged(message, hint="see to the disk; restore the database from a copy")
+        return Damaged(message, hint="check the disk, and restore the database from a backup")
     return LedgerFailed(f"PostgreSQL: {message}", hint="see the server's log")
 
 

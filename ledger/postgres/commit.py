@@ -1,8 +1,8 @@
-"""Group commit on PostgreSQL: while one group is being stored, the next one forms.
+"""Group commit on PostgreSQL: while one group is stored, the next one forms.
 
-A group is one transaction. Each has a number, which its transaction writes into the owner's
-row: when a connection is lost in the middle of a commit, that number says on the next one
-whether the group was stored, so that it is neither lost nor stored twice.
+A group is one transaction. It has a number, which the transaction writes into the owner's row. If
+a connection is lost during a commit, that number later tells if the group was stored, so that it
+is neither lost nor stored twice.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from tailrace.ledger.postgres.server import WRITE_PATIENCE_S, LastingConnection
 from tailrace.ledger.postgres.tail import Residents, StreamHead, went_back
 
 MAX_FORMING_BYTES = 4 * 1024 * 1024
-"""Bytes of frames and values that may wait for the next commit; who comes then, waits."""
+"""Maximum bytes of frames and values that wait for the next commit; further writers wait."""
 CLOSE_PATIENCE_S = 5.0
-"""How long closing waits for what has formed to be stored."""
+"""Seconds that closing waits for the forming group to be stored."""
 MAX_FORMING_ITEMS = 8_192
-"""Frames and writes that may wait for it."""
+"""Maximum frames and writes that wait for the next commit."""
 MAX_NOTICE_SIDS = 400
-"""Streams that a notice names; a payload has at most 8,000 bytes. Above it, it says: all."""
+"""Maximum streams in a notification, whose payload has 8,000 bytes; beyond it names all."""
 
 Statement = tuple[str, Sequence[object]]
 
 
 class Stamp(NamedTuple):
-    """Who commits what when: the owner's lease, the group's number, Unix time in ms."""
+    """Identity of a commit: the owner's lease, the group's number, and Unix time in ms."""
 
     lease: int
     number: int
@@ -45,7 +45,7 @@ class Stamp(NamedTuple):
 
 
 def notice(lease: int, sids: Sequence[int]) -> str:
-    """What the listeners of other origins are told of a commit."""
+    """Return the payload of the notification for other origins."""
     if len(sids) > MAX_NOTICE_SIDS:
         return f"{lease} *"
     return " ".join(map(str, (lease, *sids)))
@@ -54,7 +54,7 @@ def notice(lease: int, sids: Sequence[int]) -> str:
 async def commit_locked(
     connection: AsyncConnection, items: Sequence[Item], tried: list[GroupPlan], stamp: Stamp
 ) -> GroupPlan:
-    """The pessimistic commit: lock the rows of a group, look at them, decide, write.
+    """Commit a group pessimistically: lock its rows, read them, decide, write.
 
     For groups in which objects write, for streams of which memory does not know the last state,
     and after a connection was lost with a commit under way. Two round trips, by pipelining.
@@ -74,7 +74,7 @@ async def commit_locked(
 async def _look(
     connection: AsyncConnection, items: Sequence[Item], stamp: Stamp
 ) -> GroupPlan | None:
-    """Lock what the group touches and plan it; None where it has been committed before."""
+    """Lock the rows of a group and plan it; return None if it was committed before."""
     writes = [item.change for item in items if isinstance(item.change, ObjectWrite)]
     keys = sorted({write.key for write in writes})
     streams = sorted(set(_streams(items)))
@@ -110,7 +110,7 @@ def replaced() -> LedgerFailed:
     return LedgerFailed(
         "another process has opened the ledger as the same owner, or this one was away too long",
         retryable=False,
-        hint="give every origin its own name, then start this one again",
+        hint="give every origin its own name, then restart this one",
     )
 
 
@@ -203,7 +203,7 @@ def key_bytes(new: NewStream) -> bytes | None:
 
 @dataclass(slots=True)
 class Group:
-    """What the next commit stores, and who waits for it."""
+    """The next commit and its waiters."""
 
     done: asyncio.Future[None]
     items: list[Item] = field(default_factory=list)
@@ -215,7 +215,7 @@ class Group:
 
 
 class Writer:
-    """The one writer of a ledger. `release` is told of each plan that is durable."""
+    """The only writer of a ledger. It calls `release` with each durable plan."""
 
     def __init__(
         self,
@@ -240,7 +240,7 @@ class Writer:
         self.forming = self._new_group()
         self._task = asyncio.create_task(self._run(), name="ledger-writer")
 
-    # ---- for who writes ----
+    # ---- for writers ----
 
     def check(self) -> None:
         """Raise the failure that stopped the writer, if any."""
@@ -248,22 +248,22 @@ class Writer:
             raise self._failure
 
     async def room(self) -> None:
-        """Wait until the forming group may grow; raises the failure of a broken ledger."""
+        """Wait until the forming group has room; raise the failure of a broken ledger."""
         while not self._room.is_set():
             await self._room.wait()
         self.check()
 
     async def commit(self) -> None:
-        """Wait until what is forming now is durable and released."""
+        """Wait until the forming group is durable and released."""
         group = self.forming
         if group.bytes >= MAX_FORMING_BYTES or len(group.items) >= MAX_FORMING_ITEMS:
             self._room.clear()
         self._work.set()
-        # Shielded: a producer that is cancelled must not cancel its neighbours' commit.
+        # Shielded, because a cancelled producer must not cancel the commit of others.
         await asyncio.shield(group.done)
 
     def fail(self, error: TailraceError) -> None:
-        """Store and release nothing more: whoever waits, or comes, gets this error.
+        """Stop storing and releasing: current and later waiters get this error.
 
         Of what is under way nobody learns whether it is stored: its writers may send it again.
         """
@@ -271,12 +271,12 @@ class Writer:
         for group in (self._under_way, self.forming):
             if not group.done.done():
                 group.done.set_exception(self._failure)
-                group.done.exception()  # seen here; those who wait on it see it too
+                group.done.exception()  # retrieved here; its waiters get it, too
         self._room.set()
         self._work.set()
 
     async def close(self) -> None:
-        """Store what has formed, then stop; a server that is away is not waited for long."""
+        """Store the forming group, then stop; do not wait long for a server that is away."""
         self._closing = True
         self._work.set()
         _, late = await asyncio.wait({self._task}, timeout=CLOSE_PATIENCE_S)
@@ -294,9 +294,9 @@ class Writer:
         while not (self._closing and not self.forming.items):
             await self._work.wait()
             if self._failure is not None:
-                return  # it may have come with the group that was to be stored now
+                return  # it may be in the group that would be stored now
             self._work.clear()
-            # One swap with no await in it: an item is in the old group or in the new one.
+            # A swap without an await, so an item is in the old group or in the new one.
             self._under_way, self.forming = self.forming, self._new_group()
             self._room.set()
             if self._under_way.items:
@@ -313,10 +313,10 @@ class Writer:
         except (LedgerFailed, ConfigError) as error:
             self.fail(error)
         except (LedgerAway, Damaged) as error:
-            # Away for longer than the writer waits is for good: its lease has lapsed.
+            # Away for longer than the writer waits is final, because the lease has expired.
             self.fail(LedgerFailed(error.message, hint=error.hint))
         except BaseException as error:
-            # Whatever it is, nobody may wait for ever.
+            # Whatever the error, no waiter may wait for ever.
             self.fail(LedgerFailed(f"the commit could not be made: {error!r}"))
             raise
 
@@ -329,7 +329,7 @@ class Writer:
             try:
                 return await self._try(connection, items, tried, stamp)
             except errors.CheckViolation:
-                # The clock of another origin is hours ahead, and it took the partition away.
+                # An origin with a clock that is hours ahead has dropped the partition.
                 await add_partitions(connection, {sid >> SID_BITS for sid, *_ in tried[-1].rows})
                 return await commit_locked(connection, items, tried, stamp)
 
@@ -338,7 +338,7 @@ class Writer:
     async def _try(
         self, connection: AsyncConnection, items: list[Item], tried: list[GroupPlan], stamp: Stamp
     ) -> GroupPlan:
-        """Store the group; `tried` holds the last plan whose outcome may be unknown."""
+        """Store the group; `tried` has the last plan with an unknown outcome."""
         if not tried:
             plan = self._optimistic_plan(items)
             if plan is not None:
@@ -348,7 +348,7 @@ class Writer:
         return await commit_locked(connection, items, tried, stamp)
 
     def _optimistic_plan(self, items: list[Item]) -> GroupPlan | None:
-        """The plan by what memory knows; None where a look at the rows is needed."""
+        """Return a plan from memory; None if the rows must be read."""
         heads = {}
         for item in items:
             if not isinstance(item.change, Append):
@@ -366,7 +366,7 @@ class Writer:
 async def _commit_optimistically(
     connection: AsyncConnection, plan: GroupPlan, stamp: Stamp
 ) -> bool:
-    """One statement; False where the rows are not as memory believed, and nothing is stored."""
+    """Commit with one statement; return False if the rows differ from memory, storing nothing."""
     sids, epochs, firsts, after, ended = columns(plan.moved())
     parameters = (
         *(Ints(sids), Ints(epochs), Ints(firsts), Ints(after), Flags(ended), stamp.now_ms),

@@ -1,7 +1,7 @@
-"""The lease of this process on what it produces, by the server's clock.
+"""The lease of an origin in a shared ledger, by the server's clock.
 
-Whoever renews its lease in time keeps its streams and objects; those of the others may be
-taken over. A lease does not protect what is stored, epochs do: it only says who should act.
+An origin that renews its lease in time keeps its streams and objects; those of others may be taken
+over. Epochs protect stored data; a lease only says who should act.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from tailrace.ledger.postgres.statements import END_OWNER, FORGET_OWNERS, NEW_OW
 from tailrace.ledger.process.tasks import cancel
 
 RENEWALS_PER_LEASE = 3
-"""A lease outlives this many renewals less one that do not come through."""
+"""Renewals per lease time, so that all but one of them may fail."""
 
 Reached = tuple[str | None, int]
-"""Host and port of an origin's link, for other origins; no host where it listens on all of them."""
+"""Host and port of an origin's link for other origins; None if it listens on all addresses."""
 
 
 class Lease:
-    """A row in `owner`, renewed by a task until `close`, which gives it up at once."""
+    """A row in the table `owner`, renewed by a task until `close` ends it."""
 
     def __init__(
         self, connection: LastingConnection, name: str, lease_s: float, reached: Reached | None
@@ -38,12 +38,14 @@ class Lease:
         self._reached = reached
         self._lasts = timedelta(seconds=lease_s)
         self._renewed: datetime | None = None
-        self._outage: tuple[datetime, datetime] | None = None  # last renewal before, first after
+        self._outage: tuple[datetime, datetime] | None = (
+            None  # the last renewal before the outage and the first after it
+        )
         self._task: asyncio.Task[None] | None = None
         self.number = 0
 
     async def begin(self) -> None:
-        """Become the owner; a process of the same name is fenced."""
+        """Become the owner of this name, and fence an earlier process of the same name."""
 
         async def work(connection: AsyncConnection) -> int:
             link = await self._own_address(connection)
@@ -52,13 +54,13 @@ class Lease:
                 made = await connection.execute(NEW_OWNER, (self._name, self._lease_s, link))
                 row = await made.fetchone()
             await connection.execute(FORGET_OWNERS)
-            assert row is not None  # RETURNING gives the row that was inserted
+            assert row is not None  # RETURNING returns the inserted row
             return int(row[0])
 
         self.number = await self._connection.run(work)
 
     async def _own_address(self, connection: AsyncConnection) -> bytes | None:
-        """HOST:PORT for other origins; without a host, that from which the database is reached."""
+        """Return HOST:PORT for other origins; by default the host that the database sees."""
         if self._reached is None:
             return None
         host, port = self._reached
@@ -67,7 +69,7 @@ class Lease:
         return (f"[{host}]:{port}" if ":" in host else f"{host}:{port}").encode()
 
     def keep(self, tick: Callable[[], None], lost: Callable[[TailraceError], None]) -> None:
-        """Renew it from now on, calling `tick` each time; `lost` if another has replaced it."""
+        """Renew the lease regularly and call `tick` each time; call `lost` if it was replaced."""
         self._task = asyncio.create_task(self._keep(tick, lost), name="ledger-lease")
 
     async def _keep(self, tick: Callable[[], None], lost: Callable[[TailraceError], None]) -> None:
@@ -75,7 +77,7 @@ class Lease:
             try:
                 await self.renew()
             except LedgerAway:
-                pass  # it lapses, and is renewed when the server is back
+                pass  # it expires, and is renewed when the server is back
             except (LedgerFailed, ConfigError) as error:
                 lost(error)
                 return
@@ -86,7 +88,7 @@ class Lease:
             await asyncio.sleep(self._lease_s / RENEWALS_PER_LEASE)
 
     async def renew(self) -> datetime:
-        """Renew it now; returns the server's time."""
+        """Renew the lease and return the server's time."""
 
         async def work(connection: AsyncConnection) -> datetime:
             done = await connection.execute(RENEW, (self.number, self._lease_s))
@@ -106,11 +108,10 @@ class Lease:
         return now
 
     async def judged_at(self) -> datetime:
-        """The time at which to judge whether the leases of others have lapsed.
+        """Return the time by which other leases are judged as expired.
 
-        When nobody could renew because the server was away, all leases have lapsed although
-        their owners live. For one lease after it is back, only those count as gone that had
-        lapsed before it went.
+        During an outage of the server all leases expire, although their owners live. So for one
+        lease time after it, only leases that had expired before the outage count as expired.
         """
         now = await self.renew()
         if self._outage is not None:
@@ -121,12 +122,12 @@ class Lease:
         return now
 
     async def stop(self) -> None:
-        """Renew it no more: it lapses by itself."""
+        """Stop renewing, so that the lease expires."""
         if self._task is not None:
             await cancel([self._task])
 
     async def close(self) -> None:
-        """Give it up, so that others need not wait for it to lapse."""
+        """End the lease, so that others need not wait for it to expire."""
         await self.stop()
 
         async def work(connection: AsyncConnection) -> None:
@@ -135,4 +136,4 @@ class Lease:
         try:
             await self._connection.run(work, patience_s=0.0)
         except TailraceError:
-            return  # it lapses by itself
+            return  # it expires by itself

@@ -1,11 +1,11 @@
 """The ledger on PostgreSQL 15 or newer, for several origins: `tailrace.ledger.interface.Ledger`.
 
-What is acknowledged is committed with synchronous_commit=on, so on a synchronous standby
-too where there is one. Every stream is that durable: one that asks for less is not released
-earlier, because only the commit can tell whether another origin has fenced its producer.
+Acknowledged data is committed with synchronous_commit=on, so it is also on a synchronous standby if
+there is one. This holds for every stream. Weaker durability does not release frames earlier,
+because only the commit knows if another origin has fenced the producer.
 
 One transaction stores a group of appends. It checks epoch and next index of each stream under
-a row lock, so two origins can never write the same index, whatever their memory believes.
+a row lock, so two origins can never write the same index, whatever they remember.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from tailrace.ledger.postgres.tail import PostgresTail, Residents, StreamHead
 
 
 class PostgresLedger:
-    """One owner's view of a ledger that others share. One event loop; see `open`."""
+    """One origin's view of a shared ledger, for one event loop; create it with `open`."""
 
     objects: PostgresObjects
 
@@ -66,7 +66,7 @@ class PostgresLedger:
         self._writing, self._leasing = LastingConnection(server), LastingConnection(server)
         self._lease = Lease(self._leasing, owner, lease_s, reached)
         self._residents = Residents(self._pool)
-        self._partition = 0  # the newest that is known to exist
+        self._partition = 0  # the newest one known to exist
         self._retention = Retention(self._pool, self._residents, now_ms)
         self.silent_s, self.expire = server.silent_s, self._retention.expire
         self._writer: Writer
@@ -82,12 +82,18 @@ class PostgresLedger:
         lease_s: float = 3.0,
         reached: Reached | None = None,
     ) -> PostgresLedger:
-        """Open the ledger in the database that `dsn` names, making its tables if need be.
+        """Open the ledger in a database, and create its tables if they are missing.
 
-        `dsn` is what libpq takes; with several hosts, the one that takes writes is used.
-        `owner` is unique to this process; `now_ms` gives Unix time in ms, for created_ms and
-        retention; `reached` is where other origins reach this one. Raises `ConfigError` where the
-        settings are wrong, `LedgerFailed` where the server is away.
+        Args:
+            dsn: URL or options for libpq. Of several hosts, the one that accepts writes is used.
+            now_ms: Returns Unix time in ms, for creation times and retention.
+            owner: A name that is unique to this process.
+            lease_s: Lease time of this process in seconds.
+            reached: Host and port at which other origins reach this one.
+
+        Raises:
+            ConfigError: A setting is wrong.
+            LedgerFailed: The server is away.
         """
         server = Server(dsn, f"tailrace {owner}")
         ledger = cls(server, now_ms, owner, lease_s, reached)
@@ -115,7 +121,7 @@ class PostgresLedger:
         self._lease.keep(self._residents.sweep, self._writer.fail)
 
     async def close(self) -> None:
-        """Store what is under way and give up the lease, so that others need not wait."""
+        """Store pending work and end the lease, so that others need not wait."""
         await self._writer.close()
         await self._listener.close()
         await self._lease.close()
@@ -149,7 +155,9 @@ class PostgresLedger:
             return await self.info(new.stream), True
         rows = await self._pool.rows(sql.MADE_BY, new.stream)
         if tries > 1 and rows == [(self._lease.number,)]:
-            return await self.info(new.stream), True  # a try of ours, whose answer was lost
+            return await self.info(
+                new.stream
+            ), True  # an earlier try of ours, whose answer was lost
         existing = await self._with_key(key_bytes(new), new.request_hash)
         if existing is None:
             raise taken_id()
@@ -179,7 +187,7 @@ class PostgresLedger:
             return 0
         number = partition_at(self._now_ms())
         if number > self._partition:
-            # One ahead, so that the hour's first stream need not wait.
+            # One partition ahead, so that the first stream of an hour need not wait.
             await self._pool.run(lambda one: add_partitions(one, (number, number + 1)))
             self._partition = number
         return number
@@ -286,7 +294,7 @@ class PostgresLedger:
     def watch(self, stream: bytes, wake: Callable[[], None]) -> None:
         tail = self.tail(stream)
         tail.watchers[wake] = None
-        # Another origin may have appended since `info`: notices count from here on.
+        # Another origin may have appended since `info`, before notifications counted.
         self._listener.look_at([tail.head.sid])
 
     def unwatch(self, stream: bytes, wake: Callable[[], None]) -> None:
@@ -301,11 +309,11 @@ class PostgresLedger:
         return LedgerSize(int(size or 0))
 
     def shortage(self) -> str | None:
-        """Return None: the server's disk is the server's business."""
+        """Return None, because space is the server's concern."""
         return None
 
     async def _used(self, stream: bytes) -> PostgresTail:
-        """The resident stream, whose retention begins anew."""
+        """Return the tail of a stream, and restart its retention."""
         tail = self._residents.get(stream) or await self._residents.look_up(stream)
         tail.unused = 0
         await self._retention.touch(tail)
@@ -313,10 +321,10 @@ class PostgresLedger:
 
 
 class PostgresObjects:
-    """`tailrace.ledger.interface.ObjectStore`; writes ride in the ledger's group commits.
+    """The object store of the ledger; writes are part of its group commits.
 
-    Epochs of objects come from one sequence, so that one which was forgotten and made again never
-    gets an epoch that somebody has had. `lease` is this process's.
+    Epochs of objects come from one sequence, so that an object that was deleted and created again
+    never gets an old epoch. `lease` is this process's lease.
     """
 
     def __init__(self, pool: Pool, writer: Writer, lease: int, now_ms: Callable[[], int]) -> None:
@@ -335,7 +343,7 @@ class PostgresObjects:
             for name, link in await self._pool.rows(sql.HOLDER, *_address(key)):
                 held = HeldElsewhere(
                     f"{key.kind} {key.name!r} is held by origin {bytes(name).decode()}",
-                    hint="ask that origin, or again when its lease has lapsed",
+                    hint="ask that origin, or retry when its lease has expired",
                 )
                 held.address = None if link is None else bytes(link).decode()
                 raise held
@@ -376,7 +384,9 @@ class PostgresObjects:
 
     async def write(self, write: ObjectWrite) -> None:
         if any(new.kind is not StreamKind.OBJECT for new in write.creates):
-            raise CallerError("an object's stream is of StreamKind.OBJECT", field="creates")
+            raise CallerError(
+                "a stream of an object must have the kind StreamKind.OBJECT", field="creates"
+            )
         await self._writer.room()
         item = Item(write)
         self._writer.forming.add(item, _size(write))

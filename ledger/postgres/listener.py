@@ -1,8 +1,8 @@
 """Wakes the watchers of streams that another origin appends to.
 
-A notice (LISTEN/NOTIFY) only says that something happened; what it was is read from the
-tables, in one query for all streams that were named meanwhile. While the connection was
-lost notices may have been too, so after it all watched streams are looked at.
+A notification (LISTEN/NOTIFY) only names streams. Their changes are read from the tables, in one
+query for all streams named in the meantime. Notifications may be lost with the connection, so after
+a reconnect all watched streams are read.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Listener:
         lease: int,
         failed: Callable[[TailraceError], None],
     ) -> None:
-        """`failed` is told when nothing can be heard any more."""
+        """Create a listener; it calls `failed` when notifications can no longer be received."""
         self._server = server
         self._pool = pool
         self._residents = residents
@@ -48,7 +48,7 @@ class Listener:
         ]
 
     def look_at(self, sids: Iterable[int]) -> None:
-        """Find out soon what is new in these streams."""
+        """Read the changes of these streams soon."""
         self._stale.update(sids)
         self._work.set()
 
@@ -56,7 +56,7 @@ class Listener:
         await cancel(self._tasks)
 
     async def _guard(self, work: Coroutine[None, None, None]) -> None:
-        """Readers would wait for ever if this ended and nobody noticed."""
+        """Report the end of a task, because readers would otherwise wait for ever."""
         try:
             await work
         except (ConfigError, LedgerFailed) as error:
@@ -95,7 +95,7 @@ class Listener:
     def _look_at_all(self) -> None:
         self.look_at(tail.head.sid for tail in self._residents.watched())
 
-    # ---- what they are about ----
+    # ---- changes ----
 
     async def _refresh(self) -> None:
         while True:
@@ -109,7 +109,7 @@ class Listener:
             try:
                 await self._pool.run(partial(self._read, watched))
             except LedgerAway:
-                self.look_at(stale)  # the pool has waited already
+                self.look_at(stale)  # the pool has already waited
 
     async def _read(self, tails: list[PostgresTail], connection: AsyncConnection) -> None:
         before = [tail.head.copy() for tail in tails]

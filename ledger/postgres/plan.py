@@ -1,7 +1,7 @@
-"""What one group commit changes, worked out from the rows that it found. Sans-I/O.
+"""The plan of a group commit, computed from the rows that it found. Sans-I/O.
 
-Items are taken in the order in which they came; one that is refused leaves no trace. What
-is left is columns for a handful of statements, however many items there were.
+Items are applied in order of arrival; a refused item leaves no trace. The result is columns for a
+few statements, however many items there are.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from tailrace.ledger.postgres.tail import StreamHead
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """Something that a caller wants stored, and why it was not, if so."""
+    """An item to store, and the error if it was refused."""
 
     change: Append | ObjectWrite
     error: TailraceError | None = None
 
 
 class Move(NamedTuple):
-    """A stream that gets frames from index `first` on; `head` is what it has come to."""
+    """A stream that gets frames from index `first` on; `head` is its new state."""
 
     head: StreamHead
     first: int
@@ -43,12 +43,12 @@ class Move(NamedTuple):
 
 
 FrameRow = tuple[int, int, bytes | None, bytes, bytes]
-"""One row of the table `frame`: sid, index, ids, frame, extra. Plain, as there are so many."""
+"""A row of `frame`: sid, index, ids, frame, extra. A plain tuple, because there are many."""
 
 
 @dataclass(slots=True)
 class Object:
-    """An object as its row says, and what happens to its values and alarm."""
+    """An object's row, and the changes of its values and alarm."""
 
     oid: int
     epoch: int
@@ -60,7 +60,7 @@ class Object:
 
 
 class GroupPlan:
-    """The changes of one group. `heads` and `objects` are copies of the rows as found."""
+    """The changes of a group. `heads` and `objects` are copies of the found rows."""
 
     def __init__(
         self,
@@ -73,12 +73,12 @@ class GroupPlan:
         self._new_sids = new_sids
         self.moves: dict[int, Move] = {}  # by sid
         self.rows: list[FrameRow] = []
-        self.created: list[tuple[int, NewStream]] = []  # by objects, with the sids they get
+        self.created: list[tuple[int, NewStream]] = []  # by objects, with their new sids
         self.dropped: list[int] = []
         self.refused: list[tuple[Item, TailraceError]] = []
 
     def take(self, item: Item) -> None:
-        """Add an item, or note why it is refused."""
+        """Add an item, or record why it is refused."""
         change = item.change
         error = self._append(change) if isinstance(change, Append) else self._write(change)
         if error is not None:
@@ -116,7 +116,7 @@ class GroupPlan:
         return error
 
     def _write_streams(self, write: ObjectWrite) -> TailraceError | None:
-        """Creates, appends, drops; a refused one undoes those before it."""
+        """Apply creates, appends and drops; a refused one undoes the earlier ones."""
         heads = [self.heads[a.stream] for a in write.appends if a.stream in self.heads]
         before = [(head, head.next_index, head.ended) for head in heads]
         moves, rows, created = dict(self.moves), len(self.rows), len(self.created)
@@ -140,7 +140,7 @@ class GroupPlan:
             if new.stream in self.heads:
                 yield taken_id()
                 return
-            assert self._new_sids is not None  # a group with creates has them
+            assert self._new_sids is not None  # set for a group with creates
             head = StreamHead(next(self._new_sids), 1, 0, False)
             self.heads[new.stream] = head
             self.created.append((head.sid, new))
@@ -152,7 +152,7 @@ class GroupPlan:
     def _drop(self, stream: bytes) -> None:
         head = self.heads.pop(stream, None)
         if head is None:
-            return  # it is gone, which is what was wanted
+            return  # it is already gone
         self.moves.pop(head.sid, None)
         self.rows = [row for row in self.rows if row[0] != head.sid]
         before = len(self.created)
@@ -160,10 +160,10 @@ class GroupPlan:
         if len(self.created) == before:
             self.dropped.append(head.sid)
 
-    # ---- what came of it ----
+    # ---- results ----
 
     def moved(self) -> list[tuple[int, int, int, int, bool]]:
-        """The streams that get frames: sid, epoch, first index, the one after the last, ended."""
+        """The streams with new frames: sid, epoch, first index, index after the last, ended."""
         return [
             (head.sid, head.epoch, first, head.next_index, head.ended)
             for head, first, _ in self.moves.values()
@@ -171,7 +171,7 @@ class GroupPlan:
 
     @property
     def touched(self) -> list[int]:
-        """Sids of which others must hear."""
+        """Sids for the notification to other origins."""
         return [*self.moves, *self.dropped]
 
 

@@ -1,10 +1,10 @@
-"""Sliding retention on PostgreSQL: what slides, what is gone, and when its frames go.
+"""Retention on PostgreSQL: sliding expiries, removal of streams and of their frames.
 
-Frames lie in hourly partitions, made before they are needed, dropped when all is gone. Dropping
-a table costs the same whatever it holds, and leaves no dead rows behind. So a stream that expires
-only loses its rows in `stream` and `head`, by which readers find it; its frames go with their
-partition when the last stream of that hour has gone. A partition that a long-lived stream holds on
-to is cleaned row by row after LINGER_HOURS, a little at a time.
+Frames are in hourly partitions, which are created in advance and dropped as a whole. Dropping a
+table costs the same whatever it holds, and leaves no dead rows. So an expired stream loses only its
+rows in `stream` and `head`, by which readers find it. Its frames go with their partition, when the
+last stream of that hour has expired. If a long-lived stream keeps a partition alive, it is cleaned
+row by row after LINGER_HOURS.
 """
 
 from __future__ import annotations
@@ -32,30 +32,32 @@ from tailrace.ledger.postgres.statements import (
 from tailrace.ledger.postgres.tail import PostgresTail, Residents
 
 EXPIRE_STREAMS = 64
-"""Streams removed per transaction, to keep each one short."""
+"""Maximum streams removed per transaction, to keep each one short."""
 FORGET_OBJECTS_AFTER_MS = 3_600_000
-"""An object without values and alarm is forgotten when nobody has used it for so long."""
+"""Time without use after which an object without values and alarm is deleted, in ms."""
 TOUCH_NOW_MS = 60_000
-"""A read of a stream that has less than this to live is stored before the read goes on, as
-another origin may sweep; other reads are stored with the next sweep."""
+"""Remaining ms below which a read stores the new expiry before it continues.
+
+Another origin may sweep. Expiries of other reads are stored with the next sweep.
+"""
 HOUR_MS = 3_600_000
 LINGER_HOURS = 3
-"""Hours for which a partition may hold frames of expired streams because others in it live."""
+"""Hours after which a partition that living streams keep is cleaned row by row."""
 PURGE_ROWS = 2_000
-"""Frames that are deleted in one transaction."""
+"""Maximum frames deleted in one transaction."""
 PURGE_STREAMS = 64
-"""Streams that are looked at in one go when frames are deleted row by row."""
+"""Maximum streams checked at a time when frames are deleted row by row."""
 DROP_LOCK_MS = 5
-"""How long dropping a partition may hold up commits while it waits for them; else next time."""
+"""Maximum time for which dropping a partition may delay commits; it is retried later."""
 
 
 def partition_at(now_ms: int) -> int:
-    """The number of the partition of streams created at this time (Unix ms); 0 is for objects."""
+    """Return the partition number of streams created at a Unix time in ms; 0 is for objects."""
     return now_ms // HOUR_MS + 1
 
 
 async def add_partitions(connection: AsyncConnection, numbers: Iterable[int]) -> None:
-    """Make those that are missing. Attaching lets commits go on; CREATE … PARTITION OF does not."""
+    """Create missing partitions. ATTACH does not block commits; CREATE … PARTITION OF does."""
     for number in numbers:
         async with connection.transaction():
             await connection.execute(
@@ -77,7 +79,7 @@ async def add_partitions(connection: AsyncConnection, numbers: Iterable[int]) ->
 
 
 async def drop_partitions(connection: AsyncConnection, now_ms: int) -> None:
-    """Drop those of past hours in which no stream lives."""
+    """Drop partitions of past hours without living streams."""
     rows = await connection.execute(PARTITIONS)
     for (number,) in await rows.fetchall():
         if not 0 < number < partition_at(now_ms) - 1:
@@ -92,7 +94,7 @@ async def _drop_if_dead(connection: AsyncConnection, number: int) -> None:
     bounds = (number << SID_BITS, (number + 1) << SID_BITS)
     name = sql.Identifier(f"frame_{number}")
     async with connection.transaction():
-        # Before it is asked who lives: an origin whose clock is behind may create a stream in it.
+        # Locked before the check, because an origin with a late clock may create a stream in it.
         await connection.execute(f"SET LOCAL lock_timeout = {DROP_LOCK_MS}".encode())
         await connection.execute(sql.SQL("LOCK TABLE {}").format(name))
         lives = await connection.execute(LIVES, bounds)
@@ -104,7 +106,7 @@ async def _drop_if_dead(connection: AsyncConnection, number: int) -> None:
 
 
 async def purge_leftovers(connection: AsyncConnection, now_ms: int) -> None:
-    """Delete frames of expired streams, row by row, where their partition will not go soon."""
+    """Delete frames of expired streams row by row, in partitions that will not be dropped soon."""
     old = max(1, partition_at(now_ms) - LINGER_HOURS) << SID_BITS
     while True:
         rows = await connection.execute(LEFTOVERS, (old, PURGE_STREAMS))
@@ -116,14 +118,14 @@ async def purge_leftovers(connection: AsyncConnection, now_ms: int) -> None:
 
 
 async def purge(connection: AsyncConnection, sid: int) -> None:
-    """Delete the frames of a stream that is gone, in small transactions."""
+    """Delete the frames of a removed stream, in small transactions."""
     while (await connection.execute(PURGE, (sid, PURGE_ROWS))).rowcount:
         continue
     await connection.execute(FORGET_EXPIRED, (sid, sid + 1))
 
 
 class Retention:
-    """Expiries in memory that the tables do not have yet, and the sweep."""
+    """Expiries that are not stored yet, and the sweep."""
 
     def __init__(self, pool: Pool, residents: Residents, now_ms: Callable[[], int]) -> None:
         self._pool = pool
@@ -132,19 +134,23 @@ class Retention:
         self._touched: dict[int, int] = {}  # sid to expires_ms
 
     async def touch(self, tail: PostgresTail) -> None:
-        """Slide the expiry of a stream that is read; `NotFound` if it is gone already."""
+        """Postpone the expiry of a stream that is read.
+
+        Raises:
+            NotFound: The stream has been removed already.
+        """
         if not tail.head.ended or tail.info.kind is StreamKind.OBJECT:
-            return  # its retention begins with its end, or is its object's business
+            return  # retention begins with the end, and objects delete their own streams
         now = self._now_ms()
         self._touched[tail.head.sid] = now + tail.ttl_ms
-        # By half of its time at the latest, or a short one would be stored at each read.
+        # At most half of the TTL, or a short TTL would be stored at each read.
         if tail.expires_ms - now < min(TOUCH_NOW_MS, tail.ttl_ms // 2):
             await self._slide([tail.head.sid])
             if tail.expires_ms < now + tail.ttl_ms:
                 raise unknown_stream(tail.info.stream)
 
     async def expire(self) -> int:
-        """Remove what has had its time; returns how many streams."""
+        """Remove expired streams and return their number."""
         for tail in self._residents.watched():
             await self.touch(tail)
         await self._slide(list(self._touched))
@@ -181,7 +187,7 @@ class Retention:
         return sids
 
     async def _clean(self, connection: AsyncConnection) -> None:
-        """Take back the space of what is gone."""
+        """Free the space of removed streams and objects."""
         now = self._now_ms()
         await drop_partitions(connection, now)
         await purge_leftovers(connection, now)

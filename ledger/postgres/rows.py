@@ -1,4 +1,4 @@
-"""Values on their way to and from PostgreSQL: columns as binary arrays, token ids as bytes.
+"""Conversion of values for PostgreSQL: columns as binary arrays, token ids as bytes.
 
 One group commit is one statement over columns (`unnest`). psycopg packs an array value by
 value, which takes longer than the statement; here a column of numbers is one `struct` call.
@@ -73,7 +73,7 @@ def _head(element: int, count: int, *, nulls: bool = False) -> bytes:
 
 
 def register(connection: AsyncConnection) -> None:
-    """Teach a connection these types; every int is a bigint, so that a statement has one plan."""
+    """Register the types; every int is a bigint, so that each statement has one plan."""
     connection.adapters.register_dumper(Ints, _IntsDumper)
     connection.adapters.register_dumper(Flags, _FlagsDumper)
     connection.adapters.register_dumper(Blobs, _BlobsDumper)
@@ -81,12 +81,12 @@ def register(connection: AsyncConnection) -> None:
 
 
 def columns(rows: Iterable[Sequence[Any]]) -> list[tuple[Any, ...]]:
-    """Rows turned into columns."""
+    """Return rows as columns."""
     return list(zip(*rows, strict=True))
 
 
 def pack_ids(ids: Sequence[int]) -> bytes | None:
-    """Token ids as LEB128, one after the other; nothing for none."""
+    """Encode token ids as LEB128; None if there are none."""
     if not ids:
         return None
     if len(ids) == 1 and ids[0] < _TWO_BYTES:

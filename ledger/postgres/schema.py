@@ -1,7 +1,7 @@
-"""The tables of a ledger on PostgreSQL, and what a server must be like to hold one.
+"""The tables of a ledger on PostgreSQL, and the requirements for a server.
 
-Everything lies in the schema `tailrace`, so a database holds one ledger. Text is stored as
-UTF-8 in `bytea`: no encoding, collation or NUL of the server's can get in its way.
+Everything is in the schema `tailrace`, so a database has one ledger. Text is stored as UTF-8 in
+`bytea`, independent of the server's encoding and collation, and NUL is allowed.
 
 A stream's short id `sid` has the number of its partition in its upper 32 bits: the hour in
 which it was created, plus one. Partition 0 is for the streams of objects, which have no
@@ -18,13 +18,13 @@ from tailrace.ledger.errors import ConfigError
 
 SCHEMA_VERSION = 3
 UPGRADED_VERSION = 2
-"""Tables of this version are brought up to date by the first origin that opens them."""
+"""Version of tables that the first origin to open them upgrades."""
 MIN_SERVER_VERSION = 15_00_00
-SETUP_LOCK = 0x54_52_4C_31  # "TRL1": the advisory lock of who makes or changes tables
+SETUP_LOCK = 0x54_52_4C_31  # "TRL1": advisory lock for creating and changing tables
 SID_BITS = 32
-"""Lower bits of a sid: a number that no other stream of its partition has."""
+"""Lower bits of a sid: a number that is unique in its partition."""
 DURABLE = ("on", "remote_apply")
-"""Values of synchronous_commit under which what was acknowledged is never lost."""
+"""Values of synchronous_commit with which acknowledged data is never lost."""
 
 _TABLES = """
 CREATE TABLE version (version int NOT NULL);
@@ -91,8 +91,8 @@ CREATE TABLE value (
 );
 """
 
-# A session that sets what it has already keeps it, whatever is reloaded. The timeline is that
-# of the WAL as it is written: right after a promotion no checkpoint tells of it yet.
+# A session that sets a value keeps it when the server reloads its settings. The timeline is read
+# from the WAL's position, because right after a promotion no checkpoint has it yet.
 _LOOK = """
 SELECT set_config('synchronous_commit', current_setting('synchronous_commit'), false),
     current_setting('fsync'), current_setting('synchronous_standby_names'),
@@ -102,23 +102,25 @@ SELECT set_config('synchronous_commit', current_setting('synchronous_commit'), f
 
 
 class Identity(NamedTuple):
-    """Which server it is: its cluster's number, and how often one of it has been promoted."""
+    """Identity of a server: its system identifier and its timeline, which counts promotions."""
 
     system: int
     timeline: int
 
 
 async def check_server(connection: AsyncConnection) -> tuple[Identity, bool]:
-    """Which server this is, and whether its commits wait for a standby.
+    """Return the server's identity, and True if its commits wait for a standby.
 
-    From then on no reload of the server's settings makes this session acknowledge earlier.
-    Raises `ConfigError` where the server would not keep what it acknowledges.
+    Later reloads of the server's settings cannot weaken the durability of this session.
+
+    Raises:
+        ConfigError: The server could lose acknowledged data.
     """
     if connection.info.server_version < MIN_SERVER_VERSION:
         raise ConfigError(
             f"PostgreSQL {connection.info.server_version // 10_000} is too old",
             field="ledger.url",
-            hint=f"version {MIN_SERVER_VERSION // 10_000} or newer",
+            hint=f"use version {MIN_SERVER_VERSION // 10_000} or newer",
         )
     cursor = await connection.execute(_LOOK)
     row = await cursor.fetchone()
@@ -135,7 +137,7 @@ async def check_server(connection: AsyncConnection) -> tuple[Identity, bool]:
 
 
 def check_fsync(value: str) -> None:
-    """The one setting of durability that a session cannot hold on to."""
+    """Check fsync, the only durability setting that a session cannot fix."""
     if value != "on":
         raise ConfigError(
             "fsync is off: acknowledged tokens could be lost",
@@ -145,10 +147,10 @@ def check_fsync(value: str) -> None:
 
 
 async def prepare(connection: AsyncConnection) -> None:
-    """Make the tables where there are none, and bring those of version 2 up to date.
+    """Create missing tables, and upgrade those of version 2. Concurrent origins take turns.
 
-    Raises `ConfigError` if another Tailrace made them. Two origins may do this at once: the second
-    one waits for the first.
+    Raises:
+        ConfigError: Another version of Tailrace created the tables.
     """
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock($1)", (SETUP_LOCK,))
@@ -165,12 +167,12 @@ async def prepare(connection: AsyncConnection) -> None:
         raise ConfigError(
             f"the ledger in this database is of version {found}, not {SCHEMA_VERSION}",
             field="ledger.url",
-            hint="a newer or older Tailrace made it; use that one, or another database",
+            hint="a newer or older Tailrace created it; use that version, or another database",
         )
 
 
 async def version_in(connection: AsyncConnection, schema: str) -> int | None:
-    """That of the tables in a schema of ours; None where there are none."""
+    """Return the version of the tables, or None if there are none."""
     found = await connection.execute(f"SELECT to_regclass('{schema}.version')::text".encode())
     if await found.fetchone() == (None,):
         return None

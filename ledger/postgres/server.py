@@ -1,12 +1,12 @@
-"""Connections to the server that come back after it has gone, and what its errors mean.
+"""Connections to PostgreSQL that reconnect, and the mapping of its errors.
 
-A lost connection is made again until a limit has passed; the work that was under way is
-done again, so it has to be such that twice is as good as once. Where the name of the server
-stands for several (a primary and its standbys), only one that takes writes is used. A server
-that owes an answer for too long is taken for lost too, and tried last from then on.
+A lost connection is made again until a time limit. The interrupted work is repeated, so it must be
+idempotent. If the URL names several hosts (a primary and its standbys), only one that accepts
+writes is used. A server that is unresponsive for too long is treated as lost, and tried last from
+then on.
 
-What this process remembers of the tables holds for one server, and for a standby of it that
-had all of its commits. Of any other one everything that is asked raises `LedgerFailed`.
+What this process remembers of the tables is valid for one server, and for a standby of it that had
+all of its commits. With any other server every operation raises `LedgerFailed`.
 """
 
 from __future__ import annotations
@@ -38,37 +38,37 @@ Work = Callable[[AsyncConnection], Awaitable[T]]
 
 CONNECT_TIMEOUT_S = 5
 OPERATORS = ("28", "3D", "42501")
-"""What an operator has to see to: logins, databases and rights, by SQLSTATE."""
+"""SQLSTATE classes of errors that an operator must fix: logins, databases, permissions."""
 SHOWN = ("host", "port", "dbname", "user")
 RETRY_MIN_S = 0.05
 RETRY_MAX_S = 1.0
-"""Between attempts to connect."""
+"""Maximum seconds between attempts to connect."""
 WRITE_PATIENCE_S = 60.0
-"""How long commits wait for a lost server; then the ledger has failed."""
+"""Seconds that commits wait for a lost server; after that the ledger has failed."""
 READ_PATIENCE_S = 10.0
-"""How long everything else waits for it; then the caller gets an error that says to retry."""
+"""Seconds that other work waits for a lost server; after that the caller gets a retryable error."""
 OPEN_PATIENCE_S = 5.0
 MAX_UNDOINGS = 8
-"""Times that work is done again because it crossed another transaction's, or was cancelled."""
+"""Maximum retries of work that conflicted with another transaction or was cancelled."""
 POOL_CONNECTIONS = 4
-"""Connections beside the writer's, for reading and for what is not grouped."""
+"""Number of connections for reads and ungrouped writes, besides the writer's."""
 ANSWER_PATIENCE_S = 10.0
-"""How long a server may owe an answer; then its connections are cut, and another is looked for."""
+"""Seconds without an answer after which the connections are cut and another host is tried."""
 IDLE_TRANSACTION_MS = 3_000
-"""An origin that stops in the middle of a transaction gives its locks up after this."""
+"""Time after which an origin that stalls inside a transaction loses its locks."""
 
 _DEFAULTS: dict[str, str | int] = {
     "target_session_attrs": "read-write",
     "connect_timeout": CONNECT_TIMEOUT_S,
-    # A server whose machine is gone says nothing: notice that within about ten seconds.
+    # Detect a dead machine within about ten seconds.
     "keepalives_idle": 4,
     "keepalives_interval": 2,
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,
 }
-# Statements over columns must go from the column to the index, whatever the size of a table
-# was when they were planned. statement_timeout would let a commit return before a standby
-# has it (syncrep.c), so there is none.
+# Statements over columns must use the index, whatever the size of a table was when they were
+# planned. There is no statement_timeout, because it would let a commit return before a standby has
+# it (syncrep.c).
 _SETTINGS = {
     "search_path": "tailrace",
     "plan_cache_mode": "force_generic_plan",
@@ -84,23 +84,22 @@ _HINT = (
     "like postgresql://user:password@host:5432/database, an @ or / of the password as %40 or %2F"
 )
 _PLACE = ("host", "hostaddr", "port")
-# Where a new attempt may go better: the server ends or starts, or is not the primary any more.
+# A retry may succeed: the server is starting or stopping, or is no longer the primary.
 _LOST = ("08", "57P01", "57P02", "57P03", "57P05", "25006", "25P03")
-# Undone by the server, and none of it is stored: it crossed another one, or was cancelled there.
+# Rolled back by the server: a conflict with another transaction, or a cancellation.
 _UNDONE = ("40001", "40P01", "55P03", "57014")
-# The server could not do it now: it lacks memory or disk, or a read has failed.
+# Temporary: the server lacks memory or disk space, or a read has failed.
 _PASSING = ("53", "58030")
 
 
 class Connection(AsyncConnection[Any]):
-    """It is cut when the server owes it an answer for too long.
+    """A connection that is cut if the server does not answer for too long.
 
-    PostgreSQL may hang without being gone: a primary that has lost its standbys lets every commit
-    wait for ever, and a disk that does not answer holds up all of it. There is no timeout on the
-    server's side that would do: it could let a commit return before a standby has it. It is cut
-    by closing its socket, so that whoever waits gets the error of a lost connection: to cancel
-    the wait would have the server asked to cancel, and wait for that in turn. `hung` is told,
-    before anybody who waits.
+    PostgreSQL may hang without being gone: a primary without its standbys delays every commit for
+    ever, and so does a disk that does not respond. A timeout of the server is no solution, because
+    it could let a commit return before a standby has it. The connection is cut by closing its
+    socket, so that waiters get the error of a lost connection. Cancelling would ask the server to
+    cancel, and wait for that. `hung` is called before the waiters.
     """
 
     hung: Callable[[Connection], None] | None = None
@@ -118,15 +117,15 @@ class Connection(AsyncConnection[Any]):
 
     @property
     def owed_since(self) -> float | None:
-        """Since when it waits for an answer, by the event loop's clock.
+        """Start of the current wait for an answer, by the event loop's clock, or None.
 
-        To wait for notices is no such thing: that may take any time.
+        Waiting for notifications does not count, because it may take any time.
         """
         active = self.pgconn.transaction_status == TransactionStatus.ACTIVE
         return self._asked_at if active else None
 
     def cut(self) -> None:
-        with suppress(OSError, psycopg.Error):  # it is closed already
+        with suppress(OSError, psycopg.Error):  # already closed
             twin = socket.socket(fileno=os.dup(self.pgconn.socket))
             with twin:
                 twin.shutdown(socket.SHUT_RDWR)
@@ -139,12 +138,12 @@ class Connection(AsyncConnection[Any]):
 
 
 def with_last(given: Mapping[str, Any], host: bytes, port: bytes) -> dict[str, Any]:
-    """What libpq is given, but for the place that `host` and `port` name, which is tried last."""
+    """Return the options for libpq with `host` and `port` as the last to try."""
     columns = [str(given.get(name, "")).split(",") for name in _PLACE]
     count = max(map(len, columns))
     if count == 1:
         return dict(given)
-    # One port, or none, is that of all hosts.
+    # One port, or none, applies to all hosts.
     columns = [column * count if len(column) == 1 else column for column in columns]
     here = (host.decode(), port.decode())
     places = sorted(
@@ -156,24 +155,28 @@ def with_last(given: Mapping[str, Any], host: bytes, port: bytes) -> dict[str, A
 
 
 class Doubt(psycopg.Error):
-    """The server says that it did not wait for a standby; what was done must be done again."""
+    """The server did not wait for its standby; the work must be repeated."""
 
 
 class Server:
-    """Where the ledger lies, and how a connection there is made.
+    """The server of the ledger, and how to connect to it.
 
-    `synchronous`: whether its commits wait for a standby, as far as is known.
+    `synchronous` is True if its commits wait for a standby, as far as is known.
     """
 
     def __init__(self, dsn: str, application: str) -> None:
-        """`dsn` is what libpq takes; `ConfigError` if it does not take it."""
+        """Parse `dsn`, a URL or options for libpq.
+
+        Raises:
+            ConfigError: libpq cannot parse it.
+        """
         self._url = PostgresUrl(dsn)
         settings = " ".join(f"-c {name}={value}" for name, value in _SETTINGS.items())
         self._given = self._url.options(application, settings, _DEFAULTS)
         self.conninfo = make_conninfo("", **self._given)
         self.synchronous = False
         self.name = ""
-        """Of the database, wherever its server is at the time."""
+        """Name of the database, independent of its current host."""
         self.lost_at: float | None = None  # by the event loop's clock
         self._identity: Identity | None = None
         self._connections: WeakSet[Connection] = WeakSet()
@@ -181,12 +184,14 @@ class Server:
     # ---- connections ----
 
     async def connect(self) -> Connection:
-        """One attempt; `psycopg.OperationalError` if it fails.
+        """Try to connect once.
 
-        `LedgerFailed` where the server cannot have all that this process has seen stored.
+        Raises:
+            psycopg.OperationalError: The attempt failed.
+            LedgerFailed: The server may lack commits that this process has seen.
         """
-        # psycopg leaves a connection that is cancelled half-made to the garbage collector, and
-        # the server with it: such an attempt is let finish, then it is closed.
+        # psycopg does not close a half-made connection when it is cancelled. So a cancelled
+        # attempt may finish, and is closed then.
         attempt = asyncio.ensure_future(
             Connection.connect(self.conninfo, autocommit=True, cursor_factory=AsyncRawCursor)
         )
@@ -209,19 +214,21 @@ class Server:
         known = self._identity or found
         if found.system == known.system and found.timeline < known.timeline:
             self._put_last(connection)
-            raise psycopg.OperationalError("this was the primary before another was promoted")
+            raise psycopg.OperationalError(
+                "this host was the primary before another one was promoted"
+            )
         promoted = found.system == known.system and self.synchronous
         if found != known and not promoted:
             raise LedgerFailed(
-                "PostgreSQL is not the server that it was, and need not have all that was stored",
-                hint="it was restored, or a standby promoted that no commit had waited for;"
+                "PostgreSQL is another server than before, and may lack stored data",
+                hint="it was restored, or an asynchronous standby was promoted;"
                 " start this origin again",
             )
         self._identity, self.synchronous = found, synchronous
         self.name = f"{found.system}/{connection.info.dbname}"
 
     def _leave(self, connection: Connection) -> None:
-        """Let nobody wait for this host any more, and try it last from now on."""
+        """Cut all connections to this host, and try it last from now on."""
         self._put_last(connection)
         for other in list(self._connections):
             other.cut()
@@ -232,7 +239,7 @@ class Server:
         self.conninfo = make_conninfo("", **self._given)
 
     def silent_s(self) -> float:
-        """For how long it has been away, or has owed an answer."""
+        """Return the seconds for which the server has been away or unresponsive."""
         asked = [c.owed_since for c in list(self._connections) if not c.closed]
         since = min((at for at in (*asked, self.lost_at) if at is not None), default=None)
         return 0.0 if since is None else asyncio.get_running_loop().time() - since
@@ -240,10 +247,11 @@ class Server:
     # ---- the first one ----
 
     async def reach(self) -> None:
-        """Try whether a connection can be made at all, for OPEN_PATIENCE_S.
+        """Check that a connection can be made, within OPEN_PATIENCE_S.
 
-        Raises `ConfigError` at once where a setting must be wrong, `LedgerFailed` where the
-        server is away.
+        Raises:
+            ConfigError: A setting must be wrong; raised at once.
+            LedgerFailed: The server is away.
         """
         deadline = asyncio.get_running_loop().time() + OPEN_PATIENCE_S
         backoff = Backoff(RETRY_MIN_S, RETRY_MAX_S)
@@ -259,7 +267,7 @@ class Server:
         await connection.close()
 
     async def _explain(self, error: psycopg.Error) -> TailraceError:
-        """As an error of a setting only where another server would not say so."""
+        """Return a setting's error only if waiting for another host cannot help."""
         is_standby = "read-write" in str(error) or "read-only" in str(error)
         if is_standby and not (error.sqlstate or "").startswith(OPERATORS):
             return LedgerFailed(self._url.first_line(error), hint="is the server running?")
@@ -267,7 +275,7 @@ class Server:
 
 
 class LastingConnection:
-    """One connection that is made again when it is lost. One piece of work at a time."""
+    """A connection that reconnects; it does one piece of work at a time."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -276,15 +284,17 @@ class LastingConnection:
         self._doubtful = False
 
     async def run(self, work: Work[T], patience_s: float = READ_PATIENCE_S) -> T:
-        """Do `work` on a live connection, again and again until it is done.
+        """Run `work` on a live connection, and repeat it until it succeeds.
 
-        Raises `LedgerAway` when the server is away for longer or cannot do it now, `Damaged` for
-        what it finds damaged, `LedgerFailed` when it refuses.
+        Raises:
+            LedgerAway: The server is away for longer, or cannot do it now.
+            Damaged: The server found damaged data.
+            LedgerFailed: The server refused the work.
         """
         async with self._turn:
             deadline = asyncio.get_running_loop().time() + patience_s
             backoff = Backoff(RETRY_MIN_S, RETRY_MAX_S)
-            pause, undoings = 0.0, 0  # a connection that went stale is made again at once
+            pause, undoings = 0.0, 0  # a stale connection is replaced at once
             while True:
                 begun = asyncio.get_running_loop().time()
                 try:
@@ -313,7 +323,7 @@ class LastingConnection:
         try:
             done = await work(connection)
         finally:
-            # A caller that was cancelled may have left a transaction open.
+            # A cancelled caller may have left a transaction open.
             if connection.info.transaction_status != TransactionStatus.IDLE:
                 await self.close()
         if self._doubtful:
@@ -321,7 +331,7 @@ class LastingConnection:
         return done
 
     def _notice(self, diagnostic: Diagnostic) -> None:
-        """A commit that was told not to wait for its standby succeeds with a warning."""
+        """Notice the warning of a commit that did not wait for its standby."""
         if diagnostic.severity_nonlocalized == "WARNING":
             self._doubtful = True
 
@@ -337,7 +347,7 @@ class LastingConnection:
 
 
 class Pool:
-    """A few connections; work goes to one that is free."""
+    """A pool of connections."""
 
     def __init__(self, server: Server, size: int = POOL_CONNECTIONS) -> None:
         self._free = deque(LastingConnection(server) for _ in range(size))
@@ -346,14 +356,14 @@ class Pool:
 
     async def run(self, work: Work[T], patience_s: float = READ_PATIENCE_S) -> T:
         async with self._places:
-            one = self._free.pop()  # the one used last: the others may never be needed
+            one = self._free.pop()  # the last used one; the others may never be needed
             try:
                 return await one.run(work, patience_s)
             finally:
                 self._free.append(one)
 
     async def rows(self, statement: str, *parameters: object) -> Sequence[tuple[Any, ...]]:
-        """What one statement gives. It may be done twice, so twice must be as good as once."""
+        """Return the rows of a statement, which must be idempotent, because it may run twice."""
 
         async def work(connection: AsyncConnection) -> Sequence[tuple[Any, ...]]:
             cursor = await connection.execute(
@@ -369,7 +379,7 @@ class Pool:
 
 
 def failed(error: psycopg.Error) -> TailraceError:
-    """An error of the server as one of ours."""
+    """Convert an error of the server."""
     sqlstate = error.sqlstate or ""
     if sqlstate == "42501":
         return ConfigError(
@@ -379,7 +389,7 @@ def failed(error: psycopg.Error) -> TailraceError:
         )
     message = f"PostgreSQL: {first_line(error)}"
     if isinstance(error, psycopg.errors.DataCorrupted | psycopg.errors.IndexCorrupted):
-        return Damaged(message, hint="see to the disk; restore the database from a copy")
+        return Damaged(message, hint="check the disk, and restore the database from a backup")
     if sqlstate.startswith(_PASSING):
         return LedgerAway(message, hint="see the server's log")
     return LedgerFailed(message, hint="see the server's log")
@@ -394,34 +404,35 @@ def _discard(attempt: asyncio.Future[Connection]) -> None:
         attempt.result().pgconn.finish()
 
 
-# ---- where it lies: what libpq takes, and what of it may be shown ----
+# ---- the URL: options for libpq, and the part of them that may be shown ----
 
 
 class PostgresUrl:
-    """A URL, or words as `host=… dbname=…`; `str()` of it holds no secrets.
+    """A URL, or options such as `host=… dbname=…`; `str()` of it has no secrets.
 
-    Raises `ConfigError` for what cannot be one, without quoting it: where a password has
-    characters that should have been escaped, any part of it may turn up in any place.
+    An invalid one raises `ConfigError` without quoting it, because parts of a badly escaped
+    password may be anywhere in it.
     """
 
     def __init__(self, text: str) -> None:
         try:
             options = [option for option in Conninfo.parse(text.encode()) if option.val]
         except psycopg.OperationalError:
-            raise ConfigError("it cannot be read", field="ledger.url", hint=_HINT) from None
+            raise ConfigError("the URL cannot be parsed", field="ledger.url", hint=_HINT) from None
         self._given = {o.keyword.decode(): (o.val or b"").decode() for o in options}
         self._secrets = [(o.val or b"").decode() for o in options if o.dispchar == b"*"]
         if _is_misread(text) or not _are_ports(self._given.get("port", "")):
-            raise ConfigError("it cannot be read", field="ledger.url", hint=_HINT)
+            raise ConfigError("the URL cannot be parsed", field="ledger.url", hint=_HINT)
 
     def __str__(self) -> str:
         return " ".join(f"{name}={self._given[name]}" for name in SHOWN if name in self._given)
 
     async def connect(self, application: str) -> psycopg.AsyncConnection:
-        """A connection whose search path is the ledger's; it may be to a standby.
+        """Connect with the ledger's search path, possibly to a standby.
 
-        Raises `ConfigError` where a setting must be wrong, `LedgerFailed` where the server
-        is away.
+        Raises:
+            ConfigError: A setting must be wrong.
+            LedgerFailed: The server is away.
         """
         defaults = {"connect_timeout": CONNECT_TIMEOUT_S}
         options = self.options(application, "-c search_path=tailrace", defaults)
@@ -434,13 +445,13 @@ class PostgresUrl:
     def options(
         self, application: str, settings: str, defaults: Mapping[str, str | int]
     ) -> dict[str, str | int]:
-        """What libpq is given: these `settings` always, the `defaults` where nothing was said."""
+        """Return libpq's options: `settings` always, and `defaults` for absent options."""
         settings = f"{self._given.get('options', '')} {settings}".strip()
         given = {"application_name": application, **defaults, **self._given}
         return {**given, "options": settings}
 
     def refusal(self, error: psycopg.Error, conninfo: str) -> TailraceError:
-        """`ConfigError` where it is no server that is away; asks it whether it is there."""
+        """Return a `ConfigError` if the server answers a ping, otherwise a `LedgerFailed`."""
         message = self.first_line(error)
         answers = (error.sqlstate or "").startswith(OPERATORS) or PGconn.ping(
             conninfo.encode()
@@ -451,7 +462,7 @@ class PostgresUrl:
         return LedgerFailed(message, hint="is the server running?")
 
     def first_line(self, error: psycopg.Error) -> str:
-        """What the error says, without secrets."""
+        """Return the first line of an error without secrets."""
         line = first_line(error)
         for secret in self._secrets:
             line = line.replace(secret, "***")
@@ -459,14 +470,14 @@ class PostgresUrl:
 
 
 def _is_misread(text: str) -> bool:
-    """Whether libpq has taken a part of the password for a host or a database."""
+    """Return True if libpq mistook a part of the password for a host or a database."""
     _, is_url, rest = text.partition("://")
     authority, _, path = rest.partition("?")[0].partition("/")
     return bool(is_url) and (authority.count("@") > 1 or "@" in path)
 
 
 def _are_ports(ports: str) -> bool:
-    """libpq itself would only say so for each attempt to connect."""
+    """Return True if all ports are valid, which libpq checks only when it connects."""
     return all(
         not port or (port.isdecimal() and 0 < int(port) <= MAX_PORT) for port in ports.split(",")
     )

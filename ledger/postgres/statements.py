@@ -1,17 +1,16 @@
-"""The statements that run often, in one place. `$n` are libpq's placeholders."""
+"""SQL statements that run often. `$n` are libpq's placeholders."""
 
 from __future__ import annotations
 
 CHANNEL = "tailrace"
-"""Where origins tell each other which streams have moved on: `lease sid sid …`, or `lease *`."""
+"""Channel of notifications about streams with new frames: `lease sid sid …`, or `lease *`."""
 
 # ---- group commit ----
 
-# The optimistic commit: what memory believes of the streams is checked and changed by one
-# statement, its own transaction. If a single row is not as believed (another epoch, another
-# index, an owner that was replaced, or that lacks its last commit) the division fails and with
-# it everything; the pessimistic one below then finds out what is wrong. 64 frames take one round
-# trip instead of three.
+# The optimistic commit: one statement, in its own transaction, checks that the streams are as in
+# memory, and changes them. If a single row differs (another epoch or index, a replaced owner, or
+# one that lacks its last commit), a division by zero fails the whole statement. The pessimistic
+# commit below then finds the reason. 64 frames take one round trip instead of three.
 COMMIT = """
 WITH moved AS (
     UPDATE head SET next_index = m.after, ended = m.ends,
@@ -32,8 +31,8 @@ SELECT 1 / ((SELECT count(*) FROM moved) = cardinality($1::bigint[])
     pg_notify($14, $15)
 """
 
-# The pessimistic one: lock the rows in one order, look, decide, write. The lock on the owner's
-# row waits for a commit of ours that a lost connection may have left under way.
+# The pessimistic commit: lock the rows in a fixed order, read, decide, write. The lock on the
+# owner's row waits for an own commit that a lost connection may have left in progress.
 LOCK_OWNER = "SELECT commits FROM owner WHERE lease = $1 FOR NO KEY UPDATE"
 LOCK_OBJECTS = """
 SELECT o.kind, o.name, o.oid, o.epoch FROM object o
@@ -83,7 +82,7 @@ PUT_VALUES = """
 INSERT INTO value SELECT * FROM unnest($1::bigint[], $2::bytea[], $3::bytea[])
 ON CONFLICT (oid, name) DO UPDATE SET value = excluded.value
 """
-# Every write touches its object's row: FORGET_OBJECTS must see that it is in use.
+# Every write updates its object's row, so that FORGET_OBJECTS sees that it is in use.
 TOUCH_OBJECTS = """
 UPDATE object o SET used_ms = $5,
     alarm_ms = CASE WHEN a.sets THEN NULLIF(a.at_ms, -1) ELSE o.alarm_ms END,
@@ -130,7 +129,7 @@ WHERE sid = $1 AND index >= $2 AND index < $2 + $3 ORDER BY index
 FRAMES = """
 SELECT frame FROM frame WHERE sid = $1 AND index >= $2 AND index < $2 + $3 ORDER BY index
 """
-# What is new in some streams, from the indexes on that are known: for live tails.
+# New frames of some streams after their known indexes, for live tails.
 NEWS = """
 SELECT h.sid, h.epoch, h.next_index, h.ended, f.index, f.frame
 FROM unnest($1::bigint[], $2::bigint[]) AS k (sid, start)
@@ -186,7 +185,7 @@ WHERE v.oid = (SELECT oid FROM object WHERE kind = $1 AND name = $2)
     AND v.name >= $3 AND ($4::bytea IS NULL OR v.name < $4)
 ORDER BY v.name {order} LIMIT $5
 """
-# Another owner's alarms become ours when its lease lapses, so they are never earlier.
+# Alarms of another owner are due when its lease has expired, not earlier.
 DUE = """
 SELECT o.kind, o.name, o.alarm_ms, o.alarm_retries
 FROM object o LEFT JOIN owner w ON w.lease = o.lease
@@ -207,7 +206,7 @@ UPDATE head SET expires_ms = greatest(head.expires_ms, t.expires_ms)
 FROM unnest($1::bigint[], $2::bigint[]) AS t (sid, expires_ms)
 WHERE head.sid = t.sid RETURNING head.sid
 """
-# Two clocks have to agree that a stream's time has come: no origin's may be ahead of the server's.
+# Both clocks must agree that a stream has expired, in case an origin's clock is ahead.
 EXPIRED = """
 SELECT sid FROM head WHERE ended AND kind = 0
     AND expires_ms <= least($1, (extract(epoch FROM clock_timestamp()) * 1000)::bigint + 60000)

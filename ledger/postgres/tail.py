@@ -1,8 +1,8 @@
-"""What this process knows of streams that lie in PostgreSQL: who watches, and the last frames.
+"""Tails of streams in PostgreSQL: watchers and the last frames in memory.
 
-`released` is what readers here may see; the tables may be further when another origin appends,
-and the listener then moves it on. The last frames stay in memory, so that a hundred subscribers
-at the tip cost one read.
+Readers in this process see frames before `released`. The tables may have more if another origin
+appends; the listener then advances the tail. The last frames stay in memory, so that a hundred live
+readers cost one read.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from tailrace.ledger.postgres.server import Pool
 from tailrace.ledger.postgres.statements import STREAM
 
 TAIL_FRAMES = 256
-"""Frames of a stream that stay in memory, as many as a subscriber is given at a time."""
+"""Frames of a stream that stay in memory, as many as a reader gets at a time."""
 TAIL_BYTES = 64 * 1024
-"""Bytes of frames of a stream that stay in memory."""
+"""Maximum bytes of a stream's frames in memory."""
 IDLE_SWEEPS = 10
-"""A stream that nobody has used for so many sweeps is forgotten until it is asked for."""
+"""Sweeps without use after which a tail is evicted."""
 
 
 def went_back(lost: str) -> LedgerFailed:
-    """For a server that has gone back in time; a process that starts anew believes the tables."""
+    """Return the error for a database that went back in time. A restart trusts the tables."""
     return LedgerFailed(
         f"PostgreSQL no longer has {lost}, which it had acknowledged",
-        hint="was it restored, or a standby promoted that was behind? start this origin again",
+        hint="was it restored, or a standby promoted that was behind? restart this origin",
     )
 
 
 @dataclass(slots=True)
 class StreamHead:
-    """A stream as its row in `head` says."""
+    """The row of a stream in the table `head`."""
 
     sid: int
     epoch: int
@@ -45,7 +45,11 @@ class StreamHead:
         return StreamHead(self.sid, self.epoch, self.next_index, self.ended)
 
     def check_not_before(self, known: StreamHead) -> None:
-        """Raise `LedgerFailed` where the tables have lost what this process saw in them."""
+        """Check that the tables still have what this process has seen.
+
+        Raises:
+            LedgerFailed: The database went back in time.
+        """
         if self.sid == known.sid and (
             self.next_index < known.next_index
             or self.epoch < known.epoch
@@ -56,7 +60,7 @@ class StreamHead:
 
 @dataclass(slots=True)
 class PostgresTail:
-    """One resident stream. `frames[0]` has index `first`; `expires_ms` is what is stored."""
+    """The tail of a stream. `frames[0]` has index `first`; `expires_ms` is the stored expiry."""
 
     info: StreamInfo
     head: StreamHead
@@ -65,9 +69,9 @@ class PostgresTail:
     first: int
     frames: list[bytes] = field(default_factory=list)
     size: int = 0  # bytes of frames
-    unused: int = 0  # sweeps since it was used
+    unused: int = 0  # sweeps since the last use
     gone: bool = False
-    watchers: dict[Callable[[], None], None] = field(default_factory=dict)  # a set in order
+    watchers: dict[Callable[[], None], None] = field(default_factory=dict)  # an ordered set
 
     @property
     def released(self) -> int:
@@ -78,21 +82,21 @@ class PostgresTail:
             watcher()
 
     def take(self, start: int, limit: int) -> list[bytes] | None:
-        """Frames from `start` on, or None where memory does not hold them."""
+        """Return frames from `start` on, or None if they are not in memory."""
         begin = start - self.first
         if begin < 0:
             return None
         return self.frames[begin : begin + limit]
 
     def advance(self, head: StreamHead, start: int, frames: Sequence[bytes]) -> None:
-        """Learn what is stored: the head, and its last frames, from index `start` on.
+        """Apply a stored head and its last frames from index `start` on; wake watchers of news.
 
-        What is older than what is known already is ignored; who watches is told of news.
+        Older states than the known one are ignored.
         """
         known = self.head
         ahead = head.next_index > known.next_index
         news = ahead or (head.ended and not known.ended)
-        # Each of the three never goes back, so what is older than what is known changes nothing.
+        # None of the three values ever decreases, so an older state changes nothing.
         if ahead:
             self._keep(start, frames, head.next_index)
             known.next_index = head.next_index
@@ -104,7 +108,7 @@ class PostgresTail:
             self.wake()
 
     def _keep(self, start: int, frames: Sequence[bytes], until: int) -> None:
-        """Put frames behind those in memory; start anew where they do not join."""
+        """Append frames to those in memory; replace these if there is a gap."""
         end = self.first + len(self.frames)
         if start + len(frames) != until:
             self.first, self.frames, self.size = until, [], 0
@@ -117,7 +121,7 @@ class PostgresTail:
         self._trim()
 
     def _trim(self) -> None:
-        """Drop the older half when there are too many, so that it is not done each time."""
+        """Drop the older half if there are too many, so that this is rare."""
         if len(self.frames) <= 2 * TAIL_FRAMES and self.size <= 2 * TAIL_BYTES:
             return
         count, size = 0, 0
@@ -130,13 +134,13 @@ class PostgresTail:
         self.first, self.size = self.first + dropped, size
 
     def snapshot(self) -> StreamInfo:
-        """The stream as a reader may know it at this moment."""
+        """The stream as a reader sees it now."""
         head = self.head
         return replace(self.info, epoch=head.epoch, next_index=head.next_index, ended=head.ended)
 
 
 class Residents:
-    """Tails by stream id and by sid. What they say may be behind the tables, never before."""
+    """Tails by stream id and by sid. They may be behind the tables, but never ahead."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -148,7 +152,11 @@ class Residents:
         return (tail for tail in list(self._by_sid.values()) if tail.watchers)
 
     async def look_up(self, stream: bytes) -> PostgresTail:
-        """The stream as the tables have it now; `NotFound` if they do not."""
+        """Return the tail of a stream, updated from the tables.
+
+        Raises:
+            NotFound: There is no such stream.
+        """
         known = self._tails.get(stream)
         before = known.head.copy() if known is not None else None
         rows = await self._pool.rows(STREAM, stream)
@@ -183,7 +191,7 @@ class Residents:
         return tail
 
     async def note_read(self, tail: PostgresTail, start: int, frames: Sequence[bytes]) -> None:
-        """Keep `released` from being behind what was read; tell the tip from what is deleted."""
+        """Advance `released` to the records that were read; detect deleted streams."""
         if frames:
             ended = tag_of(frames[-1]) == StreamEnd.tag
             head = StreamHead(tail.head.sid, tail.head.epoch, start + len(frames), ended)
@@ -192,14 +200,14 @@ class Residents:
             await self.look_up(tail.info.stream)
 
     def lose(self, tail: PostgresTail) -> None:
-        """Forget a stream that is gone; who watches it is told to look."""
+        """Remove the tail of a deleted stream and wake its watchers."""
         self._tails.pop(tail.info.stream, None)
         self._by_sid.pop(tail.head.sid, None)
         tail.gone = True
         tail.wake()
 
     def sweep(self) -> None:
-        """Forget streams that nobody has used for some time."""
+        """Evict tails that were not used for some time."""
         for tail in list(self._by_sid.values()):
             tail.unused += 1
             if tail.unused > IDLE_SWEEPS and not tail.watchers:

@@ -123,7 +123,7 @@ async def test_a_server_that_is_too_old_is_refused(
     error = await refused(database)
     assert isinstance(error, ConfigError)
     assert "too old" in error.message
-    assert error.hint == "version 99 or newer"
+    assert error.hint == "use version 99 or newer"
 
 
 async def test_a_ledger_of_a_newer_version_is_left_alone(
