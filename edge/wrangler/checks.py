@@ -67,7 +67,9 @@ def name_of(value: object, path: str) -> Problems:
     """Check the name of a Worker."""
     if not isinstance(value, str) or not NAME.fullmatch(value):
         yield Problem(
-            path, "is no name of a Worker", "write lower-case letters, digits, - and _ in quotes"
+            path,
+            "is not a valid name of a Worker",
+            "write lower-case letters, digits, - and _ in quotes",
         )
 
 
@@ -87,10 +89,10 @@ def compatibility_date(value: object, path: str) -> Problems:
     """Check a date."""
     try:
         if not isinstance(value, str) or not re.fullmatch(r"\d{4}-\d\d-\d\d", value):
-            raise ValueError("is no date in quotes")
+            raise ValueError("is not a date in quotes")
         date.fromisoformat(value)
     except ValueError as error:
-        yield Problem(path, str(error), 'write a day that there is, such as "2026-01-31"')
+        yield Problem(path, str(error), 'write an existing date, such as "2026-01-31"')
 
 
 @table("write [vars] or {…}")
@@ -120,7 +122,7 @@ def route(value: object, path: str) -> Problems:
     """Check one route."""
     pattern = value.get("pattern") if isinstance(value, dict) else value
     if not isinstance(pattern, str):
-        yield Problem(path, "is no route", 'write "api.example.com/*" or {pattern = …}')
+        yield Problem(path, "is not a route", 'write "api.example.com/*" or {pattern = …}')
         return
     if isinstance(value, dict):
         known = ("pattern", "zone_id", "zone_name", "custom_domain", "enabled", "previews_enabled")
@@ -212,10 +214,10 @@ def durable_objects(value: object, path: str) -> Problems:
         for name in ("name", "class_name"):
             yield from text(one.get(name), f"{here}.{name}")
         for name in (name for name in BINDING[2:] if name in one):
-            hint = "name a class of this very Worker, and take it out"
+            hint = "name a class of this Worker, and remove this key"
             yield Problem(f"{here}.{name}", "objects of other scripts cannot be reached", hint)
         if str(one.get("name")) in names:
-            yield Problem(f"{here}.name", "is the name of another binding", "name it otherwise")
+            yield Problem(f"{here}.name", "is the name of another binding", "give it another name")
         names.add(str(one.get("name")))
 
 
@@ -236,7 +238,7 @@ def migrations(value: object, path: str) -> Problems:
         yield from unknown(one, MIGRATION[:-1], here) if "new_classes" not in one else ()
         yield from text(one.get("tag"), f"{here}.tag")
         if str(one.get("tag")) in tags:
-            yield Problem(f"{here}.tag", "is the tag of another migration", "name it otherwise")
+            yield Problem(f"{here}.tag", "is the tag of another migration", "give it another name")
         tags.add(str(one.get("tag")))
         if "new_classes" in one:
             hint = "write new_sqlite_classes"
@@ -264,7 +266,9 @@ def exports(value: Table, path: str) -> Problems:
     """Check `exports`."""
     for name, one in value.items():
         if not isinstance(one, dict) or one.get("type") != "durable-object":
-            yield Problem(f"{path}.{name}", "is no durable object", 'write type = "durable-object"')
+            yield Problem(
+                f"{path}.{name}", "is not a durable object", 'write type = "durable-object"'
+            )
         elif one.get("storage", "sqlite") != "sqlite":
             yield Problem(f"{path}.{name}.storage", "must be SQLite", 'write storage = "sqlite"')
 

@@ -219,17 +219,17 @@ def _problems(table: Table, top: Table | None) -> Iterator[Problem]:
     for name in (name for name in table if name in KEYS):
         key = KEYS[name]
         if key.effect is Effect.REFUSED:
-            yield Problem(name, "is not for an edge of ours", key.why)
+            yield Problem(name, "has no meaning on a Tailrace edge", key.why)
         elif top is not None and key.top_only:
             yield Problem(name, "belongs at the top level", "move it there")
         elif name in CHECKS:
             yield from CHECKS[name](table[name], name)
     if "route" in table and "routes" in table:
-        yield Problem("route", "there is routes, too", "write all of them in routes")
+        yield Problem("route", "routes is given, too", "write all routes there")
     for name, key in KEYS.items():
         lost = top is not None and name in top and name not in table and not key.inherited
         if lost and key.effect is not Effect.REFUSED:
-            hint = f"say {name} here too, empty where there is none"
+            hint = f"write {name} here too; leave it empty if there is none"
             yield Problem(name, "is at the top level, and is not inherited", hint)
 
 
@@ -237,9 +237,9 @@ def _whole(scope: _Scope, *, is_chosen: bool) -> Iterator[Problem]:
     """Give the problems that several keys of an environment have together, inherited ones too."""
     for name in REQUIRED if is_chosen else ():
         if scope.place(name) is None:
-            yield Problem(name, "is missing", "wrangler asks for it, and for the same file here")
+            yield Problem(name, "is missing", "wrangler requires it, and so does an edge")
     if scope.place("migrations") and scope.place("exports"):
-        yield Problem("exports", "there are migrations, too", "declare classes in one of them")
+        yield Problem("exports", "migrations are given, too", "declare classes in one of them")
     objects = scope.own.get("durable_objects")
     classes = list(classes_of(scope.value("migrations"), scope.value("exports")))
     names = scope.own.get("vars", {})
@@ -251,10 +251,12 @@ def _whole(scope: _Scope, *, is_chosen: bool) -> Iterator[Problem]:
             message = f"no migration makes the class {binding['class_name']}"
             yield Problem(f"{here}.class_name", message, hint)
         if isinstance(names, dict) and binding["name"] in names:
-            yield Problem(f"{here}.name", "is the name of a variable", "name one otherwise")
+            yield Problem(
+                f"{here}.name", "is the name of a variable", "give one of them another name"
+            )
     bound = {binding["class_name"] for binding in bindings_of(objects)}
     if is_chosen and _crons(scope) and bound <= BUILT_IN.keys():
-        hint = "bind a class of the origin's that has scheduled(), or take the crons out"
+        hint = "bind a class of the origin that has scheduled(), or remove the crons"
         yield Problem("triggers.crons", "there is nothing to run at these times", hint)
 
 
@@ -303,7 +305,7 @@ def _secrets(
         for line in parse_stream(StringIO(dev_vars.text)):
             place = f"{dev_vars.name}, line {line.original.line}"
             if line.error or (line.key is not None and line.value is None):
-                raise _Wrong(place, "is no NAME=VALUE", "quote what has spaces or #")
+                raise _Wrong(place, "is not NAME=VALUE", "quote what has spaces or #")
             if line.key is not None:
                 found[line.key] = Source(line.value, f"{dev_vars.name}: {line.key}", secret=True)
     table = scope.value("secrets")
@@ -312,10 +314,10 @@ def _secrets(
         return found
     for name in required:
         if name not in found and name not in outside:
-            hint = "say it in .dev.vars beside the file, or in the environment"
-            raise _Wrong(f"{scope.place('secrets')}.required", f"{name} is not there", hint)
+            hint = "set it in .dev.vars beside the file, or in the environment"
+            raise _Wrong(f"{scope.place('secrets')}.required", f"{name} is not set", hint)
     for name in (name for name in found if name not in required):
-        hint = "wrangler would leave it out; add it there"
+        hint = "wrangler would ignore it; add it there"
         raise _Wrong(found[name].key, "is not in secrets.required", hint)
     return found
 
@@ -366,10 +368,10 @@ def _setting(name: str, source: Source) -> str | None:
         known = [f"{PREFIX}{one}".upper() for one in EdgeConfig.model_fields]
         closest = closest_name(name, known)
         hint = f"did you mean {closest}?" if closest else "tailrace config init lists settings"
-        raise _Wrong(source.key, "is no setting of an edge", hint)
+        raise _Wrong(source.key, "is not a setting of an edge", hint)
     is_secret = EdgeConfig.model_fields[setting].annotation == SecretStr | None
     if is_secret and not source.secret:
-        raise _Wrong(source.key, "is a secret", "say it in .dev.vars or in the environment")
+        raise _Wrong(source.key, "is a secret", "set it in .dev.vars or in the environment")
     return setting
 
 
@@ -434,9 +436,9 @@ class _Explanation:
         setting = self.by_key.get(key)
         variable = f"{PREFIX}{setting or word}".upper()
         if variable in self.outside:
-            why = f"{variable} of the environment wins"
+            why = f"{variable} of the environment overrides it"
         elif setting is None:
-            why = f"{variable} is said in vars or .dev.vars, and wins"
+            why = f"{variable} in vars or .dev.vars overrides it"
         else:
             return Finding(path, environment, Effect.HONOURED, f"edge.{setting}")
         return Finding(path, environment, Effect.IGNORED, why)

@@ -128,7 +128,7 @@ def test_variables_win_over_other_keys_and_secrets_over_them() -> None:
 def test_what_the_process_has_in_its_environment_wins_and_is_said() -> None:
     found = reading("dev = {port = 1}", outside={"TAILRACE_EDGE_HTTP"})
     why = {one.key: one.why for one in found.findings}
-    assert why["dev.port"] == "TAILRACE_EDGE_HTTP of the environment wins"
+    assert why["dev.port"] == "TAILRACE_EDGE_HTTP of the environment overrides it"
 
 
 def test_a_setting_of_an_earlier_release_is_ignored_with_the_reason() -> None:
@@ -268,11 +268,11 @@ MAKING_A = '\nmigrations = [{tag = "1", new_sqlite_classes = ["A"]}]'
         ("env = 3", "env", "must be a table"),
         ("vars = {}\n[env.a]", "env.a.vars", "is not inherited"),
         (BINDING % "" + MAKING_A + "\n[env.a]", "env.a.durable_objects", "is not inherited"),
-        ('route = "a"\nroutes = ["b"]', "route", "there is routes, too"),
+        ('route = "a"\nroutes = ["b"]', "route", "routes is given, too"),
         ('route = "*.example.com/*"', "route", "has no wildcards"),
         ('route = "a.example/chat/*"', "route", 'write "a.example/*"'),
         ('route = {pattern = "a.example/*", custom_domain = true}', "route", "has no path"),
-        ("routes = [3]", "routes.0", "is no route"),
+        ("routes = [3]", "routes.0", "is not a route"),
         ('routes = "a.example/*"', "routes", "must be an array"),
         ('triggers = {crons = ["0 25 * * *"]}', "triggers.crons.0", "field 2, hour: '25'"),
         ('triggers = {crons = "0 * * * *"}', "triggers.crons", "must be an array"),
@@ -281,7 +281,7 @@ MAKING_A = '\nmigrations = [{tag = "1", new_sqlite_classes = ["A"]}]'
         ('vars = ["A"]', "vars", "must be a table"),
         ("vars = {A = 2026-01-31}", "vars.A", "is a date"),
         ("vars = {TAILRACE_EDGE_HTPT = 1}", "vars.TAILRACE_EDGE_HTPT", "mean TAILRACE_EDGE_HTTP?"),
-        ("vars = {TAILRACE_EDGE_http = 1}", "vars.TAILRACE_EDGE_http", "is no setting"),
+        ("vars = {TAILRACE_EDGE_http = 1}", "vars.TAILRACE_EDGE_http", "is not a setting"),
         ("limits = {cpu = 5}", "limits.cpu", "did you mean cpu_ms?"),
         ("limits = {cpu_ms = true}", "limits.cpu_ms", "must be a whole number"),
         (
@@ -291,7 +291,7 @@ MAKING_A = '\nmigrations = [{tag = "1", new_sqlite_classes = ["A"]}]'
         ),
         ("observability = {enable = true}", "observability.enable", "did you mean enabled?"),
         ('dev = {port = "1"}', "dev.port", "must be 0 to 65535"),
-        ('secrets = {required = ["A"]}', "secrets.required", "A is not there"),
+        ('secrets = {required = ["A"]}', "secrets.required", "A is not set"),
         (BINDING % "", "durable_objects.bindings.0.class_name", "there are: none"),
         (
             BINDING % ', script_name = "x"',
@@ -326,7 +326,11 @@ MAKING_A = '\nmigrations = [{tag = "1", new_sqlite_classes = ["A"]}]'
             "exports.A.storage",
             "must be SQLite",
         ),
-        ('exports = {A = {type = "durable-object"}}' + MAKING_A, "exports", "migrations, too"),
+        (
+            'exports = {A = {type = "durable-object"}}' + MAKING_A,
+            "exports",
+            "migrations are given, too",
+        ),
         ("kv_namespaces = []", "kv_namespaces", "nothing to bind it to"),
         ("[env.a]\nr2_buckets = []", "env.a.r2_buckets", "nothing to bind it to"),
     ],
@@ -397,7 +401,7 @@ def test_a_secret_is_nowhere_in_findings_and_errors() -> None:
 def test_a_secret_in_the_file_is_refused() -> None:
     found = reading('vars = {TAILRACE_EDGE_ORIGIN_SECRET = "hunter-two"}').refused
     assert [(one.why, one.hint) for one in found] == [
-        ("is a secret", "say it in .dev.vars or in the environment")
+        ("is a secret", "set it in .dev.vars or in the environment")
     ]
 
 

@@ -76,7 +76,7 @@ def test_what_is_refused_is_listed_and_ends_with_2(folder: Path) -> None:
         (("edge", "--wrangler", "a", "--config", "b"), "not both"),
         (("edge", "--wrangler", "missing.toml"), "missing.toml: No such file"),
         (("edge", "--wrangler", "wrangler.jsonc", "--env", "live"), "there are: staging"),
-        (("edge", "--wrangler", "wrangler.jsonc"), "TAILRACE_EDGE_NO: is no setting of an edge"),
+        (("edge", "--wrangler", "wrangler.jsonc"), "TAILRACE_EDGE_NO: is not a setting of an edge"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
