@@ -48,7 +48,7 @@ from tailrace.ledger.objects.object import (
 )
 from tailrace.ledger.objects.runtime import ObjectRuntime
 from tailrace.origin.config import StreamsConfig
-from tailrace.origin.edges.peers import PLAIN, Peers, Way
+from tailrace.origin.edges.peers import ALONE, Peers, Way
 from tailrace.origin.generations.service import CHAT
 from tailrace.origin.plugin import load_plugin
 from tailrace.origin.streams.config import StreamSettings
@@ -289,7 +289,7 @@ class OriginObjects:
         now_ms: Callable[[], int],
         random: Callable[[int], bytes] = secrets.token_bytes,
         *,
-        way: Way = PLAIN,
+        way: Way = ALONE,
         own: Classes | None = None,
     ) -> None:
         """Create the runtime.

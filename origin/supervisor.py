@@ -75,7 +75,9 @@ async def serve(
     clock = KeptClock(config.data)
     ledger = await open_ledger(retention, config.data, clock, config.reached_at)
     clock.keep()
-    way = Way(config.link_address.scheme, config.link_credentials)
+    credentials = config.link_credentials
+    secrets = TokenKeys.load(config.keys_path).peer_secrets(credentials.secret)
+    way = Way(config.link_address.scheme, credentials, secrets)
     objects = OriginObjects(ledger, streams, clock, way=way, own=own)
     try:
         supervisor = Supervisor(

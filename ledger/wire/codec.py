@@ -234,7 +234,8 @@ class FrameSplitter:
     ) -> None:
         self.max_frame_bytes = max_frame_bytes
         """The limit of a frame; it may be raised, and applies to frames that come later."""
-        self._tags = tags
+        self.tags = tags
+        """May be narrowed or exchanged; frames are held to what it is when they come."""
         self._known = known  # tags of the other side, for the error
         self._rest = bytearray()
         self._needed = HEADER_BYTES  # bytes of `_rest` that the next check needs
@@ -278,7 +279,7 @@ class FrameSplitter:
             return None
         (header,) = _U32.unpack_from(self._rest)
         frame_bytes = HEADER_BYTES + length_of(header, self.max_frame_bytes)
-        check_tag(self._rest[HEADER_BYTES], self._tags, self._known)
+        check_tag(self._rest[HEADER_BYTES], self.tags, self._known)
         if len(self._rest) < frame_bytes:
             return None
         frame = bytes(self._rest[:frame_bytes])
@@ -289,7 +290,7 @@ class FrameSplitter:
         """Return the complete frames in `data`, and the offset of the incomplete one."""
         frames: list[bytes] = []
         start, size = 0, len(data)
-        tags, most = self._tags, self.max_frame_bytes
+        tags, most = self.tags, self.max_frame_bytes
         head_of, add = _HEAD.unpack_from, frames.append
         while size - start > HEADER_BYTES:
             header, tag = head_of(data, start)

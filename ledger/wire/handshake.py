@@ -11,17 +11,37 @@ from __future__ import annotations
 import hmac
 import secrets
 from enum import Enum
+from typing import NamedTuple
 
 from tailrace.ledger.errors import Unauthorized
 from tailrace.ledger.wire.schema import MAC_BYTES, Challenge, Proof
 
-LABEL = b"tailrace link 1 "
+
+class Shared(NamedTuple):
+    """What the two sides of a handshake share, in its MAC and in its errors."""
+
+    label: bytes
+    name: str
+    hint: str
+
+
+LINK = Shared(
+    b"tailrace link 1 ",
+    "link secret",
+    "set edge.origin_secret and origin.link_secret to the same text",
+)
+PEER = Shared(
+    b"tailrace peer 1 ",
+    "token key or link secret",
+    "give all origins of one ledger the same file `origin.keys` and the same origin.link_secret",
+)
+"""Between two origins of one ledger: edges have no such key."""
 
 
 class Side(Enum):
     """Role of a side, as part of its MAC."""
 
-    EDGE = b"edge"  # the side that connects, which may be another origin
+    EDGE = b"edge"  # the side that connects, also between two origins
     ORIGIN = b"origin"
 
     @property
@@ -30,12 +50,19 @@ class Side(Enum):
 
 
 class Handshake:
-    """One side of the handshake; `done` once the peer has proven the secret, or without one."""
+    """One side of the handshake; `done` once the peer has proven the secret, or without one.
 
-    def __init__(self, side: Side, secret: bytes | None) -> None:
+    Proves with `secret`; takes proofs of the `others` too, so that keys can rotate.
+    """
+
+    def __init__(
+        self, side: Side, secret: bytes | None, *others: bytes, shared: Shared = LINK
+    ) -> None:
         self.done = secret is None
         self._side = side
         self._secret = secret
+        self._others = others
+        self._shared = shared
         self._nonce = secrets.token_bytes(MAC_BYTES)
         self._theirs: bytes | None = None
 
@@ -51,9 +78,10 @@ class Handshake:
             Unauthorized: This side has no secret, or the peer sent two challenges.
         """
         if self._secret is None:
-            raise refused("the other side has a link secret, and this one has none")
+            name = self._shared.name
+            raise refused(f"the other side has a {name}, and this one has none", self._shared)
         if self._theirs is not None:
-            raise refused("the other side sent a second challenge")
+            raise refused("the other side sent a second challenge", self._shared)
         self._theirs = challenge.nonce
         return Proof(self._mac(self._secret, self._side, self._theirs, self._nonce))
 
@@ -64,20 +92,19 @@ class Handshake:
             Unauthorized: The proof is wrong or unexpected.
         """
         if self._secret is None or self._theirs is None or self.done:
-            raise refused("the other side sent an unexpected proof")
-        expected = self._mac(self._secret, self._side.other, self._nonce, self._theirs)
-        if not hmac.compare_digest(proof.mac, expected):
-            raise refused("the two sides have different link secrets")
+            raise refused("the other side sent an unexpected proof", self._shared)
+        nonces = self._nonce, self._theirs
+        found = [
+            hmac.compare_digest(proof.mac, self._mac(secret, self._side.other, *nonces))
+            for secret in (self._secret, *self._others)
+        ]
+        if not any(found):
+            raise refused(f"the two sides have different {self._shared.name}s", self._shared)
         self.done = True
 
-    @staticmethod
-    def _mac(secret: bytes, side: Side, asked: bytes, own: bytes) -> bytes:
-        return hmac.digest(secret, LABEL + side.value + asked + own, "sha256")
+    def _mac(self, secret: bytes, side: Side, asked: bytes, own: bytes) -> bytes:
+        return hmac.digest(secret, self._shared.label + side.value + asked + own, "sha256")
 
 
-def refused(why: str) -> Unauthorized:
-    return Unauthorized(
-        why,
-        code="link_refused",
-        hint="set edge.origin_secret and origin.link_secret to the same text",
-    )
+def refused(why: str, shared: Shared = LINK) -> Unauthorized:
+    return Unauthorized(why, code="link_refused", hint=shared.hint)

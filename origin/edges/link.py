@@ -47,9 +47,10 @@ from tailrace.ledger.frame import (
     error_frame,
 )
 from tailrace.ledger.wire.codec import patch_corrs
-from tailrace.ledger.wire.handshake import Handshake, Side, refused
+from tailrace.ledger.wire.handshake import PEER, Handshake, Side, refused
 from tailrace.origin.edges.calls import CallRun
 from tailrace.origin.edges.feed import INTERNAL_FAULT, Feed
+from tailrace.origin.edges.peer_frame import ASKING, PEER_SCHEMA_HASH
 from tailrace.origin.edges.peers import SOFTWARE
 from tailrace.origin.generations.service import CORRS, Service
 
@@ -95,6 +96,7 @@ class EdgeLink(asyncio.Protocol):
         self._fatal = fatal
         self._transport: asyncio.Transport | None = None
         self._splitter = Splitter(MAX_HELLO_BYTES, EDGE)
+        self._secret = secret
         self._handshake = Handshake(Side.ORIGIN, secret)
         self._hello: Hello | None = None
         self._greeted = False
@@ -299,6 +301,9 @@ class EdgeLink(asyncio.Protocol):
         match frame:
             case Hello() if self._hello is None and frame.schema == SCHEMA_HASH:
                 self._hello = frame
+            case Hello() if self._hello is None and frame.schema == PEER_SCHEMA_HASH:
+                self._hello = frame
+                self._greet_origin()
             case _ if self._hello is None:
                 raise SchemaMismatch(
                     "the first frame must be a Hello of this schema",
@@ -308,10 +313,21 @@ class EdgeLink(asyncio.Protocol):
                 self.send(encode(self._handshake.answer(frame)))
             case Proof():
                 self._handshake.check(frame)
+            case _ if self._hello.schema == PEER_SCHEMA_HASH:
+                raise refused("the other side asks as an origin, and has not proven it", PEER)
             case _:
                 raise refused("this origin has a link secret, and the other side shows none")
         if self._handshake.done:
             self._begin_service(self._hello)
+
+    def _greet_origin(self) -> None:
+        """Ask the other side, which wants to be another origin, to prove that it is one."""
+        secrets = self._service.keys.peer_secrets(self._secret)
+        self._handshake = Handshake(Side.ORIGIN, *secrets, shared=PEER)
+        self._splitter.tags = ASKING
+        self.send(encode(Hello(PEER_SCHEMA_HASH, SOFTWARE)))
+        assert self._handshake.challenge is not None
+        self.send(encode(self._handshake.challenge))
 
     def _begin_service(self, hello: Hello) -> None:
         self._greeted = True
@@ -319,7 +335,7 @@ class EdgeLink(asyncio.Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
         self._silence = Silence(asyncio.get_running_loop().time(), LONGEST_LOOK_S)
-        if hello.software == SOFTWARE:
+        if hello.schema == PEER_SCHEMA_HASH:
             self._handle = self._service.peer_call
         self._links.add(self)
         self.send(encode(self._service.heartbeat()))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -18,11 +19,10 @@ from typing import cast
 
 import structlog
 
-from tailrace.ledger.errors import HeldElsewhere, OriginUnreachable, SchemaMismatch, TailraceError
+from tailrace.ledger.errors import HeldElsewhere, OriginUnreachable, TailraceError
 from tailrace.ledger.flow.credit_window import Window
 from tailrace.ledger.frame import (
     LINK_CODEC,
-    SCHEMA_HASH,
     Answer,
     Body,
     BodyEnd,
@@ -45,11 +45,13 @@ from tailrace.ledger.interface import ObjectKey
 from tailrace.ledger.links.transport import TCP, Credentials, LinkAddress, dial
 from tailrace.ledger.objects.object import ObjectRequest, ObjectResponse
 from tailrace.ledger.process.settings import parse_address
-from tailrace.ledger.wire.handshake import Handshake, Side
+from tailrace.ledger.wire.handshake import PEER, Handshake, Side
+from tailrace.ledger.wire.schema import MAC_BYTES
 from tailrace.origin.edges.calls import NO_CONTENT
+from tailrace.origin.edges.peer_frame import ANSWERING, PEER_SCHEMA_HASH
 
 SOFTWARE = "tailrace-origin"
-"""Software name by which origins recognise each other."""
+"""Software name of an origin in its Hello. It is for people: it gives no rights."""
 PEER_CONNECT_S = 2.0
 PEER_SILENCE_S = 16.0
 """Timeout in seconds for a silent origin, until its heartbeats announce another."""
@@ -70,13 +72,18 @@ log = structlog.get_logger("origin")
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Transport by which the origins of a ledger reach each other, the same for all."""
+    """Transport by which the origins of a ledger reach each other, the same for all.
+
+    `secrets` show that this origin is one of them (`TokenKeys.peer_secrets`).
+    """
 
     scheme: str
     credentials: Credentials
+    secrets: tuple[bytes, ...]
 
 
-PLAIN = Way(TCP, Credentials("origin.link"))
+ALONE = Way(TCP, Credentials("origin.link"), (secrets.token_bytes(MAC_BYTES),))
+"""For an origin that shares its ledger with no other."""
 
 
 class Outages:
@@ -109,7 +116,7 @@ class Peers:
         self,
         seize: Callable[[ObjectKey], Awaitable[None]],
         here: frozenset[str] = frozenset(),
-        way: Way = PLAIN,
+        way: Way = ALONE,
     ) -> None:
         """Create the peers.
 
@@ -176,9 +183,9 @@ class Peers:
         await self._seize(key)
 
 
-async def connect(address: str, way: Way = PLAIN) -> PeerLink | None:
+async def connect(address: str, way: Way) -> PeerLink | None:
     """Return a link to the origin at HOST:PORT; None if none greets there."""
-    link = PeerLink(way.credentials.secret)
+    link = PeerLink(way.secrets)
     try:
         async with asyncio.timeout(PEER_CONNECT_S):
             place = LinkAddress(*parse_address(address), way.scheme)
@@ -193,12 +200,13 @@ async def connect(address: str, way: Way = PLAIN) -> PeerLink | None:
 class PeerLink(asyncio.Protocol):
     """One connection to another origin, shared by many Calls."""
 
-    def __init__(self, secret: bytes | None = None) -> None:
-        self._handshake = Handshake(Side.EDGE, secret)
+    def __init__(self, shown: tuple[bytes, ...]) -> None:
+        """`shown` are `Way.secrets`."""
+        self._handshake = Handshake(Side.EDGE, *shown, shared=PEER)
         self._is_hello_heard = False
         self.greeted = asyncio.Event()
         self._transport: asyncio.Transport | None = None
-        self._splitter = Splitter()
+        self._splitter = Splitter(tags=ANSWERING)
         self._heard_at = 0.0  # by the event loop's clock
         self._patience_s = PEER_SILENCE_S
         self._corrs = itertools.count(1)
@@ -274,7 +282,7 @@ class PeerLink(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # Not isinstance: uvloop's transports are no subclass of asyncio's.
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.write(encode(Hello(SCHEMA_HASH, SOFTWARE)))
+        self._transport.write(encode(Hello(PEER_SCHEMA_HASH, SOFTWARE)))
         if (challenge := self._handshake.challenge) is not None:
             self._transport.write(encode(challenge))
 
@@ -294,16 +302,15 @@ class PeerLink(asyncio.Protocol):
             self.close()
 
     def _take(self, corr: int, frame: Frame, size: int) -> None:
-        if isinstance(frame, Hello):
-            if frame.schema != SCHEMA_HASH:
-                raise SchemaMismatch(f"another origin speaks schema {frame.schema.hex()}")
-            self._is_hello_heard = True
-            self._begin_if_sure()
+        if not self._is_hello_heard and not isinstance(frame, StreamError):
+            # The first Hello, and a Challenge behind it, are what it says to whoever connects.
+            if isinstance(frame, Hello) and frame.schema == PEER_SCHEMA_HASH:
+                self._is_hello_heard = True
         elif isinstance(frame, Challenge):
             self._write(encode(self._handshake.answer(frame)))
         elif isinstance(frame, Proof):
             self._handshake.check(frame)
-            self._begin_if_sure()
+            self.greeted.set()
         elif isinstance(frame, Heartbeat):
             self._patience_s = frame.patience_ms / 1000 or PEER_SILENCE_S
             self._write(ALIVE)
@@ -311,10 +318,6 @@ class PeerLink(asyncio.Protocol):
             raise to_error(frame)
         elif corr in self._calls:
             self._calls[corr].take(frame, size)
-
-    def _begin_if_sure(self) -> None:
-        if self._is_hello_heard and self._handshake.done:
-            self.greeted.set()
 
     def _write(self, data: bytes) -> None:
         if self._transport is not None and not self.closed:

@@ -44,6 +44,7 @@ MAX_TOKEN_CHARS = 256
 KEY_BYTES = 32
 TENANT_BYTES = 8
 _PAYLOADS = {"v1": struct.Struct("<16sBQ"), "v2": struct.Struct(f"<16sBQ{TENANT_BYTES}s")}
+PEER = b"tailrace peer "
 PASS = b"tailrace pass "
 """Begins what is signed as a pass: never what is signed as a token, which begins with `v`."""
 
@@ -124,6 +125,14 @@ class TokenKeys:
         found = [hmac.compare_digest(mac, self._pass(kid, stream)) for kid in self._keys]
         if not any(found):
             raise _refused()
+
+    def peer_secrets(self, link_secret: bytes | None) -> tuple[bytes, ...]:
+        """Return what shows that an origin has one of these keys, and the same link secret.
+
+        Edges have the link secret at most. The first one is of the key that signs.
+        """
+        said = PEER + (link_secret or b"")
+        return tuple(hmac.digest(key, said, "sha256") for key in self._keys.values())
 
     def _pass(self, kid: str, stream: bytes) -> bytes:
         return hmac.digest(self._keys[kid], PASS + stream, "sha256")

@@ -37,7 +37,6 @@ from tailrace.ledger.process.lifecycle import Stop  # noqa: E402
 from tailrace.origin.checkpoint.prompt import PromptReader  # noqa: E402
 from tailrace.origin.config import DEMO_MODEL, LedgerConfig, OriginConfig, StreamsConfig  # noqa: E402
 from tailrace.origin.core.pool import ModelPool  # noqa: E402
-from tailrace.origin.edges.peers import Way  # noqa: E402
 from tailrace.origin.generations.service import Service  # noqa: E402
 from tailrace.origin.objects import OriginObjects  # noqa: E402
 from tailrace.origin.open_ledger import open_ledger  # noqa: E402
@@ -204,9 +203,7 @@ async def play(policy: str, trace: ArrivalTrace, day_s: float, folder: Path) -> 
     ledger_config = LedgerConfig()
     clock = KeptClock(folder)
     ledger = await open_ledger(ledger_config, folder, clock, None)
-    objects = OriginObjects(
-        ledger, StreamsConfig(), clock, way=Way("unix", config.link_credentials)
-    )
+    objects = OriginObjects(ledger, StreamsConfig(), clock)
     try:
         began = time.monotonic()
         supervisor = Supervisor(

@@ -22,6 +22,7 @@ from tailrace.ledger.flow.backoff import Backoff
 from tailrace.ledger.links.transport import Credentials, LinkAddress, listen
 from tailrace.origin.edges.link import EdgeLink
 from tailrace.origin.edges.peers import Way, connect
+from tailrace.origin.generations.callers import TokenKeys
 from tests.edge.scripted_origin import until
 from tests.origin.edges.test_link import House, serving
 
@@ -166,10 +167,17 @@ async def test_origins_of_one_ledger_reach_each_other_by_the_same_way(
 ) -> None:
     ca = Authority(tmp_path, "ours")
     here = replace(ca.credentials("origin.link", "origin"), secret=SECRET)
+    keys = house.service.keys
     async with listening(house, TLS, here) as at:
         place = f"{at.host}:{at.port}"
-        peer = await connect(place, Way("tls", here))
+        peer = await connect(place, Way("tls", here, keys.peer_secrets(SECRET)))
         assert peer is not None
-        assert await connect(place, Way("tls", replace(here, secret=b"another secret"))) is None
+        other = TokenKeys({"k": b"b" * 32})
+        rotated = TokenKeys({"k": bytes(32), "new": b"b" * 32})
+        for shown in (keys.peer_secrets(b"another secret"), other.peer_secrets(SECRET), (SECRET,)):
+            assert await connect(place, Way("tls", here, shown)) is None
+        again = await connect(place, Way("tls", here, rotated.peer_secrets(SECRET)))
+        assert again is not None
+        again.close()
         peer.close()
         await until(lambda: peer.closed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -13,14 +13,27 @@ from typing import cast
 import pytest
 
 from tailrace.ledger.errors import HeldElsewhere, OriginUnreachable, Unavailable
-from tailrace.ledger.frame import SCHEMA_HASH, Heartbeat, Hello, encode
+from tailrace.ledger.frame import (
+    SCHEMA_HASH,
+    Call,
+    Challenge,
+    Heartbeat,
+    Hello,
+    Splitter,
+    StreamError,
+    decode,
+    encode,
+)
 from tailrace.ledger.interface import ObjectKey
 from tailrace.ledger.objects.object import ObjectRequest, ObjectResponse
 from tailrace.ledger.postgres.ledger import PostgresLedger
 from tailrace.ledger.sqlite.ledger import SqliteLedger
+from tailrace.ledger.wire.handshake import PEER, Handshake, Side
 from tailrace.origin.config import StreamsConfig
 from tailrace.origin.edges import peers
-from tailrace.origin.edges.peers import SOFTWARE, Outages
+from tailrace.origin.edges.peer_frame import PEER_SCHEMA_HASH
+from tailrace.origin.edges.peers import ALONE, SOFTWARE, Outages
+from tailrace.origin.generations.callers import TokenKeys
 from tailrace.origin.objects import OriginObjects
 from tailrace.origin.steady_clock import now_ms
 from tests.e2e.processes import free_port
@@ -34,12 +47,38 @@ TEXT = ("content-type", "text/plain")
 PATIENCE_S = 60.0
 
 
+KEYS = TokenKeys({"k": bytes(32)})
+WAY = replace(ALONE, secrets=KEYS.peer_secrets(None))
+
+
+class Greeter:
+    """The other origin's side of a greeting; then it says one thing, if any."""
+
+    def __init__(self, write: Callable[[bytes], object], then: Heartbeat | None = None) -> None:
+        self._write, self._then = write, then
+        self._splitter = Splitter()
+        self._handshake = Handshake(Side.ORIGIN, *WAY.secrets, shared=PEER)
+        self.has_call = False
+        write(encode(Hello(SCHEMA_HASH, SOFTWARE)) + encode(Hello(PEER_SCHEMA_HASH, SOFTWARE)))
+        assert self._handshake.challenge is not None
+        write(encode(self._handshake.challenge))
+
+    def hear(self, data: bytes) -> None:
+        for raw in self._splitter.feed(data):
+            _, frame = decode(raw)
+            if isinstance(frame, Challenge):
+                self._write(encode(self._handshake.answer(frame)))
+                if self._then is not None:
+                    self._write(encode(self._then))
+            self.has_call |= isinstance(frame, Call)
+
+
 class Origin:
     """One origin without workers: its ledger, its objects, and its link while it is `up`."""
 
     def __init__(self, ledger: PostgresLedger, port: int, checkpoint: Path) -> None:
         self.ledger = ledger
-        self.objects = OriginObjects(ledger, StreamsConfig(), now_ms)
+        self.objects = OriginObjects(ledger, StreamsConfig(), now_ms, way=WAY)
         self._house = House(cast(SqliteLedger, ledger), checkpoint)
         self._house.service = replace(self._house.service, objects=self.objects)
         self.port = port
@@ -189,9 +228,9 @@ async def test_what_was_under_way_at_an_origin_that_is_lost_may_have_been_done(
     monkeypatch.setattr("tailrace.origin.edges.peers.PEER_SILENCE_S", 30.0 if hangs_up else 0.2)
 
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(encode(Hello(SCHEMA_HASH, SOFTWARE)))
-        hello = len(encode(Hello(SCHEMA_HASH, SOFTWARE)))
-        await reader.readexactly(hello + 1)  # the Call has begun to come
+        greeter = Greeter(writer.write)
+        while not greeter.has_call:  # until it has come
+            greeter.hear(await reader.read(1 << 16))
         if not hangs_up:
             with suppress(ConnectionError):
                 await reader.read()
@@ -227,11 +266,14 @@ class Mute(asyncio.Protocol):
 
     def __init__(self, patience_ms: int) -> None:
         self._alive = Heartbeat(0, ready=True, patience_ms=patience_ms)
+        self._greeter: Greeter | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        cast(asyncio.Transport, transport).write(
-            encode(Hello(SCHEMA_HASH, "mute")) + encode(self._alive)
-        )
+        self._greeter = Greeter(cast(asyncio.Transport, transport).write, self._alive)
+
+    def data_received(self, data: bytes) -> None:
+        assert self._greeter is not None
+        self._greeter.hear(data)
 
 
 @pytest.mark.parametrize(("told_ms", "else_s"), [(50, 3600.0), (0, 0.05)])
@@ -244,7 +286,9 @@ async def test_an_origin_that_is_asked_is_waited_for_as_long_as_it_has_told(
     port = server.sockets[0].getsockname()[1]
     with closing(server):
         async with asyncio.timeout(PATIENCE_S):
-            _, link = await loop.create_connection(peers.PeerLink, "127.0.0.1", port)
+            _, link = await loop.create_connection(
+                lambda: peers.PeerLink(WAY.secrets), "127.0.0.1", port
+            )
             await link.greeted.wait()
             with pytest.raises(Unavailable) as caught:
                 await link.call(ObjectKey("stream", "a"), ObjectRequest("GET", URL + "a"))
@@ -263,7 +307,7 @@ GET = ObjectRequest("GET", URL + "a")
 async def holder(folder: Path, checkpoint: Path) -> AsyncIterator[tuple[House, peers.PeerLink]]:
     """An origin whose objects are the test's, and the link of another one to it."""
     async with serving(folder, checkpoint) as house:
-        link = await peers.connect(f"127.0.0.1:{house.port}")
+        link = await peers.connect(f"127.0.0.1:{house.port}", WAY)
         assert link is not None
         try:
             yield house, link
@@ -353,3 +397,45 @@ async def test_a_body_that_its_origin_takes_along_ends_with_an_error(
         with pytest.raises(OriginUnreachable) as caught:
             await anext(body)
         assert caught.value.code == "origin_unreachable"
+
+
+# ---- who may ask as an origin ----
+
+
+async def test_who_calls_itself_an_origin_has_the_rights_of_an_edge(
+    tmp_path: Path, checkpoint: Path
+) -> None:
+    async with serving(tmp_path, checkpoint) as house, asyncio.timeout(PATIENCE_S):
+        client = await house.connected()
+        client.send(Hello(SCHEMA_HASH, SOFTWARE))
+        assert await client.next() == (0, Hello(SCHEMA_HASH, SOFTWARE))
+        client.send(Call("stream", "s", "UNFORK", "", (), b"x", 8), 1)
+        _, refused = await client.next()
+        assert isinstance(refused, StreamError)
+        assert refused.code == "method_not_allowed"
+        assert house.objects.requests == []
+
+
+@pytest.mark.parametrize("secret", [None, b"a link secret that edges have"])
+async def test_who_asks_as_an_origin_without_its_keys_is_refused(
+    tmp_path: Path, checkpoint: Path, secret: bytes | None
+) -> None:
+    async with serving(tmp_path, checkpoint) as house, asyncio.timeout(PATIENCE_S):
+        for proof in (None, Handshake(Side.EDGE, secret or b"guessed", shared=PEER)):
+            client = await house.connected()
+            client.send(Hello(PEER_SCHEMA_HASH, SOFTWARE))
+            hellos = [await client.next() for _ in range(3)]
+            assert hellos[1] == (0, Hello(PEER_SCHEMA_HASH, SOFTWARE))
+            challenge = hellos[2][1]
+            assert isinstance(challenge, Challenge)
+            if proof is not None:
+                assert proof.challenge is not None
+                client.send(proof.challenge)
+                await client.next()
+                client.send(proof.answer(challenge))
+            else:
+                client.send(Call("stream", "s", "UNFORK", "", (), b"x", 8), 1)
+            _, refused = await client.next()
+            assert isinstance(refused, StreamError)
+            assert refused.code == "link_refused"
+        assert house.objects.requests == []
