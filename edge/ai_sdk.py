@@ -1,9 +1,9 @@
-"""`/api/chat`: the AI SDK's chat, and the way back to an answer that is still being made.
+"""`/api/chat`: chats of the AI SDK, which can also resume an answer.
 
-The AI SDK comes back with no more than the id of its chat. Which stream is that chat's latest is
-known to an object of the origin, so that any edge finds it. A stream is the parts of one message,
-in the UI-message stream protocol. What is told follows from the log and the stream's id alone, so
-that a message which is told again, from its start, is the same one.
+To resume, the AI SDK sends only the id of its chat. An object of the origin knows the latest stream
+of each chat, so that any edge finds it. A stream is sent as the parts of one message, in the
+UI-message stream protocol. The events follow only from the log and the stream's id, so a message
+that is sent again from its start is the same.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ from tailrace.ledger.frame import (
 from tailrace.ledger.stream_text import AppendedText
 
 HEADER = {"X-Vercel-AI-UI-Message-Stream": "v1"}
-"""By it the AI SDK tells this protocol from others."""
+"""The header by which the AI SDK recognises this protocol."""
 REVISED = "data-revised"
-"""The part that has the whole text after a revision that took back what was shown; the AI SDK
-keeps the last one of an id."""
+"""The type of the part with the whole text after a revision that took shown text back. The AI SDK
+keeps the last part of an id."""
 
 _FINISH = {
     FinishReason.STOP: "stop",
@@ -201,11 +201,11 @@ EXAMPLE = (
 MAX_CHAT_CHARS = 128
 ROLES = ("system", "user", "assistant")
 SKIPPED = ("reasoning", "source-url", "source-document")
-"""Parts that are shown, and were no part of what was said."""
+"""Types of parts that are shown and do not belong to the conversation."""
 
 
 class ChatBody(Settings, OpenAiBody):
-    """The request's JSON document. `model` may be left out where an edge has one."""
+    """The JSON document of a request. Without `model` the edge's first model is used."""
 
     model: str | None = Field(None, min_length=1, description='a model, such as "demo"')  # type: ignore[assignment]
     id: str | None = Field(None, description="the id of a chat, a string")
@@ -221,7 +221,7 @@ class ChatBody(Settings, OpenAiBody):
 
 
 def to_open(body: ChatBody, key: str | None, caller: Caller | None) -> Open:
-    """The request for a stream; `body` names a model."""
+    """Return the Open for a request. Its `body` must name a model."""
     system = () if body.system is None else (Message("system", body.system),)
     said = read_messages(body.messages)
     messages = (*system, *said)
@@ -241,7 +241,7 @@ _COUNT = f"from 1 to {MAX_MESSAGES}"
 
 
 def check_chat(name: str) -> str:
-    """The id of a chat as given; CallerError unless it is one that can be asked for again."""
+    """Return the id of a chat. Raises CallerError if it could not be part of a URL."""
     if 0 < len(name) <= MAX_CHAT_CHARS and name.isprintable() and "/" not in name:
         return name
     raise CallerError(
@@ -255,7 +255,7 @@ def check_chat(name: str) -> str:
 
 
 def read_messages(given: list[Any]) -> tuple[Message, ...]:
-    """The turns of a conversation; CallerError names the part that cannot be one."""
+    """Return the turns of a conversation. Raises CallerError with the name of an invalid part."""
     return tuple(turn for at, one in enumerate(given) for turn in _turns(one, f"messages[{at}]"))
 
 
@@ -282,7 +282,7 @@ def _turns(message: object, place: str) -> list[Message]:
 
 
 class _Step:
-    """What of a message was said at once: text, calls of tools, and then what those gave."""
+    """One step of a message: its text, its calls of tools, and then their results."""
 
     def __init__(self, role: str) -> None:
         self._role = role
@@ -305,7 +305,7 @@ class _Step:
         call_id, state = text_of(part, "toolCallId", place), part.get("state")
         name = text_of(part, "toolName", place) if kind == "dynamic-tool" else kind[len("tool-") :]
         if state not in ("input-available", "output-available", "output-error"):
-            return  # a call that was never whole was never made
+            return  # a call without its whole input was not made
         arguments = compact(part.get("input", {}))
         self._calls.append({"id": call_id, "name": name, "arguments": arguments})
         if state == "output-available":
@@ -331,7 +331,7 @@ OBJECT = "chat"
 
 
 async def send(request: Request) -> Response:
-    """POST /api/chat"""
+    """Handle POST /api/chat: start an answer and stream it."""
     body, headers = parse_body(ChatBody, await read_body(request), EXAMPLE)
     body.model = body.model or _only_model(request)
     wanted = to_open(body, request.headers.get("Idempotency-Key"), caller_of(request))
@@ -340,7 +340,7 @@ async def send(request: Request) -> Response:
 
 
 async def resume(request: Request) -> Response:
-    """GET /api/chat/{id}/stream: the chat's latest answer from its start, ended or not.
+    """Handle GET /api/chat/{id}/stream: send the chat's latest answer from its start, ended or not.
 
     A page that was away when its answer ended has no other way to get it. The AI SDK replaces the
     message that has the same id, so a page that has all or a part of it shows it once.
@@ -366,8 +366,9 @@ ROUTES = [
 async def _answered(
     request: Request, wanted: Open | Resume, headers: dict[str, str], chat: str | None = None
 ) -> Response:
-    """Return the answer that shows the stream: in parts of a message, or in frames if the request
-    accepts them. The object of `chat` knows the stream before the client does.
+    """Return the response with the stream: as parts of a message, or as frames if requested.
+
+    The object of `chat` knows the stream before the client does.
     """
     as_frames = FRAMES_TYPE in request.headers.get("Accept", "")
     encoder: Encoder = FrameEncoder() if as_frames else UiEvents()
@@ -383,14 +384,14 @@ async def _answered(
 
 
 async def _ask(request: Request, method: str, chat: str, body: bytes = b"") -> bytes:
-    """What the object of a chat answers."""
+    """Return the answer of the object of a chat."""
     call = Call(OBJECT, chat, method, url="", body=body, caller=caller_of(request))
     _, answer = await whole_answer(link_of(request), call)
     return answer
 
 
 def _only_model(request: Request) -> str:
-    """The model that an edge has; the first one where there are several."""
+    """Return the first model of the edge. Raises Unavailable if it has none."""
     models = link_of(request).heartbeat.models
     if not models:
         raise Unavailable("no model is loaded", code="loading")

@@ -94,8 +94,10 @@ class PartTracker:
 
     @property
     def text(self) -> Part | None:
-        """The open part of text, if there is one. Nearly every frame is a Token that continues it,
-        which needs no call of `follow`."""
+        """The open part of text, if there is one.
+
+        Nearly every frame is a Token that continues it, which needs no call of `follow`.
+        """
         return self.open[0] if self.open and self.open[0].kind is PartKind.TEXT else None
 
     def follow(self, frame: Frame) -> Iterator[tuple[Change, Part]]:

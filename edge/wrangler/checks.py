@@ -47,8 +47,10 @@ def unknown(table: Table, known: Collection[str], path: str = "") -> Problems:
 
 
 def table(hint: str, *known: str) -> Callable[[Callable[[Table, str], Problems]], Check]:
-    """Make a check of any value from that of a table. The table may have only `known` keys, if any
-    are given."""
+    """Make a check of any value from the check of a table.
+
+    The table may have only `known` keys, if any are given.
+    """
 
     def checks(check: Callable[[Table, str], Problems]) -> Check:
         def checked(value: object, path: str) -> Problems:

@@ -1,8 +1,8 @@
-"""A stream as a response of the Responses API: its items while they grow, its events, its document.
+"""Shows a stream as a response of the Responses API: its items, its events and its document.
 
-All of it follows from the stream's log and from what its Opened says, so that any edge makes the
-same event of the same number, at any time. Whoever asks for the events after a number is sent
-those of the whole log without the ones before: the last events hold the whole text anyway.
+All of it follows from the stream's log and its Opened frame, so any edge makes the same events with
+the same numbers at any time. A reader that resumes after a number gets the later events of the
+whole log, because the last events have the whole text.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from tailrace.ledger.frame import (
 from tailrace.ledger.stream_text import AppendedText
 
 Fields = dict[str, Any]
-"""Of a JSON object."""
+"""The fields of a JSON object."""
 IMPOSSIBLE = -9999.0
-"""What that API says of a token that cannot be."""
+"""The logarithm of an impossible token's chance in that API."""
 
 COMPLETED = "completed"
 INCOMPLETE = "incomplete"
@@ -78,7 +78,7 @@ class Item(ABC):
 
     @abstractmethod
     def fields(self, status: str) -> Fields:
-        """The item as far as it has got."""
+        """Return the item in its current state."""
 
     @abstractmethod
     def _all_said(self) -> Fields: ...
@@ -149,7 +149,7 @@ class MessageItem(TextItem):
 
 
 class ReasoningItem(TextItem):
-    """What the model thought apart from its answer."""
+    """Reasoning of the model, apart from its answer."""
 
     prefix, said = "rs", "reasoning_text"
 
@@ -205,7 +205,7 @@ _ITEMS: dict[PartKind, type[Item]] = {
 
 
 PREFIX = "resp_"
-"""Begins the id of a response; the stream's follows."""
+"""Prefix of the id of a response, before the id of its stream."""
 CANCELLED, FAILED, QUEUED = "cancelled", "failed", "queued"
 
 _STATUS = {
@@ -222,7 +222,7 @@ _WHY_INCOMPLETE = {
     FinishReason.FILTERED: "content_filter",
 }
 _LAST = {COMPLETED: "response.completed", FAILED: "response.failed"}
-"""The last event; a response that is neither, also a cancelled one, ends as incomplete."""
+"""The last event by status. All other responses, also cancelled ones, end as incomplete."""
 
 
 class StreamedResponse:
@@ -250,13 +250,13 @@ class StreamedResponse:
         return IN_PROGRESS if self._begun or not self._asked["background"] else QUEUED
 
     def begin(self) -> list[Fields]:
-        """The events before any frame: it was created, and waits or is under way."""
+        """Return the events before any frame: the response was created, and waits or runs."""
         told = [{"type": "response.created", "response": self.document()}]
         last = "response.queued" if self._asked["background"] else "response.in_progress"
         return [*told, {"type": last, "response": self.document()}]
 
     def add(self, frame: Frame) -> list[Fields]:
-        """The events of the stream's next frame."""
+        """Return the events of the stream's next frame."""
         if not isinstance(frame, Logged):
             return []
         told: list[Fields] = []
@@ -290,7 +290,7 @@ class StreamedResponse:
         return item
 
     def document(self) -> Fields:
-        """The response as far as it has got."""
+        """Return the response in its current state."""
         status, end = self.status, self._end
         why = None if end is None else _WHY_INCOMPLETE.get(end.finish_reason)
         return {
@@ -322,7 +322,7 @@ class StreamedResponse:
 
 
 class ResponseEvents(Encoder):
-    """The `Encoder` of one response, from the event after `after` on."""
+    """Encodes one response as events, from the event after number `after` on."""
 
     def __init__(self, after: int | None = None) -> None:
         self._response: StreamedResponse | None = None  # until it is opened
@@ -333,7 +333,7 @@ class ResponseEvents(Encoder):
 
     @property
     def last(self) -> int:
-        """The number of the last event that there was, told or not; -1 before the first."""
+        """The number of the last event, sent or skipped; -1 before the first."""
         return self._next - 1
 
     def opened(self, opened: Opened) -> None:
@@ -377,21 +377,24 @@ class ResponseEvents(Encoder):
         return b"".join(parts)
 
     def _error(self, error: TailraceError) -> bytes:
-        """It is not of the log: it takes no number, so that a reader goes on where it was."""
+        """Return the event of an error, which is not logged and has no number of its own.
+
+        A reader therefore resumes where it was.
+        """
         said = openai_fields(error)
         fields = {name: said[name] for name in ("code", "message", "param")}
         return event({"type": "error", **fields}, max(self.last, self._after))
 
 
 def event(fields: Fields, number: int) -> bytes:
-    """One event as it is sent; `type` comes first, and the number behind it."""
+    """Return one event as it is sent. Its first fields are `type` and the number."""
     kind = fields["type"]
     numbered = {"type": kind, "sequence_number": number, **fields}
     return b"event: %b\n%b" % (kind.encode(), data_event(numbered))
 
 
 def _before_text(item: MessageItem) -> bytes:
-    """A delta's event, to be given its number and its text, which is quoted already."""
+    """Return the event of a delta, with places for its number and its quoted text."""
     return (
         b"event: response.output_text.delta\n"
         b'data: {"type":"response.output_text.delta","sequence_number":%%d,"item_id":"%b",'
@@ -410,7 +413,7 @@ def _error(end: StreamEnd) -> Fields | None:
 
 
 def _usage(end: StreamEnd) -> Fields:
-    """What is read from a cache, and what is thought, is not counted apart."""
+    """Return the token counts. Cached and reasoning tokens are not counted separately."""
     return {
         "input_tokens": end.prompt_tokens,
         "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
