@@ -23,7 +23,7 @@ from tailrace.ledger.frame import (
 
 
 class PartKind(Enum):
-    """What a part has."""
+    """The kind of content of a part."""
 
     TEXT = auto()
     REASONING = auto()
@@ -31,7 +31,7 @@ class PartKind(Enum):
 
 
 class Change(Enum):
-    """What happens to a part."""
+    """A change of a part."""
 
     BEGIN = auto()
     GROW = auto()
@@ -43,7 +43,7 @@ class Part:
     """One part of an answer.
 
     Attributes:
-        kind: What the part has.
+        kind: The kind of its content.
         at: The number of parts before it.
         first: The frame that began it.
     """

@@ -27,7 +27,7 @@ MAX_PORT = 65_535
 
 
 class Problem(NamedTuple):
-    """What is wrong at `path`, which begins at the top level of the file or of an environment."""
+    """A fault at `path`, which begins at the top level of the file or of an environment."""
 
     path: str
     message: str
