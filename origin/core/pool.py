@@ -638,7 +638,7 @@ class ModelPool:
 
     def _leave_to_others(self, model: ServedModel) -> None:
         """Evict a model that drained after its last taken request; waiting ones wait on."""
-        self._evict(model, model.reason)
+        self._leave(model, model.reason)
         if model.requests:
             self._turn(model, ModelEvent.WANTED, "a request waits for it")
             model.cold_starts += 1
@@ -646,6 +646,7 @@ class ModelPool:
         else:
             model.ended_s = self._now
             self._decide(model)
+        self._check_gone(model)
 
     def _turn_s(self, model: ServedModel) -> float:
         """Return when a queued model may have its turn, as far as that is a matter of time."""
@@ -657,11 +658,15 @@ class ModelPool:
         return ends_s if ends_s > self._now else inf
 
     def _evict(self, model: ServedModel, reason: str) -> None:
+        self._leave(model, reason)
+        self._check_gone(model)
+
+    def _leave(self, model: ServedModel, reason: str) -> None:
+        """Begin to unload a model; `_check_gone` follows when it is known who wants it back."""
         self._unload(model, ModelEvent.EVICTED, reason)
         model.count_idling(self._now, idle=False)
         idle_s = 0.0 if model.ended_s is None else self._now - model.ended_s
         self._log(model, PoolChoice.EVICT, reason, {"idle_s": idle_s})
-        self._check_gone(model)
 
     def _fits(self, model: ServedModel) -> bool:
         device = model.member.device

@@ -183,6 +183,8 @@ class Runs(Owner):
         had to wait because the ledger was away is tried again.
         """
         self.table.resume_deferred()
+        for cancelled in self.table.withdraw_cancelled():  # an end takes no worker
+            await self._end(cancelled, FinishReason.CANCELLED)
         self._left.intersection_update(streams)
         paused = self._attendance.paused
         known = self.table.by_id.keys() | self._left | paused.keys()
@@ -204,16 +206,22 @@ class Runs(Owner):
             self.models.happen(RequestArrived(model.name, stream.id, begun=True))
 
     async def cancel(self, stream: bytes) -> None:
-        """End a stream; its worker writes the end, or we do where it has none here.
+        """End a stream; its worker writes the end, or this origin where it has none here.
 
-        One that another origin generates is taken from it. What is over stays as it is.
+        A stream that another origin generates is taken from it. One that has ended stays as it is.
+        While the ledger is away the order is kept, and carried out later.
         """
-        known = self.table.by_id.get(stream)
-        if known is None:
+        if stream not in self.table.by_id:
             elsewhere = await find(self._ledger, stream)
-            if elsewhere is not None:
+            if elsewhere is None:
+                return
+            if stream not in self.table.by_id:
+                # From now on it is known: nothing else makes another record of it meanwhile.
+                elsewhere.cancelled = True
+                self.table.add(elsewhere)
                 await self._end(elsewhere, FinishReason.CANCELLED)
-            return
+                return
+        known = self.table.by_id[stream]
         known.cancelled = True
         self.table.touch(known)
         if known.slot is not None:
@@ -332,9 +340,11 @@ class Runs(Owner):
     ) -> None:
         """Write the end of a stream that no worker can write, and forget it.
 
-        Where another origin takes it over at this moment, a cancel insists.
+        Where another origin takes it over at this moment, a cancel insists, and is tried again
+        later. Any other end is the other origin's to write.
         """
-        tries = CANCEL_TRIES if reason is FinishReason.CANCELLED else 1
+        is_cancel = reason is FinishReason.CANCELLED
+        tries, refusal = CANCEL_TRIES if is_cancel else 1, None
         async with stream.claiming:
             try:
                 while tries and (
@@ -352,6 +362,12 @@ class Runs(Owner):
             except Unavailable as error:
                 self._defer(stream, error)
                 return
+        if refusal is not None and isinstance(refusal.error, StaleEpoch):
+            if is_cancel:
+                self.table.defer(stream)
+            else:
+                self._forget(stream)
+            return
         self._metrics.ended(reason)
         self._over(stream, reason)
 
@@ -447,7 +463,7 @@ class Runs(Owner):
             await self._end(stream, FinishReason.FAILED, why, retryable=True)
         for id_ in self._attendance.too_old(now):
             await self.cancel(id_)
-        for id_ in self._attendance.wanted(lately, self.table.by_id):
+        for id_ in sorted(self._attendance.wanted(lately, self.table.by_id)):
             await self._wake(id_)
         await self._assign()
 

@@ -152,25 +152,38 @@ class StreamTable:
 
     # ---- waiting ----
 
-    def enqueue(self, stream: GeneratedStream) -> None:
-        """A stream that was not here: it waits for a worker."""
+    def add(self, stream: GeneratedStream) -> None:
+        """Know a stream that was not here; there is one record of each."""
+        assert stream.id not in self.by_id, "a stream has two records"
         stream.read_s = stream.progress.began_s = self._metrics.clock()
         self.by_id[stream.id] = stream
         self.touch(stream)
-        self._waiting.append(stream)
         self._metrics.streams.set(len(self.by_id))
+
+    def enqueue(self, stream: GeneratedStream) -> None:
+        """Have a stream that was not here wait for a worker."""
+        self.add(stream)
+        self._waiting.append(stream)
 
     def is_waiting(self, stream: GeneratedStream) -> bool:
         return stream in self._waiting
+
+    def withdraw_cancelled(self) -> list[GeneratedStream]:
+        """Withdraw all streams that wait for a worker although they were cancelled."""
+        cancelled = [stream for stream in self._waiting if stream.cancelled]
+        for stream in cancelled:
+            self._waiting.remove(stream)
+        return cancelled
 
     def withdraw(self, stream: GeneratedStream) -> None:
         self._waiting.remove(stream)
 
     def defer(self, stream: GeneratedStream) -> None:
-        """It is to be handed over again when the ledger is there; its epoch may have passed."""
+        """Hand a stream over again when the ledger is there; its epoch may have passed."""
         stream.started, stream.epoch = True, UNKNOWN_EPOCH
         self.take_off(stream)
-        self.by_id[stream.id] = stream
+        if self.by_id.get(stream.id) is not stream:
+            return  # it was forgotten meanwhile
         if stream not in self._waiting and stream not in self._deferred:
             self._deferred.append(stream)
 
@@ -250,7 +263,8 @@ class StreamTable:
 
     def forget(self, stream: GeneratedStream) -> None:
         """It is over here, and whoever steers it is told."""
-        self.by_id.pop(stream.id, None)
+        if self.by_id.get(stream.id) is stream:
+            del self.by_id[stream.id]
         self._metrics.streams.set(len(self.by_id))
         self.take_off(stream)
         stream.steering.fail(stream.not_taken())

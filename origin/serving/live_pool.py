@@ -9,6 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import structlog
@@ -64,8 +65,10 @@ class LivePool:
         tell: Tell,
         clock_s: Callable[[], float],
         pins: Pins | None = None,
+        random: Random | None = None,
     ) -> None:
         """Create a pool; without `pins`, those of operators are forgotten with this object."""
+        self._random = random
         self.clock_s = clock_s
         self._pins = pins
         self.carry_out: CarryOut = lambda commands: None
@@ -179,7 +182,14 @@ class LivePool:
 
     def _pool_of(self, members: Sequence[PoolMember], policy: KeepAlivePolicy) -> ModelPool:
         own, cost = self._own_policies(), self._prices.cold_cost_gpu_s
-        return ModelPool(members, policy, self._caps, cold_cost_gpu_s=cost, policies=own)
+        return ModelPool(
+            members,
+            policy,
+            self._caps,
+            cold_cost_gpu_s=cost,
+            policies=own,
+            random=self._random,
+        )
 
     def _own_policies(self) -> dict[str, KeepAlivePolicy]:
         return {

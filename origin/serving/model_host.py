@@ -13,6 +13,8 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from math import ceil
+from random import Random
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -268,7 +270,7 @@ class ModelHost:
         if self.wait_s is not None:
             return
         if not model.is_up and model.deaths >= (1 if model.ready is None else FAILED_STARTS):
-            retry_ms = round(model.circuit.retry_s(self._clock()) * 1000)
+            retry_ms = ceil(model.circuit.retry_s(self._clock()) * 1000)
             least_ms = max(CANNOT_START_RETRY_MS, retry_ms)
             raise Unavailable(f"the worker cannot start: {model.last_exit}", min_retry_ms=least_ms)
         if model.ready is None:
@@ -458,12 +460,11 @@ def _trouble(model: ServedModel) -> str:
     return f"{model.circuit.reason}; the last: {model.last_exit}"
 
 
-def single_pool(workers: int, clock: Callable[[], float]) -> LivePool:
+def single_pool(workers: int, clock: Callable[[], float], random: Random | None = None) -> LivePool:
     """Return the pool of an origin without [models]: one model, which stays loaded."""
     member = PoolMember("", is_pinned=True, workers=workers)
-    return LivePool(
-        [member], "greedy-dual", {}, WarmPrices(), {}, lambda record, of_shadow: None, clock
-    )
+    prices, tell = WarmPrices(), lambda record, of_shadow: None
+    return LivePool([member], "greedy-dual", {}, prices, {}, tell, clock, random=random)
 
 
 def live_pool(

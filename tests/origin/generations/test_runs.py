@@ -330,6 +330,19 @@ async def test_a_cancel_is_not_forgotten_when_the_worker_dies_before_it_obeys(
     assert (end.finish_reason, end.total_tokens) == (FinishReason.CANCELLED, 1)
 
 
+async def test_a_cancelled_stream_whose_worker_died_ends_although_no_other_is_ready(
+    stage: Stage,
+) -> None:
+    one, run = await stage.running(A)
+    await stage.step(one, run, 0, "a")
+    await stage.runs.cancel(A)
+    await stage.lost(one)
+    await stage.runs.restore([A])
+    end = await stage.end_of(A, after=1)
+    assert (end.finish_reason, end.total_tokens) == (FinishReason.CANCELLED, 1)
+    assert stage.runs.table.count == 0
+
+
 async def test_cancelling_what_is_over_or_unknown_does_nothing(stage: Stage) -> None:
     await stage.runs.cancel(A)
     assert stage.runs.table.count == 0

@@ -100,6 +100,34 @@ async def test_a_cancel_ends_a_waiting_stream_that_another_origin_took(
     assert await stage.frames(A) == [StreamEnd(0, FinishReason.CANCELLED, 0, 2)]
 
 
+async def test_a_cancel_of_anothers_stream_is_kept_while_the_ledger_is_away(
+    stage: Stage, other: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the stream has one record here, although it is looked for at the same time."""
+    await other.running(A)
+    await stage.ready(stage.slots[0])
+    take_over, asked = stage.ledger.take_over, asyncio.Event()
+
+    async def unanswered(stream: bytes) -> int:
+        await take_over(stream)
+        asked.set()
+        await asyncio.sleep(0)
+        raise Unavailable("the answer of the ledger is lost")
+
+    monkeypatch.setattr(stage.ledger, "take_over", unanswered)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(stage.runs.cancel(A))
+        await asked.wait()
+        tasks.create_task(stage.runs.restore([A]))
+    monkeypatch.undo()
+    assert stage.runs.table.count == 1
+    await stage.runs.restore([A])
+    end = await stage.end_of(A)
+    assert end.finish_reason is FinishReason.CANCELLED
+    assert stage.slots[0].sent == []
+    assert stage.runs.table.count == 0
+
+
 async def test_cancelling_what_another_origin_has_ended_changes_nothing(
     stage: Stage, other: Stage
 ) -> None:

@@ -109,7 +109,7 @@ class Client:
     """How often a worker began with it; a death makes that more than one."""
 
 
-class SimulatedOrigin:
+class SimulatedModels:
     """The processes, the requests and the clocks of one origin, around its core."""
 
     def __init__(self, seed: int) -> None:

@@ -1,25 +1,35 @@
-"""Models, workers and requests of an origin under faults, each from a seed.
+"""An origin under faults, each run from a seed: its models and workers, and its streams.
 
     python -m tests.origin.simulation.simulation FIRST [COUNT]
 
 runs the seeds from FIRST on and prints, for each that breaks something, one line `SEED: what`, then
 how many ran. Given COUNT 1, it prints the traceback too.
 
+A seed is played twice. First the core of models and workers is played, in `simulated_models`, with
+requests that are numbers. Then several origins are, in `simulated_streams`, with real runs over one
+real ledger.
+
 A seed draws everything: how many models there are, how large, pinned or scheduled; the policy; when
 requests come and go; which loads fail, hang or take ten times as long; when workers die and fall
 silent; what operators order; when the system's clock is set; and the delay of each report, so that
-reports overtake each other. After a while faults stop, and everybody must be served within a bound.
+reports overtake each other; which answers of the ledger are lost; when origins die, and clients
+cancel, leave and come back. After a while faults stop, and everybody must be served within a bound.
 Equal seeds make equal runs, in any process.
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 import traceback
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
-from tests.origin.simulation.simulated_models import SimulatedOrigin
+import structlog
+
+from tests.origin.simulation.simulated_models import SimulatedModels
+from tests.origin.simulation.simulated_streams import StreamWorld
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +39,30 @@ class Outcome:
     steps: int
     serves: int
     deaths: int
+    callbacks: int = 0
 
 
 def run(seed: int) -> Outcome:
     """Play one seed; raises `Violation` or another error if the core breaks its word."""
-    origin = SimulatedOrigin(seed)
-    origin.run()
-    return Outcome(origin.steps, origin.serves, origin.deaths)
+    return replace(play_models(seed), callbacks=play_streams(seed))
 
 
-def failure(seed: int) -> BaseException | None:
+def play_models(seed: int) -> Outcome:
+    """Play the core of models and workers."""
+    models = SimulatedModels(seed)
+    models.run()
+    return Outcome(models.steps, models.serves, models.deaths)
+
+
+def play_streams(seed: int) -> int:
+    """Play several origins and their streams; return the number of callbacks."""
+    return StreamWorld(seed).run()
+
+
+def failure(seed: int, play: Callable[[int], object] = run) -> BaseException | None:
     """Return what breaks with this seed."""
     try:
-        run(seed)
+        play(seed)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
         return error
     return None
@@ -53,6 +74,7 @@ def main() -> None:
     parser.add_argument("first", type=int)
     parser.add_argument("count", type=int, nargs="?", default=1)
     options = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     failed = 0
     for seed in range(options.first, options.first + options.count):
         error = failure(seed)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tailrace.ledger.frame import FinishReason, Unread
 from tailrace.origin.core import pool as pool_module
 from tailrace.origin.core.events import RequestEnded
 from tailrace.origin.core.model import ServedModel
@@ -26,7 +28,12 @@ from tailrace.origin.core.states import (
     WorkerEvent,
     WorkerState,
 )
-from tests.origin.simulation.simulation import failure, run
+from tailrace.origin.generations import runs as runs_module
+from tailrace.origin.generations.presence import Attendance
+from tailrace.origin.generations.runs import Runs
+from tailrace.origin.generations.stream import Claim, GeneratedStream, find
+from tailrace.origin.generations.table import StreamTable
+from tests.origin.simulation.simulation import failure, play_models, play_streams, run
 
 ROOT = Path(__file__).resolve().parents[3]
 SIMULATION = "tests.origin.simulation.simulation"
@@ -152,6 +159,86 @@ def a_worker_is_started_behind_the_back_of_its_circuit(patch: pytest.MonkeyPatch
     patch.setattr(pool_module, "SETTLED_S", 0.0)
 
 
+def a_cancel_makes_a_record_of_its_own(patch: pytest.MonkeyPatch) -> None:
+    """Two records of one stream, and an order that is lost with one of them."""
+
+    async def cancel(runs: Runs, stream: bytes) -> None:
+        elsewhere = None
+        if stream not in runs.table.by_id:
+            elsewhere = await find(runs._ledger, stream)
+        if elsewhere is None:
+            await cancel_known(runs, stream)
+        else:
+            await runs._end(elsewhere, FinishReason.CANCELLED)
+
+    def defer(table: StreamTable, stream: GeneratedStream) -> None:
+        table.by_id.setdefault(stream.id, stream)
+        if table.by_id[stream.id] is not stream:
+            table.by_id[stream.id] = stream
+        defer_known(table, stream)
+
+    cancel_known, defer_known = Runs.cancel, StreamTable.defer
+    patch.setattr(Runs, "cancel", cancel)
+    patch.setattr(StreamTable, "defer", defer)
+
+
+def an_orphan_is_forgotten(patch: pytest.MonkeyPatch) -> None:
+    wait_again = StreamTable.wait_again
+
+    def wait_all_but_one(
+        table: StreamTable, streams: Iterable[GeneratedStream], *, last: bool = False
+    ) -> None:
+        wait_again(table, list(streams)[1:], last=last)
+
+    patch.setattr(StreamTable, "wait_again", wait_all_but_one)
+
+
+def a_worker_goes_on_under_the_old_epoch(patch: pytest.MonkeyPatch) -> None:
+    async def keep_epoch(stream: GeneratedStream, *args: Any) -> Claim | None:
+        before, stream.started = stream.started, False
+        found = await claim(stream, *args)
+        stream.started = stream.started or before
+        return found
+
+    claim = GeneratedStream.claim
+    patch.setattr(GeneratedStream, "claim", keep_epoch)
+
+
+def a_paused_stream_is_not_woken(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Attendance, "wanted", lambda *_: set())
+
+
+def a_cancelled_stream_goes_on_with_its_next_worker(patch: pytest.MonkeyPatch) -> None:
+    wait_again = StreamTable.wait_again
+
+    def forget_cancels(
+        table: StreamTable, streams: Iterable[GeneratedStream], *, last: bool = False
+    ) -> None:
+        for stream in (streams := list(streams)):
+            stream.cancelled = False
+            stream.recipe = stream.recipe.model_copy(update={"unread": Unread.RUN.word})
+        wait_again(table, streams, last=last)
+
+    patch.setattr(StreamTable, "wait_again", forget_cancels)
+
+
+def a_deferred_stream_is_never_tried_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StreamTable, "resume_deferred", lambda _: None)
+
+
+def a_stream_that_kills_workers_is_never_blamed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(runs_module, "judge", lambda *_: [])
+
+
+PLANTED_IN_STREAMS = [
+    a_cancel_makes_a_record_of_its_own,
+    an_orphan_is_forgotten,
+    a_worker_goes_on_under_the_old_epoch,
+    a_paused_stream_is_not_woken,
+    a_cancelled_stream_goes_on_with_its_next_worker,
+    a_deferred_stream_is_never_tried_again,
+    a_stream_that_kills_workers_is_never_blamed,
+]
 PLANTED = [
     a_stopped_worker_becomes_ready,
     a_pinned_model_flaps,
@@ -168,11 +255,13 @@ PLANTED = [
 
 def found_at(plant: Callable[[pytest.MonkeyPatch], None]) -> int | None:
     """Return the first seed that finds a fault."""
+    play = play_models if plant in PLANTED else play_streams
     with pytest.MonkeyPatch.context() as patch:
         plant(patch)
-        return next((seed for seed in range(PLANTED_SEEDS) if failure(seed) is not None), None)
+        seeds = range(PLANTED_SEEDS)
+        return next((seed for seed in seeds if failure(seed, play) is not None), None)
 
 
-@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+@pytest.mark.parametrize("plant", PLANTED + PLANTED_IN_STREAMS, ids=lambda plant: plant.__name__)
 def test_a_planted_fault_is_found(plant: Callable[[pytest.MonkeyPatch], None]) -> None:
     assert found_at(plant) is not None

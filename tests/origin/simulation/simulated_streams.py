@@ -1,0 +1,495 @@
+"""Simulated origins that share one ledger: real runs and a real ledger, on a loop from a seed.
+
+The disk, the workers and the clients are played here. Everything between them is what an origin
+runs: `Runs`, `ModelHost`, the core, and `SqliteLedger` on a disk in memory. Callbacks run in any
+order, so answers of the ledger and reports of workers overtake each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import events
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
+
+from tailrace.ledger.errors import LedgerAway, Unavailable
+from tailrace.ledger.frame import (
+    Durability,
+    FinishReason,
+    Priority,
+    Sampling,
+    StreamEnd,
+    Token,
+    Unread,
+    decode,
+    encode,
+)
+from tailrace.ledger.interface import Append, Appends, NewStream, Refusal
+from tailrace.ledger.sqlite.ledger import SqliteLedger
+from tailrace.origin.generations.recipe import Recipe, packed_ids, prompt_hash
+from tailrace.origin.generations.runs import Runs
+from tailrace.origin.metrics import Metrics
+from tailrace.origin.serving.model_host import ModelHost, single_pool
+from tailrace.origin.workers.worker_frame import (
+    Begun,
+    Emission,
+    Frame,
+    Halt,
+    Ready,
+    Run,
+    Step,
+)
+from tailrace.origin.workers.worker_process import WorkerSlot
+from tests.ledger.simulation.simulated_loop import SimulatedLoop
+from tests.ledger.simulation.simulated_storage import SimulatedDisk, SimulatedStorage
+from tests.origin.simulation.simulated_models import require
+
+READY = Ready("tokens", "demo", "fingerprint", "cpu", context=64, vocab=300, load_ms=1)
+MAX_TOKENS = 24
+IN_FLIGHT = 2
+"""Maximum frames of a stream that a worker makes before it obeys an order."""
+MAX_STEPS = 150_000
+"""Callbacks in which all must end; a few thousand are usual."""
+CHAOS_S = 60.0
+"""How long things fail."""
+BOUND_S = 400.0
+"""Maximum time in which every stream ends after that: trials of open circuits come first."""
+UNREAD_AFTER_S = 20
+
+
+@dataclass(eq=False)
+class Expected:
+    """One stream as its client knows it; `reason` is that of an end that was asked for."""
+
+    id: bytes
+    tokens: int
+    kills: bool
+    unread: Unread
+    cancelled: bool = False
+    owner: SharedLedger | None = None
+    """Who created it or took it over last."""
+    cancels: list[tuple[SimulatedOrigin, int]] = field(default_factory=list)
+    """Orders to cancel that were accepted: by which origin, and after how many frames."""
+    producers: dict[int, object] = field(default_factory=dict)
+    """The process that was ordered to produce it, by epoch."""
+
+
+class SharedLedger:
+    """One origin's connection to the ledger: it may be away, or gone with its origin.
+
+    A shared ledger knows which origins live. So here `unfinished` leaves out their streams.
+    """
+
+    def __init__(self, world: StreamWorld) -> None:
+        self.world = world
+        self.is_dead = False
+
+    async def _asked(self) -> None:
+        """Fail now and then before anything is done, or be slow."""
+        if self.is_dead:
+            await asyncio.get_running_loop().create_future()  # nobody hears an answer
+        random = self.world.random
+        if not self.world.is_calm and random.random() < self.world.away:
+            raise LedgerAway("the ledger does not answer")
+
+    async def _answered(self, *, may_fail: bool = True) -> None:
+        """Fail now and then after it was done: the answer is lost."""
+        if self.is_dead:
+            await asyncio.get_running_loop().create_future()
+        if may_fail and not self.world.is_calm and self.world.random.random() < self.world.away:
+            raise LedgerAway("the answer of the ledger is lost")
+
+    async def take_over(self, stream: bytes) -> int:
+        await self._asked()
+        epoch = await self.world.ledger.take_over(stream)
+        self.world.streams[stream].owner = self
+        await self._answered()
+        return epoch
+
+    async def create(self, *new: NewStream) -> Any:
+        await self._asked()
+        created = await self.world.ledger.create(*new)
+        for one in new:
+            self.world.streams[one.stream].owner = self
+        await self._answered(may_fail=False)
+        return created
+
+    async def append(self, batch: Sequence[Append] | Appends) -> Sequence[Refusal]:
+        columns = Appends.of(batch)
+        try:
+            await self._asked()
+        except LedgerAway as error:
+            return [Refusal(columns[at], error) for at in range(len(columns))]
+        refused = await self.world.ledger.append(batch)
+        await self._answered(may_fail=False)
+        return refused
+
+    async def unfinished(self) -> list[bytes]:
+        await self._asked()
+        found = await self.world.ledger.unfinished()
+        await self._answered()
+        streams = self.world.streams
+        return [one for one in found if not self._is_anothers(streams[one].owner)]
+
+    def _is_anothers(self, owner: SharedLedger | None) -> bool:
+        return owner is not None and owner is not self and not owner.is_dead
+
+    async def info(self, stream: bytes) -> Any:
+        await self._asked()
+        info = await self.world.ledger.info(stream)
+        await self._answered()
+        return info
+
+    async def read(self, stream: bytes, start: int, limit: int) -> Any:
+        await self._asked()
+        records = await self.world.ledger.read(stream, start, limit)
+        await self._answered()
+        return records
+
+
+class SimulatedSlot(WorkerSlot):
+    """A slot whose process is played: it makes the tokens that the prompt of a run says."""
+
+    def __init__(self, number: int, origin: SimulatedOrigin) -> None:
+        super().__init__(number, ("", ""))
+        self.origin = origin
+        self.process: PlayedProcess | None = None
+
+    def launch(self) -> None:
+        require(self.process is None, "a slot has two processes")
+        self.process = PlayedProcess(self)
+        self.origin.world.spawn(self.process.live())
+
+    def stop(self) -> None:
+        require(self.process is not None, "a slot is stopped that has no process")
+        assert self.process is not None
+        self.process.is_stopped = True
+
+    def send(self, frame: Frame, run: int) -> None:
+        if self.process is not None:
+            self.process.hear(frame, run)
+
+
+class PlayedProcess:
+    """One life of a worker."""
+
+    def __init__(self, slot: SimulatedSlot) -> None:
+        self.slot, self.world = slot, slot.origin.world
+        self.runs: dict[int, tuple[Expected, int]] = {}
+        self.is_stopped = False
+        self._is_cut = self._is_doomed = False
+
+    def hear(self, frame: Frame, run: int) -> None:
+        """Take an order, unless nobody listens any more."""
+        if self.slot.origin.is_dead or self._is_cut:
+            return
+        if isinstance(frame, Run):
+            expected = self.world.by_number[frame.prompt_ids[1]]
+            made = tuple(range(100, 100 + frame.next_index))
+            require(tuple(frame.generated_ids) == made, "a run goes on from other tokens")
+            known = self.slot.origin.runs.table.by_id[expected.id]
+            before = expected.producers.setdefault(known.epoch, self)
+            require(before is self, "two workers were given one epoch of a stream")
+            self.runs[run] = (replace(expected, cancelled=False), frame.next_index)
+        elif isinstance(frame, Halt) and run in self.runs:
+            expected, index = self.runs[run]
+            self.runs[run] = (replace(expected, cancelled=True), index)
+            self._is_doomed |= self._fails(0.3)
+
+    async def live(self) -> None:
+        """Load, be ready, make steps, and end one way or another."""
+        slot, random, runs = self.slot, self.world.random, self.slot.origin.runs
+        await self.world.pause(8.0)
+        if self._is_over() or self._fails(0.15):
+            await self._end("it could not load")
+            return
+        slot.ready = ready = replace(READY)
+        welcoming = self.world.spawn(runs.worker_ready(slot, ready))
+        while not self._is_over():
+            await self.world.pause(1.0)
+            if self._is_doomed or self._fails(0.02):
+                break
+            if self._fails(0.01):
+                await self._fall_silent()
+            if self.runs and random.random() < 0.5:
+                runs.worker_begun(slot, Begun(tuple(self.runs)))
+                if any(expected.kills for expected, _ in self.runs.values()):
+                    break
+            await self._step()
+        welcoming.cancel()
+        await self._end("killed")
+
+    def _fails(self, chance: float) -> bool:
+        return not self.world.is_calm and self.world.random.random() < chance
+
+    def _is_over(self) -> bool:
+        return self.is_stopped or self.slot.origin.is_dead
+
+    async def _fall_silent(self) -> None:
+        self.slot.origin.runs.worker_silent(self.slot)
+        await self.world.pause(15.0)
+        if not self._is_over():
+            await self.slot.origin.runs.worker_heard(self.slot)
+
+    async def _step(self) -> None:
+        random, emissions = self.world.random, []
+        for run, (expected, index) in list(self.runs.items()):
+            if expected.kills or random.random() < 0.3:
+                continue
+            is_over = index >= expected.tokens or expected.cancelled
+            if is_over:
+                reason = FinishReason.CANCELLED if expected.cancelled else FinishReason.LENGTH
+                end = encode(StreamEnd(index, reason, index, 2))
+                emissions.append(Emission(run, index, (), (), end))
+                del self.runs[run]
+            else:
+                token = encode(Token(f"t{index}", index))
+                emissions.append(Emission(run, index, (100 + index,), (), token))
+                self.runs[run] = (expected, index + 1)
+        if emissions:
+            await self.slot.origin.runs.worker_step(self.slot, Step.of(emissions).cut())
+
+    async def _end(self, reason: str) -> None:
+        """It is gone, which the owner hears a little later."""
+        slot, runs = self.slot, self.slot.origin.runs
+        self._is_cut = True
+        await self.world.pause(0.5)
+        if slot.origin.is_dead:
+            return
+        slot.ready, slot.fate, slot.process = None, reason, None
+        if self.is_stopped:
+            await runs.worker_rested(slot)
+        else:
+            await runs.worker_lost(slot)
+
+
+class SimulatedOrigin:
+    """One origin: its runs, and what its supervisor does again and again."""
+
+    def __init__(self, world: StreamWorld) -> None:
+        self.world = world
+        self.is_dead = False
+        self.ledger = SharedLedger(world)
+        metrics = Metrics(world.loop.time)
+        self.slots = [SimulatedSlot(number, self) for number in range(world.random.randint(1, 2))]
+        random = Random(world.random.random())
+        pool = single_pool(len(self.slots), world.loop.time, random)
+        self.models = ModelHost(pool, self.slots, metrics, unix_s=world.loop.time)
+        shared: Any = self.ledger
+        self.runs = Runs(shared, 8, self.models, metrics, paused_s=1e6, idle_s=1e6)
+
+    async def supervise(self) -> None:
+        """Adopt streams and look at readers, twice a second, until it is dead."""
+        self.models.start()
+        while not self.is_dead:
+            for work in (self._adopt, self.runs.attend, self._relieve):
+                with suppress(Unavailable):  # as the supervisor does
+                    await work()
+            await asyncio.sleep(0.5)
+
+    async def _adopt(self) -> None:
+        await self.runs.restore(await self.ledger.unfinished())
+
+    async def _relieve(self) -> None:
+        free = 0.01 if not self.world.is_calm and self.world.random.random() < 0.05 else 1.0
+        await self.runs.relieve(free)
+
+    def kill(self) -> None:
+        """Its process is gone, with all its workers; nothing of it goes on."""
+        self.is_dead = self.ledger.is_dead = True
+        self.models.close()
+
+
+class StreamWorld:
+    """Clients, origins and the ledger of one seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.loop = SimulatedLoop(self.random)
+        self.is_calm = False
+        self.away = self.random.choice((0.0, 0.02, 0.15))
+        """How often the ledger does not answer, before and after it has done what was asked."""
+        self.streams: dict[bytes, Expected] = {}
+        self.by_number: dict[int, Expected] = {}
+        self.origins: list[SimulatedOrigin] = []
+        self.ledger: SqliteLedger
+        self.refused = 0
+        self._over: asyncio.Future[None] = self.loop.create_future()
+
+    def run(self) -> int:
+        """Play the seed; return the number of callbacks."""
+        try:
+            ended = self.loop.run(self._live(), MAX_STEPS)
+        finally:
+            events._set_running_loop(self.loop)
+            try:
+                self.loop.abandon()
+            finally:
+                events._set_running_loop(None)
+        require(ended, f"not all streams have ended after {MAX_STEPS} callbacks")
+        require(not self.loop.errors, f"an error went nowhere: {self.loop.errors[:1]}")
+        return self.loop.steps
+
+    async def _live(self) -> None:
+        storage: Any = SimulatedStorage(SimulatedDisk(self.random))
+        self.ledger = await SqliteLedger.recover(storage, lambda: 1_000_000)
+        for _ in range(self.random.randint(1, 3)):
+            self._open_origin()
+        for number in range(self.random.randint(1, 6)):
+            self.spawn(self._client(number))
+        self.spawn(self._trouble())
+        calm = self.spawn(self._calm())
+        calm.add_done_callback(self._finish)
+        await self._over
+        await self._require_ends()
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Begin something whose error ends the run, as it would end an origin."""
+        task = self.loop.create_task(work)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self._over.done():
+            self._over.set_exception(error)
+
+    def _finish(self, calm: asyncio.Task[None]) -> None:
+        if calm.exception() is None and not self._over.done():
+            self._over.set_result(None)
+
+    async def pause(self, longest_s: float) -> None:
+        """Wait for a random time."""
+        await asyncio.sleep(self.random.random() * longest_s)
+
+    def _open_origin(self) -> None:
+        origin = SimulatedOrigin(self)
+        self.origins.append(origin)
+        if self.is_calm:
+            self._read_all(origin)
+        self.spawn(origin.supervise())
+
+    def _living(self) -> list[SimulatedOrigin]:
+        return [one for one in self.origins if not one.is_dead]
+
+    async def _trouble(self) -> None:
+        """Kill origins, and begin others in their place."""
+        while not self.is_calm:
+            await self.pause(40.0)
+            if not self.is_calm and self.random.random() < 0.5:
+                self.random.choice(self._living()).kill()  # the only one at times
+                await self.pause(3.0)
+                self._open_origin()
+
+    async def _calm(self) -> None:
+        """Stop all faults after a while, and give everybody time."""
+        await asyncio.sleep(CHAOS_S)
+        self.is_calm = True
+        for origin in self._living():
+            self._read_all(origin)
+        deadline_s = self.loop.time() + BOUND_S
+        while await self._unfinished():
+            require(self.loop.time() < deadline_s, "a stream has not ended in time")
+            await asyncio.sleep(5.0)
+        await asyncio.sleep(5.0)
+
+    def _read_all(self, origin: SimulatedOrigin) -> None:
+        """Whoever has left a stream comes back to it."""
+        for stream in self.streams:
+            origin.runs.readers.begin(stream)
+
+    async def _unfinished(self) -> set[bytes]:
+        return set(await self.ledger.unfinished()) & self.streams.keys()
+
+    # ---- clients ----
+
+    async def _client(self, number: int) -> None:
+        """Open a stream, read it for a while, and perhaps cancel it."""
+        random = self.random
+        await self.pause(CHAOS_S / 2)
+        unread = random.choice((Unread.RUN, Unread.RUN, Unread.PAUSE, Unread.CANCEL))
+        tokens, kills = random.randint(0, MAX_TOKENS), random.random() < 0.1
+        expected = Expected(bytes([number + 1]) * 16, tokens, kills, unread)
+        self.by_number[number] = expected
+        for _ in range(100):
+            if await self._open(number, expected):
+                break
+            self.refused += 1
+            await self.pause(3.0)
+        if expected.owner is None:
+            return
+        for _ in range(random.choice((0, 0, 1, 3))):  # through any origin, and again
+            await self.pause(10.0)
+            if living := self._living():
+                expected.cancelled = True
+                origin = random.choice(living)
+                with suppress(Unavailable):
+                    await origin.runs.cancel(expected.id)
+                    made = (await self.ledger.info(expected.id)).next_index
+                    expected.cancels.append((origin, made))
+
+    async def _open(self, number: int, expected: Expected) -> bool:
+        """Return False where the origin refuses."""
+        if not (living := self._living()):
+            return False
+        origin = self.random.choice(living)
+        recipe = Recipe(
+            model="demo",
+            fingerprint="fingerprint",
+            prompt_ids=packed_ids((5, number)),
+            prompt_sha256=prompt_hash((5, number)),
+            max_tokens=9,
+            stop=(),
+            ignore_eos=True,
+            priority=self.random.choice([*Priority]).word,
+            unread=expected.unread.word,
+            unread_after_s=UNREAD_AFTER_S,
+            sampling=Sampling(temperature=0.0, top_k=0, top_p=1.0, seed=1),
+        )
+        new = NewStream(expected.id, recipe.model_dump_json(), Durability.PROCESS, 1e6)
+        try:
+            with origin.runs.room(priority=Priority.from_word(recipe.priority)) as model:
+                async with origin.runs.opening(model, expected.id):
+                    self.streams[expected.id] = expected
+                    await origin.ledger.create(new)
+                    await origin.runs.start((expected.id, recipe))
+        except Unavailable:
+            return expected.owner is not None  # or it was refused
+        return True
+
+    # ---- what must be ----
+
+    async def _require_ends(self) -> None:
+        for expected in self.streams.values():
+            if expected.owner is None:
+                continue  # its origin died before it was created
+            records = await self.ledger.read(expected.id, 0, 100)
+            *frames, end = [decode(record.frame)[1] for record in records]
+            require(isinstance(end, StreamEnd), "a stream has no end")
+            assert isinstance(end, StreamEnd)
+            made = [Token(f"t{index}", index) for index in range(len(frames))]
+            require(frames == made, f"a stream holds what no worker made: {frames}")
+            require(end.index == len(frames), "the end of a stream is not its last frame")
+            match end.finish_reason:
+                case FinishReason.LENGTH:
+                    require(len(frames) == expected.tokens, "a stream ended too soon")
+                    late = [made for origin, made in expected.cancels if not origin.is_dead]
+                    is_obeyed = all(len(frames) <= made + IN_FLIGHT for made in late)
+                    # Where the ledger is away, the order waits, and the stream may end before.
+                    require(is_obeyed or self.away > 0, "an order to cancel was lost")
+                case FinishReason.CANCELLED:
+                    may_be = expected.cancelled or expected.unread is Unread.CANCEL
+                    require(may_be, "a stream was cancelled by nobody")
+                case FinishReason.FAILED:
+                    why = end.message or ""
+                    was_relieved = "memory" in why
+                    require(expected.kills or was_relieved, f"a stream failed: {end.message}")
+                case other:
+                    require(False, f"a stream ended as {other}")
+        for origin in self._living():
+            table, [model] = origin.runs.table, origin.models.core.models
+            require(table.count == 0, "an origin holds streams that have ended")
+            require(not model.requests, "a model counts requests that have ended")
