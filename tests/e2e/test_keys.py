@@ -142,7 +142,7 @@ async def test_ollamas_client_is_told_which_api_is_served(
     assert chat.status_code == 400
     assert "AI SDK" in chat.text and "/v1/chat/completions" in chat.text
     tags = await client.get(f"{url}/api/tags", headers=key)
-    assert tags.status_code == 404 and "Ollama's API is not served" in tags.text
+    assert tags.status_code == 404 and "Ollama's API is not supported" in tags.text
 
 
 async def test_a_page_reads_with_a_token_that_its_server_gave_it_and_can_do_no_more(
