@@ -34,7 +34,6 @@ from tailrace.ledger.interface import Ledger, ObjectKey
 from tailrace.ledger.objects.cron import next_after
 from tailrace.ledger.objects.deployment import DEPLOYMENT, Deployment, Migration
 from tailrace.ledger.objects.object import (
-    AT_MS,
     ERASE,
     SCHEDULED,
     DurableObject,
@@ -73,8 +72,7 @@ NAMES_AT_ONCE = 1000
 Classes = Mapping[str, type[DurableObject]]
 log = structlog.get_logger("objects")
 HERE = frozenset((UPDATE,))
-"""Internal methods whose data is in this process's memory, so that the subscription is moved here.
-"""
+"""Operations whose data is in this process's memory, so that the subscription is moved here."""
 
 
 class ChatObject(DurableObject):
@@ -243,7 +241,7 @@ class DeploymentObject(DurableObject):
 
     async def _run(self, cron: str, at_ms: int, kept: Deployed) -> None:
         """Run a cron in every class that takes crons, in the object of its name; log failures."""
-        request = ObjectRequest(SCHEDULED, "https://cron/", ((AT_MS, str(at_ms)),))
+        request = ObjectRequest.internal(SCHEDULED, str(at_ms).encode())
         script = self.context.key.name
         for name in _scheduled([one for one in kept.bound if one in self._own], self._own):
             try:
@@ -256,7 +254,7 @@ class DeploymentObject(DurableObject):
 
     async def _erased(self, kind: str) -> bool:
         """Return True if no data of these objects is left."""
-        request = ObjectRequest(ERASE, "https://erase/")
+        request = ObjectRequest.internal(ERASE)
         try:
             while names := await self.context.ledger.objects.names(kind, limit=NAMES_AT_ONCE):
                 for name in names:

@@ -11,7 +11,7 @@ import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Protocol, Self, TypeVar
 
 import structlog
 
@@ -23,11 +23,10 @@ from tailrace.ledger.objects.storage import ObjectStorage
 
 MAX_KEY_CHARS = 512
 """Maximum length of an object's class and name, in characters; the minimum is 1."""
-SCHEDULED = "SCHEDULED"
-ERASE = "ERASE"
-"""Methods of internal requests, which clients cannot send: a cron is due; delete everything."""
-AT_MS = "at-ms"
-"""Header with the time of a cron, in Unix ms."""
+SCHEDULED = "scheduled"
+"""Operation of every object: a cron is due. The body is its time, in Unix ms as decimal digits."""
+ERASE = "erase"
+"""Operation of every object: delete everything."""
 
 T = TypeVar("T")
 
@@ -42,12 +41,21 @@ class ObjectRequest:
     """A request to an object, like the Fetch API's Request.
 
     `url` is absolute, as the client sent it (scheme://host/path?query).
+
+    A request of another object may have an `operation` instead of method and URL. Clients have
+    no way to send one: no frame of an edge has that field.
     """
 
     method: str
     url: str
     headers: Headers = ()
     body: bytes = b""
+    operation: str | None = None
+
+    @classmethod
+    def internal(cls, operation: str, body: bytes = b"", headers: Headers = ()) -> Self:
+        """Return a request for an operation, from one object to another."""
+        return cls("", "", headers, body, operation)
 
     def header(self, name: str) -> str | None:
         """Return the first value of a header, or None; `name` is in lower case."""
@@ -458,11 +466,10 @@ class Instance:
                 await body.aclose()
 
     async def _asked(self, target: DurableObject, request: ObjectRequest) -> ObjectResponse:
-        if request.method == SCHEDULED:
-            at_ms = request.header(AT_MS) or "0"
-            await target.scheduled(self.key.name, int(at_ms))
+        if request.operation == SCHEDULED:
+            await target.scheduled(self.key.name, int(request.body))
             return ObjectResponse(204)
-        if request.method == ERASE:
+        if request.operation == ERASE:
             async with self.storage.transaction():
                 self.storage.delete_alarm()
                 self.storage.delete_all()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from tailrace.ledger.flow.credit_window import Window
 from tailrace.ledger.frame import SAFE_METHODS, Answer, Body, BodyEnd, Call, Header, encode
 from tailrace.ledger.objects.object import ObjectResponse
 from tailrace.origin.edges.feed import Outlet
+from tailrace.origin.edges.peer_frame import ObjectCall
 
 MAX_PIECE_BYTES = 16 << 10
 """Maximum bytes of one Body frame, for which tokens may have to wait on the same link."""
@@ -19,8 +20,7 @@ MAX_CREDIT_BODIES = 1024
 NO_CONTENT = (204, 304)
 """Statuses of answers without content, and so without its length (RFC 9110, 8.6)."""
 
-Handler = Callable[[Call], Awaitable[ObjectResponse]]
-"""Function that carries out a Call; raises TailraceError."""
+C = TypeVar("C", bound=Call | ObjectCall)
 
 
 class CallOutlet(Outlet, Protocol):
@@ -36,13 +36,13 @@ class CallOutlet(Outlet, Protocol):
         """Release the `size` bytes of a Call's body; called once for each Call."""
 
 
-class CallRun:
+class CallRun(Generic[C]):
     """One Call in progress. It holds at most the piece of a body that it waits to send."""
 
-    def __init__(self, outlet: CallOutlet, corr: int, call: Call) -> None:
+    def __init__(self, outlet: CallOutlet, corr: int, call: C) -> None:
         self._outlet = outlet
         self._corr = corr
-        self._call: Call | None = call  # None once it is answered
+        self._call: C | None = call  # None once it is answered
         self._safe = call.method in SAFE_METHODS
         self._head = call.method == "HEAD"
         # credit and position in Body frames
@@ -51,7 +51,7 @@ class CallRun:
         self._task: asyncio.Task[None] | None = None
         self._detached = False
 
-    async def run(self, handle: Handler) -> None:
+    async def run(self, handle: Callable[[C], Awaitable[ObjectResponse]]) -> None:
         """Carry out the Call and send its answer; raises what `handle` or the body raises."""
         self._task = asyncio.current_task()
         call = self._call

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import structlog
 
@@ -46,11 +46,12 @@ from tailrace.ledger.frame import (
     encode,
     error_frame,
 )
+from tailrace.ledger.objects.object import ObjectResponse
 from tailrace.ledger.wire.codec import patch_corrs
 from tailrace.ledger.wire.handshake import PEER, Handshake, Side, refused
-from tailrace.origin.edges.calls import CallRun
+from tailrace.origin.edges.calls import C, CallRun
 from tailrace.origin.edges.feed import INTERNAL_FAULT, Feed
-from tailrace.origin.edges.peer_frame import ASKING, PEER_SCHEMA_HASH
+from tailrace.origin.edges.peer_frame import ASKING, PEER_CODEC, PEER_SCHEMA_HASH, ObjectCall
 from tailrace.origin.edges.peers import SOFTWARE
 from tailrace.origin.generations.service import CORRS, Service
 
@@ -97,15 +98,15 @@ class EdgeLink(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._splitter = Splitter(MAX_HELLO_BYTES, EDGE)
         self._secret = secret
+        self._codec = LINK_CODEC
         self._handshake = Handshake(Side.ORIGIN, secret)
         self._hello: Hello | None = None
         self._greeted = False
         self._deadline: asyncio.TimerHandle | None = None  # deadline of the greeting
         self._silence = Silence(0.0, LONGEST_LOOK_S)
         self._patience_s = 0.0  # 0: the edge has not stated any
-        self._handle = service.call
         self._feeds: dict[int, Feed] = {}
-        self._calls: dict[int, CallRun] = {}
+        self._calls: dict[int, CallRun[Any]] = {}
         self._answers: set[int] = set()  # corrs of Cancels and Steers in progress
         self._carried_out: dict[int, asyncio.Task[None]] = {}  # requests without an answer, by corr
         self._detached = 0  # number of requests without an answer whose corr was detached
@@ -297,7 +298,7 @@ class EdgeLink(asyncio.Protocol):
 
     def _greet(self, raw: bytes) -> None:
         """Handle a frame of the greeting: first a Hello, then those of the secret."""
-        _, frame = LINK_CODEC.decode(raw)
+        _, frame = self._codec.decode(raw)
         match frame:
             case Hello() if self._hello is None and frame.schema == SCHEMA_HASH:
                 self._hello = frame
@@ -324,7 +325,7 @@ class EdgeLink(asyncio.Protocol):
         """Ask the other side, which wants to be another origin, to prove that it is one."""
         secrets = self._service.keys.peer_secrets(self._secret)
         self._handshake = Handshake(Side.ORIGIN, *secrets, shared=PEER)
-        self._splitter.tags = ASKING
+        self._splitter.tags, self._codec = ASKING, PEER_CODEC
         self.send(encode(Hello(PEER_SCHEMA_HASH, SOFTWARE)))
         assert self._handshake.challenge is not None
         self.send(encode(self._handshake.challenge))
@@ -335,8 +336,6 @@ class EdgeLink(asyncio.Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
         self._silence = Silence(asyncio.get_running_loop().time(), LONGEST_LOOK_S)
-        if hello.schema == PEER_SCHEMA_HASH:
-            self._handle = self._service.peer_call
         self._links.add(self)
         self.send(encode(self._service.heartbeat()))
 
@@ -344,7 +343,7 @@ class EdgeLink(asyncio.Protocol):
 
     def _take(self, raw: bytes) -> None:
         try:
-            corr, frame = LINK_CODEC.decode(raw)
+            corr, frame = self._codec.decode(raw)
         except FrameError as error:
             # A bad payload costs its own stream only, since the framing around it is valid.
             if (corr := int.from_bytes(raw[5:9], "little")) == 0:
@@ -379,8 +378,9 @@ class EdgeLink(asyncio.Protocol):
                 self._answers.add(corr)
                 self._spawn(corr, self._answer(corr, self._service.cancel(frame)))
             case Call():
-                self._check_free(corr)
-                self._call(corr, frame)
+                self._call(corr, frame, self._service.call)
+            case ObjectCall():
+                self._call(corr, frame, self._service.peer_call)
             case Steer():
                 self._check_free(corr)
                 self._answers.add(corr)
@@ -400,7 +400,7 @@ class EdgeLink(asyncio.Protocol):
         self._feeds[corr] = feed
         return feed
 
-    def _senders(self) -> list[Feed | CallRun]:
+    def _senders(self) -> list[Feed | CallRun[Any]]:
         return [*self._feeds.values(), *self._calls.values()]
 
     def _check_free(self, corr: int) -> None:
@@ -446,18 +446,19 @@ class EdgeLink(asyncio.Protocol):
 
     # ---- calls ----
 
-    def _call(self, corr: int, call: Call) -> None:
+    def _call(self, corr: int, call: C, handle: Callable[[C], Awaitable[ObjectResponse]]) -> None:
         """Queue a Call.
 
         Pausing the reading would not bound what waits here, because credit and new streams that
         come after a Call must not wait for it.
         """
+        self._check_free(corr)
         if self._held_bytes and self._held_bytes + len(call.body) > CALLS_HIGH_BYTES:
             raise self._overloaded("too many requests wait for their objects")
         run = CallRun(self, corr, call)
         self._calls[corr] = run
         self._held_bytes += len(call.body)
-        self._spawn(corr, run.run(self._handle))
+        self._spawn(corr, run.run(handle))
 
     # ---- tasks and errors ----
 

@@ -22,11 +22,9 @@ import structlog
 from tailrace.ledger.errors import HeldElsewhere, OriginUnreachable, TailraceError
 from tailrace.ledger.flow.credit_window import Window
 from tailrace.ledger.frame import (
-    LINK_CODEC,
     Answer,
     Body,
     BodyEnd,
-    Call,
     Challenge,
     Credit,
     Detach,
@@ -48,7 +46,7 @@ from tailrace.ledger.process.settings import parse_address
 from tailrace.ledger.wire.handshake import PEER, Handshake, Side
 from tailrace.ledger.wire.schema import MAC_BYTES
 from tailrace.origin.edges.calls import NO_CONTENT
-from tailrace.origin.edges.peer_frame import ANSWERING, PEER_SCHEMA_HASH
+from tailrace.origin.edges.peer_frame import ANSWERING, PEER_CODEC, PEER_SCHEMA_HASH, ObjectCall
 
 SOFTWARE = "tailrace-origin"
 """Software name of an origin in its Hello. It is for people: it gives no rights."""
@@ -134,7 +132,7 @@ class Peers:
         self, held: HeldElsewhere, key: ObjectKey, request: ObjectRequest
     ) -> ObjectResponse | None:
         """Return the answer of the object's origin; None if the request must be retried here."""
-        if request.method in self._here:
+        if request.operation in self._here:
             await self._seize(key)
             return None
         address = held.address or ""
@@ -241,18 +239,19 @@ class PeerLink(asyncio.Protocol):
 
     def _send(self, key: ObjectKey, request: ObjectRequest, corr: int) -> None:
         headers = tuple(Header(name, value) for name, value in request.headers)
-        sent = Call(
+        sent = ObjectCall(
             *key,
+            request.operation,
             request.method,
             request.url,
             headers,
             request.body,
             WINDOW_BODIES,
-            credit_bytes=WINDOW_BODY_BYTES,
+            WINDOW_BODY_BYTES,
         )
         if self._transport is None or self.closed:
             raise outcome_unknown()
-        self._transport.write(LINK_CODEC.encode(sent, corr))
+        self._transport.write(PEER_CODEC.encode(sent, corr))
 
     async def wait(self, news: asyncio.Event) -> None:
         """Wait for `news` while the other origin is alive; raises when it is not."""

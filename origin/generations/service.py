@@ -48,6 +48,7 @@ from tailrace.ledger.objects.deployment import DEPLOYMENT
 from tailrace.ledger.objects.object import ObjectRequest, ObjectResponse
 from tailrace.origin.config import LedgerConfig, OriginConfig
 from tailrace.origin.core.model import ServedModel
+from tailrace.origin.edges.peer_frame import ObjectCall
 from tailrace.origin.generations.admission import admit, asks_of_engine, check_count, request_hash
 from tailrace.origin.generations.callers import (
     TokenKeys,
@@ -363,9 +364,10 @@ class Service:
             return response
         return replace(response, body=readers.counted(stream, response.body))
 
-    async def peer_call(self, call: Call) -> ObjectResponse:
+    async def peer_call(self, call: ObjectCall) -> ObjectResponse:
         """Hand a request of another origin, which has checked it, to an object that is here."""
-        return await self.objects.fetch_here(ObjectKey(call.object, call.name), _request(call))
+        request = replace(_request(call), operation=call.operation)
+        return await self.objects.fetch_here(ObjectKey(call.object, call.name), request)
 
     async def _is_generation(self, stream: bytes, call: Call, request: ObjectRequest) -> bool:
         """Whether it is one, which is as protected here as it is from a Resume."""
@@ -448,7 +450,7 @@ def _right_to(method: str) -> Right:
     return Right.STREAM_READ if method in SAFE_METHODS else Right.STREAM_WRITE
 
 
-def _request(call: Call) -> ObjectRequest:
+def _request(call: Call | ObjectCall) -> ObjectRequest:
     headers = tuple((header.name, header.value) for header in call.headers)
     return ObjectRequest(call.method, call.url, headers, call.body)
 

@@ -43,8 +43,8 @@ from tailrace.origin.streams.protocol import DEFAULT_TYPE, FORK_OFFSET, FORK_SUB
 MAX_DEPTH = 64
 """Maximum number of ledger streams in one stream: forks of forks of …"""
 
-TAKE = "FORK"
-GIVE_BACK = "UNFORK"
+TAKE = "take a reference"
+GIVE_BACK = "give a reference back"
 """Internal methods between objects for references; edges do not pass them on."""
 
 FORK = "fork:"
@@ -265,9 +265,9 @@ class References:
         if await self.owed():
             wake_by(self._context, self._context.now_ms() + RETRY_MS)
 
-    async def _ask(self, source: str, method: str, body: bytes) -> ObjectResponse:
+    async def _ask(self, source: str, operation: str, body: bytes) -> ObjectResponse:
         key = ObjectKey(self._context.key.kind, source)
-        return await self._context.call(key, ObjectRequest(method, "", (), body))
+        return await self._context.call(key, ObjectRequest.internal(operation, body))
 
 
 def wake_by(context: ObjectContext, at_ms: int) -> None:

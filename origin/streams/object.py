@@ -89,15 +89,20 @@ class StreamObject(DurableObject):
             "POST": self._post,
             "HEAD": self._head,
             "DELETE": self._delete,
+        }
+        self._operations: dict[str, Callable[[ObjectRequest], Awaitable[ObjectResponse]]] = {
             USE: self._use,
             TAKE: self._take,
             GIVE_BACK: self._give_back,
         }
 
     async def fetch(self, request: ObjectRequest) -> ObjectResponse:
-        method = self._methods.get(request.method)
-        if method is None or (request.method in (TAKE, GIVE_BACK, USE) and request.url):
-            return not_allowed(METHODS)  # internal requests have no URL, those of clients always do
+        if request.operation is None:
+            method = self._methods.get(request.method)
+        else:
+            method = self._operations.get(request.operation)
+        if method is None:
+            return not_allowed(METHODS)
         try:
             check_name(parted(self.context.key.name)[1])
             await self._load()

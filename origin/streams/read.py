@@ -85,7 +85,7 @@ SILENCE_S = 15.0
 CHANGELESS = (CACHE_CONTROL, "private, max-age=60, stale-while-revalidate=300")
 """Header for content that never changes; private, because a stream may hold someone's conversation.
 """
-USE = "USE"
+USE = "use"
 """Internal method by which a read tells the object that the stream is in use."""
 READS = frozenset(("GET", "HEAD"))
 
@@ -349,7 +349,7 @@ async def _get(
     read = parse_read(request)
     config = await _found(context)
     if _asks_its_object(config, context.now_ms()):
-        used = await context.ask(ObjectRequest(USE, ""))
+        used = await context.ask(ObjectRequest.internal(USE))
         if used.status != 204:
             return used
     reader = StreamReader(context.ledger, config)

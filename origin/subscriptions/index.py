@@ -40,10 +40,10 @@ from tailrace.origin.streams.page import BEGINNING
 from tailrace.origin.subscriptions.request import INDEX_KEY, SUBSCRIPTION
 from tailrace.origin.subscriptions.subscription import Directory
 
-UPDATE = "UPDATE"
-"""Internal method that notifies a subscription, which then takes its updates."""
-SCAN = "SCAN"
-"""Internal method that makes a subscription scan every stream that it matches."""
+UPDATE = "update"
+"""Operation that notifies a subscription, which then takes its updates."""
+SCAN = "scan"
+"""Operation that makes a subscription scan every stream that it matches."""
 ENTRY = "entry/"
 """Prefix of the index's values, one per subscription: its interests."""
 VERSION = "version"
@@ -56,10 +56,10 @@ MAX_NOTIFIED = 64
 
 SEED_BYTES = 32
 
-ENTER = "ENTER"
-LEAVE = "LEAVE"
-SIGN = "SIGN"
-"""Internal methods of subscriptions; edges do not pass them on."""
+ENTER = "enter"
+LEAVE = "leave"
+SIGN = "sign"
+"""Operations of the index, for subscriptions."""
 NAME = "subscription"
 """Header with the name of the subscription that asks."""
 
@@ -175,9 +175,9 @@ class Updates:
                 self._notify(name, SCAN)
         self._version = found.get(VERSION)
 
-    def _notify(self, name: str, method: str) -> None:
-        if method == SCAN or name not in self._to_notify:
-            self._to_notify[name] = method
+    def _notify(self, name: str, operation: str) -> None:
+        if operation == SCAN or name not in self._to_notify:
+            self._to_notify[name] = operation
         self._wake.set()
 
     def _start(self, objects: ObjectFetcher) -> bool:
@@ -185,15 +185,15 @@ class Updates:
         name = next((name for name in self._to_notify if name not in self._notified), None)
         if name is None:
             return False
-        method = self._to_notify.pop(name)
-        work = self._ask(objects, ObjectKey(SUBSCRIPTION, name), method)
+        operation = self._to_notify.pop(name)
+        work = self._ask(objects, ObjectKey(SUBSCRIPTION, name), operation)
         task = self._notified[name] = asyncio.create_task(work)
         task.add_done_callback(partial(self._ended, name))
         return True
 
-    async def _ask(self, objects: ObjectFetcher, key: ObjectKey, method: str) -> None:
+    async def _ask(self, objects: ObjectFetcher, key: ObjectKey, operation: str) -> None:
         try:
-            await objects.fetch(key, ObjectRequest(method, f"object://{key.kind}"))
+            await objects.fetch(key, ObjectRequest.internal(operation))
         except TailraceError as error:
             log.warning("subscription.not_notified", name=key.name, error=str(error))
             # Updates that it took may be lost with the failed notification.
@@ -252,20 +252,20 @@ class SubscriptionIndex(DurableObject):
 
     async def fetch(self, request: ObjectRequest) -> ObjectResponse:
         name = request.header(NAME) or ""
-        match request.method:
-            case "GET":
+        match request.operation:
+            case None if request.method == "GET":
                 keys = {"keys": [(await self._signing_key()).jwk()]}
                 return ObjectResponse(200, _JWKS_HEADERS, json.dumps(keys).encode())
-            case "SIGN":
+            case "sign":
                 now_s = self.context.now_ms() // 1000
                 signature = (await self._signing_key()).signature(request.body, now_s)
                 return ObjectResponse(200, body=signature.encode())
-            case "ENTER":
+            case "enter":
                 (await self._room_for(name, len(request.body)))[name] = len(request.body)
                 self.context.storage.put(ENTRY + name, request.body)
                 await self._changed()
                 self._updates.enter(name, request.body)
-            case "LEAVE":
+            case "leave":
                 (await self._all_sizes()).pop(name, None)
                 self.context.storage.delete(ENTRY + name)
                 await self._changed()

@@ -84,10 +84,10 @@ class Subscription(DurableObject):
     async def fetch(self, request: ObjectRequest) -> ObjectResponse:
         await self._load()
         try:
-            if request.method == SCAN:
+            if request.operation == SCAN:
                 return await self._scan()
             self._take_updates()
-            if request.method == UPDATE:
+            if request.operation == UPDATE:
                 return answer(204)
             act = self._actions.get((route_of(request.url).action, request.method))
             if act is None:
@@ -161,7 +161,7 @@ class Subscription(DurableObject):
             "callback_token": state.token(),
         }
         body = json.dumps(fields).encode()
-        signed = await self.context.call(INDEX_KEY, ObjectRequest(SIGN, config.base, body=body))
+        signed = await self.context.call(INDEX_KEY, ObjectRequest.internal(SIGN, body))
         assert isinstance(signed.body, bytes)
         headers = {"content-type": JSON_TYPE, SIGNATURE: signed.body.decode()}
         posting = self._webhooks.post(config.webhook_url, body, headers)
@@ -302,9 +302,9 @@ class Subscription(DurableObject):
         [key] = json.loads(response.body)["keys"]
         return {"alg": "ed25519", "kid": key["kid"], "jwks_url": f"{base}{ROOT}{JWKS}"}
 
-    async def _ask_index(self, method: str, body: bytes = b"") -> None:
+    async def _ask_index(self, operation: str, body: bytes = b"") -> None:
         headers = ((NAME, self.context.key.name),)
-        await self.context.call(INDEX_KEY, ObjectRequest(method, "object://index", headers, body))
+        await self.context.call(INDEX_KEY, ObjectRequest.internal(operation, body, headers))
 
     # ---- its streams ----
 

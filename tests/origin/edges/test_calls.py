@@ -29,6 +29,8 @@ from tailrace.ledger.frame import (
 from tailrace.ledger.interface import ObjectKey
 from tailrace.ledger.objects.object import ObjectRequest, ObjectResponse
 from tailrace.origin.edges.calls import MAX_PIECE_BYTES
+from tailrace.origin.streams.fork import TAKE
+from tailrace.origin.subscriptions.index import SIGN
 from tailrace.origin.subscriptions.request import INDEX_KEY
 from tests.origin.edges.test_link import Client, House, opened, serving
 
@@ -178,9 +180,10 @@ async def test_edges_cannot_use_the_methods_that_objects_have_for_each_other(
     house: House,
 ) -> None:
     client = await house.greeted()
-    client.send(a_call("FORK"), 1)
-    client.send(Call("subscription", "jwks.json", "SIGN", URL), 2)
-    for error in await frames(client, 2):
+    client.send(a_call(TAKE), 1)
+    client.send(Call("subscription", "jwks.json", SIGN, URL), 2)
+    client.send(a_call(""), 3)
+    for error in await frames(client, 3):
         assert isinstance(error, StreamError)
         assert (error.code, error.status) == ("method_not_allowed", 405)
     assert house.objects.requests == []

@@ -21,7 +21,6 @@ from tailrace.ledger.frame import (
     Hello,
     Splitter,
     StreamError,
-    decode,
     encode,
 )
 from tailrace.ledger.interface import ObjectKey
@@ -31,11 +30,12 @@ from tailrace.ledger.sqlite.ledger import SqliteLedger
 from tailrace.ledger.wire.handshake import PEER, Handshake, Side
 from tailrace.origin.config import StreamsConfig
 from tailrace.origin.edges import peers
-from tailrace.origin.edges.peer_frame import PEER_SCHEMA_HASH
+from tailrace.origin.edges.peer_frame import ASKING, PEER_CODEC, PEER_SCHEMA_HASH, ObjectCall
 from tailrace.origin.edges.peers import ALONE, SOFTWARE, Outages
 from tailrace.origin.generations.callers import TokenKeys
 from tailrace.origin.objects import OriginObjects
 from tailrace.origin.steady_clock import now_ms
+from tailrace.origin.streams.fork import GIVE_BACK
 from tests.e2e.processes import free_port
 from tests.origin.edges.test_calls import LiveBody, answering
 from tests.origin.edges.test_link import House, serving
@@ -56,7 +56,7 @@ class Greeter:
 
     def __init__(self, write: Callable[[bytes], object], then: Heartbeat | None = None) -> None:
         self._write, self._then = write, then
-        self._splitter = Splitter()
+        self._splitter = Splitter(tags=ASKING)
         self._handshake = Handshake(Side.ORIGIN, *WAY.secrets, shared=PEER)
         self.has_call = False
         write(encode(Hello(SCHEMA_HASH, SOFTWARE)) + encode(Hello(PEER_SCHEMA_HASH, SOFTWARE)))
@@ -65,12 +65,12 @@ class Greeter:
 
     def hear(self, data: bytes) -> None:
         for raw in self._splitter.feed(data):
-            _, frame = decode(raw)
+            _, frame = PEER_CODEC.decode(raw)
             if isinstance(frame, Challenge):
                 self._write(encode(self._handshake.answer(frame)))
                 if self._then is not None:
                     self._write(encode(self._then))
-            self.has_call |= isinstance(frame, Call)
+            self.has_call |= isinstance(frame, ObjectCall)
 
 
 class Origin:
@@ -402,6 +402,21 @@ async def test_a_body_that_its_origin_takes_along_ends_with_an_error(
 # ---- who may ask as an origin ----
 
 
+GIVE = ObjectCall("stream", "s", GIVE_BACK, "", "", (), b"x", 8)
+
+
+async def test_an_edge_cannot_send_what_only_objects_ask_each_other(
+    tmp_path: Path, checkpoint: Path
+) -> None:
+    async with serving(tmp_path, checkpoint) as house, asyncio.timeout(PATIENCE_S):
+        client = await house.greeted()
+        client.send_raw(PEER_CODEC.encode(GIVE, 1))
+        _, refused = await client.next()
+        assert isinstance(refused, StreamError)
+        assert (refused.code, "unknown tag 48" in refused.message) == ("bad_frame", True)
+        assert house.objects.requests == []
+
+
 async def test_who_calls_itself_an_origin_has_the_rights_of_an_edge(
     tmp_path: Path, checkpoint: Path
 ) -> None:
@@ -409,7 +424,7 @@ async def test_who_calls_itself_an_origin_has_the_rights_of_an_edge(
         client = await house.connected()
         client.send(Hello(SCHEMA_HASH, SOFTWARE))
         assert await client.next() == (0, Hello(SCHEMA_HASH, SOFTWARE))
-        client.send(Call("stream", "s", "UNFORK", "", (), b"x", 8), 1)
+        client.send(Call("stream", "s", GIVE_BACK, "", (), b"x", 8), 1)
         _, refused = await client.next()
         assert isinstance(refused, StreamError)
         assert refused.code == "method_not_allowed"
@@ -434,7 +449,7 @@ async def test_who_asks_as_an_origin_without_its_keys_is_refused(
                 await client.next()
                 client.send(proof.answer(challenge))
             else:
-                client.send(Call("stream", "s", "UNFORK", "", (), b"x", 8), 1)
+                client.send_raw(PEER_CODEC.encode(GIVE, 1))
             _, refused = await client.next()
             assert isinstance(refused, StreamError)
             assert refused.code == "link_refused"

@@ -6,13 +6,14 @@ import pytest
 
 from tailrace.ledger.errors import StreamFull
 from tailrace.ledger.interface import ObjectKey, ValueRange
-from tailrace.ledger.objects.object import ObjectResponse
+from tailrace.ledger.objects.object import ERASE, ObjectRequest, ObjectResponse
 from tailrace.ledger.sqlite.retention import RetentionSettings
 from tailrace.origin.streams import state
 from tailrace.origin.streams.config import Change, StreamEvent, StreamSettings
+from tailrace.origin.streams.fork import GIVE_BACK, TAKE
 from tailrace.origin.streams.json import RUN
 from tailrace.origin.streams.page import Offset
-from tailrace.origin.streams.read import SLICE_STEPS
+from tailrace.origin.streams.read import SLICE_STEPS, USE
 from tests.ledger.objects.object_world import crashed
 from tests.origin.streams.stream_world import ROOT, ZERO, StreamWorld, streams_at
 
@@ -130,9 +131,12 @@ async def test_a_name_that_leads_elsewhere_is_no_stream(tmp_path: Path, name: st
 async def test_what_objects_ask_each_other_no_client_can_ask(tmp_path: Path) -> None:
     async with streams_at(tmp_path) as world:
         await world.put("a")
-        for method in ("FORK", "UNFORK", "PATCH", "get"):
+        for method in (TAKE, GIVE_BACK, USE, ERASE, "", "PATCH", "get"):
             answer = await world.ask(method, "a", b"{}")
             assert (answer.status, answer.header("allow")) == (405, "PUT, POST, GET, HEAD, DELETE")
+            without_url = ObjectRequest(method, "", (), b"{}")
+            answer = await world.runtime.fetch(ObjectKey("stream", "a"), without_url)
+            assert answer.status == 405
 
 
 async def test_a_body_over_the_limit_is_refused_whole(tmp_path: Path) -> None:

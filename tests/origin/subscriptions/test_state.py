@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from tailrace.ledger.objects.object import ObjectRequest
 from tailrace.origin.subscriptions import index, object, state
+from tailrace.origin.subscriptions.index import SCAN
+from tailrace.origin.subscriptions.request import object_of
 from tests.origin.subscriptions.subscription_world import SubscriptionWorld, subscriptions_at
 
 pytestmark = pytest.mark.anyio
@@ -62,7 +65,8 @@ async def test_an_origin_that_starts_takes_no_forgotten_stream_for_a_new_one(
     for number in range(5):
         await world.put(f"events/{number}", b"[1]")
     await world.subscribe("p", **PULL)
-    assert (await world.ask("SCAN", "subscriptions/p"))[0] == 204
+    scan = ObjectRequest.internal(SCAN)
+    assert (await world.runtime.fetch(object_of("subscriptions/p"), scan)).status == 204
     status, said = await world.ask("POST", "subscriptions/p/claim", {"worker": "w"})
     assert (status, said["error"]["code"]) == (409, "NO_PENDING_WORK")
 

@@ -38,7 +38,7 @@ class Notified:
         self.errors: list[Exception] = []
 
     async def fetch(self, key: ObjectKey, request: ObjectRequest) -> ObjectResponse:
-        self.asked.put_nowait((key.name, request.method))
+        self.asked.put_nowait((key.name, request.operation or ""))
         if self.errors:
             raise self.errors.pop()
         return ObjectResponse(204)
