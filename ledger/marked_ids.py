@@ -17,15 +17,15 @@ from tailrace.ledger.record_extra import IdSpan, RecordExtra
 STEERED = 1 << 31
 STEER_BEGINS = 1 << 30
 LIFE = 2**32 - 1
-"""The id before the numbers."""
+"""The id before the numbers of a StreamLife."""
 UNKNOWN = 2**32 - 2
-"""The number that stood for None."""
+"""The number for None."""
 ENGINE = "engine"
-"""The code of the notice that held a fingerprint."""
+"""Code of the notice with the fingerprint."""
 
 
 def unmarked(frame: bytes, ids: tuple[int, ...]) -> Record:
-    """Return a record with plain ids; what the marks said is in its `extra`."""
+    """Return a record with plain ids; the meaning of the marks is in its `extra`."""
     is_notice = frame[TAG_OFFSET] == Notice.tag
     if not is_notice and max(ids, default=0) < STEER_BEGINS:
         return Record(frame, ids)

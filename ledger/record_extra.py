@@ -1,4 +1,4 @@
-"""What a producer stores beside a record and no client is sent: the `extra` of a `Record`.
+"""The `extra` of a Record: data of the producer that clients never receive.
 
 A ledger stores these bytes and never reads them. They are the BARE encoding of a `RecordExtra`;
 most records have none. Any change of these structs needs a new version of the ledger's layout.
@@ -16,42 +16,42 @@ from tailrace.ledger.wire.bare import U64_MAX, Uint, struct_of
 
 
 class StreamLife(NamedTuple):
-    """How a stream fared, stored with its StreamEnd.
+    """Statistics of a stream, stored with its StreamEnd.
 
-    Times are in ms since the stream came to the origin that ended it; None: not known there.
-    New numbers are added at the end, so that releases can read each other's.
+    Times are in ms since the stream came to the origin that ended it; None is unknown. New numbers
+    are added at the end, so that different releases can read each other's.
     """
 
     queue_ms: int | None = None
-    """Until a worker had it."""
+    """Time until a worker had the stream."""
     first_ms: int | None = None
-    """Until its first frame was durable that is no notice."""
+    """Time until the first frame other than a notice was durable."""
     whole_ms: int | None = None
-    """Until its end was written."""
+    """Time until the end was written."""
     gap_p50_ms: int | None = None
-    """Between two frames, takeovers included; the same for the next two."""
+    """Median gap between two frames, takeovers included. The next two are p95 and p99."""
     gap_p95_ms: int | None = None
     gap_p99_ms: int | None = None
     resumes: int | None = None
-    """Times that a client read it anew."""
+    """Number of times that a client resumed the stream."""
     takeovers: int | None = None
-    """Workers that went on with it."""
+    """Number of takeovers by another worker."""
 
     @classmethod
     def of_numbers(cls, numbers: Iterable[int | None]) -> Self:
-        """Return the life that these numbers tell; ignores numbers of a newer release."""
+        """Return the statistics of these numbers; ignore additional ones of newer releases."""
         return cls(*tuple(numbers)[: len(cls._fields)])
 
     @classmethod
     def of(cls, record: Record) -> Self | None:
-        """Return what the record of a StreamEnd tells; None where it tells nothing."""
+        """Return the statistics in the record of a StreamEnd, or None if it has none."""
         numbers = RecordExtra.of(record).life
         return cls.of_numbers(numbers) if numbers else None
 
 
 @dataclass(frozen=True, slots=True)
 class IdSpan:
-    """Consecutive token ids: `count` of them from place `start` on."""
+    """Consecutive token ids: `count` ids from position `start` on."""
 
     start: Uint
     count: Uint
@@ -59,11 +59,11 @@ class IdSpan:
 
 @dataclass(frozen=True, slots=True)
 class RecordExtra:
-    """What a record's frame and token ids do not say.
+    """Data besides a record's frame and token ids.
 
-    `steered` are the spans of the record's ids that came from Steer orders, one for each order.
-    `engine` is the fingerprint of the engine that makes the stream, stored with the first record
-    that it makes where the recipe could not say it. `life` are the numbers of a `StreamLife`.
+    `steered` are the spans of the record's ids that came from Steer orders, one per order. `engine`
+    is the fingerprint of the stream's engine, stored with its first record if the recipe does not
+    have it. `life` are the numbers of a `StreamLife`.
     """
 
     steered: tuple[IdSpan, ...] = ()
@@ -72,11 +72,15 @@ class RecordExtra:
 
     @classmethod
     def of(cls, record: Record) -> RecordExtra:
-        """Return what is stored beside a record; `Damaged` if that is no RecordExtra."""
+        """Return the extra data of a record.
+
+        Raises:
+            Damaged: The bytes are not a RecordExtra.
+        """
         return unpack_extra(record.extra) if record.extra else NO_EXTRA
 
     def pack(self) -> bytes:
-        """Return the bytes to store; none where there is nothing to say."""
+        """Return the bytes to store; empty if there is no data."""
         if self == NO_EXTRA:
             return b""
         out = bytearray()
@@ -89,17 +93,21 @@ NO_EXTRA = RecordExtra()
 
 
 def life_numbers(life: StreamLife) -> tuple[int | None, ...]:
-    """Return the numbers as they are stored: none below 0 or beyond 64 bits."""
+    """Return the numbers to store, limited to 0 to 2^64-1."""
     return tuple(None if each is None else min(max(0, each), U64_MAX) for each in life)
 
 
 def unpack_extra(packed: bytes) -> RecordExtra:
-    """Return the RecordExtra of these bytes; `Damaged` if they are none."""
+    """Decode a RecordExtra.
+
+    Raises:
+        Damaged: The bytes are not a RecordExtra.
+    """
     try:
         extra, end = _TYPE.decode(packed, 0)
     except FrameError as error:
-        raise Damaged(f"what is stored beside a record cannot be read: {error}") from error
+        raise Damaged(f"the extra data of a record is malformed: {error}") from error
     if end != len(packed):
-        raise Damaged(f"what is stored beside a record has {len(packed) - end} bytes too many")
+        raise Damaged(f"the extra data of a record has {len(packed) - end} bytes too many")
     assert isinstance(extra, RecordExtra)
     return extra

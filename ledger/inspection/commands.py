@@ -1,10 +1,9 @@
-"""What `tailrace ledger` does with a ledger or with one stream, one function for each command.
+"""The commands of `tailrace ledger`, as functions of a ledger or of one stream.
 
-`summary` tells a stream from its beginning to its tip, and `follow` reads it as it grows, while
-its owner writes; `json_lines` and `raw_frames` give streams to other programs. `verify` tells
-whether a ledger is whole: every stream contiguous, ended once, matching its checksums. `collect`
-is retention by hand: what a running origin does by itself, now and to its end. `accept` goes on
-with what is left where the file or its WAL was damaged.
+`summary` reads a whole stream, and `follow` reads it as it grows, while its owner writes.
+`json_lines` and `raw_frames` export streams. `verify` checks that every stream is contiguous, ended
+once, and matches its checksums. `collect` removes expired streams, as a running origin does by
+itself. `accept` accepts the loss of data after the file or its WAL was damaged.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ from tailrace.ledger.sqlite.storage import StreamRow
 from tailrace.ledger.stream_text import StreamText
 
 TEXT_CHARS = 2_000
-"""Characters of a stream's text that `show` gives."""
+"""Maximum characters of a stream's text in `show`."""
 POLL_S = 0.1
-"""Between two looks into the ledger; another process cannot be woken by its owner."""
+"""Seconds between two reads of the ledger, whose owner cannot wake another process."""
 
 Document = dict[str, Any]
 
 
 @dataclass(slots=True)
 class StreamSummary:
-    """What a stream's frames tell."""
+    """Summary of a stream's frames."""
 
     frames: int = 0
     tokens: int = 0
@@ -55,7 +54,11 @@ class StreamSummary:
 
 
 async def summary(reader: LedgerReader, row: StreamRow) -> StreamSummary:
-    """Read it all; `Damaged` where it is not whole."""
+    """Read a whole stream.
+
+    Raises:
+        Damaged: The stream is damaged.
+    """
     result, text = StreamSummary(), StreamText()
     async for _, record in reader.records(row):
         result.frames += 1
@@ -73,13 +76,13 @@ async def summary(reader: LedgerReader, row: StreamRow) -> StreamSummary:
 async def follow(
     place: Path | str, stream: bytes, start: int, *, live: bool = True
 ) -> AsyncIterator[tuple[int, Record]]:
-    """(index, record) from `start` on; with `live` until the StreamEnd, however long."""
+    """Yield (index, record) from `start` on; with `live` wait until the StreamEnd."""
     at = start
     async with reading(place) as reader:
         while True:
             piece = StreamPiece(await reader.stream(stream), first=at == 0)
             await fill(piece, reader, at)
-            await reader.release()  # the moment must not outlive a slow reader
+            await reader.release()  # do not keep a snapshot for a slow reader
             for found in piece.records:
                 yield found
             if piece.records:
@@ -94,7 +97,7 @@ async def follow(
 
 @dataclass(frozen=True, slots=True)
 class Reclaimed:
-    """What went, and what the ledger took before and takes now."""
+    """Number of removed streams, and the ledger's size before and after."""
 
     removed_streams: int
     before_bytes: int
@@ -102,11 +105,12 @@ class Reclaimed:
 
 
 async def collect(place: Path | str, open_ledger: Callable[[], Awaitable[Ledger]]) -> Reclaimed:
-    """Remove what has expired from the ledger at `place`, which `open_ledger` opens.
+    """Remove expired streams from the ledger at `place`, which `open_ledger` opens.
 
-    Raises `ConfigError` where there is none, or while another process owns the file.
+    Raises:
+        ConfigError: There is no ledger, or another process owns the file.
     """
-    before = await _bytes(place)  # what is no ledger is refused, not made into one
+    before = await _bytes(place)  # a file that is not a ledger is refused, not turned into one
     ledger = await open_ledger()
     try:
         removed = await ledger.expire()
@@ -116,16 +120,17 @@ async def collect(place: Path | str, open_ledger: Callable[[], Awaitable[Ledger]
 
 
 async def _bytes(place: Path | str) -> int:
-    if isinstance(place, Path):  # who writes a file does not open it as a reader too
+    if isinstance(place, Path):  # a writer of a file must not also open it as a reader
         return existing(place).stat().st_size
     async with reading(place) as reader:
         return await reader.ledger_bytes()
 
 
 def accept(path: Path) -> None:
-    """Let the file at `path` count for all that was ever acknowledged.
+    """Accept the file at `path` as complete, although acknowledged data is missing.
 
-    `ConfigError` where there is none, or while an origin owns it.
+    Raises:
+        ConfigError: There is no ledger, or an origin owns it.
     """
     of_file, of_lock = lock(Path(os.path.realpath(existing(path))))
     try:
@@ -136,9 +141,11 @@ def accept(path: Path) -> None:
 
 
 def reading(place: Path | str) -> AbstractAsyncContextManager[LedgerReader]:
-    """The ledger in a file, or in the database that a URL names, as it is at this moment.
+    """Open a snapshot of the ledger in a file, or in the database of a URL.
 
-    Raises `ConfigError` where there is none, `LedgerFailed` where the server is away.
+    Raises:
+        ConfigError: There is no ledger.
+        LedgerFailed: The server is away.
     """
     # Imported here, because the driver for PostgreSQL is an extra.
     if isinstance(place, Path):
@@ -154,7 +161,7 @@ def reading(place: Path | str) -> AbstractAsyncContextManager[LedgerReader]:
 
 
 def stream_document(row: StreamRow) -> Document:
-    """What is known of a stream besides its frames."""
+    """Return a stream's data besides its frames."""
     return {
         "stream": row.id.hex(),
         "kind": StreamKind(row.kind).name.lower(),
@@ -167,7 +174,7 @@ def stream_document(row: StreamRow) -> Document:
 
 
 def frame_document(record: Record) -> Document:
-    """One record, with the token ids that clients never see."""
+    """Return a record with its token ids, which clients never see."""
     _, frame = decode(record.frame)
     document = {"type": type(frame).__name__, **frame_fields(frame), "ids": list(record.ids)}
     extra, life = RecordExtra.of(record), StreamLife.of(record)
@@ -179,7 +186,7 @@ def frame_document(record: Record) -> Document:
 
 
 async def json_lines(reader: LedgerReader, rows: AsyncIterable[StreamRow]) -> AsyncIterator[str]:
-    """For each stream a line of its own, then one for each record."""
+    """Yield a line for each stream, then one for each of its records."""
     async for piece in pieces(reader, rows):
         if piece.first:
             yield json.dumps(stream_document(piece.row), ensure_ascii=False)
@@ -189,7 +196,7 @@ async def json_lines(reader: LedgerReader, rows: AsyncIterable[StreamRow]) -> As
 
 
 async def raw_frames(reader: LedgerReader, rows: AsyncIterable[StreamRow]) -> AsyncIterator[bytes]:
-    """The wire frames of the streams, one after the other; they measure themselves."""
+    """Yield the encoded frames of the streams; each has its length in its header."""
     async for piece in pieces(reader, rows):
         for record in _records(piece):
             yield record.frame
@@ -209,12 +216,12 @@ def _recipe(text: str) -> object:
         return text
 
 
-# ---- whether it is whole ----
+# ---- verification ----
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is not whole; `stream` in hex, or None where it is no stream's."""
+    """Damage that was found; `stream` is in hex, or None if it belongs to no stream."""
 
     stream: str | None
     what: str
@@ -222,7 +229,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Audit:
-    """What was looked at, and what is wrong with it."""
+    """Result of a verification."""
 
     streams: int = 0
     frames: int = 0
@@ -238,7 +245,7 @@ class Audit:
 async def verify(
     reader: LedgerReader, progress: Callable[[int], None] = lambda _done: None
 ) -> Audit:
-    """Look at everything; `progress` is called with the number of streams done."""
+    """Check everything; call `progress` with the number of streams done."""
     verdict = Audit(findings=[Finding(None, what) async for what in reader.damage()])
     await reader.release()
     stream = _Stream()
@@ -258,7 +265,7 @@ async def verify(
 
 @dataclass(slots=True)
 class _Stream:
-    """What was found so far in the one that is looked at."""
+    """State of the stream that is being checked."""
 
     ended_at: int | None = None
     broken: bool = False
@@ -266,7 +273,7 @@ class _Stream:
 
 def _check_piece(piece: StreamPiece, stream: _Stream, verdict: Audit) -> None:
     if stream.broken:
-        return  # one finding for each
+        return  # one finding per stream
     try:
         for index, record in piece.records:
             if stream.ended_at is not None:
@@ -279,7 +286,7 @@ def _check_piece(piece: StreamPiece, stream: _Stream, verdict: Audit) -> None:
         if piece.damage is not None:
             raise piece.damage
         if piece.last and piece.row.ended and stream.ended_at is None:
-            raise Damaged("it is marked as ended, and has no StreamEnd")
+            raise Damaged("it is marked as ended, but has no StreamEnd")
     except (Damaged, FrameError) as error:
         stream.broken = True
         name = piece.row.id.hex()
@@ -287,7 +294,7 @@ def _check_piece(piece: StreamPiece, stream: _Stream, verdict: Audit) -> None:
 
 
 def _check_frame(raw: bytes, index: int) -> None:
-    """That it is one canonical logged frame on corr 0, and says the index that it has."""
+    """Check that a frame is a canonical logged frame on channel 0 with the right index."""
     corr, frame = decode(raw)
     if not isinstance(frame, Logged):
         raise Damaged(f"index {index} holds a {type(frame).__name__}, which is never logged")

@@ -1,4 +1,4 @@
-"""A ledger on PostgreSQL seen from outside, beside its origins: `ledger.tools.reader.LedgerReader`.
+"""A read-only view of a ledger on PostgreSQL while origins use it.
 
 One REPEATABLE READ READ ONLY transaction is one moment; it runs on a standby too. The tables
 of frames are locked against being dropped while it lasts: PostgreSQL shows a transaction the
@@ -27,7 +27,7 @@ from tailrace.ledger.postgres.statements import TABLE_BYTES
 from tailrace.ledger.sqlite.storage import StreamRow
 
 RECORDS_AT_ONCE = 512
-"""Records that are in memory at a time: at most 32 MB of objects' 64 KiB chunks."""
+"""Maximum records in memory: at most 32 MB of objects' 64 KiB chunks."""
 
 _STREAM = """
 SELECT s.sid, s.id, s.kind, h.epoch, h.ended::int, s.durability, s.recipe, s.created_ms,
@@ -54,7 +54,7 @@ SELECT to_jsonb(status) FROM (SELECT * FROM (
     ({TABLE_BYTES}) AS tables
 ) AS status
 """
-"""By the fields of `PostgresStatus`."""
+"""Query for the fields of `PostgresStatus`."""
 _STRAYS = {
     "streams have no head": """
 SELECT count(*) FROM stream s WHERE NOT EXISTS (SELECT FROM head h WHERE h.sid = s.sid)
@@ -93,7 +93,7 @@ class PostgresStatus(LedgerStatus):
 
 
 class PostgresReader:
-    """An open connection. Make it with `reading_database`."""
+    """A reader of an open connection; create it with `reading_database`."""
 
     def __init__(self, url: PostgresUrl, connection: psycopg.AsyncConnection) -> None:
         self._url = url
@@ -166,14 +166,14 @@ class PostgresReader:
                 at, last = at + 1, record.frame
         next_index = await self._number("SELECT next_index FROM head WHERE sid = %s", (row.sid,))
         if at != max(start, next_index):
-            raise _damaged(row, f"it holds {at} frames, and its head says {next_index}")
+            raise _damaged(row, f"it has {at} frames, but its head says {next_index}")
         if last is not None and tag_of(last) == StreamEnd.tag and not row.ended:
-            raise _damaged(row, "it has a StreamEnd, and is not marked as ended")
+            raise _damaged(row, "it has a StreamEnd, but is not marked as ended")
 
     # ---- the server ----
 
     async def _number(self, sql: str, values: Any = ()) -> int:
-        """One number that a query gives; 0 for NULL or no row."""
+        """Return the number that a query returns; 0 for NULL or no row."""
         rows = await self._rows(sql, values)
         return int(rows[0][0] or 0) if rows else 0
 
@@ -188,13 +188,19 @@ class PostgresReader:
             return await cursor.fetchall()
         except psycopg.Error as error:
             if connection.info.transaction_status == TransactionStatus.INERROR:
-                await connection.execute("ROLLBACK TO moment")  # damage here is none elsewhere
+                await connection.execute(
+                    "ROLLBACK TO moment"
+                )  # damage here does not affect later reads
             raise _explained(error, self._url) from error
 
 
 @asynccontextmanager
 async def reading_database(url: str) -> AsyncIterator[PostgresReader]:
-    """The ledger in a database, as it is at this moment; `ConfigError` if there is none."""
+    """Open a snapshot of the ledger in a database.
+
+    Raises:
+        ConfigError: There is no ledger.
+    """
     address = PostgresUrl(url)
     connection = await address.connect("tailrace ledger")
     try:
@@ -216,24 +222,24 @@ async def _check_version(connection: psycopg.AsyncConnection, address: PostgresU
         raise ConfigError(
             f"there is no ledger in {address}",
             field="ledger.url",
-            hint="the first origin that uses the database makes one",
+            hint="the first origin that uses the database creates it",
         )
     if found != SCHEMA_VERSION:
         raise ConfigError(
             f"the ledger in {address} is not of version {SCHEMA_VERSION}",
             field="ledger.url",
-            hint="another Tailrace made it; use that one",
+            hint="another version of Tailrace created it; use that version",
         )
 
 
 def _explained(error: psycopg.Error, address: PostgresUrl) -> TailraceError:
-    """An error of the server as one of ours."""
+    """Convert an error of the server."""
     message = address.first_line(error)
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
         return ConfigError(
             message,
             field="ledger.url",
-            hint="the role needs USAGE of the schema tailrace and SELECT on its tables",
+            hint="the role needs USAGE on the schema tailrace and SELECT on its tables",
         )
     if isinstance(error, psycopg.errors.DataCorrupted | psycopg.errors.IndexCorrupted):
         return Damaged(message, hint="check the disk, and restore the database from a backup")
@@ -253,4 +259,4 @@ def _text(stored: Any) -> str:
 
 
 def _damaged(row: StreamRow, what: str) -> Damaged:
-    return Damaged(f"stream {row.id.hex()}: {what}", hint="restore the database from a copy")
+    return Damaged(f"stream {row.id.hex()}: {what}", hint="restore the database from a backup")

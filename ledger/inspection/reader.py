@@ -1,4 +1,4 @@
-"""A ledger seen from outside, read-only, beside the origins that write it.
+"""A read-only view of a ledger while origins write it.
 
 What the tools of `tailrace ledger` are made of. Everything is read in one transaction, so
 that it is the state of one moment, until that is released; the origins go on writing meanwhile.
@@ -19,16 +19,16 @@ from tailrace.ledger.interface import Record
 from tailrace.ledger.sqlite.storage import StreamRow
 
 STREAMS_AT_ONCE = 1_000
-"""Rows of streams that are in memory at a time."""
+"""Maximum rows of streams in memory."""
 PIECE_RECORDS = 4_096
-"""Records that are in memory at a time,"""
+"""Maximum records in memory."""
 PIECE_BYTES = 4 * 1024 * 1024
-"""or as many as have frames of so many bytes, if those are fewer."""
+"""Maximum bytes of frames in memory, if that is fewer records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerStatus:
-    """What every ledger can count. `ledger` says where it is, without secrets."""
+    """Figures of any ledger. `ledger` is its place, without secrets."""
 
     ledger: str
     streams: int
@@ -43,7 +43,7 @@ class LedgerStatus:
 
 
 def per_frame(size: int, frames: int) -> float | None:
-    """Bytes for each frame; None where there is no frame."""
+    """Bytes per frame; None without frames."""
     return round(size / frames, 2) if frames else None
 
 
@@ -57,39 +57,49 @@ class LedgerReader(Protocol):
     async def status(self) -> LedgerStatus: ...
 
     async def ledger_bytes(self) -> int:
-        """What the ledger takes where it is stored."""
+        """Return the bytes that the ledger takes in its storage."""
 
     async def expired(self, now_ms: int) -> int:
-        """How many streams have outlived their retention at `now_ms` (Unix time)."""
+        """Return the number of streams that have expired at `now_ms` (Unix time)."""
 
     def streams(self) -> AsyncIterator[StreamRow]:
-        """Every stream, those of an hour in the order of their creation."""
+        """Yield every stream; those of an hour are ordered by creation."""
 
     async def stream(self, stream: bytes) -> StreamRow:
-        """One stream; `NotFound` if there is none."""
+        """Return a stream.
+
+        Raises:
+            NotFound: There is no such stream.
+        """
 
     async def stored(self, row: StreamRow) -> dict[str, int]:
-        """What one stream takes where it is stored: `stored_bytes` of frames and ids, and more."""
+        """Return the storage of a stream: `stored_bytes` of frames and ids, and more."""
 
     def records(self, row: StreamRow, start: int = 0) -> AsyncGenerator[tuple[int, Record], None]:
-        """(index, record) from `start` on; `Damaged` where the stream is not whole."""
+        """Yield (index, record) from `start` on; raise `Damaged` at damage."""
 
     def damage(self) -> AsyncIterator[str]:
-        """What is not whole and belongs to no stream, in words. Looks at everything."""
+        """Yield descriptions of damage that belongs to no stream. Reads everything."""
 
     async def release(self) -> None:
-        """Let go of the moment: what is read next is of a later one."""
+        """Release the snapshot; later reads use a new one."""
 
 
 def parse_stream(text: str) -> bytes:
-    """The id that somebody typed; `NotFound` for what cannot be one."""
+    """Parse a stream id.
+
+    Raises:
+        NotFound: The text is not a stream id.
+    """
     try:
         stream = bytes.fromhex(text)
     except ValueError:
         stream = b""
     if len(stream) != 16 or len(text) != 32:
         raise NotFound(
-            f"{text!r} is not a stream id", code="unknown_stream", hint="it has 32 hex digits"
+            f"{text!r} is not a stream id",
+            code="unknown_stream",
+            hint="a stream id has 32 hex digits",
         )
     return stream
 
@@ -119,7 +129,10 @@ class StreamPiece:
 async def pieces(
     reader: LedgerReader, rows: AsyncIterable[StreamRow]
 ) -> AsyncIterator[StreamPiece]:
-    """All records of these streams, but for what is removed meanwhile. Many short ones at once."""
+    """Yield all records of these streams, many short streams at a time.
+
+    Streams that are removed in the meantime are left out.
+    """
     ready: list[StreamPiece] = []
     held = size = 0
     async for row in rows:
@@ -144,7 +157,7 @@ async def _of_one(reader: LedgerReader, row: StreamRow) -> AsyncIterator[StreamP
             piece.row = await reader.stream(row.id)
             await fill(piece, reader, at)
         except NotFound:
-            return  # removed since
+            return  # removed in the meantime
         except Damaged as damage:
             piece.damage = damage
         at, last = at + len(piece.records), piece.last
@@ -152,7 +165,7 @@ async def _of_one(reader: LedgerReader, row: StreamRow) -> AsyncIterator[StreamP
 
 
 async def fill(piece: StreamPiece, reader: LedgerReader, at: int) -> None:
-    """With the records from index `at` on; raises `Damaged` behind those that are whole."""
+    """Yield the records from index `at` on; raise `Damaged` after the undamaged ones."""
     async with aclosing(reader.records(piece.row, at)) as records:
         async for index, record in records:
             piece.records.append((index, record))

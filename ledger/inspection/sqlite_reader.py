@@ -32,11 +32,11 @@ from tailrace.ledger.sqlite.encoding import COLD_CODINGS, Entry, unpack_batch, u
 from tailrace.ledger.sqlite.storage import SegmentRow, StreamRow
 
 SEGMENTS_AT_ONCE = 64
-"""Segments that are in memory at a time."""
+"""Maximum segments in memory."""
 COPIED_PAGES = 1_024
-"""Pages that a copy takes at once."""
+"""Pages that a copy reads at a time."""
 PAGE_FINDINGS = 100
-"""What SQLite's own check may name before it stops."""
+"""Maximum findings of SQLite's own integrity check."""
 
 _IS_COLD = f"coding IN {COLD_CODINGS}"
 
@@ -51,7 +51,7 @@ _COUNTS = {
     "log_rows": "count(*) FROM log",
     "removed_streams": "count(*) FROM removed",
 }
-"""By the fields of `SqliteStatus`."""
+"""Queries for the fields of `SqliteStatus`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class SqliteStatus(LedgerStatus):
 
 
 class SqliteReader:
-    """An open ledger file. Make it with `reading_file`."""
+    """A reader of an open ledger file; create it with `reading_file`."""
 
     def __init__(self, path: Path, snapshot: Snapshot, lost: Lost | None) -> None:
         self._path = path
@@ -86,12 +86,12 @@ class SqliteReader:
         self._queries = Queries(path, snapshot)
         self._logged: dict[int, list[Entry]] | None = None
         self._log_damage: list[Damaged] = []
-        self._rotten: dict[int, Damaged] = {}  # by sid: streams whose rows are damaged
+        self._rotten: dict[int, Damaged] = {}  # by sid: streams with damaged rows
 
     # ---- the whole ----
 
     async def status(self) -> SqliteStatus:
-        """Segments are counted without reading what is in them."""
+        """Return the figures; segments are counted without reading their content."""
         segments = dict.fromkeys((False, True), (0, 0, 0))  # plain and cold ones
         for cold, *figures in self._rows(
             f"SELECT {_IS_COLD}, count(*), sum(length), sum(length(records)) FROM segment"
@@ -182,7 +182,7 @@ class SqliteReader:
             yield f"{segments} segments belong to no stream"
 
     async def copy_to(self, target: Path) -> None:
-        """A consistent copy of the whole file, while its owner goes on (SQLite's backup)."""
+        """Copy the whole file consistently while its owner writes (SQLite's backup)."""
         if target.exists():
             raise ConfigError(f"{target} exists", field="--out", hint="name a new file")
         with (
@@ -234,7 +234,7 @@ class SqliteReader:
             raise damage
         at = 0
         async for segment in self._segments(row.sid, start):
-            at = at or segment.first * bool(start)  # those before it were not asked for
+            at = at or segment.first * bool(start)  # earlier ones were not requested
             if segment.first != at:
                 raise damaged_stream(
                     row.id, f"segment at index {segment.first} does not follow index {at - 1}"
@@ -245,7 +245,7 @@ class SqliteReader:
                 at += 1
         for entry in (await self._log()).get(row.sid, ()):
             if entry.at < at:
-                continue  # a segment holds it too
+                continue  # also in a segment
             if entry.at != at:
                 raise damaged_stream(row.id, f"the log jumps from index {at - 1} to {entry.at}")
             if at >= start:
@@ -272,9 +272,9 @@ class SqliteReader:
         return records
 
     async def _log(self) -> dict[int, list[Entry]]:
-        """What the log has of each stream, by sid, in order: segments may have some of it too.
+        """Return the log's records of each stream by sid, in order; segments may have some, too.
 
-        Damaged rows are told of, the others are read.
+        Damaged rows are recorded, and the others are read.
         """
         if self._logged is not None:
             return self._logged
@@ -310,9 +310,11 @@ def _damage(check: Callable[..., object], *row: object) -> Iterator[str]:
 
 @asynccontextmanager
 async def reading_file(path: Path) -> AsyncIterator[SqliteReader]:
-    """The ledger at `path`, as it is at this moment; `ConfigError` if there is none.
+    """Open a snapshot of the ledger at `path`.
 
-    `Damaged` if it was one, and is an empty file.
+    Raises:
+        ConfigError: There is no ledger.
+        Damaged: The ledger is an empty file now, or lacks acknowledged data.
     """
     require_closed_here(existing(path))
     real = Path(os.path.realpath(path))
@@ -334,7 +336,11 @@ async def reading_file(path: Path) -> AsyncIterator[SqliteReader]:
 
 
 def _checked_frames(path: Path, snapshot: Snapshot) -> int:
-    """Return the whole frames of a ledger's WAL; `ConfigError` if the file is no ledger."""
+    """Return the number of whole frames in a ledger's WAL.
+
+    Raises:
+        ConfigError: The file is not a ledger.
+    """
     try:
         frames = snapshot.wal_frames()
         connection = snapshot.connection

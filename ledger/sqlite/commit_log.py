@@ -1,13 +1,13 @@
-"""The log: one row for each group commit, until segments hold what is in it.
+"""The commit log: one row per group commit, until its records are in segments.
 
-When a tail is large, old or ended it becomes a segment, in the transaction of some commit, and
-the log before the oldest tail is pruned. Recovery rebuilds the tails from the rows that are left.
+A tail that is large, old or ended becomes a segment, in the transaction of some commit, and the log
+before the oldest tail is pruned. Recovery rebuilds the tails from the remaining rows.
 
-A row that has rotted costs the streams that it was about and no other. Of each of them what the
-row held is a hole then: reading there is `Damaged`, what lies before it is read, and the stream
-goes on, or is ended, behind it. Which streams these are says the head of the row; where that has
-rotted too, it may have been about any stream that has not ended, unless a later row shows that
-nothing of it is missing, and about as many records of it as may have fitted.
+A damaged row affects only the streams in it. Each of them has a hole in place of the row's records:
+reading there raises `Damaged`, earlier records can be read, and the stream continues or is ended
+after the hole. The head of the row names the streams. If the head is damaged, too, every unfinished
+stream may be affected, unless a later row shows that nothing of it is missing; the hole is then as
+large as the row could have been.
 """
 
 from __future__ import annotations
@@ -36,43 +36,47 @@ from tailrace.ledger.sqlite.tail import MAX_TAIL_BATCHES, SEGMENT_BYTES, Tail
 from tailrace.ledger.wire.codec import PREFIX_BYTES
 
 SEGMENT_COMMITS = 64
-"""Commits over which the segments are spread that are due now. Each takes its share of them, so
-that of short streams no more can pile up than come with so many commits."""
+"""Number of commits over which the due segments are spread.
+
+Each commit stores its share, so that segments of short streams cannot pile up.
+"""
 MAX_RIPE_FOR_AGE = 4 * SEGMENT_COMMITS
-"""For their age alone tails become segments while fewer are due, so that no commit takes much
-longer than others; only those of twice the age do in any case."""
+"""Maximum of due tails at which old tails are added, so that no commit takes much longer.
+
+Tails of twice the age are added in any case.
+"""
 
 PRUNE_ROWS = 64
-"""Log rows that are pruned at once,"""
+"""Number of log rows that are pruned together."""
 PRUNE_BYTES = 512 * 1024
-"""or as many as have so many bytes, if those are fewer."""
+"""Bytes of log rows that are pruned together, if that is fewer rows."""
 MAX_PRUNE_ROWS = 4 * PRUNE_ROWS
-"""What one commit prunes, at most, however much has become prunable."""
+"""Maximum rows that one commit prunes."""
 LOG_ROWS_AT_ONCE = 64
-"""Rows that recovery has in memory at a time."""
+"""Maximum rows in memory during recovery."""
 
 log = structlog.get_logger("ledger")
 
 
 class LogRows:
-    """Counts the rows of the log; they have consecutive numbers."""
+    """Bookkeeping of log rows, which have consecutive numbers."""
 
     def __init__(self) -> None:
-        self._pruned = 1  # those below it are gone
-        self._prunable = 1  # those below it may go
+        self._pruned = 1  # rows below it are deleted
+        self._prunable = 1  # rows below it may be deleted
         self._prunable_bytes = 0
-        self._sizes: deque[int] = deque()  # of those from `_prunable` on
+        self._sizes: deque[int] = deque()  # of the rows from `_prunable` on
 
     def add(self, seq: int, size: int) -> None:
-        """Row `seq` is the last one now; the first that is ever added need not be row 1."""
+        """Add row `seq` of `size` bytes. The first one need not be row 1."""
         if not self._sizes and self._prunable == self._pruned:
             self._pruned = self._prunable = seq
         self._sizes.append(size)
 
     def prune(self, oldest: int, *, all_: bool) -> int | None:
-        """The number below which rows go now: many at a time, never very many, none if few.
+        """Return the number below which rows are deleted now: a batch of limited size, or none.
 
-        `oldest` is the first that is needed; `all_`: it is no matter how few they are.
+        `oldest` is the first row that is needed. With `all_` even few rows are deleted.
         """
         sizes, end = self._sizes, min(oldest, self._pruned + MAX_PRUNE_ROWS)
         while self._prunable < end and sizes and self._prunable_bytes < PRUNE_BYTES:
@@ -86,19 +90,22 @@ class LogRows:
 
 
 class Log:
-    """What tails hold on its way to segments; see `GroupCommit` for who calls it when."""
+    """The log and the segments that replace it; `GroupCommit` calls it."""
 
     def __init__(self, residents: Residents, now_ms: Callable[[], int]) -> None:
         self._residents = residents
         self._now_ms = now_ms
         self._rows = LogRows()
         self._seq = 0
-        self._packed: tuple[list[Tail], bytes] = [], b""  # tails, and the column of their sids
+        self._packed: tuple[list[Tail], bytes] = (
+            [],
+            b"",
+        )  # the last tails, and the column of their sids
         self.closes = False
-        """Whether nothing will follow, so that every row that may go goes."""
+        """True if the ledger is closing, so that all prunable rows are deleted."""
 
     def begin(self, rows: Sequence[int], sizes: Sequence[int]) -> None:
-        """Go on behind what recovery has found; these rows have so many bytes."""
+        """Continue after the rows that recovery has found, with their sizes in bytes."""
         unstored = self._residents.unstored
         self._residents.ripe = {sid: tail for sid, tail in unstored.items() if tail.ripe}
         for seq, size in zip(rows, sizes, strict=True):
@@ -106,14 +113,14 @@ class Log:
             self._seq = seq
 
     def begin_anew(self, group: Group, segments: Sequence[SegmentRow]) -> None:
-        """Store all that the log holds, and let its rows go, some of which are damaged."""
+        """Store all records of the log as segments, and delete its rows; some are damaged."""
         group.commit.segments += segments
         self._residents.ripe = dict(self._residents.unstored)
         self._store(len(self._residents.ripe), group, group.commit)
         group.commit.keep_from, self._rows = self._seq + 1, LogRows()
 
     def prepare(self, group: Group) -> None:
-        """Put the log row into a group's commit; everything else can be stored behind it."""
+        """Add the log row to a group's commit. Everything else can be stored after it."""
         if not group.tails:
             return
         commit, ripe, unstored = group.commit, self._residents.ripe, self._residents.unstored
@@ -124,19 +131,19 @@ class Log:
             if tail.sid not in unstored and not tail.gone:
                 tail.oldest_seq = commit.seq
                 unstored[tail.sid] = tail
-            # `ripe`, written out
+            # `ripe`, inlined
             if (tail.unstored_bytes >= SEGMENT_BYTES or tail.end_accepted) and not tail.gone:
                 ripe[tail.sid] = tail
-        if group.tails != self._packed[0]:  # an engine's steps are of the same streams, mostly
+        if group.tails != self._packed[0]:  # steps mostly have the same streams
             self._packed = group.tails, column([tail.sid for tail in group.tails])
         columns = group.indexes, group.frames, group.ids, group.extras
         commit.log = pack_batch(self._packed[1], *columns)
         self._rows.add(self._seq, len(commit.log))
 
     def tidy(self, group: Group, commit: Commit) -> None:
-        """Put into `commit` what becomes a segment now, and which rows of the log go."""
+        """Add the segments that are stored now, and the log rows that are deleted, to `commit`."""
         self._note_aged(self._seq)
-        # Some ripe tails, as far as they are accepted: the rest of them is in this group.
+        # Some due tails, up to their accepted index: later records are in this group.
         due = -(-len(self._residents.ripe) // SEGMENT_COMMITS)
         if due:
             self._store(due, group, commit)
@@ -154,7 +161,7 @@ class Log:
             ripe[tail.sid] = tail
 
     def _store(self, due: int, group: Group, commit: Commit) -> None:
-        """Make segments of the first `due` ripe tails."""
+        """Add segments of the first `due` tails that are due."""
         now, residents = self._now_ms(), self._residents
         for sid in list(islice(residents.ripe, due)):
             tail = residents.ripe.pop(sid)
@@ -166,14 +173,14 @@ class Log:
                 commit.ended.append((now + tail.ttl_ms, sid))
 
     def release(self, group: Group) -> None:
-        """Show a stored group to its readers."""
+        """Release a stored group to its readers."""
         for tail, last in group.reached.items():
             if last >= tail.released:
                 tail.released = last + 1
                 try:
                     for watcher in tuple(tail.watchers):
                         watcher()
-                except Exception:  # noqa: BLE001 - each is told, again, and the failure logged
+                except Exception:  # noqa: BLE001 - wake each again, and log the failure
                     tail.wake()
         for tail, until in group.segmented:
             tail.was_stored(until)
@@ -184,17 +191,17 @@ class Log:
 
 
 class Recovery:
-    """One pass over the log, which has `rows` of `sizes` bytes: what it holds becomes resident.
+    """One pass over the log that rebuilds the tails; `rows` have `sizes` bytes.
 
-    Where rows are `damaged`, `segments` must be stored before those go.
+    If rows are `damaged`, `segments` must be stored before these rows are deleted.
     """
 
     def __init__(self, storage: Storage, residents: Residents) -> None:
         self._storage = storage
         self._residents = residents
-        self._tails: dict[int, Tail | None] = {}  # None: it is gone, or its row is damaged
-        self._reach = 0  # records that a row whose head has rotted may have held
-        self._shown: set[int] = set()  # sids that a row behind the last such row is about
+        self._tails: dict[int, Tail | None] = {}  # None: removed, or its row is damaged
+        self._reach = 0  # maximum records of a row with a damaged head
+        self._shown: set[int] = set()  # sids in rows after the last such row
         self._holes: dict[int, Tail] = {}
         self.damaged = False
         self.rows: list[int] = []
@@ -209,14 +216,14 @@ class Recovery:
             if len(blobs) != len(some):
                 raise Damaged(
                     f"{self._storage.name}: not all log rows of {some[0]} to {some[-1]} are found",
-                    hint="the file is damaged; restore it from a copy",
+                    hint="the file is damaged; restore it from a backup",
                 )
             for seq, blob in zip(some, blobs, strict=True):
                 await self._read(seq, blob)
         if self._reach:
             await self._doubt()
         for tail in self._holes.values():
-            # An empty segment holds the place behind a hole, whatever becomes of the log.
+            # An empty segment marks the position after a hole, independent of the log.
             empty = pack_segment((), ())
             self.segments.append(SegmentRow(tail.sid, tail.stored, 0, PLAIN, empty))
 
@@ -225,7 +232,7 @@ class Recovery:
             entries = list(unpack_batch(blob, where=f"{self._storage.name}: log row {seq}"))
         except Damaged as error:
             if not isinstance(blob, bytes):
-                raise  # a page of zeros, behind which SQLite finds no row any more
+                raise  # a page of zeros, after which SQLite finds no rows
             await self._lose(blob, error)
             entries = []
         self.sizes.append(len(blob))
@@ -240,7 +247,7 @@ class Recovery:
                 row = await self._storage.stream_by_sid(sid)
                 if row is not None:
                     self._tails[sid] = await self._residents.adopt(row)
-            except Damaged as error:  # it can be read no more, and so need not be recovered
+            except Damaged as error:  # it cannot be read, so it need not be recovered
                 log.error("stream.damaged", error=error.message)
         return self._tails[sid]
 
@@ -248,7 +255,7 @@ class Recovery:
         tail = await self._tail(entry.sid)
         self._shown.add(entry.sid)
         if tail is None or entry.at < tail.accepted:
-            return  # it was removed, or a segment holds it already
+            return  # it was removed, or is in a segment already
         if entry.at != tail.accepted:
             if not self._reach:
                 jump = f"the log jumps from index {tail.accepted} to {entry.at}"
@@ -282,7 +289,7 @@ class Recovery:
                     self._skip(tail, tail.accepted + self._reach)
 
     def _skip(self, tail: Tail, until: int) -> None:
-        """Go on with a tail at index `until`; what it has so far becomes segments."""
+        """Continue a tail at index `until`; its records so far become segments."""
         lost = f"the records from index {tail.accepted} to {until - 1} are lost"
         log.error("stream.damaged", stream=tail.info.stream.hex(), error=lost)
         if tail.accepted > tail.stored:

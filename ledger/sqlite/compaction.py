@@ -1,9 +1,8 @@
-"""Plain segments to cold ones, in the background, a run of them with each commit.
+"""Compaction: compresses plain segments into cold ones in the background, a run with each commit.
 
-What ended streams hold is packed when nobody has read it for a while, and of long running ones
-what lies well behind their tip. It is done on the event loop, some milliseconds of it at a time:
-a run is no more than that takes. Nothing is replaced before it has been unpacked again and
-found the same.
+Ended streams are compressed when they were not read for some time, and long running streams except
+their last part. It runs on the event loop, some milliseconds at a time. A cold segment replaces
+others only after it was decompressed again and found equal.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ from tailrace.ledger.sqlite.retention import RetentionSettings
 from tailrace.ledger.sqlite.storage import SegmentRow, Storage
 
 COLD_FRAMES = 1_024
-"""Records of one cold segment: what a reader of any of them unpacks."""
+"""Maximum records of a cold segment, which a reader of any of them must decompress."""
 COLD_BYTES = 128 * 1024
-"""Bytes of the plain segments that become one cold one. A single one with more stays plain."""
+"""Maximum bytes of plain segments that become a cold one. A larger segment stays plain."""
 RUN_SEGMENTS = 32
-"""Plain segments that one commit replaces by a cold one: about a millisecond."""
+"""Maximum plain segments that one commit replaces: about a millisecond."""
 STREAMS_AT_ONCE = 64
-"""Ended streams that are looked up at a time."""
+"""Maximum ended streams to look up at a time."""
 RUNS_PER_SWEEP = 4_096
-"""Cold segments made per sweep, so that expiry is not put off for long."""
+"""Maximum cold segments per sweep, so that expiry is not delayed for long."""
 
 log = structlog.get_logger("ledger")
 
@@ -46,7 +45,7 @@ log = structlog.get_logger("ledger")
 
 @dataclass(slots=True)
 class SegmentRun:
-    """Consecutive plain segments of a stream; `beyond` is the index after all that was seen."""
+    """Consecutive plain segments of a stream; `beyond` is the index after all that were read."""
 
     beyond: int
     rows: list[SegmentRow] = field(default_factory=list)
@@ -64,9 +63,10 @@ class SegmentRun:
         return not self.rows or (follows and fits)
 
     def unpacked(self) -> Unpacked:
-        """Return the records of its segments.
+        """Return the records of the segments.
 
-        Raises `Damaged`, naming the index of one that is not whole.
+        Raises:
+            Damaged: A segment is damaged; the error has its index.
         """
         records = Unpacked([], [], [])
         for row in self.rows:
@@ -81,9 +81,9 @@ class SegmentRun:
 
 
 def take_run(rows: Sequence[SegmentRow], at: int, until: int | None) -> SegmentRun:
-    """The first run in `rows`, which lie from index `at` on, and before `until`.
+    """Return the first run of plain segments in `rows`, from index `at` up to `until`.
 
-    Cold segments before it are passed over. Without any row the run has not moved on.
+    Cold segments before it are skipped. Without rows the run is empty and ends at `at`.
     """
     run = SegmentRun(at)
     for row in rows:
@@ -103,7 +103,7 @@ def take_run(rows: Sequence[SegmentRow], at: int, until: int | None) -> SegmentR
 
 
 class Packer:
-    """The one packer of a ledger; `sweep` does what there is to do."""
+    """The compaction of a ledger; `sweep` does the pending work."""
 
     def __init__(
         self,
@@ -119,11 +119,11 @@ class Packer:
         self._commits = commits
         self._settings = settings
         self._now_ms = now_ms
-        self._packed_until: dict[int, int] = {}  # of running streams, by sid
+        self._packed_until: dict[int, int] = {}  # for running streams, by sid
         self._made = 0
 
     async def sweep(self) -> int:
-        """Pack what is cold; returns how many cold segments that made."""
+        """Compress what is cold; return the number of cold segments made."""
         self._made = 0
         before = self._now_ms() - int(self._settings.cold_after_s * 1000)
         while self._made < RUNS_PER_SWEEP:
@@ -132,7 +132,7 @@ class Packer:
                 break
             for sid in ended:
                 await self._pack_stream(sid, None)
-            await asyncio.sleep(0)  # a stream that is being removed goes with a commit
+            await asyncio.sleep(0)  # let a commit remove streams
         await self._pack_running(self._residents.long_running(2 * COLD_FRAMES))
         if self._made:
             log.info("ledger.packed", segments=self._made)
@@ -146,7 +146,7 @@ class Packer:
                 await self._pack_stream(sid, stored - COLD_FRAMES)
 
     async def _pack_stream(self, sid: int, until: int | None) -> None:
-        """Pack a stream's plain segments, those before index `until` if it is running."""
+        """Compress a stream's plain segments, only those before index `until` if it is running."""
         residents = self._residents
         residents.packing = sid
         name, reached = f"number {sid}", until or 0
@@ -157,7 +157,7 @@ class Packer:
             name = row.id.hex()
             reached = await self._pack_runs(sid, name, until)
         except Damaged as error:
-            # It stays as it is, for readers to be told and for what can be saved of it.
+            # The stream stays as it is, so that readers see the damage and the rest can be saved.
             log.error("stream.damaged", stream=name, error=error.message)
         if until is not None:
             self._packed_until[sid] = reached
@@ -166,7 +166,7 @@ class Packer:
             await self._commits.commit()
 
     async def _pack_runs(self, sid: int, name: str, until: int | None) -> int:
-        """Run by run; returns the index that was reached."""
+        """Compress run by run; return the index that was reached."""
         at = 0 if until is None else self._packed_until.get(sid, 0)
         while self._residents.packing == sid:
             found = await self._storage.segments(sid, at, RUN_SEGMENTS)
@@ -179,7 +179,7 @@ class Packer:
         return at
 
     async def _pack(self, run: SegmentRun, name: str) -> None:
-        """Replace a run by a cold segment, if that is smaller and the stream still there."""
+        """Replace a run by a cold segment if that is smaller and the stream still exists."""
         sid = run.rows[0].sid
         packed = _packed(run, name)
         await self._maintenance.wait_for_checkpoint()
@@ -193,7 +193,7 @@ class Packer:
 
 
 def _packed(run: SegmentRun, name: str) -> SegmentRow | None:
-    """The cold segment of a run; None where it would not be smaller, or not the same."""
+    """Return the cold segment of a run; None if it would not be smaller or not be equal."""
     if run.bytes > COLD_BYTES:
         return None
     records = run.unpacked()

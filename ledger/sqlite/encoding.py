@@ -1,29 +1,27 @@
-"""The bytes of a log row and of a segment.
+"""Encoding of log rows and segments.
 
-All begin with a CRC-32 of the rest. Log rows and plain segments go on with a count, then hold
-columns of integers and the frames one after the other. A column is one byte that says its width
-(1, 2, 4 or 8 bytes, what its largest number needs), then its numbers, little-endian: packed and
-read in a few C calls. A frame measures itself, so that lengths are not needed, and the frames of
-a segment can be sliced out without looking at the ids. The head of a log row has a checksum of
-its own, so that of a row that has rotted it is known, most likely, which streams it has cost what.
+All begin with a CRC-32 of the rest. Log rows and plain segments then have a count, columns of
+integers, and the frames. A column is a byte with its width (1, 2, 4 or 8 bytes, as its largest
+number needs) and its numbers, little-endian, so that a few C calls encode or decode it. Frames have
+their lengths in their headers, so a segment's frames can be read without its ids. The head of a log
+row has its own checksum, so that the streams of a damaged row are usually known.
 
     log row   crc u32 · crc of the head u32 · head · ids of each · ids · extras · frames
     head      n u32 · sids · indexes
     segment   crc u32 · n u32 · bytes of frames u32 · frames · ids of each · ids · extras
     extras    n u32 · place of each · bytes of each · all of them, one after the other
 
-A cold segment is many records of one stream, as little of them as can be. A record is its index
-and an entry: its ids, and its text where it is a token frame that text and index give back bit
-for bit, or else the whole frame. Entries that are alike are kept once, column by column, and zstd
-goes over all of it. Its checksum covers the zstd frame and the row's first and length, so that it
-vouches for the records that come out.
+A cold segment has many records of one stream in little space. A record is its index and an entry:
+its ids, and its text if text and index give back the Token frame bit for bit, otherwise the whole
+frame. Equal entries are stored once, column by column, and zstd compresses all of it. The checksum
+covers the zstd frame and the row's `first` and `length`.
 
     cold segment   crc u32 · zstd frame
     payload        entries u32 · entry of each record: 0 the next one, n the nth
                    · 2 * bytes + (1 if whole frame) of each entry
                    · number of ids of each entry · ids · extras of the records · texts and frames
 
-Extras are few, and so lie beside the places of their records. Layout 6 had none: its segments
+Extras are few, and are stored with the positions of their records. Layout 6 had none: its segments
 (`PLAIN_6`, `COLD_6`) end where extras would begin, and are read with `unmarked`.
 """
 
@@ -45,19 +43,19 @@ from tailrace.ledger.wire.bare import encode_uint
 from tailrace.ledger.wire.codec import HEADER_BYTES, LENGTH_MASK, VERSION_BITS
 
 MAX_IDS = 2**16 - 1
-"""Token ids of one record."""
+"""Maximum token ids of a record."""
 MAX_ID = 2**32 - 1
 PLAIN_6, COLD_6, PLAIN, COLD = range(4)
-"""How a segment is coded: `segment.coding`. Those of layout 6 are read, and not written."""
+"""Values of `segment.coding`. Those of layout 6 are only read."""
 COLD_CODINGS = (COLD_6, COLD)
 MAX_EXTRA_BYTES = 64 * 1024
-"""Extra bytes of one record."""
+"""Maximum extra bytes of a record."""
 LEVEL = 3
-"""Of zstd. Level 19 saves a thirtieth more and packs half as quickly."""
+"""Level of zstd. Level 19 saves 3 % more and takes twice as long."""
 MAX_PAYLOAD_BYTES = 2 << 20
-"""What a cold segment may unpack to, ids of 8 bytes that had taken one each included."""
+"""Maximum decompressed size of a cold segment, with ids of 8 bytes each."""
 MAX_TEXT_BYTES = 127
-"""Of a token frame; the length of a longer text does not fit one byte of the frame."""
+"""Maximum text of a Token frame in an entry, whose length fits into one byte."""
 CHECKSUM_HINT = "the file is damaged; restore it from a copy"
 
 _U32 = struct.Struct("<I")
@@ -74,7 +72,7 @@ _NOT_LAST = [bytes((low | 128,)) for low in range(128)]
 
 
 class Entry(NamedTuple):
-    """One record in a log row: its stream (by the short local id), `at` which index."""
+    """A record in a log row: its stream (by short local id) and index `at`."""
 
     sid: int
     at: int
@@ -88,13 +86,17 @@ def pack_batch(
     ids: Sequence[tuple[int, ...]],
     extras: Sequence[bytes] = (),
 ) -> bytes:
-    """Return the blob of one log row; `sids` are a column already."""
+    """Encode a log row; `sids` is already encoded as a column."""
     head = _U32.pack(len(frames)) + sids + column(indexes)
     return _seal(_U32.pack(zlib.crc32(head)), head, pack_ids(ids), pack_extras(extras), *frames)
 
 
 def unpack_batch(blob: bytes, *, where: str) -> Iterator[Entry]:
-    """Yield the entries of a log row; raises `Damaged` naming `where` if it is damaged."""
+    """Yield the entries of a log row.
+
+    Raises:
+        Damaged: The row is damaged; the error names `where`.
+    """
     _check(blob, where)
     sids, indexes, at = _take_head(blob, _HEAD_AT)
     ids, at = take_ids(blob, at, len(sids))
@@ -105,7 +107,7 @@ def unpack_batch(blob: bytes, *, where: str) -> Iterator[Entry]:
 
 
 def upgraded_batch(blob: bytes) -> bytes:
-    """Return a log row of layout 6 as one of today; a damaged one as it is."""
+    """Convert a log row of layout 6 to the current layout; a damaged one stays as it is."""
     try:
         _check(blob, "")
     except Damaged:
@@ -118,7 +120,7 @@ def upgraded_batch(blob: bytes) -> bytes:
 
 
 def places_of(blob: bytes) -> list[tuple[int, int]] | None:
-    """(sid, index) of each record of a damaged log row; None where its head is damaged too."""
+    """Return (sid, index) of each record of a damaged log row; None if its head is damaged."""
     try:
         sids, indexes, at = _take_head(blob, _HEAD_AT)
         whole = _unpack_u32(blob, 4)[0] == zlib.crc32(memoryview(blob)[_HEAD_AT:at])
@@ -130,23 +132,27 @@ def places_of(blob: bytes) -> list[tuple[int, int]] | None:
 def pack_segment(
     frames: Sequence[bytes], ids: Sequence[tuple[int, ...]], extras: Sequence[bytes] = ()
 ) -> bytes:
-    """Return the blob of one plain segment."""
+    """Encode a plain segment."""
     joined = b"".join(frames)
     sizes = _U32.pack(len(frames)), _U32.pack(len(joined))
     return _seal(*sizes, joined, pack_ids(ids), pack_extras(extras))
 
 
 def segment_frames(blob: bytes, *, where: str) -> list[bytes]:
-    """The frames of a segment; raises `Damaged` naming `where` if it is damaged."""
+    """Return the frames of a segment.
+
+    Raises:
+        Damaged: The segment is damaged; the error names `where`.
+    """
     _check(blob, where)
     (size,) = _unpack_u32(blob, 8)
     return split_frames(blob[12 : 12 + size])
 
 
 def segment_ids(blob: bytes) -> tuple[list[tuple[int, ...]], int]:
-    """Return the ids of a segment, and where they end.
+    """Return the ids of a segment, and the offset where they end.
 
-    Its frames have been read before, so that its checksum holds.
+    The checksum was verified when its frames were read.
     """
     (count,) = _unpack_u32(blob, 4)
     (size,) = _unpack_u32(blob, 8)
@@ -154,7 +160,7 @@ def segment_ids(blob: bytes) -> tuple[list[tuple[int, ...]], int]:
 
 
 def split_frames(data: bytes) -> list[bytes]:
-    """Whole frames that lie one after the other; what a checksum has vouched for."""
+    """Split concatenated frames, whose checksum was verified."""
     frames, at, end = [], 0, len(data)
     while at < end:
         beyond = at + HEADER_BYTES + (_unpack_u32(data, at)[0] & LENGTH_MASK)
@@ -166,7 +172,7 @@ def split_frames(data: bytes) -> list[bytes]:
 def pack_ids(ids: Sequence[tuple[int, ...]]) -> bytes:
     try:
         flat = [only for (only,) in ids]
-        counts = b"\1" * (1 + len(ids))  # as `column` would, but that is most of a segment's time
+        counts = b"\1" * (1 + len(ids))  # like `column`, which would take most of the time
     except ValueError:
         flat = list(chain.from_iterable(ids))
         counts = column(list(map(len, ids)))
@@ -184,7 +190,7 @@ def take_ids(blob: bytes, at: int, count: int) -> tuple[list[tuple[int, ...]], i
 
 
 def pack_extras(extras: Sequence[bytes]) -> bytes:
-    """Return the extras that there are, with their places: of most records there are none."""
+    """Encode the extras with their positions; most records have none."""
     if not any(extras):
         return _NO_EXTRAS
     places = [at for at, extra in enumerate(extras) if extra]
@@ -194,7 +200,7 @@ def pack_extras(extras: Sequence[bytes]) -> bytes:
 
 
 def take_extras(blob: bytes, at: int, count: int) -> tuple[list[bytes], int]:
-    """Return the extra of each of `count` records, and where the extras end."""
+    """Return the extra of each of `count` records, and the offset where the extras end."""
     extras = [b""] * count
     (some,) = _unpack_u32(blob, at)
     at += _U32.size
@@ -231,7 +237,7 @@ def _seal(*parts: bytes) -> bytes:
 
 
 def _check(blob: bytes, where: str) -> None:
-    # SQLite gives NULL, a number or a text where the page of a blob has rotted.
+    # SQLite returns NULL, a number or a text for a blob on a damaged page.
     whole = isinstance(blob, bytes) and len(blob) >= 8
     if not whole or _unpack_u32(blob)[0] != zlib.crc32(memoryview(blob)[4:]):
         raise Damaged(f"{where} does not match its checksum", hint=CHECKSUM_HINT)
@@ -241,7 +247,7 @@ def _check(blob: bytes, where: str) -> None:
 
 
 class Unpacked(NamedTuple):
-    """The records of a segment, in columns."""
+    """The records of a segment as columns."""
 
     frames: list[bytes]
     ids: list[tuple[int, ...]]
@@ -249,7 +255,7 @@ class Unpacked(NamedTuple):
 
     @classmethod
     def of_layout_6(cls, frames: Sequence[bytes], ids: Sequence[tuple[int, ...]]) -> Unpacked:
-        """Return the columns of records whose ids may hold marks."""
+        """Return the columns of records whose ids may have marks."""
         records = list(map(unmarked, frames, ids))
         return cls(*map(list, zip(*records, strict=True))) if records else cls([], [], [])
 
@@ -258,7 +264,11 @@ class Unpacked(NamedTuple):
 
 
 def unpack_segment(row: SegmentRow, *, where: str) -> Unpacked:
-    """The records of a segment, plain or cold; `Damaged`, naming `where`, if it is not whole."""
+    """Decode a plain or cold segment.
+
+    Raises:
+        Damaged: The segment is damaged; the error names `where`.
+    """
     if row.coding in COLD_CODINGS:
         return unpack_cold(row, where=where)
     frames = segment_frames(row.records, where=where)
@@ -269,7 +279,7 @@ def unpack_segment(row: SegmentRow, *, where: str) -> Unpacked:
 
 
 def pack_cold(sid: int, first: int, records: Unpacked) -> SegmentRow:
-    """A cold segment of consecutive records, the first of which has index `first`."""
+    """Encode consecutive records as a cold segment; the first has index `first`."""
     entries: dict[tuple[bytes, bool, tuple[int, ...]], int] = {}
     places: list[int] = []
     tails = index_tails(first, len(records.frames))
@@ -292,9 +302,9 @@ def pack_cold(sid: int, first: int, records: Unpacked) -> SegmentRow:
 
 
 def _compressed(*parts: bytes) -> bytes:
-    """One zstd frame, in which each part has a block of its own.
+    """Compress the parts into one zstd frame with a block for each part.
 
-    A block has one code for all of its bytes; columns of other kinds would spoil it.
+    A block has one entropy code, so mixing different columns in a block compresses worse.
     """
     whole = zstandard.ZstdCompressor(level=LEVEL).compressobj(size=sum(map(len, parts)))
     out = b""
@@ -304,7 +314,11 @@ def _compressed(*parts: bytes) -> bytes:
 
 
 def unpack_cold(row: SegmentRow, *, where: str) -> Unpacked:
-    """Frames and ids of a cold segment; `Damaged`, naming `where`, if it is not whole."""
+    """Decode a cold segment.
+
+    Raises:
+        Damaged: The segment is damaged; the error names `where`.
+    """
     try:
         return _unpack(_payload(row), row)
     except _NO_SEGMENT as error:
@@ -317,8 +331,8 @@ def _payload(row: SegmentRow) -> bytes:
         raise ValueError("checksum")
     try:
         size = zstandard.get_frame_parameters(packed).content_size
-        if size > MAX_PAYLOAD_BYTES:  # memory would be taken for it
-            raise ValueError(f"{size} bytes are more than any")
+        if size > MAX_PAYLOAD_BYTES:  # checked before memory is allocated
+            raise ValueError(f"{size} bytes exceed the limit")
         return zstandard.ZstdDecompressor().decompress(packed, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise ValueError(str(error)) from error
@@ -353,13 +367,13 @@ def _checksum(first: int, length: int, packed: bytes) -> int:
 
 
 def token_frame(text: bytes, tail: bytes) -> bytes:
-    """The canonical token frame under corr 0 of this text, whose index is the varint `tail`."""
+    """Return the canonical Token frame on channel 0 with this text and the encoded index `tail`."""
     size = len(text)
     return _HEAD.pack(_HEAD_SIZE + size + len(tail), 0, 0, size) + text + tail
 
 
 def index_tails(first: int, count: int) -> list[bytes]:
-    """The varints of consecutive indexes; 128 of them share all but their first byte."""
+    """Yield the varints of consecutive indexes; 128 of them share all but the first byte."""
     tails: list[bytes] = []
     for block in range(first >> 7, (first + count >> 7) + 1):
         rest = bytearray()

@@ -1,4 +1,4 @@
-"""Group commit: all that arrives in one turn of the event loop, or during a commit, is one.
+"""Group commit: all that arrives in one turn of the event loop, or during a commit, is one commit.
 
 A commit of class `process` is a few microseconds of SQLite on the event loop itself: a
 hop to a thread and back would cost seven times as much. One of class `power` waits for the
@@ -17,12 +17,12 @@ from tailrace.ledger.sqlite.storage import Commit, Storage
 from tailrace.ledger.sqlite.tail import Tail
 
 MAX_FORMING_BYTES = 4 * 1024 * 1024
-"""Bytes of frames and values that may wait for the next commit; who comes then, waits."""
+"""Maximum bytes of frames and values that wait for the next commit; further writers wait."""
 
 
 @dataclass(slots=True)
 class Group:
-    """What the next commit stores, who waits for it, and which tails it moves on.
+    """The next commit, its waiters, and the tails that it advances.
 
     Its appends are columns: one is a place in each of the five.
     """
@@ -36,8 +36,10 @@ class Group:
     size: int = 0  # bytes of frames and values
     waiters: list[asyncio.Future[None]] = field(default_factory=list)
     taken_over: list[Tail] = field(default_factory=list)
-    reached: dict[Tail, int] = field(default_factory=dict)  # the last index of each
-    segmented: list[tuple[Tail, int]] = field(default_factory=list)  # stored until
+    reached: dict[Tail, int] = field(default_factory=dict)  # last index of each
+    segmented: list[tuple[Tail, int]] = field(
+        default_factory=list
+    )  # with the index up to which they are stored
 
     def add(
         self,
@@ -77,13 +79,13 @@ class GroupCommit:
         self._loop = asyncio.get_running_loop()
         self._scheduled = False
         self._in_flight: asyncio.Future[None] | None = None
-        self._begun_at = 0.0  # when the one in flight was, by the event loop's clock
+        self._begun_at = 0.0  # start of the commit in flight, by the event loop's clock
         self._failure: LedgerFailed | None = None
         self._room_waiters: list[asyncio.Future[None]] = []
         self._quiet = False
         self.forming = Group()
 
-    # ---- for who writes ----
+    # ---- for writers ----
 
     def check(self) -> None:
         """Raise the failure that stopped the writer, if any."""
@@ -92,45 +94,45 @@ class GroupCommit:
 
     @property
     def ready(self) -> bool:
-        """Whether the forming group may grow now."""
+        """True if the forming group has room."""
         return self._failure is None and self.forming.size < MAX_FORMING_BYTES
 
     async def room(self) -> None:
-        """Wait until the forming group may grow; raises the failure of a broken ledger."""
+        """Wait until the forming group has room; raise the failure of a broken ledger."""
         while self.forming.size >= MAX_FORMING_BYTES and self._failure is None:
             await self._wait_in(self._room_waiters)
         self.check()
 
     def schedule(self) -> None:
-        """Commit what has formed at the end of this turn of the event loop."""
+        """Commit the forming group at the end of this turn of the event loop."""
         if not self._scheduled and self._in_flight is None:
             self._scheduled = True
             self._loop.call_soon(self._turn)
 
     @property
     def settled(self) -> bool:
-        """Whether all that was ever given to it is stored."""
+        """True if everything was stored."""
         forming = self.forming
         nothing_forms = forming.commit.empty and not forming.tails
         return nothing_forms and self._in_flight is None
 
     def is_quiet(self) -> bool:
-        """Whether nothing was appended since it was asked last."""
+        """Return True if nothing was appended since the last call."""
         quiet, self._quiet = self._quiet, True
         return quiet
 
     def silent_s(self) -> float:
-        """For how long the commit in flight has waited for the disk."""
+        """Return the seconds for which the commit in flight has waited for the disk."""
         return 0.0 if self._in_flight is None else self._loop.time() - self._begun_at
 
     def commit(self) -> asyncio.Future[None]:
-        """Schedule; done when what is forming now is as durable as it asks."""
+        """Schedule a commit; the future is done when the forming group is durable."""
         self.check()
         self.schedule()
         return self._wait_in(self.forming.waiters)
 
     def _wait_in(self, waiters: list[asyncio.Future[None]]) -> asyncio.Future[None]:
-        # A future each, so that a producer that is cancelled takes nobody with it.
+        # One future per waiter, so that cancelling one does not affect the others.
         waiter = self._loop.create_future()
         waiters.append(waiter)
         return waiter
@@ -142,7 +144,7 @@ class GroupCommit:
         if self._failure is not None:
             self._fail(self._failure, Group())
             return
-        # One swap with no await in it: an append is in the old group or in the new one.
+        # A swap without an await, so an append is in the old group or in the new one.
         group, self.forming = self.forming, Group()
         _resolve(self._room_waiters)
         self._room_waiters = []
@@ -160,7 +162,7 @@ class GroupCommit:
             self._fail(error, group)
             return
         except Exception as error:
-            # Whatever it is, nobody may wait for ever.
+            # Whatever the error, no waiter may wait for ever.
             self._fail(LedgerFailed(f"the commit could not be made: {error!r}"), group)
             raise
         self._done(group)
@@ -196,7 +198,7 @@ class GroupCommit:
         more = self._release(group)
         _resolve(group.waiters)
         if more:
-            self.schedule()  # behind those who waited, so that their next appends go with it
+            self.schedule()  # after the waiters, so that their next appends are in it
 
     def _fail(self, error: LedgerFailed, group: Group) -> None:
         self._failure = error

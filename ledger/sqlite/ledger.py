@@ -1,9 +1,9 @@
-"""The ledger on one SQLite file (WAL), one writer, group commit.
+"""The ledger in one SQLite file: WAL, one writer, group commit.
 
-Each commit is one row in `log`; a stream's tail in memory indexes what it has there.
-When a tail is large, old or ended it becomes a segment, in the transaction of some commit,
-and the log before the oldest tail is pruned. Replay is segments, then tail; recovery
-rebuilds the tails from the log.
+Each commit is one row in `log`. The tail of a stream in memory has its frames in the log. A tail
+that is large, old or ended becomes a segment, in the transaction of some commit, and the log before
+the oldest tail is pruned. A replay reads segments, then the tail. Recovery rebuilds the tails from
+the log.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ from tailrace.ledger.sqlite.retention import Retention, RetentionSettings
 from tailrace.ledger.sqlite.storage import Commit, Storage, StreamRow
 from tailrace.ledger.sqlite.tail import Tail
 
-_POWER = Durability.POWER  # a global is found quicker than an enum's member
+_POWER = Durability.POWER  # a global is faster to read than a member of an enum
 _PROCESS = Durability.PROCESS
 
 
 class SqliteLedger:
-    """A ledger (`ledger/interface.py`) over a `Storage`. One event loop, one owner; see `open`."""
+    """A ledger over a `Storage`, for one event loop and one owner; create it with `open`."""
 
     def __init__(
         self,
@@ -87,12 +87,11 @@ class SqliteLedger:
         wal_sync: SyncOf = sync_of,
         retention: RetentionSettings = RetentionSettings(),
     ) -> SqliteLedger:
-        """Open the ledger file at `path` and recover it; `now_ms` gives Unix time in ms.
+        """Open the ledger file at `path` and recover it.
 
-        What that time leaps over expires. A clock that may be set ahead is to be smoothed first,
-        as `origin.steady_clock` does.
-
-        `vfs` and `wal_sync` are those of `SqliteFile.open`.
+        `now_ms` returns Unix time in ms. If it jumps ahead, streams expire early, so a system clock
+        should be smoothed as in `origin.steady_clock`. `vfs` and `wal_sync` are those of
+        `SqliteFile.open`.
         """
         file = await SqliteFile.open(path, vfs, wal_sync)
         ledger = await cls.recover(file, now_ms, retention=retention)
@@ -108,7 +107,7 @@ class SqliteLedger:
         *,
         retention: RetentionSettings = RetentionSettings(),
     ) -> SqliteLedger:
-        """A ledger over what `storage` holds."""
+        """Create a ledger from the content of `storage`."""
         ledger = cls(storage, now_ms, retention)
         try:
             await ledger._recover()
@@ -118,9 +117,9 @@ class SqliteLedger:
         return ledger
 
     async def close(self) -> None:
-        """Store what is ripe, so that the next start has less to recover."""
+        """Store the tails that are due for a segment, so that the next start recovers less."""
         self._log.closes = True
-        with suppress(LedgerFailed):  # who waited for a failed write has had its error
+        with suppress(LedgerFailed):  # waiters of a failed write have got its error
             while self._residents.ripe:
                 await self._commits.commit()
             await self._commits.commit()
@@ -139,14 +138,14 @@ class SqliteLedger:
                     raise taken_id()
                 for each in (new, *others):
                     await self._residents.refuse_taken(each.stream)
-                # From here on nothing is awaited: one commit has all of them.
+                # No await from here on, so that one commit has all of them.
                 commit = self._commits.forming.commit
                 for each in (new, *others):
                     self._residents.add(each, commit)
                     commit.power |= each.durability is Durability.POWER
                 if new.idempotency_key is not None:
                     self._keys[new.idempotency_key] = new
-        # An existing stream may not be durable yet either.
+        # An existing stream may not be durable yet, either.
         await self._commits.commit()
         return await self.info(existing or new.stream), existing is None
 
@@ -158,7 +157,7 @@ class SqliteLedger:
         return await self.info(stream)
 
     async def _with_key(self, idempotency_key: str | None, request_hash: bytes) -> bytes | None:
-        """The id of the stream that the idempotency key has made already."""
+        """Return the id of the stream that was created with the key, or None."""
         first: NewStream | StreamRow | None = self._keys.get(idempotency_key or "")
         if first is None and idempotency_key is not None:
             first = await self._storage.stream_by_key(idempotency_key)
@@ -179,7 +178,7 @@ class SqliteLedger:
     async def take_over(self, stream: bytes) -> int:
         tail = await self._residents.get(stream)
         self._commits.check()
-        # Fenced in memory first: nothing of the old producer is accepted from here on.
+        # Fenced in memory first, so that nothing of the old producer is accepted from here on.
         tail.epoch += 1
         tail.in_commit += 1
         epoch = tail.epoch
@@ -194,7 +193,7 @@ class SqliteLedger:
         tail = await self._residents.get(stream)
         self._residents.drop(tail, self._commits.forming.commit)
         if tail.durability is _POWER:
-            self._commits.forming.commit.power = True  # nor may a power cut bring it back
+            self._commits.forming.commit.power = True  # a power cut must not undo it
         await self._commits.commit()
 
     # ---- writing ----
@@ -220,7 +219,7 @@ class SqliteLedger:
     async def _append_again(
         self, refused: list[Refusal], absent: dict[bytes, TailraceError]
     ) -> list[Refusal]:
-        """Once more, if a second look finds that there is room after all."""
+        """Retry refused appends if a second check finds space."""
         await self._retention.find_room(StreamKind.GENERATION)
         step, still = Appends.of([refusal.append for refusal in refused]), list[Refusal]()
         tails = list(map(self._residents.tails.get, step.streams))
@@ -235,10 +234,10 @@ class SqliteLedger:
         absent: dict[bytes, TailraceError],
         refused: list[Refusal],
     ) -> bool:
-        """Put a step into the forming commit; True where its producer must wait for that.
+        """Add a step to the forming group; return True if its producer must wait for the commit.
 
-        `absent` says why a stream without a tail has none. Every token passes here: what looks
-        long-winded saves a tenth of its whole cost.
+        `absent` has the error of each stream without a tail. This code runs for every token; its
+        length saves a tenth of the total cost.
         """
         group = self._commits.forming
         power, size, at, relaxed = False, 0, -1, 0
@@ -273,10 +272,10 @@ class SqliteLedger:
         return at + 1 > len(missed) + relaxed
 
     async def _make_ready(self, streams: Sequence[bytes]) -> dict[bytes, TailraceError]:
-        """Wait for room in the forming commit, and load the streams that are not in memory.
+        """Wait until the forming group has room, and load the streams that are not in memory.
 
         Return the error for each stream that cannot be loaded: it is unknown, its row is
-        damaged, or the file cannot be read now. That is no reason to refuse the others' appends.
+        damaged, or the file cannot be read now. Appends to other streams are not affected.
         """
         absent: dict[bytes, TailraceError] = {}
         while True:
@@ -296,7 +295,7 @@ class SqliteLedger:
         self._retention.committing()
 
     def _release(self, group: Group) -> bool:
-        """Show a stored group to its readers; whether tails are left that should be stored."""
+        """Release a stored group to its readers; return True if tails are left that are due."""
         self._log.release(group)
         self._residents.removing.difference_update(group.commit.removed)
         for row in group.commit.streams:
@@ -365,4 +364,4 @@ class SqliteLedger:
             await self._commits.commit()
         await self._retention.measure()
         if residents.ripe:
-            self._commits.schedule()  # the retention of what has ended begins now, not some day
+            self._commits.schedule()  # the retention of ended streams begins now

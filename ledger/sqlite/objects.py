@@ -1,7 +1,7 @@
-"""The objects of a ledger: values and alarms that ride in the ledger's group commits.
+"""The object store of a ledger file: values and alarms in the ledger's group commits.
 
-A ledger on a file has one owner, so a claim need not be written to fence anybody; the
-epoch reaches the file with the object's next write.
+A ledger file has one owner, so a claim need not be written to fence others. The epoch is stored
+with the object's next write.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from tailrace.ledger.sqlite.storage import ObjectRow, Storage, ValueChange
 from tailrace.ledger.sqlite.tail import Tail
 
 MAX_OWNED = 65_536
-"""Owners that are remembered. One that is forgotten has to claim its object again."""
+"""Maximum owners in memory. An owner that was evicted must claim its object again."""
 
 
 @dataclass(slots=True)
 class Owned:
-    """An object that has an owner in this process; `stored` once the file has its row."""
+    """An object with an owner in this process; `stored` is True once the file has its row."""
 
     oid: int
     epoch: int
@@ -43,7 +43,7 @@ class Owned:
 
 
 class SqliteObjects:
-    """`tailrace.ledger.interface.ObjectStore` over the storage and the group commit of a ledger."""
+    """The object store over the storage and the group commit of a ledger."""
 
     def __init__(
         self,
@@ -58,10 +58,10 @@ class SqliteObjects:
         self._retention = retention
         self._owned: dict[ObjectKey, Owned] = {}
         self._oid = 0
-        self._epoch = 0  # the highest of this process: no two owners of it ever share one
+        self._epoch = 0  # the highest so far: no two owners ever share an epoch
 
     def begin_after(self, last_oid: int) -> None:
-        """New objects get local ids above `last_oid`."""
+        """Create the store; new objects get local ids above `last_oid`."""
         self._oid = last_oid
 
     # ---- owners ----
@@ -70,15 +70,15 @@ class SqliteObjects:
         owned = self._owned.get(key)
         if owned is None:
             row = await self._storage.object_row(key)
-            # Another claim may have come first while the storage was asked.
+            # Another claim may have come first during the read.
             owned = self._owned.get(key) or self._adopt(key, row)
         epoch = owned.epoch = self._epoch = max(self._epoch, owned.epoch) + 1
         if not self._commits.settled:
-            await self._commits.commit()  # what its former owner wrote must be readable
+            await self._commits.commit()  # writes of the former owner must be readable
         return ObjectState(epoch, owned.alarm)
 
     async def seize(self, key: ObjectKey) -> None:
-        """There is nobody to take it from."""
+        """Do nothing, because a file has only one owner."""
 
     def _adopt(self, key: ObjectKey, row: ObjectRow | None) -> Owned:
         if row is None:
@@ -129,9 +129,9 @@ class SqliteObjects:
         await self._commits.room()
         await self._require_room(write, self._owner(write))
         tails = await self._tails_of(write)
-        owned = self._owner(write)  # there may be another by now
-        # From here to the end of the commit's forming nothing is awaited: all or nothing.
-        self._owned[write.key] = self._owned.pop(write.key)  # the last to be forgotten
+        owned = self._owner(write)  # there may be a new one by now
+        # No await from here on, so that the write is in one commit.
+        self._owned[write.key] = self._owned.pop(write.key)  # now the last one to be evicted
         self._put_streams(write, tails)
         self._put_values(write, owned)
         self._retention.objects_grew(_size(write))
@@ -143,11 +143,14 @@ class SqliteObjects:
         await self._commits.commit()
 
     async def _require_room(self, write: ObjectWrite, owned: Owned) -> None:
-        """`LedgerFull` where values would be added and objects may hold no more.
+        """Check that there is space if a write adds values.
 
-        What removes something may add too, so that an object can always be deleted, and so may
-        what writes a value over, as reading a stream does that is kept for as long as it is read.
-        Creates and appends are refused where they are taken.
+        A write that also removes values is allowed, so that an object can always be deleted. So is
+        one that overwrites a value, as a read of a stream with a sliding TTL does. Creates and
+        appends have their own checks.
+
+        Raises:
+            LedgerFull: Objects have used their share of the ledger.
         """
         kind, room = StreamKind.OBJECT, self._retention
         if room.has_room(kind):
@@ -169,7 +172,7 @@ class SqliteObjects:
         created = {new.stream for new in write.creates}
         if any(new.kind is not StreamKind.OBJECT or new.idempotency_key for new in write.creates):
             raise CallerError(
-                "an object's stream is of StreamKind.OBJECT and has no idempotency key",
+                "a stream of an object must have the kind StreamKind.OBJECT and no idempotency key",
                 field="creates",
             )
         wanted = {append.stream for append in write.appends} - created
@@ -178,7 +181,7 @@ class SqliteObjects:
             try:
                 appended[stream] = await self._residents.get(stream)
             except NotFound:
-                continue  # it is gone, which is what was wanted
+                continue  # already removed
         for stream in created:
             self._retention.require_room(StreamKind.OBJECT)
             await self._residents.refuse_taken(stream)
@@ -227,7 +230,7 @@ class SqliteObjects:
 
 
 def _size(write: ObjectWrite) -> int:
-    """What it stores, about."""
+    """Return the approximate bytes that a write stores."""
     values = sum(len(name) + len(value) + ROW_BYTES for name, value in write.puts.items())
     frames = sum(len(append.record.frame) for append in write.appends)
     return values + frames + len(write.creates) * ROW_BYTES

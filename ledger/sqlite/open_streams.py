@@ -1,4 +1,4 @@
-"""The streams of a ledger on a file that are in memory at the moment, and their tails."""
+"""The streams of a ledger file that are in memory, and their tails."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tailrace.ledger.sqlite.tail import Tail
 
 
 class Residents:
-    """Tails by stream id and by sid. What is in none of them can be had from storage again."""
+    """Tails by stream id and by sid. Other streams can be loaded from storage."""
 
     def __init__(
         self,
@@ -25,20 +25,24 @@ class Residents:
         self._max_stream_bytes = max_stream_bytes
         self._now_ms = now_ms
         self._loading = asyncio.Lock()
-        self.removing: set[int] = set()  # sids that go with a commit under way
-        self.touched: dict[int, int] = {}  # sid to expires_ms, not yet in the file
-        self.spent: set[StreamKind] = set()  # of whose streams none may take more
+        self.removing: set[int] = set()  # sids that a commit in flight removes
+        self.touched: dict[int, int] = {}  # sid to expires_ms, not stored yet
+        self.spent: set[StreamKind] = set()  # kinds whose streams can only end
         self.tails: dict[bytes, Tail] = {}
         self.by_sid: dict[int, Tail] = {}
-        self.unstored: dict[int, Tail] = {}  # by sid; in the order of their oldest log row
-        self.ripe: dict[int, Tail] = {}  # by sid; what should become segments
+        self.unstored: dict[int, Tail] = {}  # by sid, ordered by their oldest log row
+        self.ripe: dict[int, Tail] = {}  # by sid: due to become segments
         self.last_sid = 0
-        self.packing: int | None = None  # the sid that is packed now; None once it is removed
+        self.packing: int | None = None  # sid in compaction now; None once it is removed
 
     # ---- coming and going ----
 
     async def get(self, stream: bytes) -> Tail:
-        """The tail of a stream, loaded if need be; `NotFound` if there is no such stream."""
+        """Return the tail of a stream, loaded if necessary.
+
+        Raises:
+            NotFound: There is no such stream.
+        """
         tail = self.tails.get(stream)
         if tail is None:
             async with self._loading:
@@ -53,22 +57,26 @@ class Residents:
         return tail
 
     async def adopt(self, row: StreamRow) -> Tail:
-        """The tail of a stored stream, as far as segments reach."""
+        """Create the tail of a stored stream, after its last segment."""
         covered, size = await self._storage.covered(row.sid), 0
-        if not row.ended:  # it may still grow
+        if not row.ended:  # the stream may still grow
             size = await self._storage.maintenance.stored_bytes(row.sid)
         tail = self._keep(row, covered)
         tail.stored_bytes = size
         return tail
 
     async def refuse_taken(self, stream: bytes) -> None:
-        """`Conflict` if there is a stream of this id."""
+        """Check that a stream id is free.
+
+        Raises:
+            Conflict: There is a stream with this id.
+        """
         row = None if stream in self.tails else await self._storage.stream_by_id(stream)
         if stream in self.tails or (row is not None and row.sid not in self.removing):
             raise taken_id()
 
     def add(self, new: NewStream, commit: Commit) -> Tail:
-        """Put a new stream into a commit."""
+        """Add a new stream to a commit."""
         self.last_sid += 1
         now, ttl_ms = self._now_ms(), int(new.ttl_s * 1000)
         row = StreamRow(
@@ -91,13 +99,13 @@ class Residents:
         return tail
 
     def drop(self, tail: Tail, commit: Commit) -> None:
-        """Put the removal of a stream into a commit, and tell who watches it."""
+        """Add the removal of a stream to a commit, and wake its watchers."""
         self.remove([tail.sid], commit)
         tail.wake()
 
     def remove(self, sids: Sequence[int], commit: Commit) -> None:
-        """Forget streams now; their rows go with a commit."""
-        # What this commit has yet to create is not created.
+        """Evict streams now; a commit deletes their rows."""
+        # Streams that this commit would create are not created.
         commit.streams = [row for row in commit.streams if row.sid not in sids]
         commit.removed += sids
         self.removing.update(sids)
@@ -129,16 +137,16 @@ class Residents:
         self.tails[row.id] = self.by_sid[row.sid] = tail
         return tail
 
-    # ---- for how long, and for how much of them there is room ----
+    # ---- retention and space ----
 
     def touch(self, tail: Tail) -> None:
-        """It has been read: its retention begins anew."""
+        """Restart the retention of a stream that was read."""
         if not tail.ended or tail.info.kind is StreamKind.OBJECT:
-            return  # its retention begins with its end, or is its object's business
+            return  # retention begins with the end, and objects delete their own streams
         self.touched[tail.sid] = self._now_ms() + tail.ttl_ms
 
     def sweep(self) -> None:
-        """Store and forget what nobody has used since the last sweep; what is watched slides.
+        """Store and evict tails without use since the last sweep; postpone expiry of watched ones.
 
         Of a watched stream that rests, its place is kept and no frame: its readers are at the
         tip, most likely, and one that is not asks storage.
@@ -156,7 +164,7 @@ class Residents:
                 tail.was_stored(tail.stored)
 
     def fit(self) -> None:
-        """Tell all streams how much they may still take."""
+        """Set the room of all streams."""
         for tail in self.by_sid.values():
             self._fit(tail)
 
@@ -164,12 +172,12 @@ class Residents:
         tail.fit(self._max_stream_bytes, spent=tail.info.kind in self.spent)
 
     def long_running(self, frames: int) -> list[tuple[int, int]]:
-        """(sid, index that segments reach) of unended streams with so many frames."""
+        """Return (sid, index after the segments) of unended streams with `frames` or more."""
         tails = self.by_sid.values()
         return [(t.sid, t.stored) for t in tails if t.stored >= frames and not t.end_accepted]
 
     def running_bytes(self) -> int:
-        """What generations that have not ended have in segments."""
+        """Return the bytes of unended generations in segments."""
         return sum(
             tail.stored_bytes
             for tail in self.by_sid.values()
@@ -177,6 +185,6 @@ class Residents:
         )
 
     def unstored_bytes(self, kind: StreamKind) -> int:
-        """What streams of a kind have in no segment yet."""
+        """Return the bytes of a kind's streams that are in no segment yet."""
         tails = self.by_sid.values()
         return sum(tail.unstored_bytes for tail in tails if tail.info.kind is kind)

@@ -1,4 +1,4 @@
-"""What was released of a stream, from any index on: segments first, then the tail in memory."""
+"""Replay of released frames from any index on: segments first, then the tail in memory."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from tailrace.ledger.sqlite.storage import SegmentRow, Storage
 from tailrace.ledger.sqlite.tail import Tail
 
 READ_SEGMENTS = 64
-"""Segments fetched per storage read, at most;"""
+"""Maximum segments per storage read."""
 FRAMES_PER_SEGMENT = 64
-"""fewer where less is asked for, at so many frames each (short ones have about 220)."""
+"""Assumed frames per segment, to read fewer segments for short reads (tokens: about 220)."""
 REMEMBERED = 8
-"""Unpacked cold segments that are kept for the next read: each about 120 KB."""
+"""Decompressed cold segments in memory for the next read; each has about 120 KB."""
 
 T = TypeVar("T")
 
 
 class Replay:
-    """Reads for the ledger that owns the tails. Raises `Damaged` where a stream is not whole."""
+    """Reads streams of the ledger that owns the tails; raises `Damaged` for a damaged stream."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self._unpacked: dict[tuple[int, int], Unpacked] = {}  # cold ones, by sid and first
+        self._unpacked: dict[tuple[int, int], Unpacked] = {}  # cold segments by sid and first index
 
     async def frames(self, tail: Tail, start: int, limit: int) -> list[bytes]:
-        """At most `limit` released frames from index `start` on."""
+        """Return at most `limit` released frames from index `start` on."""
         return await self._released(tail, start, limit, tail.take, self._frames_of)
 
     async def records(self, tail: Tail, start: int, limit: int) -> list[Record]:
-        """Return the same frames with what lies beside them."""
+        """Return at most `limit` released records from index `start` on."""
         return await self._released(tail, start, limit, tail.records, self._records_of)
 
     async def _released(
@@ -50,7 +50,7 @@ class Replay:
         held: Callable[[int, int], list[T] | None],
         of_row: Callable[[Tail, SegmentRow, int], list[T]],
     ) -> list[T]:
-        # Segments may be stored before what is in them is released.
+        # Segments may be stored before their records are released.
         limit = min(limit, tail.released - start)
         out: list[T] = []
         while len(out) < limit:
@@ -63,7 +63,7 @@ class Replay:
         return out[: max(0, limit)]
 
     async def _stored(self, tail: Tail, start: int, limit: int) -> list[SegmentRow]:
-        """Consecutive segments, the first of which holds index `start`, with `limit` records."""
+        """Return consecutive segments with `limit` records; the first has index `start`."""
         most = min(READ_SEGMENTS, 2 + limit // FRAMES_PER_SEGMENT)
         try:
             found = await self._storage.segments(tail.sid, start, most)
@@ -78,7 +78,7 @@ class Replay:
         return rows
 
     def _frames_of(self, tail: Tail, row: SegmentRow, start: int) -> list[bytes]:
-        """The frames of a segment from index `start` on."""
+        """Return the frames of a segment from index `start` on."""
         where = _where(tail, row)
         if row.coding in COLD_CODINGS:
             frames = self._cold(row, where).frames

@@ -1,9 +1,9 @@
-"""The live end of one stream in memory: what is accepted, released, stored; who watches.
+"""The tail of a stream: its live end in memory, with its watchers. Sans-I/O.
 
-Sans-I/O. Four indexes, each at most the next: `first` (the oldest frame in memory),
-`stored` (segments hold everything before it), `released` (readers may see everything
-before it) and `accepted` (the next index a producer may append). Between `stored` and
-`released` a frame is in the log, between `released` and `accepted` its commit is in flight.
+Four indexes, each at most the next: `first` (the oldest frame in memory), `stored` (earlier frames
+are in segments), `released` (readers may see earlier frames) and `accepted` (the next index that a
+producer may append). A frame between `stored` and `released` is in the log; the commit of a frame
+between `released` and `accepted` is in flight.
 """
 
 from __future__ import annotations
@@ -32,24 +32,25 @@ from tailrace.ledger.wire.codec import CORR_OFFSET, LENGTH_MASK, PREFIX_BYTES
 log = structlog.get_logger("ledger")
 
 SEGMENT_BYTES = 4 * 1024
-"""A tail of this many frame bytes becomes a segment."""
+"""Bytes of frames at which a tail becomes a segment."""
 MAX_SEGMENT_BYTES = 64 * 1024
-"""Frame bytes of one segment, unless a single frame has more: so that it goes quickly, too."""
+"""Maximum bytes of frames in a segment (more only for one frame), so that removal is quick."""
 MAX_TAIL_BATCHES = 600
-"""A tail whose oldest record is this many log rows old becomes a segment, so that one
-slow stream does not keep the log from being pruned."""
+"""Age in log rows at which a tail becomes a segment, so that slow streams allow pruning."""
 
 
 MAX_KNOWN_HEADS = 4096
 _sizes: dict[bytes, int] = {}
-"""By header and tag, the size of frames that were found to be whole and no end, of so many
-heads at most: nearly every token has one of them, and need not be looked at closer."""
+"""Cache of checked headers: the size by header and tag, for frames that are not a StreamEnd.
+
+Nearly every token has a cached header, and needs no further check.
+"""
 _header = struct.Struct("<I").unpack_from
 
 
 @dataclass(slots=True, eq=False)
 class Tail:
-    """One resident stream. `sid` is its short local id; `frames[0]` has index `first`."""
+    """The tail of a stream. `sid` is its short local id; `frames[0]` has index `first`."""
 
     sid: int
     info: StreamInfo
@@ -65,22 +66,22 @@ class Tail:
     ids: list[tuple[int, ...]] = field(default_factory=list)
     extras: list[bytes] = field(default_factory=list)
     unstored_bytes: int = 0
-    oldest_seq: int = 0  # the log row of the frame at `stored`
-    used: bool = True  # since the last sweep; so it was if `swept`, where it was then, differs
+    oldest_seq: int = 0  # log row of the frame at `stored`
+    used: bool = True  # since the last sweep, also if `swept` differs
     swept: int = 0
-    in_commit: int = 0  # changes of its epoch that are not stored yet
+    in_commit: int = 0  # epoch changes that are not stored yet
     stored_bytes: int = 0  # in segments
-    room: int = sys.maxsize  # what `unstored_bytes` may grow to
-    spent: bool = False  # the room is gone because the ledger's is
-    watchers: dict[Callable[[], None], None] = field(default_factory=dict)  # a set in order
-    durability: Durability = field(init=False)  # at hand: every append asks for it
+    room: int = sys.maxsize  # maximum of `unstored_bytes`
+    spent: bool = False  # there is no room because the ledger is full
+    watchers: dict[Callable[[], None], None] = field(default_factory=dict)  # an ordered set
+    durability: Durability = field(init=False)  # copied here, because every append reads it
 
     def __post_init__(self) -> None:
         self.durability = self.info.durability
 
     @classmethod
     def at(cls, sid: int, info: StreamInfo, ttl_ms: int) -> Tail:
-        """The tail of a stream of which segments hold everything so far."""
+        """Create the tail of a stream whose records are all in segments."""
         at = info.next_index
         return cls(sid, info, ttl_ms, info.epoch, at, at, at, at, end_accepted=info.ended)
 
@@ -89,9 +90,12 @@ class Tail:
     def accept(
         self, epoch: int, index: int, frame: bytes, ids: tuple[int, ...], extra: bytes = b""
     ) -> int:
-        """Take the next record, and return the bytes of its frame.
+        """Accept the next record and return the size of its frame in bytes.
 
-        Raises `StaleEpoch`, `WrongIndex`, `Conflict`, `FrameError` or `TooLarge`.
+        Raises:
+            Conflict: The stream has ended, or it is a StaleEpoch or a WrongIndex.
+            FrameError: The frame is malformed.
+            TooLarge: The record or the stream would be too large.
         """
         if epoch != self.epoch or index != self.accepted or self.end_accepted:
             here = self.epoch, self.accepted, self.end_accepted
@@ -122,38 +126,38 @@ class Tail:
         if self.spent:
             raise LedgerFull(
                 "the ledger has no room left",
-                hint="a stream can only be ended now; see the origin's log for what is short",
+                hint="streams can only be ended now; the origin's log says what is short",
             )
         raise StreamFull(
             "the stream is as large as it may be",
-            hint="end it and go on in another one, or raise ledger.max_stream_bytes",
+            hint="end it and use another stream, or raise ledger.max_stream_bytes",
         )
 
     def fit(self, max_stream_bytes: int, *, spent: bool) -> None:
-        """Take no more than there is room for, from now on; its end always fits."""
+        """Limit the stream to the available room; its end always fits."""
         self.spent = spent
         self.room = -1 if spent else max_stream_bytes - self.stored_bytes
 
     def withdraw(self, accepted: int) -> None:
-        """Undo the acceptance of everything from index `accepted` on."""
+        """Undo the acceptance of all records from index `accepted` on."""
         keep = accepted - self.first
         self.unstored_bytes -= sum(len(frame) for frame in self.frames[keep:])
         if len(self.frames) > keep:
-            self.end_accepted = False  # only a last frame can have been an end
+            self.end_accepted = False  # only the last frame can be an end
         del self.frames[keep:], self.ids[keep:], self.extras[keep:]
         self.accepted = accepted
 
     # ---- reading ----
 
     def wake(self) -> None:
-        for watcher in tuple(self.watchers):  # a watcher may leave while all are woken
+        for watcher in tuple(self.watchers):  # watchers may be removed during the loop
             try:
                 watcher()
-            except Exception:  # the others, and who waits for the commit, are told all the same
+            except Exception:  # other watchers and waiters must still be woken
                 log.exception("stream.watcher_failed", stream=self.info.stream.hex())
 
     def take(self, start: int, limit: int) -> list[bytes] | None:
-        """Released frames from `start` on, or None where they lie before the tail."""
+        """Return released frames from `start` on, or None if they are before the tail."""
         begin = start - self.first
         if begin < 0:
             return None
@@ -161,7 +165,7 @@ class Tail:
         return self.frames[begin : end if end < released else released]
 
     def records(self, start: int, limit: int) -> list[Record] | None:
-        """Return the same frames with what lies beside them."""
+        """Return the records of these frames: with ids and extra data."""
         frames = self.take(start, limit)
         if frames is None:
             return None
@@ -173,18 +177,18 @@ class Tail:
         return self.end_accepted and self.released == self.accepted
 
     def snapshot(self) -> StreamInfo:
-        """The stream as a reader may know it at this moment."""
+        """The stream as a reader sees it now."""
         return replace(self.info, epoch=self.epoch, next_index=self.released, ended=self.ended)
 
     # ---- storing ----
 
     @property
     def ripe(self) -> bool:
-        """Whether it should become a segment for its size, or because nothing will follow."""
+        """True if the tail is due for a segment: it is large, or the stream has ended."""
         return self.unstored_bytes >= SEGMENT_BYTES or self.end_accepted
 
     def segments(self) -> list[SegmentRow]:
-        """What no segment holds yet, as one segment or, where it is much, as several."""
+        """Return the records that are in no segment yet, as one or several segments."""
         cuts, size = [self.stored - self.first], 0
         if self.unstored_bytes > MAX_SEGMENT_BYTES:
             for at in range(cuts[0], len(self.frames)):
@@ -200,11 +204,11 @@ class Tail:
         return rows
 
     def was_stored(self, until: int) -> None:
-        """A segment holds everything before `until` now.
+        """Record that all frames before `until` are in segments.
 
-        While somebody watches, the segment before it stays in memory, so that a reader that
-        is a little behind need not ask storage. Where age alone made it a segment, readers are
-        at the tip, most likely, and there may be very many such streams.
+        The last segment of a watched stream stays in memory, so that readers that are slightly
+        behind need no storage. It does not if only age made it a segment: then readers are
+        probably up to date, and there may be very many such streams.
         """
         keep_from = self.stored if self.watchers and self.ripe else until
         for column in (self.frames, self.ids, self.extras):
@@ -216,38 +220,42 @@ class Tail:
         self.room -= before - self.unstored_bytes
 
     def skip(self, until: int) -> None:
-        """Go on at index `until` with nothing in memory: what lies before is stored, or lost."""
+        """Continue at index `until` with an empty tail: earlier frames are stored or lost."""
         self.stored_bytes += self.unstored_bytes
         self.frames, self.ids, self.extras, self.unstored_bytes = [], [], [], 0
         self.first = self.stored = self.released = self.accepted = until
 
     def was_used(self) -> bool:
-        """Whether anything came, or anybody asked, since this was last called."""
+        """Return True if the tail was appended to or read since the last call."""
         used = self.used or self.swept != self.accepted
         self.used, self.swept = False, self.accepted
         return used
 
     @property
     def idle(self) -> bool:
-        """Whether nothing would be lost by forgetting it until somebody asks again."""
+        """Return True if the tail can be evicted: everything is stored and nobody is watching."""
         at_rest = self.stored == self.accepted == self.released and not self.in_commit
         return at_rest and not self.watchers
 
 
 def _ends(frame: bytes) -> bool:
-    """Whether it is a StreamEnd; `FrameError` for what can be none of a log's frames."""
+    """Return True if a frame is a StreamEnd.
+
+    Raises:
+        FrameError: The bytes are not a logged frame.
+    """
     size = len(frame)
-    # Log rows and segments are cut into frames by the lengths that these say.
+    # Log rows and segments are split into frames by the lengths in their headers.
     if size < PREFIX_BYTES or size - HEADER_BYTES != _header(frame)[0] & LENGTH_MASK:
         raise FrameError(
             f"a frame of {size} bytes says another length",
             field="header.length",
             offset=0,
-            hint="one whole frame for each record",
+            hint="a record must be one whole frame",
         )
     tag = frame[TAG_OFFSET]
     if tag not in LOGGED:
-        raise FrameError(f"a frame of tag {tag} is never logged", field="tag", offset=TAG_OFFSET)
+        raise FrameError(f"a frame with tag {tag} is never logged", field="tag", offset=TAG_OFFSET)
     if tag != StreamEnd.tag and len(_sizes) < MAX_KNOWN_HEADS:
         _sizes[frame[:CORR_OFFSET]] = size
     return tag == StreamEnd.tag

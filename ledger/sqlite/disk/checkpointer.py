@@ -41,7 +41,7 @@ class Phase(Enum):
 
 
 class Event(Enum):
-    """What changes the phase."""
+    """An event that changes the phase."""
 
     BEGUN = auto()
     NEARLY_MOVED = auto()

@@ -49,7 +49,7 @@ class DiskSync(Protocol):
 
 
 SyncOf = Callable[[Path, WorkThread, Failed], DiskSync]
-"""What `sync_of` is, and what stands for it where files are not written through the system."""
+"""Type of `sync_of`, and of its replacement for simulated disks."""
 
 
 def sync_of(path: Path, thread: WorkThread, failed: Failed) -> DiskSync:

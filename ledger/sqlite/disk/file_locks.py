@@ -76,7 +76,7 @@ def _lock(path: Path, locked: Path) -> int:
 
 
 def number_of(found: os.stat_result) -> tuple[int, int]:
-    """Of the file, by whatever name it was found."""
+    """Return the identity of a file, independent of its name."""
     return found.st_dev, found.st_ino
 
 

@@ -1,4 +1,4 @@
-"""What is read of a ledger file: the reading half of `tailrace.ledger.sqlite.storage.Storage`."""
+"""Queries of a ledger file: the reading half of `tailrace.ledger.sqlite.storage.Storage`."""
 
 from __future__ import annotations
 

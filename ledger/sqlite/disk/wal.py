@@ -24,7 +24,7 @@ CUT_ABOVE_BYTES = 32 * 1024 * 1024
 WAL_DISK_SHARE = 1 / 4
 """Maximum share of the free space of the disk that the WAL is given before it is needed."""
 STAT_BLOCK_BYTES = 512
-"""What `st_blocks` counts, whatever the file system."""
+"""Unit of `st_blocks` in bytes, on every file system."""
 
 
 class Wal:

@@ -84,8 +84,8 @@ async def test_a_partition_stays_as_long_as_its_frames_are_read(ledger: Postgres
 @pytest.mark.parametrize(
     ("sql", "what"),
     [
-        ("UPDATE head SET next_index = 9", "it holds 5 frames, and its head says 9"),
-        ("UPDATE head SET next_index = 3", "it holds 5 frames, and its head says 3"),
+        ("UPDATE head SET next_index = 9", "it has 5 frames, but its head says 9"),
+        ("UPDATE head SET next_index = 3", "it has 5 frames, but its head says 3"),
     ],
 )
 async def test_a_next_index_that_is_not_the_next_is_named(
@@ -97,7 +97,7 @@ async def test_a_next_index_that_is_not_the_next_is_named(
 
 async def test_an_end_that_is_not_marked_is_named(ledger: PostgresPlace) -> None:
     ledger.edit("UPDATE head SET ended = false")
-    what = "it has a StreamEnd, and is not marked as ended"
+    what = "it has a StreamEnd, but is not marked as ended"
     assert await findings(ledger) == [Finding(A.hex(), what)]
 
 
@@ -171,7 +171,7 @@ async def test_a_role_that_may_only_read_is_enough(
     guest = ledger.dsn.replace("user=postgres", "user=guest_reader")
     postgres.execute("CREATE ROLE guest_reader LOGIN")
     try:
-        with pytest.raises(ConfigError, match="USAGE of the schema") as refused:
+        with pytest.raises(ConfigError, match="USAGE on the schema") as refused:
             async with reading_database(guest):
                 pass
         assert "permission denied" in refused.value.message
