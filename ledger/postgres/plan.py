@@ -163,7 +163,7 @@ class GroupPlan:
     # ---- results ----
 
     def moved(self) -> list[tuple[int, int, int, int, bool]]:
-        """The streams with new frames: sid, epoch, first index, index after the last, ended."""
+        """Return the streams with new frames: sid, epoch, first, index after the last, ended."""
         return [
             (head.sid, head.epoch, first, head.next_index, head.ended)
             for head, first, _ in self.moves.values()

@@ -134,7 +134,7 @@ class PostgresTail:
         self.first, self.size = self.first + dropped, size
 
     def snapshot(self) -> StreamInfo:
-        """The stream as a reader sees it now."""
+        """Return the stream as a reader sees it now."""
         head = self.head
         return replace(self.info, epoch=head.epoch, next_index=head.next_index, ended=head.ended)
 

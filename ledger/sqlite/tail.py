@@ -177,7 +177,7 @@ class Tail:
         return self.end_accepted and self.released == self.accepted
 
     def snapshot(self) -> StreamInfo:
-        """The stream as a reader sees it now."""
+        """Return the stream as a reader sees it now."""
         return replace(self.info, epoch=self.epoch, next_index=self.released, ended=self.ended)
 
     # ---- storing ----

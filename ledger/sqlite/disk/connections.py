@@ -51,10 +51,9 @@ log = structlog.get_logger("ledger")
 def connect_writer(
     path: Path, vfs: str | None, look: Callable[[int], None] = lambda _: None
 ) -> apsw.Connection:
-    """The connection that writes: makes the schema in a new file, refuses a foreign one.
+    """Open the connection that writes; create the schema in a new file, refuse a foreign file.
 
-    Before anything of the WAL is moved or written over, `look` is told how many frames of it
-    are whole.
+    `look` is called with the number of whole frames in the WAL, before the WAL is changed.
     """
     _refuse_old_sqlite()
     writer = apsw.Connection(str(path), vfs=vfs)
@@ -88,7 +87,7 @@ def connect_writer(
 
 
 def connect_reader(path: Path, vfs: str | None) -> apsw.Connection:
-    """A connection that only reads."""
+    """Open a connection that only reads."""
     reader = apsw.Connection(str(path), vfs=vfs)
     reader.set_busy_timeout(BUSY_TIMEOUT_MS)
     reader.execute("PRAGMA wal_autocheckpoint = 0")
@@ -97,13 +96,13 @@ def connect_reader(path: Path, vfs: str | None) -> apsw.Connection:
 
 
 def _refuse_old_sqlite() -> None:
-    """An apsw that a distribution has built is linked to the system's SQLite."""
+    """Refuse an old SQLite, to which a distribution's apsw may be linked."""
     version = apsw.sqlite_lib_version()
     if tuple(map(int, version.split("."))) < LEAST_SQLITE:
         least = ".".join(map(str, LEAST_SQLITE))
         raise ConfigError(
-            f"SQLite {version} may damage a file whose WAL is moved while it grows",
-            hint=f"it takes {least} or newer, which apsw's own wheels bring",
+            f"SQLite {version} may damage a file whose WAL is checkpointed while it grows",
+            hint=f"use SQLite {least} or newer, which the wheels of apsw contain",
         )
 
 
@@ -172,7 +171,7 @@ class Lookups:
         return self._local, self._reader
 
     def look(self, sql: str, values: Sequence[Any]) -> list[Any]:
-        """A few rows by index, at once: a hop to a thread would take longer than the lookup."""
+        """Return a few rows by index, without a thread, which would take longer than the lookup."""
         return self._rows(self._local, sql, values)
 
     async def read(self, sql: str, values: Sequence[Any]) -> list[Any]:
@@ -183,7 +182,7 @@ class Lookups:
         return await self._reading.run(partial(self._rows_before_damage, sql, values))
 
     def number(self, sql: str, *values: object) -> int:
-        """The one number that a query gives; 0 for none."""
+        """Return the number that a query returns; 0 for none."""
         return int(self.look(sql, values)[0][0] or 0)
 
     async def close(self) -> None:
