@@ -18,7 +18,7 @@ from tailrace.ledger.wire.schema import MAC_BYTES, Challenge, Proof
 
 
 class Shared(NamedTuple):
-    """What the two sides of a handshake share, in its MAC and in its errors."""
+    """The facts that both sides of a handshake share, in its MAC and in its errors."""
 
     label: bytes
     name: str
