@@ -19,7 +19,7 @@ from itertools import chain
 
 from tailrace.ledger.errors import CallerError, Conflict, Overloaded, TailraceError, TooLarge
 from tailrace.ledger.frame import FinishReason, Priority
-from tailrace.origin.engine.generation import NOT_A_NUMBER, Generation, Surroundings, refuse
+from tailrace.origin.engine.generation import NOT_A_NUMBER, Generation, ModelContext, refuse
 from tailrace.origin.models.model import (
     PREFILL_CHUNK_TOKENS,
     AtOnce,
@@ -71,7 +71,7 @@ class Engine:
     def __init__(
         self,
         model: Model,
-        around: Surroundings,
+        model_context: ModelContext,
         limits: Limits | None = None,
         clock_s: Callable[[], float] = time.monotonic,
         begin: Callable[[Iterable[int]], None] = lambda runs: None,
@@ -81,13 +81,13 @@ class Engine:
         self._pipelined = device is not None
         self._flight: Flight | None = None
         self._landed_s = clock_s()
-        self._around = around
+        self._model_context = model_context
         self._clock_s = clock_s
         self._begin = begin
         self._scheduler = Scheduler(PagePool(model.pages), limits)
         self._generations: dict[int, Generation] = {}
         self._outbox: list[Emission] = []
-        self._guesses = around.drafter is not None
+        self._guesses = model_context.drafter is not None
 
     @property
     def idle(self) -> bool:
@@ -107,9 +107,9 @@ class Engine:
             raise Conflict(f"run {run_id} exists", field="corr")
         try:
             self._check(run)
-            generation = Generation(run_id, run, self._around)
+            generation = Generation(run_id, run, self._model_context)
         except (TailraceError, ValueError) as error:
-            self._outbox += refuse(run_id, run, self._around, str(error))
+            self._outbox += refuse(run_id, run, self._model_context, str(error))
             return
         self._outbox += generation.resume()
         if not generation.ended:
@@ -139,7 +139,7 @@ class Engine:
 
     def ease(self, *, small_steps: bool, guess: bool) -> None:
         """Set whether steps stay at their minimum, and whether tokens are guessed."""
-        self._guesses = guess and self._around.drafter is not None
+        self._guesses = guess and self._model_context.drafter is not None
         self._scheduler.ease(small_steps=small_steps)
 
     def step(self) -> list[Emission]:
@@ -167,7 +167,7 @@ class Engine:
 
     def _check(self, run: Run) -> None:
         """Raise ValueError for a prompt or tokens that the model cannot take."""
-        context, vocab = self._around.context, self._around.vocab
+        context, vocab = self._model_context.context, self._model_context.vocab
         if not 0 < len(run.prompt_ids) < context:
             raise ValueError(f"a prompt of {len(run.prompt_ids)} tokens in a context of {context}")
         if max(chain(run.prompt_ids, run.generated_ids)) >= vocab:
@@ -195,9 +195,11 @@ class Engine:
 
     def _propose(self, wanted: Sequence[tuple[int, int]]) -> list[Sequence[int]]:
         """Return guesses for each (run, maximum); none for runs that are not drafted."""
-        assert self._around.drafter is not None
+        assert self._model_context.drafter is not None
         asked = [self._generations[run_id].asked(most) for run_id, most in wanted]
-        found = iter(self._around.drafter.propose([each for each in asked if each is not None]))
+        found = iter(
+            self._model_context.drafter.propose([each for each in asked if each is not None])
+        )
         return [() if each is None else next(found) for each in asked]
 
     def _launch(self, plan: Plan, began_s: float, emissions: list[Emission]) -> Flight:

@@ -24,7 +24,7 @@ NOT_A_NUMBER = "the logits hold NaN or infinite values"
 
 
 @dataclass(slots=True)
-class Surroundings:
+class ModelContext:
     """Everything that all runs of one model share."""
 
     tokenizer: Tokenizer
@@ -58,10 +58,10 @@ class Generation:
     followed. `ended` is True once StreamEnd was emitted.
     """
 
-    def __init__(self, run_id: int, run: Run, around: Surroundings) -> None:
+    def __init__(self, run_id: int, run: Run, model_context: ModelContext) -> None:
         self._run_id = run_id
         self._run = run
-        self._around = around
+        self._model_context = model_context
         self._sampling = _sampling(run)
         self.generated = list(run.generated_ids)
         self._known = [*run.prompt_ids, *self.generated]
@@ -69,16 +69,16 @@ class Generation:
         self._transcript = Transcript(
             run_id,
             run,
-            around.vocabulary,
-            around.eos_ids,
-            around.context,
-            around.filter_factory,
+            model_context.vocabulary,
+            model_context.eos_ids,
+            model_context.context,
+            model_context.filter_factory,
             self._tools,
         )
         self._grammar = self._start_grammar()
         self._counts = self._count()
         # Penalties change with every token, so a run with penalties has no guesses.
-        self._drafter = around.drafter if self._counts is None else None
+        self._drafter = model_context.drafter if self._counts is None else None
 
     @property
     def ended(self) -> bool:
@@ -87,7 +87,7 @@ class Generation:
     @property
     def max_tokens(self) -> int:
         """Maximum number of tokens that it can generate in all."""
-        return min(self._run.max_tokens, self._around.context - len(self._run.prompt_ids))
+        return min(self._run.max_tokens, self._model_context.context - len(self._run.prompt_ids))
 
     def resume(self) -> list[Emission]:
         """Return the frames that the stream lacks for its generated ids; called once, first."""
@@ -174,7 +174,7 @@ class Generation:
     def _scores(self, drawn: Drawn) -> TokenScores | None:
         if drawn.scores is None:
             return None
-        return self._around.vocabulary.scored(drawn.token, drawn.scores)
+        return self._model_context.vocabulary.scored(drawn.token, drawn.scores)
 
     def _end_if_finished(self) -> list[Emission]:
         """End a run after which the grammar allows only the end, without drawing it."""
@@ -185,16 +185,18 @@ class Generation:
     def _start_grammar(self) -> OutputGrammar | None:
         wanted, tools = self._run.format, self._tools
         if tools is not None and (tools.forced or wanted is not None):
-            return self._around.prepare_grammars().start_calls(tools, self.generated, wanted)
+            return self._model_context.prepare_grammars().start_calls(tools, self.generated, wanted)
         if wanted is None:
             return None
-        return self._around.prepare_grammars().start(wanted.kind, wanted.source, self.generated)
+        return self._model_context.prepare_grammars().start(
+            wanted.kind, wanted.source, self.generated
+        )
 
     def _count(self) -> Tensor | None:
         if not self._sampling.penalises:
             return None
         generated = torch.tensor(self.generated, dtype=torch.int64)
-        return torch.bincount(generated, minlength=self._around.vocab).to(torch.int32)
+        return torch.bincount(generated, minlength=self._model_context.vocab).to(torch.int32)
 
 
 def _sampling(run: Run) -> Sampling:
@@ -206,7 +208,9 @@ def _sampling(run: Run) -> Sampling:
     return Sampling(**{name: value for name, value in said.items() if value is not None})
 
 
-def refuse(run_id: int, run: Run, around: Surroundings, message: str) -> list[Emission]:
+def refuse(run_id: int, run: Run, model_context: ModelContext, message: str) -> list[Emission]:
     """Return the end of a run that this model cannot serve."""
-    transcript = Transcript(run_id, run, around.vocabulary, around.eos_ids, around.context)
+    transcript = Transcript(
+        run_id, run, model_context.vocabulary, model_context.eos_ids, model_context.context
+    )
     return transcript.end(FinishReason.FAILED, message)

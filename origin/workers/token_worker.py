@@ -32,7 +32,7 @@ from tailrace.origin.checkpoint.tokenizer_file import load_tokenizer
 from tailrace.origin.config import OriginConfig
 from tailrace.origin.engine.drafts import Drafter, DraftModel, PromptLookup
 from tailrace.origin.engine.engine import Engine
-from tailrace.origin.engine.generation import Surroundings
+from tailrace.origin.engine.generation import ModelContext
 from tailrace.origin.filter import load_filter
 from tailrace.origin.formats import AS_STORED
 from tailrace.origin.models.load import load_model
@@ -99,7 +99,7 @@ class Loaded:
     config: OriginConfig
     files: dict[str, Identity]
     model: Model
-    around: Surroundings
+    around: ModelContext
 
 
 _ahead: list[Loaded] = []
@@ -287,7 +287,7 @@ def _load_engine(
     return engine
 
 
-def _loaded_ahead(config: OriginConfig) -> tuple[Model, Surroundings] | None:
+def _loaded_ahead(config: OriginConfig) -> tuple[Model, ModelContext] | None:
     """What this process was forked with, where it would load the same."""
     for loaded in _ahead:
         if loaded.config == config and loaded.files == identities(config.model):
@@ -295,10 +295,10 @@ def _loaded_ahead(config: OriginConfig) -> tuple[Model, Surroundings] | None:
     return None
 
 
-def _load(config: OriginConfig, progress: Progress) -> tuple[Model, Surroundings]:
+def _load(config: OriginConfig, progress: Progress) -> tuple[Model, ModelContext]:
     model = _load_model(config.model, config, progress)
     progress("tokenizer", 0, 1)
-    around = Surroundings(
+    around = ModelContext(
         tokenizer=load_tokenizer(config.model),
         eos_ids=model.config.eos_ids,
         context=model.config.context,
@@ -360,7 +360,7 @@ def _take(frames: Iterator[tuple[int, Frame]], engine: Engine, at_work: AtWork) 
                 raise CallerError(f"{type(frame).__name__} is out of place here", field="tag")
 
 
-def _warm_up(model: Model, around: Surroundings) -> None:
+def _warm_up(model: Model, around: ModelContext) -> None:
     """Let BLAS, the allocator and llguidance do what they do once before a request waits for it."""
     with suppress(ModelError):  # a tokenizer that no grammar can use serves all other requests
         around.prepare_grammars()

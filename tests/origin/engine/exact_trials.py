@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from tailrace.ledger.wire.schema import Priority
 from tailrace.origin.engine.drafts import PromptLookup
 from tailrace.origin.engine.engine import Engine
-from tailrace.origin.engine.generation import Surroundings
+from tailrace.origin.engine.generation import ModelContext
 from tailrace.origin.models.model import Model, StepDevice
 from tailrace.origin.scheduler.limits import Limits
 from tailrace.origin.workers.worker_frame import Emission
@@ -71,7 +71,7 @@ class Engines:
         model = self._random.choices(self._models, (1, 2))[0]
         config = model.config
         drafter = self._random.choice((None, PromptLookup()))
-        around = Surroundings(
+        around = ModelContext(
             self._tokenizer, config.eos_ids, config.context, config.vocab, drafter=drafter
         )
         limits = Limits(step_tokens_least=65, step_tokens_most=self._random.choice((65, 256)))

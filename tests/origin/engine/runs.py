@@ -126,8 +126,8 @@ def run_all(engine: Engine, runs: dict[int, Run]) -> dict[int, list[Emission]]:
 def engine_of(model: Model, tokenizer: Tokenizer, limits: Limits | None = None) -> Engine:
     """With nothing but the model and its tokenizer around."""
     from tailrace.origin.engine.engine import Engine
-    from tailrace.origin.engine.generation import Surroundings
+    from tailrace.origin.engine.generation import ModelContext
 
     config = model.config
-    around = Surroundings(tokenizer, config.eos_ids, config.context, config.vocab)
+    around = ModelContext(tokenizer, config.eos_ids, config.context, config.vocab)
     return Engine(model, around, limits)

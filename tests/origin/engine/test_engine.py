@@ -25,7 +25,7 @@ from tailrace.ledger.frame import (
 )
 from tailrace.origin.engine.drafts import Asked, DraftModel, PromptLookup
 from tailrace.origin.engine.engine import Engine
-from tailrace.origin.engine.generation import Surroundings
+from tailrace.origin.engine.generation import ModelContext
 from tailrace.origin.filter import Verdict
 from tailrace.origin.models.cpu_model import CpuModel, load
 from tailrace.origin.models.model import PREFILL_CHUNK_TOKENS, Draw, Drawn, Piece
@@ -58,7 +58,7 @@ def engine_with(model: CpuModel, tokenizer: Tokenizer, **around: Any) -> Engine:
     """An engine with a drafter or a filter."""
     config = model.config
     return Engine(
-        model, Surroundings(tokenizer, config.eos_ids, config.context, config.vocab, **around)
+        model, ModelContext(tokenizer, config.eos_ids, config.context, config.vocab, **around)
     )
 
 
@@ -492,7 +492,7 @@ def test_what_a_step_is_done_for_is_said_before_it(
 
     monkeypatch.setattr(model, "forward", die)
     config = model.config
-    around = Surroundings(tokenizer, config.eos_ids, config.context, config.vocab)
+    around = ModelContext(tokenizer, config.eos_ids, config.context, config.vocab)
     said: list[Begun] = []
     at_work = AtWork(said.append)
     engine = Engine(model, around, Limits(running=2), begin=at_work.begin)

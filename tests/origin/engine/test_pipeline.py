@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from tailrace.ledger.frame import FinishReason
 from tailrace.origin.engine.engine import Engine
-from tailrace.origin.engine.generation import NOT_A_NUMBER, Surroundings
+from tailrace.origin.engine.generation import NOT_A_NUMBER, ModelContext
 from tailrace.origin.models.cpu_model import CpuModel
 from tailrace.origin.models.model import Piece
 from tailrace.origin.workers.worker_frame import Emission
@@ -33,7 +33,7 @@ MIXED: dict[int, dict[str, Any]] = {
 class Stage:
     def __init__(self, model: CpuModel, tokenizer: Tokenizer) -> None:
         config = model.config
-        self.around = Surroundings(tokenizer, config.eos_ids, config.context, config.vocab)
+        self.around = ModelContext(tokenizer, config.eos_ids, config.context, config.vocab)
         self.waits = Engine(model, self.around)
         self.device = LateDevice(model)
         self.late = Engine(model, self.around, device=self.device)
