@@ -39,7 +39,7 @@ from tailrace.origin.workers.worker_frame import Emission, Load, Run
 
 
 @dataclass(slots=True)
-class Flight:
+class InFlightStep:
     """A step in flight: its plan and, for each Work, the run's generation and number of draws."""
 
     plan: Plan
@@ -79,7 +79,7 @@ class Engine:
     ) -> None:
         self._device = device or AtOnce(model)
         self._pipelined = device is not None
-        self._flight: Flight | None = None
+        self._flight: InFlightStep | None = None
         self._landed_s = clock_s()
         self._model_context = model_context
         self._clock_s = clock_s
@@ -202,12 +202,12 @@ class Engine:
         )
         return [() if each is None else next(found) for each in asked]
 
-    def _launch(self, plan: Plan, began_s: float, emissions: list[Emission]) -> Flight:
+    def _launch(self, plan: Plan, began_s: float, emissions: list[Emission]) -> InFlightStep:
         """Launch the plan on the device.
 
         A run whose output format allows no continuation ends; its end is added to `emissions`.
         """
-        flight = Flight(plan, began_s)
+        flight = InFlightStep(plan, began_s)
         before = self._flight.awaited if self._flight is not None else {}
         pieces: list[Piece] = []
         rows: list[int] = []
