@@ -47,7 +47,7 @@ from tailrace.ledger.objects.object import (
 )
 from tailrace.ledger.objects.runtime import ObjectRuntime
 from tailrace.origin.config import StreamsConfig
-from tailrace.origin.edges.peers import ALONE, Peers, Way
+from tailrace.origin.edges.peers import ALONE, Peers, PeerTransport
 from tailrace.origin.generations.service import CHAT
 from tailrace.origin.plugin import load_plugin
 from tailrace.origin.streams.config import StreamSettings
@@ -287,12 +287,12 @@ class OriginObjects:
         now_ms: Callable[[], int],
         random: Callable[[int], bytes] = secrets.token_bytes,
         *,
-        way: Way = ALONE,
+        transport: PeerTransport = ALONE,
         own: Classes | None = None,
     ) -> None:
         """Create the runtime.
 
-        `way` is the transport to other origins, `own` the operator's classes.
+        `transport` is used for connections to other origins, `own` the operator's classes.
         """
         self._on = config.subscriptions
         self._own = own or {}
@@ -318,7 +318,7 @@ class OriginObjects:
             self._classes[INDEX_KEY.kind] = index_class(self._updates)
         # Delivering a wake takes as long as its webhook does.
         limits = ObjectLimits(alarms_at_once={SUBSCRIPTION: MAX_SUBSCRIPTIONS} if self._on else {})
-        self._peers = Peers(ledger.objects.seize, HERE, way)
+        self._peers = Peers(ledger.objects.seize, HERE, transport)
         self.runtime = ObjectRuntime(
             ledger, self._classes, now_ms, random, limits=limits, forward=self._peers.ask
         )

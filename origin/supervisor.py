@@ -27,7 +27,7 @@ from tailrace.origin.admin.desk import OperatorDesk
 from tailrace.origin.admin.streams import LivePages, unix_clock
 from tailrace.origin.config import LedgerConfig, OriginConfig, StreamsConfig
 from tailrace.origin.edges.link import EdgeLink
-from tailrace.origin.edges.peers import Way
+from tailrace.origin.edges.peers import PeerTransport
 from tailrace.origin.generations.callers import TokenKeys
 from tailrace.origin.generations.runs import Runs
 from tailrace.origin.generations.service import Service
@@ -77,8 +77,8 @@ async def serve(
     clock.keep()
     credentials = config.link_credentials
     secrets = TokenKeys.load(config.keys_path).peer_secrets(credentials.secret)
-    way = Way(config.link_address.scheme, credentials, secrets)
-    objects = OriginObjects(ledger, streams, clock, way=way, own=own)
+    transport = PeerTransport(config.link_address.scheme, credentials, secrets)
+    objects = OriginObjects(ledger, streams, clock, transport=transport, own=own)
     try:
         supervisor = Supervisor(
             config, retention, ledger, objects, clock, slots=slots, readers=readers, plans=several

@@ -69,7 +69,7 @@ log = structlog.get_logger("origin")
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class PeerTransport:
     """Transport by which the origins of a ledger reach each other, the same for all.
 
     `secrets` show that this origin is one of them (`TokenKeys.peer_secrets`).
@@ -80,7 +80,7 @@ class Way:
     secrets: tuple[bytes, ...]
 
 
-ALONE = Way(TCP, Credentials("origin.link"), (secrets.token_bytes(MAC_BYTES),))
+ALONE = PeerTransport(TCP, Credentials("origin.link"), (secrets.token_bytes(MAC_BYTES),))
 """For an origin that shares its ledger with no other."""
 
 
@@ -114,13 +114,13 @@ class Peers:
         self,
         seize: Callable[[ObjectKey], Awaitable[None]],
         here: frozenset[str] = frozenset(),
-        way: Way = ALONE,
+        transport: PeerTransport = ALONE,
     ) -> None:
         """Create the peers.
 
         Objects of requests with a method in `here` are taken over by this origin.
         """
-        self._way = way
+        self._transport = transport
         self._seize = seize
         self._here = here
         self._links: dict[str, PeerLink] = {}
@@ -163,7 +163,9 @@ class Peers:
             return link
         attempt = self._attempts.get(address)
         if attempt is None:
-            attempt = self._attempts[address] = asyncio.create_task(connect(address, self._way))
+            attempt = self._attempts[address] = asyncio.create_task(
+                connect(address, self._transport)
+            )
             attempt.add_done_callback(lambda _: self._attempts.pop(address))
         link = await asyncio.shield(attempt)
         if link is None or link.closed:
@@ -181,13 +183,13 @@ class Peers:
         await self._seize(key)
 
 
-async def connect(address: str, way: Way) -> PeerLink | None:
+async def connect(address: str, transport: PeerTransport) -> PeerLink | None:
     """Return a link to the origin at HOST:PORT; None if none greets there."""
-    link = PeerLink(way.secrets)
+    link = PeerLink(transport.secrets)
     try:
         async with asyncio.timeout(PEER_CONNECT_S):
-            place = LinkAddress(*parse_address(address), way.scheme)
-            await dial(lambda: link, place, way.credentials)
+            place = LinkAddress(*parse_address(address), transport.scheme)
+            await dial(lambda: link, place, transport.credentials)
             await link.greeted.wait()
     except (OSError, ValueError):  # TimeoutError is an OSError; the port may be missing
         link.close()
@@ -199,7 +201,7 @@ class PeerLink(asyncio.Protocol):
     """One connection to another origin, shared by many Calls."""
 
     def __init__(self, shown: tuple[bytes, ...]) -> None:
-        """`shown` are `Way.secrets`."""
+        """`shown` are `PeerTransport.secrets`."""
         self._handshake = Handshake(Side.EDGE, *shown, shared=PEER)
         self._is_hello_heard = False
         self.greeted = asyncio.Event()

@@ -21,7 +21,7 @@ from tailrace.edge.origins.origin_pool import OriginPool
 from tailrace.ledger.flow.backoff import Backoff
 from tailrace.ledger.links.transport import Credentials, LinkAddress, listen
 from tailrace.origin.edges.link import EdgeLink
-from tailrace.origin.edges.peers import Way, connect
+from tailrace.origin.edges.peers import PeerTransport, connect
 from tailrace.origin.generations.callers import TokenKeys
 from tests.edge.scripted_origin import until
 from tests.origin.edges.test_link import House, serving
@@ -170,13 +170,13 @@ async def test_origins_of_one_ledger_reach_each_other_by_the_same_way(
     keys = house.service.keys
     async with listening(house, TLS, here) as at:
         place = f"{at.host}:{at.port}"
-        peer = await connect(place, Way("tls", here, keys.peer_secrets(SECRET)))
+        peer = await connect(place, PeerTransport("tls", here, keys.peer_secrets(SECRET)))
         assert peer is not None
         other = TokenKeys({"k": b"b" * 32})
         rotated = TokenKeys({"k": bytes(32), "new": b"b" * 32})
         for shown in (keys.peer_secrets(b"another secret"), other.peer_secrets(SECRET), (SECRET,)):
-            assert await connect(place, Way("tls", here, shown)) is None
-        again = await connect(place, Way("tls", here, rotated.peer_secrets(SECRET)))
+            assert await connect(place, PeerTransport("tls", here, shown)) is None
+        again = await connect(place, PeerTransport("tls", here, rotated.peer_secrets(SECRET)))
         assert again is not None
         again.close()
         peer.close()

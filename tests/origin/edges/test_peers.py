@@ -78,7 +78,7 @@ class Origin:
 
     def __init__(self, ledger: PostgresLedger, port: int, checkpoint: Path) -> None:
         self.ledger = ledger
-        self.objects = OriginObjects(ledger, StreamsConfig(), now_ms, way=WAY)
+        self.objects = OriginObjects(ledger, StreamsConfig(), now_ms, transport=WAY)
         self._house = House(cast(SqliteLedger, ledger), checkpoint)
         self._house.service = replace(self._house.service, objects=self.objects)
         self.port = port
