@@ -40,8 +40,8 @@ MAX_HEADER_BYTES = 16 << 10
 MAX_HEADERS = 100
 """Maximum number of header fields of a request; 431 beyond."""
 MAX_READ_HEADER_BYTES = 64 << 10
-"""Header blocks up to this size are decoded so that they can be answered with 431; for a larger
-one the connection is closed."""
+"""Header blocks up to this size are decoded so that they can be answered with 431. For a larger
+one the connection is closed, after at most two pieces of input more."""
 CONNECTION_WINDOW_BYTES = 1 << 20
 """Maximum bytes of all request bodies of a connection beyond what has been read of them."""
 PIECE_BYTES = 16 << 10

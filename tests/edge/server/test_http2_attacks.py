@@ -21,7 +21,7 @@ from hyperframe.frame import (
 )
 
 from tailrace.edge.server.flood import DECAY_PER_S, MAX_POINTS
-from tailrace.edge.server.hardened_h2 import MAX_STREAMS
+from tailrace.edge.server.hardened_h2 import MAX_READ_HEADER_BYTES, MAX_STREAMS
 from tailrace.edge.server.http2_connection import HeadReceived, RequestReset
 from tests.edge.server.http2_pair import GET, PLENTY, POST, Pair
 
@@ -192,6 +192,18 @@ def test_a_flood_ends_the_connection(
     assert sent <= 5 * MAX_POINTS + 200
     assert answered < 64_000
     assert not pair.server.streams
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 5])
+def test_a_header_block_without_an_end_is_kept_up_to_a_limit(pair: Pair, at_once: int) -> None:
+    frames = [HeadersFrame(1, b""), *(ContinuationFrame(1, bytes(16_384)) for _ in range(6))]
+    pair.sends(PingFrame(0, b"12345678"), *frames[:3])
+    closed = [pair.server.closed]
+    for begin in range(3, len(frames), at_once):
+        pair.sends(*frames[begin : begin + at_once])
+        closed.append(pair.server.closed)
+    assert not closed[0] and closed[-1]
+    assert len(frames) * 16_384 < 2 * MAX_READ_HEADER_BYTES
 
 
 def test_what_is_asked_for_nothing_is_forgiven_with_time(pair: Pair) -> None:
