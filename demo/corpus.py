@@ -64,7 +64,7 @@ Document = tuple[Part, ...]
 
 
 def plain_story(rng: Random, episodes: tuple[int, ...]) -> Document:
-    """A story on its own, which a prompt such as "Once upon a time" continues."""
+    """Return a story on its own, which a prompt such as "Once upon a time" continues."""
     return (Part(story.tell(rng, rng.choice(episodes)) + END, True),)
 
 
@@ -122,12 +122,12 @@ def document(rng: Random, *, long: bool) -> Document:
 
 
 def documents(seed: int, *, long: bool = False) -> Iterator[Document]:
-    """The endless corpus of one seed; the same seed gives the same documents."""
+    """Yield the endless corpus of one seed; the same seed gives the same documents."""
     rng = Random(f"{seed}/{long}")
     while True:
         yield document(rng, long=long)
 
 
 def text(parts: Document) -> str:
-    """A document as one string, special tokens included."""
+    """Return a document as one string, special tokens included."""
     return "".join(part.text for part in parts)

@@ -64,12 +64,12 @@ def answer(model: Model, tokenizer: Tokenizer, prompt: str, max_tokens: int) -> 
 
 
 def chat(question: str) -> str:
-    """The prompt of a single question."""
+    """Return the prompt of a single question."""
     return f"{USER}{question}{ASSISTANT}"
 
 
 def share_right(model: Model, tokenizer: Tokenizer, kind: str, questions: int) -> float:
-    """The share of questions of `kind` that are answered with the right result and an end."""
+    """Return the share of questions of `kind` whose answer has the right result and an end."""
     rng, right = Random(f"evaluate/{kind}"), 0
     for _ in range(questions):
         task = draw(rng, kind, held_out=True)

@@ -15,7 +15,10 @@ END_ID = 0
 
 
 def tensors(net: Net) -> dict[str, torch.Tensor]:
-    """The checkpoint's tensors: packed uint8 and bf16 scales for ternary layers, else bf16."""
+    """Return the checkpoint's tensors.
+
+    Ternary layers are packed as uint8 with bf16 scales; all others are bf16.
+    """
     out: dict[str, torch.Tensor] = {}
     ternary = net.ternary_weights()
     for name, parameter in net.named_parameters():

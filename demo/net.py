@@ -55,19 +55,19 @@ def _through(value: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
 
 
 def round_weight(w: torch.Tensor) -> torch.Tensor:
-    """A latent weight as ternary * bf16 scale."""
+    """Return a latent weight as ternary * bf16 scale."""
     ternary, scale = quantize_absmean(w.detach())
     return _through(w, ternary.float() * scale.bfloat16().float())
 
 
 def round_activation(x: torch.Tensor) -> torch.Tensor:
-    """An activation's int8 quantisation, scaled back."""
+    """Return an activation's int8 quantisation, scaled back."""
     quantized, factor = quantize_activations(x.detach())
     return _through(x, quantized / factor)
 
 
 def round_bf16(w: torch.Tensor) -> torch.Tensor:
-    """A parameter as bf16 will hold it."""
+    """Return a parameter as bf16 will hold it."""
     return _through(w, w.detach().bfloat16().float())
 
 
@@ -196,7 +196,7 @@ class Net(nn.Module):
         return F.linear(self.norm(x), table)
 
     def ternary_weights(self) -> dict[str, nn.Parameter]:
-        """The latent weights that export rounds to ternary, by name."""
+        """Return the latent weights that export rounds to ternary, by name."""
         return {
             f"{name}.weight": module.weight
             for name, module in self.named_modules()

@@ -73,7 +73,7 @@ class Story:
         self.last: Callable[[], list[str]] | None = None
 
     def tell(self, episodes: int) -> str:
-        """The whole story, as one line of text per paragraph."""
+        """Return the whole story, as one line of text per paragraph."""
         paragraphs = [self.opening()]
         for number in range(episodes):
             lines = self.pick()()
@@ -86,7 +86,7 @@ class Story:
         return "\n".join(paragraphs)
 
     def pick(self) -> Callable[[], list[str]]:
-        """An episode whose conditions hold now, other than the one just told."""
+        """Return an episode whose conditions hold now, other than the one just told."""
         mine = self.mine()
         theirs = [thing for thing in self.holder if thing not in mine]
         choices: list[Callable[[], list[str]]] = [self.rain, self.meal, self.song]
@@ -124,7 +124,7 @@ class Story:
         return f"{self.hero} {self.rng.choice(_WENT)} to the {self.move().word}."
 
     def meet(self, other: Character) -> str:
-        """How `other` comes in: introduced the first time, by name afterwards."""
+        """Return how `other` comes in: introduced the first time, by name afterwards."""
         here = f"{self.place.at} the {self.place.word}"
         if other in self.met:
             return self.rng.choice(
@@ -284,5 +284,8 @@ class Story:
 
 
 def tell(rng: Random, episodes: int, kind: Kind | None = None) -> str:
-    """A story of so many episodes, about an animal of `kind` if given (50-70 tokens each)."""
+    """Return a story of `episodes` episodes, about an animal of `kind` if given.
+
+    An episode has 50 to 70 tokens.
+    """
     return Story(rng, kind).tell(episodes)

@@ -45,7 +45,7 @@ def add(rng: Random) -> tuple[Task, bool]:
 
 
 def _add_steps(a: int, b: int) -> str:
-    """The sum of the ones, then of the tens with the carry."""
+    """Return the sum of the ones, then of the tens with the carry."""
     ones = a % 10 + b % 10
     carry = " + 1" if ones > 9 else ""
     tens = a // 10 + b // 10 + ones // 10
@@ -68,7 +68,7 @@ def subtract(rng: Random) -> tuple[Task, bool]:
 
 
 def _subtract_steps(a: int, b: int) -> str:
-    """The difference of the ones, borrowing if need be, then of the tens."""
+    """Return the difference of the ones, borrowing if need be, then of the tens."""
     borrow = a % 10 < b % 10
     ones = a % 10 + 10 * borrow
     taken = " - 1" if borrow else ""
@@ -167,7 +167,7 @@ _WEIGHTS = (4, 4, 7, 3, 2, 2, 1, 3, 4)
 
 
 def draw(rng: Random, kind: str | None = None, *, held_out: bool = False) -> Task:
-    """A task of `kind` (any, if None), from the corpus's side of the split or the other.
+    """Return a task of `kind` (any, if None), from the corpus's side of the split or the other.
 
     Words to reverse are few and all known to the corpus: they have no held-out side.
     """

@@ -40,14 +40,14 @@ def train_tokenizer(vocab_size: int, seed: int, documents_read: int) -> Tokenize
 
 
 def _ordinary_text(seed: int, documents_read: int) -> Iterator[str]:
-    """The corpus without special tokens, whose letters deserve no merges."""
+    """Yield the corpus without special tokens, whose letters deserve no merges."""
     special = re.compile("|".join(map(re.escape, SPECIAL_TOKENS)))
     for document in islice(documents(seed), documents_read):
         yield from special.split(text(document))
 
 
 def encode(tokenizer: Tokenizer, document: Document) -> tuple[list[int], list[int]]:
-    """A document's token ids, and the same with what is not to be learnt set to IGNORED."""
+    """Return a document's token ids, and the same with what is not to be learnt set to IGNORED."""
     ids: list[int] = []
     labels: list[int] = []
     for part in document:

@@ -50,7 +50,10 @@ class Recipe:
             raise ValueError("give either minutes or steps")
 
     def rate(self, step: int, progress: float) -> float:
-        """The learning rate of `step` (from 0) when `progress` (0 to 1) of the run has passed."""
+        """Return the learning rate of a step.
+
+        `step` counts from 0; `progress` is the share of the run that has passed, 0 to 1.
+        """
         warm = min(1.0, (step + 1) / self.warmup_steps)
         level = min(1.0, max(0.0, (1 - progress) / (1 - self.falls_from)))
         return self.peak_rate * warm * level
@@ -105,7 +108,7 @@ class Training:
         self.losses: list[float] = []
 
     def progress(self) -> float:
-        """The share of the run that has passed, 0 to 1 and beyond."""
+        """Return the share of the run that has passed, 0 to 1 and beyond."""
         if self.recipe.steps is not None:
             return self.steps / self.recipe.steps
         assert self.recipe.minutes is not None

@@ -1,7 +1,7 @@
 """Records a command in a terminal of its own as an SVG: how docs/cut-and-resumed.svg was made.
 
-    make up                                                    # in another terminal
-    .venv/bin/python docs/record.py docs/cut-and-resumed.svg \
+make up                                                    # in another terminal
+.venv/bin/python docs/record.py docs/cut-and-resumed.svg \
         .venv/bin/tailrace chat "Tell me a story about a fox." --seed 7 --cut-after 12
 """
 
@@ -24,7 +24,7 @@ COLUMNS, ROWS = 88, 24
 
 
 def output_of(command: list[str]) -> str:
-    """What `command` writes to its terminal."""
+    """Return what `command` writes to its terminal."""
     child, terminal = pty.fork()
     if child == 0:
         os.execvp(command[0], command)

@@ -22,7 +22,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
-    """A server for tests that leave it running; each takes a database of its own."""
+    """Yield a server for tests that leave it running; each takes a database of its own."""
     from tests.ledger.postgres_server import PostgresServer  # a GPU's machine has no driver
 
     server = PostgresServer.make()
@@ -34,6 +34,6 @@ def postgres() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def database(postgres: PostgresServer) -> Iterator[str]:
-    """The DSN of an empty database."""
+    """Yield the DSN of an empty database."""
     with postgres.database() as dsn:
         yield dsn

@@ -8,7 +8,7 @@ import torch
 
 
 def kernel_device() -> torch.device:
-    """Where the tensors of a kernel's test lie.
+    """Return where the tensors of a kernel's test lie.
 
     Called before kernels are imported: what it sets is read when they are decorated.
     """

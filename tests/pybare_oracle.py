@@ -44,14 +44,14 @@ class Oracle:
         self._types: dict[str, Any] = dict(_PRIMITIVES)
 
     def pack(self, value: object) -> bytes:
-        """The payload of a struct."""
+        """Return the payload of a struct."""
         name = type(value).__name__
         if not self._schema.structs[name]:
             return b""  # void
         return bytes(self._convert(self.type_of(name), value).pack())
 
     def unpack(self, name: str, raw: bytes) -> Any:
-        """pybare's own view of a payload, which it must read to the end."""
+        """Pybare's own view of a payload, which it must read to the end."""
         file = io.BytesIO(raw)
         value = self.type_of(name).unpack(file)
         assert not file.read()

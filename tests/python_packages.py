@@ -15,7 +15,7 @@ INSTALL_TIMEOUT_S = 280.0
 
 
 def installed(pins: Path) -> Path:
-    """Where the commands of the packages in a file of pins are, installed if need be.
+    """Return where the commands of the packages in a file of pins are, installed if need be.
 
     The file pins all that its packages need, too, but what they can share with the tests (torch
     alone is as large as all the others). Two processes of tests may ask at the same time: one

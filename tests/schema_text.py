@@ -27,13 +27,13 @@ class Schema:
 
 
 def canonical(schema: str) -> str:
-    """A schema's text without comments, each run of white space made one space."""
+    """Return a schema's text without comments, each run of white space made one space."""
     lines = (line.partition("#")[0] for line in schema.splitlines())
     return " ".join(" ".join(lines).split())
 
 
 def schema_hash(schema: str) -> bytes:
-    """The schema's identity: the first 8 bytes of SHA-256 over its canonical text."""
+    """Return the schema's identity: the first 8 bytes of SHA-256 over its canonical text."""
     return hashlib.sha256(canonical(schema).encode()).digest()[:8]
 
 

@@ -77,7 +77,7 @@ for name in names:
 
 
 def files_of_the_tree() -> Iterator[Path]:
-    """Every file that could be tracked; needs no git, so that an unpacked archive works too.
+    """Yield every file that could be tracked; needs no git, so that an unpacked archive works too.
 
     A worktree has a file `.git`, which says where its repository is.
     """
@@ -123,7 +123,7 @@ def package_of(module: str) -> str:
 
 
 def imports_of(path: Path) -> Iterator[str]:
-    """Every module that a file imports, late imports too, and what it imports from one."""
+    """Yield every module that a file imports, late imports too, and what it imports from one."""
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -144,7 +144,7 @@ def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def lint(code: str, filename: str) -> str:
-    """What ruff, with this repository's settings, says about `code` in `filename`."""
+    """Return what ruff, with this repository's settings, says about `code` in `filename`."""
     return subprocess.run(
         [sys.executable, "-m", "ruff", "check", "--stdin-filename", filename, "-"],
         cwd=ROOT,

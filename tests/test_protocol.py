@@ -22,13 +22,13 @@ SCHEMA = read_schema(CLIENT_SCHEMA)
 
 
 def blocks(language: str) -> list[tuple[bytes, str]]:
-    """The bytes and the second line of each fenced block of a language."""
+    """Return the bytes and the second line of each fenced block of a language."""
     found = re.findall(rf"^```{language}\n(.*)\n(.*)\n```$", TEXT, re.MULTILINE)
     return [(bytes.fromhex(hexes), says) for hexes, says in found]
 
 
 def rows(columns: int) -> Iterator[list[str]]:
-    """The cells of every table row of so many columns."""
+    """Yield the cells of every table row of so many columns."""
     for line in TEXT.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if line.startswith("|") and len(cells) == columns:

@@ -62,7 +62,7 @@ def test_the_page_of_the_docs_names_every_metric_with_its_labels() -> None:
 
 
 def expressions() -> dict[str, str]:
-    """Every query of the dashboard and every rule, by where it stands."""
+    """Return every query of the dashboard and every rule, by where it stands."""
     board = json.loads((ROOT / "deploy/grafana/tailrace.json").read_text(encoding="utf-8"))
     rules = yaml.safe_load((ROOT / "deploy/prometheus/rules.yaml").read_text(encoding="utf-8"))
     asked = {

@@ -42,7 +42,7 @@ SHOWN = "() => new Promise((done) => requestAnimationFrame(() => requestAnimatio
 
 
 async def record(seconds: float, folder: Path) -> dict[str, Any]:
-    """What page.jsx reads: the dashboard, and the series of each of its panels."""
+    """Return what page.jsx reads: the dashboard, and the series of each of its panels."""
     board = json.loads((ROOT / "deploy/grafana/tailrace.json").read_text(encoding="utf-8"))
     origin, edge, targets = measured(folder)
     async with (
@@ -68,7 +68,7 @@ async def record(seconds: float, folder: Path) -> dict[str, Any]:
 async def series_of(
     panel: dict[str, Any], asked: Prometheus, begun: float, ended: float
 ) -> list[dict[str, Any]]:
-    """The name and the points of each series that a panel's queries give."""
+    """Return the name and the points of each series that a panel's queries give."""
     found = []
     for target in panel.get("targets", ()):
         told = await asked.get(

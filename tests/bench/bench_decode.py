@@ -49,7 +49,7 @@ def median_ms(call: Callable[[], object], repeats: int = STEPS) -> dict[str, flo
 
 
 def step_of(model: CpuModel, batch: int, context: int) -> dict[str, object]:
-    """A step of `batch` sequences that have `context` tokens each."""
+    """Return a step of `batch` sequences that have `context` tokens each."""
     pages = -(-(context + 1) // PAGE_TOKENS)
     tables = [range(first * pages, (first + 1) * pages) for first in range(batch)]
     for seed, table in enumerate(tables):
@@ -70,7 +70,7 @@ def step_of(model: CpuModel, batch: int, context: int) -> dict[str, object]:
 
 
 def chunk_of(model: CpuModel, context: int) -> dict[str, float]:
-    """A whole prefill chunk after all whole chunks of the context."""
+    """Return a whole prefill chunk after all whole chunks of the context."""
     start = context // PREFILL_CHUNK_TOKENS * PREFILL_CHUNK_TOKENS
     pages = range(start // PAGE_TOKENS + 1)
     ids = some_ids(model, start + PREFILL_CHUNK_TOKENS, 1)

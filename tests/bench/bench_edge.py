@@ -133,7 +133,7 @@ const config :Workerd.Config = (
 
 
 def kernel_kib() -> float:
-    """The kernel's TCP buffers, of both ends of all connections here."""
+    """Return the kernel's TCP buffers, of both ends of all connections here."""
     line = next(x for x in Path("/proc/net/sockstat").read_text().splitlines() if x[:4] == "TCP:")
     fields = line.split()
     return int(fields[fields.index("mem") + 1]) * PAGE_KIB
@@ -152,13 +152,13 @@ async def answering(port: int) -> None:
 
 
 def worker_of(pid: int) -> int:
-    """nginx's own child, which does the work."""
+    """Nginx's own child, which does the work."""
     return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
 
 
 @asynccontextmanager
 async def relaying_worker(folder: Path, upstream: int) -> AsyncIterator[tuple[int, int] | None]:
-    """workerd with `RELAY`, its process and port; None where there is no npm to have it from."""
+    """Workerd with `RELAY`, its process and port; None where there is no npm to have it from."""
     if shutil.which("npm") is None:
         yield None
         return

@@ -110,7 +110,7 @@ class Bench:
         return timed
 
     def exact(self, trials: int, console: Console) -> int:
-        """How many of the trials gave the same frames."""
+        """Return how many of the trials gave the same frames."""
         random, equal = Random(SEED), 0
         prompts = [self.ids(question) for question in QUESTIONS]
         for number in range(trials):

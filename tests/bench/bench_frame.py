@@ -32,7 +32,7 @@ REPEATS = 40  # short and many: the best one falls between the work of others
 
 
 def microseconds(act: Callable[[], object], calls: int = CALLS) -> float:
-    """The best time of one call, less that of calling nothing."""
+    """Return the best time of one call, less that of calling nothing."""
     best = min(repeat(act, timer=process_time, number=calls, repeat=REPEATS))
     empty = min(repeat(lambda: None, timer=process_time, number=calls, repeat=REPEATS))
     return round((best - empty) / calls * 1e6, 3)

@@ -134,7 +134,7 @@ class Bench:
             self._time_both(self._llama, rows)
 
     def _time_both(self, shape: DecoderShape, rows: int, int8_head: bool = False) -> float:
-        """us of the quicker of ordinary and dependent launches; says which that is."""
+        """Us of the quicker of ordinary and dependent launches; says which that is."""
         ordinary, dependent = (
             self._time_step(shape, rows, int8_head, dependent) for dependent in (False, True)
         )
@@ -194,7 +194,7 @@ class Bench:
 
 
 def step_bytes(shape: DecoderShape, rows: int, length: int, int8_head: bool) -> int:
-    """What a step must read at least: weights once, and every row's keys and values."""
+    """Return what a step must read at least: weights once, and every row's keys and values."""
     per_weight = 0.25 if shape.family is Family.BITNET else 2.0
     linears = sum(outputs * inputs for outputs, inputs in shape.linears.values())
     head = shape.vocab * shape.hidden * (1 if int8_head else 2)

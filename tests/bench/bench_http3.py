@@ -105,7 +105,7 @@ async def replay(pid: int, port: int, cafile: str, kind: int) -> float:
 
 
 async def stalled_kib(pid: int, port: int, cafile: str) -> float:
-    """What a reader costs that takes and acknowledges nothing, above an idle connection."""
+    """Return what a reader costs that takes and acknowledges nothing, above an idle connection."""
     held, loads = [], await connected(port, cafile, STALLED)
     for stalls in (False, False, True):
         held.append(resident_kib(pid))

@@ -164,7 +164,7 @@ async def faults(
 
 
 def restores_s(histories: Sequence[Sequence[int]]) -> list[float]:
-    """What a worker that does nothing else takes to load, and to go on with such streams."""
+    """Return what a worker that does nothing else takes to load, and to go on with such streams."""
     done = subprocess.run(
         [sys.executable, "-P", str(ROOT / "tests" / "bench" / "restore_floor.py")],
         input=json.dumps(histories),
@@ -191,7 +191,8 @@ async def beside_batch(
     client: httpx.AsyncClient, edge: Edge, origin: Origin, batch: int
 ) -> dict[str, Any]:
     """Five interactive streams beside so many of class batch: their first tokens without a kill
-    of the worker, and right after one, each when the batch streams are under way."""
+    of the worker, and right after one, each when the batch streams are under way.
+    """
     url = f"{edge.url}/v1/generate"
     news, counted = asyncio.Condition(), 0
 

@@ -221,7 +221,7 @@ class Bench:
 
 @contextmanager
 def place(parent: Path) -> Iterator[Path]:
-    """A folder for all files, gone at the end; servers of other users may pass through it."""
+    """Yield a folder for all files, gone at the end; servers of other users may pass through it."""
     parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="bench-", dir=parent))
     folder.chmod(0o711)

@@ -40,7 +40,8 @@ SWEEPS = 8
 @dataclass(frozen=True, slots=True)
 class Cold:
     """Bytes per token, ids included: of the closed file as stored and once packed as cold,
-    and of the cold segments alone."""
+    and of the cold segments alone.
+    """
 
     documents: int
     tokens: int
@@ -98,7 +99,7 @@ async def _all_there(path: Path, streams: list[list[Record]]) -> bool:
 
 
 def _records(tokenizer: Tokenizer, text: str) -> Iterator[Record]:
-    """The records that an engine would have made of this text."""
+    """Yield the records that an engine would have made of this text."""
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
     detokeniser, held, index = Detokeniser(Vocabulary(tokenizer)), [], 0
     for token_id in ids:

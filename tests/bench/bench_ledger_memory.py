@@ -161,12 +161,12 @@ async def _fill(ledger: SqliteLedger, streams: Sequence[bytes]) -> None:
 
 
 def _record(index: int) -> Record:
-    """A record all of its own, as an engine makes them: nothing in it is shared."""
+    """Return a record all of its own, as an engine makes them: nothing in it is shared."""
     return Record(bytes(bytearray(frame(index))), (TOKEN_ID + index,))
 
 
 def _recipe() -> str:
-    """What a stream with a short prompt is continued from: about 400 bytes."""
+    """Return what a stream with a short prompt is continued from: about 400 bytes."""
     return Recipe(
         model="demo",
         fingerprint="0" * 64,

@@ -236,7 +236,7 @@ class OurLedger(Ours, Replayer):
         await self._end([stream], count)
 
     def settle(self) -> Disk:
-        """The file with its WAL, and alone after a close, which is all that is compacted."""
+        """Return the file with its WAL, and alone after a close, which is all that is compacted."""
         appended = folder_bytes(self._path.parent)
         self._run(self._close())
         closed = folder_bytes(self._path.parent)

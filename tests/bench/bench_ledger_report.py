@@ -82,12 +82,12 @@ class Report:
         return statistics.median(map(_rate, samples)) if samples else None
 
     def ratio(self, key: Key, peers: Sequence[Key]) -> float | None:
-        """How many times the rate of the quickest of the peers, as a median of rounds."""
+        """Return how many times the rate of the quickest of the peers, as a median of rounds."""
         interval = self.ratio_interval(key, peers)
         return interval and interval[1]
 
     def ratio_interval(self, key: Key, peers: Sequence[Key]) -> tuple[float, float, float] | None:
-        """The same between the bounds in which it lies, as sure as so few rounds can be."""
+        """Return the same between the bounds in which it lies, as sure as so few rounds can be."""
         mine, theirs = self._wide(key), [self._wide(peer) for peer in peers]
         theirs = [samples for samples in theirs if samples]
         if not mine or not theirs:
@@ -152,7 +152,7 @@ class Report:
         ]
 
     def summary(self) -> dict[str, object]:
-        """The JSON of the last line: times in ms, sizes in bytes, ratios of rates."""
+        """Return the JSON of the last line: times in ms, sizes in bytes, ratios of rates."""
         process, power = Mode.PROCESS, Mode.POWER
         ledger, durable = (LEDGER, process), (LEDGER, power)
         storage, storage_durable = (STORAGE, process), (STORAGE, power)

@@ -89,7 +89,7 @@ class Replayer(Contender):
     """One that gives the frames back, too."""
 
     reads = True
-    """Whether it shall; another of the same kind may do it for both."""
+    """True if it shall; another of the same kind may do it for both."""
 
     @abstractmethod
     def load(self, number: int, count: int) -> None:
@@ -102,7 +102,7 @@ class Replayer(Contender):
 
 @cache
 def frame(index: int) -> bytes:
-    """A token frame of `FRAME_BYTES`: the text is shorter where the index is longer."""
+    """Return a token frame of `FRAME_BYTES`: the text is shorter where the index is longer."""
     for length in range(len(_TEXT), 0, -1):
         raw = encode(Token(_TEXT[:length], index))
         if len(raw) == FRAME_BYTES:
@@ -139,6 +139,6 @@ def folder_bytes(folder: Path) -> int:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value that `share` of the others do not exceed (nearest rank)."""
+    """Return the value that `share` of the others do not exceed (nearest rank)."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]

@@ -180,7 +180,7 @@ class PoolListener:
 
 
 async def play(policy: str, trace: ArrivalTrace, day_s: float, folder: Path) -> PlayedDay:
-    """The day, through an origin in this process."""
+    """Return the day, through an origin in this process."""
     pace = DAY_S / day_s
     config = OriginConfig(
         data=folder,
@@ -241,7 +241,7 @@ async def _asked(
     heard: PoolListener,
     pace: float,
 ) -> PlayedDay:
-    """Every request at its time; then what the pool counted, beside the simulator."""
+    """Return every request at its time; then what the pool counted, beside the simulator."""
     refused = 0
 
     async def ask(model: str) -> None:
@@ -317,7 +317,7 @@ def _held_against(
 
 
 def seen(names: tuple[str, ...], heard: PoolListener) -> ArrivalTrace:
-    """The requests as they came, and as long as each took once it was taken."""
+    """Return the requests as they came, and as long as each took once it was taken."""
     requests = heard.requests
     return ArrivalTrace.of(
         names,

@@ -131,7 +131,7 @@ class Inner:
 
 
 async def inner() -> dict[str, list[float]]:
-    """What it adds to a frame in us, by kind of row: the median between its bounds."""
+    """Return what it adds to a frame in us, by kind of row: the median between its bounds."""
     turns, found = [("on", Inner(Counts())), ("off", Inner(None))], dict[str, list[float]]()
     for _ in range(INNER_TURNS):
         for kind, _ in KINDS:

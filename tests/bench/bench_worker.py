@@ -135,7 +135,7 @@ def most_resident_mib(pid: int) -> float:
 
 
 def fsync_ms(folder: Path) -> float:
-    """What one page more costs on this disk."""
+    """Return what one page more costs on this disk."""
     took: list[float] = []
     with (folder / "fsync").open("wb", buffering=0) as file:
         for _ in range(FSYNCS):

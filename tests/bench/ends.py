@@ -28,7 +28,7 @@ class Source(Protocol):
 
     over: bool
     floods: bool
-    """Whether it writes as much as is taken."""
+    """True if it writes as much as is taken."""
 
     def grant(self, limit: int, limit_bytes: int | None) -> None:
         """What the edge has credit for, on a link."""

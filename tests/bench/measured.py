@@ -47,7 +47,7 @@ def resident_kib(pid: int) -> float:
 
 
 def median_interval(values: Iterable[float]) -> tuple[float, float, float]:
-    """The median between the bounds in which that of all such values lies, but for `DOUBT`.
+    """Return the median between the bounds in which that of all such values lies, but for `DOUBT`.
 
     It supposes nothing of how they are spread: of n values that are each as likely above the true
     median as below it, the kth and the kth from the end. Fewer than six can never be so sure.

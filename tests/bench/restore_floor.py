@@ -54,7 +54,7 @@ def ordered(prompt: Sequence[int], seed: int, frames: Frames) -> Run:
 
 
 def recorded(prompt: Sequence[int], streams: int) -> list[Frames]:
-    """What each stream consists of, from its beginning to its end."""
+    """Return what each stream consists of, from its beginning to its end."""
     engine = loaded()
     made: list[Frames] = [[] for _ in range(streams)]
     for seed in range(streams):

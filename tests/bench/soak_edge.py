@@ -117,7 +117,7 @@ class Clients:
             writer.close()
 
     def _odd(self) -> tuple[bytes, bool]:
-        """Its bytes, and whether the client leaves without waiting for an answer."""
+        """Return its bytes, and whether the client leaves without waiting for an answer."""
         draw = self._random
         method = draw.choice((b"GET", b"POST", b"PUT", b"HEAD", b"DELETE", b"OPTIONS", b"G\xffT"))
         stream = STREAM.hex().encode()
@@ -153,7 +153,7 @@ class Clients:
         return whole * draw.randrange(1, 3), kind == 3
 
     async def slow_head(self) -> float:
-        """How long the edge let it go on, in seconds."""
+        """Return how long the edge let it go on, in seconds."""
         loop = asyncio.get_running_loop()
         reader, writer = await self._connected()
         began = loop.time()

@@ -36,7 +36,7 @@ class Outcome(NamedTuple):
 
 
 def outcomes(report: str) -> list[Outcome]:
-    """The tests in vitest's JSON report."""
+    """Return the tests in vitest's JSON report."""
     return [
         Outcome(
             test["fullName"], test["status"], "\n".join(test.get("failureMessages") or [])[:500]

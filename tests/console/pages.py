@@ -37,7 +37,7 @@ class Visit:
         await self.page.get_by_text(what).first.wait_for()
 
     async def violations(self) -> list[str]:
-        """What axe finds, and where."""
+        """Return what axe finds, and where."""
         source = installed(HERE).parent / "axe-core" / "axe.min.js"
         await self.page.evaluate(source.read_text("utf-8"))
         found: list[dict[str, Any]] = await self.page.evaluate(
@@ -61,7 +61,7 @@ async def visiting(
     size: tuple[int, int] = DESKTOP,
     key: str = "",
 ) -> AsyncIterator[Visit]:
-    """A tab of its own at a page of the console."""
+    """Yield a tab of its own at a page of the console."""
     context = await browser.new_context(
         color_scheme=scheme,
         viewport={"width": size[0], "height": size[1]},

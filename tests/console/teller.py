@@ -29,7 +29,7 @@ class Teller:
         yield End(total_tokens=waves * len(told(0)))
 
     async def close(self) -> None:
-        """Holds nothing."""
+        """Hold nothing."""
 
 
 def told(number: int) -> list[str]:

@@ -33,7 +33,7 @@ DOCUMENTS = {
 
 
 async def opened(page: Page, url: str, *without: str) -> str | None:
-    """The id that the script of a document gives it, if headers are removed from the answer.
+    """Return the id that the script of a document gives it, if headers are removed from the answer.
 
     None if the browser saves the document instead of showing it.
     """

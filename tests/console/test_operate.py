@@ -256,7 +256,7 @@ def id_of(number: int) -> bytes:
 
 @pytest.fixture
 async def crowd(tmp_path: Path) -> AsyncIterator[Runs]:
-    """The streams of an origin, each a second younger than the one before."""
+    """Yield the streams of an origin, each a second younger than the one before."""
     ledger = await SqliteLedger.open(tmp_path / "ledger.db", lambda: 1000)
     clock = iter(range(10**9))
     metrics = Metrics(lambda: float(next(clock)))

@@ -50,7 +50,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def reference() -> Any:
-    """The checkpoint in transformers, every weight in fp32."""
+    """Return the checkpoint in transformers, every weight in fp32."""
     return load_reference(MODEL_DIRECTORY)
 
 

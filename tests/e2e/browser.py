@@ -20,7 +20,7 @@ PATIENCE_MS = 60_000
 
 
 def program() -> str:
-    """Where it is; skips the test where it is not, but in CI."""
+    """Return where it is; skips the test where it is not, but in CI."""
     found = next(filter(None, map(shutil.which, PROGRAMS)), None)
     if found is None:
         say = pytest.fail if os.environ.get("CI") else pytest.skip

@@ -19,7 +19,7 @@ from tests.e2e.sse import SSE, Reading, events
 
 
 def request(seed: int, tokens: int, prompt: str = "Once upon a time") -> dict[str, Any]:
-    """A body that gives the same text each time."""
+    """Return a body that gives the same text each time."""
     return {
         "model": "demo",
         "prompt": prompt,
@@ -68,7 +68,7 @@ class Cluster:
         raise AssertionError("unreachable: the counter does not end")
 
     def count(self, origin: int, message: str) -> int:
-        """How often an origin has logged that."""
+        """Return how often an origin has logged that."""
         return len(self.logged(origin, message))
 
     def logged(self, origin: int, message: str) -> list[dict[str, Any]]:

@@ -41,6 +41,6 @@ async def standing_house(tmp_path_factory: pytest.TempPathFactory) -> AsyncItera
 
 @pytest.fixture
 async def client() -> AsyncIterator[httpx.AsyncClient]:
-    """A client that shares no connection with another test."""
+    """Yield a client that shares no connection with another test."""
     async with httpx.AsyncClient(timeout=TIMEOUT) as made:
         yield made

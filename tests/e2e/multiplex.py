@@ -112,7 +112,7 @@ class Multiplex:
 
 @asynccontextmanager
 async def connected(url: str, streams: list[Stream]) -> AsyncIterator[Multiplex]:
-    """A greeted connection to the edge at `url`."""
+    """Yield a greeted connection to the edge at `url`."""
     async with connect(url.replace("http", "ws", 1) + "/v1/ws", compression=None) as socket:
         await socket.send(encode(Hello(SCHEMA_HASH, "test")))
         yield Multiplex(socket, streams)

@@ -28,7 +28,7 @@ _ports = itertools.count(
 
 
 def free_port() -> int:
-    """A port that is free for TCP and UDP now, and was not given before."""
+    """Return a port that is free for TCP and UDP now, and was not given before."""
     for port in _ports:
         with socket.socket() as tcp, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
             try:
@@ -100,7 +100,7 @@ class Process:
         return self._process is not None and self._process.returncode is None
 
     def count(self, message: str) -> int:
-        """How often it has logged that."""
+        """Return how often it has logged that."""
         return sum(event.get("message") == message for event in self.events)
 
     async def kill(self) -> None:
@@ -141,7 +141,7 @@ class Origin(Process):
         return self
 
     def worker_pid(self) -> int:
-        """The process of the worker that became ready last."""
+        """Return the process of the worker that became ready last."""
         ready = [event for event in self.events if event.get("message") == "worker.ready"]
         return int(ready[-1]["pid"])
 
@@ -191,7 +191,7 @@ class Edge(Process):
 async def running(
     *processes: Origin | Edge, late: Sequence[Origin | Edge] = ()
 ) -> AsyncIterator[None]:
-    """All of them ready, in this order; stopped at the end, in the reverse one.
+    """Yield all of them ready, in this order; stopped at the end, in the reverse one.
 
     Those in `late` are started by the test, and stopped with the others.
     """

@@ -116,7 +116,7 @@ async def _read(reading: Reading, response: httpx.Response, stop_after: int | No
 
 
 def text_of(events: bytes) -> str:
-    """What the events of a whole body say."""
+    """Return what the events of a whole body say."""
     texts = []
     for block in events.decode().strip().split("\n\n"):
         fields = dict(line.split(": ", 1) for line in block.split("\n") if not line.startswith(":"))

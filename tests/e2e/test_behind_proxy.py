@@ -128,7 +128,7 @@ async def test_what_is_not_live_says_nothing_to_proxies(place: Place) -> None:
 
 
 def program(name: str) -> str:
-    """Its path; skips the test where it is not installed, but in CI."""
+    """Return its path; skips the test where it is not installed, but in CI."""
     found = shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin")
     if found is None:
         say = pytest.fail if os.environ.get("CI") else pytest.skip
@@ -139,7 +139,7 @@ def program(name: str) -> str:
 
 @asynccontextmanager
 async def proxy(*command: str, port: int, environment: dict[str, str] | None = None) -> Any:
-    """A proxy as a child process that listens on `port`."""
+    """Return a proxy as a child process that listens on `port`."""
     process = await asyncio.create_subprocess_exec(
         *command,
         env={**os.environ, **(environment or {})},
@@ -164,7 +164,7 @@ async def proxy(*command: str, port: int, environment: dict[str, str] | None = N
 
 
 def nginx(folder: Path, block: str, port: int) -> Any:
-    """nginx with its default settings and this in `http`."""
+    """Nginx with its default settings and this in `http`."""
     kept = "".join(
         f"{name}_temp_path {folder}/{name};\n"
         for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")

@@ -82,7 +82,7 @@ class Scene:
 
 @asynccontextmanager
 async def some_site() -> AsyncIterator[str]:
-    """A site with an empty page; its origin."""
+    """Yield a site with an empty page; its origin."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

@@ -66,7 +66,7 @@ async def house(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House
 
 
 async def added(house: House, tenant: str, *options: object) -> dict[str, str]:
-    """The header with a new key, which the running edge has read."""
+    """Return the header with a new key, which the running edge has read."""
     before = sum(e.get("message") == "reloaded" for e in house.edge.events)
     key = house.add(tenant, *options)
     await house.edge.saw("reloaded", before + 1)

@@ -35,7 +35,7 @@ CASES = {
 
 
 def text_in_process(folder: Path, formats: Formats) -> str:
-    """What the engine makes of the request, without a process, a socket or a ledger."""
+    """Return what the engine makes of the request, without a process, a socket or a ledger."""
     tokenizer = load_tokenizer(folder)
     ids = tuple(tokenizer.encode(PROMPT).ids)
     run = make_run(prompt_ids=ids, max_tokens=TOKENS, temperature=1.0, seed=3, ignore_eos=True)

@@ -110,7 +110,7 @@ async def test_an_edge_goes_away_in_steps_and_a_second_signal_ends_it_at_once(
 
 
 async def told(socket: ClientConnection, edge: Edge) -> AsyncIterator[Frame]:
-    """All that comes on the stream; the edge is told to go away when it is open."""
+    """Yield all that comes on the stream; the edge is told to go away when it is open."""
     with suppress(ConnectionClosed):
         while True:
             for corr, frame in map(decode, split(await socket.recv(decode=False))):
@@ -144,7 +144,7 @@ async def test_streams_of_an_origin_that_goes_away_end_there_and_new_ones_go_to_
     two.environment[UnreadyFilter.UNTIL] = str(ready)
 
     async def began() -> str:
-        """The id of a new stream, which is whole."""
+        """Return the id of a new stream, which is whole."""
         answer = await client.post(f"{edge.url}/v1/generate", json=request(1, 4))
         assert answer.status_code == 200
         assert answer.json()["total_tokens"] == 4

@@ -56,13 +56,13 @@ class Several:
 
 
 def children_of(pid: int) -> set[int]:
-    """The processes that serve, of an edge's first one."""
+    """Return the processes that serve, of an edge's first one."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text()
     return {int(each) for each in children.split()}
 
 
 def serves(pid: int) -> bool:
-    """Whether it lives; one that has ended may wait for somebody to ask how."""
+    """Return True if it lives; one that has ended may wait for somebody to ask how."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -19,7 +19,7 @@ FINAL = "He said so. We heard it. "
 
 
 def shown(made: list[Any]) -> str:
-    """What a page shows that takes revisions as the schema says."""
+    """Return what a page shows that takes revisions as the schema says."""
     texts: dict[int, str] = {}
     for event in made:
         if event.name == "revision":
@@ -30,7 +30,7 @@ def shown(made: list[Any]) -> str:
 
 @pytest.fixture(scope="module")
 async def speech(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
-    """The URL of an edge before a producer of revisions."""
+    """Yield the URL of an edge before a producer of revisions."""
     origin = Origin(tmp_path_factory.mktemp("speech"), producer=SPEECH)
     edge = Edge(origin)
     async with running(origin, edge):

@@ -53,7 +53,7 @@ class Prometheus:
 
 
 def measured(folder: Path) -> tuple[Origin, Edge, dict[str, str]]:
-    """An origin and an edge, and where each shows its metrics, by the name of its job."""
+    """Return an origin and an edge, and where each shows its metrics, by the name of its job."""
     ports = {"tailrace-origin": free_port(), "tailrace-edge": free_port()}
     targets = {job: f"127.0.0.1:{port}" for job, port in ports.items()}
     settings = folder / "tailrace.toml"

@@ -85,7 +85,7 @@ async def test_over_http3_cut_and_resumed(secured: Secured, reference: Reading) 
     url = f"{secured.edge.tls_url}/v1/generate"
 
     def begin() -> tuple[str, bytes]:
-        """The first bytes of the stream, and then the connection is dropped."""
+        """Return the first bytes of the stream, and then the connection is dropped."""
         with curl_cffi.Session() as session:
             response = session.post(
                 url, json=REQUEST, headers=SSE, stream=True, **over_http3(secured)
@@ -179,6 +179,6 @@ async def test_a_chat_is_the_same_chunks_over_every_protocol(
 
 
 def text_of_response(body: str) -> str:
-    """What the deltas of its events add up to."""
+    """Return what the deltas of its events add up to."""
     said = [json.loads(line[6:]) for line in body.splitlines() if line.startswith("data: ")]
     return "".join(e["delta"] for e in said if e["type"] == "response.output_text.delta")

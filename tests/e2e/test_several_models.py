@@ -84,7 +84,7 @@ class Three:
         self.edge = Edge(self.origin)
 
     async def decided(self, choice: str) -> dict[str, Any]:
-        """The first decision of this kind."""
+        """Return the first decision of this kind."""
         for nth in itertools.count(1):
             decision = await self.origin.saw("model.decision", nth)
             if decision["choice"] == choice:
@@ -99,7 +99,7 @@ class Three:
                 shown = (await client.get(f"http://{self.metrics}/metrics")).text
 
     def loaded(self) -> list[str]:
-        """The models that have a worker, by what was logged."""
+        """Return the models that have a worker, by what was logged."""
         found: dict[str, bool] = {}
         for event in self.origin.events:
             if event.get("message") == "worker.ready":
@@ -120,7 +120,7 @@ async def shown(client: httpx.AsyncClient, url: str, tiers: dict[str, str]) -> N
 
 
 async def read(client: httpx.AsyncClient, url: str, model: str, begun: asyncio.Event) -> Reading:
-    """The whole of a stream; `begun` when some of it has come."""
+    """Return the whole of a stream; `begun` when some of it has come."""
     reading = Reading()
     body = request(model)
     async with client.stream("POST", f"{url}/v1/generate", json=body, headers=SSE) as response:

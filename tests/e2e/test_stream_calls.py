@@ -35,7 +35,7 @@ MAX_READER_BYTES = 4 * MIB
 async def streams_only(
     data: Path, edges: int = 1, certificate: tuple[Path, Path] | None = None
 ) -> AsyncIterator[tuple[Origin, list[Edge]]]:
-    """An origin that is asked for streams at once: they need no worker."""
+    """Yield an origin that is asked for streams at once: they need no worker."""
     origin = Origin(data)
     made = [Edge(origin, certificate=certificate) for _ in range(edges)]
     try:
@@ -50,7 +50,7 @@ async def streams_only(
 
 
 async def control_events(response: httpx.Response) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-    """The data before each control event, and that event's fields."""
+    """Yield the data before each control event, and that event's fields."""
     name, data, lines = "", "", list[str]()
     async for line in response.aiter_lines():
         if line.startswith("event: "):
@@ -248,7 +248,7 @@ async def until_some(client: httpx.AsyncClient, url: str) -> None:
 
 
 def resident_bytes(process: Origin | Edge) -> int:
-    """The memory that a process holds (proc(5), status)."""
+    """Return the memory that a process holds (proc(5), status)."""
     for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024

@@ -32,7 +32,7 @@ async def top(*words: str) -> tuple[int, str, str]:
 
 
 async def busy(edge: str) -> dict[str, Any]:
-    """What it tells of a second in which frames went through the edge."""
+    """Return what it tells of a second in which frames went through the edge."""
     told: dict[str, Any] = {"edge": {"frames_per_s": 0}}
     while not told["edge"]["frames_per_s"]:  # the worker may get no processor for one of them
         status, out, err = await top(edge, "--once", "--json", "--interval", "1")

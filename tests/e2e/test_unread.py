@@ -105,7 +105,8 @@ async def opened_and_left(
     url: str, count: int, headers: dict[str, str] | None = None
 ) -> tuple[list[str], list[tuple[str, int]]]:
     """Open so many streams over one WebSocket and detach from each; return those that there are
-    now, and the code and status of each refusal."""
+    now, and the code and status of each refusal.
+    """
     opens = [
         Open("demo", prompt="Once", max_tokens=LONG, ignore_eos=True, sampling=Sampling(seed=seed))
         for seed in range(count)

@@ -385,7 +385,7 @@ async def test_a_real_server_that_is_killed_goes_on_from_what_was_read(
 async def _read_and_kill(
     client: httpx.AsyncClient, edge: Edge, serve: Serve, proxy: Holding, body: dict[str, Any]
 ) -> list[Event]:
-    """All events of a stream whose server is killed, and started again, after the third."""
+    """Return all events of a stream whose server is killed, and started again, after the third."""
     read: list[Event] = []
     url = f"{edge.url}/v1/generate"
     proxy.most = 6  # of 24: it may have more to say before we can kill it

@@ -96,7 +96,7 @@ class ScriptedOrigin:
         self.drop_links()
 
     def answers_to(self, call: Call) -> Sequence[Frame]:
-        """What this Call gets."""
+        """Return what this Call gets."""
         return self.answers
 
     def heartbeat(self) -> Heartbeat:
@@ -147,7 +147,7 @@ class ScriptedOrigin:
 async def linked(
     *origins: ScriptedOrigin, backoff: Backoff, up: int | None = None
 ) -> AsyncIterator[OriginPool]:
-    """A link to these, with `up` of them connected, or all."""
+    """Yield a link to these, with `up` of them connected, or all."""
     link = OriginPool(*(("127.0.0.1", origin.port) for origin in origins), backoff=backoff)
     async with link.running():
         await until(lambda: sum(o.usable for o in link.origins) >= (up or len(origins)))

@@ -405,7 +405,7 @@ async def test_every_get_answers_head(edge: httpx.AsyncClient) -> None:
 
 @pytest.fixture
 async def keyed() -> AsyncIterator[httpx.AsyncClient]:
-    """An edge that has API keys."""
+    """Yield an edge that has API keys."""
     ring = KeyRing((), {})
     authenticator = Authenticator(ring, lambda: 0.0, lambda: datetime.now(UTC))
     config = EdgeConfig(http=("127.0.0.1:0",))

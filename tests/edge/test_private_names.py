@@ -115,7 +115,7 @@ def _private_names(text: str) -> tuple[set[str], set[str]]:
 
 
 def _objects(library: PrivateNames) -> Iterator[object]:
-    """Every object on the way to a name of the list."""
+    """Yield every object on the way to a name of the list."""
     examples = library.examples()
     for path in library.paths:
         first, *rest = path.split(".")

@@ -49,7 +49,7 @@ HELLO = encode(Hello(SCHEMA_HASH, "test"))
 
 
 def sent(session: Session) -> list[tuple[int, Frame]]:
-    """All frames that leave for the client now."""
+    """Return all frames that leave for the client now."""
     frames: list[tuple[int, Frame]] = []
     while (message := session.next_message()) is not None:
         frames += map(decode, split(message))

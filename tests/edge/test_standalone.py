@@ -144,7 +144,7 @@ async def test_without_keys_nobody_elsewhere_is_answered(tmp_path: Path) -> None
 
 
 def elsewhere() -> str | None:
-    """An address of this machine that others may reach."""
+    """Return an address of this machine that others may reach."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # nothing is sent

@@ -8,5 +8,5 @@ DEVICE = kernel_device()
 
 @pytest.fixture(scope="session")
 def device() -> torch.device:
-    """Where the tensors of a kernel's test lie."""
+    """Return where the tensors of a kernel's test lie."""
     return DEVICE

@@ -42,7 +42,7 @@ def poisoned(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 def guarded_cache(
     pages: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
 ) -> GuardedCache:
-    """A cache of poison, with margins of it."""
+    """Return a cache of poison, with margins of it."""
     shape = (pages + 2 * GUARD_PAGES, kv_heads, PAGE_TOKENS, head_dim)
     buffers = [poisoned(*shape, dtype=dtype, device=device) for _ in range(2)]
     if dtype in SCALED_DTYPES:

@@ -31,7 +31,7 @@ def recipe_of(family: Family, device: torch.device, rows: int, sequences: int = 
 
 
 def one_by_one(recipe: Recipe) -> Tensor:
-    """The logits of IDS, decoded step by step in sequence 1."""
+    """Return the logits of IDS, decoded step by step in sequence 1."""
     decoder = random_decoder(recipe)
     found = []
     for place, token in enumerate(IDS):
@@ -152,7 +152,7 @@ def test_parts_that_do_not_fit_the_shape_are_refused(device: torch.device) -> No
 
 
 def oracle_logits(decoder: Decoder, rows: Rows, tables: Tensor) -> Tensor:
-    """A step of float layers by the plain torch operations beside the kernels."""
+    """Return a step of float layers by the plain torch operations beside the kernels."""
     shape, count = decoder.shape, len(rows)
     x = decoder.table[rows.ids.long()].float()
     qkv = x.new_empty(count, shape.queries + 2 * shape.keys)

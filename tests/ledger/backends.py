@@ -69,7 +69,7 @@ async def opened(backend: Backend) -> AsyncIterator[Ledger]:
 
 @asynccontextmanager
 async def opened_file(path: Path, clock: Clock | None = None) -> AsyncIterator[SqliteLedger]:
-    """The ledger in a file, for what only such a one has."""
+    """Yield the ledger in a file, for what only such a one has."""
     ledger = await SqliteLedger.open(path, clock or Clock())
     try:
         yield ledger
@@ -114,7 +114,7 @@ def indexes(records: Sequence[Record]) -> list[int]:
 
 
 async def everything(ledger: Ledger, stream: bytes) -> list[Record]:
-    """All records of a stream, some at a time."""
+    """Return all records of a stream, some at a time."""
     records: list[Record] = []
     while more := await ledger.read(stream, len(records), 100):
         records += more

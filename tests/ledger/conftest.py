@@ -9,7 +9,7 @@ from tests.ledger.backends import Backend, PostgresBackend, SqliteBackend, opene
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
-    """Each kind of ledger in turn."""
+    """Return each kind of ledger in turn."""
     if request.param == "sqlite":
         return SqliteBackend(tmp_path)
     return PostgresBackend(request.getfixturevalue("database"))

@@ -39,7 +39,7 @@ async def append(ledger: Ledger, stream: bytes, records: Sequence[Record]) -> No
 
 
 async def three_streams(backend: Backend) -> Ledger:
-    """A long ended stream A, a running one B, an empty one C; an object with a value.
+    """Return a long ended stream A, a running one B, an empty one C; an object with a value.
 
     The ledger is left open.
     """

@@ -7,6 +7,6 @@ from tailrace.ledger.objects.runtime import HORIZON_MS
 
 
 async def next_alarm_ms(objects: ObjectStore) -> int | None:
-    """When the earliest alarm is, in Unix ms."""
+    """Return when the earliest alarm is, in Unix ms."""
     rows = await objects.due(HORIZON_MS, 1)
     return rows[0][1].at_ms if rows else None

@@ -44,7 +44,7 @@ SETTINGS = {
 
 
 def binaries() -> Path | None:
-    """The folder of the newest server programs that this machine has."""
+    """Return the folder of the newest server programs that this machine has."""
     on_path = shutil.which("postgres")
     found = [Path(on_path).resolve().parent] if on_path else []
     if shutil.which("pg_config"):
@@ -59,7 +59,7 @@ def binaries() -> Path | None:
 
 
 def require_binaries() -> Path:
-    """The programs; without them the test is skipped, but in CI it fails."""
+    """Return the programs; without them the test is skipped, but in CI it fails."""
     folder = binaries()
     if folder is not None:
         return folder
@@ -82,14 +82,14 @@ class PostgresServer:
 
     @classmethod
     def make(cls) -> PostgresServer:
-        """A new empty server, started."""
+        """Return a new empty server, started."""
         server = cls(_folder())
         server._run("initdb", "-D", server.data, "-U", USER, "--auth=trust", "--no-sync")
         server.start()
         return server
 
     def standby(self) -> PostgresServer:
-        """A started synchronous standby: commits here wait for it from now on."""
+        """Return a started synchronous standby: commits here wait for it from now on."""
         other = PostgresServer(_folder())
         self._run(
             "pg_basebackup", "-h", self.folder, "-p", self.port, "-U", USER, "-D", other.data, "-R",
@@ -155,7 +155,7 @@ class PostgresServer:
 
     @contextmanager
     def database(self) -> Iterator[str]:
-        """The DSN of a database that holds nothing and that no other test has meanwhile."""
+        """Yield the DSN of a database that holds nothing and that no other test has meanwhile."""
         if not self._free:
             self._free.append(f"t{next(self._numbers)}")
             self.execute(f"CREATE DATABASE {self._free[-1]}")
@@ -210,14 +210,14 @@ class PostgresServer:
 
 
 def _as_server_user() -> Sequence[str]:
-    """A prefix that drops root's rights, and ends the server with the test run."""
+    """Return a prefix that drops root's rights, and ends the server with the test run."""
     if os.geteuid() != 0:
         return ()
     return ("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--pdeathsig=QUIT")
 
 
 def _folder() -> Path:
-    """A short path, as a Unix socket's may have no more than about 100 bytes."""
+    """Return a short path, as a Unix socket's may have no more than about 100 bytes."""
     folder = Path(tempfile.mkdtemp(prefix="tailrace-pg-"))
     if os.geteuid() == 0:
         shutil.chown(folder, USER, USER)

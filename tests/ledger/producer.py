@@ -52,7 +52,7 @@ def durability_of(number: int) -> Durability:
 
 
 def record(number: int, index: int) -> Record:
-    """What stream `number` holds at `index`; some are long, so that segments form."""
+    """Return what stream `number` holds at `index`; some are long, so that segments form."""
     if index == LENGTH:
         return Record(encode(StreamEnd(index, FinishReason.LENGTH, index, 0)), (number, index))
     text = f"{number}/{index} " + "x" * (1500 if index % 7 == 0 else index % 50)

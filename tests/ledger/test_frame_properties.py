@@ -46,7 +46,7 @@ def payload(tag: int, data: bytes, corr: int = 0) -> bytes:
 
 
 def outcome_of(raw: bytes) -> Frame | FrameError:
-    """The frame, or the one error that there may be; any other fails the test."""
+    """Return the frame, or the one error that there may be; any other fails the test."""
     try:
         return decode(raw)[1]
     except FrameError as error:

@@ -34,7 +34,7 @@ if find_spec("torch") is not None:
 
 @pytest.fixture(scope="session")
 def device() -> torch.device:
-    """Where the kernels of a GPU model run."""
+    """Return where the kernels of a GPU model run."""
     return DEVICE
 
 
@@ -52,7 +52,7 @@ def few_programs(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random BitNet of two layers; tests that change a checkpoint write their own."""
+    """Return a random BitNet of two layers; tests that change a checkpoint write their own."""
     from tests.origin.tiny_checkpoint import write_checkpoint
 
     return write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
@@ -72,7 +72,7 @@ def tokenizer(checkpoint: Path) -> Tokenizer:
 
 @pytest.fixture
 async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
-    """An origin without processes."""
+    """Yield an origin without processes."""
     ledger = await SqliteLedger.open(tmp_path / "ledger.db", lambda: 1000)
     yield Stage(ledger)
     await ledger.close()

@@ -14,7 +14,7 @@ def held_bytes(holder: object) -> int:
 
 
 def tensors_of(holder: object, seen: set[int] | None = None) -> list[torch.Tensor]:
-    """Every tensor that an object holds, each memory once."""
+    """Return every tensor that an object holds, each memory once."""
     seen = set() if seen is None else seen
     if isinstance(holder, torch.Tensor):
         at = holder.untyped_storage().data_ptr()

@@ -65,7 +65,7 @@ class Slot(WorkerSlot):
 def host_of(
     slots: Sequence[WorkerSlot], metrics: Metrics, changed: Callable[[], None] = lambda: None
 ) -> ModelHost:
-    """The one model of an origin, whose workers are being started."""
+    """Return the one model of an origin, whose workers are being started."""
     pool = single_pool(len(slots), metrics.clock)
     host = ModelHost(pool, slots, metrics, changed=changed)
     host.start()
@@ -129,7 +129,7 @@ class Stage:
         return self.slots[slot], self.slots[slot].last[0]
 
     async def end_of(self, stream: bytes, *, after: int = 0) -> StreamEnd:
-        """The end of a stream, which comes after so many frames."""
+        """Return the end of a stream, which comes after so many frames."""
         *before, end = await self.frames(stream)
         assert isinstance(end, StreamEnd)
         assert len(before) == after

@@ -72,7 +72,7 @@ class Says:
             self.closed += 1
 
     async def close(self) -> None:
-        """Holds nothing."""
+        """Hold nothing."""
 
 
 def make() -> Says:
@@ -185,7 +185,7 @@ async def test_a_long_revision_is_replaced_as_a_whole() -> None:
 
 
 def shown(made: Sequence[Any]) -> str:
-    """What a reader shows after these frames."""
+    """Return what a reader shows after these frames."""
     texts: dict[int, str] = {}
     for each in made:
         if isinstance(each, Revision):

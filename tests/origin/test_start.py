@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def imported(modules: str, among: set[str]) -> set[str]:
-    """Which of `among` a new process has imported once it has imported `modules`."""
+    """Return which of `among` a new process has imported once it has imported `modules`."""
     code = f"import sys, {modules}\nprint(*sys.modules)"
     command = [sys.executable, "-c", code]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout

@@ -19,7 +19,7 @@ Call = tuple[str, object]
 
 
 def read(markup: MarkupName, *pieces: str) -> tuple[str, list[Call]]:
-    """The text and the calls of a whole output."""
+    """Return the text and the calls of a whole output."""
     text, calls = _pieces(markup, *pieces)
     return text, [(name, json.loads(arguments)) for name, arguments in calls]
 

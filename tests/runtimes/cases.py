@@ -55,7 +55,7 @@ class Case:
         return Request(asked["method"], asked["path"], headers, body)
 
     def faults(self, answer: Answer, values: Values) -> list[str]:
-        """What of the answer is not as the row says, in words."""
+        """Return what of the answer is not as the row says, in words."""
         wanted = filled(self._row["answer"], values)
         headers = wanted.get("headers", {}) | (ERROR_HEADERS if "error" in wanted else {})
         found = _differences("header ", headers, answer.headers)

@@ -46,7 +46,8 @@ EVERY_KIND: tuple[Output, ...] = (
 class Script:
     """So many words, each followed by `padding` bytes; before word `hold` it waits until the file
     `gate` is there. With `fails` it breaks after the last word. With `every_kind` the outputs of
-    EVERY_KIND follow the last word."""
+    EVERY_KIND follow the last word.
+    """
 
     words: int
     gate: str = ""
@@ -92,7 +93,7 @@ class Scripted:
             raise RuntimeError("as the script has it")
 
     async def close(self) -> None:
-        """Holds nothing."""
+        """Hold nothing."""
 
 
 make = Scripted

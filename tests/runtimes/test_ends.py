@@ -23,7 +23,7 @@ RETENTION_S = 1.0
 
 
 async def until(client: httpx.AsyncClient, path: str, **wanted: Any) -> dict[str, Any]:
-    """The JSON document of a stream, once it says what is wanted."""
+    """Return the JSON document of a stream, once it says what is wanted."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             document: dict[str, Any] = (await client.get(path)).json()

@@ -68,7 +68,7 @@ async def greeted(url: str) -> AsyncIterator[ClientConnection]:
 
 
 async def arriving(socket: ClientConnection) -> AsyncIterator[tuple[int, Frame]]:
-    """What comes on the corrs of requests."""
+    """Yield what comes on the corrs of requests."""
     async for message in socket:
         assert isinstance(message, bytes)
         for corr, frame in map(decode, split(message)):

@@ -163,7 +163,7 @@ async def connection_of_a_small_buffer(
 
 
 def unchunked(body: bytes) -> bytes:
-    """A body in chunks (RFC 9112, 7.1), put together; one that breaks off fails."""
+    """Return a body in chunks (RFC 9112, 7.1), put together; one that breaks off fails."""
     parts: list[bytes] = []
     while True:
         size, _, body = body.partition(b"\r\n")

@@ -45,7 +45,7 @@ class Adder:
         yield End(FinishReason.TOOL_CALLS)
 
     async def close(self) -> None:
-        """Holds nothing."""
+        """Hold nothing."""
 
 
 adder = Adder

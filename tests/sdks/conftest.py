@@ -1,5 +1,6 @@
 """The house of the end-to-end tests for the SDKs, and scripts that run those of npm and of other
-environments."""
+environments.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def node() -> Script:
 
 @pytest.fixture(scope="session")
 def other_packages() -> Path:
-    """The commands of Python's other clients."""
+    """Return the commands of Python's other clients."""
     return python_packages.installed(PINS)
 
 
@@ -57,12 +58,12 @@ def python(other_packages: Path) -> Script:
 
 
 async def said_by(*command: object) -> Any:
-    """What a command prints last, as JSON."""
+    """Return what a command prints last, as JSON."""
     return json.loads((await done(*command)).splitlines()[-1])
 
 
 async def done(*command: object) -> str:
-    """What a command prints; fails with what it complains of."""
+    """Return what a command prints; fails with what it complains of."""
     process = await asyncio.create_subprocess_exec(
         *map(str, command),
         stdout=asyncio.subprocess.PIPE,

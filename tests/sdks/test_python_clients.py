@@ -21,7 +21,7 @@ TOKENS = 20
 
 
 async def text_of(client: httpx.AsyncClient, edge: str, asked: dict[str, Any]) -> str:
-    """What the native route says."""
+    """Return what the native route says."""
     answer = await client.post(f"{edge}/v1/generate", json=asked)
     text: str = answer.json()["text"]
     return text

@@ -46,7 +46,7 @@ async def clients(house: House) -> AsyncIterator[list[AsyncOpenAI]]:
 
 @pytest.fixture(scope="module")
 async def whole(clients: list[AsyncOpenAI]) -> list[ResponseStreamEvent]:
-    """The events of a response that was read without a break."""
+    """Return the events of a response that was read without a break."""
     return [event async for event in await streamed(clients[0])]
 
 

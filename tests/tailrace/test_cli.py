@@ -29,7 +29,7 @@ def tailrace(*arguments: str, folder: Path, **environment: str) -> subprocess.Co
 
 
 def checked(folder: Path, *arguments: str, **environment: str) -> dict[str, tuple[object, str]]:
-    """What `config check --json` says: setting -> (value, source)."""
+    """Return what `config check --json` says: setting -> (value, source)."""
     result = tailrace("config", "check", *arguments, "--json", folder=folder, **environment)
     assert result.returncode == 0, result.stderr
     return {row["name"]: (row["value"], row["source"]) for row in json.loads(result.stdout)}

@@ -46,7 +46,7 @@ def postgres() -> Iterator[PostgresServer]:
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def empty(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    """Each kind of place in turn, without a ledger."""
+    """Yield each kind of place in turn, without a ledger."""
     if request.param == "sqlite":
         yield SqlitePlace(tmp_path)
         return
@@ -68,12 +68,12 @@ async def file(tmp_path: Path) -> Path:
 
 
 def where(place: Path | str) -> tuple[str, str]:
-    """The option that names the ledger."""
+    """Return the option that names the ledger."""
     return ("--path", str(place)) if isinstance(place, Path) else ("--url", place)
 
 
 def tailrace(*arguments: str | Path, fails: bool = False, **environment: str) -> str:
-    """What `tailrace ledger …` prints; its error where it is to fail. Never a password."""
+    """Return what `tailrace ledger …` prints; its error where it is to fail. Never a password."""
     done = subprocess.run(
         [*COMMAND, *map(str, arguments)],
         cwd=ROOT,

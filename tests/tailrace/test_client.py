@@ -37,7 +37,7 @@ def body(*frames: Frame) -> bytes:
 
 
 def ok(data: bytes) -> bytes:
-    """A 200 whose body ends when the connection does."""
+    """Return a 200 whose body ends when the connection does."""
     head = f"HTTP/1.1 200\r\nTailrace-Stream: {ID}\r\nTailrace-Token: v1.t\r\n\r\n"
     return head.encode() + data
 
@@ -99,7 +99,7 @@ async def read(
     begin: Callable[[Client], Stream] = lambda client: client.generate(prompt="Once"),
     patience_s: float = 60,
 ) -> tuple[list[Logged], list[str], Stream]:
-    """All frames of a stream, and the states that the client went through."""
+    """Return all frames of a stream, and the states that the client went through."""
     states: list[str] = []
     urls = [edge.url for edge in served]
 

@@ -28,7 +28,7 @@ ANY_PORTS = ("--http-port", "0", "--https-port", "0", "--link-port", "0")
 
 @contextmanager
 def tailrace_up(data: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], Any]]:
-    """The running command and its ready line; killed if the test leaves it running."""
+    """Yield the running command and its ready line; killed if the test leaves it running."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tailrace.cli", "up", "--data", str(data), "--json", *arguments],
         stdout=subprocess.PIPE,

@@ -34,7 +34,7 @@ class Played:
 
 
 async def shown(*frames: Logged) -> tuple[str, list[str], str]:
-    """What was written, what was noted, and the text that the viewer ends with."""
+    """Return what was written, what was noted, and the text that the viewer ends with."""
     written: list[str] = []
     notes: list[str] = []
     viewer = Viewer(written.append, notes.append)

@@ -95,7 +95,7 @@ TYPES = {
 
 
 def to_json(value: Any) -> Any:
-    """A value as the vectors write it: see README.md."""
+    """Return a value as the vectors write it: see README.md."""
     if is_dataclass(value):
         return {f.name: to_json(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, tuple):
@@ -406,7 +406,7 @@ def streams() -> list[dict[str, Any]]:
 
 
 def _whole(parts: list[bytes], size: int) -> Iterator[str]:
-    """The frames that lie within the first `size` bytes."""
+    """Yield the frames that lie within the first `size` bytes."""
     end = 0
     for part in parts:
         end += len(part)
@@ -439,7 +439,7 @@ FILES = {
 
 
 def text_of(name: str) -> str:
-    """The text of one vector file, as it is to be on disk."""
+    """Return the text of one vector file, as it is to be on disk."""
     return json.dumps(FILES[name](), indent=1, ensure_ascii=True, allow_nan=False) + "\n"
 
 

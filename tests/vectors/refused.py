@@ -10,7 +10,7 @@ STREAM = bytes(range(16))
 
 
 def built(tag: int, payload: str, *, corr: int = 7, version: int = 1, flags: int = 0) -> str:
-    """A frame around payload bytes (hex), with a header that fits."""
+    """Return a frame around payload bytes (hex), with a header that fits."""
     body = bytes((tag,)) + corr.to_bytes(4, "little") + bytes.fromhex(payload)
     head = len(body) | version << 24 | flags << 28
     return (head.to_bytes(4, "little") + body).hex()

@@ -54,7 +54,7 @@ def raw(tag: int, payload: str = "", **more: int) -> bytes:
 
 
 def told(code: str, message: str, field: str | None, hint: str | None = None) -> dict[str, Any]:
-    """A StreamError that is not to be sent again unchanged."""
+    """Return a StreamError that is not to be sent again unchanged."""
     fields = {"code": code, "message": message, "retryable": False, "status": STATUS[code]}
     more = {"field": field, "hint": hint}
     return fields | {name: text for name, text in more.items() if text is not None}
@@ -106,12 +106,12 @@ def _too_much(field: str) -> dict[str, Any]:
 
 
 def _broken(name: str, frame: bytes, message: str, field: str) -> Row:
-    """What leaves the frames of the connection without meaning."""
+    """Return what leaves the frames of the connection without meaning."""
     return Row(name, [hello(), frame], {0: told("bad_frame", message, field)}, 1002)
 
 
 def _refused(name: str, frame: Frame, error: dict[str, Any]) -> Row:
-    """What costs its own corr, and nothing else."""
+    """Return what costs its own corr, and nothing else."""
     return Row(name, [hello(), encode(frame, 7)], {7: error})
 
 

@@ -67,7 +67,7 @@ def table(schema: Schema, names: list[str]) -> str:
 
 
 def received(schema: Schema) -> set[str]:
-    """The types that a client is sent, and what they are made of."""
+    """Return the types that a client is sent, and what they are made of."""
     tags = schema.unions["Frame"]
     names = {name for name, tag in tags.items() if tag in LOGGED | RECEIVED}
     waiting = [*names]

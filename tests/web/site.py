@@ -80,7 +80,7 @@ class Site:
         return Response()
 
     async def asked(self) -> dict[str, Any]:
-        """What a page posts next."""
+        """Return what a page posts next."""
         told = await self.result
         self.result = asyncio.get_running_loop().create_future()
         return told
@@ -88,7 +88,7 @@ class Site:
 
 @asynccontextmanager
 async def serving(app: Starlette) -> AsyncIterator[str]:
-    """The URL where it is served."""
+    """Yield the URL where it is served."""
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"))
     serving = asyncio.create_task(server.serve())
     while not server.started:
@@ -104,7 +104,7 @@ async def serving(app: Starlette) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def site(folder: Path) -> AsyncIterator[Site]:
-    """A site, an origin, and an edge that the site's pages may use."""
+    """Yield a site, an origin, and an edge that the site's pages may use."""
     made = Site(HeldOrigin(folder / "data"))
     async with serving(made.app) as made.url:
         settings = folder / "tailrace.toml"

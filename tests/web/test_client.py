@@ -21,7 +21,7 @@ PATIENCE_S = 120
 
 
 def run(*command: str | Path) -> str:
-    """What a command says; it has to succeed."""
+    """Return what a command says; it has to succeed."""
     done = subprocess.run(
         [*map(str, command)],
         cwd=HERE,

@@ -42,7 +42,7 @@ def check(told: dict[str, Any]) -> None:
 
 
 async def node(script: str, site: Site, *flags: str) -> dict[str, Any]:
-    """What a script prints, in JSON."""
+    """Return what a script prints, in JSON."""
     installed(HERE)
     process = await asyncio.create_subprocess_exec(
         *("node", "--experimental-websocket", *flags, script, site.url),
@@ -100,7 +100,7 @@ async def test_a_thousand_streams_leave_nothing_in_the_heap_of_chromium(standing
 
 
 async def used(session: CDPSession) -> int:
-    """What the heap holds when all that can be is collected."""
+    """Return what the heap holds when all that can be is collected."""
     await session.send("HeapProfiler.collectGarbage")
     return int((await session.send("Runtime.getHeapUsage"))["usedSize"])
 

@@ -123,7 +123,7 @@ said.message = transport.streamOf("chat-1").id;
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the package as its only dependency."""
+    """Return a folder with the package as its only dependency."""
     installed(HERE)  # prepack finds it there, without a network
     folder = tmp_path_factory.mktemp("npm")
     made = folder / "project"

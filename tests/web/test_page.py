@@ -287,7 +287,8 @@ MANY = """<!doctype html><main></main><script type="module">
 
 async def test_fifty_streams_in_one_page_come_whole(scene: Scene) -> None:
     """At 20 words a second each. The tasks over 50 ms are told, and not judged: other things run
-    on the machine of a test."""
+    on the machine of a test.
+    """
     async with scene.page("") as page:
         # Chromium lets a page that came from nowhere open no WebSocket to this machine.
         await page.goto(f"{scene.edge.tls_url}/healthz")

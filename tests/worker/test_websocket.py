@@ -74,7 +74,7 @@ async def standing(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Be
 
 @pytest.fixture
 def behind(standing: Behind) -> Behind:
-    """The edge behind, which has noted nothing of this test yet."""
+    """Return the edge behind, which has noted nothing of this test yet."""
     standing.handshakes = asyncio.Queue()
     standing.closed = asyncio.Queue()
     return standing

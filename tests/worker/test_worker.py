@@ -139,7 +139,7 @@ async def test_an_object_that_was_killed_while_it_read_reads_on_before_anybody_a
 
 @asynccontextmanager
 async def endless_origin() -> AsyncIterator[str]:
-    """The bench's source, which has a frame a millisecond for whoever reads."""
+    """Yield the bench's source, which has a frame a millisecond for whoever reads."""
     link, port = free_port(), free_port()
     source = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.bench.worker.source", str(link), str(port)),

@@ -30,7 +30,7 @@ SILENCE = {
 
 
 def node() -> Path:
-    """The machine's, if it is new enough, else one from npm."""
+    """Return the machine's, if it is new enough, else one from npm."""
     found = shutil.which("node")
     if found is not None:
         said = subprocess.run([found, "--version"], capture_output=True, text=True, check=True)
@@ -40,7 +40,7 @@ def node() -> Path:
 
 
 def dry_run(file: Path, made: Path) -> subprocess.CompletedProcess[str]:
-    """What `wrangler deploy` does short of asking Cloudflare."""
+    """Return what `wrangler deploy` does short of asking Cloudflare."""
     wrangler = installed(FOLDER).parent / "wrangler" / "bin" / "wrangler.js"
     line = [
         str(node()),

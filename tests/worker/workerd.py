@@ -24,7 +24,7 @@ NOT_LINUX = "workerd's binary is a package of its own for each system; these tes
 
 
 def bundle(disk: Path) -> Path:
-    """The Worker as one module, as wrangler would upload it."""
+    """Return the Worker as one module, as wrangler would upload it."""
     bin_ = installed(FOLDER)
     made = disk / "worker.js"
     entry = FOLDER / "src" / "worker.ts"
@@ -38,7 +38,7 @@ def bundle(disk: Path) -> Path:
 
 
 def runtime() -> Path:
-    """The program; npm is told to run no scripts, and they would only link it."""
+    """Return the program; npm is told to run no scripts, and they would only link it."""
     arch = {"x86_64": "64", "aarch64": "arm64"}.get(os.uname().machine, "")
     modules = installed(FOLDER).parent
     program = modules / "@cloudflare" / f"workerd-linux-{arch}" / "bin" / "workerd"

@@ -51,7 +51,7 @@ def h2_request(path: bytes, accept: bytes) -> bytes:
 
 
 def message(payload: bytes) -> bytes:
-    """A client's binary message (RFC 6455): masked, with a mask that changes nothing."""
+    """Return a client's binary message (RFC 6455): masked, with a mask that changes nothing."""
     size = len(payload)
     head = bytes((0x82, 0x80 | size)) if size < 126 else b"\x82\xfe" + size.to_bytes(2)
     return head + bytes(4) + payload
@@ -144,7 +144,7 @@ def stalled(
     *,
     tls: ssl.SSLContext | None = None,
 ) -> socket.socket:
-    """A client that asks, and reads nothing."""
+    """Return a client that asks, and reads nothing."""
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
     client.connect(("127.0.0.1", port))

@@ -36,7 +36,7 @@ FLOOD_EVENTS = 64  # to a peer's upstream at a time
 
 
 def stamp() -> str:
-    """The time, for readers of `tests.bench.edge.readers`."""
+    """Return the time, for readers of `tests.bench.edge.readers`."""
     return f"{clock():06x}"
 
 
@@ -77,7 +77,8 @@ class Stream:
 
 class Timer:
     """Calls `fired` for each time that has passed: an event loop's own timers are due to the
-    millisecond, these to the microsecond. timerfd_create(2), which Python has had since 3.13."""
+    millisecond, these to the microsecond. timerfd_create(2), which Python has had since 3.13.
+    """
 
     def __init__(self, fired: Callable[[], None]) -> None:
         self._fired = fired

@@ -21,7 +21,7 @@ class Waiting:
         await asyncio.Event().wait()
 
     async def close(self) -> None:
-        """Holds nothing."""
+        """Hold nothing."""
 
 
 def waiting() -> Waiting:

@@ -103,7 +103,7 @@ class Llama(nn.Module):
 def compiled_step(
     shape: DecoderShape, rows: int, context: int, device: torch.device, rehearsal: bool
 ) -> Callable[[], None]:
-    """A call that decodes one token of `rows` sequences at the end of a full context."""
+    """Return a call that decodes one token of `rows` sequences at the end of a full context."""
     model = Llama(shape, rows, context, device)
     step = model if rehearsal else torch.compile(model, fullgraph=True, dynamic=False)
     ids = torch.zeros(rows, dtype=torch.int64, device=device)

@@ -71,7 +71,7 @@ class Place:
 
 
 def ternary_linears(place: Place, shape: DecoderShape, rows: int) -> Iterator[Case]:
-    """The four linears of a BitNet layer, with norm and activation where they have them."""
+    """Yield the four linears of a BitNet layer, with norm and activation where they have them."""
     parts = {"qkv": (shape.queries, shape.keys, shape.keys), "gate_up": (shape.ffn, shape.ffn)}
     for name, (outputs, inputs) in shape.linears.items():
         outs = parts.get(name, (outputs,))
@@ -101,7 +101,7 @@ def _ternary_launch(
 
 
 def dense_linears(place: Place, shape: DecoderShape, rows: int) -> Iterator[Case]:
-    """The four linears of a bf16 layer, and its head."""
+    """Yield the four linears of a bf16 layer, and its head."""
     sizes = {**shape.linears, "head": (shape.vocab, shape.hidden)}
     for name, (outputs, inputs) in sizes.items():
         weight_bytes = outputs * inputs * 2
@@ -123,7 +123,7 @@ def _dense_launch(
 
 
 def tiles(place: Place, shape: DecoderShape, rows: int) -> Iterator[tuple[str, Case, list[Case]]]:
-    """Each bf16 linear with its committed tile, and with all others: (name, case, cases)."""
+    """Yield each bf16 linear with its committed tile, and with all others: (name, case, cases)."""
     for name, (outputs, inputs) in shape.linears.items():
         weight_bytes = outputs * inputs * 2
         gated = _epilogue(name, Epilogue.SWIGLU).gated
@@ -137,7 +137,7 @@ def tiles(place: Place, shape: DecoderShape, rows: int) -> Iterator[tuple[str, C
 
 
 def int8_heads(place: Place, shape: DecoderShape, rows: int) -> Case:
-    """The int8 LM head, with the norm where it has it."""
+    """Return the int8 LM head, with the norm where it has it."""
     weight_bytes = shape.vocab * shape.hidden
     make = partial(_head_launch, place, shape, rows)
     moved = weight_bytes + 4 * shape.vocab * (1 + rows)
@@ -191,7 +191,7 @@ def _attention_launch(
 
 
 def sampler(place: Place, shape: DecoderShape, rows: int) -> Case:
-    """A draw of every row with temperature, top-k and top-p."""
+    """Return a draw of every row with temperature, top-k and top-p."""
     logits = place.normal(rows, shape.vocab).mul_(3)
     settings = SamplerRows.of([SAMPLING] * rows, range(rows), place.device)
     ids, faults = (place.empty(rows, dtype=torch.int32) for _ in range(2))
@@ -201,7 +201,7 @@ def sampler(place: Place, shape: DecoderShape, rows: int) -> Case:
 
 
 def step(decoder: Decoder, tables: Tensor, rows: int, length: int, bytes_moved: int) -> Case:
-    """A whole decode step at the end of a context of `length`: ids in, ids out."""
+    """Return a whole decode step at the end of a context of `length`: ids in, ids out."""
     device = decoder.device
     batch = Rows.of([0] * rows, [length - 1] * rows, range(rows), device)
     settings = SamplerRows.of([Sampling()] * rows, [0] * rows, device)

@@ -36,7 +36,7 @@ Check = tuple[str, Callable[[], float], float]
 
 
 def checks(shape: DecoderShape, device: torch.device, batches: tuple[int, ...]) -> Iterator[Check]:
-    """All checks of one shape."""
+    """Yield all checks of one shape."""
     for rows in (1, 8, 16, 300):
         yield f"ternary rows={rows} = oracle", partial(_ternary, shape, device, rows), 0.0
     yield "int8 head = oracle", lambda: _int8_head(shape, device), 0.0
@@ -48,7 +48,7 @@ def checks(shape: DecoderShape, device: torch.device, batches: tuple[int, ...]) 
 
 
 def difference(left: Tensor, right: Tensor) -> float:
-    """The largest difference of two tensors; infinite where only one is NaN."""
+    """Return the largest difference of two tensors; infinite where only one is NaN."""
     apart = (left.double() - right.double()).abs()
     alike = (left == right) | (left.isnan() & right.isnan())
     return float(apart.nan_to_num(torch.inf).masked_fill(alike, 0.0).max())
@@ -122,7 +122,7 @@ def _batches(shape: DecoderShape, device: torch.device, batches: tuple[int, ...]
 
 
 def _replay(shape: DecoderShape, device: torch.device) -> float:
-    """The hidden rows of some tokens pushed one by one, and as rows of one launch."""
+    """Return the hidden rows of some tokens pushed one by one, and as rows of one launch."""
     recipe = Recipe(shape, device, rows=STEPS, sequences=2, length=512, seed=9)
     start = 250  # the rows cross the end of a split
     ids = [(31 * step + 5) % shape.vocab for step in range(STEPS)]

@@ -83,5 +83,5 @@ Timer = GraphTimer | RehearsalTimer
 
 
 def copies(bytes_each: int, rehearsal: bool) -> int:
-    """How many sets of weights one measurement needs so that no cache holds them."""
+    """Return how many sets of weights one measurement needs so that no cache holds them."""
     return 1 if rehearsal else max(2, -(-ROTATED_BYTES // bytes_each))

@@ -92,7 +92,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def ready_model() -> str:
-    """The folder whose tokenizer admits requests for it."""
+    """Return the folder whose tokenizer admits requests for it."""
     return str(DEMO_MODEL)
 
 

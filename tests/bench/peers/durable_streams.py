@@ -96,7 +96,7 @@ class DurableStreams(Replayer):
         self._connections = [connect(self._port) for _ in range(count)]
 
     def _ask(self, request: bytes) -> bytes:
-        """The body of the answer."""
+        """Return the body of the answer."""
         self._connections[0].sendall(request)
         return read_answer(self._connections[0])
 
@@ -116,7 +116,7 @@ class DurableStreams(Replayer):
 
 
 def installed_server() -> Path:
-    """The folder that holds the server's package; installed there once by npm."""
+    """Return the folder that holds the server's package; installed there once by npm."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = cache / "tailrace-bench" / f"durable-streams-{VERSION}"
     if not (folder / "node_modules" / PACKAGE / "package.json").exists():
@@ -141,7 +141,7 @@ def _request(method: str, number: int, body: bytes | None, query: str = "") -> b
 
 
 def read_answer(connection: socket.socket) -> bytes:
-    """The body of the next answer; an error unless it is a success."""
+    """Return the body of the next answer; an error unless it is a success."""
     data = bytearray()
     while b"\r\n\r\n" not in data:
         data += receive(connection)
@@ -158,7 +158,7 @@ def read_answer(connection: socket.socket) -> bytes:
 
 
 def content_length(head: bytes) -> int | None:
-    """The length that the head of an answer states; None if the body comes in chunks."""
+    """Return the length that the head of an answer states; None if the body comes in chunks."""
     if head.startswith(b"HTTP/1.1 204"):
         return 0
     for line in head.lower().split(b"\r\n"):
@@ -169,7 +169,7 @@ def content_length(head: bytes) -> int | None:
 
 
 def _chunked(connection: socket.socket, data: bytearray) -> bytes:
-    """A chunked body without extensions or trailers (RFC 9112, 7.1)."""
+    """Return a chunked body without extensions or trailers (RFC 9112, 7.1)."""
     body, at = bytearray(), 0
     while True:
         while (end := data.find(b"\r\n", at)) < 0:

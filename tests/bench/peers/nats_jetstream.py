@@ -64,14 +64,14 @@ class NatsSocket:
         return found
 
     def ask(self, subject: str, body: dict[str, Any]) -> dict[str, Any]:
-        """A request to the JetStream API."""
+        """Return a request to the JetStream API."""
         data = json.dumps(body).encode()
         request = b"PUB %s %s %d\r\n%s\r\n" % (subject.encode(), ACKS, len(data), data)
         answer: dict[str, Any] = json.loads(self.acknowledged(request, 1)[0])
         return answer
 
     def deliver(self, subject: str, count: int) -> list[bytes]:
-        """All frames of a subject through an ephemeral push consumer without acks."""
+        """Return all frames of a subject through an ephemeral push consumer without acks."""
         self._inboxes += 1
         inbox = f"_INBOX.d{self._inboxes}"
         config = {

@@ -57,7 +57,7 @@ class RedisStreams(Pipelined):
         self._socket = connect(port)
 
     def settle(self) -> Disk:
-        """The append-only file as written, and as a rewrite makes it."""
+        """Return the append-only file as written, and as a rewrite makes it."""
         appended = folder_bytes(self._folder)
         self._ask(b"BGREWRITEAOF")
         while b"aof_rewrite_in_progress:1" in self._ask(b"INFO", b"persistence"):
@@ -87,7 +87,7 @@ class RedisStreams(Pipelined):
         return partial(_exchange, self._socket, request, expected)
 
     def _ask(self, *words: bytes) -> bytes:
-        """A command whose answer is one line or one string."""
+        """Return a command whose answer is one line or one string."""
         self._socket.sendall(_command(*words))
         answer = receive(self._socket)
         while not answer.endswith(b"\r\n"):

@@ -61,7 +61,7 @@ class Server:
 
 
 def _as_user(user: str | None) -> list[str]:
-    """What to put before a command so that it runs as `user` and dies with us."""
+    """Return what to put before a command so that it runs as `user` and dies with us."""
     setpriv = shutil.which("setpriv")
     if setpriv is None:
         return []
@@ -79,14 +79,14 @@ def run_as(user: str | None, command: Sequence[object]) -> None:
 
 
 def connect(port: int) -> socket.socket:
-    """A blocking connection to a server on loopback that sends at once."""
+    """Return a blocking connection to a server on loopback that sends at once."""
     connection = socket.create_connection(("127.0.0.1", port), SOCKET_TIMEOUT_S)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
 
 
 def receive(connection: socket.socket) -> bytes:
-    """The next bytes; an error if the other side has closed."""
+    """Return the next bytes; an error if the other side has closed."""
     data = connection.recv(RECEIVE_BYTES)
     if not data:
         raise ConnectionError("the server closed the connection")
@@ -94,7 +94,7 @@ def receive(connection: socket.socket) -> bytes:
 
 
 def owned_folder(path: Path, user: str | None) -> Path:
-    """A new folder for a server that runs as `user`."""
+    """Return a new folder for a server that runs as `user`."""
     path.mkdir(parents=True)
     if user is not None:
         shutil.chown(path, user, user)

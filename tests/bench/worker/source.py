@@ -45,7 +45,7 @@ def stamp() -> bytes:
 
 @cache
 def template(width: int) -> bytes:
-    """A frame whose index takes so many bytes."""
+    """Return a frame whose index takes so many bytes."""
     padding = "." * (FRAME_BYTES - 9 - 2 - 8 - width)  # header, length, mark, stamp and dot, index
     return encode(Token(f"~000000.{padding}", 1 << 7 * (width - 1) if width > 1 else 0))
 

@@ -215,7 +215,7 @@ async def test_what_all_origins_refuse_is_refused(house: House) -> None:
 def authenticator_with(
     *rights: Right, tenant: str = DEFAULT_TENANT
 ) -> tuple[Authenticator, list[str]]:
-    """A authenticator with a key for each of these rights."""
+    """Return a authenticator with a key for each of these rights."""
     keys, texts = [], []
     for number, one in enumerate(rights):
         id_, text = make_key(lambda size, number=number: bytes([number]) * size)  # type: ignore[misc]

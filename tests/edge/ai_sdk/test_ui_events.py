@@ -33,7 +33,7 @@ def ended(index: int, reason: FinishReason = FinishReason.STOP) -> StreamEnd:
 
 
 def told(*frames: Frame) -> list[dict[str, Any]]:
-    """The parts of a body, which begins and ends as it should."""
+    """Return the parts of a body, which begins and ends as it should."""
     encoder = UiEvents()
     encoder.opened(Opened(STREAM, 0, "", "demo", 3))
     body = encoder.frames([encode(frame) for frame in frames])

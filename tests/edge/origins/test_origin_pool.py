@@ -40,7 +40,7 @@ NO_WAIT = Backoff(3600, 3600)
 
 
 async def taken(reader: Reader, count: int) -> list[object]:
-    """The next `count` frames at least."""
+    """Return the next `count` frames at least."""
     frames: list[object] = []
     while len(frames) < count:
         frames += [decode(raw)[1] for raw in await reader.take()]

@@ -116,7 +116,7 @@ def link() -> Link:
 
 
 def opened(link: Link, request: Frame = OPEN, corr: int = 1) -> tuple[Client, int]:
-    """A client whose request has been answered by Opened, and its corr on the link."""
+    """Return a client whose request has been answered by Opened, and its corr on the link."""
     client = Client()
     link.asks(client, request, corr)
     [(link_corr, sent)] = link.sent()

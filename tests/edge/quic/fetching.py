@@ -29,7 +29,7 @@ class Fetching(QuicConnectionProtocol):
                 self.came.set()
 
     async def get(self, path: bytes) -> bytes:
-        """The first of the body that comes."""
+        """Return the first of the body that comes."""
         if not hasattr(self, "http3"):
             self.begin()
         self.came.clear()

@@ -283,13 +283,13 @@ class Client:
         return stream
 
     def get(self, path: bytes) -> bytes:
-        """The body of an answer."""
+        """Return the body of an answer."""
         stream = self.ask(path)
         self.net.until(lambda: stream in self.whole)
         return self.bodies[stream]
 
     def open(self) -> tuple[int, Streaming]:
-        """A response that stays open, and its source at the server."""
+        """Return a response that stays open, and its source at the server."""
         before = len(self.net.routes.streams)
         stream = self.ask(OPEN)
         self.net.until(lambda: stream in self.statuses)
@@ -299,7 +299,7 @@ class Client:
     # ---- what no well-behaved client sends ----
 
     def fields(self, stream: int, fields: Fields) -> bytes:
-        """A HEADERS frame of whatever fields, encoded without looking at them."""
+        """Return a HEADERS frame of whatever fields, encoded without looking at them."""
         return encode_frame(FrameType.HEADERS, self.http3._encode_headers(stream, fields))
 
     def send_raw(self, data: bytes, end: bool = False, stream: int | None = None) -> int:

@@ -14,7 +14,7 @@ SEED = 20_261_122
 
 
 def recorded(net: Net) -> list[bytes]:
-    """What a client sends that connects, asks and goes."""
+    """Return what a client sends that connects, asks and goes."""
     sent: list[bytes] = []
     server = net.server.receive
 

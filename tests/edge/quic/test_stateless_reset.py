@@ -36,7 +36,7 @@ class Captured:
 
 
 def tokens_of(log: QuicLogger) -> dict[str, bytes]:
-    """The token of each connection id that a client has got, by the id in hex digits."""
+    """Return the token of each connection id that a client has got, by the id in hex digits."""
     found: dict[str, bytes] = {}
 
     def look(node: Any) -> None:
@@ -57,7 +57,7 @@ def tokens_of(log: QuicLogger) -> dict[str, bytes]:
 
 
 def short(size: int, cid: bytes = CID) -> bytes:
-    """A packet that nobody can read."""
+    """Return a packet that nobody can read."""
     return (b"\x40" + cid).ljust(size, b"x")
 
 

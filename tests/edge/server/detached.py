@@ -12,7 +12,7 @@ from tailrace.edge.server.interfaces import ResponseSource
 
 @contextmanager
 def detached() -> Iterator[list[ResponseSource]]:
-    """The sources that have taken a response over while the block runs."""
+    """Yield the sources that have taken a response over while the block runs."""
     sources: list[ResponseSource] = []
     detach = AsgiRequest.detach
 

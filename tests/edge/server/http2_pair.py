@@ -50,7 +50,7 @@ class Pair:
         self.mark_dirty += 1
 
     def talk(self, room: int = PLENTY) -> list[Event]:
-        """What waits goes over in both directions, and the client's answers too."""
+        """Return what waits goes over in both directions, and the client's answers too."""
         new: list[Event] = []
         while True:
             there = self.client.data_to_send()
@@ -77,7 +77,7 @@ class Pair:
         self.happened += self.server.receive(b"".join(frame.serialize() for frame in frames))
 
     def asks(self, headers: Any = GET, *, ended: bool = True) -> Http2Stream:
-        """The stream of a new request."""
+        """Return the stream of a new request."""
         stream_id = self.client.get_next_available_stream_id()
         self.client.send_headers(stream_id, headers, end_stream=ended)
         self.talk()

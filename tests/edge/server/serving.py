@@ -28,7 +28,7 @@ class Served(NamedTuple):
 
 @asynccontextmanager
 async def serving(origin: ScriptedOrigin, **settings: Any) -> AsyncIterator[Served]:
-    """The server of one edge, with a link to `origin` that is up."""
+    """Yield the server of one edge, with a link to `origin` that is up."""
     origins = (f"127.0.0.1:{origin.port}",)
     config = EdgeConfig(http=("127.0.0.1:0",), origin=origins, **settings)
     sockets = Sockets.bound(config)
@@ -81,7 +81,7 @@ class Client:
         await self.writer.drain()
 
     async def answer(self, method: str = "GET") -> Answer:
-        """The next response on this connection."""
+        """Return the next response on this connection."""
         parser = h11.Connection(h11.CLIENT)
         request = h11.Request(method=method, target="/", headers=[("Host", "edge")])
         parser.send(request)
@@ -114,6 +114,6 @@ class Client:
         return Answer(head.status_code, headers, body, ended)
 
     async def rest(self) -> bytes:
-        """All that comes until the server closes the connection."""
+        """Return all that comes until the server closes the connection."""
         async with asyncio.timeout(PATIENCE_S):
             return await self.reader.read()

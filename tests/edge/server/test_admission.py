@@ -39,7 +39,7 @@ def posted(path: str, body: bytes, headers: str = EVENTS + WITH_KEY) -> bytes:
 
 @asynccontextmanager
 async def with_keys(limits: Limits | None = None) -> AsyncIterator[Served]:
-    """An edge that asks for API keys, on a clock that stands still."""
+    """Yield an edge that asks for API keys, on a clock that stands still."""
     async with ScriptedOrigin(3).listening() as origin, serving(origin) as served:
         authenticator = served.context.rules.authenticator
         authenticator.ring = KeyRing([api_key()], {"acme": limits or Limits()})

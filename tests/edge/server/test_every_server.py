@@ -224,7 +224,7 @@ async def test_the_answer_is_the_same_on_every_server(servers: Servers, case: Ca
 
 
 def kept(answer: Answer) -> dict[str, str]:
-    """The headers, without those that are a server's own, or that count a drawn number."""
+    """Return the headers, without those that are a server's own, or that count a drawn number."""
     own = {"date", "server", "transfer-encoding", "connection"}
     return {name: value for name, value in answer.headers.items() if name not in own}
 
@@ -235,7 +235,7 @@ def shown(body: bytes) -> bytes:
 
 
 def request_of(origin: ScriptedOrigin) -> Open | Resume | None:
-    """The last request at the origin, but for a key that was made up."""
+    """Return the last request at the origin, but for a key that was made up."""
     asked = [frame for frame in origin.received if isinstance(frame, Open | Resume)]
     if not asked:
         return None

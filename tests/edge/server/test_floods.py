@@ -86,7 +86,7 @@ GOAWAY = 7
 
 
 def frames_of(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The type and payload of each frame of HTTP/2."""
+    """Yield the type and payload of each frame of HTTP/2."""
     while data:
         size = 9 + int.from_bytes(data[:3], "big")
         yield data[3], data[9:size]

@@ -43,7 +43,7 @@ async def served(origin: ScriptedOrigin) -> AsyncIterator[Served]:
 
 
 async def received(origin: ScriptedOrigin, kind: type[Frame]) -> Frame:
-    """The first frame of that kind that the origin has had."""
+    """Return the first frame of that kind that the origin has had."""
     async with asyncio.timeout(PATIENCE_S):
         count = 1
         while not (found := [f for f in origin.received if isinstance(f, kind)]):

@@ -24,7 +24,7 @@ GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
 @asynccontextmanager
 async def secure(folder: Path) -> AsyncIterator[int]:
-    """The port of an edge that speaks TLS."""
+    """Yield the port of an edge that speaks TLS."""
     files = development_certificate(folder, datetime.now(UTC))
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(files.certificate, files.key)
@@ -79,7 +79,7 @@ async def test_a_client_that_offers_none_of_ours_is_told_so(
 
 
 def hello(*protocols: str) -> bytes:
-    """The ClientHello of Python's own client."""
+    """Return the ClientHello of Python's own client."""
     dispatcher, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     shaking = client(*protocols).wrap_bio(dispatcher, outgoing, server_hostname="localhost")
     with pytest.raises(ssl.SSLWantReadError):

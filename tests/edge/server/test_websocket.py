@@ -102,7 +102,7 @@ class Peer:
         await self.client.send(b"".join(map(self.protocol.send, events)))
 
     async def event(self) -> Event:
-        """The next whole message, or control frame."""
+        """Return the next whole message, or control frame."""
         async with asyncio.timeout(PATIENCE_S):
             message = b""
             while True:
@@ -118,7 +118,7 @@ class Peer:
                     return BytesMessage(message)
 
     async def frames(self, count: int) -> list[tuple[int, Frame]]:
-        """The next frames of the protocol, so many at least."""
+        """Return the next frames of the protocol, so many at least."""
         frames: list[tuple[int, Frame]] = []
         while len(frames) < count:
             event = await self.event()
@@ -127,7 +127,7 @@ class Peer:
         return frames
 
     async def closed(self) -> int:
-        """The code of the close frame, after which the server ends the connection."""
+        """Return the code of the close frame, after which the server ends the connection."""
         while not isinstance(event := await self.event(), CloseConnection):
             pass
         await self.send(event.response())
@@ -244,7 +244,7 @@ async def test_a_client_is_asked_whether_it_lives_and_cut_off_if_it_does_not(
 
 
 async def _all(peer: Peer) -> list[Event]:
-    """What comes until the connection is cut off."""
+    """Return what comes until the connection is cut off."""
     events: list[Event] = []
     with suppress(ConnectionError):
         while not events or not isinstance(events[-1], CloseConnection):
@@ -323,7 +323,7 @@ async def test_an_address_has_its_share_of_requests_over_all_of_its_connections(
 
 
 async def until_errors(peer: Peer, count: int) -> list[tuple[int, StreamError]]:
-    """The next errors of streams, so many at least."""
+    """Return the next errors of streams, so many at least."""
     found: list[tuple[int, StreamError]] = []
     while len(found) < count:
         found += [(c, f) for c, f in await peer.frames(1) if isinstance(f, StreamError)]

@@ -6,7 +6,7 @@ from tailrace.kernels.attention.attention import causal_attention, row_attention
 
 
 def attend_one_by_one(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The definition, for one query head and one position at a time, in double precision."""
+    """Return the definition, for one query head and one position at a time, in double precision."""
     tokens, heads, head_dim = q.shape
     kv_heads, positions, _ = k.shape
     out = torch.zeros(tokens, heads, head_dim, dtype=torch.float64)

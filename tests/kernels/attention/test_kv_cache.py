@@ -9,7 +9,7 @@ HEADS, SIZE = 3, 8
 
 
 def filled(pages: list[int], tokens: int) -> tuple[KvCache, torch.Tensor]:
-    """A cache whose second layer holds a sequence, and what was written; the rest is NaN."""
+    """Return a cache whose second layer holds a sequence, and what was written; the rest is NaN."""
     cache = KvCache(layers=2, pages=6, kv_heads=HEADS, head_dim=SIZE)
     nowhere = torch.arange(6 * PAGE_TOKENS)
     cache.write(1, nowhere, torch.full((len(nowhere), 2 * HEADS, SIZE), torch.nan))

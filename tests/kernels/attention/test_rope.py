@@ -65,7 +65,7 @@ def test_factors_for_other_tokens_are_refused_by_name() -> None:
 
 
 def turns(frequency: torch.Tensor, tokens: int) -> torch.Tensor:
-    """How often a pair turns round within so many tokens."""
+    """Return how often a pair turns round within so many tokens."""
     return frequency.double() * tokens / (2 * math.pi)
 
 

@@ -41,7 +41,7 @@ def write_rows(
 def expect_rows(
     qkv: Tensor, rope: Rope, guarded: GuardedCache, tables: Tensor, rows: list[tuple[int, int]]
 ) -> Tensor:
-    """The same in torch, on the CPU."""
+    """Return the same in torch, on the CPU."""
     norms = [None if x is None else x.cpu() for x in (rope.q_norm, rope.k_norm)]
     cpu = Rope(rope.cos.cpu(), rope.sin.cpu(), norms[0], norms[1], rope.eps)
     cache = guarded.cache

@@ -85,7 +85,7 @@ def summary_of(result: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def offenders(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
-    """A run over a package in which every kernel but one does what the gate forbids."""
+    """Return a run over a package in which every kernel but one does what the gate forbids."""
     folder = tmp_path_factory.mktemp("offenders") / "planted"
     folder.mkdir()
     (folder / "__init__.py").touch()

@@ -15,7 +15,7 @@ _LINE = re.compile(r"^(\w+)[\w.]*\.f32 ([^;]+);", re.M)
 
 
 def nearest(exact: Fraction) -> Fraction:
-    """The fp32 number nearest to one within its normal range, half to even."""
+    """Return the fp32 number nearest to one within its normal range, half to even."""
     if not exact:
         return exact
     exponent = abs(exact).numerator.bit_length() - abs(exact).denominator.bit_length()

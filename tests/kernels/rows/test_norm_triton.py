@@ -24,7 +24,7 @@ def normal(*size: int, seed: int = 1) -> Tensor:
 
 
 def quantised(normed: Tensor) -> tuple[Tensor, Tensor]:
-    """The oracle's integers and factors, as the kernels store them."""
+    """Return the oracle's integers and factors, as the kernels store them."""
     values, factor = quantize_activations(normed)
     return values.nan_to_num(nan=0.0).to(torch.int8), factor.squeeze(-1)
 

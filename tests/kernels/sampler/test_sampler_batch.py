@@ -10,7 +10,7 @@ from tailrace.kernels.sampler.sampler_batch import NO_TOKEN, sample_batch
 
 
 def random_sampling(random: Random) -> Sampling:
-    """Every setting on or off, with values at which it bites."""
+    """Return every setting on or off, with values at which it bites."""
     on = [random.random() < 0.5 for _ in range(6)]
     return Sampling(
         temperature=random.choice([0.0, 2.0**-149, 1e-6, 0.3, 0.8, 1.0, 3.0]),

@@ -72,7 +72,7 @@ def drawn(
     mask: Tensor | None = None,
     counts: Tensor | None = None,
 ) -> list[int]:
-    """What the kernels draw; no row may have a fault."""
+    """Return what the kernels draw; no row may have a fault."""
     ids, faults = run(device, logits, samplings, positions, mask, counts)
     assert not any(faults)
     return ids

@@ -20,7 +20,7 @@ Export = Callable[[LedgerReader], AsyncIterator[object]]
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    """Each kind of place in turn, without a ledger."""
+    """Return each kind of place in turn, without a ledger."""
     if request.param == "sqlite":
         return SqlitePlace(tmp_path)
     return PostgresPlace(request.getfixturevalue("database"))

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def empty(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    """Each kind of place in turn, without a ledger."""
+    """Return each kind of place in turn, without a ledger."""
     if request.param == "sqlite":
         return SqlitePlace(tmp_path)
     return PostgresPlace(request.getfixturevalue("database"))

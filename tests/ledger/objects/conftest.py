@@ -14,6 +14,6 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 @pytest.fixture
 async def held(tmp_path: Path) -> AsyncIterator[World]:
-    """A world whose writes wait until the test lets them through."""
+    """Yield a world whose writes wait until the test lets them through."""
     async with world_at(tmp_path, dict(BASIC), held=True) as world:
         yield world

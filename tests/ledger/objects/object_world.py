@@ -184,7 +184,7 @@ class World:
 async def world_at(
     folder: Path, scripts: dict[str, Script] | None = None, *, held: bool = False
 ) -> AsyncIterator[World]:
-    """A world on the ledger in `folder`, which may be there already."""
+    """Yield a world on the ledger in `folder`, which may be there already."""
     clock = HandClock()
     ledger = await SqliteLedger.open(folder / "ledger.db", clock.now_ms)
     store = HeldStore(ledger.objects)
@@ -200,7 +200,7 @@ async def world_at(
 
 
 def crashed(folder: Path, into: Path) -> Path:
-    """What a process that died now would have left in `folder`: a copy of its files."""
+    """Return what a process that died now would have left in `folder`: a copy of its files."""
     return Path(shutil.copytree(folder, into))
 
 

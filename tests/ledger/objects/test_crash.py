@@ -41,7 +41,7 @@ async def append(target: Scripted, request: ObjectRequest) -> bytes:
 
 
 async def transact(target: Scripted, request: ObjectRequest) -> bytes:
-    """The same in a transaction with awaits inside."""
+    """Return the same in a transaction with awaits inside."""
     async with target.context.storage.transaction():
         return await append(target, request)
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def refused(dsn: str) -> TailraceError:
-    """The error with which opening fails."""
+    """Return the error with which opening fails."""
     with pytest.raises(TailraceError) as raised:
         await PostgresLedger.open(dsn, Clock(), owner="one")
     return raised.value

@@ -24,7 +24,7 @@ KILLS = 5
 
 @pytest.fixture
 def server() -> Iterator[PostgresServer]:
-    """A server of its own, to be killed."""
+    """Yield a server of its own, to be killed."""
     made = PostgresServer.make()
     try:
         yield made
@@ -183,7 +183,7 @@ async def test_nobody_loses_its_streams_because_the_server_was_away(
 
 @asynccontextmanager
 async def producer(dsn: str, owner: str, heard: Callable[[int, int], None]) -> AsyncIterator[None]:
-    """A process that appends; killed at the end, and all it said is heard."""
+    """Yield a process that appends; killed at the end, and all it said is heard."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.ledger.postgres.postgres_producer", dsn, owner,
         cwd=ROOT, stdout=subprocess.PIPE,

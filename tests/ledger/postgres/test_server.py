@@ -40,7 +40,7 @@ async def opened(dsn: str, lease_s: float = 3.0) -> AsyncIterator[PostgresLedger
 
 
 async def append_until_it_fails(ledger: PostgresLedger) -> LedgerFailed | ConfigError:
-    """The error that ends the appends to A, of which there was one."""
+    """Return the error that ends the appends to A, of which there was one."""
     async with asyncio.timeout(PATIENCE_S):
         for index in range(1, 1 << 30):
             try:
@@ -214,7 +214,7 @@ async def test_an_epoch_counts_only_with_the_lease_of_its_owner(
 
 
 async def longest_silence(ledger: PostgresLedger, until: asyncio.Task[list[Refusal]]) -> float:
-    """What the ledger tells of its server while something waits for that."""
+    """Return what the ledger tells of its server while something waits for that."""
     longest = 0.0
     while not until.done():
         longest = max(longest, ledger.silent_s())

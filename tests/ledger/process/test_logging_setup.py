@@ -29,7 +29,7 @@ for log in (structlog.get_logger("ours"), logging.getLogger("of a library")):
 
 
 def on_a_terminal(code: str) -> str:
-    """What Python says there while it runs `code`."""
+    """Return what Python says there while it runs `code`."""
     ours, theirs = pty.openpty()
     with open(ours, "rb", buffering=0) as terminal:
         child = subprocess.Popen([sys.executable, "-c", code], stderr=theirs)

@@ -44,7 +44,7 @@ class Owner:
     def _count_on(
         self, epoch: int, n: int, of_round: int, *, begun: bool
     ) -> tuple[ObjectWrite, int, int]:
-        """The next write: one more, or a new stream in the old one's place."""
+        """Return the next write: one more, or a new stream in the old one's place."""
         counter, creates, drops = self._life.world.counter, list[NewStream](), list[bytes]()
         anew = not begun or self._life.random.random() < 0.2
         if anew:

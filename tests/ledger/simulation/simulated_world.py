@@ -65,7 +65,7 @@ class Expected:
         return NewStream(stream, "{}", self.durability, TTL_MS / 1000, self.key, b"same")
 
     def record(self, epoch: int, index: int, pad: int) -> Record:
-        """What a producer with that epoch writes there; the last one is the end."""
+        """Return what a producer with that epoch writes there; the last one is the end."""
         if index == self.tokens:
             return Record(encode(StreamEnd(epoch, FinishReason.STOP, index, 0)), (epoch,))
         return Record(encode(Token(f"{epoch} {'x' * pad}", index)), (epoch, index))
@@ -272,7 +272,7 @@ class World:
 
 
 def survives(durability: Durability, crash: Crash) -> bool:
-    """Whether what was acknowledged must outlive such a crash."""
+    """Return True if what was acknowledged must outlive such a crash."""
     if durability is Durability.POWER:
         return True
     return durability is Durability.PROCESS and crash is Crash.PROCESS

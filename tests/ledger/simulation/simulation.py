@@ -112,7 +112,7 @@ def _small_limits(random: Random) -> Iterator[None]:
 
 
 def failure(seed: int) -> BaseException | None:
-    """What breaks with this seed."""
+    """Return what breaks with this seed."""
     try:
         run(seed)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding

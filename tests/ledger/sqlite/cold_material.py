@@ -43,7 +43,7 @@ def token(index: int, word: int) -> Record:
 
 
 def sentence(count: int, seed: int = 0, *, ends: bool = True) -> list[Record]:
-    """The records of a stream of `count` tokens."""
+    """Return the records of a stream of `count` tokens."""
     random = Random(seed)
     records = [token(index, random.randrange(len(WORDS))) for index in range(count)]
     if ends:
@@ -54,7 +54,7 @@ def sentence(count: int, seed: int = 0, *, ends: bool = True) -> list[Record]:
 async def store(
     ledger: SqliteLedger, number: int, records: list[Record], ttl_s: float = TTL_S
 ) -> bytes:
-    """A new stream of these records, a few with each commit; returns its id."""
+    """Return a new stream of these records, a few with each commit; returns its id."""
     stream = stream_id(number)
     await ledger.create(NewStream(stream, "{}", Durability.PROCESS, ttl_s))
     await extend(ledger, stream, records)
@@ -73,7 +73,7 @@ async def extend(
 
 
 def plain_rows(sid: int, records: list[Record], each: int = 50) -> list[SegmentRow]:
-    """The segments of a stream of these records."""
+    """Return the segments of a stream of these records."""
     rows = []
     for first in range(0, len(records), each):
         some = records[first : first + each]
@@ -87,7 +87,7 @@ def plain_rows(sid: int, records: list[Record], each: int = 50) -> list[SegmentR
 
 @asynccontextmanager
 async def opened(folder: Path, clock: Clock, vfs: str | None = None) -> AsyncIterator[SqliteLedger]:
-    """A ledger that packs at once what it is told to."""
+    """Yield a ledger that packs at once what it is told to."""
     retention = RetentionSettings(cold_after_s=COLD_AFTER_S, pause_s=0)
     ledger = await SqliteLedger.open(folder / "ledger.db", clock, vfs=vfs, retention=retention)
     try:

@@ -99,7 +99,7 @@ class Medium:
         self.failures += 1
 
     def after_power_cut(self, random: Random) -> bytes:
-        """The durable bytes and whatever else has reached the medium."""
+        """Return the durable bytes and whatever else has reached the medium."""
         image = bytearray(self.durable)
         kept = random.choice((0.0, 0.5, 0.9, 1.0))
         for write in self.since:
@@ -153,7 +153,7 @@ class Disk:
                     (folder / Path(name).name).write_bytes(image)
 
     def kill(self, folder: Path) -> Disk:
-        """What SIGKILL leaves in `folder`: all that was written, if synced or not."""
+        """Return what SIGKILL leaves in `folder`: all that was written, if synced or not."""
         successor = Disk(self._random)
         with self.lock:
             for name, medium in self._files.items():
@@ -170,7 +170,7 @@ class Disk:
     # ---- what the VFS reports ----
 
     def opened(self, name: str, size: int) -> Medium:
-        """A file is opened: one that was there before the disk was is durable as it is."""
+        """Return a file is opened: one that was there before the disk was is durable as it is."""
         with self.lock:
             medium = self._files.get(name)
             if medium is None:
@@ -189,7 +189,7 @@ class Disk:
                 self._ghosts[name] = bytes(medium.durable)
 
     def fits(self, medium: Medium, offset: int, length: int) -> int:
-        """How many of the bytes may be written; all of them unless the disk is full."""
+        """Return how many of the bytes may be written; all of them unless the disk is full."""
         with self.lock:
             growth = max(0, offset + length - medium.size)
             if self.room is None or growth <= self.room:
@@ -340,5 +340,5 @@ class FaultyFile(apsw.VFSFile):
         evalue: BaseException | None,
         etraceback: TracebackType | None,
     ) -> bool:
-        """A fault in a checkpoint that SQLite itself may forgive is nobody's news."""
+        """Return a fault in a checkpoint that SQLite itself may forgive is nobody's news."""
         return isinstance(evalue, apsw.Error)

@@ -103,7 +103,7 @@ NEWS = st.builds(
 
 
 def outcome(call: Callable[[], T]) -> T | type[TailraceError]:
-    """What a call gives, or the class of what it raises."""
+    """Return what a call gives, or the class of what it raises."""
     try:
         return call()
     except TailraceError as error:
@@ -141,12 +141,12 @@ class StreamMachine(RuleBasedStateMachine):
         assert found == right
 
     def missing(self) -> bytes:
-        """The first id that no stream has."""
+        """Return the first id that no stream has."""
         ids = (bytes([n]) * STREAM_ID_BYTES for n in range(1, 256))
         return next(stream for stream in ids if stream not in self.model)
 
     def pick(self, number: int) -> bytes:
-        """A stream that there is, most of the time."""
+        """Return a stream that there is, most of the time."""
         there = list(self.model)
         return there[number % len(there)] if there and number else self.missing()
 

@@ -94,7 +94,7 @@ def end(index: int) -> Record:
 
 
 async def living(ledger: SqliteLedger, numbers: Sequence[int]) -> int:
-    """How many of these streams are there."""
+    """Return how many of these streams are there."""
     rows = [await ledger._storage.stream_by_id(stream_id(number)) for number in numbers]
     return sum(row is not None for row in rows)
 

@@ -103,7 +103,7 @@ def test_whatever_lies_there_is_a_segment_or_damage(data: bytes) -> None:
 
 
 def sealed(row: SegmentRow, payload: bytes) -> SegmentRow:
-    """The row with another payload, under a checksum that holds."""
+    """Return the row with another payload, under a checksum that holds."""
     body = zstandard.ZstdCompressor().compress(payload)
     place = row.first.to_bytes(8, "little") + row.length.to_bytes(8, "little")
     crc = zlib.crc32(body, zlib.crc32(place)).to_bytes(4, "little")

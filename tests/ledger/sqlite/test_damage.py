@@ -56,7 +56,7 @@ def mark(stream: bytes, index: int) -> bytes:
 
 @pytest.fixture
 async def path(tmp_path: Path) -> Path:
-    """A ledger of three streams in segments; the first two have ended."""
+    """Return a ledger of three streams in segments; the first two have ended."""
     path = tmp_path / "ledger.db"
     async with opened_file(path) as ledger:
         for stream in STREAMS:
@@ -332,7 +332,7 @@ async def test_a_row_whose_head_has_rotted_costs_what_no_later_one_shows_to_be_w
 
 
 def last_page_of_the_log(path: Path) -> tuple[int, bytes]:
-    """The leaf with its last rows, counted from 0, and what is on it."""
+    """Return the leaf with its last rows, counted from 0, and what is on it."""
     reader, data = apsw.Connection(str(path)), path.read_bytes()
     number = int(str(reader.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'log'").get))
     reader.close()

@@ -44,7 +44,7 @@ def _few_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def record(stream: bytes, index: int) -> Record:
-    """What a stream holds at an index; some are long, so that segments form."""
+    """Return what a stream holds at an index; some are long, so that segments form."""
     size = 3000 if index % 5 == 0 else index % 60
     return Record(encode(Token(f"{stream[0]}/{index} " + "x" * size, index)), (stream[0], index))
 
@@ -93,7 +93,7 @@ class Outside:
         )
 
     async def lost(self, ledger: SqliteLedger) -> Lost:
-        """What was acknowledged and is missing; what there is must be as it was written."""
+        """Return what was acknowledged and is missing; what there is must be as it was written."""
         return Lost(
             await self._frames_lost(ledger, POWER),
             await self._frames_lost(ledger, PROCESS),
@@ -266,7 +266,7 @@ async def test_on_a_full_disk_the_ledger_stops_and_loses_nothing(tmp_path: Path,
 
 @asynccontextmanager
 async def failed(tmp_path: Path, outside: Outside, sync: int) -> AsyncIterator[Disk]:
-    """A disk under a ledger that has worked until a sync failed, and is still open."""
+    """Yield a disk under a ledger that has worked until a sync failed, and is still open."""
     with faulty(Random(sync)) as disk:
         async with opened(folder(tmp_path, "disk"), disk) as ledger:
             await create(ledger)

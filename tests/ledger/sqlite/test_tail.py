@@ -62,7 +62,7 @@ def test_nothing_follows_the_end() -> None:
 
 
 def filled(*texts: str) -> Tail:
-    """A tail of tokens, all released."""
+    """Return a tail of tokens, all released."""
     stream = tail()
     for index, text in enumerate(texts):
         stream.accept(1, index, *token(index, text))

@@ -25,7 +25,7 @@ def digest_of(path: Path) -> bytes:
 
 
 def kept(folder: Path) -> tuple[Path, Path]:
-    """A file of weights, and where its digest is kept."""
+    """Return a file of weights, and where its digest is kept."""
     weights, store = folder / "weights", folder / "data" / "digests.json"
     weights.write_bytes(b"weights")
     digests = kept_at(store)

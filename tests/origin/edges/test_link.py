@@ -106,7 +106,7 @@ class Client:
             self._frames += map(decode, self._splitter.feed(data))
 
     async def errors_until_closed(self) -> list[StreamError]:
-        """The errors on corr 0 that come before the origin closes."""
+        """Return the errors on corr 0 that come before the origin closes."""
         errors = []
         with suppress(EOFError):
             while True:
@@ -192,7 +192,7 @@ async def serving(
     vfs: str | None = None,
     wal_sync: SyncOf = sync_of,
 ) -> AsyncIterator[House]:
-    """A house whose link listens and whose model is loaded."""
+    """Yield a house whose link listens and whose model is loaded."""
     path = folder / "ledger.db"
     ledger = await SqliteLedger.open(path, lambda: 1000, vfs=vfs, wal_sync=wal_sync)
     house = House(ledger, model, require_token=require_token)

@@ -90,7 +90,7 @@ async def house(tmp_path: Path, checkpoint: Path) -> AsyncIterator[House]:
 async def listening(
     house: House, address: LinkAddress, credentials: Credentials
 ) -> AsyncIterator[LinkAddress]:
-    """An origin's link; gives the address that it has."""
+    """Yield an origin's link; gives the address that it has."""
 
     def made() -> EdgeLink:
         return EdgeLink(house.service, house.links, house.fatal.append, credentials.secret)

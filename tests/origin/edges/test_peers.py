@@ -305,7 +305,7 @@ GET = ObjectRequest("GET", URL + "a")
 
 @asynccontextmanager
 async def holder(folder: Path, checkpoint: Path) -> AsyncIterator[tuple[House, peers.PeerLink]]:
-    """An origin whose objects are the test's, and the link of another one to it."""
+    """Yield an origin whose objects are the test's, and the link of another one to it."""
     async with serving(folder, checkpoint) as house:
         link = await peers.connect(f"127.0.0.1:{house.port}", WAY)
         assert link is not None

@@ -67,7 +67,8 @@ class Engines:
 
     def any(self) -> Engine:
         """Few pages or many, with guesses or without, narrow steps or wide ones, and every second
-        one on a device whose results are read one step late."""
+        one on a device whose results are read one step late.
+        """
         model = self._random.choices(self._models, (1, 2))[0]
         config = model.config
         drafter = self._random.choice((None, PromptLookup()))
@@ -99,7 +100,7 @@ class Trial:
 
 
 def draw_trial(random: Random, vocab: int, prompts: Sequence[Sequence[int]] = ()) -> Trial:
-    """A trial; some prompts are those given, or begin alike, so that pages are shared."""
+    """Return a trial; some prompts are those given, or begin alike, so that pages are shared."""
 
     def request() -> Fields:
         return _draw_request(random, vocab, shared, prompts)
@@ -110,12 +111,12 @@ def draw_trial(random: Random, vocab: int, prompts: Sequence[Sequence[int]] = ()
 
 
 def frames_alone(make_engine: MakeEngine, trial: Trial) -> list[Emission]:
-    """What the request gives uninterrupted, with nothing beside it."""
+    """Return what the request gives uninterrupted, with nothing beside it."""
     return run_all(make_engine(), {SUBJECT: make_run(**trial.request)})[SUBJECT]
 
 
 def frames_cut(make_engine: MakeEngine, trial: Trial, whole: int) -> list[Emission]:
-    """What it gives in company and with a failover after its share of `whole` frames."""
+    """Return what it gives in company and with a failover after its share of `whole` frames."""
     kept = _begin(make_engine(), trial, int(trial.cut * whole))
     engine = make_engine()
     rest = continuation(trial.request, kept)
@@ -124,7 +125,7 @@ def frames_cut(make_engine: MakeEngine, trial: Trial, whole: int) -> list[Emissi
 
 
 def _begin(engine: Engine, trial: Trial, frames: int) -> list[Emission]:
-    """The first frames; the others run beside it, and what one of them makes is not kept."""
+    """Return the first frames; the others run beside it, and what one of them makes is not kept."""
     for number, fields in enumerate(trial.before, 2):
         engine.add(number, make_run(**fields))
     engine.add(SUBJECT, make_run(**trial.request))

@@ -34,7 +34,7 @@ PLAIN: dict[str, Any] = {
 
 
 def make_run(**fields: Any) -> Run:
-    """A run; its sampling is said flat."""
+    """Return a run; its sampling is said flat."""
     given = PLAIN | fields
     sampling = Sampling(**{name: given.pop(name) for name in SAMPLING if name in given})
     return Run(sampling=sampling, **given)
@@ -58,7 +58,7 @@ def text_of(emissions: Sequence[Emission]) -> str:
 
 
 def end_of(emissions: Sequence[Emission]) -> StreamEnd:
-    """The StreamEnd of a run, which is its last emission and the only one."""
+    """Return the StreamEnd of a run, which is its last emission and the only one."""
     frames = frames_of(emissions)
     ends = [frame for frame in frames if isinstance(frame, StreamEnd)]
     assert ends == frames[-1:]
@@ -76,7 +76,7 @@ def generated(logged: Sequence[Emission]) -> dict[str, Any]:
 
 
 def continuation(fields: dict[str, Any], logged: Sequence[Emission]) -> Run:
-    """The run that goes on from what a ledger holds, as the supervisor asks for it."""
+    """Return the run that goes on from what a ledger holds, as the supervisor asks for it."""
     return make_run(
         **fields,
         **generated(logged),
@@ -108,7 +108,7 @@ def fallback_tokenizer() -> Tokenizer:
 
 
 def id_of_byte(byte: int) -> int:
-    """The token of a byte in `fallback_tokenizer`."""
+    """Return the token of a byte in `fallback_tokenizer`."""
     return 1 + byte
 
 

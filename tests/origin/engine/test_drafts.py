@@ -70,7 +70,7 @@ def decode(prompt: list[int], count: int, drafter: Drafter | None) -> tuple[list
 
 
 def propose(drafter: Drafter, ids: Sequence[int], limit: int, run: int = 1) -> Sequence[int]:
-    """What one run alone is proposed."""
+    """Return what one run alone is proposed."""
     (guesses,) = drafter.propose([Asked(run, ids, limit)])
     return guesses
 
@@ -166,7 +166,7 @@ def test_what_is_indexed_step_by_step_is_what_a_search_finds(
 
 
 def search(ids: list[int], size: int) -> int | None:
-    """Where the last follower of the last `size` tokens is."""
+    """Return where the last follower of the last `size` tokens is."""
     ends = [at for at in range(size, len(ids)) if ids[at - size : at] == ids[-size:]]
     return ends[-1] if ends else None
 
@@ -196,7 +196,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 def greedy(model: Model, ids: Sequence[int], count: int) -> list[int]:
-    """What the model itself writes after `ids`; its cache is all its own here."""
+    """Return what the model itself writes after `ids`; its cache is all its own here."""
     pages = list(range(model.pages - 16, model.pages))
     hidden = prefill(model, ids, pages)
     tokens: list[int] = []

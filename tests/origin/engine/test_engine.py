@@ -55,7 +55,7 @@ def engine(model: CpuModel, tokenizer: Tokenizer) -> Engine:
 
 
 def engine_with(model: CpuModel, tokenizer: Tokenizer, **around: Any) -> Engine:
-    """An engine with a drafter or a filter."""
+    """Return an engine with a drafter or a filter."""
     config = model.config
     return Engine(
         model, ModelContext(tokenizer, config.eos_ids, config.context, config.vocab, **around)

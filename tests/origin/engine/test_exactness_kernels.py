@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("few_programs")
 
 
 def small(trial: Trial) -> Trial:
-    """The same with fewer tokens and less company: a step takes long in the interpreter."""
+    """Return the same with fewer tokens and less company: a step takes long in the interpreter."""
 
     def cut(fields: Fields) -> Fields:
         return fields | {

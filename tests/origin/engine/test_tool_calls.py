@@ -159,7 +159,7 @@ def test_another_seed_has_other_ids_of_calls() -> None:
 
 
 def drawn(seed: int, grammar: OutputGrammar, words: str = "letters") -> tuple[str, bool]:
-    """A text that a grammar allows, and whether it has come to its end."""
+    """Return a text that a grammar allows, and whether it has come to its end."""
     draw, ids, tokenizer = random.Random(seed), list[int](), WORDS[words].tokenizer
     while not grammar.finished and len(ids) < 300:
         mask = grammar.mask()

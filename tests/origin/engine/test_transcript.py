@@ -55,7 +55,7 @@ def start(
 
 
 def scores_of(token: int, position: int) -> TokenScores:
-    """What a model might have said."""
+    """Return what a model might have said."""
     chosen = Score(token, VOCABULARY.bytes_of(token), -float(position))
     return TokenScores(chosen, (chosen, Score(5, b"%", -99.0)))
 

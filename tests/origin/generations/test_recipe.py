@@ -48,7 +48,7 @@ def test_what_holds_no_ids_is_refused(ids: object) -> None:
 
 
 def memory_of(make: Callable[[], Made]) -> tuple[Made, int]:
-    """What is made, and the most bytes that this took at a time."""
+    """Return what is made, and the most bytes that this took at a time."""
     tracemalloc.start()
     try:
         return make(), tracemalloc.get_traced_memory()[1]

@@ -74,7 +74,7 @@ def plan(folder: Path) -> dict[str, Any]:
 
 
 def start(folder: Path) -> dict[str, Any]:
-    """What was told while compiling, and how launches find it."""
+    """Return what was told while compiling, and how launches find it."""
     model = gpu_model.load(folder, device=torch.device("cpu"))
     wanted = compilations(model._decoder, model._draw, SM_90)
     quick = [one for one in wanted if one.kernel.endswith(QUICK)]

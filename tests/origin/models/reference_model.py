@@ -24,7 +24,7 @@ Rounded = list[torch.Tensor]
 
 
 def load_reference(directory: Path) -> Any:
-    """The checkpoint in transformers, every weight in fp32."""
+    """Return the checkpoint in transformers, every weight in fp32."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from transformers import AutoModelForCausalLM
@@ -42,7 +42,7 @@ def reference_logits(reference: Any, ids: list[int]) -> torch.Tensor:
 
 
 def reference_greedy(reference: Any, ids: list[int], count: int) -> list[int]:
-    """The likeliest token `count` times over, each from a whole pass without a cache."""
+    """Return the likeliest token `count` times over, each from a whole pass without a cache."""
     known = list(ids)
     for _ in range(count):
         known.append(int(reference_logits(reference, known)[-1].argmax()))
@@ -66,7 +66,7 @@ def reference_rounded(reference: Any, ids: list[int]) -> tuple[torch.Tensor, Rou
 
 
 def our_greedy(model: CpuModel, ids: list[int], count: int) -> list[int]:
-    """The likeliest token `count` times over, each from a row of decoding."""
+    """Return the likeliest token `count` times over, each from a row of decoding."""
     pages = range(context_pages(model.config))
     hidden, chosen = prefill(model, ids, pages), list[int]()
     while True:

@@ -80,7 +80,7 @@ class Sequence:
         assert torch.equal(prefill(model, self.prompt, pages), self.prompt_rows)
 
     def next(self, count: int) -> tuple[Piece, Tensor]:
-        """The next rows, and what they must give."""
+        """Return the next rows, and what they must give."""
         rows = slice(self.done, self.done + count)
         self.done += count
         piece = Piece(self.rest[rows], self.length + rows.start, self.pages, prefill=False)
@@ -93,7 +93,7 @@ def random_batches(random: Random, sequences: list[Sequence]) -> Iterator[list[S
 
 
 def random_company(random: Random, pages: list[int]) -> Piece:
-    """A chunk of another prompt."""
+    """Return a chunk of another prompt."""
     return Piece(ids_of(random.randint(1, 64), random.randrange(99)), 0, pages, prefill=True)
 
 

@@ -30,7 +30,7 @@ SAMPLED = Sampling(temperature=1.5, seed=3)
 
 
 def three_steps(device: StepDevice) -> list[Sequence[Drawn]]:
-    """The second is launched before the first is read; the third asks one row for scores."""
+    """Return the second is launched before the first is read; the third asks one row for scores."""
 
     def draws(position: int, logprobs: int | None = None) -> list[Draw]:
         return [Draw(SAMPLED, position), Draw(SAMPLED, position, logprobs=logprobs)]

@@ -22,7 +22,7 @@ def logits_of(rows: int, device: torch.device) -> Tensor:
 
 
 def only(*ids: int) -> Tensor:
-    """A mask that allows these ids."""
+    """Return a mask that allows these ids."""
     bits = torch.zeros(96, dtype=torch.int64)
     bits[list(ids)] = 1
     words = (bits.view(3, 32) << torch.arange(32)).sum(1)

@@ -60,7 +60,7 @@ def forward_of(family: Family, device: torch.device) -> GpuForward:
 
 
 def alone(forward: GpuForward, pieces: Sequence[Piece]) -> Tensor:
-    """Each piece by itself, and its rows one by one."""
+    """Return each piece by itself, and its rows one by one."""
     found = []
     for piece in pieces:
         whole = [(piece.start, piece.ids)]

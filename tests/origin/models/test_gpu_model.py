@@ -327,7 +327,7 @@ def test_a_gpu_that_the_kernels_are_not_for_is_left_alone(
 
 
 def in_fp32(directory: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """A checkpoint with its floating tensors in fp32, so that no path rounds activations."""
+    """Return a checkpoint with its floating tensors in fp32, so that no path rounds activations."""
     config = read_config(directory)
     tensors = read_tensors(directory, config)
     return config, {n: t.float() if t.is_floating_point() else t for n, t in tensors.items()}

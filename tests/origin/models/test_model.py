@@ -32,7 +32,7 @@ def random_ids(count: int, seed: int) -> list[int]:
 
 
 def load_reference(directory: Path) -> torch.nn.Module:
-    """The same checkpoint in transformers, in fp32."""
+    """Return the same checkpoint in transformers, in fp32."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from transformers import AutoModelForCausalLM

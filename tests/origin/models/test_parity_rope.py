@@ -46,7 +46,7 @@ SHAPES = {
 
 
 def reference_table(directory: Path, family: Family, context: int) -> tuple[Any, Any]:
-    """cos and sin [context, D] that transformers turns by."""
+    """Cos and sin [context, D] that transformers turns by."""
     from transformers import AutoConfig
     from transformers.models.bitnet.modeling_bitnet import BitNetRotaryEmbedding
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding

@@ -20,7 +20,7 @@ def written(folder: Path, text: str) -> Path:
 
 
 def alone(file: Path) -> list[OriginConfig]:
-    """The settings of each of its models."""
+    """Return the settings of each of its models."""
     return [table.alone(name, OriginConfig()) for name, table in load_tables(file).items()]
 
 

@@ -133,7 +133,7 @@ class Driven:
         return self.happen(ModelPinned(model, pinned), now)
 
     def die(self, model: str, now: float) -> list[Order]:
-        """Its worker dies; another one may be started, which is no order of a load."""
+        """Return its worker dies; another one may be started, which is no order of a load."""
         return self.happen(WorkerDied(self._numbers[model], "killed"), now)
 
     def tick(self, now: float) -> list[Order]:
@@ -204,7 +204,7 @@ class PoolOfThree(RuleBasedStateMachine):
         self.carry_out(self.pool.end(model, request, self.now))
 
     def loading(self) -> list[str]:
-        """The models whose worker has a process that loads."""
+        """Return the models whose worker has a process that loads."""
         return [
             name
             for name in sorted(self.coming)

@@ -36,7 +36,7 @@ def request(delivered: str = "", next_index: int = 0, **more: Any) -> Request:
 
 
 async def frames(producer: Producer, asked: Request) -> list[Frame]:
-    """All frames of a stream, whose indexes are checked to be contiguous."""
+    """Return all frames of a stream, whose indexes are checked to be contiguous."""
     made: list[Frame] = []
     async for index, raw in Production(producer, asked, run=1).frames():
         frame: Any = decode(raw)[1]

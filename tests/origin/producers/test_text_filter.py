@@ -34,7 +34,7 @@ def filtering() -> BlockedPhrases:
 
 
 def seen(texts: Sequence[Output], delivered: str = "", pieces: int = 0) -> tuple[str, list[Output]]:
-    """The text that comes out, `delivered` first, and what else does."""
+    """Return the text that comes out, `delivered` first, and what else does."""
     it = TextFilter(filtering, delivered, pieces)
     out: list[Output] = []
     for each in (*texts, End()):
@@ -117,7 +117,7 @@ class Continuing:
             yield Text(char)
 
     async def close(self) -> None:
-        """Holds nothing."""
+        """Hold nothing."""
 
 
 async def frames(producer: Continuing, asked: Request) -> list[object]:

@@ -36,7 +36,7 @@ async def no_wait(seconds: float) -> None:
 
 
 async def opened(server: RawServer, progress: Progress | None = None, **more: str) -> str:
-    """The name of the model that is served."""
+    """Return the name of the model that is served."""
     config = OriginConfig(upstream=server.url, **more)  # type: ignore[arg-type]
     retry = Retry(sleep=no_wait)
     made = await open_upstream(config, progress or Progress(), retry)
@@ -88,7 +88,7 @@ async def test_a_server_that_is_away_is_logged_for_each_reason_and_once_a_minute
 
 
 async def why_away(url: str) -> str:
-    """The reason that is logged for a server at this address, which is not there."""
+    """Return the reason that is logged for a server at this address, which is not there."""
 
     async def leave(seconds: float) -> None:
         raise LookupError

@@ -28,7 +28,7 @@ class Echo:
         yield End(total_tokens=len(words))
 
     async def close(self) -> None:
-        """Holds nothing."""
+        """Hold nothing."""
 
 
 class Endless(Echo):
@@ -91,7 +91,7 @@ class Blocking(Echo):
 
 
 def stuck() -> Echo:
-    """A start that never ends."""
+    """Return a start that never ends."""
     signal.pause()
     return Echo()
 

@@ -70,17 +70,17 @@ class Outcome:
 
 
 def history(before: int, token: int, *, prefilled: bool) -> int:
-    """What a position holds, from what the one before it holds."""
+    """Return what a position holds, from what the one before it holds."""
     return hash((before, token, prefilled))
 
 
 def drawn(last: int) -> int:
-    """The token that follows a position which holds `last`."""
+    """Return the token that follows a position which holds `last`."""
     return hash((last, 7)) % VOCABULARY
 
 
 def whole(arrival: Arrival) -> list[int]:
-    """The ids that a run must end with, whatever else goes on."""
+    """Return the ids that a run must end with, whatever else goes on."""
     ids, last = list(arrival.prompt), 0
     for token in arrival.prompt:
         last = history(last, token, prefilled=True)

@@ -24,7 +24,7 @@ def saturate(limit: RowLimit, seconds_of: Callable[[int], float], steps: int) ->
 
 
 def raised(rows: int) -> RowLimit:
-    """A limit that quick steps have raised so far."""
+    """Return a limit that quick steps have raised so far."""
     limit = RowLimit(LEAST, MOST, SECONDS, PATIENCE)
     while limit.rows < rows:
         limit.observe(limit.rows, 0.001, chunks=False, wanted=True)

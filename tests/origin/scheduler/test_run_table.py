@@ -60,7 +60,7 @@ def test_no_more_runs_start_than_may_run_and_the_first_of_a_class_first() -> Non
 
 
 def started(table: Table, *coming: Priority) -> list[int]:
-    """How many of each class start; the others wait."""
+    """Return how many of each class start; the others wait."""
     waiting = [table.come(priority) for priority in coming]
     table.start()
     classes = [run.priority for run in waiting if run.run in table.running]

@@ -54,7 +54,7 @@ def step(target: Scheduler, drafts: Drafts | None = None, token: int = 5) -> Pla
 
 
 def guessing(guess: Callable[[int], list[int]]) -> Drafts:
-    """The same guesses for each run, out of how many there may be."""
+    """Return the same guesses for each run, out of how many there may be."""
     return lambda wanted: [guess(most) for _, most in wanted]
 
 

@@ -108,7 +108,7 @@ class Troupe:
         return found[0]
 
     def wanted(self) -> list[str]:
-        """The models that are to have workers."""
+        """Return the models that are to have workers."""
         without = (WorkerState.RESTING, WorkerState.STOPPING)
         return [model.name for model in self.models if model.workers[0].state not in without]
 

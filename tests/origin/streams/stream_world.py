@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def done(steps: Generator[None, None, T]) -> T:
-    """What comes of work that is done in steps."""
+    """Return what comes of work that is done in steps."""
     while True:
         try:
             next(steps)
@@ -64,7 +64,7 @@ class StreamWorld:
         return await self.ask("POST", name, body, **headers)
 
     async def text(self, name: str, query: str = "") -> bytes:
-        """What a GET shows."""
+        """Return what a GET shows."""
         response = await self.ask("GET", name, query=query)
         assert response.status == 200 and isinstance(response.body, bytes)
         return response.body

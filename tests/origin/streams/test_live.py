@@ -125,7 +125,7 @@ async def rest_of(body: AsyncIterator[bytes]) -> bytes:
 
 
 async def frames_of(world: StreamWorld, name: str, offset: str = "-1") -> list[Frame]:
-    """All frames of a closed stream."""
+    """Return all frames of a closed stream."""
     answer = await world.ask("GET", name, query=f"?offset={offset}&live=frames")
     assert answer.header("content-type") == FRAMES_TYPE
     return [decode(raw)[1] for raw in Splitter().feed(await rest_of(body_of(answer)))]

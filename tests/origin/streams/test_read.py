@@ -117,7 +117,7 @@ def now_ms() -> int:
 
 @asynccontextmanager
 async def origin(ledger: Ledger) -> AsyncIterator[ObjectRuntime]:
-    """The streams of one origin."""
+    """Yield the streams of one origin."""
     classes = {"stream": stream_class(StreamSettings(long_poll_s=0.1))}
     runtime = ObjectRuntime(ledger, classes, now_ms, os.urandom)
     try:

@@ -102,7 +102,7 @@ class Attempt(ABC):
         return await self._world.ledger.objects.list(ObjectKey("stream", self._name))
 
     async def held(self) -> bytes | None:
-        """What a reader sees; None if there is no stream."""
+        """Return what a reader sees; None if there is no stream."""
         answer = await self._world.ask("GET", self._name)
         if answer.status == 404:
             return None

@@ -68,7 +68,7 @@ class Receiver:
             yield
 
     async def post(self, count: int = 1) -> Post:
-        """The `count`-th request, when it has come."""
+        """Return the `count`-th request, when it has come."""
         async with asyncio.timeout(TIMEOUT_S), self._posted:
             await self._posted.wait_for(lambda: len(self.posts) >= count)
         return self.posts[count - 1]
@@ -172,7 +172,7 @@ class SubscriptionWorld:
         return {link["path"]: link["acked_offset"] for link in (await self.get(name))["streams"]}
 
     async def next_alarm_ms(self) -> int:
-        """When the next alarm is, once there is one that is not due already."""
+        """Return when the next alarm is, once there is one that is not due already."""
         async with asyncio.timeout(TIMEOUT_S):
             while (at_ms := await next_alarm_ms(self._store) or 0) <= self.clock.now:
                 await self.clock.parks.get()

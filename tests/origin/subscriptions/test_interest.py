@@ -47,7 +47,7 @@ IDS = st.sampled_from(["one", "two", "three"])
 
 
 def oracle(pattern: str) -> re.Pattern[str]:
-    """Every segment with a slash behind it, so that none is a special case."""
+    """Return every segment with a slash behind it, so that none is a special case."""
     parts = {"*": "[^/]+/", "**": "(?:[^/]+/)*"}
     return re.compile("".join(parts.get(p, re.escape(p) + "/") for p in pattern.split("/")))
 

@@ -49,7 +49,7 @@ def hook(receiver: Receiver, **fields: Any) -> dict[str, Any]:
 
 
 def ack_of(post: Post, *, done: bool = True, **more: Any) -> dict[str, Any]:
-    """What a receiver says that has worked through all that it was told of."""
+    """Return what a receiver says that has worked through all that it was told of."""
     said = post.json
     acks = [{"stream": s["path"], "offset": s["tail_offset"]} for s in said["streams"]]
     return {"wake_id": said["wake_id"], "generation": said["generation"], "acks": acks} | {
@@ -230,7 +230,7 @@ async def test_an_answer_that_says_done_acknowledges_what_was_told_and_no_more(
 
 
 def link(stream: dict[str, Any]) -> dict[str, Any]:
-    """How a stream that was told of is shown when all of it is acknowledged."""
+    """Return how a stream that was told of is shown when all of it is acknowledged."""
     return {"path": stream["path"], "link_type": "glob", "acked_offset": stream["tail_offset"]}
 
 
@@ -438,7 +438,7 @@ def holder(claim: Any, **more: Any) -> dict[str, Any]:
 
 
 async def wakes(world: SubscriptionWorld, count: int) -> list[Any]:
-    """The first events in the wake stream."""
+    """Return the first events in the wake stream."""
     async with asyncio.timeout(20):
         while len(items := await world.items("wake/pool")) < count:
             await world.clock.parks.get()

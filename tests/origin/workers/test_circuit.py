@@ -24,7 +24,7 @@ def opened() -> Circuit:
 
 
 def after_open(circuit: Circuit, now: float) -> float:
-    """When the trial may begin."""
+    """Return when the trial may begin."""
     return now + circuit.wait_s(0, now)
 
 

@@ -138,7 +138,7 @@ async def test_a_forked_worker_ends_as_one_that_was_started(
 
 
 async def stages_of_a_worker(launcher: Launcher, folder: Path) -> list[str]:
-    """What the start of one more worker of a model consists of."""
+    """Return what the start of one more worker of a model consists of."""
     ready: asyncio.Queue[Ready] = asyncio.Queue()
 
     async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

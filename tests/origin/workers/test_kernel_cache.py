@@ -54,7 +54,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def compile_into(script: Path, cache: KernelCache, *sizes: int) -> int:
-    """How many had to be compiled."""
+    """Return how many had to be compiled."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment[VARIABLE] = str(cache.folder)
     done = subprocess.run(

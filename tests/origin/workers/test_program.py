@@ -17,7 +17,7 @@ URL = "https://there.example/v1"
 
 
 def read(config: OriginConfig) -> tuple[str, OriginConfig]:
-    """The module, and what it reads."""
+    """Return the module, and what it reads."""
     module, settings = program(config)
     return module, OriginConfig.model_validate_json(settings)
 

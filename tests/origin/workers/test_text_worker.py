@@ -88,7 +88,7 @@ class Worker:
         return frame
 
     async def frames(self, run: int, count: int | None = None) -> list[Any]:
-        """The stream's frames to its end, or at least `count` of them."""
+        """Return the stream's frames to its end, or at least `count` of them."""
         while not self._has(run, count):
             step = await self._next()
             if isinstance(step, Begun):

@@ -77,7 +77,7 @@ class Supervisor:
         raise AssertionError("the worker went before it was ready")
 
     def emissions(self, run_id: int) -> Iterator[Emission]:
-        """The emissions of one run as they come, to its end."""
+        """Yield the emissions of one run as they come, to its end."""
         for frame in self.frames:
             if isinstance(frame, Load | Begun):
                 continue

@@ -46,7 +46,7 @@ def ended(index: int, reason: FinishReason = FinishReason.STOP, tokens: int = 5)
 
 
 def parsed(body: bytes) -> list[dict[str, Any]]:
-    """The events of a body, each with an event line that says its type."""
+    """Return the events of a body, each with an event line that says its type."""
     events = []
     for block in body.decode().split("\n\n")[:-1]:
         name, data = block.split("\n")

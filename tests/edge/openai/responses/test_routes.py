@@ -47,7 +47,7 @@ async def client(origin: ScriptedOrigin) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def opened(client: httpx.AsyncClient, origin: ScriptedOrigin, **body: Any) -> Open:
-    """What the origin is asked for by such a request."""
+    """Return what the origin is asked for by such a request."""
     answer = await client.post("/v1/responses", json={"model": "demo", **body})
     assert answer.status_code == 200, answer.text
     return next(frame for frame in origin.received if isinstance(frame, Open))

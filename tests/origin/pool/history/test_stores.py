@@ -44,7 +44,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 async def hours(store: HistoryStore) -> list[dict[str, int | str]]:
-    """What has been rolled up."""
+    """Return what has been rolled up."""
     keys = ("hour_ms", "model", "arrivals", "cold", "took_ms", "tokens")
     query = f"SELECT {', '.join(keys)} FROM arrival_hour ORDER BY hour_ms, model"
     return [dict(zip(keys, row, strict=True)) for row in await store.rows(query)]
