@@ -1,4 +1,4 @@
-"""Moving the WAL of an open ledger into its database, beside the writer.
+"""Checkpoints of the WAL of an open ledger, concurrently with the writer.
 
 A checkpoint runs in the background. A WAL under load never is moved as a whole that way, so it
 would never begin anew: the writer is asked for the last few pages. After a failure nothing of it
@@ -25,7 +25,7 @@ CHECKPOINT_PAGES = 4_096
 CHECKPOINT_REST_PAGES = 64
 """Maximum pages that the writer is asked to move itself."""
 PATIENT_WAL_PAGES = 3 * CHECKPOINT_PAGES
-"""During clean-up the writer is not asked for them before the WAL has so many pages."""
+"""Pages of the WAL from which on the writer moves the last ones during clean-up."""
 MAX_CHECKPOINT_PASSES = 5
 """Passes in the background, each of which has less to move than the one before."""
 
@@ -46,7 +46,7 @@ class Event(Enum):
     BEGUN = auto()
     NEARLY_MOVED = auto()
     STOPPED = auto()
-    """All is moved, or the rest has to wait: for a reader, for room on the disk, for ever."""
+    """Everything is moved, or the rest must wait: for a reader, for disk space, for ever."""
     FINISHED = auto()
 
 
@@ -61,13 +61,15 @@ NEXT = {
 
 
 class Finish(Enum):
-    """How a checkpoint is to end."""
+    """The way in which a checkpoint ends."""
 
     SOON = auto()
     """The writer moves the last pages, as soon as these are few."""
     LATE = auto()
-    """The same, once the WAL is long: the writer waits for the disk twice to do it, on the event
-    loop, and clean-up makes many checkpoints."""
+    """The same, but only if the WAL is long.
+
+    The writer waits for the disk twice, on the event loop, and clean-up makes many checkpoints.
+    """
     CUT = auto()
     """The writer moves the last pages and cuts the WAL file off, if no reader needs it."""
 
@@ -96,7 +98,7 @@ class Checkpointer:
         self._files = files
         self._writer = writer
         self._connection = connection
-        # A connection that has never read does not know of the WAL, and moves nothing.
+        # A connection that has never read does not know the WAL, and would move nothing.
         connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
         self._synced = synced
         self._thread = WorkThread("ledger-checkpoint")

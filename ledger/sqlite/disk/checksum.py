@@ -19,7 +19,7 @@ from tailrace.ledger.sqlite.storage import ObjectRow, StreamRow
 if TYPE_CHECKING:
     import apsw
 
-DAMAGED_HINT = "see to the disk; restore the file from a copy"
+DAMAGED_HINT = "check the disk, and restore the file from a backup"
 _MISMATCH = "does not match its checksum"
 
 _STREAM_TEXTS = ("recipe", "idempotency_key")
@@ -27,7 +27,7 @@ _OBJECT_TEXTS = ("kind", "name")
 
 
 def _columns(names: Sequence[str], texts: Sequence[str]) -> str:
-    """Texts as they lie there: what has rotted need not be UTF-8 any more."""
+    """Return stored texts as bytes, because damaged text may not be UTF-8."""
     return ", ".join(f"CAST({name} AS BLOB)" if name in texts else name for name in names)
 
 
@@ -54,7 +54,7 @@ def stream_crc(row: Sequence[object]) -> int:
 
 
 def add_functions(connection: apsw.Connection) -> None:
-    """Have a connection know the function that `restated` calls."""
+    """Register the SQL function that `restated` calls."""
     connection.create_scalar_function("restated", _restated, deterministic=True)
 
 
@@ -73,7 +73,7 @@ def crc_of(values: Sequence[object]) -> int:
     crc = 0
     for value in values:
         data = value if isinstance(value, bytes) else str(value).encode()
-        # The length, so that what one value has lost cannot be the beginning of the next.
+        # With the length, so that bytes cannot move from one value to the next.
         crc = zlib.crc32(data, zlib.crc32(b"%d " % len(data), crc))
     return crc
 

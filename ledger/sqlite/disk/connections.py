@@ -27,9 +27,9 @@ from tailrace.ledger.sqlite.encoding import upgraded_batch
 
 LEAST_SQLITE = (3, 51, 3)
 WAL_LIMIT_BYTES = 64 * 1024 * 1024
-"""The WAL file is cut back to this size when it begins anew."""
+"""Size to which the WAL file is truncated when it restarts."""
 RENEWED_BYTES = 1 << 16
-"""Bytes of the WAL that are written anew at once; SQLite's files take less than 128 KiB."""
+"""Bytes of the WAL that are rewritten at a time."""
 _TRANSIENT = (
     apsw.BusyError,
     apsw.LockedError,
@@ -41,9 +41,9 @@ _TRANSIENT = (
     apsw.FullError,
     MemoryError,
 )
-"""Errors of a read that do not say that the file is damaged: another try may succeed."""
+"""Errors of a read that are no sign of damage: a retry may succeed."""
 _DAMAGED_IO = (apsw.SQLITE_IOERR_DATA, apsw.SQLITE_IOERR_CORRUPTFS)
-"""I/O errors that do say it: a checksum below SQLite did not match."""
+"""I/O errors that are a sign of damage: a checksum below SQLite did not match."""
 
 log = structlog.get_logger("ledger")
 
@@ -149,7 +149,7 @@ def rewrite_wal(writer: apsw.Connection, vfs: str | None, frames: int, page_byte
 
 
 def skip_checkpoint_on_close(connection: apsw.Connection) -> None:
-    """Let it not move the WAL when it closes as the last one: some of that may not be durable."""
+    """Skip the checkpoint when the last connection closes: its pages may not be durable."""
     connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
 
 
@@ -200,7 +200,7 @@ class Lookups:
 
 
 class Snapshot:
-    """One connection that reads the state of one moment, until it is released.
+    """A connection that reads a snapshot until it is released.
 
     It writes nothing and moves nothing of the WAL, not even when it is the last one that closes.
     Its reads raise what those of `Lookups` raise.
@@ -209,7 +209,7 @@ class Snapshot:
     def __init__(self, path: Path) -> None:
         self._path = path
         flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
-        # Never immutable=1: that would look past the WAL.
+        # Never immutable=1, which would ignore the WAL.
         self.connection = apsw.Connection(f"file:{quote(str(path))}?mode=ro", flags=flags)
         self.connection.set_busy_timeout(BUSY_TIMEOUT_MS)
         skip_checkpoint_on_close(self.connection)
@@ -218,7 +218,7 @@ class Snapshot:
         return list(self.each(sql, values))
 
     def each(self, sql: str, values: Sequence[Any] = ()) -> Iterator[Any]:
-        """Yield the rows of a query that may give very many."""
+        """Yield the rows of a query with a large result."""
         try:
             self._begin()
             yield from self.connection.execute(sql, values)
@@ -245,7 +245,7 @@ class Snapshot:
         return max(0, frames)
 
     def release(self) -> None:
-        """Let go of the moment: what is read next is of a later one."""
+        """Release the snapshot; later reads use a new one."""
         if self.connection.in_transaction:
             self.connection.execute("ROLLBACK")  # a broken page may be in the way of a COMMIT
 
@@ -258,7 +258,7 @@ class Snapshot:
 
 
 class Reads(Protocol):
-    """How the queries of a ledger file are made: by `Lookups` or by a `Snapshot`."""
+    """The interface of queries of a ledger file: `Lookups` or a `Snapshot`."""
 
     def look(self, sql: str, values: Sequence[Any]) -> list[Any]: ...
 
@@ -271,7 +271,7 @@ READ_ERRORS = (apsw.Error, MemoryError, UnicodeDecodeError)
 
 
 def read_error(path: Path, error: Exception) -> TailraceError:
-    """Return the error of a read as one of ours."""
+    """Convert the error of a read."""
     passes = isinstance(error, _TRANSIENT)
     if getattr(error, "extendedresult", None) in _DAMAGED_IO:
         passes = False

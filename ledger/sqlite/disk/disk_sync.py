@@ -1,4 +1,4 @@
-"""Waiting for the disk from an event loop: one file, one sync under way at a time.
+"""Syncs of a file from an event loop, one at a time.
 
 Linux is told by `io_submit` (IOCB_CMD_FDSYNC, since 4.18) and tells of the end by an eventfd
 that the loop watches anyway. So no thread of ours has to wake, get hold of the interpreter,
@@ -36,14 +36,14 @@ _IOCB = struct.Struct("<QIIHhIQQqQII")
 _EVENT = struct.Struct("<QQqq")  # data, iocb, result, result2
 
 Failed = Callable[[OSError], Exception]
-"""Makes of a failed sync the error that those who wait are to have."""
+"""Converts the OSError of a failed sync into the error for its waiters."""
 
 
 class DiskSync(Protocol):
-    """Makes what was written to a file so far survive the loss of power."""
+    """Makes earlier writes to a file survive a power cut."""
 
     def begin(self) -> asyncio.Future[None]:
-        """Done once it does; its error is what `Failed` made of an OSError."""
+        """Return a future that is done when the file is synced; its error comes from `Failed`."""
 
     async def close(self) -> None: ...
 
@@ -86,7 +86,7 @@ class ThreadSync:
 
 
 class KernelSync:
-    """`fdatasync` by the kernel's own threads. OSError where there is no such thing.
+    """`fdatasync` by the kernel's own threads; raises OSError if it is not supported.
 
     It closes the descriptor in the end.
     """
@@ -131,7 +131,7 @@ class KernelSync:
         os.close(self._descriptor)
 
     def _probe(self) -> None:
-        """One sync that is waited for: not every file system has it."""
+        """Try one sync, because not every file system supports it."""
         self._queue.submit(self._requests)
         self._result(at_least=1)
         os.eventfd_read(self._ended)

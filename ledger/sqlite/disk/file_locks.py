@@ -1,4 +1,4 @@
-"""Locks that keep other processes away from a ledger's file, by whatever name they come."""
+"""Locks that keep other processes from a ledger's file, whatever path they use."""
 
 from __future__ import annotations
 

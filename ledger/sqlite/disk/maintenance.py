@@ -21,12 +21,12 @@ from tailrace.ledger.sqlite.disk.wal import Wal
 from tailrace.ledger.sqlite.storage import Commit, Sizes
 
 RECLAIM_BYTES = 128 * 1024
-"""Bytes of segments that are taken away in one slice; one segment alone may have more."""
+"""Maximum bytes of segments deleted in a slice; a single segment may have more."""
 
 COUNTED_STREAMS = 256
-"""Streams whose segments are counted at once, so that readers need not wait for long,"""
+"""Streams whose segments are counted at a time, so that readers need not wait for long."""
 COUNTED_OBJECTS = 1_024
-"""or objects whose values are."""
+"""Objects whose values are counted at a time."""
 
 log = structlog.get_logger("ledger")
 

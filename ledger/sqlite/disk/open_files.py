@@ -39,12 +39,12 @@ class OpenFiles:
         cure = f"free space on the disk of {self._path.parent}"
         self.failure = LedgerFailed(
             f"{self._path}: {error}",
-            hint=f"{cure if is_full(error) else 'see to the disk'}, then start the origin again",
+            hint=f"{cure if is_full(error) else 'check the disk'}, then start the origin again",
         )
         return self.failure
 
     def check_names(self) -> None:
-        """Fail if a file was moved or deleted, because nobody would find what is written."""
+        """Fail if a file was moved or deleted, because later openers would not find new data."""
         for path, number in self._numbers.items():
             found = None
             with suppress(OSError):  # whatever the reason, nobody finds it by that name

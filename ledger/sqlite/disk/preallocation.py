@@ -1,4 +1,4 @@
-"""Room on the disk for a file before it is written."""
+"""Reserve disk space for a file before it is written."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ def fill(path: Path, size: int) -> None:
 
 
 def reserve(path: Path, size: int) -> None:
-    """Have the disk keep room for a file of `size` bytes; the file stays as long as it is.
+    """Reserve disk space for a file of `size` bytes without changing its length.
 
-    OSError where the disk has no such room, or the file system cannot do that.
+    Raises:
+        OSError: The disk has no space, or the file system does not support it.
     """
     if sys.platform != "linux":
         raise OSError(errno.ENOSYS, "no fallocate here")

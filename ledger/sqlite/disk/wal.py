@@ -18,9 +18,9 @@ from tailrace.ledger.sqlite.disk.wal_mark import (
 
 WAL_PAGE_BYTES = 4_096 + WAL_FRAME_HEADER_BYTES
 WAL_BYTES = CHECKPOINT_PAGES * WAL_PAGE_BYTES
-"""The usual size of the WAL."""
+"""Usual size of the WAL in bytes."""
 CUT_ABOVE_BYTES = 32 * 1024 * 1024
-"""A WAL file up to it is written over again, which is cheaper than to let it grow anew."""
+"""Maximum size of a WAL file that is overwritten, which is cheaper than growing it again."""
 WAL_DISK_SHARE = 1 / 4
 """Maximum share of the free space of the disk that the WAL is given before it is needed."""
 STAT_BLOCK_BYTES = 512
@@ -43,7 +43,7 @@ class Wal:
     ) -> None:
         self.path = Path(writer.filename_wal)  # there as long as a connection is
         self.written_bytes = 0
-        """Bytes that commits have written to it since it was opened."""
+        """Bytes that commits have written to the WAL since it was opened."""
         self.filled = False
         """True once it has its usual size, so that to sync it takes no longer than it must."""
         self._checkpointer = checkpointer
@@ -58,7 +58,7 @@ class Wal:
 
     @property
     def room_bytes(self) -> int:
-        """Bytes that it can take within the blocks that it has on the disk.
+        """Bytes that fit into the blocks that the WAL has on the disk.
 
         A WAL that has been moved as a whole begins anew with the next commit.
         """
@@ -70,18 +70,18 @@ class Wal:
         return 0
 
     async def checkpoint(self, *, cut: bool) -> None:
-        """Move it into the database; with `cut` a long file is cut off by the next commit."""
+        """Checkpoint the WAL; with `cut` the next commit truncates a long file."""
         await self._checkpointer.checkpoint(cut=cut and self.size_bytes > CUT_ABOVE_BYTES)
 
     def finish_checkpoint(self) -> None:
-        """Move the last pages by the writer, which has been asked to."""
+        """Finish a checkpoint by the writer."""
         if self._checkpointer.is_cutting:
             self._mark.clear()
         if self._checkpointer.finish():
             self._reserve()
 
     def fill(self) -> None:
-        """Give it its usual size before the first commit that waits for the disk.
+        """Extend the WAL to its usual size before the first commit that waits for the disk.
 
         SQLite takes zeros behind the end of its WAL for what they are, nothing.
         """
@@ -99,7 +99,7 @@ class Wal:
         return apsw.SQLITE_OK
 
     def _reserve(self) -> None:
-        """Keep room for its usual size, for the day on which something fills the disk.
+        """Reserve disk space for the WAL's usual size, in case the disk becomes full.
 
         Then running streams still have somewhere to end.
         """
@@ -108,7 +108,7 @@ class Wal:
                 reserve(self.path, WAL_BYTES)
 
     def _may_grow(self) -> bool:
-        """Return True if it may be given room that nothing needs yet."""
+        """Return True if the WAL may reserve space that it does not need yet."""
         if not self._has_disk:
             return False
         wal, disk = self.path.stat(), os.statvfs(self.path)
