@@ -21,7 +21,7 @@ from tailrace.edge.origins.relay import LinkState, Relay, Route
 from tailrace.ledger.errors import OriginUnreachable, TailraceError
 from tailrace.ledger.flow.backoff import Backoff
 from tailrace.ledger.flow.circuit_breaker import CircuitState
-from tailrace.ledger.flow.idle_timer import Silence
+from tailrace.ledger.flow.idle_timer import IdleTimer
 from tailrace.ledger.frame import Splitter
 from tailrace.ledger.links.transport import Credentials, LinkAddress, dial
 
@@ -47,7 +47,7 @@ class Connection(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self.origin = origin
         self.lost: asyncio.Future[Exception | None] = loop.create_future()
-        self.silence = Silence(loop.time())
+        self.silence = IdleTimer(loop.time())
         self._splitter = Splitter()
         self._transport: asyncio.Transport | None = None
 

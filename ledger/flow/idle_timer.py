@@ -10,7 +10,7 @@ be waiting in the socket.
 """
 
 
-class Silence:
+class IdleTimer:
     """The silence of one peer since `now`; call `broken` whenever the peer sends something."""
 
     def __init__(self, now: float, longest_look_s: float = LONGEST_LOOK_S) -> None:

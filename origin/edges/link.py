@@ -21,7 +21,7 @@ from tailrace.ledger.errors import (
     Unavailable,
 )
 from tailrace.ledger.flow.credit_window import Window
-from tailrace.ledger.flow.idle_timer import Silence
+from tailrace.ledger.flow.idle_timer import IdleTimer
 from tailrace.ledger.frame import (
     EDGE,
     LINK_CODEC,
@@ -103,7 +103,7 @@ class EdgeLink(asyncio.Protocol):
         self._hello: Hello | None = None
         self._greeted = False
         self._deadline: asyncio.TimerHandle | None = None  # deadline of the greeting
-        self._silence = Silence(0.0, LONGEST_LOOK_S)
+        self._silence = IdleTimer(0.0, LONGEST_LOOK_S)
         self._patience_s = 0.0  # 0: the edge has not stated any
         self._feeds: dict[int, Feed] = {}
         self._calls: dict[int, CallRun[Any]] = {}
@@ -335,7 +335,7 @@ class EdgeLink(asyncio.Protocol):
         self._splitter.max_frame_bytes = MAX_LINK_FRAME_BYTES
         if self._deadline is not None:
             self._deadline.cancel()
-        self._silence = Silence(asyncio.get_running_loop().time(), LONGEST_LOOK_S)
+        self._silence = IdleTimer(asyncio.get_running_loop().time(), LONGEST_LOOK_S)
         self._links.add(self)
         self.send(encode(self._service.heartbeat()))
 

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import httpx
 
 from tailrace.ledger.errors import Unavailable
-from tailrace.ledger.flow.idle_timer import LONGEST_LOOK_S, Silence
+from tailrace.ledger.flow.idle_timer import LONGEST_LOOK_S, IdleTimer
 from tailrace.ledger.frame import SAMPLING, FinishReason
 from tailrace.origin.config import OriginConfig
 from tailrace.origin.generations.admission import ALL_THERE_IS
@@ -198,7 +198,7 @@ class UpstreamCall:
         self._body = body
         self._config = config
         self._patience_s = 0.0
-        self._silence = Silence(0.0)
+        self._silence = IdleTimer(0.0)
         self._timer: asyncio.TimerHandle | None = None
         # our number and the id of each call, by the server's number
         self._calls: dict[int, tuple[int, str]] = {}
@@ -291,7 +291,7 @@ class UpstreamCall:
         """Set the timeout for a silent server from now on."""
         self._patience_s = seconds
         look_s = min(seconds / LOOKS, LONGEST_LOOK_S)
-        self._silence = Silence(asyncio.get_running_loop().time(), look_s)
+        self._silence = IdleTimer(asyncio.get_running_loop().time(), look_s)
 
     async def _within(self, step: Awaitable[T]) -> T:
         """Return the step's result.
