@@ -47,7 +47,7 @@ from tailrace.ledger.errors import (
     Unauthorized,
 )
 from tailrace.ledger.flow.backoff import spread_ms
-from tailrace.ledger.flow.token_bucket import Bucket
+from tailrace.ledger.flow.token_bucket import TokenBucket
 from tailrace.ledger.frame import STREAM_PATH, Caller
 
 ANY_ORIGIN = "*"
@@ -268,7 +268,7 @@ class Authenticator:
     ring: KeyRing | None
     clock: Callable[[], float]
     now: Callable[[], datetime]
-    _buckets: dict[str, Bucket] = field(default_factory=dict)
+    _buckets: dict[str, TokenBucket] = field(default_factory=dict)
     _under_way: Counter[str] = field(default_factory=Counter)
 
     def admit(self, head: Head, *, has_token: bool = False) -> Grant:
@@ -332,7 +332,7 @@ class Authenticator:
             quotas.append(concurrency_quota(most, under_way, after_ms / 1000))
         if rate is not None:
             size = burst(rate)
-            bucket = self._buckets.setdefault(tenant, Bucket(rate, size, now))
+            bucket = self._buckets.setdefault(tenant, TokenBucket(rate, size, now))
             bucket.set_rate(rate, size, now)
             wait_s = bucket.take(1, now) if refusal is None else 0.0
             reset_s = bucket.full_in_s(now)

@@ -24,7 +24,7 @@ from tailrace.edge.server.deadlines import Deadline
 from tailrace.edge.server.dispatch import RequestDispatcher
 from tailrace.edge.server.interfaces import UNSENT_BYTES, Headers, Request
 from tailrace.ledger.errors import CallerError, TailraceError
-from tailrace.ledger.flow.token_bucket import Bucket
+from tailrace.ledger.flow.token_bucket import TokenBucket
 
 MAX_RESETS = 200
 """Maximum burst of requests that a client resets, which cost more to undo than to send."""
@@ -58,8 +58,8 @@ class Http3:
         self.mark_dirty = mark_dirty
         self.blocked: dict[Http3Stream, None] = {}  # responses that wait for room
         self._streams: dict[int, Http3Stream] = {}
-        self._resets = Bucket(RESETS_PER_S, MAX_RESETS, 0.0)
-        self._refused = Bucket(REFUSED_PER_S, MAX_REFUSED, 0.0)
+        self._resets = TokenBucket(RESETS_PER_S, MAX_RESETS, 0.0)
+        self._refused = TokenBucket(REFUSED_PER_S, MAX_REFUSED, 0.0)
         self._draining = False
 
     @property

@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import secrets
 
-from tailrace.ledger.flow.token_bucket import Bucket
+from tailrace.ledger.flow.token_bucket import TokenBucket
 
 TOKEN_BYTES = 16
 MIN_TRIGGER_BYTES = 22
@@ -32,7 +32,7 @@ class StatelessResets:
 
     def __init__(self, secret: bytes) -> None:
         self._key = hmac.digest(secret, b"tailrace QUIC stateless reset", hashlib.sha256)
-        self._bucket: Bucket | None = None
+        self._bucket: TokenBucket | None = None
 
     def token(self, cid: bytes) -> bytes:
         """Return the token that a client gets together with a connection id."""
@@ -43,7 +43,7 @@ class StatelessResets:
         if len(datagram) < MIN_TRIGGER_BYTES or datagram[0] & _KIND != _SHORT:
             return None
         if self._bucket is None:
-            self._bucket = Bucket(RESETS_PER_S, RESETS_PER_S, now)
+            self._bucket = TokenBucket(RESETS_PER_S, RESETS_PER_S, now)
         if self._bucket.take(1, now) > 0:
             return None
         size = min(len(datagram) - 1, MAX_RESET_BYTES)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Bucket:
+class TokenBucket:
     """A bucket that fills at `rate` per second up to `most`; full at `now` (in seconds)."""
 
     def __init__(self, rate: float, most: float, now: float) -> None:

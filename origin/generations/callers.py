@@ -33,7 +33,7 @@ from tailrace.ledger.errors import (
     Unauthorized,
     unknown_stream,
 )
-from tailrace.ledger.flow.token_bucket import Bucket
+from tailrace.ledger.flow.token_bucket import TokenBucket
 from tailrace.ledger.interface import Ledger, StreamInfo, StreamKind
 from tailrace.ledger.links.rights import OF_A_STREAM, Right
 from tailrace.ledger.process.durable_file import OWNER_MODE, create_file
@@ -269,7 +269,7 @@ class Allowances:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._buckets: dict[str, Bucket] = {}
+        self._buckets: dict[str, TokenBucket] = {}
 
     def admit(self, caller: Caller | None, streams: int, unfinished: int) -> None:
         """Let in so many more streams of the caller's tenant, which has so many unfinished ones.
@@ -290,7 +290,7 @@ class Allowances:
             self._buckets.pop(caller.tenant, None)
             return
         most = rate * BURST_S
-        bucket = self._buckets.setdefault(caller.tenant, Bucket(rate, most, now))
+        bucket = self._buckets.setdefault(caller.tenant, TokenBucket(rate, most, now))
         bucket.set_rate(rate, most, now)
         wait_s = bucket.take(min(1.0, most), now)
         if wait_s > 0:
