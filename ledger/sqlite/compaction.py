@@ -102,7 +102,7 @@ def take_run(rows: Sequence[SegmentRow], at: int, until: int | None) -> SegmentR
 # ---- packing ----
 
 
-class Packer:
+class Compactor:
     """The compaction of a ledger; `sweep` does the pending work."""
 
     def __init__(

@@ -39,7 +39,7 @@ from tailrace.ledger.interface import (
     taken_id,
 )
 from tailrace.ledger.sqlite.commit_log import Log, Recovery
-from tailrace.ledger.sqlite.compaction import Packer
+from tailrace.ledger.sqlite.compaction import Compactor
 from tailrace.ledger.sqlite.disk.disk_sync import SyncOf, sync_of
 from tailrace.ledger.sqlite.disk.file import SqliteFile
 from tailrace.ledger.sqlite.group import Group, GroupCommit
@@ -74,7 +74,7 @@ class SqliteLedger:
         self._retention = Retention(self._residents, storage, self._commits, retention, now_ms)
         self.objects = SqliteObjects(self._residents, storage, self._commits, self._retention)
         self._replay = Replay(storage)
-        self._packer = Packer(self._residents, storage, self._commits, retention, now_ms)
+        self._packer = Compactor(self._residents, storage, self._commits, retention, now_ms)
         self._sweeping = asyncio.Lock()
 
     @classmethod

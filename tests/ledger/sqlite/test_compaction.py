@@ -15,7 +15,7 @@ from tailrace.ledger.sqlite.compaction import (
     COLD_BYTES,
     COLD_FRAMES,
     RUN_SEGMENTS,
-    Packer,
+    Compactor,
     SegmentRun,
     take_run,
 )
@@ -210,16 +210,16 @@ async def test_a_stream_that_is_deleted_while_it_is_packed_leaves_nothing(
     async with opened(tmp_path, clock) as ledger:
         held = await fill(ledger)
         streams = list(held)
-        pack = Packer._pack
+        pack = Compactor._pack
 
-        async def delete_first(self: Packer, run: SegmentRun, name: str) -> None:
+        async def delete_first(self: Compactor, run: SegmentRun, name: str) -> None:
             sid = run.rows[0].sid
             if sid <= 5:
                 await ledger.delete(streams[sid - 1])
                 del held[streams[sid - 1]]
             await pack(self, run, name)
 
-        monkeypatch.setattr(Packer, "_pack", delete_first)
+        monkeypatch.setattr(Compactor, "_pack", delete_first)
         clock.pass_s(COLD_AFTER_S)
         await ledger.expire()
         for stream in streams[:5]:
