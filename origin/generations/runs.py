@@ -256,7 +256,10 @@ class Runs(Owner):
 
     async def _assign(self) -> None:
         """Hand over what a worker may take; again, because one that is dropped makes way."""
-        while placed := self.table.place(self.models.ready_slots(), self.models.may_take):
+        while self.table.has_waiting:  # after most steps of a worker nothing is
+            placed = self.table.place(self.models.ready_slots(), self.models.may_take)
+            if not placed:
+                return
             # Whoever waits may be cancelled as its worker goes; streams of others are handed over.
             await asyncio.shield(self._hand_over_all(placed))
 

@@ -165,6 +165,11 @@ class StreamTable:
         self.add(stream)
         self._waiting.append(stream)
 
+    @property
+    def has_waiting(self) -> bool:
+        """Return True if any stream waits for a worker."""
+        return bool(self._waiting)
+
     def is_waiting(self, stream: GeneratedStream) -> bool:
         return stream in self._waiting
 
