@@ -64,7 +64,7 @@ class Tail:
     gone: bool = False
     frames: list[bytes] = field(default_factory=list)
     ids: list[tuple[int, ...]] = field(default_factory=list)
-    extras: list[bytes] = field(default_factory=list)
+    extras: dict[int, bytes] = field(default_factory=dict)  # by index: few records have any
     unstored_bytes: int = 0
     oldest_seq: int = 0  # log row of the frame at `stored`
     used: bool = True  # since the last sweep, also if `swept` differs
@@ -118,7 +118,8 @@ class Tail:
         self.accepted = index + 1
         self.frames.append(frame)
         self.ids.append(ids)
-        self.extras.append(extra)
+        if extra:
+            self.extras[index] = extra
         self.unstored_bytes = unstored
         return size
 
@@ -144,7 +145,8 @@ class Tail:
         self.unstored_bytes -= sum(len(frame) for frame in self.frames[keep:])
         if len(self.frames) > keep:
             self.end_accepted = False  # only the last frame can be an end
-        del self.frames[keep:], self.ids[keep:], self.extras[keep:]
+        del self.frames[keep:], self.ids[keep:]
+        self._keep_extras(self.first, accepted)
         self.accepted = accepted
 
     # ---- reading ----
@@ -170,7 +172,8 @@ class Tail:
         if frames is None:
             return None
         begin = start - self.first
-        return list(map(Record, frames, self.ids[begin:], self.extras[begin:]))
+        extras = [self.extras.get(start + at, b"") for at in range(len(frames))]
+        return list(map(Record, frames, self.ids[begin:], extras))
 
     @property
     def ended(self) -> bool:
@@ -199,7 +202,10 @@ class Tail:
         rows = []
         for begin, end in pairwise([*cuts, len(self.frames)]):
             frames, ids = self.frames[begin:end], self.ids[begin:end]
-            blob = pack_segment(frames, ids, self.extras[begin:end])
+            extras: list[bytes] = []
+            if self.extras:
+                extras = [self.extras.get(self.first + at, b"") for at in range(begin, end)]
+            blob = pack_segment(frames, ids, extras)
             rows.append(SegmentRow(self.sid, self.first + begin, end - begin, PLAIN, blob))
         return rows
 
@@ -211,8 +217,8 @@ class Tail:
         probably up to date, and there may be very many such streams.
         """
         keep_from = self.stored if self.watchers and self.ripe else until
-        for column in (self.frames, self.ids, self.extras):
-            del column[: keep_from - self.first]
+        del self.frames[: keep_from - self.first], self.ids[: keep_from - self.first]
+        self._keep_extras(keep_from, self.accepted)
         self.first, self.stored = keep_from, until
         before = self.unstored_bytes
         self.unstored_bytes = sum(len(frame) for frame in self.frames[until - keep_from :])
@@ -222,8 +228,12 @@ class Tail:
     def skip(self, until: int) -> None:
         """Continue at index `until` with an empty tail: earlier frames are stored or lost."""
         self.stored_bytes += self.unstored_bytes
-        self.frames, self.ids, self.extras, self.unstored_bytes = [], [], [], 0
+        self.frames, self.ids, self.extras, self.unstored_bytes = [], [], {}, 0
         self.first = self.stored = self.released = self.accepted = until
+
+    def _keep_extras(self, begin: int, end: int) -> None:
+        if self.extras:
+            self.extras = {at: extra for at, extra in self.extras.items() if begin <= at < end}
 
     def was_used(self) -> bool:
         """Return True if the tail was appended to or read since the last call."""

@@ -48,12 +48,13 @@ class Made(NamedTuple):
         """Return them as appends; how a stream fared is stored beside its StreamEnd."""
         streams, made = self.streams, self.emissions
         extras = [b""] * len(streams)
-        for at, (stream, frame) in enumerate(zip(streams, made.frames, strict=True)):
-            ends = frame[TAG_OFFSET] == END
-            if not (ends or at in made.steered or stream.new_engine):
-                continue  # as nearly every token
+        # Nearly every token has none of the three.
+        some = {at for at, frame in enumerate(made.frames) if frame[TAG_OFFSET] == END}
+        some |= {at for at, stream in enumerate(streams) if stream.new_engine}
+        for at in sorted(some | made.steered.keys()):
+            stream = streams[at]
             life: tuple[int | None, ...] = ()
-            if ends:
+            if made.frames[at][TAG_OFFSET] == END:
                 others = streams.count(stream) - 1
                 life = life_numbers(stream.progress.life(stream.epoch - 1, now, others))
             extras[at] = RecordExtra(made.steered.get(at, ()), stream.new_engine, life).pack()
@@ -292,16 +293,17 @@ class StreamTable:
         ended: list[tuple[GeneratedStream, bytes]] = []
         emissions = made.emissions
         columns = emissions.runs, emissions.indexes, emissions.ids, emissions.frames
-        for at, (stream, run, index, ids, frame) in enumerate(
-            zip(made.streams, *columns, strict=True)
-        ):
+        for at, spans in emissions.steered.items():
+            stream = made.streams[at]
+            if stream.slot is slot and stream.run == emissions.runs[at]:
+                for span in spans:
+                    stream.steering.confirm(span.count)
+        for stream, run, index, ids, frame in zip(made.streams, *columns, strict=True):
             if stream.slot is not slot or stream.run != run:
                 continue  # it has been taken off meanwhile
             if not stream.standing.proven:
                 stream.standing.prove()
             allowances.charge(stream.recipe.tenant, len(ids))
-            for span in emissions.steered.get(at, ()):
-                stream.steering.confirm(span.count)
             stream.progress.released(index, len(ids), now)
             self.touch(stream)
             if frame[TAG_OFFSET] == END:
