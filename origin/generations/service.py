@@ -314,31 +314,52 @@ class Service:
         return info, rights_on(request.stream, tenant, request.caller, voucher, right)
 
     async def call(self, call: Call) -> ObjectResponse:
-        """Hand a request to its object, if the caller may read what that shows."""
+        """Send an edge's request to the handler of its class: see `_HANDLERS`."""
         if call.method not in CALL_METHODS:
             raise CallerError("no such method", code="method_not_allowed", status=405)
-        request = _request(call)
-        if call.object == "stream":
-            stream = generation_id(call.name)
-            if stream is not None and await self._is_generation(stream, call, request):
-                return await self._read(stream, object_key(call), request)
-            check_right(call.caller, _right_to(call.method))
-        elif call.object == CHAT:
-            check_right(call.caller, Right.READ if call.method == "GET" else Right.GENERATE)
-        elif call.object == OPERATOR:
-            check_right(call.caller, Right.ADMIN)
-            return await self.desk(call.name, request)
-        elif call.object == HINT and call.caller is None:
-            return self._hinted(call)
-        elif call.object == DEPLOYMENT and call.caller is None:
-            return await self.objects.deploy(call.name, request)
-        elif "/" in call.object:
-            check_right(call.caller, _right_to(call.method))
-            kind, name = self.objects.kind_of(call.object), name_of(call.caller, call.name)
-            return await self.objects.fetch(ObjectKey(kind, name), request)
-        elif call.caller is not None:
+        own = Service._call_own if "/" in call.object else Service._refuse_class
+        return await _HANDLERS.get(call.object, own)(self, call, _request(call))
+
+    async def _call_stream(self, call: Call, request: ObjectRequest) -> ObjectResponse:
+        stream = generation_id(call.name)
+        if stream is not None and await self._is_generation(stream, call, request):
+            return await self._read(stream, ObjectKey(call.object, call.name), request)
+        check_right(call.caller, _right_to(call.method))
+        return await self._fetch(ObjectKey(call.object, call.name), call, request)
+
+    async def _call_chat(self, call: Call, request: ObjectRequest) -> ObjectResponse:
+        check_right(call.caller, Right.READ if call.method == "GET" else Right.GENERATE)
+        return await self._fetch(ObjectKey(CHAT, call.name), call, request)
+
+    async def _call_subscription(self, call: Call, request: ObjectRequest) -> ObjectResponse:
+        if call.caller is not None:
             raise no_subscriptions()
-        key = object_key(call)
+        return await self._fetch(object_of(call.name), call, request)
+
+    async def _call_operator(self, call: Call, request: ObjectRequest) -> ObjectResponse:
+        check_right(call.caller, Right.ADMIN)
+        return await self.desk(call.name, request)
+
+    async def _call_hint(self, call: Call, request: ObjectRequest) -> ObjectResponse:
+        _require_edge(call)
+        return self._hinted(call)
+
+    async def _call_deployment(self, call: Call, request: ObjectRequest) -> ObjectResponse:
+        _require_edge(call)
+        return await self.objects.deploy(call.name, request)
+
+    async def _call_own(self, call: Call, request: ObjectRequest) -> ObjectResponse:
+        """Call an object of a class that a deployment binds: SCRIPT/CLASS."""
+        check_right(call.caller, _right_to(call.method))
+        return await self._fetch(
+            ObjectKey(self.objects.kind_of(call.object), call.name), call, request
+        )
+
+    async def _refuse_class(self, call: Call, request: ObjectRequest) -> ObjectResponse:
+        raise _no_class(call)
+
+    async def _fetch(self, key: ObjectKey, call: Call, request: ObjectRequest) -> ObjectResponse:
+        """Send a request to the object of this name among those of the caller's tenant."""
         return await self.objects.fetch(
             ObjectKey(key.kind, name_of(call.caller, key.name)), request
         )
@@ -455,13 +476,25 @@ def _request(call: Call | ObjectCall) -> ObjectRequest:
     return ObjectRequest(call.method, call.url, headers, call.body)
 
 
-def object_key(call: Call) -> ObjectKey:
-    """The object that a Call is for; NotFound for a class that edges have no business with."""
-    if call.object in ("stream", CHAT):
-        return ObjectKey(call.object, call.name)
-    if call.object == SUBSCRIPTION:
-        return object_of(call.name)
-    raise NotFound(f"no objects of class {call.object!r}")
+def _require_edge(call: Call) -> None:
+    """Refuse a Call that an edge makes for somebody else, to a class that is for edges alone."""
+    if call.caller is not None:
+        raise _no_class(call)
+
+
+def _no_class(call: Call) -> NotFound:
+    return NotFound(f"no objects of class {call.object!r}")
+
+
+_HANDLERS: dict[str, Callable[[Service, Call, ObjectRequest], Awaitable[ObjectResponse]]] = {
+    "stream": Service._call_stream,
+    CHAT: Service._call_chat,
+    SUBSCRIPTION: Service._call_subscription,
+    OPERATOR: Service._call_operator,
+    HINT: Service._call_hint,
+    DEPLOYMENT: Service._call_deployment,
+}
+"""The handlers of Calls, by the class that they name; the operator's classes are SCRIPT/CLASS."""
 
 
 def _choice(recipe: Recipe, nth: int) -> Recipe:
