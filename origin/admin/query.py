@@ -18,9 +18,7 @@ Document = dict[str, Any]
 def require(method: str, wanted: str) -> None:
     """Raise CallerError (405) for any other method."""
     if method != wanted:
-        raise CallerError(
-            "not a method of this", code="method_not_allowed", status=405, hint=wanted
-        )
+        raise CallerError("method not allowed", code="method_not_allowed", status=405, hint=wanted)
 
 
 def parse_body(kind: type[T], body: bytes) -> T:
@@ -46,13 +44,15 @@ class Query:
     def word(self, name: str, words: Collection[str], default: str) -> str:
         text = self.text(name, default)
         if text != default and text not in words:
-            raise CallerError(f"{text!r} is none of them", field=name, hint=", ".join(words))
+            hint = "one of " + ", ".join(words)
+            raise CallerError(f"{text!r} is not valid", field=name, hint=hint)
         return text
 
     def number(self, name: str, default: int, most: int, least: int = 0) -> int:
         text = self.text(name, str(default))
         if not (text.isascii() and text.isdecimal() and least <= int(text) <= most):
-            raise CallerError(f"{text!r}", field=name, hint=f"a number from {least} to {most}")
+            hint = f"a number from {least} to {most}"
+            raise CallerError(f"{text!r} is not valid", field=name, hint=hint)
         return int(text)
 
     def flag(self, name: str) -> bool:

@@ -134,7 +134,9 @@ def _tool_use(request: Open, reader: PromptReader | None) -> ToolUse | None:
     if tools.only is not None and (
         not forced or tools.only not in [function["name"] for function in functions]
     ):
-        raise CallerError(f"requires {tools.only!r}, which is none of them", field="tools")
+        raise CallerError(
+            f"requires {tools.only!r}, which is not one of the functions", field="tools"
+        )
     if request.prompt is not None:
         raise CallerError("go with messages, not with a prompt", field="tools")
     return ToolUse(

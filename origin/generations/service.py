@@ -372,7 +372,7 @@ class Service:
         """A model may soon be asked for."""
         if call.name not in TOLD_BY_EDGES:
             hint = ", ".join(one.value for one in TOLD_BY_EDGES)
-            raise CallerError(f"{call.name!r} is no hint", field="name", hint=hint)
+            raise CallerError(f"{call.name!r} is not a hint", field="name", hint=hint)
         self._hint(Hint(call.name), call.body.decode(errors="replace"))
         return ObjectResponse(204)
 

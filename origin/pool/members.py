@@ -83,7 +83,7 @@ def _time(hour: int, minute: int, span: str, field: str) -> time:
         return time(0, 0)
     if hour > 23 or minute > 59:
         wrong = f"{hour:02}:{minute:02} in {span!r}"
-        raise CallerError(f"{wrong} is no time of day", field=field, hint="00:00 to 24:00")
+        raise CallerError(f"{wrong} is not a time of day", field=field, hint="00:00 to 24:00")
     return time(hour, minute)
 
 
@@ -95,7 +95,7 @@ def _days(text: str, field: str) -> list[int]:
         ends = part.split("-")
         if len(ends) > 2 or any(one not in DAYS for one in ends):
             hint = f"daily, or of {', '.join(DAYS)}, with commas and hyphens"
-            raise CallerError(f"{part!r} is no day", field=field, hint=hint)
+            raise CallerError(f"{part!r} is not a day", field=field, hint=hint)
         first, last = DAYS.index(ends[0]), DAYS.index(ends[-1])
         found += [day % 7 for day in range(first, last + 7 * (last < first) + 1)]
     return found

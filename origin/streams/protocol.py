@@ -162,7 +162,7 @@ def error_answer(error: TailraceError, *headers: tuple[str, str]) -> ObjectRespo
 
 def not_allowed(methods: str) -> ObjectResponse:
     """Return the answer to a method that a stream does not support (RFC 9110, 15.5.6)."""
-    error = CallerError("not a method of this stream", code="method_not_allowed", status=405)
+    error = CallerError("method not allowed for this stream", code="method_not_allowed", status=405)
     return error_answer(error, (ALLOW, methods))
 
 

@@ -212,4 +212,4 @@ def _parse_live(text: str | None) -> Live | None:
         return None if text is None else Live(text)
     except ValueError:
         words = ", ".join(live.value for live in Live)
-        raise CallerError("no way to wait", field="live", hint=f"one of {words}") from None
+        raise CallerError("unknown live mode", field="live", hint=f"one of {words}") from None

@@ -352,7 +352,7 @@ class Subscription(DurableObject):
             }
             return _json(409, {"error": error})
         if standing.phase is Phase.IDLE:
-            raise Conflict("nothing is to be done", code="NO_PENDING_WORK")
+            raise Conflict("there is no pending work", code="NO_PENDING_WORK")
         state.step(WakeEvent.CLAIMED, worker)
         fields = {
             "wake_id": standing.wake_id,

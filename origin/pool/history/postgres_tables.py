@@ -79,7 +79,10 @@ async def _prepare(connection: AsyncConnection, *, make: bool) -> None:
             await connection.execute("SELECT pg_advisory_xact_lock($1)", (LOCK,))
         found = await version_in(connection, SCHEMA)
         if found is None and not make:
-            raise ConfigError("there is no history in this database", hint="an origin makes it")
+            raise ConfigError(
+                "there is no history in this database",
+                hint="the first origin that uses the database creates it",
+            )
         if found not in (None, schema.VERSION):
             raise ConfigError(
                 f"the history in this database is of version {found}, not {schema.VERSION}",

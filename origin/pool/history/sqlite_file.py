@@ -101,7 +101,7 @@ class SqliteHistory:
         if new and (version, application, tables) == (0, 0, 0):
             return 0
         if application != APPLICATION_ID:
-            raise ConfigError(f"{path} is no history of ours", hint="give it a path of its own")
+            raise ConfigError(f"{path} is not a history of Tailrace", hint="choose another path")
         if version != schema.VERSION:
             raise ConfigError(
                 f"{path} is a history of version {version}, not {schema.VERSION}",

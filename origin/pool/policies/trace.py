@@ -272,7 +272,9 @@ class _Row:
                 raise ValueError
             number = float(value)
         except ValueError:
-            raise self.wrong(column, f"{value!r} is no number", f"{unit}, without a unit") from None
+            raise self.wrong(
+                column, f"{value!r} is not a number", f"{unit}, without a unit"
+            ) from None
         if not isfinite(number) or number < 0:
             raise self.wrong(column, f"{value!r} is negative or not finite", unit)
         return number
@@ -280,7 +282,7 @@ class _Row:
     def whole(self, column: str, unit: str) -> float:
         number = self.number_of(column, unit)
         if number != int(number):
-            raise self.wrong(column, f"{number:g} is no whole number", f"whole {unit}")
+            raise self.wrong(column, f"{number:g} is not a whole number", f"whole {unit}")
         return number
 
 
@@ -320,7 +322,7 @@ def _azure(path: Path, speeds: TokenSpeeds, seed: int) -> Iterator[Request]:
         try:
             at = datetime.fromisoformat(text)  # drops the seventh digit, 100 ns
         except ValueError:
-            raise row.wrong("TIMESTAMP", f"{text!r} is no date and time") from None
+            raise row.wrong("TIMESTAMP", f"{text!r} is not a date and time") from None
         zero = zero or at
         if (at.tzinfo is None) != (zero.tzinfo is None):
             raise row.wrong("TIMESTAMP", "some times have a zone and some have none")

@@ -106,10 +106,10 @@ async def test_a_model_that_is_prewarmed_pinned_and_let_go_says_why(office: Offi
         ("prewarm", {"model": "x"}, "no model is called 'x'"),
         ("pin", {"model": "a", "pin": 1}, "pin: unknown field"),
         ("apply", {"policy": "lucky"}, "no policy is called 'lucky'"),
-        ("apply", None, "not a method of this (POST)"),
+        ("apply", None, "method not allowed (POST)"),
         ("evict", {"model": "a"}, "an operator cannot ask for 'warm/evict'"),
         ("explain?model=x", None, "nothing is recorded of a model 'x' (of no model it is)"),
-        ("?days=0", None, "days: '0' (a number from 1 to 3650)"),
+        ("?days=0", None, "days: '0' is not valid (a number from 1 to 3650)"),
     ],
 )
 async def test_what_cannot_be_is_refused(office: Office, asked: str, body: Any, says: str) -> None:

@@ -510,9 +510,9 @@ def test_a_shadow_of_the_same_policy_does_what_the_pool_did() -> None:
     [
         ("", "schedule: '' is not days and hours (such as 'mon-fri 08:00-18:00'"),
         ("mon-fri", "'mon-fri' is not days and hours"),
-        ("monday 08:00-18:00", "'monday' is no day (daily, or of mon, tue"),
+        ("monday 08:00-18:00", "'monday' is not a day (daily, or of mon, tue"),
         ("mon 8-18", "'8-18' is not HH:MM-HH:MM"),
-        ("mon 08:00-25:00", "25:00 in '08:00-25:00' is no time of day (00:00 to 24:00)"),
+        ("mon 08:00-25:00", "25:00 in '08:00-25:00' is not a time of day (00:00 to 24:00)"),
         ("mon 08:00-08:00", "ends as it begins ('00:00-24:00' is the whole day)"),
         ("mon 24:00-08:00", "begins at 24:00 (write 00:00)"),
         ("mon 08:00-18:00 Mars/Base", "no time zone is called 'Mars/Base'"),

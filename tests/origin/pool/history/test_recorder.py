@@ -164,7 +164,7 @@ async def test_damage_that_is_met_while_it_is_written_is_set_aside_as_well(tmp_p
     ("change", "says"),
     [
         ("PRAGMA user_version = 9", "is a history of version 9, not 1"),
-        ("PRAGMA application_id = 9", "is no history of ours"),
+        ("PRAGMA application_id = 9", "is not a history of Tailrace"),
     ],
 )
 async def test_what_another_program_wrote_is_left_alone(

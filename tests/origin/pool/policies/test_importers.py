@@ -60,7 +60,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     [
         ("azure", "TIMESTAMP,GeneratedTokens\n", "row 1: column ContextTokens: is missing"),
         ("azure", "when,ContextTokens,GeneratedTokens\n", "row 1: column TIMESTAMP: is missing"),
-        ("azure", AZURE + "12.5,1,2\n", "row 2: column TIMESTAMP: '12.5' is no date"),
+        ("azure", AZURE + "12.5,1,2\n", "row 2: column TIMESTAMP: '12.5' is not a date"),
         (
             "azure",
             AZURE + "2023-11-16 18:00:00,1,2\n2023-11-16 18:00:01+00:00,1,2\n",
@@ -70,7 +70,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         ("azure", AZURE, "holds no request"),
         ("burstgpt", BURST + "5,m,1,2,3\n", "row 2: column Log Type: the row has 5 values for 6"),
         ("burstgpt", BURST + "-5,m,1,2,3,x\n", "row 2: column Timestamp: '-5' is negative"),
-        ("burstgpt", BURST + "5ms,m,1,2,3,x\n", "row 2: column Timestamp: '5ms' is no number"),
+        ("burstgpt", BURST + "5ms,m,1,2,3,x\n", "row 2: column Timestamp: '5ms' is not a number"),
         ("burstgpt", BURST + "nan,m,1,2,3,x\n", "row 2: column Timestamp: 'nan' is negative or"),
         ("burstgpt", BURST + "5,,1,2,3,x\n", "row 2: column Model: is missing"),
         ("burstgpt", BURST + "5,m,1,2,4,x\n", "row 2: column Total tokens: is not the sum"),
@@ -80,8 +80,8 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
             "row 3: column Timestamp: is over a month after the row above",
         ),
         ("mooncake", "not json\n", "row 1: is no JSON object"),
-        ("mooncake", '{"timestamp": true}\n', "row 1: column timestamp: True is no number"),
-        ("mooncake", '{"timestamp": 1.5}\n', "row 1: column timestamp: 1.5 is no whole number"),
+        ("mooncake", '{"timestamp": true}\n', "row 1: column timestamp: True is not a number"),
+        ("mooncake", '{"timestamp": 1.5}\n', "row 1: column timestamp: 1.5 is not a whole number"),
         ("mooncake", '{"timestamp": 5, "output_length": 1}\n', "column input_length: is missing"),
         (
             "mooncake",
