@@ -79,7 +79,7 @@ def share_right(model: Model, tokenizer: Tokenizer, kind: str, questions: int) -
 
 
 def false_claims(story: str) -> tuple[int, int]:
-    """(false, all) statements about who holds what, judged by the events told before them."""
+    """Return (false, all) statements about holders, judged by the events told before them."""
     hero = _HERO.search(story)
     holder: dict[str, str] = {}
     false = total = 0

@@ -38,7 +38,7 @@ class Shape:
 
 
 class _Through(torch.autograd.Function):
-    """What a value was rounded to; the gradient passes to the value unchanged."""
+    """A rounded value whose gradient passes to the unrounded one (straight-through estimator)."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:

@@ -31,7 +31,7 @@ class Task(NamedTuple):
 
 
 def is_held_out(*operands: object) -> bool:
-    """Whether a question with these operands is kept from the corpus (stable across runs)."""
+    """Return True if these operands are held out of the corpus, the same in every run."""
     return zlib.crc32(repr(operands).encode()) % HELD_OUT_ONE_IN == 0
 
 

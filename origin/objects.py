@@ -81,7 +81,9 @@ class ChatObject(DurableObject):
     async def fetch(self, request: ObjectRequest) -> ObjectResponse:
         """Set the latest stream; the body of the PUT is its id."""
         if request.method != "PUT":
-            raise CallerError("not a method of a chat", code="method_not_allowed", status=405)
+            raise CallerError(
+                "a chat does not support this method", code="method_not_allowed", status=405
+            )
         if len(request.body) != STREAM_ID_BYTES:
             raise CallerError("not the id of a stream", field="body")
         async with self.context.storage.transaction():
@@ -97,7 +99,9 @@ async def latest_of(context: ReadContext, _request: ObjectRequest) -> ObjectResp
     """Return the id of the latest stream. Raises NotFound if none is known."""
     found = await context.ledger.objects.get(context.key, (LATEST,))
     if LATEST not in found:
-        raise NotFound("no such chat", hint="it never was, or its latest stream is long over")
+        raise NotFound(
+            "no such chat", hint="it has had no stream, or its latest stream has expired"
+        )
     return ObjectResponse(200, body=found[LATEST])
 
 

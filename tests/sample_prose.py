@@ -25,7 +25,7 @@ SKIPPED_FOLDERS = {"node_modules", "__pycache__", "build", "dist", "site"}
 LOG_METHODS = {"debug", "info", "warning", "error", "exception", "critical"}
 METRICS = {"Counter", "Gauge", "Histogram"}
 MESSAGE_KEYWORDS = {"hint", "help"}
-DIRECTIVE = re.compile(r"#\s*(?:noqa|type: ignore|fmt: |pragma|ruff: |!|----)")
+DIRECTIVE = re.compile(r"#\s*(?:noqa|type: ignore|mypy: |fmt: |pragma|ruff: |!|----)")
 MIN_PARAGRAPH_CHARS = 80
 
 

@@ -89,7 +89,7 @@ def _named(form: str, labels: dict[str, str]) -> str:
 
 
 async def draw(path: Path, recorded: dict[str, Any], folder: Path) -> None:
-    """The page with what was recorded, as a picture of 256 colours."""
+    """Return the page with the recorded data, as a picture of 256 colours."""
     esbuild = installed(HERE) / "esbuild"
     out = f"--outfile={folder / 'page.js'}"
     bundling = await asyncio.create_subprocess_exec(esbuild, HERE / "page.jsx", out, *BUNDLED)

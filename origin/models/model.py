@@ -267,7 +267,7 @@ def check_pieces(pieces: Sequence[Piece], config: ModelConfig, pages: int, drawn
             raise ValueError(f"ids: one is outside the vocabulary of {config.vocab}")
         used = piece.pages[: -(-piece.end // PAGE_TOKENS)]
         if min(used) < 0 or max(used) >= pages:
-            raise ValueError(f"pages: one is none of the {pages} of the cache")
+            raise ValueError(f"pages: a page is outside the {pages} of the cache")
 
 
 def is_chunk(piece: Piece) -> bool:

@@ -110,7 +110,7 @@ class Framing:
             case End():
                 yield self._end(output)
             case _:
-                raise bad_output(f"{type(output).__name__} is no output")
+                raise bad_output(f"{type(output).__name__} is not an output")
 
     def _text(self, output: Text) -> Iterator[Logged]:
         scores = output.scores
@@ -168,7 +168,7 @@ class Framing:
 
 
 def bad_output(what: str) -> TailraceError:
-    return TailraceError(f"the producer gave what cannot be sent: {what}", code="bad_output")
+    return TailraceError(f"the producer gave an invalid output: {what}", code="bad_output")
 
 
 def _pieces(text: str) -> list[str]:
@@ -269,18 +269,18 @@ class Production:
     def _cannot_continue(self) -> str | None:
         """Return why a stream cannot continue after its worker was lost; None if it can."""
         if self._resumption is Resumption.CONTINUES and self._request.calls:
-            return "the worker was lost after a call of a tool, which cannot be gone on with"
+            return "the worker was lost after a tool call, which cannot be continued"
         if self._resumption is Resumption.ENDS:
-            return "the worker was lost, and what it was producing cannot be gone on with"
+            return "the worker was lost, and its output cannot be continued"
         if self._resumption is Resumption.REPEATS and self._is_changed:
-            return "the producer changed since the stream began; it would not repeat itself"
+            return "the producer changed since the stream began; it would give other outputs"
         return None
 
     def _new_frames(self, output: Output) -> Iterator[Numbered]:
         """Yield those frames of an output that the stream does not have yet."""
         framing, logged = self._framing, self._request.next_index
         if isinstance(output, End) and framing.next_index < logged:
-            raise bad_output("fewer outputs than the first time")
+            raise bad_output("it gave fewer outputs than the first time")
         for raw in framing.encoded(output):
             if framing.next_index >= logged:
                 yield framing.next_index, raw

@@ -90,7 +90,7 @@ class PagePool:
         Of two pages with the same key, the first stays.
         """
         if self._holders[page] < 1:
-            raise ValueError(f"page {page} is held by nobody")
+            raise ValueError(f"page {page} has no holder")
         if key not in self._page_of and page not in self._key_of:
             self._page_of[key] = page
             self._key_of[page] = key
@@ -102,7 +102,7 @@ class PagePool:
         """
         for page in reversed(pages):
             if self._holders[page] < 1:
-                raise ValueError(f"page {page} is held by nobody")
+                raise ValueError(f"page {page} has no holder")
             self._holders[page] -= 1
             if self._holders[page]:
                 continue

@@ -234,7 +234,8 @@ def after(
     """Return the state after `event`; Conflict (FENCED) for a transition that the table lacks."""
     phase = TABLE.get((now.phase, event))
     if phase is None:
-        raise Conflict(f"nothing {event.value} can be done now", code="FENCED")
+        message = f"a subscription that is {now.phase.value} does not accept {event.value!r}"
+        raise Conflict(message, code="FENCED")
     if phase is Phase.IDLE:
         return WakeState(generation=now.generation)
     if event is WakeEvent.WORK:

@@ -219,7 +219,7 @@ async def test_rubbish_ends_the_stream_as_failed(rubbish: Any) -> None:
     assert made[0] == Token("a", 0)
     assert len(made) == 2
     assert made[1].finish_reason is FinishReason.FAILED
-    assert made[1].message.startswith("the producer gave what cannot be sent")
+    assert made[1].message.startswith("the producer gave an invalid output")
 
 
 async def test_an_exception_ends_the_stream_and_tells_nothing_of_the_inside() -> None:

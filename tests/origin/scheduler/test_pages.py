@@ -80,11 +80,11 @@ def test_finding_stops_at_the_first_missing_page_and_computes_no_key_beyond_it()
 
 def test_what_nobody_holds_can_be_neither_published_nor_let_go() -> None:
     pool = PagePool(1)
-    with pytest.raises(ValueError, match="page 0 is held by nobody"):
+    with pytest.raises(ValueError, match="page 0 has no holder"):
         pool.publish(0, key(1))
     pages = taken(pool, 1)
     pool.release(pages)
-    with pytest.raises(ValueError, match="page 0 is held by nobody"):
+    with pytest.raises(ValueError, match="page 0 has no holder"):
         pool.release(pages)
 
 
