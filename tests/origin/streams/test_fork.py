@@ -389,13 +389,13 @@ async def test_a_source_that_goes_while_it_is_being_read_is_not_forked(
         assert await world.status("s") == 404
 
 
-def stalled(method: str, reached: asyncio.Event, go_on: asyncio.Event) -> type[StreamObject]:
+def stalled(operation: str, reached: asyncio.Event, go_on: asyncio.Event) -> type[StreamObject]:
     class Stalled(StreamObject):
         """Does what it is asked, and then does not say so."""
 
         async def fetch(self, request: ObjectRequest) -> ObjectResponse:
             answer = await super().fetch(request)
-            if request.method == method:
+            if request.operation == operation:
                 reached.set()
                 await self.context.outside(go_on.wait())
             return answer
@@ -423,12 +423,12 @@ async def test_the_alarm_lets_a_fork_be_that_is_being_made(tmp_path: Path) -> No
         assert [await world.status("s"), await world.text("f")] == [410, b"x"]
 
 
-@pytest.mark.parametrize("method", [TAKE, GIVE_BACK])
+@pytest.mark.parametrize("operation", [TAKE, GIVE_BACK])
 async def test_a_crash_between_a_source_and_its_fork_leaks_no_reference(
-    tmp_path: Path, method: str
+    tmp_path: Path, operation: str
 ) -> None:
     reached, go_on = asyncio.Event(), asyncio.Event()
-    kind = stalled(method, reached, go_on)
+    kind = stalled(operation, reached, go_on)
 
     def factory(settings: StreamSettings) -> ObjectFactory:
         return replace(stream_class(settings), make=lambda context: kind(context, settings))
@@ -438,7 +438,7 @@ async def test_a_crash_between_a_source_and_its_fork_leaks_no_reference(
     async with streams_at(before, factory=factory) as world:
         await world.put("s", b"x")
         making = asyncio.create_task(fork(world, "f", "s"))
-        if method == GIVE_BACK:
+        if operation == GIVE_BACK:
             await making
             await world.ask("DELETE", "f")
         await reached.wait()
@@ -460,7 +460,7 @@ async def test_a_reference_that_cannot_be_given_back_now_is_given_back_later(
 
     class Unwilling(StreamObject):
         async def fetch(self, request: ObjectRequest) -> ObjectResponse:
-            if request.method == GIVE_BACK and broken.is_set():
+            if request.operation == GIVE_BACK and broken.is_set():
                 raise LedgerFailed("not now")
             return await super().fetch(request)
 

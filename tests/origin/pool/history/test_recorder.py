@@ -93,13 +93,13 @@ async def test_the_first_frame_of_a_cold_start_is_the_one_behind_its_notices(
         await stage.ready(one)
         run, _ = one.last
         stage.clock_s += 0.5
-        await stage.step(one, run, 2, "a")
+        await stage.step(one, run, 1, "a")
         await stage.lost(one)
         stage.clock_s += 1.0
         await stage.ready(two)
         run, _ = two.last
-        await stage.step(two, run, 3, None)
-        life = StreamLife.of((await ledger.read(A, 3, 1))[0])
+        await stage.step(two, run, 2, None)
+        life = StreamLife.of((await ledger.read(A, 2, 1))[0])
         assert life is not None and (life.first_ms, life.whole_ms) == (2500, 3500)
         await history.flush()
         assert history.store is not None
