@@ -77,7 +77,7 @@ def test_the_command_line_says_which_version_is_missing_a_name() -> None:
     assert ran.stderr.startswith(f"error: h2: {said}")
 
 
-@pytest.mark.parametrize(("library", "file"), USERS, ids=str, ids=lambda names: names.library)
+@pytest.mark.parametrize(("library", "file"), USERS, ids=["aioquic", "h2"])
 def test_the_list_is_what_is_used(library: PrivateNames, file: str) -> None:
     listed = {part for path in library.paths for part in path.split(".") if part.startswith("_")}
     used, own = _private_names((ROOT / file).read_text())
