@@ -249,7 +249,7 @@ async def test_the_ledger_is_named_by_the_settings_or_the_environment(
 
 
 async def test_what_cannot_be_is_said_in_one_line(ledger: Place) -> None:
-    assert "it has 32 hex digits" in on(ledger, "show", "x", fails=True)
+    assert "a stream id has 32 hex digits" in on(ledger, "show", "x", fails=True)
     assert "no stream" in on(ledger, "show", "0" * 32, fails=True)
     assert "jsonl, frames or copy" in on(ledger, "export", "--format", "xml", fails=True)
     both = ("--path", "x", "--url", "postgresql://x")

@@ -269,7 +269,7 @@ REFUSED: dict[str, tuple[Piece, type[Exception], str]] = {
     "within a page": (Piece([1], 8, [0], True), ValueError, "1 tokens at 8 are no piece"),
     "two pages": (Piece([1] * 65, 0, [0, 1], True), ValueError, "65 tokens at 0 are no piece"),
     "no id": (Piece([300], 0, [0], True), ValueError, "outside the vocabulary of 300"),
-    "no page": (Piece([1], 0, [16], True), ValueError, "none of the 16 of the cache"),
+    "no page": (Piece([1], 0, [16], True), ValueError, "outside the 16 of the cache"),
 }
 
 

@@ -71,8 +71,8 @@ async def test_a_key_that_is_not_in_the_environment_is_named() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"producer": "a b"}, "origin.producer: write module:factory"),
-        ({"producer": "a.b"}, "origin.producer: write module:factory"),
+        ({"producer": "a b"}, "(write module:factory, such as"),
+        ({"producer": "a.b"}, "(write module:factory, such as"),
         ({"upstream": "there:80/v1"}, "origin: upstream: write http://HOST:PORT/v1"),
         ({"upstream": "http://[/v1"}, "origin: upstream: write http://HOST:PORT/v1"),
         ({"upstream": URL, "producer": "a:b"}, "give producer or upstream, not both"),
