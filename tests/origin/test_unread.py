@@ -270,5 +270,6 @@ async def test_those_who_are_refused_are_told_to_come_back_at_different_times(
                 pass
             wait_ms = error_frame(refused.value).retry_after_ms
             assert wait_ms is not None
-            waits.add(-(-wait_ms // 1000))
-    assert waits == {2, 3, 4, 5}
+            waits.add(wait_ms)
+    assert min(waits) >= 1_000 and max(waits) <= 5_000
+    assert len(waits) > 50

@@ -74,8 +74,8 @@ def test_a_revoked_key_stays_in_the_list(keys: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["add", "web", "--tenant", "A/b"], "no name of a tenant"),
-        (["add", "web", "--rights", "raed"], "no right"),
+        (["add", "web", "--tenant", "A/b"], "is not a valid tenant name"),
+        (["add", "web", "--rights", "raed"], "is not a right"),
         (["add", "", "--tenant", "a"], "invalid name"),
         (["add", "web", "--tenant", "a", "--rights", "admin"], "tenant 'a' cannot have the right"),
         (["add", "web", "--requests-per-s", "0"], "requests_per_s"),
