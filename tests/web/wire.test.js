@@ -139,3 +139,13 @@ test("a tag that is the other side's ends a connection", () => {
   const splitter = new wire.Splitter({ tags: new Set([wire.TAGS.Open]) });
   assert.throws(() => splitter.feed(wire.encode(token)), { field: "tag", message: /not this side's/ });
 });
+
+test("text whose length lies on the end of what was allotted first", () => {
+  const uint = typeOf("uint");
+  for (let size = 250; size < 260; size += 1) {
+    const sink = emptySink();
+    sink.size = size;
+    encodeValue(uint, sink, 300);
+    assert.equal(wire.toHex(sink.bytes.slice(size, sink.size)), "ac02", `at ${size}`);
+  }
+});

@@ -61,7 +61,10 @@ function integer(value, most, at) {
 /** @param {Sink} sink @param {unknown} value */
 function encodeUint(sink, value) {
   let rest = integer(value, U64_MAX, sink.size);
-  for (; rest > 127n; rest >>= 7n) sink.view.setUint8(grow(sink, 1), Number(rest & 127n) | 128);
+  for (; rest > 127n; rest >>= 7n) {
+    const at = grow(sink, 1); // before `sink.view` is read, since growing replaces it
+    sink.view.setUint8(at, Number(rest & 127n) | 128);
+  }
   const start = grow(sink, 1);
   sink.view.setUint8(start, Number(rest));
 }
