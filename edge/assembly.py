@@ -27,7 +27,7 @@ from tailrace.ledger.telemetry.traces import Traces
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """What serves requests, without the server."""
+    """The parts of an edge that answer requests, without the servers in front of them."""
 
     config: EdgeConfig
     counts: Counts | None

@@ -29,7 +29,7 @@ class Flushable(Protocol):
 
 @dataclass(slots=True)
 class FlushBatch:
-    """What one callback of the event loop has changed; it is flushed once, at the callback's end.
+    """The streams and connections that one event loop callback changed, flushed at its end.
 
     A read of a link brings frames for many streams, and the streams of one HTTP/2 connection leave
     in one write. So a stream that gets a frame is marked dirty. When the read has been worked off,

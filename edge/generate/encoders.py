@@ -47,13 +47,13 @@ class Encoder(Protocol):
     __slots__ = ()
     media_type: str = View.SSE.value
     ends_by_204: bool = False
-    """Whether that answers who has all of a stream that has ended; else it gets a Status frame."""
+    """True: a client that has every frame of an ended stream gets 204. False: a Status frame."""
 
     def opened(self, opened: Opened) -> None:
-        """The stream is there; called once, before all that follows."""
+        """Note that the stream was opened. Called once, before every other method."""
 
     def refusal(self, error: TailraceError) -> Response:
-        """The answer where there is no stream to show."""
+        """Return the response to send if there is no stream."""
 
     def frames(self, frames: list[bytes]) -> bytes:
         """The bytes of these raw frames, in order; of none, those that wait for no frame."""
@@ -64,7 +64,7 @@ class Encoder(Protocol):
 
 
 class NativeEncoder(Encoder):
-    """What the views of `/v1/generate` have in common."""
+    """Base of the encoders of `/v1/generate`, which write each frame in one view."""
 
     __slots__ = ()
     ends_by_204 = True  # an EventSource stops then

@@ -62,7 +62,7 @@ def data_event(fields: object) -> bytes:
 
 
 def end_error(end: StreamEnd) -> TailraceError | None:
-    """What an end says that is none of an answer: a failure, a loss, somebody's cancel."""
+    """Return the error of a stream that failed, was lost or cancelled; None for any other end."""
     if end.finish_reason in FINISH:
         return None
     if end.finish_reason is FinishReason.CANCELLED:
@@ -93,7 +93,7 @@ class AnswerShape(Protocol):
     path: str
     """The path of the route."""
     prefix: str
-    """Of the id of an answer."""
+    """Prefix of the id of an answer, such as `chatcmpl-`."""
     kind: str
     """The `object` of a chunk."""
     whole: str
@@ -200,7 +200,7 @@ class ChunkEncoder(Encoder):
                 said = shape.text(choice, frame.text, frame.scores, self._scored_chars)
                 self._scored_chars += sum(len(text_of(each.chosen)) for each in frame.scores)
             case Revision() if frame.final:
-                # What may still change is not shown: nothing can be taken back here.
+                # Only final revisions are sent, because a chunk cannot be taken back.
                 said = shape.text(choice, frame.text, ())
             case Reasoning():
                 said = shape.reasoning(choice, frame.text)
@@ -221,7 +221,7 @@ class ChunkEncoder(Encoder):
         said = self.shape.end(self.choice, FINISH[end.finish_reason])
         if not self.alone:
             return self._event(said, None)
-        # Who is cut off before the usage is to be told of it when it comes again.
+        # With usage, only the next event has an id, so that a client cut off before it gets it.
         return self._event(said, None if self.usage else end.index) + self.ending(
             usage([end]) if self.usage else None, end.index
         )
@@ -255,7 +255,7 @@ class ChunkEncoder(Encoder):
 
 
 def chunk_head(shape: AnswerShape, opened: Opened) -> dict[str, Any]:
-    """What all chunks of an answer begin with."""
+    """Return the fields that every chunk of an answer has."""
     return {
         "id": f"{shape.prefix}{opened.stream.hex()}",
         "object": shape.kind,
@@ -285,12 +285,12 @@ def scores_of(
 
 
 def error_events(error: TailraceError) -> bytes:
-    """What a stream that breaks off ends with: never in silence."""
+    """Return the last events of a stream that fails: the error and `[DONE]`."""
     return data_event({"error": openai_fields(error)}) + DONE
 
 
 def usage(ends: Sequence[StreamEnd], prompts: int = 1) -> dict[str, int]:
-    """What the streams of so many prompts have cost; those of one prompt lie side by side."""
+    """Return the usage of the streams of `prompts` prompts, which are ordered by prompt."""
     each = max(1, len(ends) // prompts)
     prompt = sum(end.prompt_tokens for end in ends[::each])
     return counts(prompt, sum(end.total_tokens for end in ends))

@@ -28,7 +28,7 @@ async def show_model(request: Request) -> Response:
 
 
 def _hint(request: Request, name: str = "") -> None:
-    """Who looks what there is will soon ask for it."""
+    """Hint to origins that a client which lists models will soon request one."""
     hints: Hints = request.app.state.hints
     hints.say(Hint.MODELS, name)
 
