@@ -1,3 +1,5 @@
+"""Settings and fixtures of all tests."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -13,7 +13,7 @@ import pytest
 
 INSTALL_TIMEOUT_S = 180.0
 MIN_NODE = 20
-"""What vitest 4 asks for."""
+"""Minimum major version of Node, which vitest 4 requires."""
 
 
 def needs(what: str, hint: str) -> None:

@@ -162,7 +162,7 @@ def test_edge_and_ledger_import_with_torch_and_triton_blocked(package: str) -> N
 
 
 def packages_of_extras() -> str:
-    """What the base install lacks, as pyproject.toml declares it, by the names of imports."""
+    """Return the import names of packages that the base install lacks, from pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     extras = project["optional-dependencies"]
     listed = [one for name in ("torch", "embed", "postgres") for one in extras[name]]

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def edge_registry() -> CollectorRegistry:
-    """Of an edge to which something of everything has happened."""
+    """Return the registry of an edge on which each metric has been counted once."""
     counts = Counts()
     counts.requests[Answered("/v1/generate", "POST", 200, "h1")] += 1
     counts.error("overloaded")

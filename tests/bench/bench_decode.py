@@ -32,11 +32,11 @@ DEMO_MODEL = ROOT / "origin" / "demo" / "model"
 BATCHES = (1, 4, 16)
 STEPS = 40
 TOKEN = 7
-"""What is decoded; no step's time depends on it."""
+"""Id of the token to decode; no step's time depends on it."""
 
 
 def median_ms(call: Callable[[], object], repeats: int = STEPS) -> dict[str, float]:
-    """Of a call, on the clock and on the processor; the first calls are not counted."""
+    """Return the median wall-clock and processor time of a call, in ms, after a warm-up."""
     call()
     wall, processor = [], []
     for _ in range(repeats):

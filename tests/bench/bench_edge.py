@@ -1,28 +1,36 @@
-"""What the edge costs per relayed frame, beside nginx, and its clients; how long they wait.
+"""Measure an edge beside nginx: processor time per relayed frame, waits and memory of clients.
 
     python tests/bench/bench_edge.py [--seconds 4] [--rounds 3] [--tree FOLDER] [--only PART]
 
-The server is on one core, source and clients are on another. Frames of 18 bytes, 20 a second on
-each of 64 and 512 connections: each connection's at a time of its own, to the millisecond of an
-event loop's timers (`staggered`: of 512 ten come together), or one by one, to the microsecond, of
-512 (`apart`), or all at once as an engine's step makes them (`step`), or as many as there is credit
-for (`saturated`). `p50_vs_nginx` is of those that come one by one: of ten that come together each
-waits for those before it, and nginx is sent them one after the other. nginx streams the same events
-over HTTP/1.1 and HTTP/2 without buffering, one upstream connection each. `--tree` is another
-checkout, with tests/bench/edge copied into it, to measure the edge of. Each figure is the median of
-the rounds; of HTTP/3 bench_http3.py says more. workerd, where there is npm, passes the events on in
-JavaScript: `…_vs_workerd_js` is how many frames the edge relays in the processor time that workerd
-takes for one. `p99_beside_stalled` is what 64 readers wait beside 500 that read nothing, to what
-they wait without those; the worst of three views. `gc_pause_ms` is the longest that the edge has
-looked for garbage since 2,000 idle WebSockets began to connect, plain or over TLS, and
-`gc_whole_ms` what it takes to look at all that there is then, which it is told to.
-`flood_p99_ms` is the time that frames of 64 readers wait while four connections flood the edge
-with input that asks for nothing, for the worst of the floods in tests/bench/edge/floods.py, which
-`flood_worst` names; `flood_…_hung_up` is how often the edge hung up on the flooders in that time.
-`stalled_reader_kib` is what a reader costs more that stalls than one to whom nothing is said. How
-long 50,000 readers wait when their link is cut is the part `links`, in bench_links.py. It ends with
-one line of JSON: times in us or ms as the names say, sizes in KiB of the edge and of the
-kernel's TCP buffers together; null is not measured.
+The server runs on one core, the source and the clients on another. Frames have 18 bytes. Each of 64
+and of 512 connections gets 20 frames a second, in one of four patterns:
+
+- `staggered`: each connection has its own times, to the millisecond of an event loop's timers, so
+  that about ten frames of 512 connections come together
+- `apart`: the frames of 512 connections come one by one, to the microsecond
+- `step`: all frames come at once, as an engine's step makes them
+- `saturated`: as many frames as there is credit for
+
+nginx streams the same events over HTTP/1.1 and HTTP/2 without buffering, with one upstream
+connection per client. `p50_vs_nginx` is measured `apart`: of ten frames that come together each
+would wait for those before it, while nginx gets them one after the other. Where npm is installed,
+workerd passes the events on in JavaScript; `…_vs_workerd_js` is the number of frames that the edge
+relays in the processor time that workerd takes for one.
+
+- `p99_beside_stalled`: latency of 64 readers beside 500 that read nothing, as a multiple of their
+  latency without those; the worst of three response formats
+- `gc_pause_ms`: longest garbage collection while 2,000 idle WebSockets connect, plain or over TLS;
+  `gc_whole_ms`: duration of a full collection with all of them connected
+- `flood_p99_ms`: latency of frames of 64 readers while four connections flood the edge with
+  unproductive input, for the worst flood of tests/bench/edge/floods.py (`flood_worst`);
+  `flood_…_hung_up`: number of times that the edge closed a flooding connection
+- `stalled_reader_kib`: memory of a stalled reader, less that of a reader that gets no frames
+
+`--tree` is another checkout whose edge is measured, with tests/bench/edge copied into it. Each
+figure is the median of the rounds. bench_http3.py measures HTTP/3 in more detail, and
+bench_links.py (part `links`) how long 50,000 readers wait when their link is cut. The last line is
+JSON: times in us or ms as the names say, sizes in KiB of the edge and of the kernel's TCP buffers
+together, null for a figure that was not measured.
 """
 
 from __future__ import annotations
@@ -184,7 +192,7 @@ class Bench:
         edge_tls_port: int,
         collections: Path,
     ) -> None:
-        """Of `edge` and `nginx` the process and its port."""
+        """Take the process id and the port of each server."""
         self.servers = {"edge": edge, "nginx": nginx}
         self._nginx_h2_port = nginx_h2_port
         self._edge_tls_port = edge_tls_port
@@ -235,7 +243,7 @@ class Bench:
             self.note(f"{name}_p99_ms", waits_s[len(waits_s) * 99 // 100] * 1e3)
 
     async def idle(self) -> None:
-        """What idle sessions cost, and how long their edge stands still to look for garbage."""
+        """Measure the memory of idle sessions and the garbage collection pauses of their edge."""
         await self._idle("ws", self.servers["edge"][1], None)
         await self._idle("wss", self._edge_tls_port, trusting())
 
@@ -266,7 +274,7 @@ class Bench:
         return resident_kib(self.servers["edge"][0]) + kernel_kib()
 
     async def stalled(self) -> None:
-        """What readers that stall cost, and how long others wait who read beside them."""
+        """Measure the memory of stalled readers and the latency of other readers beside them."""
         ways = [("", view, self.servers["edge"][1]) for view in VIEWS]
         for over, view, port in (*ways, ("tls_", SSE, self._edge_tls_port)):
             accepts = b"text/event-stream" if view == SSE else b"application/vnd.tailrace.frames"
@@ -331,7 +339,7 @@ class Bench:
         await self.paced("edge", SSE, PACED, CONNECTIONS[0], NEIGHBOUR_S, name)
 
     async def storm(self) -> None:
-        """A thousand resumes at once: how long each waits for its first frame."""
+        """Resume a thousand streams at once and time the first frame of each."""
         pid, port = self.servers["edge"]
         before = cpu_s(pid)
         self._next += STORM
@@ -418,7 +426,7 @@ def report(found: dict[str, list[float]]) -> dict[str, Any]:
         return round(max(values), 1) if values else None
 
     def neighbours(unit: str) -> float | None:
-        """The worst of all views: those who read beside stalled readers, to those who do not."""
+        """Return the worst ratio of latency beside stalled readers to latency alone."""
         pairs = [(f"beside_stalled_{view}_{unit}", f"beside_no_{view}_{unit}") for view in VIEWS]
         known = [pair for pair in pairs if {*pair} <= {*medians}]
         found = [medians[one] / medians[other] for one, other in known]

@@ -72,6 +72,8 @@ class Timed:
 
 
 class Bench:
+    """A model and its tokenizer, and what is measured of engines that run it."""
+
     def __init__(self, directory: Path, device: Device) -> None:
         self.model: Model = load_model(directory, device=device)
         self.tokenizer = load_tokenizer(directory)
@@ -94,7 +96,7 @@ class Bench:
         )
 
     def streams(self, count: int) -> Timed:
-        """So many at once, to the end."""
+        """Run `count` streams at once, to their end."""
         engine, timed = self.engine(), Timed()
         began = time.perf_counter()
         for number in range(count):
@@ -131,7 +133,7 @@ def resident_mib(options: argparse.Namespace, *, streaming: bool) -> float:
 
 
 def generate_alone(bench: Bench, *, streaming: bool) -> None:
-    """What `resident_mib` runs: prints the peak of this process in MiB."""
+    """Print the peak memory of this process in MiB after generating; `resident_mib` runs it."""
     engine, ids = bench.engine(), defaultdict[int, list[int]](list)
     for number in range(MANY):
         engine.add(number + 1, bench.run(number))

@@ -1,4 +1,4 @@
-"""What number formats cost and bring on a CPU: quality, memory, speed.
+"""Measure quality, memory and speed of each number format on a CPU.
 
     python tests/bench/bench_formats.py [--model DIR] [--minutes 3] [--texts 24]
 
@@ -55,13 +55,15 @@ SPEED_CONTEXT = 300
 
 
 class Quality(NamedTuple):
+    """Logits and perplexity of a model on the test documents."""
+
     logits: Tensor
     nats: float
     """Mean negative log-likelihood of a token."""
 
 
 def train(directory: Path, minutes: float) -> None:
-    """A Llama of a million weights, in bf16, on the demo model's corpus."""
+    """Train a Llama of a million weights, in bf16, on the demo model's corpus."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))

@@ -166,7 +166,7 @@ class Bench:
         return self._time(type(case)(case.name + kind, case.launches, moved))
 
     def _exactness(self) -> None:
-        """What it costs that a linear's tile follows from its weight: the best tile beside it."""
+        """Compare the tile that follows from a weight's shape with the fastest tile."""
         from tests.bench.gpu import cases
 
         for rows in self._rows:

@@ -189,7 +189,7 @@ async def measure(
 
 
 async def profile(pid: int, port: int, cafile: str, seconds: float, to: str) -> None:
-    """What py-spy sees while frames come apart."""
+    """Record a py-spy profile of process `pid` while frames come apart."""
     recording = await asyncio.create_subprocess_exec(
         *("py-spy", "record", "-p", str(pid), "-d", str(int(seconds) + 1), "-r", "500"),
         *("-f", "raw", "-o", to),

@@ -52,9 +52,9 @@ AFTER_S = (0.0, 1.0)
 
 @dataclass
 class Findings:
-    """What readers got wrong: tokens that never came, came twice, or are not the right ones.
+    """Faults that readers saw: lost, doubled and changed tokens.
 
-    `refused` are requests that were told to come again later, and did.
+    `refused` counts requests that were refused with Retry-After and asked again.
     """
 
     streams: int = 0
@@ -89,7 +89,7 @@ class Load:
         self._stopped = False
 
     async def learn(self, client: httpx.AsyncClient) -> None:
-        """What each stream is when nothing happens to it."""
+        """Read every stream once without a fault, to know its right tokens."""
         reads = (self._read(client, seed) for seed in self._seeds)
         for seed, got in zip(self._seeds, await asyncio.gather(*reads), strict=True):
             self._right[seed] = got
@@ -147,7 +147,7 @@ class Load:
 async def faults(
     load: Load, origin: Origin, count: int, number: signal.Signals, random: Random
 ) -> list[Fault]:
-    """So many, one after another, each when the streams of the one before go on."""
+    """Send `count` signals, each once the streams have recovered from the one before."""
     made = []
     for turn in range(1, count + 1):
         await asyncio.sleep(random.uniform(*AFTER_S))
@@ -178,7 +178,7 @@ def restores_s(histories: Sequence[Sequence[int]]) -> list[float]:
 
 
 async def first_token_s(client: httpx.AsyncClient, url: str, seed: int) -> float:
-    """Of an interactive stream that is asked for now."""
+    """Return the time to the first token of an interactive stream that is opened now."""
     began = time.perf_counter()
     body = {**request(seed, 8), "priority": "interactive"}
     async with client.stream("POST", f"{url}/v1/generate", json=body, headers=SSE) as response:
@@ -190,8 +190,10 @@ async def first_token_s(client: httpx.AsyncClient, url: str, seed: int) -> float
 async def beside_batch(
     client: httpx.AsyncClient, edge: Edge, origin: Origin, batch: int
 ) -> dict[str, Any]:
-    """Five interactive streams beside so many of class batch: their first tokens without a kill
-    of the worker, and right after one, each when the batch streams are under way.
+    """Time first tokens of five interactive streams beside `batch` streams of class batch.
+
+    They are timed without a kill of the worker and right after one, each when the batch streams are
+    under way.
     """
     url = f"{edge.url}/v1/generate"
     news, counted = asyncio.Condition(), 0

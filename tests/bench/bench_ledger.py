@@ -68,13 +68,13 @@ REPLAYS = 15
 LONG_REPLAYS = 5
 SEED = 1
 FAILURES = (Missing, OSError, RuntimeError, ValueError, TailraceError, psycopg.Error)
-"""What a contender may fail of without ending the run; its row says so."""
+"""Errors with which a contender may fail without ending the run; its row shows the error."""
 
 BESIDE = (
     [(LEDGER, Mode.PROCESS), EVERYSEC],
     [(LEDGER, Mode.POWER), ALWAYS, FLOOR],
 )
-"""Who is measured in turns: what one of them is to be within is said of another."""
+"""Groups of contenders that take turns, because a target compares them with each other."""
 
 T = TypeVar("T")
 
@@ -147,7 +147,10 @@ class Bench:
                 self._written = batch
 
     def take_turns(self, turns: int) -> None:
-        """What else the machine does meets neighbours alike, where it lasts longer than a turn."""
+        """Measure each group's contenders in turns, in alternating order.
+
+        What else the machine does meets all of a group alike if it lasts longer than a turn.
+        """
         for group in BESIDE:
             beside = [one for one in self.able if (one.name, one.mode) in group]
             beside.sort(key=lambda one: group.index((one.name, one.mode)))
@@ -268,7 +271,7 @@ def main() -> int:
 def measure(
     folder: Path, some: Sequence[Contender], options: argparse.Namespace, console: Console
 ) -> Report:
-    """Appends, bytes on disk and replays of the contenders."""
+    """Measure appends, bytes on disk and replays of the contenders."""
     report = Report(folder, [(one.name, one.mode) for one in some])
     bench = Bench(some, report, console)
     try:
@@ -283,7 +286,7 @@ def measure(
 
 
 def measure_the_rest(folder: Path, report: Report, console: Console) -> None:
-    """What only we are measured for."""
+    """Measure memory and real text, for our ledger only."""
     console.print("[dim]memory of idle streams, bytes of real text[/dim]")
     try:
         report.memory = measure_all(folder)

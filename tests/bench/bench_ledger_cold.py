@@ -39,8 +39,10 @@ SWEEPS = 8
 
 @dataclass(frozen=True, slots=True)
 class Cold:
-    """Bytes per token, ids included: of the closed file as stored and once packed as cold,
-    and of the cold segments alone.
+    """Bytes per token, ids included, of real text.
+
+    `warm_file` is the closed file as stored, `cold_file` the file after retention has packed it,
+    and `cold_segments` the packed segments alone.
     """
 
     documents: int
@@ -77,7 +79,7 @@ async def _measure(folder: Path) -> Cold:
 
 
 async def _pack(path: Path) -> None:
-    """What retention does when nobody has touched the streams for `COLD_AFTER_S`."""
+    """Run retention as if nobody had touched the streams for `COLD_AFTER_S`."""
     later_ms = int(COLD_AFTER_S * 1000) + 1
     ledger = await SqliteLedger.open(path, lambda: now_ms() + later_ms, retention=RETENTION)
     for _ in range(SWEEPS):

@@ -1,4 +1,4 @@
-"""What idle streams and waiting subscribers hold in memory.
+"""Measure the memory that idle streams and waiting subscribers take.
 
     python tests/bench/bench_ledger_memory.py CASE rss|traced
 
@@ -92,7 +92,7 @@ async def idle(ledger: SqliteLedger) -> list[Feed]:
 
 
 async def subscriber(ledger: SqliteLedger) -> list[Feed]:
-    """As many subscribers, all of one stream."""
+    """Return `STREAMS` subscribers, all of one stream."""
     stream = stream_id(0)
     await _fill(ledger, [stream])
     return [_attach(ledger, stream) for _ in range(STREAMS)]

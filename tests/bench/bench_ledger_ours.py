@@ -219,7 +219,7 @@ class OurLedger(Ours, Replayer):
         await asyncio.gather(*[self._ledger.create(one) for one in new])
 
     async def _end(self, streams: list[bytes], index: int) -> None:
-        """As a generation ends; its tail becomes a segment, and it leaves memory."""
+        """End the streams as generations end: each tail becomes a segment and leaves memory."""
         end = Record(encode(StreamEnd(index, FinishReason.STOP, index, 0)), ())
         await self._ledger.append([Append(stream, 1, index, end) for stream in streams])
 

@@ -1,4 +1,4 @@
-"""What was measured, as tables, as targets that were met or missed, and as JSON."""
+"""Report results as tables, as targets that were met or missed, and as JSON."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ALWAYS: Key = ("Redis Streams always", Mode.POWER)
 
 @dataclass(slots=True)
 class Result:
-    """What one contender did: samples of 64 streams and of one, replays in seconds."""
+    """Results of one contender: samples of 64 streams and of one, and replays in seconds."""
 
     wide: list[Sample] = field(default_factory=list)
     narrow: list[Sample] = field(default_factory=list)
@@ -77,7 +77,7 @@ class Report:
     # ---- figures ----
 
     def rate(self, key: Key) -> float | None:
-        """Appends per second at 64 streams."""
+        """Return appends per second at 64 streams."""
         samples = self._wide(key)
         return statistics.median(map(_rate, samples)) if samples else None
 
@@ -106,7 +106,7 @@ class Report:
         return statistics.median(found) if found else None
 
     def in_fsyncs(self, key: Key, less: Key | None = None) -> float | None:
-        """The p99 of an append, or how far above another's, in median fdatasyncs of its round."""
+        """Return the p99 of an append, minus that of `less`, in median fdatasyncs of the round."""
         columns = self._wide(key), self._wide(FLOOR), self._wide(less or key)
         found = [
             (percentile(mine.waits, 0.99) - (percentile(other.waits, 0.99) if less else 0))
@@ -213,7 +213,7 @@ class Report:
         return size(result.disk) / result.frames
 
     def _peers(self) -> dict[str, object]:
-        """Appends per second of every contender, or why there is no figure."""
+        """Return appends per second of every contender, or why there is no figure."""
         return {
             f"{name} ({mode.value})": result.failure or _rounded(self.rate((name, mode)))
             for (name, mode), result in self.results.items()

@@ -24,7 +24,7 @@ _TEXT = " tokens"
 
 
 class Mode(Enum):
-    """What an acknowledged frame survives."""
+    """Kinds of failure that an acknowledged frame survives."""
 
     PROCESS = "process"
     POWER = "power"

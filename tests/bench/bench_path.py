@@ -1,4 +1,4 @@
-"""What a token costs from worker to reader: through supervisor, ledger, link and edge.
+"""Measure what a token costs from worker to reader: supervisor, ledger, link and edge.
 
     python tests/bench/bench_path.py [--seconds 4] [--rounds 5] [--tree FOLDER]
 
@@ -118,7 +118,7 @@ async def round_of(tree: Path, steps_per_s: int | None, seconds: float) -> dict[
 
 
 async def ledger_us(seconds: float) -> float:
-    """Of processor an append, of steps like the worker's, each stream with a watcher."""
+    """Return processor time per append in us, for steps like the worker's."""
     with tempfile.TemporaryDirectory() as folder:
         ledger = await SqliteLedger.open(Path(folder) / "ledger.db", lambda: int(time.time() * 1e3))
         streams = [os.urandom(16) for _ in range(STREAMS)]

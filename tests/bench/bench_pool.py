@@ -81,7 +81,7 @@ EACH = 90
 
 
 def recorded_day(seed: int) -> ArrivalTrace:
-    """Of each kind of model one, thinned to what a minute can hold."""
+    """Return arrivals for one model of each kind, thinned to what a minute can hold."""
     rng = np.random.default_rng(seed)
     drawn = []
     for kind in (bursty, diurnal, clockwork):
@@ -122,7 +122,7 @@ Took = list[tuple[float, float]]
 
 
 class PoolListener:
-    """What the real pool has told: how long models loaded and left, and how late its timer was."""
+    """Reports of the real pool: load and unload times, and how late its timer was."""
 
     def __init__(self) -> None:
         self.records: list[PoolRecord] = []
@@ -146,7 +146,7 @@ class PoolListener:
                 self.leaves[record.model].append((left_s, record.at_s - left_s))
 
     def _decided(self, told: PoolDecision) -> None:
-        """What the timer does comes later than what was decided about the last idle time."""
+        """Note how late the timer acted on the decision about the last idle time."""
         leave_s, again_s, until_s = self._due.get(told.model, (None, None, None))
         match told.choice:
             case PoolChoice.KEEP:

@@ -63,7 +63,7 @@ class Bench:
         return (time.perf_counter() - began) * 1e3
 
     async def longest_pause(self, kill: Callable[[], Awaitable[None]]) -> float:
-        """The longest gap between two events of a stream during which `kill` is called, in ms."""
+        """Return the longest gap between events of a stream around a call of `kill`, in ms."""
         body = {**REQUEST, "max_tokens": TOKENS}
         url = f"{self.two.url}/v1/generate"
         reading, last, longest = Reading(), time.perf_counter(), 0.0

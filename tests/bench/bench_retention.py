@@ -1,16 +1,17 @@
-"""What clean-up costs producers.
+"""Measure how clean-up delays producers.
 
     python tests/bench/bench_retention.py [--rounds 6] [--mib 200] [--streams 10000]
                                           [--packed 2000] [--folder DIR]
 
-A producer appends 64 frames of 64 streams every 5 ms, class `process`, and notes how long
-each append took. Three kinds of clean-up are measured: the removal of large streams, of many
-small ones, and packing. Each round does its share of each kind and, just before or after it in
-turn, leaves the producer alone for as long: so both have the same share of what else the
-machine and its disk do, and as many appends among which to have a slow one. It ends with one
-line of JSON; times are in ms, `worst` is how much longer the longest append took during
-clean-up than alone, over all rounds, and `worst_of_round` the median of the same of each round,
-which one hiccup of the machine does not decide.
+A producer appends 64 frames of 64 streams every 5 ms, class `process`, and notes how long each
+append took. Three kinds of clean-up are measured: the removal of large streams, the removal of many
+small ones, and packing. Each round does its share of each kind and leaves the producer alone for as
+long, just before or just after, in turn. Both times therefore meet the same load from the rest of
+the machine, and have as many appends.
+
+The last line is JSON, with times in ms. `worst` is how much longer the longest append took during
+clean-up than alone, over all rounds. `worst_of_round` is the median over rounds of the same
+difference, which one hiccup of the machine does not decide.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class Bench:
         return stream
 
     async def fill(self, count: int, frames: int, ttl_s: float) -> None:
-        """Ended streams of so many frames, written side by side as in life."""
+        """Write ended streams of `frames` frames, side by side as in life."""
         for begin in range(0, count, LINES):
             some = [await self.create(ttl_s) for _ in range(min(LINES, count - begin))]
             for at in range(0, frames + 1, FRAMES_PER_APPEND):
@@ -144,7 +145,7 @@ class Bench:
 
     @contextmanager
     def _watch_holds(self, kind: str) -> Iterator[None]:
-        """Notes how long commits with clean-up in them take, ends of checkpoints, and packing."""
+        """Time the commits with clean-up in them, the ends of checkpoints, and packing."""
         apply, end, pack = SqliteFile._apply, Wal.finish_checkpoint, compaction._packed
 
         def timed_apply(file: SqliteFile, commit: Commit, *, full: bool) -> None:

@@ -1,16 +1,17 @@
-"""What telemetry costs of a relayed frame: an edge that counts and times beside one that does not.
+"""Measure the cost of telemetry per relayed frame: an edge with it beside an edge without.
 
     python tests/bench/bench_telemetry.py [--lives 12] [--seconds 2]
 
-64 connections with 20 frames a second each, as bench_edge.py has them, at each of two edges that
-share one core. Both are looked at over the same seconds, so that whatever else the machine does
-meets both: a pair is what each has had of the processor (user and system) per frame then. Two
-processes of one program differ by some per cent for where things happen to lie in their memory,
-so for each of the lives both are started anew, in the opposite order, and each life is one pair of
-each row. It ends with one line of JSON: us per frame, and of `overhead`, the part that telemetry
-adds, the median between the bounds in which that of all pairs lies (95 %), and whether it is
-`under` 5 %: false where it is above, null where the bounds leave it open. `added_us` is what it
-adds within one process, without sockets, of which a busy machine changes little.
+Two edges share one core; each relays 20 frames a second to 64 connections, as in bench_edge.py.
+Both are measured over the same seconds, so that other work of the machine meets both. A pair is the
+processor time (user and system) per frame of the two. Processes of one program differ by some per
+cent because of their memory layout, so both are started anew for each of the lives, in alternating
+order; a life gives one pair for each row.
+
+The last line is JSON: us per frame, and as `overhead` the share that telemetry adds, as the median
+with the bounds (95 %) of that of all pairs. `under` is true if it is below 5 %, false if above,
+null if the bounds leave it open. `added_us` is what telemetry adds within one process, without
+sockets, which a busy machine hardly changes.
 """
 
 from __future__ import annotations
@@ -56,12 +57,12 @@ CONNECTIONS = 64
 KINDS = (("staggered", PACED), ("step", STEP))
 VIEWS = (SSE, FRAMES, WS, H2)
 MOST = 0.05
-"""Of a relayed frame, what telemetry may add."""
+"""Maximum share of the cost of a relayed frame that telemetry may add."""
 LEAST_LIVES = 6
 """Fewer pairs cannot be sure of anything."""
 SETTLE_S, MOST_SETTLE_S = 0.5, 60
 SETTLED_FRAMES = 20 * CONNECTIONS
-"""Of each edge, before it is looked at: a second's."""
+"""Number of frames that each edge relays before it is measured: one second's."""
 STREAM = bytes(range(16))
 INNER_FRAMES, INNER_TURNS = 50, 200
 
@@ -118,7 +119,7 @@ class Inner:
         self._connection.data_received(b"".join(frames))
 
     def us_per_frame(self, *, step: bool) -> float:
-        """A token for each of the connections, so often: in one read each time, or in one each."""
+        """Return the time per frame for a token to each connection, in one read or many."""
         first, self._next = self._next, self._next + INNER_FRAMES
         reads = []
         for index in range(first, self._next):

@@ -96,12 +96,12 @@ def ratios(kind: str, days: float, seed: int, prices: WarmPrices) -> dict[str, f
 
 
 def known_rates(trace: ArrivalTrace, prices: WarmPrices) -> float:
-    """Cost over the optimum, of a bursty trace, by who knows how it was drawn: no policy that
-    does not see what comes pays less in the mean.
+    """Return the cost over the optimum of a policy that knows how a bursty trace was drawn.
 
-    All that is hidden is how many visits are under way, which the arrivals tell more or less. What
-    an arrival is expected soon for falls as none comes, so that a model is kept until a cold start
-    costs less than waiting goes on to; from then on, loading it ahead does not pay either.
+    No policy that does not see the future pays less in the mean. All that is hidden from this one
+    is how many visits are under way, which the arrivals suggest. The chance of an early arrival
+    falls while none comes, so the model is kept until a cold start is cheaper than waiting on;
+    loading it ahead after that does not pay either.
     """
     visits = np.arange(MOST_VISITS + 1)
     paid = optimum = 0.0
@@ -134,7 +134,7 @@ def known_rates(trace: ArrivalTrace, prices: WarmPrices) -> float:
 
 
 def gaps_per_s() -> float:
-    """That go through all of the TTLs."""
+    """Return how many gaps per second go through all of the TTLs."""
     lengths = np.random.default_rng(1).lognormal(4.0, 2.0, GAPS)
     began = time.perf_counter()
     sweep_ttls(lengths, np.geomspace(1.0, 1e5, TTLS).tolist(), WarmPrices())
@@ -142,7 +142,7 @@ def gaps_per_s() -> float:
 
 
 def cold_start(starts: int) -> Found:
-    """Of a worker of the demo model."""
+    """Profile cold starts of a worker with the demo model."""
     with tempfile.TemporaryDirectory() as folder:
         found = asyncio.run(profile(OriginConfig(data=Path(folder)), starts))
     return {

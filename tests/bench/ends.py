@@ -1,4 +1,4 @@
-"""What sources of benches have: an origin as far as an edge needs one, and a peer's upstream."""
+"""Shared parts of the benches' sources: a minimal origin, and the upstream of a peer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Source(Protocol):
     """True if it writes as much as is taken."""
 
     def grant(self, limit: int, limit_bytes: int | None) -> None:
-        """What the edge has credit for, on a link."""
+        """Set the credit that the edge has given on a link."""
 
     def write_some(self) -> None:
         """To a peer that has room."""

@@ -13,7 +13,7 @@ from tailrace.python_build import PythonBuild, python_build
 
 
 def cpu() -> str:
-    """Number and name of the processors, as far as the system tells."""
+    """Return the number and name of the processors, as far as the system tells."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         lines = info.read_text(encoding="utf-8").splitlines()

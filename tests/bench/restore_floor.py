@@ -1,4 +1,4 @@
-"""What a restore takes at least: to load the demo model, and to go on with the streams of a kill.
+"""Measure the least time of a restore: load the demo model, and continue the streams of a kill.
 
     python tests/bench/restore_floor.py < HISTORIES
 
@@ -33,7 +33,7 @@ PROMPT = "Once upon a time"
 TOKENS = 400
 
 Frames = list[tuple[list[int], int]]
-"""Of one stream: the ids that ride with each frame, and the bytes of its text."""
+"""Frames of one stream: the token ids of each, and the bytes of its text."""
 
 
 def loaded() -> Engine:

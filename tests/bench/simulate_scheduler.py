@@ -1,4 +1,4 @@
-"""What a setting of the scheduler does to a load, on a virtual clock: no model, no waiting.
+"""Simulate the scheduler under a load, on a virtual clock: no model and no waiting.
 
     python tests/bench/simulate_scheduler.py
     python tests/bench/simulate_scheduler.py --load interactive=4,300,150 --load batch=1,4000,400 \
@@ -71,7 +71,7 @@ def milliseconds(text: str) -> Cost:
 def arrivals(
     loads: Sequence[Load], seconds: float, common: float, most: int, random: Random
 ) -> list[Arrival]:
-    """Runs of at most `most` tokens; the share `common` of prompts begin with the same ids."""
+    """Draw runs of at most `most` tokens; the share `common` of prompts begin with the same ids."""
     stem = random.choices(range(VOCABULARY), k=most)
     runs = []
     for load in loads:
@@ -91,7 +91,7 @@ def milli(values: Sequence[float], part: float) -> float | None:
 
 
 def figures(outcomes: Sequence[Outcome], seconds: float) -> dict[str, float | int | None]:
-    """Of one class: latencies in milliseconds, tokens in tokens per second."""
+    """Summarise the runs of one class: latencies in ms, throughput in tokens per second."""
     begun = [outcome for outcome in outcomes if outcome.times]
     first = [outcome.times[0] - outcome.arrival.at for outcome in begun]
     gaps = [b - a for outcome in begun for a, b in pairwise(outcome.times)]

@@ -1,12 +1,15 @@
-"""What an edge has left of 8,000 quick WebSockets, 20,000 odd requests and 200 slow heads.
+"""Measure what 8,000 quick WebSockets, 20,000 odd requests and 200 slow heads leave in an edge.
 
     python tests/bench/soak_edge.py [--websockets 8000] [--requests 20000] [--slow 200]
 
-The WebSockets open a stream and leave, by a close, a FIN or a reset. The requests are what clients
-of all kinds send, most of it wrong, and some leave in the middle. The slow ones send a byte of a
-head a second, for as long as they are let. The edge is a process of its own, its origin is here.
-It ends with one line of JSON: memory before and after in MiB, how many of the slow ones are open
-after their time, and lines of the log with a traceback; exit status 1 if any of it is not so.
+The WebSockets open a stream and leave with a close, a FIN or a reset. The requests are of all
+kinds, most of them wrong, and some clients leave in the middle. The slow clients send one byte of a
+head a second for as long as they are allowed to. The edge is a process of its own; its origin runs
+in this process.
+
+The last line is JSON: memory before and after in MiB, the number of slow connections open after
+their time, and lines of the log with a traceback. The exit status is 1 if any of these is out of
+bounds.
 """
 
 from __future__ import annotations
@@ -79,7 +82,7 @@ class Clients:
         await asyncio.gather(*(some() for _ in range(AT_ONCE)))
 
     async def websocket(self) -> None:
-        """A session that opens a stream, has some of it, and leaves."""
+        """Open a session and a stream, read some of it, and leave in one of three ways."""
         reader, writer = await self._connected()
         wanted = Open("demo", prompt="Once", credit=self._random.randrange(100))
         asked = encode(Hello(SCHEMA_HASH, "soak")) + encode(wanted, 1)

@@ -22,7 +22,7 @@ QUESTIONS = (
     "Who has the ball?",
 )
 SHARES = {Priority.INTERACTIVE: 0.4, Priority.STANDARD: 0.4, Priority.BATCH: 0.2}
-"""Of the tokens asked for."""
+"""Share of each class in the tokens that are requested."""
 MAX_TOKENS = {Priority.INTERACTIVE: 120, Priority.STANDARD: 250, Priority.BATCH: 500}
 
 
@@ -123,7 +123,7 @@ class Readers:
 
 
 def class_wait_s(seen: Iterable[Seen]) -> float:
-    """The longest time in which some of these streams were open and none of them got a frame."""
+    """Return the longest time in which some of these streams were open and none got a frame."""
     moments = []
     for one in seen:
         moments += [(one.asked_s, 1), *((at, 0) for at in one.frames_s)]

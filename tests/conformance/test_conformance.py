@@ -22,13 +22,15 @@ TESTS = 338
 LONG_POLL_S = 0.5
 """Some of its tests wait for a long poll in vain."""
 PATIENCE_MS = 15_000
-"""What one of its tests may take, on a machine that does other things too. It asserts by
-itself what has to be quick."""
+"""Timeout for one test of the suite, in ms, on a busy machine.
+
+The suite itself asserts what has to be quick.
+"""
 SUITE_TIMEOUT_S = 240.0
 
 
 class Outcome(NamedTuple):
-    """One test of the suite: `status` as vitest says it, passed, failed, skipped, …"""
+    """One test of the suite, with the status that vitest gave it: passed, failed, skipped, …."""
 
     name: str
     status: str

@@ -1,3 +1,5 @@
+"""Fixtures of the console's tests: an origin, an edge and a browser."""
+
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, datetime

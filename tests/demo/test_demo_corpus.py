@@ -1,3 +1,5 @@
+"""The corpus of the demo model: its documents, its tasks and its chat template."""
+
 import re
 from itertools import islice, pairwise
 from random import Random

@@ -1,3 +1,5 @@
+"""Training of the demo model: batches, resumption, export."""
+
 from collections.abc import Iterator
 from itertools import count, islice
 from pathlib import Path

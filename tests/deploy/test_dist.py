@@ -80,7 +80,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The commands of an environment with models of our own, and with Hugging Face's kernels."""
+    """Install the wheel with the extra `torch` and Hugging Face's kernels; return the commands."""
     folder = tmp_path_factory.mktemp("whole") / "venv"
     return installed(folder, f"{only(dist, '*.whl')}[torch]", "kernels>=0.11,<1")
 

@@ -58,7 +58,7 @@ async def browser(certificate: Path, *ports: int) -> AsyncIterator[Browser]:
 
 
 def key_hash(certificate: Path) -> str:
-    """Of its public key, as browsers pin it (RFC 7469, 2.4)."""
+    """Return the hash of a certificate's public key, as browsers pin it (RFC 7469, 2.4)."""
     key = load_pem_x509_certificate(certificate.read_bytes()).public_key()
     info = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     return b64encode(hashlib.sha256(info).digest()).decode()

@@ -1,3 +1,5 @@
+"""Fixtures of the end-to-end tests: an origin with two edges, all real processes."""
+
 from collections.abc import AsyncIterator
 from pathlib import Path
 

@@ -30,7 +30,7 @@ class HeldOrigin(Origin):
         self._brake.hold(characters)
 
     def hold_behind(self, whole: Reading, events: int) -> None:
-        """The same text comes to so many events, and to no end."""
+        """Hold the text shortly behind `events` events, so that no stream of it ends."""
         self.hold(len(Reading(events=whole.events[: events + BEHIND]).text))
 
     def go_on(self) -> None:

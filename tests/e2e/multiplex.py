@@ -28,7 +28,7 @@ from tailrace.ledger.frame import (
 
 @dataclass
 class Stream:
-    """What this client has of one stream."""
+    """One stream as this client has received it."""
 
     id: bytes = b""
     token: str = ""

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 60.0
-"""What takes a second may take a busy machine so long; a process that ends is noticed sooner."""
+"""Timeout for a process to stop, in seconds; it takes one second on an idle machine."""
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -25,7 +25,7 @@ class Event:
 
 @dataclass
 class Reading:
-    """What one reader has of one stream."""
+    """One stream as one reader has received it."""
 
     stream: str = ""
     token: str = ""

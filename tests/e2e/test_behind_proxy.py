@@ -65,6 +65,8 @@ LIVE_ROUTES: dict[str, tuple[str, str, dict[str, str], dict[str, Any] | None]] =
 
 @dataclass
 class Place:
+    """An edge, its certificate and a stream, shared by the tests of all proxies."""
+
     edge: Edge
     certificate: Path
     stream: str
@@ -193,7 +195,7 @@ def documented(language: str) -> str:
 
 
 async def news_comes_at_once(url: str, client: httpx.AsyncClient) -> None:
-    """A reader has what there is, and then what is appended, while its answer goes on."""
+    """Check that a live reader gets the stored text, then each append, in one answer."""
     text = {"Content-Type": "text/plain"}
     assert (await client.put(url, content="old", headers=text)).status_code == 201
     for live, old, new in (("sse", "data:old", "data:new"), ("frames", "old", "new")):
@@ -223,7 +225,7 @@ async def a_long_poll_is_answered_when_there_is_news(url: str, client: httpx.Asy
 
 
 async def a_chat_is_shown_while_it_is_made(url: str, client: httpx.AsyncClient) -> None:
-    """An answer that is cancelled when its first text has been seen ends as a cancelled one.
+    """Cancel an answer once its first text has been seen, and check that it ends as cancelled.
 
     A proxy that holds answers back shows the text of this one when the generation has ended.
     """

@@ -65,7 +65,7 @@ class Scene:
     way: UdpWay
     """To the edge, which can be cut."""
     text: str
-    """What REQUEST gives."""
+    """Whole text of the stream that REQUEST opens."""
 
     @asynccontextmanager
     async def page(self, url: str, protocol: str = "h3") -> AsyncIterator[Page]:
@@ -181,7 +181,10 @@ async def check_that_all_has_come(page: Page) -> None:
 
 
 async def test_a_page_goes_offline_and_comes_back_from_another_address(scene: Scene) -> None:
-    """As a telephone does that leaves a house: nothing passes for a while, then by another way."""
+    """A telephone that leaves a house does this.
+
+    Nothing passes for a while, then packets come from another address.
+    """
     async with scene.page(f"https://localhost:{scene.way.port}/healthz") as page:
         await begin_to_listen(scene, page, f"https://localhost:{scene.way.port}/v1/generate")
         before = scene.way.lost

@@ -16,6 +16,8 @@ pytestmark = pytest.mark.anyio
 
 
 class Answer(NamedTuple):
+    """Exit status and output of `tailrace chat`."""
+
     code: int
     stdout: str
     stderr: str

@@ -1,4 +1,4 @@
-"""What a network does between a client and its edge: every client has the whole text at the end."""
+"""Network faults between a client and its edge: every client has the whole text at the end."""
 
 from __future__ import annotations
 
@@ -37,6 +37,8 @@ LOSS = 0.1
 
 
 class Way:
+    """An edge behind a proxy that breaks connections."""
+
     def __init__(self, folder: Path) -> None:
         files = development_certificate(folder / "certificate", datetime.now(UTC))
         self.certificate = files.certificate

@@ -40,6 +40,8 @@ SSE = {"Accept": "text/event-stream"}
 
 
 class House(NamedTuple):
+    """An origin and an edge with a file of API keys."""
+
     origin: Origin
     edge: Edge
     keys: Path

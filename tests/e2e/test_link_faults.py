@@ -1,4 +1,4 @@
-"""What a network does to the link between an edge and its origin, and no reader may notice."""
+"""Network faults between an edge and its origin, which no reader may notice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of an origin whose folder goes away, and of what lies in one."""
+"""An origin whose folder disappears, and the files that a folder holds."""
 
 import asyncio
 from pathlib import Path
@@ -31,7 +31,11 @@ async def leave_an_ended_stream(data: Path) -> None:
 
 
 async def has_swept(data: Path) -> None:
-    """The mark is left at the beginning of each sweep: the second one tells that one is over."""
+    """Wait until a sweep is over.
+
+    Each sweep writes a new mark when it begins, so the third mark seen means that a whole sweep has
+    passed.
+    """
     seen = set[str]()
     async with asyncio.timeout(START_TIMEOUT_S):
         while len(seen) < 3:

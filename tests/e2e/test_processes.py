@@ -37,6 +37,8 @@ REQUESTS = "tailrace_edge_requests_total{"
 
 @dataclass
 class Several:
+    """An edge of several processes, its origin, settings and certificate."""
+
     origin: Origin
     edge: Edge
     settings: Path

@@ -32,6 +32,8 @@ EMPTY = {"Speculation: tokens kept A"}
 
 
 class Prometheus:
+    """A client for the HTTP API of a Prometheus server."""
+
     def __init__(self, client: httpx.AsyncClient, port: int) -> None:
         self._client = client
         self._url = f"http://127.0.0.1:{port}/api/v1"

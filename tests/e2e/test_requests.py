@@ -1,4 +1,4 @@
-"""What a request may ask for beyond text: several streams, scores, formats, and steering."""
+"""Options of a request beyond text: several streams, scores, output formats, and steering."""
 
 import asyncio
 import re

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.anyio
 DEMO = Path(__file__).resolve().parents[2] / "origin" / "demo" / "model"
 TOKENS = 200
 BEGUN = 30
-"""Of them, when a stream is under way."""
+"""Number of tokens after which a stream counts as under way."""
 
 
 KEPT = '[origin]\npolicy = "greedy-dual"\n'

@@ -1,4 +1,4 @@
-"""What readers of HTTP/2 cost an edge that ask for much and read nothing."""
+"""Memory that HTTP/2 readers cost an edge if they request much and read nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.anyio
 
 READERS = 100
 WORDS = 10_000
-"""Of the stream that each asks for: 180 kB, of which its window takes 64."""
+"""Number of words of the stream that each reader opens: 180 kB, of which its window takes 64 kB."""
 MAX_READER_KIB = 64
 """Without flow control it was the rest of the stream."""
 MAX_WINDOW_BYTES = 65_535

@@ -28,7 +28,7 @@ BYTES = {"Content-Type": "application/octet-stream"}
 TEXT = {"Content-Type": "text/plain"}
 MIB = 1 << 20
 MAX_READER_BYTES = 4 * MIB
-"""Of one that stalls: what one read of the ledger gives, 64 frames of 64 KiB, twice over."""
+"""Maximum memory for a stalled reader: one read of the ledger (64 frames of 64 KiB), twice."""
 
 
 @asynccontextmanager

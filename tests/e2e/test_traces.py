@@ -29,7 +29,7 @@ TOKENS = 20
 
 @contextmanager
 def collector(spans: list[tuple[str, Span]]) -> Iterator[str]:
-    """Adds each span that is exported, with its service's name."""
+    """Add each exported span to `spans`, with the name of its service."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

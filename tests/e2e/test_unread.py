@@ -104,8 +104,9 @@ def added(keys: Path, tenant: str) -> str:
 async def opened_and_left(
     url: str, count: int, headers: dict[str, str] | None = None
 ) -> tuple[list[str], list[tuple[str, int]]]:
-    """Open so many streams over one WebSocket and detach from each; return those that there are
-    now, and the code and status of each refusal.
+    """Open `count` streams over one WebSocket and detach from each.
+
+    Returns the ids of the opened streams, and the code and status of each refusal.
     """
     opens = [
         Open("demo", prompt="Once", max_tokens=LONG, ignore_eos=True, sampling=Sampling(seed=seed))

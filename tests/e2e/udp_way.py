@@ -58,7 +58,7 @@ class UdpWay(asyncio.DatagramProtocol):
                 task.add_done_callback(self._making.discard)
 
     async def _first(self, data: bytes, addr: Any) -> None:
-        """Of a client that has no address at the far side yet."""
+        """Forward the first datagram of a client that has no address at the far side yet."""
         far, _ = await asyncio.get_running_loop().create_datagram_endpoint(
             lambda: _Far(self, addr), remote_addr=("127.0.0.1", self._server_port)
         )

@@ -246,7 +246,7 @@ class _Connection:
         self._origin.sent[corr] = window.next
 
     def _close(self, corr: int) -> None:
-        """What a reader that does not follow gets after the frames that there are."""
+        """Send a status to a reader that does not follow, once it has the frames that there are."""
         released, whole = self._origin.released, len(self._origin.frames)
         state = StreamState.ENDED if released == whole else StreamState.RUNNING
         if state is StreamState.RUNNING or self._windows[corr].next == whole:

@@ -1,3 +1,5 @@
+"""Settings of an edge."""
+
 from pathlib import Path
 from typing import Any
 

@@ -1,3 +1,5 @@
+"""Error responses of an edge, in our format and in OpenAI's."""
+
 import json
 from typing import Any
 

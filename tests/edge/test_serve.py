@@ -1,4 +1,4 @@
-"""What an edge asks of its server."""
+"""Options that an edge gives to its server."""
 
 from datetime import UTC, datetime
 from pathlib import Path

@@ -57,7 +57,7 @@ def sent(session: Session) -> list[tuple[int, Frame]]:
 
 
 def forwards(session: Session, message: bytes | str) -> list[bytes]:
-    """What the link gets for a client's message, but for the bytes of credit that the edge adds."""
+    """Return the frames that the link gets for a client's message, without the byte credit."""
     frames: list[bytes] = []
     for corr, frame in session.receive(message):
         frames.append(encode(without_bytes(frame), corr))
@@ -367,7 +367,7 @@ def test_an_edge_that_goes_away_closes_the_connection(session: Session) -> None:
 
 
 def reading(session: Session, corr: int) -> None:
-    """A stream is read there, and nothing waits."""
+    """Open a stream on channel `corr`, with nothing left to send."""
     session.receive(encode(Resume(STREAM, credit=1000), corr))
     session.deliver(encode(Opened(STREAM, 0, "", "demo", 3), corr))
     sent(session)

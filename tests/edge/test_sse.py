@@ -1,3 +1,5 @@
+"""Server-sent events: their encoding, and what a browser reads from them."""
+
 import json
 from random import Random
 

@@ -65,7 +65,7 @@ async def client(link: OriginPool) -> AsyncIterator[httpx.AsyncClient]:
 
 
 def answers(origin: ScriptedOrigin, *frames: Frame) -> None:
-    """What every Call gets from now on."""
+    """Answer every Call with these frames from now on."""
     origin.answers = frames
 
 
@@ -361,7 +361,7 @@ async def test_only_listed_origins_may_read_where_there_is_a_list(
 async def test_a_query_that_no_url_holds_is_the_callers_fault(
     origin: ScriptedOrigin, link: OriginPool
 ) -> None:
-    """As a client of HTTP/2 can send it."""
+    """A client of HTTP/2 can send such a query."""
     app = create_app(link, EdgeConfig(http=("127.0.0.1:0",)))
     sent = await asgi(app, PATH.encode(), http_version="2", query="offset=é".encode())
     assert sent[0]["status"] == 400

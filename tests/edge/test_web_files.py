@@ -112,7 +112,7 @@ async def test_what_compression_would_not_help_or_would_confuse_is_sent_as_it_is
 
 
 async def test_the_client_for_browsers_takes_8_kb_of_the_network() -> None:
-    """As docs/web.md says: what a page loads for its first stream, and the WebSocket's part."""
+    """docs/web.md states the sizes: what a page loads first, and the part for WebSockets."""
     app = Starlette(routes=web_routes())
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://127.0.0.1"

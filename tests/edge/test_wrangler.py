@@ -29,7 +29,7 @@ renamed_classes = [{from = "Old", to = "Stream"}]
 
 
 def reading(text: str, environment: str | None = None, secrets: str = "", **more: Any) -> Reading:
-    """Of a TOML file with what every file must have before it."""
+    """Read a TOML file, with the lines that every file must begin with."""
     dev_vars = DevVars(".dev.vars", secrets) if secrets else None
     file = "wrangler.toml"
     return read(HEAD + text, file, environment=environment, dev_vars=dev_vars, **more)

@@ -1,3 +1,5 @@
+"""Fixtures of the kernels' tests."""
+
 import pytest
 import torch
 

@@ -8,7 +8,7 @@ from torch import Tensor
 MARGIN = 256
 """Elements on either side: a multiple of 16 bytes, as the tensors of a model are aligned."""
 POISON = {torch.uint8: 0x7F, torch.int8: 0x7F, torch.int32: 0x7F7F7F7F}
-"""Of integers; of floats it is NaN."""
+"""Margin values of integer tensors; those of floating-point tensors are NaN."""
 
 
 class Guarded:

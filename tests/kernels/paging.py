@@ -75,7 +75,7 @@ def random_rope(head_dim: int, device: torch.device, *, norm: bool = False) -> R
 
 
 def fill(cache: PagedKv, tables: Tensor, lengths: list[int], seed: int = 3) -> None:
-    """Write random keys and values to positions 0 .. length-1 of sequences 0, 1, …"""
+    """Write random keys and values to positions 0 to length - 1 of each sequence."""
     shape = (cache.kv_heads, cache.head_dim)
     for sequence, length in enumerate(lengths):
         keys = normal(length, *shape, device=tables.device, seed=seed + 2 * sequence)

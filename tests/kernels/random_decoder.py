@@ -30,7 +30,7 @@ from tailrace.kernels.shapes import PAGE_TOKENS, WEIGHTS_PER_BYTE, DecoderShape,
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What is drawn, and how much of it may run at once."""
+    """Shape and number formats of a random decoder, and how many rows it can run at once."""
 
     shape: DecoderShape
     device: torch.device
@@ -40,11 +40,11 @@ class Recipe:
     length: int = PAGE_TOKENS
     """Positions that a sequence may have."""
     dtype: torch.dtype = torch.bfloat16
-    """Of dense weights, embeddings and the cache."""
+    """Number format of dense weights, embeddings and the cache."""
     bits: int = 0
     """8 or 4 of quantised weights instead."""
     kv_dtype: torch.dtype | None = None
-    """Of the cache, where it is another."""
+    """Number format of the cache, if it is not `dtype`."""
     int8_head: bool = False
     dependent: bool = False
     """Launches begin while those ahead still run."""

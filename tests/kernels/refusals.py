@@ -1,4 +1,4 @@
-"""What every launch refuses: a tensor of another type, shape or layout than it reads."""
+"""Tensors that every launch refuses: those of another type, shape or layout than it reads."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""Checks of tensors before a launch."""
+
 import pytest
 import torch
 

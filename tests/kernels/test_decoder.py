@@ -1,3 +1,5 @@
+"""A whole decoder step, beside the oracles of its kernels."""
+
 from dataclasses import replace
 
 import pytest
@@ -96,7 +98,7 @@ def test_a_step_is_that_of_the_oracles(family: Family, device: torch.device) -> 
 def test_a_quantised_step_is_that_of_the_oracles(
     bits: int, kv_dtype: torch.dtype, device: torch.device
 ) -> None:
-    """What is rounded to 8 bits on the way may fall to the other side of a tie, here and there."""
+    """A value that is rounded to 8 bits may fall to the other side of a tie here and there."""
     shape = DecoderShape("tiny", Family.LLAMA, 128, 128, 1, 4, 2, 32, 96, LENGTH)
     recipe = Recipe(shape, device, 2, 2, LENGTH, bits=bits, kv_dtype=kv_dtype, seed=3)
     decoder = random_decoder(recipe)

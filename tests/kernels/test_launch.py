@@ -1,3 +1,5 @@
+"""Options of launches."""
+
 import torch
 
 from tailrace.kernels.launch import INTERPRETED, OPTIONS, next_power_of_2

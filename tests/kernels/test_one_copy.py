@@ -1,3 +1,5 @@
+"""Several tensors moved to a device in one copy."""
+
 import torch
 
 from tailrace.kernels.one_copy import ALIGNED_BYTES, one_copy

@@ -1,3 +1,5 @@
+"""Inputs of a captured step: padding, tables and their refilling."""
+
 from random import Random
 
 import pytest

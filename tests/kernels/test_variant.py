@@ -1,3 +1,5 @@
+"""Descriptions of kernels to be compiled."""
+
 # mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 

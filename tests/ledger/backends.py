@@ -37,6 +37,8 @@ class Backend(Protocol):
 
 
 class SqliteBackend:
+    """A ledger in a file, on a clock that is moved by hand."""
+
     def __init__(self, folder: Path) -> None:
         self.clock = Clock()
         self._path = folder / "ledger.db"

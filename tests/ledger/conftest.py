@@ -1,3 +1,5 @@
+"""Fixtures of the ledgers' tests: each kind of ledger in turn."""
+
 from collections.abc import AsyncIterator
 from pathlib import Path
 

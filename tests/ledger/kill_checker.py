@@ -1,4 +1,4 @@
-"""Who kills producers, holds what was acknowledged to them, and looks for it afterwards."""
+"""Kills producers, remembers what was acknowledged to them, and looks for it afterwards."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Findings:
 
     @property
     def broken(self) -> dict[str, int]:
-        """What must be nothing."""
+        """Return the counts that must be zero but are not."""
         kept = ("acknowledged", "lost_of_relaxed")
         return {name: n for name, n in asdict(self).items() if n and name not in kept}
 

@@ -73,11 +73,11 @@ class Place(Backend, Protocol):
         ...
 
     def lose_some_of(self, stream: bytes) -> None:
-        """Some frames of its middle."""
+        """Remove some frames from the middle of a stream."""
         ...
 
     def add_stray_value(self) -> None:
-        """A value of an object that there is not."""
+        """Add a value of an object that does not exist."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What tests of alarms ask of a store."""
+"""The next alarm of a store, for tests."""
 
 from __future__ import annotations
 

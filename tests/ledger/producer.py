@@ -124,7 +124,7 @@ class Producer:
         return epoch, (await self._ledger.info(stream)).next_index
 
     async def _count(self, number: int) -> None:
-        """An object whose value is the length of its stream, in one write each."""
+        """Write an object whose value is the length of its stream, each time in one write."""
         key, stream, objects = object_key(number), object_stream(number), self._ledger.objects
         epoch = (await objects.claim(key)).epoch
         value = int((await objects.get(key, ["n"])).get("n", b"0"))

@@ -15,23 +15,31 @@ Mac = Annotated[bytes, fixed_data(32)]
 
 
 class Colour(IntEnum):
+    """An enum with numbers that do not follow each other."""
+
     RED = 0
     DARK_BLUE = 3
 
 
 @dataclass
 class Unused:
+    """A struct that no frame refers to."""
+
     text: str
 
 
 @dataclass
 class Point:
+    """A struct with an optional field."""
+
     x: Uint
     colour: Colour | None
 
 
 @dataclass
 class Line:
+    """A struct with lists and an optional alias."""
+
     id: Id
     points: Annotated[tuple[Point, ...], list_of(struct_of(Point), 9)]
     names: Annotated[tuple[str, ...], list_of(STR, 9)] = ()
@@ -40,7 +48,7 @@ class Line:
 
 @dataclass
 class Nothing:
-    pass
+    """A struct without fields."""
 
 
 TEXT = """\

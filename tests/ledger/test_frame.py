@@ -1,4 +1,4 @@
-"""What the properties and the vectors do not say of frames: values, limits, errors."""
+"""Values, limits and errors of frames; properties and vectors are tested elsewhere."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""Frames as JSON."""
+
 import math
 
 from tailrace.ledger.frame import (

@@ -54,7 +54,7 @@ def outcome_of(raw: bytes) -> Frame | FrameError:
 
 
 def check(raw: bytes) -> None:
-    """A frame that decodes is the only one of its bytes; an error names a place in them."""
+    """Check that a decoded frame encodes to the same bytes; an error must name a place in them."""
     outcome = outcome_of(raw)
     if isinstance(outcome, FrameError):
         assert outcome.field

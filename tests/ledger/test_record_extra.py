@@ -1,4 +1,4 @@
-"""What is stored beside records, and how older ledgers stored it within their token ids."""
+"""Data stored beside records, and how older ledgers stored it within their token ids."""
 
 from __future__ import annotations
 

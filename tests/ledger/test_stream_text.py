@@ -1,3 +1,5 @@
+"""The text of a stream, from its frames."""
+
 from __future__ import annotations
 
 import pytest

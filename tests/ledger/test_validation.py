@@ -1,3 +1,5 @@
+"""Messages for invalid documents."""
+
 from typing import Annotated, Any
 
 import pytest
@@ -8,6 +10,8 @@ from tailrace.ledger.validation import MAX_SHOWN_CHARS, first_fault, invalid_doc
 
 
 class Turn(BaseModel):
+    """A document within another one."""
+
     model_config = ConfigDict(extra="forbid")
 
     role: Annotated[str, Field(min_length=1, alias="from", description="a role")]
@@ -15,6 +19,8 @@ class Turn(BaseModel):
 
 
 class Body(BaseModel):
+    """A document with every kind of field that is described."""
+
     model_config = ConfigDict(extra="forbid")
 
     name: str = Field(description="a name")

@@ -1,4 +1,4 @@
-"""What our objects hold in memory, measured where `model check` computes it."""
+"""Measures the memory that our objects hold, to compare with what `model check` computes."""
 
 from enum import Enum
 from typing import Any
@@ -9,7 +9,7 @@ from tailrace.origin.checkpoint.model_config import ModelConfig
 
 
 def held_bytes(holder: object) -> int:
-    """Of all tensors that an object holds, or several in a list."""
+    """Return the size of all tensors that an object holds, or several objects in a list."""
     return sum(tensor.untyped_storage().nbytes() for tensor in tensors_of(holder))
 
 

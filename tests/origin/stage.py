@@ -105,12 +105,12 @@ class Stage:
         await self.runs.worker_lost(slot)
 
     async def rested(self, slot: Slot) -> None:
-        """The worker has ended as it was told to."""
+        """End a worker as it was told to."""
         slot.ready = None
         await self.runs.worker_rested(slot)
 
     def begun(self, slot: Slot, *streams: bytes) -> None:
-        """The worker says that it is at work on these; on all that it has, if none are given."""
+        """Report that the worker has begun with these streams, or with all that it has."""
         runs = [
             stream.run
             for stream in self.runs.table.on(slot)
@@ -123,7 +123,7 @@ class Stage:
         await self.runs.start((stream, recipe))
 
     async def running(self, stream: bytes, slot: int = 0) -> tuple[Slot, int]:
-        """A worker of this slot that is ready, and the run of a stream that was started on it."""
+        """Start a stream on a ready worker; return the slot and the number of the run."""
         await self.ready(self.slots[slot])
         await self.start(stream)
         return self.slots[slot], self.slots[slot].last[0]
@@ -149,7 +149,7 @@ class Stage:
         await self.runs.worker_step(slot, Step.of((emission,)).cut())
 
     async def cancelled(self, slot: Slot, run: int, index: int) -> None:
-        """What a worker makes of a Halt."""
+        """Answer a Halt as a worker does."""
         frame = encode(StreamEnd(index, FinishReason.CANCELLED, index, 2))
         await self.runs.worker_step(slot, Step.of((Emission(run, index, (), (), frame),)).cut())
 

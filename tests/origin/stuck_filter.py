@@ -8,6 +8,8 @@ from tailrace.origin.filter import Verdict
 
 
 class Stuck:
+    """A filter that never returns."""
+
     def check(self, text: str, last: bool) -> Verdict:
         signal.pause()
         return Verdict()

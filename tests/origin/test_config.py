@@ -1,3 +1,5 @@
+"""Settings of an origin and of its ledger."""
+
 from pathlib import Path
 
 import pytest

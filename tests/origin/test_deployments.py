@@ -24,6 +24,8 @@ ASKED = ObjectRequest("GET", "http://edge/v1/objects/COUNTER/a")
 
 
 class Clock:
+    """A clock that is moved by hand, in ms."""
+
     def __init__(self) -> None:
         self.now = START_MS
 

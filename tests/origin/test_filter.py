@@ -1,3 +1,5 @@
+"""Text filters, and what an origin holds back for them."""
+
 from typing import Any
 
 import pytest

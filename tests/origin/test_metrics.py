@@ -1,4 +1,4 @@
-"""What an origin counts: from workers' reports, from releases, and over HTTP."""
+"""An origin's metrics: from workers' reports, from releases, and over HTTP."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ async def test_the_key_that_signs_webhooks_survives_a_restart(tmp_path: Path) ->
 
 
 async def test_subscriptions_are_off_unless_the_operator_wants_them(tmp_path: Path) -> None:
-    """What was left by them when they were on lies still, and goes on when they are on again."""
+    """The leftovers of subscriptions are kept while these are off, and go on when on again."""
     now, pool, lease_ms = 1_000_000, ObjectKey(SUBSCRIPTION, "pool"), 30_000
     ledger = await SqliteLedger.open(tmp_path / "ledger.db", lambda: now)
 

@@ -1,3 +1,5 @@
+"""Opening the ledger that the settings name."""
+
 import socket
 import sys
 from pathlib import Path

@@ -88,11 +88,15 @@ def needs_arguments(what: str) -> str:
 
 
 class Unannounced:
+    """A producer without `about`."""
+
     async def produce(self, request: Request) -> AsyncGenerator[Output, None]:
         yield Text("x")
 
 
 class Synchronous(Says):
+    """A producer whose `produce` cannot be called."""
+
     produce = None  # type: ignore[assignment]
 
 

@@ -1,4 +1,4 @@
-"""What a start of an origin imports before its workers run, and before it listens."""
+"""Imports of an origin before its workers run, and before it listens."""
 
 from __future__ import annotations
 

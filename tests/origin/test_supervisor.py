@@ -1,4 +1,4 @@
-"""What a supervisor does again and again."""
+"""Periodic tasks of a supervisor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of streams that nobody reads, and how much room each class has."""
+"""Streams that nobody reads, and the room of each class."""
 
 from __future__ import annotations
 

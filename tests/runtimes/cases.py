@@ -26,7 +26,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came; names of headers are in lower case."""
+    """A response, with names of headers in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -76,7 +76,7 @@ ERROR_HEADERS = {
     "cache-control": "no-store",
     "x-content-type-options": "nosniff",
 }
-"""Of every error."""
+"""Headers of every error response."""
 
 
 def _document(answer: Answer) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def _differences(what: str, wanted: Mapping[str, Any], came: Mapping[str, Any]) 
 
 
 def _is(wanted: object, came: object) -> bool:
-    """Whether it is the same; a text that ends in `…` may go on in words of the runtime's own."""
+    """Return True if `came` is as wanted; after a text that ends in `…` the runtimes may differ."""
     if isinstance(wanted, str) and wanted.endswith("…") and isinstance(came, str):
         return came.startswith(wanted[:-1])
     return wanted == came

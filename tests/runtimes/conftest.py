@@ -74,7 +74,7 @@ async def stage(standing: Runtime) -> AsyncIterator[Runtime]:
 
 @pytest.fixture
 def script(tmp_path: Path) -> Scripts:
-    """Makes a script with a gate of its own."""
+    """Return a function that makes scripts with a gate of their own."""
 
     def make(words: int, **more: Any) -> Script:
         return Script(words, str(tmp_path / "gate"), **more)

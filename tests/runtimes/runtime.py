@@ -37,7 +37,7 @@ class Runtime(Protocol):
     behind: Sequence[Origin | Edge]
 
     async def start(self) -> None:
-        """What of it is not up; after a kill at the same addresses."""
+        """Start the processes that are not up; after a kill, at the same addresses."""
 
     async def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""
@@ -77,7 +77,7 @@ class WorkerdEdge:
     versions: ClassVar[tuple[str, ...]] = ("1.1",)
 
     def __init__(self, origin: Origin, folder: Path, retention_s: float | None = None) -> None:
-        """A stream is kept here for `retention_s`, or as long as the wrangler file says."""
+        """Keep streams here for `retention_s`, or for as long as the wrangler file says."""
         kept = {} if retention_s is None else {"TAILRACE_RETENTION_S": str(retention_s)}
         self.origin = origin
         self._edge = Edge(origin)
@@ -119,6 +119,6 @@ RUNTIMES: dict[str, type[PythonEdge] | type[WorkerdEdge]] = {
 
 
 def token_for(origin: Origin, stream: str, rights: Right, *, expires_in_s: float) -> str:
-    """A resume token as the origin signs them, with the rights and the expiry that a test needs."""
+    """Return a resume token signed with the origin's keys, with these rights and expiry."""
     keys = TokenKeys.load(origin.data / "resume-keys.json")
     return keys.issue(bytes.fromhex(stream), rights, int((time.time() + expires_in_s) * 1000))

@@ -44,9 +44,10 @@ EVERY_KIND: tuple[Output, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """So many words, each followed by `padding` bytes; before word `hold` it waits until the file
-    `gate` is there. With `fails` it breaks after the last word. With `every_kind` the outputs of
-    EVERY_KIND follow the last word.
+    """A number of words, each followed by `padding` bytes.
+
+    Before word `hold` the producer waits until the file `gate` exists. With `fails` it breaks after
+    the last word. With `every_kind` the outputs of EVERY_KIND follow the last word.
     """
 
     words: int
@@ -59,12 +60,12 @@ class Script:
 
     @property
     def body(self) -> dict[str, Any]:
-        """What is posted to have it played."""
+        """Return the body of the request that has it played."""
         return {"model": "script", "prompt": json.dumps(asdict(self))}
 
     @property
     def texts(self) -> list[str]:
-        """Of each frame."""
+        """Return the text of each frame."""
         return [f"{number} {'x' * self.padding}" for number in range(self.words)]
 
     @property
@@ -77,6 +78,8 @@ class Script:
 
 
 class Scripted:
+    """A producer that plays the script in its prompt."""
+
     about = About("script", "script 1", Resumption.REPEATS)
 
     async def produce(self, request: Request) -> AsyncGenerator[Output, None]:

@@ -109,7 +109,10 @@ async def test_a_stream_that_nobody_has_used_for_long_is_gone(
 
 
 async def once_unused(client: httpx.AsyncClient, path: str) -> httpx.Response:
-    """The first answer that is none of the stream; each look at it is a use, so looks get rarer."""
+    """Wait for the first answer other than 200.
+
+    Each look counts as a use of the stream, so looks become rarer.
+    """
     wait_s = FIRST_WAIT_S
     async with asyncio.timeout(PATIENCE_S):
         while (answer := await client.get(path, headers=SSE)).status_code == 200:

@@ -208,7 +208,10 @@ async def test_a_ping_and_a_close_are_answered(stage: Runtime, code: int) -> Non
 async def test_streams_that_a_death_cuts_off_go_on_from_what_was_read(
     stage: Runtime, script: Scripts, dies: str
 ) -> None:
-    """What is behind may be lost without the client's connection: then nothing is cut off."""
+    """The process behind the runtime can die while the client's connection lasts.
+
+    Nothing is cut off then.
+    """
     told = script(200, hold=150, pace_s=0.002)
     streams = [Stream() for _ in range(STREAMS)]
 

@@ -62,7 +62,7 @@ class Visitor:
 
 @pytest.fixture(scope="module")
 async def values(runtime: Runtime) -> Values:
-    """What the table's placeholders stand for: a stream that has ended, and tokens for it."""
+    """Return values for the table's placeholders: a stream that has ended, and tokens for it."""
     taken = {"Idempotency-Key": uuid4().hex}
     async with httpx.AsyncClient(base_url=runtime.url, timeout=TIMEOUT) as client:
         one = await client.post("/v1/generate", json=GENERATED, headers=taken)

@@ -27,7 +27,7 @@ WORDS, HOLD = 300, 250
 async def read_and_kill(
     stage: Runtime, client: httpx.AsyncClient, told: Script, *processes: Origin | Edge
 ) -> Reading:
-    """What a reader has that is cut off by the death of the runtime, and of what else is named."""
+    """Read a stream, kill the runtime and the named processes, and return what the reader has."""
     reading = Reading()
 
     async def read() -> None:

@@ -23,7 +23,7 @@ FRAMES = {"Accept": "application/vnd.tailrace.frames"}
 SMALL_BUFFER_BYTES = 4096
 PADDING = 4000
 MANY = 3_000
-"""Of so many bytes each: more than all buffers on the way take."""
+"""Number of frames, of PADDING bytes each: more than all buffers on the way take."""
 
 
 def frames_of(body: bytes) -> list[Token | StreamEnd]:
@@ -153,7 +153,7 @@ async def test_a_reader_that_stops_holds_up_nobody_and_loses_nothing(
 async def connection_of_a_small_buffer(
     url: str,
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Takes little more than what is read from it."""
+    """Connect with a receive buffer that takes little more than what is read from it."""
     made = socket.socket()
     made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER_BYTES)
     made.setblocking(False)

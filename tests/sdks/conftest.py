@@ -1,6 +1,4 @@
-"""The house of the end-to-end tests for the SDKs, and scripts that run those of npm and of other
-environments.
-"""
+"""Fixtures of the SDKs' tests: an origin with edges, and scripts in npm or another environment."""
 
 from __future__ import annotations
 

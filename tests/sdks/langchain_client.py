@@ -25,7 +25,7 @@ responding: Any = ChatOpenAI(
 
 
 class Animal(BaseModel):
-    """What the model tells of one."""
+    """The model's answer about an animal."""
 
     animal: Literal["fox", "owl"]
     legs: Literal[2, 4]

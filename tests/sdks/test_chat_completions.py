@@ -192,7 +192,7 @@ async def test_a_required_tool_is_called_whole_streamed_and_resumed(
 
 
 async def test_a_result_of_a_tool_is_answered_in_text(sdk: openai.AsyncOpenAI) -> None:
-    """As tutorials on tools go: one call is required, and the rest is left to the model."""
+    """Tutorials on tools do this: one call is required, and the rest is left to the model."""
     asked = CHAT | {"tools": [ADD], "parallel_tool_calls": False, "max_tokens": 100}
     first = await sdk.chat.completions.create(**asked, tool_choice="required")
     message = first.choices[0].message

@@ -1,4 +1,4 @@
-"""What an embedding model says, by the SDKs: they ask for base64 unless they are told otherwise."""
+"""Embeddings through the SDKs, which ask for base64 unless they are told otherwise."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ ASK = """async ([url]) => {
 
 class _Quiet(SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
-        """A test says only what fails."""
+        """Drop the log of requests: a test reports only failures."""
 
 
 @asynccontextmanager

@@ -36,6 +36,8 @@ OUTPUTS: list[Any] = [
 
 
 class House(NamedTuple):
+    """An origin with a producer of our own, and its edges."""
+
     origin: Origin
     edges: list[Edge]
 

@@ -144,6 +144,8 @@ async def test_a_response_that_is_waited_for_is_the_one_that_is_read_again(
 
 
 class Weather(BaseModel):
+    """A schema for the model's answer."""
+
     town: str
     sunny: bool
 

@@ -1,3 +1,5 @@
+"""The development certificate that `tailrace up` makes."""
+
 import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

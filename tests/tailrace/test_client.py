@@ -52,6 +52,8 @@ def refused(status: int, code: str, *, retryable: bool, headers: str = "") -> by
 
 @dataclass
 class Request:
+    """Request line and headers that an edge got."""
+
     line: str
     headers: dict[str, str]
 

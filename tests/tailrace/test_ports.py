@@ -1,3 +1,5 @@
+"""Claiming the ports that the command line names."""
+
 from __future__ import annotations
 
 import socket

@@ -1,4 +1,4 @@
-"""What a client makes of the bytes of its connections."""
+"""A client's position in a stream, from the bytes of its connections."""
 
 from itertools import pairwise
 

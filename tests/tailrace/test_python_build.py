@@ -1,3 +1,5 @@
+"""Recognising how the running Python was built."""
+
 from __future__ import annotations
 
 import json

@@ -1,3 +1,5 @@
+"""Output of `tailrace chat`."""
+
 from __future__ import annotations
 
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""What clients send over a WebSocket that is at fault, and what any edge answers.
+"""Faulty messages of WebSocket clients, and the answer that every edge must give.
 
 The answers are written by hand, so that they cannot follow a mistake of ours.
 """
@@ -29,7 +29,7 @@ from tests.vectors.refused import built
 NOBODYS = bytes(16)
 FORGED = "v1.nokey.AAAA.AAAA"
 Message = bytes | dict[str, str] | dict[str, int]
-"""As hex, a text message, or so many zero bytes."""
+"""A message: bytes in hex, a text, or a number of zero bytes."""
 
 
 class Row(NamedTuple):

@@ -29,7 +29,7 @@ LIMITED = {"Open.messages": MAX_MESSAGES, "Open.stop": MAX_MESSAGES}
 """Lists that the codec bounds and the schema does not."""
 HEAD = "// Written by `python -m tests.web.generate` from ledger/wire/tailrace.bare.\n\n"
 RECEIVED = {StreamError.tag, Heartbeat.tag, Opened.tag, Status.tag, Hello.tag}
-"""What a client is sent besides logged frames: all that a page has to load before it needs more."""
+"""Tags of frames that clients receive besides logged ones; a page needs no others at first."""
 PRIMITIVES = {
     "str": "string",
     "bool": "boolean",
@@ -44,7 +44,7 @@ PRIMITIVES = {
 
 
 def table(schema: Schema, names: list[str]) -> str:
-    """Some types of the schema: what the codec is made of when it is loaded.
+    """Return the source of the table for these types, from which the codec is built when loaded.
 
     A frame is its tag and its fields, another struct its fields, an enum its words.
     """

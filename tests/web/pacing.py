@@ -16,6 +16,8 @@ WORDS = 80
 
 
 class Pacing:
+    """A producer of numbered words that stops at the test's brake."""
+
     about = About("demo", "pacing 1", Resumption.REPEATS)
 
     async def produce(self, request: Request) -> AsyncGenerator[Output, None]:

@@ -61,11 +61,11 @@ def _number(file: Path, name: str) -> int:
 
 MOST_BYTES = 8_500
 LOADED = ("index.min.js", "chunk.min.js", "schema.js")
-"""What a page loads that imports the first. The rest comes when a WebSocket is wanted."""
+"""Files that a page loads that imports the first; the rest comes when a WebSocket is wanted."""
 
 
 def test_what_a_page_loads_is_current_and_small(tmp_path: Path) -> None:
-    """Else, in tests/web: npm run build"""
+    """Run `npm run build` in tests/web if this fails."""
     installed(HERE)
     run("npm", "run", "--silent", "build", "--", f"--outdir={tmp_path}")
     built = sorted(path.name for path in tmp_path.iterdir())

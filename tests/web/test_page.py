@@ -31,6 +31,8 @@ WHOLE = "".join(f"word{number} " for number in range(WORDS))
 
 
 class Scene:
+    """An edge, a browser, and a network path for UDP that tests can cut."""
+
     def __init__(self, origin: HeldOrigin, edge: Edge, launched: Browser, way: UdpWay) -> None:
         self.origin = origin
         self.edge = edge
@@ -97,7 +99,7 @@ async def ask(page: Page) -> None:
 
 
 async def ask_and_hold(scene: Scene, page: Page) -> None:
-    """It comes no further than its middle, until the origin is told to go on."""
+    """Open a stream that stops in its middle until the origin is told to go on."""
     scene.origin.hold(len(WHOLE) // 2)
     await ask(page)
 
@@ -125,7 +127,7 @@ async def test_it_streams_over_http3_and_goes_on_after_a_reload(scene: Scene) ->
 
 
 async def test_it_goes_offline_and_comes_back_from_another_address(scene: Scene) -> None:
-    """As a telephone does that leaves a house."""
+    """A telephone that leaves a house does this."""
     async with scene.page(DOCUMENTED[0], scene.way.port) as page:
         await ask_and_hold(scene, page)
         before = scene.way.lost
@@ -286,8 +288,9 @@ MANY = """<!doctype html><main></main><script type="module">
 
 
 async def test_fifty_streams_in_one_page_come_whole(scene: Scene) -> None:
-    """At 20 words a second each. The tasks over 50 ms are told, and not judged: other things run
-    on the machine of a test.
+    """Each stream has 20 words a second.
+
+    Tasks over 50 ms are printed and not asserted: other things run on the machine of a test.
     """
     async with scene.page("") as page:
         # Chromium lets a page that came from nowhere open no WebSocket to this machine.

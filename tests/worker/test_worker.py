@@ -158,7 +158,7 @@ async def endless_origin() -> AsyncIterator[str]:
 
 
 def frames_kept(disk: Path) -> int:
-    """Of the one stream that an object has on this disk."""
+    """Return how many frames the one stream has that an object keeps on this disk."""
     for file in (disk / "objects").rglob("*.sqlite"):
         database = apsw.Connection(str(file), flags=apsw.SQLITE_OPEN_READONLY)
         try:

@@ -18,7 +18,7 @@ from tests.worker.workerd import FOLDER
 
 HERE = Path(__file__).parent
 LEAST_NODE = (22, 12)
-"""What wrangler 4 asks for."""
+"""Minimum version of Node, which wrangler 4 requires."""
 DEPLOY_TIMEOUT_S = 120.0
 SILENCE = {
     "CI": "true",

@@ -48,7 +48,7 @@ def runtime() -> Path:
 
 
 def capnp(config: Mapping[str, Any], script: Path, disk: Path, variables: Mapping[str, str]) -> str:
-    """What workerd's own configuration says of a wrangler file, with all objects on one disk."""
+    """Return workerd's configuration for a wrangler file, with all objects on one disk."""
     classes = [each["class_name"] for each in config["durable_objects"]["bindings"]]
     bindings = [
         f"(name = {_text(each['name'])}, durableObjectNamespace = {_text(each['class_name'])})"

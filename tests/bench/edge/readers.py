@@ -44,7 +44,7 @@ def stream_id(kind: int, number: int) -> bytes:
 
 
 def h2_request(path: bytes, accept: bytes) -> bytes:
-    """The first request of a connection, and what comes before it; plain HPACK (RFC 7541)."""
+    """Return a client preface and a first request, in plain HPACK (RFC 7541)."""
     fields = ((b"\x04", path), (b"\x01", b"localhost"), (b"\x0f\x04", accept))
     block = b"\x82\x86" + b"".join(name + bytes((len(value),)) + value for name, value in fields)
     return H2_PREFACE + len(block).to_bytes(3) + b"\x01\x05\x00\x00\x00\x01" + block
@@ -117,7 +117,7 @@ async def connect(
     first: int = 0,
     tls: ssl.SSLContext | None = None,
 ) -> list[Reader]:
-    """So many readers of streams of their own, asked for one after another."""
+    """Connect `count` readers, one after another, each of a stream of its own."""
     loop = asyncio.get_running_loop()
     readers: list[Reader] = []
     for n in range(first, first + count):

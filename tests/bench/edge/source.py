@@ -76,8 +76,10 @@ class Stream:
 
 
 class Timer:
-    """Calls `fired` for each time that has passed: an event loop's own timers are due to the
-    millisecond, these to the microsecond. timerfd_create(2), which Python has had since 3.13.
+    """A timer to the microsecond; an event loop's own timers are due to the millisecond.
+
+    It calls `fired` for each time that has passed. It uses timerfd_create(2), which Python has had
+    since 3.13.
     """
 
     def __init__(self, fired: Callable[[], None]) -> None:

@@ -17,6 +17,8 @@ from tailrace.cli import main
 
 
 class Watch:
+    """A callback for `gc` that appends the duration of each collection to a file."""
+
     def __init__(self, file: str) -> None:
         self._file = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._began_s = 0.0

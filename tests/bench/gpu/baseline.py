@@ -1,4 +1,4 @@
-"""What kernels are measured beside: a bf16 Llama decode step in plain torch, compiled.
+"""The baseline that kernels are compared with: a bf16 Llama decode step in plain torch, compiled.
 
 One row per sequence, static KV cache, fused query-key-value and gate-up products, scaled dot
 product attention with grouped queries; `torch.compile` makes kernels of it, and the bench

@@ -1,4 +1,4 @@
-"""What the bench launches: every kernel at its real shapes, whole steps, and their exactness."""
+"""The bench's launches: every kernel at its real shapes, whole steps, and checks of exactness."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Place:
         return self.empty(*size, dtype=dtype).normal_()
 
     def sets(self, bytes_each: int, make: Callable[[], Launch]) -> list[Launch]:
-        """Launches over weights of their own, so many that no cache holds them."""
+        """Return launches over weights of their own, enough of them that no cache holds all."""
         return [make() for _ in range(copies(bytes_each, self.rehearsal))]
 
 

@@ -1,4 +1,4 @@
-"""Whether kernels compute on this device what their oracles say, and a row the same in any batch.
+"""Check on this device that kernels agree with their oracles, and that batches change no row.
 
 Each check returns a largest difference (0 where bits must be equal), and is named by what it
 compares. They run at real shapes on a GPU; the tests of `tests/kernels` go into the corners.

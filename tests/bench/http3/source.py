@@ -36,6 +36,8 @@ HEAD = (
 
 
 class Stepping(Protocol):
+    """A stream that writes one frame a step."""
+
     def step(self) -> bool:
         """Write a frame; whether there will be another."""
 

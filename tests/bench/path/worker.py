@@ -37,15 +37,15 @@ from tailrace.origin.workers.worker_frame import (
 from tests.bench.edge.source import stamp
 
 HELD_BYTES = 1 << 17
-"""Of steps that the supervisor has not read yet."""
+"""Maximum size of steps that the supervisor has not read yet, in bytes."""
 NONE_STEERED: Any = () if "steered" in Emission.__slots__ else 0
-"""Of one emission; it is a number in older trees."""
+"""Value of an emission's `steered` that means none; it is a number in older trees."""
 ALIVE_S = 1.0
 """Between two signs of life while it waits: a silent worker is given no runs."""
 
 
 def step_of(emissions: Sequence[Emission]) -> Step:
-    """As this tree makes one of its emissions: it may be another's, to compare with."""
+    """Return a step of emissions, made as the tree under test makes it."""
     make: Callable[[Sequence[Emission]], Step] = getattr(
         Step, "of", lambda some: cast(Any, Step)(tuple(some))
     )

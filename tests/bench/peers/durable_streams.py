@@ -40,6 +40,8 @@ SLOW_STEPS = 20
 
 
 class DurableStreams(Replayer):
+    """The Durable Streams reference server, with one connection per stream."""
+
     name = f"Durable Streams reference server {VERSION}"
     mode = Mode.POWER
     max_steps = SLOW_STEPS

@@ -105,6 +105,8 @@ class NatsSocket:
 
 
 class NatsJetStream(Pipelined):
+    """NATS JetStream with a subject per stream."""
+
     load_frames = 500  # an atomic batch holds at most 1,000
 
     def __init__(self, mode: Mode, *, atomic: bool) -> None:

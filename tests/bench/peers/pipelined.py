@@ -10,6 +10,8 @@ from tests.bench.peers.server import Server
 
 
 class Pipelined(Replayer):
+    """A peer whose clients write requests in a pipeline and compare the replies as bytes."""
+
     load_frames: int
     """Frames per write while a long stream is loaded."""
     _server: Server | None = None

@@ -26,11 +26,15 @@ from tests.bench.peers.server import Server, connect, receive
 from tests.e2e.processes import free_port
 
 LINES_PER_ENTRY = 8
-"""Of XRANGE's reply: *2, $n, id, *2, $1, f, $18, frame; the array's own line comes first.
-Our frames hold no line break."""
+"""Number of lines per entry in XRANGE's reply: *2, $n, id, *2, $1, f, $18, frame.
+
+The array's own line comes first. Our frames hold no line break.
+"""
 
 
 class RedisStreams(Pipelined):
+    """Redis Streams with pipelined XADDs."""
+
     load_frames = 1000
 
     def __init__(self, fsync: str, mode: Mode) -> None:

@@ -55,7 +55,7 @@ def width_of(index: int) -> int:
 
 
 def frames(first: int, count: int, corr: int) -> bytes:
-    """Of indexes from `first` on, as `encode` makes them, all written now."""
+    """Return `count` frames from index `first` on, as `encode` makes them, stamped with now."""
     width = width_of(first)
     whole = min(count, (1 << 7 * width) - first)
     one = template(width)
@@ -118,7 +118,7 @@ def to_edge(transport: asyncio.Transport, asked: Resume, corr: int) -> Stream:
 
 
 def to_worker(transport: asyncio.Transport, target: str) -> Stream:
-    """As the edge answers that the Worker reads of."""
+    """Answer a request of the Worker as the edge would."""
     path, _, query = target.partition("?")
     stream = path.rpartition("/")[2]
     after = query.partition("after=")[2]

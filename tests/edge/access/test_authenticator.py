@@ -1,4 +1,4 @@
-"""Who asks, by the key of a request; and how much at once."""
+"""Authentication by API key, and the limits of a tenant."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ def api_key(**changes: Any) -> ApiKey:
 
 
 class House:
+    """An authenticator with one key, on a clock that is moved by hand."""
+
     def __init__(self, limits: Limits | None = None, key: ApiKey | None = None) -> None:
         self.now_s = 0.0
         ring = KeyRing([key or api_key()], {"acme": limits or Limits()})

@@ -1,3 +1,5 @@
+"""Limits on the number of connections, in all and for each address."""
+
 import resource
 import subprocess
 import sys

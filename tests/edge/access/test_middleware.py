@@ -1,4 +1,4 @@
-"""What is refused never reaches the application."""
+"""Refused requests never reach the application."""
 
 from __future__ import annotations
 

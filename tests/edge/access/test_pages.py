@@ -1,3 +1,5 @@
+"""Rules on hosts and on the origins of web pages."""
+
 import pytest
 from structlog.testing import capture_logs
 

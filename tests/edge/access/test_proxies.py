@@ -1,3 +1,5 @@
+"""Client addresses behind trusted proxies."""
+
 from ipaddress import ip_network
 
 import pytest

@@ -55,6 +55,8 @@ def asked(origin: ScriptedOrigin) -> list[tuple[str, str]]:
 
 
 class House:
+    """An edge's application with several origins, and a client for it."""
+
     def __init__(self, *origins: ScriptedOrigin) -> None:
         self.origins = origins
         self.client: httpx.AsyncClient
@@ -279,7 +281,7 @@ async def test_without_keys_only_this_machine_operates_an_edge_and_only_where_th
 
 
 async def test_http_1_0_counts_as_a_proxy() -> None:
-    """As nginx asks by default: without a trace of its client but for the version."""
+    """A request over HTTP/1.0, as nginx makes it by default, may have any client behind it."""
     house = House(ScriptedOrigin(0))
     says(house.origins[0], {"room": 1})
     async with house.open(LOOPBACK) as client:

@@ -1,4 +1,4 @@
-"""What `useChat` sends, as a conversation."""
+"""Requests of `useChat`, read as a conversation."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""Parameters of requests for streams: response format, position, stream id, idempotency key."""
+
 import pytest
 
 from tailrace.edge.generate.params import (

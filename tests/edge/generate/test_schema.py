@@ -1,3 +1,5 @@
+"""Bodies of requests to generate."""
+
 from unittest.mock import patch
 
 import pytest

@@ -52,7 +52,7 @@ HEAD = {
 
 
 def events(body: bytes) -> list[Any]:
-    """What the strictest of clients reads: `data: `, one line, one blank line, and no more."""
+    """Return the events as the strictest client reads them: `data: `, one line, one blank line."""
     *whole, rest = body.decode().split("\n\n")
     assert rest == ""
     assert all(event.startswith("data: ") and "\n" not in event for event in whole)

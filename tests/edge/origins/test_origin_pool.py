@@ -32,7 +32,7 @@ pytestmark = pytest.mark.anyio
 OPEN = credited(Open("demo", prompt="hold", idempotency_key="key"))
 LEFT_BYTES = WINDOW_BYTES - len(encode(Token(" w0", 0)))
 REST = Resume(STREAM, 0, TOKEN, credit=WINDOW_FRAMES - 1, credit_bytes=LEFT_BYTES)
-"""What a link that was lost after the first frame is followed by."""
+"""The request that follows a link that was lost after the first frame."""
 PATIENCE_MS = 1_500
 """Several looks at a link: of a time in which the machine stood still only one is counted."""
 NO_WAIT = Backoff(3600, 3600)

@@ -1,4 +1,4 @@
-"""What a relay shows an origin when it asks again for a stream that was open."""
+"""Proofs that a relay shows an origin when it resumes a stream that was open."""
 
 import pytest
 

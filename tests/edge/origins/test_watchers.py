@@ -1,4 +1,4 @@
-"""What clients that only watch are told, on a clock that is a number."""
+"""Heartbeats to clients that only watch, on a clock that is a number."""
 
 import pytest
 
@@ -8,6 +8,8 @@ from tests.edge.origins.test_relay import Client
 
 
 class Watched:
+    """Eight watching clients on a clock that is moved by hand."""
+
     def __init__(self) -> None:
         self.watchers = Watchers()
         self.now = 1000.0

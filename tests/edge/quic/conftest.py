@@ -1,3 +1,5 @@
+"""Fixtures of the QUIC tests: a certificate, and a network in memory."""
+
 from __future__ import annotations
 
 from datetime import UTC, datetime

@@ -28,7 +28,7 @@ from tailrace.up import CertificateFiles
 from tests.edge.server.manual_clock import ManualClock
 
 STEP_S = 0.005
-"""What passes each time that nothing is under way and something is waited for."""
+"""Step of the clock while no datagram is under way and a test waits, in seconds."""
 MAX_STEPS = 4000
 
 Fields = list[tuple[bytes, bytes]]

@@ -1,4 +1,4 @@
-"""What the core decides differently from aioquic."""
+"""Settings of aioquic that we change."""
 
 from __future__ import annotations
 

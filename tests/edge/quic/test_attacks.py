@@ -1,4 +1,4 @@
-"""What clients have sent that stopped HTTP/3 for everybody, or might have, and what becomes of it.
+"""Attacks on HTTP/3 that have stopped servers, or might have, and their cost.
 
 After each attack a neighbour's stream goes on, requests of the attacker that were sound are
 answered, and somebody new can connect.

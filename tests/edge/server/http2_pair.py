@@ -86,7 +86,7 @@ class Pair:
         return asked.stream
 
     def opens(self, increment: int, *streams: Http2Stream) -> None:
-        """The client's windows: of these streams, and of the connection."""
+        """Open the client's windows: those of these streams, and the connection's."""
         self.client.increment_flow_control_window(increment)
         for stream in streams:
             self.client.increment_flow_control_window(increment, stream.id)

@@ -22,6 +22,8 @@ from tests.edge.server.serving import PATIENCE_S
 
 
 class HasPort(Protocol):
+    """A server with a TCP port."""
+
     @property
     def port(self) -> int: ...
 

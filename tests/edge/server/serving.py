@@ -20,6 +20,8 @@ PATIENCE_S = 60.0
 
 
 class Served(NamedTuple):
+    """A running edge, with its ports."""
+
     port: int
     context: TcpContext
     edge: Edge

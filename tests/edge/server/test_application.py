@@ -67,7 +67,7 @@ class Asked:
 
 
 async def some_turns() -> None:
-    """As many of the event loop as any task here needs to come to where it waits."""
+    """Run the event loop for as many turns as any task here needs to reach its wait."""
     for _ in range(20):
         await asyncio.sleep(0)
 

@@ -45,6 +45,8 @@ SETTINGS: dict[str, Any] = {"allowed_origins": ("https://app.example",), "max_bo
 
 
 class Case(NamedTuple):
+    """A request that every server must answer alike."""
+
     name: str
     line: str
     headers: tuple[str, ...] = (SSE,)
@@ -162,6 +164,8 @@ async def by_test_client(origin: ScriptedOrigin) -> AsyncIterator[Ask]:
 
 
 class Servers(NamedTuple):
+    """Our server and other ASGI servers, with one origin."""
+
     origin: ScriptedOrigin
     ours: Served
     others: dict[str, Ask]

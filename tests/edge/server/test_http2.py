@@ -218,7 +218,7 @@ async def test_a_body_that_does_not_come_is_not_waited_for(origin: ScriptedOrigi
 
 
 async def test_an_answer_to_a_request_that_is_not_whole_costs_no_other(served: Served) -> None:
-    """What a browser does that uploads to a path that takes nothing."""
+    """A browser sends such a request when it uploads to a path that takes no body."""
     async with Peer.of(served) as peer:
         wrong = peer.ask("POST", "/healthz", ended=False)
         peer.h2.send_data(wrong, bytes(1000))
@@ -254,7 +254,7 @@ BLOCKS = [
 
 
 def sense_and_nonsense(random: Random) -> bytes:
-    """Requests for every route, some of them reset, among frames of any kind."""
+    """Return requests for every route, some of them reset, among frames of any kind."""
     frames = random_frames(random)
     sent = bytearray(PREFACE)
     for stream_id in range(1, 60, 2):

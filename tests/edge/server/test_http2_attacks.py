@@ -1,4 +1,4 @@
-"""What a client does wrong to an HTTP/2 connection costs the request, or its own connection."""
+"""A client's fault on an HTTP/2 connection costs that request, or that client's connection."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ steps = st.one_of(
 
 
 class Trial:
-    """What was written, what waits and what has arrived; the client's h2 counts the windows."""
+    """A server and a client, and the bytes that were written and have arrived."""
 
     def __init__(self) -> None:
         self.server = Http2Connection(lambda: 0.0, lambda: None)

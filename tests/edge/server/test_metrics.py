@@ -1,4 +1,4 @@
-"""What an edge counts, seen by those who scrape it."""
+"""An edge's metrics, as a scraper sees them."""
 
 import asyncio
 import socket

@@ -45,6 +45,8 @@ ALL = "".join(f" W{n}" for n in range(WORDS)).encode()
 
 
 class Capitals(NativeEncoder):
+    """An encoder that sends the text of a stream in capitals."""
+
     media_type = "text/plain"
 
     def frames(self, frames: list[bytes]) -> bytes:

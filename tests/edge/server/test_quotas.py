@@ -38,7 +38,7 @@ POLICY = '"requests";q=1;w=2, "tokens";q=600;qu="tokens";w=60'
 
 @asynccontextmanager
 async def limited(limits: Limits, origin: ScriptedOrigin) -> AsyncIterator[httpx.AsyncClient]:
-    """A client with a key of a tenant with limits, and an edge on a clock that stands still."""
+    """Yield a client of a tenant with limits; the edge's clock stands still."""
     async with origin.listening(), serving(origin, allowed_origins=("*",)) as served:
         authenticator = served.context.rules.authenticator
         authenticator.ring = KeyRing([api_key()], {"acme": limits})

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 
 CLIENTS = 200
 MOST_KIB = 64
-"""Of memory for one client, with the origin's and the test's own; its stream alone has more."""
+"""Maximum memory for one client, in KiB, with the origin's and the test's own share."""
 TOKENS = [Token("w" * 100, n) for n in range(4_000)]
 BODY = b'{"model": "demo", "prompt": "Once"}'
 FRAMES = (

@@ -1,3 +1,5 @@
+"""Attention on the CPU, beside its definition in double precision."""
+
 import pytest
 import torch
 from torch import Tensor

@@ -1,3 +1,5 @@
+"""Decode attention in Triton, beside its oracle."""
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +34,7 @@ from tests.kernels.paging import (
 from tests.kernels.refusals import assert_refused
 
 TOLERANCE = {torch.float32: 2e-6}
-"""Of other caches, for which queries and weights are rounded to bf16: 1e-2."""
+"""Absolute tolerance; 1e-2 for other caches, where queries and weights are rounded to bf16."""
 EDGES = [1, 2, PAGE_TOKENS, PAGE_TOKENS + 1, 8 * PAGE_TOKENS, 8 * PAGE_TOKENS + 1]
 
 

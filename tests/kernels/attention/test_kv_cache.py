@@ -1,3 +1,5 @@
+"""The KV cache of the CPU path."""
+
 import pytest
 import torch
 

@@ -1,3 +1,5 @@
+"""The paged KV cache: its layout, its types, and checks of page tables."""
+
 import pytest
 import torch
 from torch import Tensor

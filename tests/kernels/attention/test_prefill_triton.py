@@ -1,3 +1,5 @@
+"""Prefill attention in Triton, beside its oracle."""
+
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -31,6 +33,8 @@ Chunk = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Stage:
+    """A guarded cache and its page tables, on which chunks attend."""
+
     guarded: GuardedCache
     tables: Tensor
 

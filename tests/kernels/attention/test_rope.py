@@ -1,3 +1,5 @@
+"""Rotary position embedding and its scalings, beside their definitions."""
+
 import math
 from collections.abc import Callable
 
@@ -14,7 +16,10 @@ from tailrace.kernels.attention.rope_scaling import (
 
 
 def turn_as_complex_numbers(x: torch.Tensor, theta: float) -> torch.Tensor:
-    """The definition: the pair (d, d + D/2) is a complex number turned by position * frequency."""
+    """Rotate by the definition: each pair (d, d + D/2) is a complex number.
+
+    It is turned by position * frequency.
+    """
     tokens, _, head_dim = x.shape
     half = head_dim // 2
     frequency = theta ** (-torch.arange(half, dtype=torch.float64) * 2 / head_dim)

@@ -1,3 +1,5 @@
+"""The kernel that rotates queries and keys and writes the cache, beside its oracle."""
+
 from functools import partial
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""The roofline model: times that follow from bytes, operations and launches."""
+
 from __future__ import annotations
 
 import json

@@ -1,3 +1,5 @@
+"""Dense linear layers on the CPU."""
+
 import pytest
 import torch
 

@@ -1,3 +1,5 @@
+"""Linear layers of floating-point, int8 and int4 weights in Triton, beside their oracles."""
+
 from collections.abc import Callable
 from dataclasses import replace
 

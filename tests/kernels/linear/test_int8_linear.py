@@ -1,3 +1,5 @@
+"""Linear layers of int8 weights and activations on the CPU."""
+
 from __future__ import annotations
 
 import re

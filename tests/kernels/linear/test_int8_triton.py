@@ -1,3 +1,5 @@
+"""Linear layers of int8 weights and activations in Triton, beside their oracle."""
+
 from __future__ import annotations
 
 import pytest

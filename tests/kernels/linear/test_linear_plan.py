@@ -1,3 +1,5 @@
+"""Plans of linear layers: tiles, splits and workspace."""
+
 import pytest
 import torch
 

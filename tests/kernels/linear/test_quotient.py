@@ -26,7 +26,7 @@ def nearest(exact: Fraction) -> Fraction:
 
 
 def near_root(square: Fraction) -> Fraction:
-    """The root to 80 places: no root of an fp32 number is so near to the middle of two others."""
+    """Return the root to 80 places: enough to round it to fp32, as no root is so close to a tie."""
     scale = 2**160
     return Fraction(isqrt(square.numerator * scale // square.denominator), 2**80)
 

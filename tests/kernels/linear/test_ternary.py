@@ -1,3 +1,5 @@
+"""Ternary quantisation, packing and linear layers on the CPU."""
+
 import re
 from collections.abc import Callable
 

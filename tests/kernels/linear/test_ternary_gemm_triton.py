@@ -1,3 +1,5 @@
+"""Ternary matrix products in Triton, beside their oracle."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,3 +1,5 @@
+"""Ternary products of few rows in Triton, beside their oracle."""
+
 from __future__ import annotations
 
 import pytest

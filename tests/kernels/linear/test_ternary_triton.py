@@ -1,3 +1,5 @@
+"""Ternary matrix-vector products in Triton, beside their oracle."""
+
 from __future__ import annotations
 
 import pytest
@@ -32,7 +34,7 @@ def normal(*size: int, seed: int = 7) -> Tensor:
 
 
 def oracle(x: Tensor, weights: TernaryWeights, norm: Tensor | None = None) -> Tensor:
-    """Of normed rows, if there is a norm."""
+    """Return the exact product, of normed rows if `norm` is given."""
     return linear_oracle(
         x if norm is None else order_free_rms_norm(x.cpu(), norm.cpu(), EPS), weights
     )

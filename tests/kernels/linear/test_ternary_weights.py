@@ -1,3 +1,5 @@
+"""Ternary weights of several layers in one matrix."""
+
 from __future__ import annotations
 
 import re

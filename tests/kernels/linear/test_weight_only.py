@@ -1,3 +1,5 @@
+"""Weight-only quantisation to 8 and 4 bits on the CPU."""
+
 import pytest
 import torch
 from torch import Tensor

@@ -1,3 +1,5 @@
+"""Embedding lookups on the CPU."""
+
 import torch
 
 from tailrace.kernels.attention.paged_attention import FAULT_PAGE, FAULT_POSITION, FAULT_SEQUENCE

@@ -1,3 +1,5 @@
+"""Embedding lookups in Triton, beside their oracle."""
+
 from __future__ import annotations
 
 import pytest

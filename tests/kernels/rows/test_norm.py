@@ -1,3 +1,5 @@
+"""RMS norm on the CPU, with and without a fixed order of summation."""
+
 import pytest
 import torch
 

@@ -1,3 +1,5 @@
+"""RMS norm in Triton, beside its oracle."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,3 +1,5 @@
+"""The sampler of one row: random numbers, filters, penalties and draws."""
+
 import math
 from collections import Counter
 from typing import Any
@@ -149,7 +151,7 @@ def test_every_random_word_gives_noise_that_a_library_cannot_change() -> None:
 
 
 def margin_in_double_ulps(exact: Tensor) -> float:
-    """The least distance of fp64 numbers to where rounding to fp32 changes, in their ulps."""
+    """Return the least distance of fp64 numbers to a tie of rounding to fp32, in their ulps."""
     single = exact.to(torch.float32)
     step = torch.nextafter(single, torch.tensor(torch.inf)).to(torch.float64) - single
     distance = ((exact - single).abs() - step / 2).abs()

@@ -1,3 +1,5 @@
+"""Sampling a batch of rows gives each row's own draw."""
+
 import math
 from random import Random
 

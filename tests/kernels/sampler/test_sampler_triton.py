@@ -1,3 +1,5 @@
+"""The sampler in Triton, beside its oracle."""
+
 # mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
@@ -106,7 +108,7 @@ def expected(
     mask: Tensor | None = None,
     counts: Tensor | None = None,
 ) -> list[int]:
-    """What the oracle draws, one row after the other, at the row's number as its position."""
+    """Return the oracle's draws for the rows; a row's number is its position."""
     return [
         sample(
             logits[row],
@@ -339,7 +341,7 @@ def test_settings_without_meaning_are_read_as_the_rows_say(device: torch.device)
 
 
 def guarded(tensor: Tensor) -> tuple[Guarded, Tensor]:
-    """Keeps the margins, and the copy between them."""
+    """Return a copy of a tensor within guarded margins, and their keeper."""
     keeper = Guarded(tensor.view(torch.int32) if tensor.dtype == torch.int64 else tensor)
     return keeper, keeper.tensor.view(tensor.dtype)
 

@@ -1,3 +1,5 @@
+"""Delays between attempts to reconnect."""
+
 from random import Random
 
 from tailrace.ledger.flow.backoff import Backoff

@@ -1,3 +1,5 @@
+"""A reader's credit, in frames and in bytes."""
+
 from hypothesis import given
 from hypothesis import strategies as st
 

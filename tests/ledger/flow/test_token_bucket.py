@@ -1,3 +1,5 @@
+"""Rate limits with bursts."""
+
 from tailrace.ledger.flow.token_bucket import TokenBucket
 
 

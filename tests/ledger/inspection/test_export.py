@@ -1,3 +1,5 @@
+"""Exported frames, one JSON object per line."""
+
 from __future__ import annotations
 
 import json

@@ -1,4 +1,4 @@
-"""What only a shared ledger can have, and what can only happen to one."""
+"""Inspection of a shared ledger: findings that only a database can have."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What only a file can have, and what can only happen to a file."""
+"""Inspection of a ledger in a file: findings that only a file can have."""
 
 import shutil
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""`ledger verify` on both kinds of ledger."""
+
 from pathlib import Path
 
 import pytest

@@ -1,3 +1,5 @@
+"""Rights of tokens and keys, and the names of tenants."""
+
 import pytest
 
 from tailrace.ledger.errors import CallerError

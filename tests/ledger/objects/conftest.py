@@ -1,3 +1,5 @@
+"""Fixtures of the objects' tests."""
+
 from collections.abc import AsyncIterator
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the tests of objects share: a real ledger, a clock moved by hand, objects of a script."""
+"""Shared parts of the objects' tests: a real ledger, a clock moved by hand, scripted objects."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class World:
         self.runtime = self.another_runtime()
 
     def another_runtime(self) -> ObjectRuntime:
-        """As of another process that shares the ledger."""
+        """Return a runtime as another process that shares the ledger would have it."""
         return ObjectRuntime(
             cast(Ledger, LedgerWithObjects(self.ledger, self.store)),
             {"thing": self.make},

@@ -67,6 +67,8 @@ class Rollback(Exception):
 
 
 class ObjectMachine(RuleBasedStateMachine):
+    """Random operations on objects, compared with a model of them."""
+
     @initialize()
     def begin(self) -> None:
         self.folder = tempfile.TemporaryDirectory()

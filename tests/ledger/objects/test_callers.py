@@ -1,4 +1,4 @@
-"""What callers of objects may do: go away at any moment, and ask for what cannot be."""
+"""Callers of objects that go away at any moment or send invalid requests."""
 
 from __future__ import annotations
 

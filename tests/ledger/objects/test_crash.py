@@ -1,4 +1,4 @@
-"""What a crash at any moment leaves of an object's changes: whole writes, and all that were told.
+"""A crash at any moment keeps whole writes only, and every acknowledged one.
 
 A crash is a copy of the ledger's files while the process goes on: the same bytes that a
 `kill -9` would leave there.

@@ -1,4 +1,4 @@
-"""Who is in an object on a real ledger: one event at a time, and who comes back."""
+"""Input gates on a real ledger: one event at a time in an object, and eviction."""
 
 from __future__ import annotations
 

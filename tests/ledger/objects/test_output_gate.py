@@ -1,4 +1,4 @@
-"""What is seen of an object on a real ledger: nothing that is not durable, nor of a lost owner."""
+"""Output gates on a real ledger: only durable writes of the current owner become visible."""
 
 from __future__ import annotations
 

@@ -380,7 +380,7 @@ def end_connections(postgres: PostgresServer, database: str, query: str) -> int:
 
 
 def end_every_connection(postgres: PostgresServer, database: str) -> None:
-    """The ledger is cut off by this, not between two connections of its own."""
+    """End every connection; repeat if the ledger was between two connections."""
     while end_connections(postgres, database, "%") == 0:
         pass
 

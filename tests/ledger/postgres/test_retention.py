@@ -42,7 +42,7 @@ def backend(database: str) -> PostgresBackend:
 
 
 class Tables:
-    """What really lies in the database."""
+    """The tables as they lie in the database."""
 
     def __init__(self, server: PostgresServer, dsn: str) -> None:
         self._server, self._dsn = server, dsn

@@ -90,7 +90,7 @@ async def test_a_server_whose_fsync_is_turned_off_is_written_to_no_more(
 
 
 async def append_when_it_fails(ledger: PostgresLedger, appending: asyncio.Task[object]) -> None:
-    """The append has an error, nothing of it is released, and the writer has stopped."""
+    """Check that a failed append releases nothing, and that the writer has stopped."""
     with pytest.raises(LedgerFailed, match="another has it"):
         await appending
     await asyncio.wait({ledger._writer._task})

@@ -1,3 +1,5 @@
+"""URLs of a database, and their secrets."""
+
 import psycopg
 import pytest
 

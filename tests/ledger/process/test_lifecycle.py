@@ -1,4 +1,4 @@
-"""What a process of ours sets up for its whole life, in processes of their own."""
+"""Set-up of a process for its whole life; each test runs processes of its own."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What a process writes to its terminal, or to what stands in its place."""
+"""Log output of a process, to a terminal and to a pipe."""
 
 import json
 import os

@@ -1,3 +1,5 @@
+"""Settings from a file, the environment and the command line."""
+
 from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
@@ -11,6 +13,8 @@ from tailrace.ledger.process.settings import Settings
 
 
 class Part(Settings):
+    """Settings of an edge, cut to two."""
+
     table: ClassVar[str] = "edge"
     retired: ClassVar[Mapping[str, str]] = {"hosts_file": "hosts are not read from a file"}
     model_config = SettingsConfigDict(env_prefix="TAILRACE_EDGE_")

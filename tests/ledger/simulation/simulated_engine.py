@@ -30,7 +30,7 @@ class Engine:
         self._life = life
 
     async def produce(self, share: list[Expected]) -> None:
-        """An engine: makes its streams its own, then appends to all of them at each step."""
+        """Run an engine: claim its streams, then append to all of them at each step."""
         runs: dict[bytes, Run] = {}
         for expected in share:
             run = await self._claim(expected)
@@ -52,7 +52,7 @@ class Engine:
                 del runs[stream]
 
     def _judge(self, refusal: Refusal, run: Run | None) -> None:
-        """A refused producer was fenced, or its stream has ended and expired, or was deleted."""
+        """Check that a refused producer was fenced, or that its stream has gone."""
         error = refusal.error
         if run is None:
             return  # it was refused before, in the same batch

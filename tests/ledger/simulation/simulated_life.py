@@ -1,4 +1,4 @@
-"""What one life of a simulated process is made of, for all that use its ledger."""
+"""The tools of one life of a simulated process, for all that use its ledger."""
 
 from __future__ import annotations
 

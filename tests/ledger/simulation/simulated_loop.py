@@ -39,7 +39,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._gone = False
         self.steps = 0
         self.errors: list[dict[str, Any]] = []
-        """What no one has caught: contexts as asyncio gives them to an exception handler."""
+        """Exceptions that nothing has caught, as asyncio gives them to an exception handler."""
 
     # ---- running ----
 
@@ -150,7 +150,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             self.errors.append(context)
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """It is passed over when its time comes."""
+        """Do nothing: the handle is skipped when its time comes."""
 
     def get_debug(self) -> bool:
         return False

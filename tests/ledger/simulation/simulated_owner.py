@@ -20,7 +20,7 @@ class Owner:
         self._life = life
 
     async def count(self) -> None:
-        """An owner of the counter, which may have a rival that claims it too."""
+        """Own the counter for a while, perhaps with a rival that claims it too."""
         objects = self._life.ledger.objects
         await self._life.pause(2)
         self._life.owners += 1

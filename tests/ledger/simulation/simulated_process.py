@@ -37,7 +37,7 @@ class Process(Life):
             await self._require_clean()
 
     async def _set_going(self) -> None:
-        """What the ledger has found must be what the disk holds; then everybody begins."""
+        """Compare what the ledger has found with what the disk holds, then start everybody."""
         frames = self.world.disk.frames
         rows = self.world.disk.tables.streams.values()
         rest = {row.id for row in rows if row.kind == StreamKind.GENERATION}
@@ -91,7 +91,7 @@ class Process(Life):
     # ---- trouble ----
 
     async def trouble(self) -> None:
-        """Producers that are taken over while they append, and ones that are cancelled."""
+        """Take streams over while their producers append, and cancel or delete some."""
         for _ in range(self.random.randint(0, 4)):
             await self.pause(3)
             expected = self.random.choice(self.world.streams)

@@ -25,7 +25,7 @@ CORR = 7
 
 
 class Client:
-    """Who reads one stream, over as many connections as it takes."""
+    """A client that reads one stream, over as many connections as it takes."""
 
     def __init__(self, life: Life, reader: Reader) -> None:
         self._life, self._reader = life, reader

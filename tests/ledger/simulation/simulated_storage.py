@@ -23,17 +23,19 @@ from tailrace.ledger.sqlite.encoding import unpack_batch
 from tailrace.ledger.sqlite.storage import Commit, ObjectRow, SegmentRow, Sizes, StreamRow
 
 MAX_DELAY_S = 1.0
-"""Of a read or half a sync, in virtual time."""
+"""Maximum duration of a read or of half a sync, in virtual seconds."""
 
 
 class Crash(Enum):
+    """Ways in which a simulated process ends."""
+
     PROCESS = "SIGKILL"
     POWER = "power cut"
 
 
 @dataclass(slots=True)
 class Tables:
-    """What the commits so far amount to."""
+    """State of the tables after the commits so far."""
 
     streams: dict[int, StreamRow] = field(default_factory=dict)
     segments: dict[int, dict[int, SegmentRow]] = field(default_factory=dict)
@@ -89,7 +91,7 @@ class Tables:
             self.streams[sid] = row._replace(ended=ended or row.ended, expires_ms=later)
 
     def check(self, commit: Commit) -> None:
-        """The constraints that SQLite would refuse the commit for."""
+        """Assert the constraints that would make SQLite refuse the commit."""
         assert commit.seq not in self.log or not commit.log, "log.seq is not unique"
         for new in commit.streams:
             for row in self.streams.values():
@@ -113,11 +115,11 @@ class Written(NamedTuple):
 
 
 class SimulatedDisk:
-    """What outlives processes: the commits written so far, of which `synced` are safe.
+    """The disk, which outlives processes: commits written so far, of which `synced` are safe.
 
-    `frames` is what the log holds of each stream, by its id, told from the log rows alone;
-    `safe` how much of it a power cut leaves. `violation` is a commit that SQLite would have
-    refused, or a log that doubles or skips an index.
+    - `frames`: what the log holds of each stream, by its id, according to the log rows alone
+    - `safe`: how much of it survives a power cut
+    - `violation`: a commit that SQLite would have refused, or a log that doubles or skips an index
     """
 
     def __init__(self, random: Random) -> None:
@@ -234,7 +236,10 @@ class SimulatedStorage:
         self._disk.tables.apply(commit)
 
     def commit_durably(self, commit: Commit, behind: Callable[[], Commit]) -> Awaitable[None]:
-        """As `SqliteFile`: a log row alone is written at once, and the rest behind it."""
+        """Commit as `SqliteFile` does.
+
+        A log row alone is written at once, and the rest after it.
+        """
         if commit.only_log:
             self.commit(commit)
             written = self._disk.written()
@@ -252,7 +257,7 @@ class SimulatedStorage:
         self._store_behind(behind)
 
     async def _sync(self, written: Written) -> None:
-        """What was written since may be lost all the same."""
+        """Sync what was written before; later writes may still be lost."""
         await self._delay()
         self._disk.sync(written)
         await self._delay()

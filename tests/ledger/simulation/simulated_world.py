@@ -1,4 +1,4 @@
-"""What is outside the simulated process, and holds it to its word.
+"""The world outside the simulated process, which checks its promises.
 
 It knows what was acknowledged to whom, what each reader has seen, and which epoch was given
 out when; it compares that with what the disk's log holds, at each step and after each crash.
@@ -27,7 +27,7 @@ TTL_MS = 5_000
 BACK_MS = 500
 """How far the clock goes back at a time, as clocks that are set do."""
 MAX_TOKENS = 9
-"""Of one stream; what goes wrong goes wrong with few."""
+"""Maximum number of tokens of one stream; the faults that matter need few."""
 
 
 class Violation(AssertionError):
@@ -156,7 +156,7 @@ class World:
         expected.fences[epoch] = released
 
     def offer(self, append: Append) -> None:
-        """A producer is about to append it."""
+        """Note that a producer is about to append this."""
         expected = self._by_id[append.stream]
         if expected.ended_ms is None and tag_of(append.record.frame) == StreamEnd.tag:
             expected.ended_ms = self.now_ms
@@ -170,7 +170,7 @@ class World:
             self._require_logged(expected, index, frame, "acknowledged")
 
     def gone(self, expected: Expected) -> None:
-        """The ledger says that it has no such stream: it must have ended, and expired."""
+        """Check that a stream that is gone was deleted, or has ended and expired."""
         ended = expected.ended_ms
         expired = ended is not None and self.latest_ms >= ended + TTL_MS
         require(expired or expected.deleted, "a stream is gone that had not expired")
@@ -232,7 +232,7 @@ class World:
         return 0, 0
 
     def counted(self, n: int, of_round: int) -> None:
-        """A write of the counter was acknowledged."""
+        """Note that a write of the counter was acknowledged."""
         if self.counter.durability is not Durability.RELAXED:
             self.counter.round, self.counter.acknowledged = of_round, n
 

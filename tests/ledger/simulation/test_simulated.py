@@ -28,7 +28,7 @@ SIMULATION = "tests.ledger.simulation.simulation"
 INTERLEAVINGS = 10_000
 PROCESSES = 2
 PLANTED_SEEDS = 300
-"""Of so many seeds at least one must find each planted bug; each finds many."""
+"""Number of seeds of which at least one must find each planted bug; many find each."""
 
 
 def simulate(first: int, count: int, hash_seed: str = "0") -> subprocess.Popen[str]:

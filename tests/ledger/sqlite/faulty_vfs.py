@@ -41,7 +41,7 @@ from tailrace.ledger.sqlite.disk.disk_sync import Failed
 from tailrace.ledger.sqlite.disk.work_thread import WorkThread
 
 SECTOR_BYTES = 512
-"""What a disk writes as a whole; the smallest that is in use."""
+"""Size of a sector, which a disk writes whole or not at all; 512 is the smallest in use."""
 SYNC_TURNS = 3
 """Turns of the event loop that a sync takes which it waits for."""
 TORN = 0.1
@@ -93,7 +93,7 @@ class Medium:
         self.since.clear()
 
     def sync_failed(self, random: Random) -> None:
-        """Some of it has reached the medium, and the rest never will."""
+        """Fail the sync: some of the writes have reached the medium, and the rest never will."""
         self.durable[:] = self.after_power_cut(random)
         self.since.clear()
         self.failures += 1
@@ -230,10 +230,10 @@ class Disk:
             return 0 if medium is None else medium.failures
 
     def begin_sync(self, name: str) -> Callable[[], int]:
-        """Begin a sync that takes a while. Call what is returned at its end; it returns what
-        `sync` does.
+        """Begin a sync that takes a while; return the function that ends it.
 
-        Nothing of it is durable before, and nothing that is written meanwhile is by it.
+        That function returns what `sync` returns. The writes become durable only when it is called;
+        writes made in the meantime do not.
         """
         with self.lock:
             medium = self._files[name]

@@ -1,4 +1,4 @@
-"""What a ledger promises of streams: an epoch, records without a gap, one end, an expiry."""
+"""A model of a ledger's streams: an epoch, records without a gap, one end, an expiry."""
 
 from dataclasses import dataclass, field
 
@@ -9,6 +9,8 @@ from tailrace.ledger.interface import Append, NewStream, Record, StreamInfo, Str
 
 @dataclass
 class ModelStream:
+    """One stream of the model."""
+
     new: NewStream
     created_ms: int
     epoch: int = 1

@@ -61,6 +61,8 @@ DUE_MS = 5
 
 
 class ObjectMachine(StreamMachine):
+    """Random operations on streams and objects, compared with their models."""
+
     def __init__(self) -> None:
         super().__init__()
         self.objects = ObjectModel(self.model)
@@ -124,7 +126,7 @@ class ObjectMachine(StreamMachine):
         )
 
     def epoch(self, key: ObjectKey) -> int:
-        """Of the object's owner; there is one from now on."""
+        """Return the epoch of the object's owner; claim the object if it has none."""
         if self.objects[key].epoch is None:
             self.claim(key)
         return self.objects[key].epoch or 0

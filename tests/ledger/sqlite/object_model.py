@@ -1,4 +1,4 @@
-"""What a ledger promises of objects: values, an alarm, one owner, and writes that are whole."""
+"""A model of a ledger's objects: values, an alarm, one owner, and writes that are whole."""
 
 from collections import defaultdict
 from copy import deepcopy
@@ -11,6 +11,8 @@ from tests.ledger.sqlite.model import Model
 
 @dataclass
 class ModelObject:
+    """One object of the model."""
+
     epoch: int | None = None  # of its owner in this process
     values: dict[str, bytes] = field(default_factory=dict)
     alarm: Alarm | None = None

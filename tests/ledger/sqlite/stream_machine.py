@@ -111,6 +111,8 @@ def outcome(call: Callable[[], T]) -> T | type[TailraceError]:
 
 
 class StreamMachine(RuleBasedStateMachine):
+    """Random operations on streams, compared with a model of them."""
+
     def __init__(self) -> None:
         super().__init__()
         self.folder = tempfile.TemporaryDirectory(dir=MEMORY)
@@ -213,7 +215,7 @@ class StreamMachine(RuleBasedStateMachine):
 
     @rule(killed=st.booleans(), looks=st.booleans())
     def restart(self, killed: bool, looks: bool) -> None:
-        """What SIGKILL leaves is a copy of the files as they are."""
+        """Restart on the files, or after SIGKILL on a copy of the files as they are."""
         left = Path(tempfile.mkdtemp(dir=self.folder.name)) / "ledger.db" if killed else self.path
         for suffix in ("", "-wal") if killed else ():
             shutil.copy(f"{self.path}{suffix}", f"{left}{suffix}")

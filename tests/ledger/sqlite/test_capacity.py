@@ -1,4 +1,4 @@
-"""What there is room for: within a ledger's own limits, and on a disk that others fill."""
+"""Limits on space: the ledger's own, and a disk that others fill."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Writer:
         await self._objects.write(ObjectWrite(self.key, state.epoch, **changes))  # type: ignore[arg-type]
 
     async def put_stream(self, number: int, size: int) -> None:
-        """A new stream of `size` bytes, as PUT makes one."""
+        """Create a stream of `size` bytes, as PUT does."""
         stream = stream_id(number)
         new = NewStream(stream, "", Durability.PROCESS, 0.0, kind=OBJECT)
         each = 64_000

@@ -236,7 +236,10 @@ FRAMES, HEAD = -1, 9
 
 
 async def logged(path: Path, *rows: dict[bytes, int]) -> None:
-    """A ledger with three running streams; each row of its log has so many records of each."""
+    """Make a ledger with three running streams.
+
+    Each of `rows` is a row of the log, with a number of records for each stream.
+    """
     next_index = dict.fromkeys(STREAMS, 0)
     async with opened_file(path) as ledger:
         for stream in STREAMS:
@@ -253,7 +256,7 @@ async def logged(path: Path, *rows: dict[bytes, int]) -> None:
 
 
 async def require_a_hole(ledger: SqliteLedger, stream: bytes, begin: int, end: int) -> None:
-    """Of a stream the records from `begin` to before `end` are lost, and nothing else."""
+    """Check that exactly the records from `begin` to before `end` of a stream are lost."""
     before = [short(stream, index) for index in range(begin)]
     assert await ledger.read(stream, 0, begin) == before
     for index in (begin, end - 1):
@@ -344,7 +347,7 @@ def last_page_of_the_log(path: Path) -> tuple[int, bytes]:
 async def test_a_log_page_whose_rows_are_zeros_is_named_and_the_ledger_is_not_opened(
     path: Path,
 ) -> None:
-    """Of a page that reached the disk in part SQLite makes row 0, and its columns are NULL."""
+    """SQLite reads a partly written page of zeros as row 0, with NULL in each column."""
     async with opened_file(path) as ledger:
         tip = (await ledger.info(RUNNING)).next_index
         await ledger.append([Append(RUNNING, 1, tip, record(RUNNING, tip))])

@@ -1,4 +1,4 @@
-"""What is seen of a commit of class `power` while the disk is still at it."""
+"""Commits of class `power` stay invisible while the disk is still syncing them."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""Encoding of log rows and segments."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -62,7 +62,7 @@ NOTHING = Lost(0, 0, 0)
 
 @dataclass
 class Outside:
-    """Who appends, and what was acknowledged to it: the next index of each stream."""
+    """A client that appends, and what was acknowledged to it: the next index of each stream."""
 
     acknowledged: dict[bytes, int] = field(default_factory=lambda: {POWER: 0, PROCESS: 0})
     counted: int = 0
@@ -76,7 +76,7 @@ class Outside:
             self.acknowledged[stream] = index + 1
 
     async def count(self, ledger: SqliteLedger, count: int) -> None:
-        """An object whose value is as large as its last acknowledged write."""
+        """Write an object whose value says which of its writes was the last."""
         epoch = (await ledger.objects.claim(KEY)).epoch
         stored = await ledger.objects.get(KEY, ["n"])
         for n in range(int(stored.get("n", b"0")) + 1, count):

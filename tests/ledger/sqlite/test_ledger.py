@@ -1,4 +1,4 @@
-"""What only the ledger on a file does; `test_behaviour` has what every ledger does."""
+"""Behaviour of the ledger in a file alone; `test_behaviour` tests what every ledger does."""
 
 import asyncio
 from contextlib import AbstractAsyncContextManager, closing

@@ -1,3 +1,5 @@
+"""Removal of expired streams and objects, and packing of old ones."""
+
 import shutil
 import struct
 from collections.abc import AsyncIterator

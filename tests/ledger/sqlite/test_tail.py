@@ -1,3 +1,5 @@
+"""The tail of a stream: appends, epochs, segments."""
+
 import pytest
 
 from tailrace.ledger.errors import Conflict, FrameError, StaleEpoch, WrongIndex

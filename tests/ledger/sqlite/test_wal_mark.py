@@ -52,7 +52,7 @@ asyncio.run(SqliteFile.open(Path(sys.argv[1]), wal_sync=lambda *_: os._exit(9)))
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a ledger whose owner was killed after all its appends were acknowledged."""
+    """Return the folder of a ledger whose owner was killed after all appends were acknowledged."""
     folder = tmp_path_factory.mktemp("killed")
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER, str(folder / "ledger.db")], stdout=subprocess.PIPE
@@ -98,7 +98,7 @@ def head(path: Path) -> None:
 
 
 def rewrite_mark(path: Path, *, boot: bytes | None = None, anew: int = 0) -> None:
-    """As if it had been made when the system was another one, or so many WALs ago."""
+    """Rewrite the mark as if another boot of the system had made it, or `anew` WALs ago."""
     mark = read_mark(path)
     assert mark is not None
     descriptor = os.open(path.with_name(path.name + ".lock"), os.O_RDWR)

@@ -1,4 +1,4 @@
-"""What an origin tells operators, over a real ledger; the workers are played by the test."""
+"""An origin's answers to operators, over a real ledger; the tests play the workers."""
 
 from __future__ import annotations
 

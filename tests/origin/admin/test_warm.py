@@ -1,4 +1,4 @@
-"""What operators are told of a pool over time, and change of it: over a real history and pool."""
+"""Operators' view of a pool over time, and their changes to it, over a real history and pool."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""Chat templates: rendering, limits, and the process in which they run."""
+
 import json
 import os
 import resource

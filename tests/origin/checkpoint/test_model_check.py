@@ -1,3 +1,5 @@
+"""`model check`: what it reports about a checkpoint."""
+
 import json
 from pathlib import Path
 

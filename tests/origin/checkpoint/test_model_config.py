@@ -1,3 +1,5 @@
+"""Reading and checking the config of a checkpoint."""
+
 import json
 from pathlib import Path
 from typing import Any

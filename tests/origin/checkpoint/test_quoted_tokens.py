@@ -1,3 +1,5 @@
+"""Special tokens in what users write are text and not tokens."""
+
 import json
 
 import pytest

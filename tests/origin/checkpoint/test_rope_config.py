@@ -1,3 +1,5 @@
+"""Settings of rotary position embeddings in a checkpoint's config."""
+
 from pathlib import Path
 from typing import Any
 

@@ -1,3 +1,5 @@
+"""Checks of a checkpoint's tokenizer."""
+
 import json
 from pathlib import Path
 

@@ -1,3 +1,5 @@
+"""Checks of a checkpoint's weight files."""
+
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -91,7 +91,7 @@ class Client:
         self._writer.write(data)
 
     async def next(self) -> tuple[int, Frame]:
-        """The next frame that is no Heartbeat and no Pass; EOFError when the link is closed."""
+        """Return the next frame except for Heartbeat and Pass; EOFError when the link is closed."""
         while True:
             while self._frames:
                 corr, frame = self._frames.pop(0)
@@ -122,6 +122,8 @@ class Client:
 
 
 class ScriptedObjects:
+    """Objects that record requests and answer as the test wants."""
+
     def __init__(self) -> None:
         self.requests: list[tuple[ObjectKey, ObjectRequest]] = []
         self.answer: Callable[[ObjectRequest], Awaitable[ObjectResponse]] = self.no_objects

@@ -1,4 +1,4 @@
-"""What one edge may do to an origin, and to its neighbours on the link."""
+"""Limits on what one edge can do to an origin, and to its neighbours on the link."""
 
 from __future__ import annotations
 

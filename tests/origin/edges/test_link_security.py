@@ -45,7 +45,7 @@ class Authority:
         self.ca.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
     def credentials(self, setting: str, name: str) -> Credentials:
-        """Of a side that this CA has signed, and that trusts it."""
+        """Return credentials that this CA has signed, for a side that trusts it."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         certificate, private = self.folder / f"{name}.pem", self.folder / f"{name}.key"
@@ -114,7 +114,7 @@ async def linked(address: LinkAddress, credentials: Credentials) -> AsyncIterato
 
 
 async def comes_up(house: House, address: LinkAddress, edge: Credentials, here: Credentials) -> str:
-    """ "up", or why not."""
+    """Return "up", or the reason why the link is not up."""
     with capture_logs() as logs:
         async with listening(house, address, here) as at, linked(at, edge) as link:
             await until(lambda: link.up or any("link down" in log["event"] for log in logs))

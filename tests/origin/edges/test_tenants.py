@@ -1,4 +1,4 @@
-"""What an API key's tenant has is its own; a resume token speaks for its stream alone."""
+"""A tenant's streams are its own; a resume token gives access to its stream alone."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from tests.origin.engine.runs import continuation, engine_of, make_run, run_all
 MAX_PROMPT_TOKENS = 200
 MAX_TOKENS = 40
 LONG_TOKENS = 160
-"""Of one request in four, so that those beside it run out of pages."""
+"""Number of tokens of one request in four, so that those beside it run out of pages."""
 MAX_OTHERS = 6
 SUBJECT = 1
 """Run id of the request that a trial is about."""
@@ -58,7 +58,7 @@ class Engines:
         self._now_s = 0.0
 
     def _clock_s(self) -> float:
-        """Steps last between nothing and twice as long as they should."""
+        """Return a time that makes each step last from nothing to twice what it should."""
         self._now_s += self._clock.random() * 0.1
         return self._now_s
 
@@ -66,8 +66,10 @@ class Engines:
         return engine_of(self._models[0], self._tokenizer)
 
     def any(self) -> Engine:
-        """Few pages or many, with guesses or without, narrow steps or wide ones, and every second
-        one on a device whose results are read one step late.
+        """Return an engine with random limits.
+
+        It has few pages or many, drafts or none, narrow steps or wide ones. Every second one runs
+        on a device whose results are read one step late.
         """
         model = self._random.choices(self._models, (1, 2))[0]
         config = model.config

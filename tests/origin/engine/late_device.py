@@ -33,6 +33,8 @@ class LateDevice:
 
 
 class LateLaunch:
+    """A launch whose results are computed when they are read."""
+
     def __init__(
         self, device: LateDevice, pieces: list[Piece], rows: list[int], draws: list[Draw]
     ) -> None:

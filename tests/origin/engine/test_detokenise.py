@@ -1,3 +1,5 @@
+"""Detokenising step by step: whole characters only."""
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

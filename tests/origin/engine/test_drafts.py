@@ -1,3 +1,5 @@
+"""Speculative decoding: drafts by prompt lookup and by a draft model."""
+
 import itertools
 import random
 from collections.abc import Sequence
@@ -49,7 +51,7 @@ def test_draws_count_up_to_the_first_that_is_not_its_draft(
 
 
 def next_token(ids: Sequence[int]) -> int:
-    """What a model and a seed would give: it depends on what comes before, and repeats itself."""
+    """Return the next token of a made-up model: it depends on the last ids, and repeats itself."""
     return random.Random(sum(ids[-3:]) % 11).randrange(6)
 
 

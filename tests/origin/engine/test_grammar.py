@@ -1,3 +1,5 @@
+"""Output formats: grammars that mask tokens."""
+
 import json
 import random
 import re
@@ -391,7 +393,7 @@ def test_an_expression_that_can_be_followed_passes(regex: str) -> None:
 
 
 def test_an_expression_is_no_grammar() -> None:
-    """What looks like the end of a rule and another one is text to be matched."""
+    """Text that looks like the end of one rule and the start of another must be matched as text."""
     wanted = "a/b\nstart: /c/"
     grammar = COMPILERS["tiny"].start(REGEX, wanted)
     for token in TOKENIZERS["tiny"].encode(wanted).ids:

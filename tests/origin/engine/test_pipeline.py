@@ -31,6 +31,8 @@ MIXED: dict[int, dict[str, Any]] = {
 
 
 class Stage:
+    """Two engines with one model; one of them reads its device's results late."""
+
     def __init__(self, model: CpuModel, tokenizer: Tokenizer) -> None:
         config = model.config
         self.around = ModelContext(tokenizer, config.eos_ids, config.context, config.vocab)
@@ -123,7 +125,7 @@ def ids_of(emissions: Sequence[Emission]) -> list[int]:
 
 
 class Spoilt(Watched):
-    """What follows this token is no number."""
+    """A model whose hidden rows are NaN after this token."""
 
     def __init__(self, model: CpuModel, token: int) -> None:
         super().__init__(model)

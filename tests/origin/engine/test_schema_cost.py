@@ -1,3 +1,5 @@
+"""Schemas that would be too costly to follow are refused."""
+
 import json
 from typing import Any
 

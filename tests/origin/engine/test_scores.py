@@ -1,3 +1,5 @@
+"""Log probabilities in frames."""
+
 from tailrace.ledger.frame import Score, ScoredToken, TokenScores, decode, encode
 from tailrace.origin.engine.transcript import (
     MAX_FRAME_SCORE_BYTES,

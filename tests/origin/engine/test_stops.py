@@ -1,3 +1,5 @@
+"""Stop sequences in text that comes piece by piece."""
+
 from hypothesis import given
 from hypothesis import strategies as st
 

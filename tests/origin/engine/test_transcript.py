@@ -1,3 +1,5 @@
+"""Transcripts: the frames that are made of a run's tokens."""
+
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -450,7 +452,7 @@ def check_all_cuts(
     whole: list[Emission],
     factory: FilterFactory | None = None,
 ) -> None:
-    """What goes on after each frame, as the ledger holds it, is what was missing."""
+    """Check that a run continued after any frame gives exactly the frames that were missing."""
     ended = bool(whole) and isinstance(frame_of(whole[-1]), StreamEnd)
     for logged in range(len(whole) + (not ended)):
         run = continuation(fields, whole[:logged])

@@ -1,3 +1,5 @@
+"""The bytes of each token."""
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -62,7 +62,7 @@ def _piece(random: Random) -> Piece:
 
 
 def plan(folder: Path) -> dict[str, Any]:
-    """Of each way to launch: the compilations that are known, and the live ones that are not."""
+    """Return, for each way to launch, the known compilations and the launches that lack one."""
     found = {}
     for dependent in (False, True):
         model = gpu_model.load(folder, device=torch.device("cpu"), dependent=dependent)

@@ -1,3 +1,5 @@
+"""Linear layers of the CPU model, beside their oracles."""
+
 from pathlib import Path
 
 import pytest

@@ -1,4 +1,4 @@
-"""What the CPU model promises: a row's bits are its own, in all families and company."""
+"""The CPU model: the bits of a row are the same in any batch, for all families."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -70,7 +70,7 @@ class Sequence:
         self.done = 0
 
     def alone(self, model: CpuModel) -> None:
-        """What it gives one token at a time, with nothing beside it."""
+        """Compute the rows with nothing beside them, one token at a time."""
         pages = range(context_pages(model.config))
         self.prompt_rows = prefill(model, self.prompt, pages)
         self.rows = decoded_rows(model, self.rest, self.length, pages)

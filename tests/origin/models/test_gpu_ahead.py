@@ -1,4 +1,4 @@
-"""What a model can launch is compiled before it is ready, and kept; no GPU is asked."""
+"""All of a model's launches are compiled before it is ready, and kept; this needs no GPU."""
 
 from __future__ import annotations
 

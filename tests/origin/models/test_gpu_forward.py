@@ -24,9 +24,9 @@ from tests.kernels.random_decoder import Recipe, random_decoder
 
 LENGTH = 320
 PAGES = 5
-"""Of a sequence of LENGTH positions; a recipe's pages have been written to already."""
+"""Number of pages for a sequence of LENGTH positions."""
 ROWS = 5
-"""What goes through the decoder at a time: few, so that batches are divided."""
+"""Maximum number of rows in one pass of the decoder: few, so that batches are divided."""
 VOCAB = 96
 
 
@@ -39,7 +39,7 @@ def rows(ids: Sequence[int], start: int, pages: Sequence[int]) -> Piece:
 
 
 def pages_of(sequence: int) -> list[int]:
-    """As a pool may give them: no two sequences share one, and they lie in no order."""
+    """Return pages as a pool may give them: never shared by two sequences, and in no order."""
     return [(7 * (sequence * PAGES + index)) % (4 * PAGES) for index in range(PAGES)]
 
 

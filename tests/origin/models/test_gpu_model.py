@@ -36,7 +36,7 @@ GREEDY = Sampling()
 SAMPLED = Sampling(temperature=0.8, top_k=40, top_p=0.95, seed=7)
 PAGES = [4, 1, 6]
 CLOSE = 1e-4
-"""Of hidden rows and logits in fp32 on both paths, whose sums have another order."""
+"""Tolerance for hidden rows and logits in fp32, which the two paths sum in different orders."""
 Load = Callable[[Family], Path]
 
 pytestmark = pytest.mark.usefixtures("few_programs")
@@ -58,7 +58,7 @@ def write(tmp_path_factory: pytest.TempPathFactory) -> Load:
 
 @pytest.fixture(scope="module")
 def quantisable(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Inputs in whole groups."""
+    """Write a checkpoint whose inputs are whole quantisation groups."""
     shape = Shape(hidden=128, ffn=128, layers=1, family=Family.LLAMA, tied_head=False)
     return write_checkpoint(tmp_path_factory.mktemp("quantisable"), shape)
 

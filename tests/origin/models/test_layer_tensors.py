@@ -1,3 +1,5 @@
+"""The tensors of each layer, by family."""
+
 import re
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What a load leaves to the steps after it."""
+"""After loading, glibc keeps the memory that one step frees for the next."""
 
 import platform
 import subprocess

@@ -1,3 +1,5 @@
+"""Models: chunks of a prompt, pages, and the files that a fingerprint covers."""
+
 import os
 import warnings
 from pathlib import Path

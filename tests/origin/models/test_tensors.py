@@ -1,3 +1,5 @@
+"""Reading the tensors of a checkpoint."""
+
 from collections.abc import Callable
 from pathlib import Path
 

@@ -11,7 +11,7 @@ from tailrace.origin.producers.production import Production
 
 
 def recipe(prompt: str | None = "Say it.", **more: Any) -> Recipe:
-    """As admission makes it for a producer: no ids, the words themselves."""
+    """Return a recipe as admission makes it for a producer: with the words, and without ids."""
     given: dict[str, Any] = {
         "model": "served",
         "fingerprint": "1",

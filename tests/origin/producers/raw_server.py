@@ -98,7 +98,7 @@ class RawServer:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
-        """The script, until it has no more to say or the other side closes the connection."""
+        """Play the script until it is over or the other side closes the connection."""
         playing = asyncio.create_task(script(asked, writer))
         hearing = asyncio.create_task(reader.read(1))
         try:

@@ -1,3 +1,5 @@
+"""Filters over the text of a producer."""
+
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
@@ -134,7 +136,7 @@ async def test_a_production_goes_on_with_what_the_filter_held_when_it_was_cut() 
 
 
 async def test_a_stream_that_lacks_only_the_filters_end_is_not_asked_for() -> None:
-    """As after a worker's death, where the filter of the next one is stricter."""
+    """This happens after a worker's death if the next worker's filter is stricter."""
     producer = Continuing("xabba and more")
     assert await frames(producer, request("xabba", 5)) == [StreamEnd(5, FILTERED, 5, 0, MESSAGE)]
     assert producer.asked == 0

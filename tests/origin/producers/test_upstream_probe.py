@@ -1,4 +1,4 @@
-"""What the list of models decides, and waiting for a server that is not there yet."""
+"""Probing an upstream server: its list of models, and waiting for one that is not up yet."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ ONE = answer(200, {"object": "list", "data": [{"id": "only"}]})
 
 
 class Progress:
+    """A progress callback that records its calls."""
+
     def __init__(self) -> None:
         self.told: list[tuple[str, int, int]] = []
 

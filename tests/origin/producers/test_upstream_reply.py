@@ -1,4 +1,4 @@
-"""What a server's events and statuses are taken to mean."""
+"""The meaning of an upstream server's events and statuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a chat server says beside its text: calls of tools and logprobs, and what it is asked."""
+"""Requests to a chat server and its answers beside text: tool calls and log probabilities."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Arrival:
 
 @dataclass
 class Outcome:
-    """What became of a run; times in seconds."""
+    """Outcome of one run, with times in seconds."""
 
     arrival: Arrival
     ids: list[int] = field(default_factory=list)
@@ -91,7 +91,7 @@ def whole(arrival: Arrival) -> list[int]:
 
 
 class Cache:
-    """What lies in the pages. Raises AssertionError for a plan that reads or writes wrongly."""
+    """Contents of the pages. Raises AssertionError for a plan that reads or writes wrongly."""
 
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool
@@ -209,7 +209,7 @@ class Simulator:
         del self._live[run], self._wholes[run]
 
     def _check(self, plan: Plan) -> None:
-        """What holds for every plan, whatever the load."""
+        """Assert what holds for every plan, whatever the load."""
         assert plan.work, "nothing is done though there are runs"
         load = self.scheduler.load()
         assert plan.tokens <= load.batch_limit <= self.limits.step_tokens_most
@@ -239,7 +239,7 @@ class Simulator:
             self._draw(work, values[len(known) - 1 :])
 
     def _account(self, run: int, start: int) -> None:
-        """What the run's positions before `start` must hold: also those that it skipped."""
+        """Extend what the run's positions before `start` must hold, also the skipped ones."""
         right, outcome = self._live[run], self.outcomes[run]
         prompt = len(outcome.arrival.prompt)
         for position in range(len(right), start):

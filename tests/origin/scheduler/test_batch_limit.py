@@ -22,7 +22,7 @@ def limit() -> BatchLimit:
 
 
 def saturate(batch: BatchLimit, step_s: float, token_s: float, steps: int) -> list[float]:
-    """Steps that all take what they may; how long each lasted."""
+    """Run full steps and return how long each lasted, in seconds."""
     lasted = []
     for _ in range(steps):
         lasted.append(step_s + token_s * batch.tokens)

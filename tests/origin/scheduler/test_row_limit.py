@@ -15,7 +15,7 @@ LEAST, MOST, SECONDS, PATIENCE = 8, 128, 0.05, 32
 
 
 def saturate(limit: RowLimit, seconds_of: Callable[[int], float], steps: int) -> list[float]:
-    """Steps of as many rows as may be; how long each lasted."""
+    """Run steps of as many rows as allowed, and return how long each lasted, in seconds."""
     lasted = []
     for _ in range(steps):
         lasted.append(seconds_of(limit.rows))

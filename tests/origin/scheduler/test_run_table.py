@@ -1,4 +1,4 @@
-"""Who starts, and who makes room for whom."""
+"""Order of starting runs, and which run makes room for which."""
 
 from __future__ import annotations
 

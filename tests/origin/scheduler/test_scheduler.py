@@ -1,4 +1,4 @@
-"""What a plan holds: chunks, rows, guesses, draws, and what the scheduler refuses."""
+"""Contents of a plan: chunks, rows, drafts, draws; and what the scheduler refuses."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def add(
     priority: Priority = STANDARD,
     max_tokens: int = 200,
 ) -> None:
-    """A prompt of so many tokens is one that no other run has."""
+    """Add a run; a prompt given as a number has that many tokens, which no other run has."""
     ids = [run * 10_000 + n for n in range(prompt)] if isinstance(prompt, int) else prompt
     target.add(run, priority, ids, generated, max_tokens)
 
@@ -250,7 +250,10 @@ def test_when_rows_do_not_fit_classes_share_them_by_weight() -> None:
 
 
 def crowd(batch: int, interactive: int) -> Scheduler:
-    """Decoding runs, of whose rows eight are in time; the interactive ones have odd numbers."""
+    """Return a scheduler of decoding runs, eight of whose rows are in time.
+
+    The interactive runs have odd numbers.
+    """
     target = scheduler(rows=8)
     for run in range(batch):
         add(target, 2 * run, 1, priority=BATCH)

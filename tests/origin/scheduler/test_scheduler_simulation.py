@@ -49,7 +49,7 @@ def finish(simulator: Simulator) -> Simulator:
 
 
 def mixed(seed: int) -> Simulator:
-    """A few runs of any size and class, with common prefixes, halts, guesses and odd limits."""
+    """Simulate a few runs of any size and class, with common prefixes, halts and odd limits."""
     random = Random(seed)
     stems = [prompt(random, 280) for _ in range(2)]
     arrivals = []

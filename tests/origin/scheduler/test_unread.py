@@ -12,7 +12,7 @@ from tailrace.origin.scheduler.scheduler import Scheduler
 
 
 def decoding(target: Scheduler, unread: int, read: int) -> None:
-    """So many runs, past their prompts; those that nobody reads come first."""
+    """Add runs and bring them past their prompts; the unread ones come first."""
     for run in range(unread + read):
         target.add(run, Priority.STANDARD, [run], [], 10_000)
         target.attend(run, unread=run < unread)

@@ -1,4 +1,4 @@
-"""What operators change of a pool takes effect; a shadow decides beside it and does nothing."""
+"""Operators' changes to a pool take effect; a shadow pool decides beside it and does nothing."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class Played:
         self.player.start(0.0)
 
     def carry_out(self, commands: list[Command]) -> None:
-        """The live pool has kept the records already."""
+        """Carry out commands except for records, which the live pool has kept already."""
         self.player.carry_out([one for one in commands if not isinstance(one, RecordHistory)])
 
     def requests(self, count: int, mean_s: float, seed: int = 1) -> None:
-        """So many, of each model in turn, at random times from now on."""
+        """Make `count` requests, to each model in turn, at random times from now on."""
         rng = np.random.default_rng(seed)
         at_s = self.player.now + np.cumsum(rng.exponential(mean_s, count))
         for nth, one in enumerate(at_s.tolist()):

@@ -389,7 +389,7 @@ async def test_who_waits_for_a_model_that_never_starts_is_told_why_and_not_kept(
 async def test_a_restarted_origin_has_learnt_from_the_requests_in_its_history(
     tmp_path: Path,
 ) -> None:
-    """Of 40 gaps of 300 s, so that its policy would keep nothing for as long as break-even."""
+    """After 40 gaps of 300 s the policy keeps a model for less than break-even (60 s)."""
     store = await SqliteHistory.open(tmp_path / "history.db", 0)
     try:
         before = Pool(store)

@@ -1,4 +1,4 @@
-"""What models take of the caps, and which caps cannot be kept."""
+"""Memory that models take within the caps, and caps that cannot be kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of streams share: a real ledger, a clock moved by hand, HTTP without HTTP."""
+"""Shared parts of the streams' tests: a real ledger, a clock moved by hand, requests as objects."""
 
 from __future__ import annotations
 

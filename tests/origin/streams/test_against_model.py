@@ -35,12 +35,16 @@ class Model:
 
 @dataclass(frozen=True)
 class Put:
+    """A PUT that creates a stream."""
+
     name: str
     body: bytes
 
 
 @dataclass(frozen=True)
 class Post:
+    """A POST that appends to a stream."""
+
     name: str
     body: bytes
     closes: bool
@@ -59,12 +63,14 @@ class Fork:
 
 @dataclass(frozen=True)
 class Delete:
+    """A DELETE of a stream."""
+
     name: str
 
 
 @dataclass(frozen=True)
 class Restart:
-    pass
+    """A restart of the process."""
 
 
 names = st.sampled_from(NAMES)

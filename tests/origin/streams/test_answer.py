@@ -1,3 +1,5 @@
+"""Headers of answers: for browsers, for caches, and ETags."""
+
 from pathlib import Path
 
 import pytest

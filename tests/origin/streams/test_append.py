@@ -1,3 +1,5 @@
+"""Decisions about appends, without I/O."""
+
 import pytest
 
 from tailrace.ledger.errors import CallerError

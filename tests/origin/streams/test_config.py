@@ -1,3 +1,5 @@
+"""The stored settings of a stream, and its expiry."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,3 +1,5 @@
+"""Forks of streams."""
+
 import asyncio
 import json
 from collections.abc import Sequence

@@ -1,3 +1,5 @@
+"""Streams of JSON messages: splitting and joining."""
+
 import json
 
 import pytest
@@ -27,7 +29,7 @@ indents = st.none() | st.integers(0, 3)
 
 
 def split(body: bytes) -> list[bytes]:
-    """The messages; the same whether a body is read at once or, as a large one is, in steps."""
+    """Return the messages of a body, whether it is read at once or, as a large one is, in steps."""
     padded = body + b" " * MESSAGE_BYTES
     try:
         messages = done(split_json(body))

@@ -1,3 +1,5 @@
+"""Live reads: long polls and server-sent events."""
+
 import asyncio
 import base64
 import json

@@ -1,3 +1,5 @@
+"""The object behind a stream: its limits, its alarm, its end."""
+
 import asyncio
 import json
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""Offsets and cursors."""
+
 import random
 
 import pytest

@@ -1,3 +1,5 @@
+"""Pages of a stream, cut from its frames."""
+
 from collections.abc import Sequence
 
 import pytest

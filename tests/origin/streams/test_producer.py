@@ -1,3 +1,5 @@
+"""Idempotent producers: each request is taken once and in order."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

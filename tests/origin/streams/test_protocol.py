@@ -1,3 +1,5 @@
+"""Names, links and media types of streams."""
+
 import pytest
 
 from tailrace.ledger.errors import CallerError, NotFound

@@ -1,3 +1,5 @@
+"""Reads of a stream beside appends to it."""
+
 from __future__ import annotations
 
 import asyncio

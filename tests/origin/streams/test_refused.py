@@ -116,11 +116,15 @@ class Attempt(ABC):
 
 
 class Put(Attempt):
+    """A PUT with a body."""
+
     async def send(self) -> ObjectResponse:
         return await self._world.put(self._name, BODY, stream_ttl="60")
 
 
 class Post(Attempt):
+    """A POST of an idempotent producer."""
+
     before, whole = b"a", b"a" + BODY
 
     async def prepare(self) -> dict[str, bytes]:

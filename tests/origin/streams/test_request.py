@@ -1,3 +1,5 @@
+"""Parsing of requests to streams."""
+
 import pytest
 
 from tailrace.ledger.errors import CallerError, NotFound, TooLarge

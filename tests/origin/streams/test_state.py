@@ -1,3 +1,5 @@
+"""The stored values of a stream's object, and their use of the ledger."""
+
 from pathlib import Path
 
 import pytest

@@ -1,4 +1,4 @@
-"""What the tests of subscriptions share: streams, subscriptions, and a webhook's receiver."""
+"""Shared parts of the subscriptions' tests: streams, subscriptions, a receiver of webhooks."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class SubscriptionWorld:
         )
 
     def _on_event(self, event: StreamEvent) -> None:
-        """A deaf world loses its updates, as a crash does."""
+        """Pass an event on; a deaf world loses its updates, as a crash does."""
         if not self.deaf:
             self.updates.on_event(event)
 

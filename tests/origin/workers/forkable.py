@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 
 def prepare(settings: str) -> None:
-    """What `settings` names is begun, which a launcher must not do."""
+    """Start what `settings` names, which a fork server must not do."""
     if settings == "thread":
         threading.Thread(target=signal.pause, daemon=True).start()
 

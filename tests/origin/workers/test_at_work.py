@@ -1,4 +1,4 @@
-"""What a worker says that it is at work on: all that it may die of, and no more."""
+"""The runs that a worker reports as begun: all that may kill it, and no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Of what workers die: exceptions of torch as it raises them, statuses, the kernel's counts."""
+"""Causes of a worker's death: torch's exceptions, exit statuses, the kernel's counters."""
 
 from __future__ import annotations
 

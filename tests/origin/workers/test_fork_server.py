@@ -84,7 +84,7 @@ async def home(folder: Path, settings: str = "") -> AsyncIterator[Home]:
 
 
 async def gone(pid: int) -> None:
-    """It has ended, and was waited for: the kernel knows no such process."""
+    """Wait until a process has ended and was waited for: the kernel no longer knows its pid."""
     while Path(f"/proc/{pid}").exists():  # noqa: ASYNC110 - nobody tells us of another's child
         await asyncio.sleep(0.05)
 

@@ -61,7 +61,7 @@ class Worker:
     ) -> None:
         self.process = process
         self.fingerprint = ""
-        """What is served, once it has said so: an admission writes it into the recipe."""
+        """Fingerprint that the producer has reported; admission writes it into the recipe."""
         self.progress: list[LoadProgress] = []
         self.steps: list[Step] = []
         self.begun: list[tuple[int, ...]] = []

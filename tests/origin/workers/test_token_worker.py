@@ -1,3 +1,5 @@
+"""The process that runs an engine, and its socket."""
+
 import socket
 import subprocess
 import sys

@@ -96,7 +96,7 @@ async def owned(
 
 
 async def killed_with_unread_orders() -> None:
-    """A worker is stopped, asked and killed; the next one in its slot answers."""
+    """Kill a stopped worker that has unread orders; check that the next one in its slot answers."""
     async with owned("echo") as it:
         for _ in range(ROUNDS):
             await it.readies.get()
@@ -246,7 +246,7 @@ async def test_a_slot_that_is_stopped_before_its_process_began_says_that_it_is_a
 
 
 def written_from_the_docs(folder: Path) -> None:
-    """The Python files that docs/models.md shows, each of which begins with its name."""
+    """Write the Python files that docs/models.md shows, each of which begins with its name."""
     text = (ROOT / "docs" / "models.md").read_text("utf-8")
     for name, code in re.findall(r"```python\n# (\w+\.py)(.*?)```", text, re.DOTALL):
         (folder / name).write_text(f"# {code}")

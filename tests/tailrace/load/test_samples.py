@@ -1,4 +1,4 @@
-"""What clients saw under load, and what is said of two runs of it."""
+"""Samples of a load test, their report, and comparison of two runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a stream keeps of the request for a response."""
+"""The note that a stream keeps about the request for a response."""
 
 from __future__ import annotations
 

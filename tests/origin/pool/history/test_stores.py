@@ -51,7 +51,7 @@ async def hours(store: HistoryStore) -> list[dict[str, int | str]]:
 
 
 class Pool:
-    """What happens in a pool, at times that the test sets."""
+    """A pool that reports to a recorder, at times that the test sets."""
 
     def __init__(self, store: HistoryStore, keeping: Keeping | None = None) -> None:
         self.now_ms = NOON_MS

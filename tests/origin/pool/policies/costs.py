@@ -1,4 +1,4 @@
-"""What traces cost those who know more than a policy can: a measure for tests and for the bench."""
+"""Costs of a trace for policies that know the future: a measure for tests and for the bench."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tailrace.origin.pool.replay import PoolReplay
 
 
 def prewarm_optimum(gaps: IdleGaps, prices: WarmPrices) -> float:
-    """Loading again just in time costs the time of the load, and nobody waits."""
+    """Return the cost if every model is loaded again just in time: the load alone, and no wait."""
     cheapest = min(prices.cold_cost_gpu_s, prices.load_s)
     return float(np.minimum(gaps.length_s, cheapest).sum())
 
 
 def hindsight_cost(gaps: IdleGaps, prices: WarmPrices) -> float:
-    """Of the best fixed TTL for each model, chosen when all of its gaps are known."""
+    """Return the cost of the best fixed TTL for each model, chosen with all of its gaps known."""
     total = 0.0
     for model in np.unique(gaps.model):
         ordered = np.sort(gaps.length_s[gaps.model == model])

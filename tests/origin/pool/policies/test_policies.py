@@ -194,7 +194,7 @@ def test_the_default_policy_stays_near_the_optimum(kind: str, cold_cost: float) 
 
 
 def test_the_default_policy_learns_of_a_model_from_the_others() -> None:
-    """What is rarer than the cold cost is not kept, and a model that was never seen neither."""
+    """A model with longer gaps than the cold cost is not kept, nor is one that was never seen."""
     policy = AdaptiveTtl(PRICES)
     first = policy.decide("a", 0.0)
     assert (first.keep_until_s, first.features["gaps"]) == (60.0, 0.0)
