@@ -44,7 +44,7 @@ def unmarked(frame: bytes, ids: tuple[int, ...]) -> Record:
 
 
 def _span(ids: tuple[int, ...], begin: int, end: int) -> IdSpan:
-    """Return the span of an order's ids, which end before a drawn id or the next order."""
+    """Return the span of ids from one Steer order: up to a drawn id or the next order."""
     steered = (at for at in range(begin, end) if not ids[at] & STEERED)
     return IdSpan(begin, next(steered, end) - begin)
 

@@ -141,7 +141,7 @@ def up(
 
     if upstream is None and (api_key_env is not None or model is not None):
         flag = "--api-key-env" if api_key_env is not None else "--model"
-        raise ConfigError("is for --upstream URL", field=flag, hint="tailrace origin serves models")
+        raise ConfigError("needs --upstream URL", field=flag, hint="tailrace origin serves models")
     if upstream is None and find_spec("torch") is None:
         raise ConfigError(
             "the demo model needs PyTorch",

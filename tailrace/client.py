@@ -87,7 +87,7 @@ class Edges:
                 raise Unavailable(
                     f"{attempts.url}: {said}: whether the text was taken is not known",
                     code="outcome_unknown",
-                    hint="read on, and look",
+                    hint="read the stream on to see whether it contains the text",
                 ) from error
 
     async def _asked(self, url: str, token: str | None, body: object = None) -> Status:
@@ -110,7 +110,7 @@ class Attempts:
 
     @property
     def url(self) -> str:
-        """The edge whose turn it is."""
+        """Return the URL of the edge to try next."""
         return self._edges.urls[self._nth]
 
     def next_edge(self) -> None:

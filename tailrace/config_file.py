@@ -156,7 +156,7 @@ def _of_part(part: type[Settings], file: Path | None, tables: Tables) -> Iterato
     idle = _idle(loaded, tables) if isinstance(loaded, OriginConfig) else []
     for key, value in loaded.model_dump(mode="json").items():
         source = "default"
-        if key in environment:  # flags apart, it wins over the file
+        if key in environment:  # only a flag wins over the environment
             source = f"{part.model_config['env_prefix']}{key}".upper()
         elif key in loaded.model_fields_set:
             source = str(file or DEFAULT_FILE)
@@ -209,7 +209,7 @@ def settings_of(reading: Reading, **flags: Any) -> EdgeConfig:
         raise ConfigError(
             fault.message,
             field=source.key if source.secret else f"{reading.file}: {source.key}",
-            # What is said to be right may quote the value.
+            # The hint may quote the value, which can be a secret.
             hint=("" if source.secret else f"{fault.right}; ")
             + f"it is edge.{setting}, which tailrace config init explains",
         ) from None

@@ -102,7 +102,9 @@ def choose(url: str, listed: list[str] | None, wanted: Sequence[str]) -> tuple[s
     """
     if not listed:
         if wanted:
-            return tuple(dict.fromkeys(wanted))  # it keeps no list; its answers will show
+            return tuple(
+                dict.fromkeys(wanted)
+            )  # a server without a list: requests will show if they exist
         raise ConfigError(
             f"{url} lists no models",
             field="--model",

@@ -63,7 +63,7 @@ class KvCache:
         Raises ValueError for a page outside the cache.
         """
         if not pages or min(pages) < 0 or max(pages) >= self.pages:
-            raise ValueError(f"pages: {list(pages)}, of {self.pages}")
+            raise ValueError(f"pages: {list(pages)}, expected pages below {self.pages}")
         first = pages[0]
         if self.in_place and all(page == first + index for index, page in enumerate(pages)):
             return first

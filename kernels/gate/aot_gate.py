@@ -22,8 +22,7 @@ EIGHT_ROWS = (
     *("norm hidden int8 rows=8", "gate_up ternary gemm rows=8"),
     *("norm ffn int8 rows=8", "down ternary gemm rows=8"),
 )
-"""Launches of a layer for 8 rows in place of its ternary linears; a norm has one program per row.
-"""
+"""Launches that replace a layer's ternary linears for 8 rows; a norm has one program per row."""
 MAX_EIGHT_ROWS = 1.3
 """Maximum instructions after the waits of those, as a multiple of the number for one row."""
 MAX_SHARED_BYTES = 227 << 10

@@ -225,7 +225,7 @@ def step(
     behind: Mapping[str, int],
     rows: int = 1,
 ) -> list[Operation]:
-    """Return the operations of a decode step, in order, with those of a layer counted for all.
+    """Return the operations of a decode step in order; those of one layer count for all layers.
 
     behind: instructions after the wait, by the name of a layer's variant. rows: 1, or EIGHT of
     BitNet.

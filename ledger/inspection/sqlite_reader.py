@@ -92,7 +92,7 @@ class SqliteReader:
 
     async def status(self) -> SqliteStatus:
         """Return the figures; segments are counted without reading their content."""
-        segments = dict.fromkeys((False, True), (0, 0, 0))  # plain and cold ones
+        segments = dict.fromkeys((False, True), (0, 0, 0))  # keys: plain, cold
         for cold, *figures in self._rows(
             f"SELECT {_IS_COLD}, count(*), sum(length), sum(length(records)) FROM segment"
             " WHERE sid NOT IN (SELECT sid FROM removed) GROUP BY 1"
@@ -146,7 +146,7 @@ class SqliteReader:
 
     async def _lost_commits(self) -> AsyncIterator[str]:
         if self._lost is not None:
-            yield f"it is behind what it had acknowledged: {self._lost.what}"
+            yield f"it lacks acknowledged commits: {self._lost.what}"
 
     async def _broken_pages(self) -> AsyncIterator[str]:
         for (line,) in self._rows(f"PRAGMA quick_check({PAGE_FINDINGS})"):
@@ -208,7 +208,7 @@ class SqliteReader:
             for row in rows:
                 try:
                     yield checked_stream(row)
-                except Damaged as error:  # is raised by what reads its records
+                except Damaged as error:  # raised again when its records are read
                     self._rotten[row[0]] = error
                     yield unchecked_stream(row)
             sid = rows[-1][0]
@@ -234,7 +234,7 @@ class SqliteReader:
             raise damage
         at = 0
         async for segment in self._segments(row.sid, start):
-            at = at or segment.first * bool(start)  # earlier ones were not requested
+            at = at or segment.first * bool(start)  # earlier records were not requested
             if segment.first != at:
                 raise damaged_stream(
                     row.id, f"segment at index {segment.first} does not follow index {at - 1}"
@@ -245,7 +245,7 @@ class SqliteReader:
                 at += 1
         for entry in (await self._log()).get(row.sid, ()):
             if entry.at < at:
-                continue  # also in a segment
+                continue  # the same record is in a segment
             if entry.at != at:
                 raise damaged_stream(row.id, f"the log jumps from index {at - 1} to {entry.at}")
             if at >= start:
@@ -320,7 +320,7 @@ async def reading_file(path: Path) -> AsyncIterator[SqliteReader]:
     real = Path(os.path.realpath(path))
     mark = read_mark(real)
     if (lost := lost_file(real, mark)) is not None:
-        raise Damaged(f"{path} is behind what it had acknowledged: {lost.what}")
+        raise Damaged(f"{path} lacks acknowledged commits: {lost.what}")
     try:
         snapshot = Snapshot(real)
     except apsw.Error as error:
@@ -329,7 +329,7 @@ async def reading_file(path: Path) -> AsyncIterator[SqliteReader]:
         frames = _checked_frames(path, snapshot)
         lost = lost_wal(real, mark, frames)
         if read_mark(real) != mark:
-            lost = None  # its owner has gone on meanwhile
+            lost = None  # its owner has written since
         yield SqliteReader(path, snapshot, lost)
     finally:
         snapshot.close()

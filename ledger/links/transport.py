@@ -151,7 +151,7 @@ async def listen(
 
 def os_reason(error: OSError) -> str:
     """Return the system's message for an error; asyncio's own repeats the address."""
-    number = error.errno or 0  # negative for those of getaddrinfo
+    number = error.errno or 0  # errors of getaddrinfo have negative numbers
     return os.strerror(number) if number > 0 else error.strerror or str(error)
 
 

@@ -132,7 +132,7 @@ class ObjectStorage:
         """Return values in byte order of their names, from `start` up to but not `end`."""
         self._check()
         if limit is not None and limit < 0:
-            raise CallerError(f"the limit is {limit}", field="limit", hint="use 0 or more")
+            raise CallerError(f"{limit} is negative", field="limit", hint="use 0 or more")
         for bound in (prefix, start, end):
             _check_text(bound or "")
         # Taken before the store is read, because changes in flight may or may not be stored.
@@ -158,7 +158,7 @@ class ObjectStorage:
         return self._cache.find(name)
 
     def _buffered(self) -> tuple[bool, dict[str, bytes | None]]:
-        """Return whether all stored values are cleared, and the changes since then."""
+        """Return True if all stored values are cleared, and the changes that follow."""
         cleared, values = False, dict[str, bytes | None]()
         for layer in self._layers():
             if layer.clear:

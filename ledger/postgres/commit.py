@@ -271,7 +271,7 @@ class Writer:
         for group in (self._under_way, self.forming):
             if not group.done.done():
                 group.done.set_exception(self._failure)
-                group.done.exception()  # retrieved here; its waiters get it, too
+                group.done.exception()  # marked as retrieved; waiters still get it
         self._room.set()
         self._work.set()
 

@@ -77,7 +77,7 @@ class Lease:
             try:
                 await self.renew()
             except LedgerAway:
-                pass  # it expires, and is renewed when the server is back
+                pass  # the lease expires, and is renewed once the server is back
             except (LedgerFailed, ConfigError) as error:
                 lost(error)
                 return

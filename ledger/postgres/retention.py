@@ -131,7 +131,7 @@ class Retention:
         self._pool = pool
         self._residents = residents
         self._now_ms = now_ms
-        self._touched: dict[int, int] = {}  # sid to expires_ms
+        self._touched: dict[int, int] = {}  # expires_ms by sid
 
     async def touch(self, tail: PostgresTail) -> None:
         """Postpone the expiry of a stream that is read.

@@ -255,7 +255,7 @@ class Recovery:
         tail = await self._tail(entry.sid)
         self._shown.add(entry.sid)
         if tail is None or entry.at < tail.accepted:
-            return  # it was removed, or is in a segment already
+            return  # the stream was removed, or the record is in a segment already
         if entry.at != tail.accepted:
             if not self._reach:
                 jump = f"the log jumps from index {tail.accepted} to {entry.at}"

@@ -119,7 +119,7 @@ class Compactor:
         self._commits = commits
         self._settings = settings
         self._now_ms = now_ms
-        self._packed_until: dict[int, int] = {}  # for running streams, by sid
+        self._packed_until: dict[int, int] = {}  # end of the packed part of running streams, by sid
         self._made = 0
 
     async def sweep(self) -> int:

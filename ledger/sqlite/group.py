@@ -39,7 +39,7 @@ class Group:
     reached: dict[Tail, int] = field(default_factory=dict)  # last index of each
     segmented: list[tuple[Tail, int]] = field(
         default_factory=list
-    )  # with the index up to which they are stored
+    )  # each with the index below which it is stored
 
     def add(
         self,

@@ -229,7 +229,7 @@ class Retention:
         if await self._clean_up():
             # Truncating a long WAL takes many milliseconds, so not while streams are appended to.
             await self._maintenance.checkpoint(cut=self._commits.is_quiet())
-            await self._slice(reclaim=1)  # any commit is enough
+            await self._slice(reclaim=1)  # a commit of any kind finishes the checkpoint
             await self.measure()
 
     async def _remove_expired(self, now: int) -> int:

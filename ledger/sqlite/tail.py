@@ -130,7 +130,7 @@ class Tail:
                 hint="streams can only be ended now; the origin's log says what is short",
             )
         raise StreamFull(
-            "the stream is as large as it may be",
+            "the stream has reached its maximum size",
             hint="end it and use another stream, or raise ledger.max_stream_bytes",
         )
 

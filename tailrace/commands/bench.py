@@ -93,7 +93,7 @@ def serve(
     from tailrace.load.samples import Goal, compare, report
 
     if api not in APIS:
-        raise CallerError(f"{api!r} is no API", field="--api", hint=", ".join(APIS))
+        raise CallerError(f"{api!r} is not an API", field="--api", hint=", ".join(APIS))
     check_url(url, "URL")
     if cuts and api != "native":
         raise CallerError("only native streams can be cut and resumed", field="--cuts")
@@ -149,9 +149,9 @@ def _read(path: Path) -> dict[str, Any]:
         run: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         known = run["format"] == FORMAT and isinstance(run["requests"], list)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CallerError(f"{path} is no run: {error}", field="--against") from None
+        raise CallerError(f"{path} is not a result: {error}", field="--against") from None
     if not known:
-        raise CallerError(f"{path} is a run of another format", field="--against")
+        raise CallerError(f"{path} is a result in another format", field="--against")
     return run
 
 

@@ -322,7 +322,7 @@ async def _copy(place: Path | str, streams: list[str] | None, out: Path | None) 
         raise ConfigError(
             "--format copy copies the whole ledger into a file",
             field="--format",
-            hint="give --out FILE, and no streams",
+            hint="add --out FILE, and name no streams",
         )
     from tailrace.ledger.inspection.sqlite_reader import reading_file
 

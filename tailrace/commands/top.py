@@ -32,7 +32,7 @@ def top(
     check_url(url, "URL")
     if as_json and not once:
         raise CallerError("goes with --once", field="--json")
-    with suppress(KeyboardInterrupt):  # how one leaves it
+    with suppress(KeyboardInterrupt):  # Ctrl-C is the way to leave it
         asyncio.run(_top(url.rstrip("/"), interval, rows, once, as_json))
 
 

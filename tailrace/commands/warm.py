@@ -309,9 +309,9 @@ def _sizes(arrivals: ArrivalTrace, given: list[str]) -> dict[str, float]:
         try:
             sizes[model] = float(size)
         except ValueError:
-            raise CallerError(f"{size!r} is no number", field="--size") from None
+            raise CallerError(f"{size!r} is not a number", field="--size") from None
         if not 0 < sizes[model] < float("inf"):
-            raise CallerError(f"{size} is to be above zero", field="--size")
+            raise CallerError(f"{size} is not above zero", field="--size")
     return sizes
 
 

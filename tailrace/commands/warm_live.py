@@ -333,7 +333,7 @@ def _draw_start(chart: Path, loads: Sequence[Document]) -> None:
         from tailrace.origin.pool.policies.charts import draw_waterfall
 
     if not loads:
-        raise NotFound("no start of it is recorded", field="--chart")
+        raise NotFound("no start of this model is recorded", field="--chart")
     floors: dict[str, float] = {}
     for load in loads:
         for stage in load["stages"]:

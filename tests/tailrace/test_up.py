@@ -180,6 +180,6 @@ def test_a_data_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 
 def test_models_and_keys_are_flags_of_an_upstream_server(tmp_path: Path) -> None:
-    assert "--model: is for --upstream" in up_refused(tmp_path / "data", "--model", "demo")
+    assert "--model: needs --upstream" in up_refused(tmp_path / "data", "--model", "demo")
     key = up_refused(tmp_path / "data", "--api-key-env", "PATH")
-    assert "--api-key-env: is for --upstream" in key
+    assert "--api-key-env: needs --upstream" in key

@@ -1,8 +1,8 @@
 """Checkpoints of the WAL of an open ledger, concurrently with the writer.
 
-A checkpoint runs in the background. A WAL under load never is moved as a whole that way, so it
-would never begin anew: the writer is asked for the last few pages. After a failure nothing of it
-is moved any more, not even when the ledger is closed, and the next start writes the WAL over
+A checkpoint runs in the background. Under load it never catches up with the writer, so the WAL
+could never restart: the writer moves the last few pages itself. After a failed checkpoint no page
+of the WAL is moved any more, not even when the ledger is closed; the next start writes the WAL over
 itself before it moves it.
 """
 
@@ -52,7 +52,7 @@ class Event(Enum):
 
 NEXT = {
     (Phase.IDLE, Event.BEGUN): Phase.MOVING,
-    (Phase.FINISHING, Event.BEGUN): Phase.MOVING,  # which moves the last pages, too
+    (Phase.FINISHING, Event.BEGUN): Phase.MOVING,  # it moves the last pages, too
     (Phase.MOVING, Event.NEARLY_MOVED): Phase.FINISHING,
     (Phase.MOVING, Event.STOPPED): Phase.IDLE,
     (Phase.FINISHING, Event.FINISHED): Phase.IDLE,
@@ -109,7 +109,7 @@ class Checkpointer:
 
     def committed(self, pages: int) -> None:
         """Note that the WAL has this many pages after a commit."""
-        if pages < self.pages:  # it has begun anew
+        if pages < self.pages:  # the WAL has restarted
             self._due_at, self.moved = CHECKPOINT_PAGES, 0
         self.pages = pages
 
@@ -203,7 +203,7 @@ class Checkpointer:
                 rest = self.pages - self.moved
                 if self._finish is Finish.LATE and self.pages < PATIENT_WAL_PAGES:
                     if rest > 0:
-                        continue  # between two commits the next pass may well get it all
+                        continue  # the next pass may move everything, between two commits
                     break
                 if rest <= CHECKPOINT_REST_PAGES:
                     event = Event.NEARLY_MOVED

@@ -1,10 +1,9 @@
-"""Checksums of single rows: what a row says of itself, so that what has rotted is not believed.
+"""Checksums of single rows, so that damaged rows are not believed.
 
-The log and segments have theirs in their bytes. The rows of streams, objects and
-values have a column for it, `crc`. That of a stream is made of two parts, one over what never
-changes and one over what does, its state; a change takes the old state's part out and puts the
-new one's in (`restated`), so that the recipe is not read for it, and damage that was there
-before stays visible.
+The log and segments have checksums in their bytes. The rows of streams, objects and values have a
+column `crc`. That of a stream has two parts: one over the columns that never change, one over its
+state. A change removes the old state's part and adds the new one's (`restated`). So the recipe need
+not be read for it, and earlier damage stays visible.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def add_functions(connection: apsw.Connection) -> None:
 def _restated(*values: Any) -> int:
     crc, sid, *states = values
     if not isinstance(crc, int):
-        return 0  # the row has rotted, which is to be said when it is read
+        return 0  # the row is damaged; reading it reports that
     return crc ^ crc_of((sid, *states[:3])) ^ crc_of((sid, *states[3:]))
 
 

@@ -71,8 +71,8 @@ def connect_writer(
         writer.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}")
         frames, _ = writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
         look(frames)
-        # What a failed fsync has left in the page cache alone is written anew, before
-        # anything is acknowledged that would lie behind it in the WAL.
+        # Pages that a failed fsync left only in the page cache are written again, before any
+        # later commit is acknowledged.
         rewrite_wal(writer, vfs, frames, _pragma(writer, "page_size"))
         writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         if version == UPGRADED_VERSION:

@@ -1,10 +1,9 @@
 """Syncs of a file from an event loop, one at a time.
 
-Linux is told by `io_submit` (IOCB_CMD_FDSYNC, since 4.18) and tells of the end by an eventfd
-that the loop watches anyway. So no thread of ours has to wake, get hold of the interpreter,
-and wake the loop again, which costs as much again as a quick disk takes; and the loop is
-free to work meanwhile. Elsewhere, and where the kernel or the file system refuses, a thread
-does it.
+Linux is asked by `io_submit` (IOCB_CMD_FDSYNC, since 4.18) and reports the end through an eventfd
+that the loop watches. So no thread has to wake, take the interpreter's lock and wake the loop
+again, which costs as much as a quick disk takes, and the loop can work in the meantime. Elsewhere,
+or if the kernel or the file system refuses, a thread syncs.
 
 Source: linux/aio_abi.h for the structures, io_submit(2) for the calls.
 """

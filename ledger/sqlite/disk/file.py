@@ -1,10 +1,12 @@
 """The SQLite file under a ledger: its connections and its statements.
 
-One connection writes, on the event loop or in a thread, never both at once: a log row is
-written on the loop and then synced, without a thread where the system can do that. Two read
-(`Lookups`). One moves the WAL (`wal`) into the database in a thread of its own, beside the
-writer; that is safe since SQLite 3.51.3, which is why this is apsw, which brings a current
-SQLite with it, and not the system's. Locks keep a second process away, by whatever name it comes.
+- One connection writes, on the event loop or in a thread, never both at once. A log row is written
+  on the loop and then synced, without a thread if the system can do that.
+- Two connections read (`Lookups`).
+- One connection checkpoints the WAL (`wal`) in a thread of its own, beside the writer. That is safe
+  since SQLite 3.51.3, which apsw brings with it and the system may lack.
+
+Locks keep other processes away, whatever path they use.
 """
 
 from __future__ import annotations

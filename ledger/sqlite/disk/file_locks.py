@@ -31,10 +31,10 @@ def require_closed_here(path: Path) -> None:
     process has on it (sqlite.org/howtocorrupt.html, 2.2). An owner has a descriptor of its own
     beside SQLite's, and would drop the locks of whoever else has the file open here.
     """
-    with suppress(FileNotFoundError):  # nobody has opened what is not there
+    with suppress(FileNotFoundError):  # a missing file is not open
         number = number_of(path.stat())
         for name in os.listdir(DESCRIPTORS):
-            with suppress(OSError):  # that of the listing itself
+            with suppress(OSError):  # the descriptor of this listing is closed already
                 if number_of(os.fstat(int(name))) == number:
                     raise ConfigError(
                         f"{path} is open in this process already",

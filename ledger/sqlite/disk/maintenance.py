@@ -1,4 +1,4 @@
-"""How a ledger file is kept small: a few slices of clean-up with each commit."""
+"""Clean-up that keeps a ledger file small: a few slices with each commit."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class SqliteMaintenance:
         try:
             disk = os.statvfs(self._path.parent)
         except OSError as error:
-            self.check()  # says which of the files is gone, if one is
+            self.check()  # if a file is missing, its error names it
             raise LedgerAway(f"{self._path.parent}: {error.strerror or error}") from error
         file_bytes = self._lookups.number("PRAGMA page_count") * self._page_bytes
         return Sizes(

@@ -47,7 +47,7 @@ class OpenFiles:
         """Fail if a file was moved or deleted, because later openers would not find new data."""
         for path, number in self._numbers.items():
             found = None
-            with suppress(OSError):  # whatever the reason, nobody finds it by that name
+            with suppress(OSError):  # any error means that the name leads nowhere
                 found = number_of(path.stat())
             if found != number:
                 self.failure = LedgerFailed(

@@ -58,7 +58,7 @@ class Queries:
         sql = "SELECT sid, id FROM stream NOT INDEXED WHERE ended = 0 AND kind = ? ORDER BY sid"
         read = self._reads.read_past_damage
         found = {*await read(sql, (kind,)), *await read(f"{sql} DESC", (kind,))}
-        if str(error) != self._told_damage:  # it is asked twice a second
+        if str(error) != self._told_damage:  # log once, as this runs twice a second
             self._told_damage = str(error)
             log.error("ledger.damaged", error=error.message, unfinished_found=len(found))
         return sorted(found)

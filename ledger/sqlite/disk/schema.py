@@ -1,4 +1,4 @@
-"""The tables of a ledger file, and which files are refused."""
+"""The tables of a ledger file, and the versions that are accepted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tailrace.ledger.errors import ConfigError
 SCHEMA_VERSION = 7
 """The layout of the file, in its `user_version`."""
 UPGRADED_VERSION = 6
-"""A file of this layout is brought up to date by the process that opens it to write."""
+"""Layout that the process that opens a file for writing upgrades in place."""
 APPLICATION_ID = 0x54_52_4C_31  # "TRL1"
 BUSY_TIMEOUT_MS = 5_000
 """Timeout of a connection that waits for the locks of others."""

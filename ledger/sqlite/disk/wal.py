@@ -41,11 +41,11 @@ class Wal:
         vfs: str | None,
         mark: WalMark,
     ) -> None:
-        self.path = Path(writer.filename_wal)  # there as long as a connection is
+        self.path = Path(writer.filename_wal)  # exists while a connection is open
         self.written_bytes = 0
         """Bytes that commits have written to the WAL since it was opened."""
         self.filled = False
-        """True once it has its usual size, so that to sync it takes no longer than it must."""
+        """True once the WAL has its usual size, so that a sync need not sync its length, too."""
         self._checkpointer = checkpointer
         self._has_disk = vfs is None
         self._mark = mark
@@ -87,12 +87,12 @@ class Wal:
         """
         self.filled = True
         if self._may_grow():
-            with suppress(OSError):  # a disk without the room for it is no reason not to commit
+            with suppress(OSError):  # commits work without it, if the disk is full
                 fill(self.path, WAL_BYTES)
 
     def _after_commit(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
         before = self._checkpointer.pages
-        new = pages if pages < before else pages - before  # fewer: it has begun anew
+        new = pages if pages < before else pages - before  # fewer: the WAL has restarted
         self.written_bytes += new * WAL_PAGE_BYTES
         self._checkpointer.committed(pages)
         self._mark.advance(pages)

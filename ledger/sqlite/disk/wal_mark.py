@@ -82,7 +82,7 @@ class WalMark:
         """Note that the WAL has this many frames after a commit."""
         if self._lock is None:
             return
-        if frames <= self._frames or not self._salts:  # it has begun anew
+        if frames <= self._frames or not self._salts:  # the WAL has restarted
             self._salts = _head(self._wal)[_SALTS]
         self._frames = frames
         self._write()
@@ -96,7 +96,7 @@ class WalMark:
         if self._lock is None:
             return
         mark = _MARK.pack(_MAGIC, self._frames, self._salts, self._boot)
-        with suppress(OSError):  # it is there to tell of damage, not to do any
+        with suppress(OSError):  # a mark that cannot be written must not stop commits
             os.pwrite(self._lock, mark + _CRC.pack(zlib.crc32(mark)), 0)
 
 
@@ -141,7 +141,7 @@ def _require_nothing_lost(path: Path, lost: Lost | None) -> None:
         return
     if lost.refused:
         raise Damaged(
-            f"{path} is behind what it had acknowledged: {lost.what}",
+            f"{path} lacks acknowledged commits: {lost.what}",
             hint="restore it from a copy with all that lies beside it, or go on with what is left"
             " after `tailrace ledger accept`",
         )

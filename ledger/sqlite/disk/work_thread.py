@@ -50,7 +50,7 @@ class WorkThread:
                 tell, outcome = done.set_result, work()
             except Exception as error:  # noqa: BLE001 - it is raised where it is awaited
                 tell, outcome = done.set_exception, error
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with suppress(RuntimeError):  # the loop is closed, so nothing awaits the result
                 self._loop.call_soon_threadsafe(_end, done, tell, outcome)
 
 

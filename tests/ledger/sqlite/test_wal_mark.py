@@ -128,7 +128,7 @@ async def test_a_damaged_wal_is_named_and_not_written_over_before_it_is_accepted
     damage(path)
     left = wal_of(path).read_bytes()
     [finding, *_] = await findings(path)
-    assert finding.startswith("it is behind what it had acknowledged: its WAL ends after")
+    assert finding.startswith("it lacks acknowledged commits: its WAL ends after")
     for _ in range(2):
         with pytest.raises(Damaged, match=r"its WAL ends after \d+ of \d+ pages.*ledger accept"):
             async with opened_file(path):
