@@ -25,7 +25,7 @@ NPM_INSTALL := npm install --no-package-lock --ignore-scripts --no-audit --no-fu
 AOT_PATH := $(if $(AOT_TRITON),$(abspath $(VENV)/triton-$(AOT_TRITON)))
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check schemas docs docs-serve aot wheel dist bench-frame bench-decode bench-resume bench-ledger bench-stream-http bench-path bench-edge bench-worker bench-telemetry bench-kill bench-kill-workers bench-core bench-engine bench-formats bench-scheduler bench-warm soak soak-edge bench-gpu clean
+.PHONY: help up test check schemas docs docs-serve aot wheel dist bench-frame bench-decode bench-resume bench-ledger bench-stream-http bench-path bench-edge bench-worker bench-telemetry bench-kill bench-kill-workers bench-core bench-engine bench-formats bench-scheduler bench-warm soak soak-edge soak-models soak-disk bench-gpu clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -123,6 +123,12 @@ soak: $(DEV) ## half an hour of mixed load on one origin, and its chart
 
 soak-edge: $(DEV) ## 8,000 quick WebSockets, 20,000 odd requests, 200 slow heads: what an edge has left of them
 	@$(BIN)/python tests/bench/soak_edge.py $(ARGS)
+
+soak-models: $(DEV) ## ten minutes of five models in memory for two, with workers killed: what clients get
+	@$(BIN)/python tests/bench/soak_models.py $(ARGS)
+
+soak-disk: $(DEV) ## fill the ledger's disk for 12 s and for 40 s under running streams; needs root
+	@$(BIN)/python tests/bench/soak_disk.py $(ARGS)
 
 bench-gpu: ## time the kernels on a GPU, with the torch and triton that $(PYTHON) has
 	@$(PYTHON) tests/bench/bench_gpu.py $(ARGS)
