@@ -103,7 +103,7 @@ class Reader:
 
     async def read(self, client: httpx.AsyncClient, edge: Edge, words: int) -> None:
         """Open a stream of that many words and read it to its end."""
-        body = {"prompt": "tick", "max_tokens": words}
+        body = {"model": "metronome", "prompt": "tick", "max_tokens": words}
         url = f"{edge.url}/v1/generate"
         async with client.stream("POST", url, json=body, headers=SSE) as response:
             assert response.status_code == 200, await response.aread()
@@ -131,7 +131,7 @@ async def phase(
     began = time.monotonic()
     taken = await asyncio.to_thread(fill, disk / "others")
     await asyncio.sleep(full_s / 2)
-    body = {"prompt": "tick", "max_tokens": 2}
+    body = {"model": "metronome", "prompt": "tick", "max_tokens": 2}
     opened = await client.post(f"{edge.url}/v1/generate", json=body)
     ended_s = None
     while time.monotonic() - began < full_s:
