@@ -3,11 +3,12 @@
     python tests/bench/soak_disk.py [--short-s 12] [--long-s 40] [--streams 10]
 
 The ledger lies on a tmpfs of 160 MiB that is mounted for it, so this needs root and Linux. Streams
-run at 20 tokens a second each. Twice, another file takes all space that is left, and while it is
-there somebody opens another stream. A disk that is full for `--short-s` must end no stream; one
-that is full for `--long-s` ends them as failed and retryable, once the grace of the ledger is over.
-Afterwards every token that a reader got is read again from the ledger. It ends with one line of
-JSON, and exits with 1 if any of this is not so.
+run at 20 frames of 8 KiB a second each, so that the space reserved for the WAL is used up after
+some seconds, and producers are paused. Twice, another file takes all space that is left, and while
+it is there somebody opens another stream. A disk that is full for `--short-s` must end no stream;
+one that is full for `--long-s` ends them as failed and retryable, once the grace of the ledger is
+over. Afterwards every frame that a reader got is read again from the ledger. It ends with one line
+of JSON, and exits with 1 if any of this is not so.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from tests.e2e.sse import SSE, Event, events  # noqa: E402
 
 DISK_MIB = 160
 WORD_S = 0.05
+WORD_BYTES = 8 << 10
 SETTLE_S = 3.0
 """Time between two phases."""
 SETTINGS = """
@@ -52,7 +54,7 @@ class Metronome:
     async def produce(self, request: Request) -> AsyncGenerator[Output, None]:
         """Yield as many words as the request asks for."""
         for number in range(request.recipe.max_tokens):
-            yield Text(f"{number} ")
+            yield Text(f"{number} ".rjust(WORD_BYTES))
             await asyncio.sleep(WORD_S)
         yield End(total_tokens=request.recipe.max_tokens)
 
