@@ -14,8 +14,6 @@ this as a constant: the interpreter supports neither of the first two and comput
 wrongly.
 """
 
-MULTIPROCESSORS = 132
-"""Number of streaming multiprocessors of an H100 or H200."""
 OPTIONS: dict[str, Any] = {"enable_fp_fusion": False}
 """Options passed to every launch and every compilation.
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tailrace.kernels.dependent_triton import READ_AHEAD, WRITTEN_BEFORE
+from tailrace.kernels.gpu_limits import HOPPER
 
 MAX_LAUNCHES = 5
 """Maximum launches of a layer's decode step at batch 1."""
@@ -25,7 +26,7 @@ EIGHT_ROWS = (
 """Launches that replace a layer's ternary linears for 8 rows; a norm has one program per row."""
 MAX_EIGHT_ROWS = 1.3
 """Maximum instructions after the waits of those, as a multiple of the number for one row."""
-MAX_SHARED_BYTES = 227 << 10
+MAX_SHARED_BYTES = HOPPER.shared_bytes
 """Maximum bytes of shared memory per program on sm_90."""
 
 

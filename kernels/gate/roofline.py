@@ -23,7 +23,7 @@ from typing import Any
 
 from tailrace.kernels.attention.splits_triton import splits_of
 from tailrace.kernels.gate.aot_gate import EIGHT_ROWS
-from tailrace.kernels.launch import MULTIPROCESSORS
+from tailrace.kernels.gpu_limits import HOPPER
 from tailrace.kernels.shapes import REAL_SHAPES, DecoderShape, Family
 from tailrace.kernels.variant import Variant
 
@@ -41,7 +41,7 @@ RAMP_US = 0.8
 DEPENDENT_US = 0.5
 """Time in us left of both for a kernel that loads weights before the previous one ends (assumed).
 """
-SMS, CLOCK_HZ = MULTIPROCESSORS, 1.98e9
+SMS, CLOCK_HZ = HOPPER.multiprocessors, 1.98e9
 SCHEDULERS = 4
 """Schedulers per multiprocessor, each of which issues one instruction per clock to its warps."""
 INSTRUCTION_CLOCKS = 2.0

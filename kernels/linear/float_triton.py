@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from tailrace.kernels.checks import check_same_device, check_tensor
+from tailrace.kernels.gpu_limits import HOPPER, GpuLimits, limits_of
 from tailrace.kernels.launch import INTERPRETED, OPTIONS, dependent_launch, next_power_of_2
 from tailrace.kernels.linear.dense import check_epilogue
 from tailrace.kernels.linear.epilogue import Epilogue
@@ -41,10 +42,15 @@ _NORMED = ("qkv", "gate_up", "head")
 
 
 def float_plan(weight: Weight, epilogue: Epilogue = Epilogue.STORE) -> LinearPlan:
-    """Return the launch plan of a linear with this weight, for sizing its workspace."""
+    """Return the launch plan of a linear with this weight on its device.
+
+    It also gives the size of the workspace.
+    """
     if isinstance(weight, WeightOnly):
-        return plan_linear(*weight.shape, 2, weight.bits, epilogue.gated)
-    return plan_linear(*weight.shape, weight.element_size(), gated=epilogue.gated)
+        limits = limits_of(weight.words.device)
+        return plan_linear(*weight.shape, 2, weight.bits, epilogue.gated, limits=limits)
+    limits = limits_of(weight.device)
+    return plan_linear(*weight.shape, weight.element_size(), gated=epilogue.gated, limits=limits)
 
 
 def float_linear(
@@ -157,7 +163,7 @@ def constants(plan: LinearPlan, groups: int, norm: bool, epilogue: Epilogue) -> 
     }
 
 
-def variants(shape: DecoderShape) -> Iterator[Variant]:
+def variants(shape: DecoderShape, limits: GpuLimits = HOPPER) -> Iterator[Variant]:
     """Yield all compilations that serving `shape` launches in bf16; for BitNet that is the head.
 
     Quantised linears are compiled for one shape only: Qwen3-8B's have the same instructions, apart
@@ -167,10 +173,10 @@ def variants(shape: DecoderShape) -> Iterator[Variant]:
     if shape.family is not Family.BITNET:
         linears |= shape.linears
     for step, (out, inputs) in linears.items():
-        plan = plan_linear(out, inputs, 2, gated=step == "gate_up")
+        plan = plan_linear(out, inputs, 2, gated=step == "gate_up", limits=limits)
         yield from _variants(f"{shape.name}.{step} dense bf16", step, plan, "*bf16")
         for bits in (8, 4) if shape == LLAMA_8B and step != "head" else ():
-            plan = plan_linear(out, inputs, 2, bits, gated=step == "gate_up")
+            plan = plan_linear(out, inputs, 2, bits, gated=step == "gate_up", limits=limits)
             yield from _variants(f"{shape.name}.{step} int{bits}", step, plan, "*i16")
 
 

@@ -25,7 +25,8 @@ from triton.language.extra import cuda
 
 from tailrace.kernels.checks import check_multiple, check_same_device, check_tensor
 from tailrace.kernels.dependent_triton import prefetch, wait_for_launches_ahead
-from tailrace.kernels.launch import INTERPRETED, MULTIPROCESSORS, dependent_launch
+from tailrace.kernels.gpu_limits import HOPPER, GpuLimits, limits_of
+from tailrace.kernels.launch import INTERPRETED, dependent_launch
 from tailrace.kernels.linear.int8_linear import check_int8_weight
 from tailrace.kernels.linear.int8_words_triton import (
     WORD,
@@ -147,12 +148,12 @@ class GemvPlan:
     """Maximum registers per thread; a multiprocessor has 64 Ki for all its programs."""
 
     @classmethod
-    def of(cls, out_features: int, in_features: int) -> GemvPlan:
+    def of(cls, out_features: int, in_features: int, limits: GpuLimits = HOPPER) -> GemvPlan:
         """Plan few warps and many programs, as long as the row's words fit into their registers."""
         row_lines = triton.cdiv(in_features, WORDS * WORD)
         lines = 1 if row_lines <= 4 else 4 if row_lines <= 20 else 8
         beside = 3 if lines == 4 else 2
-        programs = min(MULTIPROCESSORS * beside, triton.cdiv(out_features, TILE_OUT))
+        programs = min(limits.multiprocessors * beside, triton.cdiv(out_features, TILE_OUT))
         registers = 168 if lines == 4 else 128
         return cls(lines, triton.cdiv(row_lines, lines), programs, registers)
 
@@ -215,7 +216,7 @@ def int8_gemv(
     check_same_device(x=x, weight=weight, scale=scale, norm=norm, out=out)
     if out.numel() == 0:
         return
-    plan = GemvPlan.of(out_features, in_features)
+    plan = GemvPlan.of(out_features, in_features, limits_of(weight.device))
     dependent, options = dependent_launch(dependent)
     int8_gemv_kernel[(plan.programs,)](
         x,
@@ -301,11 +302,11 @@ _GEMM_TYPES = {
 }
 
 
-def variants(shape: DecoderShape) -> Iterator[Variant]:
+def variants(shape: DecoderShape, limits: GpuLimits = HOPPER) -> Iterator[Variant]:
     """Yield the LM head for every batch with a compilation of its own."""
     sizes = {"OUT": shape.vocab, "IN": shape.hidden}
     weights = shape.vocab * (shape.hidden + 4)
-    plan = GemvPlan.of(shape.vocab, shape.hidden)
+    plan = GemvPlan.of(shape.vocab, shape.hidden, limits)
     for dependent in (False, True):
         yield Variant(
             name=f"{shape.name}.head int8 gemv rows=1" + " dependent" * dependent,

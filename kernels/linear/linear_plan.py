@@ -1,7 +1,9 @@
 """Launch plans of linears with float activations: tiles, splits, groups, workspace.
 
 Whatever decides the order of a sum (tile, splits, warps, stages) follows from the weight's shape
-and format alone, never from the number of rows, so that a row has the same bits in any batch.
+and format and from the GPU's limits, never from the number of rows, so that a row has the same bits
+in any batch. The limits are part of a model's fingerprint. A GPU with less shared memory gets fewer
+stages of the same tile.
 
 Reasoning behind the tiles, for one H200 (132 SMs, 4.3 TB/s of copy bandwidth, 227 KiB of shared
 memory per program, about 0.8 us of loaded latency; computed, to be measured):
@@ -11,8 +13,8 @@ memory per program, about 0.8 us of loaded latency; computed, to be measured):
   SM: 64 to 96 KB, thrice what is needed, so that an SM with fewer programs than its neighbours
   still takes its share and a tail of few programs keeps the memory busy. Hence no rounding of
   programs to whole waves: 224 programs of a gate_up on 264 places are one wave.
-- A weight with fewer tiles than SMs is split along its inputs until `TARGET_PROGRAMS` programs
-  run and `MIN_IN_FLIGHT` is met. More splits would cost a merge: at 64 rows the partial sums are
+- A weight with fewer tiles than SMs is split along its inputs until `target_programs` run and
+  `MIN_IN_FLIGHT` is met. More splits would cost a merge: at 64 rows the partial sums are
   splits * 64 * out * 4 bytes, written and read through the L2 cache, and the last program of a
   tile reads splits * 32 KB alone. Where that leaves one program per SM it has six stages: 64 to
   80 KB in flight.
@@ -39,7 +41,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from tailrace.kernels.launch import MULTIPROCESSORS
+from tailrace.kernels.gpu_limits import HOPPER, GpuLimits
 
 NORM_MAX_ROWS = 4
 """Maximum rows for which a linear computes the norms itself; every program repeats them."""
@@ -49,16 +51,19 @@ ROWS = 16
 """Rows of activations per group: the columns of one product on the tensor cores."""
 MAX_GROUPS = 4
 """Maximum groups that a program serves from one reading of the weight."""
-TARGET_PROGRAMS = 120
-"""Number of programs that keep the multiprocessors busy; beyond it a weight is not split."""
+BUSY_PERCENT = 91
+"""Programs per 100 multiprocessors that keep a GPU busy; beyond it a weight is not split."""
 LONE_STAGES = 6
-"""Stages of a program that has a multiprocessor to itself."""
+"""Stages of a program that has a multiprocessor to itself, if they fit its shared memory."""
+LEAST_STAGES = 2
+"""Minimum stages: one is loaded while the other is multiplied."""
 MIN_IN_FLIGHT = 6 << 20
-"""Minimum bytes in flight of all programs together: 1.4 us of memory traffic."""
+"""Minimum bytes in flight of all programs together on HOPPER: 1.4 us of memory traffic. On other
+GPUs it is in proportion to the multiprocessors."""
 MIN_CHUNKS = 4
 """Minimum chunks of inputs per split."""
-MAX_SHARED = 227 << 10
-"""Maximum bytes of shared memory per program on sm_90."""
+WIDEST_ACTIVATION_BYTES = 4
+"""Bytes of an fp32 activation, the widest that a linear reads."""
 SHARED_MARGIN = 8 << 10
 """Bytes of shared memory in addition to the stages: converted activations, layout changes."""
 
@@ -89,6 +94,7 @@ class LinearPlan:
     gated: bool
     tile: Tile
     splits: int
+    limits: GpuLimits = HOPPER
 
     @property
     def block_in(self) -> int:
@@ -104,7 +110,7 @@ class LinearPlan:
         """Return the groups of 16 rows per program: 1, 2 or 4, as many as shared memory holds."""
         groups = 1
         while groups < MAX_GROUPS and groups * ROWS < rows:
-            if self.shared(2 * groups, x_bytes) > MAX_SHARED:
+            if self.shared(2 * groups, x_bytes) > self.limits.shared_bytes:
                 break
             groups *= 2
         return groups
@@ -112,7 +118,7 @@ class LinearPlan:
     def shared(self, groups: int, x_bytes: int) -> int:
         """Return the maximum bytes of shared memory per program.
 
-        X_bytes is an activation's size.
+        x_bytes: size of an activation.
         """
         words = self.tile.block_out * self.tile.block_words * self.word_bytes
         activations = groups * ROWS * self.block_in * x_bytes
@@ -146,6 +152,11 @@ def default_tile(word_bytes: int, bits: int) -> Tile:
     return Tile(128, 32, 4, num_stages=6) if bits == 4 else Tile(128, 64, 4, num_stages=4)
 
 
+def target_programs(limits: GpuLimits) -> int:
+    """Return the number of programs from which on a weight is not split: 120 on HOPPER."""
+    return limits.multiprocessors * BUSY_PERCENT // 100
+
+
 @lru_cache(maxsize=256)
 def plan_linear(
     out: int,
@@ -154,22 +165,39 @@ def plan_linear(
     bits: int = 0,
     gated: bool = False,
     tile: Tile | None = None,
+    limits: GpuLimits = HOPPER,
 ) -> LinearPlan:
-    """Plan a linear of a weight [out, inputs].
+    """Plan a linear of a weight [out, inputs] for a GPU with these limits.
 
-    `tile` overrides the committed tile, for benchmarks.
+    `tile` overrides the committed tile, for benchmarks. Raises ValueError if not even LEAST_STAGES
+    of a tile fit the GPU's shared memory.
     """
     chosen = tile or default_tile(word_bytes, bits)
-    plan = LinearPlan(out, inputs, word_bytes, bits, gated, chosen, splits=1)
+    plan = LinearPlan(out, inputs, word_bytes, bits, gated, chosen, splits=1, limits=limits)
+    if tile is None:
+        plan = _fitted(plan, chosen.num_stages)
     chunks = -(-inputs // plan.block_in)
     stage = chosen.block_out * chosen.block_words * word_bytes
-    wanted = max(TARGET_PROGRAMS, MIN_IN_FLIGHT // (stage * (chosen.num_stages - 1)))
+    in_flight = MIN_IN_FLIGHT * limits.multiprocessors // HOPPER.multiprocessors
+    wanted = max(target_programs(limits), in_flight // (stage * (plan.tile.num_stages - 1)))
     even = [s for s in range(1, chunks // MIN_CHUNKS + 1) if chunks % s == 0] or [1]
     enough = [s for s in even if s * plan.tiles >= wanted]
     splits = enough[0] if enough else even[-1]
-    if tile is None and splits * plan.tiles <= MULTIPROCESSORS:
-        chosen = replace(chosen, num_stages=LONE_STAGES)
-    return replace(plan, tile=chosen, splits=splits)
+    if tile is None and splits * plan.tiles <= limits.multiprocessors:
+        plan = _fitted(plan, LONE_STAGES)
+    return replace(plan, splits=splits)
+
+
+def _fitted(plan: LinearPlan, stages: int) -> LinearPlan:
+    """Return the plan with as many stages as fit the shared memory, at most `stages`."""
+    for count in range(stages, LEAST_STAGES - 1, -1):
+        fitted = replace(plan, tile=replace(plan.tile, num_stages=count))
+        if fitted.shared(1, WIDEST_ACTIVATION_BYTES) <= plan.limits.shared_bytes:
+            return fitted
+    raise ValueError(
+        f"limits: {plan.limits.shared_bytes} bytes of shared memory per program, expected"
+        f" {fitted.shared(1, WIDEST_ACTIVATION_BYTES)} for {LEAST_STAGES} stages of {plan.tile}"
+    )
 
 
 class LinearWorkspace:

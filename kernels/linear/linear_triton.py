@@ -36,19 +36,24 @@ _ADD = tl.constexpr(int(Epilogue.ADD))
 _SWIGLU = tl.constexpr(int(Epilogue.SWIGLU))
 
 # 0x4300 is 128 in bf16, whose last place is then 1: putting an integer below 128 into its fraction
-# gives 128 + integer. 32-bit logic handles two numbers per register.
+# gives 128 + integer. 32-bit logic handles two numbers per register. Subtraction of bf16 needs
+# sm_90, so we add -1 (0xbf80) times the number, which rounds once, too, and runs on sm_80.
 _INT8_ASM = """{
 .reg .b32 word, low, sign;
 shr.u32 word, $1, SHIFT;
 lop3.b32 low, word, 0x007f007f, 0x43004300, 0xea;
 lop3.b32 sign, word, 0x00800080, 0x43004300, 0xea;
-sub.rn.bf16x2 $0, low, sign;
+.reg .b32 minus;
+mov.b32 minus, 0xbf80bf80;
+fma.rn.bf16x2 $0, sign, minus, low;
 }"""
 _INT4_ASM = """{
 .reg .b32 word;
 shr.u32 word, $1, SHIFT;
 lop3.b32 word, word, 0x000f000f, 0x43004300, 0xea;
-sub.rn.bf16x2 $0, word, $2;
+.reg .b32 minus;
+mov.b32 minus, 0xbf80bf80;
+fma.rn.bf16x2 $0, $2, minus, word;
 }"""
 
 

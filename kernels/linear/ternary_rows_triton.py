@@ -28,7 +28,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
-from tailrace.kernels.launch import INTERPRETED, MULTIPROCESSORS, dependent_launch, next_power_of_2
+from tailrace.kernels.gpu_limits import HOPPER, GpuLimits, limits_of
+from tailrace.kernels.launch import INTERPRETED, dependent_launch, next_power_of_2
 from tailrace.kernels.linear.epilogue import Epilogue
 from tailrace.kernels.linear.int8_words_triton import parted
 from tailrace.kernels.linear.ternary_plan import (
@@ -51,8 +52,8 @@ CHUNK = 64
 """Inputs that a warp takes at once: 16 bytes for each of 4 lanes, of 8 rows."""
 SHORT_CHUNKS = 64
 """Maximum chunks of a row that 8 warps share; 16 warps share more."""
-MANY_PROGRAMS, MANY_CHUNKS = 2 * MULTIPROCESSORS, 40
-"""Above MANY_PROGRAMS programs, two per multiprocessor, with rows of up to MANY_CHUNKS chunks, a
+MANY_PROGRAMS, MANY_CHUNKS = 2, 40
+"""With more than MANY_PROGRAMS programs per multiprocessor and rows of up to MANY_CHUNKS chunks, a
 program has 4 warps: four programs share a multiprocessor, and half as many warps do the work
 besides the products."""
 MAX_STEPS = 10
@@ -305,10 +306,13 @@ class RowsPlan:
     """Groups of 8 rows that a program multiplies by weights it has read once: 1 or 2."""
 
     @classmethod
-    def of(cls, packed_rows: int, in_features: int, rows: int) -> RowsPlan:
+    def of(
+        cls, packed_rows: int, in_features: int, rows: int, limits: GpuLimits = HOPPER
+    ) -> RowsPlan:
         """Plan the product of packed rows of `in` elements and this many rows."""
         chunks = triton.cdiv(in_features, CHUNK)
-        many = triton.cdiv(packed_rows, PACKED_ROWS) > MANY_PROGRAMS and chunks <= MANY_CHUNKS
+        programs = triton.cdiv(packed_rows, PACKED_ROWS)
+        many = programs > MANY_PROGRAMS * limits.multiprocessors and chunks <= MANY_CHUNKS
         most = 4 if many else 8 if chunks <= SHORT_CHUNKS else 16
         slices = min(next_power_of_2(max(chunks, 2)), most)
         steps = triton.cdiv(chunks, slices)
@@ -348,7 +352,8 @@ def ternary_rows(
     The caller, `ternary_gemm`, has checked the arguments.
     """
     first, second, third = weights.part_rows()
-    plan = RowsPlan.of(weights.packed_rows, weights.in_features, len(q))
+    limits = limits_of(weights.packed.device)
+    plan = RowsPlan.of(weights.packed_rows, weights.in_features, len(q), limits)
     grid = (
         triton.cdiv(weights.packed_rows, PACKED_ROWS),
         triton.cdiv(len(q), GROUP * plan.groups),
@@ -374,11 +379,11 @@ def ternary_rows(
     )
 
 
-def variants(shape: DecoderShape) -> Iterator[Variant]:
+def variants(shape: DecoderShape, limits: GpuLimits = HOPPER) -> Iterator[Variant]:
     """Yield all compilations that serving `shape` launches; none unless its linears are ternary."""
     for step, (outs, width, epilogue) in bitnet_linears(shape).items():
         for rows, dependent in ((8, False), (8, True), (16, False), (16, True)):
-            plan = RowsPlan.of(sum(outs) // 4, width, rows)
+            plan = RowsPlan.of(sum(outs) // 4, width, rows, limits)
             yield Variant(
                 name=f"{shape.name}.{step} ternary gemm rows={rows}" + " dependent" * dependent,
                 kernel=ternary_rows_kernel,

@@ -17,6 +17,7 @@ from triton.runtime import driver
 from tailrace import kernels
 from tailrace.kernels.ahead import Compilation, compile_ahead, planned
 from tailrace.kernels.decoder import Chunks, Decoder, Rows
+from tailrace.kernels.gpu_limits import limits_of
 from tailrace.kernels.one_copy import ALIGNED_BYTES
 from tailrace.kernels.processes import ProcessError
 from tailrace.kernels.sampler.sampler import MASK_BITS, Sampling
@@ -245,11 +246,15 @@ def _numeric_code() -> list[Path]:
 
 
 def _machine(device: torch.device) -> tuple[str, ...]:
-    """Return the versions and names of the compiler and of the machine that it compiles for."""
+    """Return the versions and names of the compiler and of the machine that it compiles for.
+
+    Launch plans follow the GPU's limits, and bits of float sums the plans.
+    """
     if device.type != "cuda":
         return triton.__version__, "interpreter", platform.machine()
     major, minor = torch.cuda.get_device_capability(device)
-    return triton.__version__, torch.cuda.get_device_name(device), f"sm_{major}{minor}"
+    name, limits = torch.cuda.get_device_name(device), limits_of(device)
+    return triton.__version__, name, f"sm_{major}{minor}", str(limits)
 
 
 def have_compiled(decoder: Decoder, draw: GpuDraw, target: GPUTarget, progress: Progress) -> None:

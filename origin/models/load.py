@@ -7,13 +7,13 @@ from pathlib import Path
 
 import torch
 
+from tailrace.kernels.gpu_limits import LEAST_CAPABILITY
 from tailrace.kernels.shapes import HEAD_DIMS
 from tailrace.origin.checkpoint.file_digests import FileDigests
 from tailrace.origin.checkpoint.model_config import read_config
 from tailrace.origin.formats import AS_STORED, Formats
 from tailrace.origin.models.model import (
     DEFAULT_KV_BYTES,
-    LEAST_CAPABILITY,
     Device,
     Model,
     Progress,

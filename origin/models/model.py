@@ -30,9 +30,6 @@ from tailrace.origin.models.tensors import checkpoint_files
 
 PREFILL_CHUNK_TOKENS = PAGE_TOKENS
 """Tokens of a chunk of a prompt, which fills a page."""
-LEAST_CAPABILITY = (8, 0)
-"""Minimum compute capability of a GPU: sm_80 brought bf16 on tensor cores and asynchronous copies.
-"""
 DEFAULT_KV_BYTES = 512 * 1024 * 1024
 """Default bytes of a CPU model's pages, unless one whole context needs more."""
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tailrace.kernels.gpu_limits import HOPPER, GpuLimits
 from tailrace.kernels.linear import int8_triton
 from tailrace.kernels.linear.int8_linear import int8_linear, quantise_rows
 from tailrace.kernels.linear.int8_triton import (
@@ -80,10 +81,11 @@ def test_a_row_has_the_bits_of_the_oracle(
 def test_a_program_goes_on_to_further_tiles(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(int8_triton, "MULTIPROCESSORS", 1)
+    one = GpuLimits(HOPPER.shared_bytes, multiprocessors=1)
+    monkeypatch.setattr(int8_triton, "limits_of", lambda _: one)
     weight, scale = make(6 * TILE_OUT + 3, 132, device)
     x = normal(2, 132).to(device)
-    assert GemvPlan.of(len(weight), 132).programs < 3
+    assert GemvPlan.of(len(weight), 132, one).programs < 3
     assert torch.equal(gemv(x, weight, scale), oracle(x, weight, scale))
 
 
