@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from triton import knobs
+import triton
 
-INTERPRETED: bool = knobs.runtime.interpret
+from tailrace.kernels.triton_version import is_supported, supported_versions
+
+if not is_supported(triton.__version__):
+    raise ImportError(
+        f"triton {triton.__version__} is installed, and the kernels need {supported_versions()}:"
+        " install a torch of 2.11 to 2.13, which brings one of these"
+    )
+
+INTERPRETED: bool = triton.knobs.runtime.interpret
 """True if kernels run in Triton's interpreter, as TRITON_INTERPRET said at their first import.
 
 Every kernel that uses inline assembly, programmatic dependent launch or a bf16 dot product takes

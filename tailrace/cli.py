@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tailrace.commands.bench import bench_app
+from tailrace.commands.gpu import gpu_app
 from tailrace.commands.key import key_app
 from tailrace.commands.ledger import ledger_app
 from tailrace.commands.model import HeadOption, KvCacheOption, WeightsOption, model_app
@@ -452,6 +453,7 @@ def _parts() -> tuple[type[Settings], ...]:
 
 
 app.add_typer(config_app, name="config")
+app.add_typer(gpu_app, name="gpu")
 app.add_typer(key_app, name="key")
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(model_app, name="model")

@@ -43,6 +43,7 @@ SANS_IO = (
     *("ledger/frame.py", "ledger/flow/credit_window.py", "ledger/wire/*.py"),
     *("ledger/sqlite/encoding.py", "ledger/sqlite/capacity.py", "ledger/sqlite/tail.py"),
     *("origin/engine/*.py", "origin/scheduler/*.py", "origin/streams/append.py"),
+    "origin/gpu/faults.py",
     *("origin/generations/load_shedding.py", "origin/workers/liveness.py"),
     *("origin/streams/page.py", "origin/streams/request.py", "origin/pool/policies/*.py"),
     "origin/pool/*.py",
@@ -165,7 +166,8 @@ def packages_of_extras() -> str:
     """Return the import names of packages that the base install lacks, from pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     extras = project["optional-dependencies"]
-    listed = [one for name in ("torch", "embed", "postgres") for one in extras[name]]
+    listed = [one for name in ("torch", "gpu", "embed", "postgres") for one in extras[name]]
+    listed = [one for one in listed if not one.startswith("tailrace")]
     return ",".join(sorted({re.split(r"[\[>=<]", one)[0].replace("-", "_") for one in listed}))
 
 
@@ -200,6 +202,7 @@ def test_an_origin_of_upstream_servers_imports_no_package_of_an_extra() -> None:
         ("tailrace config check", "ledger.lease_s"),
         ("tailrace origin", "pip install 'tailrace[torch]'"),
         ("tailrace model check .", "pip install 'tailrace[torch]'"),
+        ("tailrace gpu check", "pip install --force-reinstall 'tailrace[gpu]'"),
         ("from tailrace import Client", ""),
         ("from tailrace import Token, NotFound", ""),
     ],

@@ -1,17 +1,17 @@
-"""Loads a checkpoint onto a CPU or a GPU."""
+"""Loads a checkpoint onto a CPU or a GPU, and chooses between them."""
 
 from __future__ import annotations
 
 import ctypes
 from pathlib import Path
 
-import torch
+import structlog
 
-from tailrace.kernels.gpu_limits import LEAST_CAPABILITY
 from tailrace.kernels.shapes import HEAD_DIMS
 from tailrace.origin.checkpoint.file_digests import FileDigests
 from tailrace.origin.checkpoint.model_config import read_config
 from tailrace.origin.formats import AS_STORED, Formats
+from tailrace.origin.gpu.probe import gpu_is_usable, require_gpu
 from tailrace.origin.models.model import (
     DEFAULT_KV_BYTES,
     Device,
@@ -25,6 +25,8 @@ LARGEST_KEPT_BYTES = 32 * 1024 * 1024
 """Maximum bytes of one freed block that is kept; glibc accepts no more."""
 MOST_KEPT_BYTES = 64 * 1024 * 1024
 """Maximum free bytes kept at the end of the heap."""
+
+log = structlog.get_logger("model")
 
 
 def load_model(
@@ -43,10 +45,12 @@ def load_model(
     DEFAULT_KV_BYTES, or on a GPU for most of the memory that the weights leave. dependent: on a
     GPU, launches begin while earlier ones still run. digests: known digests of files, which are not
     hashed again. Raises ModelError, also for an absent device, and for formats that the model or
-    device does not support.
+    device does not support. Whether a GPU can be used is checked before the checkpoint is read.
     """
+    if device == Device.CUDA:
+        require_gpu()
     if device == Device.CUDA or (device == Device.AUTO and _runs_on_gpu(Path(directory))):
-        # triton is installed with GPU builds of torch only
+        # it imports triton, which only the extra `gpu` and CUDA builds of torch install
         from tailrace.origin.models import gpu_model
 
         return gpu_model.load(
@@ -76,7 +80,15 @@ def _keep_freed_memory() -> None:
 
 
 def _runs_on_gpu(directory: Path) -> bool:
-    """Return True if the kernels support the GPU, if there is one, and the model's heads."""
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() < LEAST_CAPABILITY:
+    """Return True if a GPU can be used, and the kernels support the model's heads.
+
+    The reason for the CPU is logged: a large model is slow on it.
+    """
+    if not gpu_is_usable():
         return False
-    return read_config(directory).head_dim in HEAD_DIMS
+    head_dim = read_config(directory).head_dim
+    if head_dim not in HEAD_DIMS:
+        sizes = ", ".join(map(str, HEAD_DIMS))
+        reason = f"heads of {head_dim} elements; on a GPU they may have {sizes}"
+        log.warning("device.cpu", reasons=[reason], model=directory.name)
+    return head_dim in HEAD_DIMS

@@ -26,6 +26,7 @@ from torch import version
 from tailrace.kernels.sampler.sampler import Sampling
 from tailrace.ledger.errors import CallerError, ModelError, TailraceError
 from tailrace.ledger.frame import Hello
+from tailrace.ledger.process.logging_setup import configure_logging
 from tailrace.ledger.wire.codec import FrameSplitter
 from tailrace.origin.checkpoint.file_digests import FileDigests, Identity, identities
 from tailrace.origin.checkpoint.tokenizer_file import load_tokenizer
@@ -148,6 +149,7 @@ def main(argv: Sequence[str]) -> int:
     path, settings = argv
     OF_THIS_PROCESS.enter("connect")
     config = _config_of(settings)
+    configure_logging(config.log_level)
     torch.set_num_threads(TORCH_THREADS)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -174,6 +176,7 @@ def prepare(settings: str) -> None:
     # To ask for a GPU may begin it, and no process can be forked then that uses it.
     is_cpu = device == Device.CPU or (device == Device.AUTO and not (version.cuda or version.hip))
     if is_cpu and config is not None:
+        configure_logging(config.log_level)
         with suppress(Exception):  # whatever it is, a worker meets it too, and can say it
             _load_ahead(config)
 

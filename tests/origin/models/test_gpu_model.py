@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from tailrace.kernels.attention.paged_kv import page_bytes
+from tailrace.kernels.gpu_limits import LIMITS
 from tailrace.kernels.sampler.sampler import Sampling
 from tailrace.kernels.sampler.sampler_triton import sample_rows
 from tailrace.kernels.shapes import Family
@@ -20,7 +22,7 @@ from tailrace.origin.checkpoint.model_check import check_model
 from tailrace.origin.checkpoint.model_config import ModelConfig, read_config
 from tailrace.origin.config import DEMO_MODEL
 from tailrace.origin.formats import Formats
-from tailrace.origin.models import cpu_model, gpu_forward, gpu_model
+from tailrace.origin.models import cpu_model, gpu_forward, gpu_model, load
 from tailrace.origin.models.gpu_layers import INTERPRETED_SEQUENCES, DecoderParts
 from tailrace.origin.models.gpu_model import GpuModel
 from tailrace.origin.models.load import load_model
@@ -288,6 +290,20 @@ def test_it_says_what_it_runs_on_and_how_many_pages_it_has(write: Load, on_gpu: 
         assert on_gpu.pages == INTERPRETED_SEQUENCES * 256 // 64
 
 
+def test_a_gpu_with_other_plans_is_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slice of a GPU may have its name, and fewer multiprocessors."""
+    gpu = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H100")
+    whole = LIMITS[9, 0]
+    slices = [whole, replace(whole, multiprocessors=16), replace(whole, shared_bytes=99 << 10)]
+    machines = set()
+    for limits in slices:
+        monkeypatch.setattr(gpu_model, "limits_of", lambda _, found=limits: found)
+        machines.add(gpu_model._machine(gpu))
+    assert len(machines) == len(slices)
+
+
 def test_its_cache_is_as_large_as_asked_and_holds_a_whole_context(
     write: Load, device: torch.device
 ) -> None:
@@ -307,8 +323,22 @@ def test_heads_that_the_kernels_do_not_take_are_refused_by_name(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_said_so(checkpoint: Path) -> None:
-    with pytest.raises(ModelError, match="no CUDA device is there"):
+    with pytest.raises(
+        ModelError, match="the GPU cannot be used: there is no NVIDIA GPU"
+    ) as caught:
         load_model(checkpoint, device=Device.CUDA)
+    assert caught.value.hint is not None and "or set device to cpu" in caught.value.hint
+
+
+def test_a_gpu_is_checked_before_the_checkpoint_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise ModelError("no compiler")
+
+    monkeypatch.setattr(load, "require_gpu", refuse)
+    with pytest.raises(ModelError, match="no compiler"):
+        load_model(tmp_path / "none", device=Device.CUDA)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -316,14 +346,14 @@ def test_without_a_gpu_the_cpu_serves(checkpoint: Path) -> None:
     assert load_model(checkpoint).device == "cpu torch"
 
 
-def test_a_gpu_that_the_kernels_are_not_for_is_left_alone(
-    checkpoint: Path, write: Load, monkeypatch: pytest.MonkeyPatch
+def test_a_gpu_whose_kernels_lack_the_models_heads_is_left_alone_and_the_log_says_so(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other_heads, fitting = (checkpoint, (9, 0)), (write(Family.BITNET), (7, 5))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    for directory, capability in (other_heads, fitting):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda at=capability: at)
-        assert load_model(directory).device == "cpu torch"
+    monkeypatch.setattr(load, "gpu_is_usable", lambda: True)
+    with structlog.testing.capture_logs() as logged:
+        assert load_model(checkpoint).device == "cpu torch"
+    assert [one["event"] for one in logged] == ["device.cpu"]
+    assert "heads of 16 elements" in str(logged)
 
 
 def in_fp32(directory: Path) -> tuple[ModelConfig, dict[str, Tensor]]:

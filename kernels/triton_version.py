@@ -1,0 +1,25 @@
+"""Versions of Triton that the kernels are known to run on; imports neither Triton nor torch."""
+
+from __future__ import annotations
+
+import re
+
+FIRST_VERSION = (3, 6)
+LAST_VERSION = (3, 7)
+"""First and last minor version that every kernel was compiled with.
+
+Compiling ahead of time (`kernels.ahead`) relies on how these versions name what they cache.
+"""
+
+
+def is_supported(version: str) -> bool:
+    """Return True if this version of Triton, such as `3.7.1`, is known to work."""
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers is None:
+        return False
+    return FIRST_VERSION <= (int(numbers[1]), int(numbers[2])) <= LAST_VERSION
+
+
+def supported_versions() -> str:
+    """Return the supported versions as text: `3.6 to 3.7`."""
+    return " to ".join(".".join(map(str, one)) for one in (FIRST_VERSION, LAST_VERSION))
