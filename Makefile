@@ -7,6 +7,8 @@ ARGS ?=
 TEST_PROCESSES ?= 2
 # Passed on to pip, for example to name a mirror.
 PIP_ARGS ?=
+# What models of our own need: `gpu` where NVIDIA's driver is loaded, else `torch`.
+EXTRA ?= $(if $(wildcard /dev/nvidiactl),gpu,torch)
 # The Triton that `make aot` compiles with, where it is not the pinned one: make aot AOT_TRITON=3.6.0
 AOT_TRITON ?=
 
@@ -150,7 +152,7 @@ $(MADE):
 
 $(RUNTIME): pyproject.toml constraints.txt | $(MADE)
 	@echo "==> installing edge, origin and ledger (the first time takes about a minute; torch is the largest)"
-	@$(PIP_INSTALL) -e '.[torch]'
+	@$(PIP_INSTALL) -e '.[$(EXTRA)]'
 	@$(BIN)/python -m tailrace.python_build
 	@touch $@
 

@@ -1,14 +1,15 @@
 # An origin that runs models, with torch: docker build -f deploy/origin.Dockerfile -t tailrace-origin .
 # PIP_ARGS is passed on to pip: name PyTorch's CPU index in it to leave CUDA out, or the index of
-# the CUDA version that your driver supports.
+# the CUDA version that your driver supports. EXTRAS=gpu,postgres is for GPUs.
 ARG PYTHON=3.12-slim-bookworm
 
 FROM python:${PYTHON} AS build
 ARG PIP_ARGS=
+ARG EXTRAS=torch,postgres
 COPY . /src
 # hadolint ignore=SC2086
 RUN python -m venv /opt/tailrace \
-    && /opt/tailrace/bin/pip install --no-cache-dir ${PIP_ARGS} -c /src/constraints.txt '/src[torch,postgres]'
+    && /opt/tailrace/bin/pip install --no-cache-dir ${PIP_ARGS} -c /src/constraints.txt "/src[${EXTRAS}]"
 
 FROM python:${PYTHON}
 # On a GPU, Triton compiles its driver module when it is first used: with gcc and Python.h. The last

@@ -314,9 +314,10 @@ def test_port_443_needs_no_root() -> None:
 
 
 def test_images_install_the_extra_of_their_part_and_an_edge_no_other() -> None:
-    for name, what in (("edge", "/src"), ("origin", "'/src[torch,postgres]'")):
+    for name, what in (("edge", "/src"), ("origin", '"/src[${EXTRAS}]"')):
         [installed] = [rest for first, rest in dockerfile(name) if "pip install" in rest]
         assert f"-c /src/constraints.txt {what} " in f"{installed} "
+    assert ("ARG", "EXTRAS=torch,postgres") in dockerfile("origin"), "a CPU needs no Triton"
     context = (ROOT / ".dockerignore").read_text().splitlines()
     needed = {line.removeprefix("!") for line in context if line.startswith("!")}
     packages = {"edge", "kernels", "ledger", "origin", "tailrace"}
