@@ -173,10 +173,22 @@ class ModelPool:
 
     def used(self, device: str) -> float:
         """Return the memory that models hold on a device, coming and leaving ones included."""
-        return sum(one.member.size for one in self._near(device) if one.state in HOLDING_MEMORY)
+        holding = (one for one in self._models.values() if one.state in HOLDING_MEMORY)
+        return sum(one.member.on(device) for one in holding)
 
-    def _near(self, device: str) -> list[ServedModel]:
-        return [one for one in self._models.values() if one.member.device == device]
+    def _near(self, model: ServedModel) -> list[ServedModel]:
+        """Return the models that share a device with this one, which is among them."""
+        devices = {*model.member.devices}
+        models = self._models.values()
+        return [one for one in models if not devices.isdisjoint(one.member.devices)]
+
+    def _missing(self, model: ServedModel) -> dict[str, float]:
+        """Return the memory that a model lacks on each of its devices; empty if it fits."""
+        lacks = {
+            device: self.used(device) + model.member.on(device) - self._caps.get(device, inf)
+            for device in model.member.devices
+        }
+        return {device: missing for device, missing in lacks.items() if missing > 0}
 
     # ---- requests ----
 
@@ -382,19 +394,24 @@ class ModelPool:
             if model.state is ModelState.AWAY and self._fits(model):
                 self._hint(model, Hint.OPERATOR)
 
-    def _pin(self, event: events.ModelPinned) -> None:
-        model, pinned = self.of(event.model), event.pinned
-        device, near = model.member.device, self._near(model.member.device)
+    def _check_pins(self, model: ServedModel, device: str) -> None:
+        """Raise ConfigError if pinning a model leaves another one no memory on a device."""
         cap = self._caps.get(device, inf)
-        taken = sum(one.member.size for one in near if one.is_pinned or one is model)
-        for one in near if pinned else ():
-            if taken + (0 if one.is_pinned or one is model else one.member.size) > cap:
+        pinned = [one for one in self._models.values() if one.is_pinned or one is model]
+        taken = sum(one.member.on(device) for one in pinned)
+        for one in (one for one in self._models.values() if device in one.member.devices):
+            if taken + (0 if one in pinned else one.member.on(device)) > cap:
                 raise ConfigError(
                     f"pinned models take {taken:g} of {device}, whose cap is {cap:g}, and"
-                    f" {one.name!r} takes {one.member.size:g}",
+                    f" {one.name!r} takes {one.member.on(device):g}",
                     field="pin",
                     hint="pin fewer, or raise the cap",
                 )
+
+    def _pin(self, event: events.ModelPinned) -> None:
+        model, pinned = self.of(event.model), event.pinned
+        for device in model.member.devices if pinned else ():
+            self._check_pins(model, device)
         model.is_pinned = pinned
         if not pinned and not model.requests:
             self._decide(model)
@@ -465,7 +482,7 @@ class ModelPool:
 
     def _is_in_the_way(self, model: ServedModel) -> bool:
         """Return True if another model waits for memory on this model's device."""
-        near = self._near(model.member.device)
+        near = self._near(model)
         others = (one for one in near if one is not model and one.name in self._queue)
         return any(one.retry_at_s <= self._now for one in others)
 
@@ -568,17 +585,17 @@ class ModelPool:
         reserved: set[str] = set()
         for name in sorted(self._queue, key=lambda one: not self._models[one].requests):
             model = self._models[name]
-            device, size = model.member.device, model.member.size
-            if self._now < model.retry_at_s or device in reserved:
+            devices = {*model.member.devices}
+            if self._now < model.retry_at_s or devices & reserved:
                 continue
-            missing = self.used(device) + size - self._caps.get(device, inf)
-            if missing <= 0:
+            missing = self._missing(model)
+            if not missing:
                 self._load(model)
-            elif device not in blocked:
-                blocked.add(device)
+            elif not devices & blocked:
+                blocked |= devices
                 self._make_room(model, missing)
                 if model.requests and self._now >= model.queued_s + TURN_S:
-                    reserved.add(device)
+                    reserved |= devices
 
     def _load(self, model: ServedModel) -> None:
         self._queue.remove(model.name)
@@ -588,24 +605,45 @@ class ModelPool:
         for worker in model.workers:
             self._step(worker.number, WorkerEvent.WANTED)
 
-    def _make_room(self, model: ServedModel, missing: float) -> None:
-        """Evict idle models, if that is enough together with those that leave already."""
-        near = self._near(model.member.device)
+    def _make_room(self, model: ServedModel, missing: Mapping[str, float]) -> None:
+        """Evict idle models, if that is enough together with those that leave already.
+
+        It has to be enough on every device, since a model is loaded on all of its devices or not
+        at all. `missing` is the memory that it lacks on each.
+        """
+        near = self._near(model)
         going = ABOUT_TO_GO | {ModelState.DRAINING}
-        missing -= sum(one.member.size for one in near if one.state in going)
-        idle = {
-            one.name: one.member.size
-            for one in near
-            if one.is_idle and not self._is_kept_from(one, model)
+        wanted = {
+            device: lacks - sum(one.member.on(device) for one in near if one.state in going)
+            for device, lacks in missing.items()
         }
-        if missing <= 0:
-            return
-        if sum(idle.values()) >= missing:
-            for name in self._ranking.victims(idle, idle, missing):
-                reason = f"{model.name} needs its room, and it was worth least"
-                self._evict(self._models[name], reason)
+        idle = [one for one in near if one.is_idle and not self._is_kept_from(one, model)]
+        beyond = {
+            device: lacks - sum(one.member.on(device) for one in idle)
+            for device, lacks in wanted.items()
+        }
+        if all(lacks <= 0 for lacks in beyond.values()):
+            self._evict_for(model, idle, wanted)
         elif model.requests and self._now >= model.queued_s + TURN_S:
-            self._drain_for(model, near, missing - sum(idle.values()))
+            self._drain_for(model, near, beyond)
+
+    def _evict_for(
+        self, model: ServedModel, idle: Sequence[ServedModel], wanted: Mapping[str, float]
+    ) -> None:
+        """Evict those of the idle models that are worth least, on each device until it is enough.
+
+        A model that leaves one device leaves the others, too.
+        """
+        gone: list[ServedModel] = []
+        for device, lacks in wanted.items():
+            sizes = {one.name: size for one in idle if (size := one.member.on(device))}
+            still = lacks - sum(one.member.on(device) for one in gone)
+            left = {name: size for name, size in sizes.items() if self._models[name] not in gone}
+            if still > 0:
+                victims = self._ranking.victims(left, left, still)
+                gone += [self._models[name] for name in victims]
+        for one in gone:
+            self._evict(one, f"{model.name} needs its room, and it was worth least")
 
     def _is_kept_from(self, one: ServedModel, other: ServedModel) -> bool:
         """Return True if a model may not leave for another one.
@@ -617,14 +655,22 @@ class ModelPool:
             return bool(self._operator_wants(one))
         return False
 
-    def _drain_for(self, model: ServedModel, near: Sequence[ServedModel], missing: float) -> None:
-        """Have busy models leave in their turn, the one that has been ready longest first."""
+    def _drain_for(
+        self, model: ServedModel, near: Sequence[ServedModel], beyond: Mapping[str, float]
+    ) -> None:
+        """Have busy models leave in their turn, the one that has been ready longest first.
+
+        `beyond` is the memory that all idle models leave missing on each device.
+        """
         over: list[ServedModel] = []
+        missing = {device: lacks for device, lacks in beyond.items() if lacks > 0}
         for one in sorted(self._busy(near, model), key=lambda one: one.ready_s):
-            if missing > 0 and one.turn_ends_s <= self._now:
+            helps = any(one.member.on(device) for device in missing)
+            if helps and one.turn_ends_s <= self._now:
                 over.append(one)
-                missing -= one.member.size
-        for one in over if missing <= 0 else ():
+                less = {device: lacks - one.member.on(device) for device, lacks in missing.items()}
+                missing = {device: lacks for device, lacks in less.items() if lacks > 0}
+        for one in over if not missing else ():
             one.reason = f"{model.name} has waited for its room"
             self._turn(one, ModelEvent.DRAINED, one.reason)
             due_s = max(model.queued_s + TURN_S, one.turn_ends_s)
@@ -653,7 +699,7 @@ class ModelPool:
         due_s = model.queued_s + TURN_S
         if due_s > self._now:
             return due_s
-        near = self._near(model.member.device)
+        near = self._near(model)
         ends_s = min((one.turn_ends_s for one in self._busy(near, model)), default=inf)
         return ends_s if ends_s > self._now else inf
 
@@ -669,10 +715,12 @@ class ModelPool:
         self._log(model, PoolChoice.EVICT, reason, {"idle_s": idle_s})
 
     def _fits(self, model: ServedModel) -> bool:
-        device = model.member.device
-        waiting = sum(one.member.size for one in self._near(device) if one.name in self._queue)
-        size = self.used(device) + waiting + model.member.size
-        return size <= self._caps.get(device, inf)
+        waiting = [one for one in self._models.values() if one.name in self._queue]
+        return all(
+            self.used(device) + sum(one.member.on(device) for one in (*waiting, model))
+            <= self._caps.get(device, inf)
+            for device in model.member.devices
+        )
 
     # ---- time and records ----
 

@@ -5,7 +5,8 @@ one loaded, whatever the policy says.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, time, timedelta
 from math import inf
 from zoneinfo import ZoneInfo
@@ -105,7 +106,8 @@ def _days(text: str, field: str) -> list[int]:
 class PoolMember:
     """A model of the pool. `size` is what it takes of its device's cap, in the cap's unit.
 
-    `load_s` is how long a load is taken to take until one was measured.
+    `load_s` is how long a load is taken to take until one was measured. `shares` divides `size`
+    among devices, for a model whose workers are on several.
     """
 
     name: str
@@ -115,3 +117,15 @@ class PoolMember:
     is_pinned: bool = False
     schedules: tuple[Schedule, ...] = ()
     workers: int = 1
+    shares: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def devices(self) -> Collection[str]:
+        """Devices whose memory the model takes."""
+        return self.shares or (self.device,)
+
+    def on(self, device: str) -> float:
+        """Return the memory that the model takes of a device; 0 if it is not on it."""
+        if self.shares:
+            return self.shares.get(device, 0.0)
+        return self.size if device == self.device else 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import inf
 from random import Random
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import pytest
@@ -157,15 +157,20 @@ def pool_of(
 class PoolOfThree(RuleBasedStateMachine):
     """Requests come and end, loads and leavings finish and fail, in any order, under a cap of 2."""
 
+    caps: ClassVar[Mapping[str, float]] = {"cpu": 2.0}
+
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.pool = pool_of(GreedyDual(60.0), 2.0)
+        self.pool = self.driven()
         self.open: dict[int, str] = {}
         self.taken: set[int] = set()
         self.coming: set[str] = set()
         self.going: set[str] = set()
         self.count = 0
+
+    def driven(self) -> Driven:
+        return pool_of(GreedyDual(60.0), 2.0)
 
     def carry_out(self, orders: list[Order]) -> None:
         for order in orders:
@@ -253,7 +258,8 @@ class PoolOfThree(RuleBasedStateMachine):
 
     @invariant()
     def the_cap_holds(self) -> None:
-        assert self.pool.core.used("cpu") <= 2.0
+        for device, cap in self.caps.items():
+            assert self.pool.core.used(device) <= cap
         held = {one.name for one in self.pool.core.models if one.state in HOLDING_MEMORY}
         up = (ModelState.READY, ModelState.DRAINING)
         ready = {one.name for one in self.pool.core.models if one.state in up}
@@ -276,6 +282,74 @@ class PoolOfThree(RuleBasedStateMachine):
 
 TestPoolOfThree = PoolOfThree.TestCase
 TestPoolOfThree.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+class PoolOnTwoGpus(PoolOfThree):
+    """The same with a model that has a worker on each of two GPUs, and one model on either."""
+
+    caps: ClassVar[Mapping[str, float]] = {"cuda:0": 2.0, "cuda:1": 1.5}
+
+    def driven(self) -> Driven:
+        members = [
+            PoolMember("a", 2.0, shares={"cuda:0": 1.0, "cuda:1": 1.0}),
+            PoolMember("b", 2.0, shares={"cuda:0": 2.0}),
+            PoolMember("c", 1.0, shares={"cuda:1": 1.0}),
+        ]
+        return Driven(members, GreedyDual(60.0), self.caps)
+
+
+TestPoolOnTwoGpus = PoolOnTwoGpus.TestCase
+TestPoolOnTwoGpus.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def on_two_gpus(caps: Mapping[str, float]) -> Driven:
+    """Return a pool with `a` on both GPUs, `b` on the first and `c` on the second."""
+    members = [
+        PoolMember("a", 2.0, shares={"cuda:0": 1.0, "cuda:1": 1.0}),
+        PoolMember("b", 1.0, shares={"cuda:0": 1.0}),
+        PoolMember("c", 1.0, shares={"cuda:1": 1.0}),
+    ]
+    return Driven(members, FixedTtl(600), caps)
+
+
+def test_models_on_different_gpus_do_not_evict_each_other() -> None:
+    pool = on_two_gpus({"cuda:0": 1.0, "cuda:1": 1.0})
+    for request, model in enumerate("bc"):
+        assert [(one.model, one.load) for one in pool.arrive(model, request, 1.0)] == [
+            (model, True)
+        ]
+        pool.loaded(model, 2.0)
+    assert (pool.core.used("cuda:0"), pool.core.used("cuda:1")) == (1.0, 1.0)
+
+
+def test_a_model_on_both_gpus_is_loaded_when_both_have_room() -> None:
+    pool = on_two_gpus({"cuda:0": 2.0, "cuda:1": 1.0})
+    for request, model in enumerate("bc"):
+        pool.arrive(model, request, 1.0)
+        pool.loaded(model, 2.0)
+    assert pool.arrive("a", 7, 3.0) == [], "c is busy, and only the first GPU has room"
+    left = pool.end("c", 1, 4.0)
+    assert [(one.model, one.load) for one in left] == [("c", False)], "b is not in its way"
+    assert [(one.model, one.load) for one in pool.gone("c", 5.0)] == [("a", True)]
+
+
+def test_idle_models_leave_only_if_that_is_enough_on_every_gpu() -> None:
+    pool = on_two_gpus({"cuda:0": 1.0, "cuda:1": 1.0})
+    for request, model in enumerate("bc"):
+        pool.arrive(model, request, 1.0)
+        pool.loaded(model, 2.0)
+    assert pool.end("b", 0, 3.0) == []
+    assert pool.arrive("a", 7, 4.0) == [], "without c leaving, nothing is won by evicting b"
+    assert {one.model for one in pool.end("c", 1, 5.0)} == {"b", "c"}
+
+
+def test_a_pin_has_to_leave_memory_on_every_gpu() -> None:
+    pool = on_two_gpus({"cuda:0": 2.0, "cuda:1": 1.0})
+    with pytest.raises(
+        ConfigError, match="pinned models take 1 of cuda:1, whose cap is 1, and 'c'"
+    ):
+        pool.pin("a", 1.0, pinned=True)
+    pool.pin("b", 1.0, pinned=True)
 
 
 def test_a_model_that_loads_cannot_be_evicted_whatever_is_tried() -> None:
