@@ -7,7 +7,7 @@ adapted. Label values are few and fixed: priority classes, finish reasons, slot 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
 from prometheus_client.core import Metric
@@ -15,6 +15,7 @@ from prometheus_client.core import Metric
 from tailrace.ledger.frame import FinishReason, Priority, StreamEnd, decode
 from tailrace.ledger.telemetry.histogram import Histogram
 from tailrace.ledger.telemetry.traces import TraceContext, Traces
+from tailrace.origin.gpu.meter import GpuCollector, GpuMeter, GpuReading
 from tailrace.origin.workers.liveness import Death
 from tailrace.origin.workers.worker_frame import Load
 
@@ -70,6 +71,8 @@ class Metrics:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self._last: dict[int, Load] = {}  # last load by slot
+        self._gpu_meter = GpuMeter()
+        self._gpus: dict[int, str] = {}  # GPU by slot
         by_class = ("worker", "priority")
         self._running = self._gauge(
             "num_requests_running", "Streams that the worker decodes", by_class
@@ -193,6 +196,16 @@ class Metrics:
         self._wanted.labels(name).set_function(streams)
         for counter in (self.model_loads, self.model_leaves):
             counter.labels(name)
+
+    def serve_gpus(self, meter: GpuMeter, gpus: Mapping[int, str]) -> None:
+        """Export the figures of the GPUs that slots have, which are read at each scrape."""
+        self._gpu_meter, self._gpus = meter, dict(gpus)
+        self.registry.register(GpuCollector(meter, [*gpus.items()]))
+
+    def gpu_of(self, slot: int) -> GpuReading | None:
+        """Return the figures of the slot's GPU; None if it was not given one."""
+        gpu = self._gpus.get(slot)
+        return None if gpu is None else self._gpu_meter.read(gpu)
 
     def load_of(self, slot: int) -> Load | None:
         """Return the last reported load of the slot's worker, if it has one."""

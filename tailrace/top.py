@@ -114,6 +114,7 @@ def _pool(before: Document, now: Document, seconds: float) -> list[Document]:
             earlier = was.get((origin["origin"], worker["worker"], worker["pid"]))
             row = {key: worker[key] for key in ("worker", "state", "model", "device", "streams")}
             row |= {"origin": origin["origin"], "deaths": worker["deaths"]}
+            row["gpu"] = worker.get("gpu")  # an origin of an earlier version says nothing of it
             if load is not None:
                 pages = load["pages"]
                 row["running"] = sum(load["running"].values())
@@ -151,6 +152,7 @@ def _buckets(one: Look) -> list[tuple[float, float]]:
 
 
 ID_CHARS = 12
+GIB = 1 << 30
 
 
 def shown(url: str, told: Document) -> Group:
@@ -186,7 +188,7 @@ def _table(words: Iterable[str], numbers: Iterable[str]) -> Table:
 
 def _workers(told: Document) -> Table:
     words = ("origin", "worker", "state", "model", "device")
-    table = _table(words, ("run", "wait", "tok/s", "step ms", "KV", "deaths"))
+    table = _table(words, ("GPU", "util", "GiB", "run", "wait", "tok/s", "step ms", "KV", "deaths"))
     for row in told["pool"]:
         if "error" in row:
             table.add_row(row["origin"], "", row["error"])
@@ -198,6 +200,7 @@ def _workers(told: Document) -> Table:
             row["state"],
             row["model"] or "-",
             row["device"] or "-",
+            *_gpu(row["gpu"]),
             _number(row.get("running")),
             _number(row.get("waiting")),
             _number(row.get("tokens_per_s")),
@@ -206,6 +209,20 @@ def _workers(told: Document) -> Table:
             str(row["deaths"]),
         )
     return table
+
+
+def _gpu(gpu: Document | None) -> tuple[str, str, str]:
+    """Return a GPU's name, utilisation and memory in use, as far as they are known."""
+    if gpu is None:
+        return "-", "-", "-"
+    utilisation, used, total = (
+        gpu[key] for key in ("utilisation", "memory_used_bytes", "memory_bytes")
+    )
+    return (
+        gpu["gpu"][:ID_CHARS],
+        "-" if utilisation is None else f"{utilisation:.0%}",
+        "-" if used is None else f"{used / GIB:.1f}/{total / GIB:.0f}",
+    )
 
 
 def _streams(told: Document) -> Table:

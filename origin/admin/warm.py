@@ -15,12 +15,14 @@ from tailrace.origin.admin.streams import state_of
 from tailrace.origin.core.model import ServedModel
 from tailrace.origin.core.states import WorkerState
 from tailrace.origin.generations.runs import Runs
+from tailrace.origin.gpu.meter import GpuReading
 from tailrace.origin.metrics import CLASSES, Metrics
 from tailrace.origin.pool.history import queries
 from tailrace.origin.pool.history.recorder import HistoryRecorder
 from tailrace.origin.pool.history.schema import COLD, DAY_MS, HOT, HOUR_MS, HistoryStore
 from tailrace.origin.serving.live_pool import LivePool
 from tailrace.origin.serving.model_host import ModelHost
+from tailrace.origin.serving.plan import GPU
 from tailrace.origin.workers.load_spans import ColdStart
 from tailrace.origin.workers.worker_frame import Load
 from tailrace.origin.workers.worker_process import WorkerSlot
@@ -55,6 +57,7 @@ def pool_document(
             {
                 **_worker(slot, runs),
                 "streams": streams[slot.number],
+                "gpu": _gpu(slot, metrics.gpu_of(slot.number)),
                 "load": _load(metrics.load_of(slot.number)),
             }
             for slot in slots
@@ -84,6 +87,13 @@ def _state(slot: WorkerSlot, models: ModelHost) -> str:
     if slot.ready is not None:
         return "silent" if models.worker(slot).state is WorkerState.SILENT else "ready"
     return "down" if slot.pid is None else "loading"
+
+
+def _gpu(slot: WorkerSlot, reading: GpuReading | None) -> Document | None:
+    """Return the figures of a worker's GPU; None for one that runs on the CPU, as `auto` may."""
+    if reading is None or (slot.ready is not None and not slot.ready.device.startswith(GPU)):
+        return None
+    return asdict(reading)
 
 
 def _load(load: Load | None) -> Document | None:
