@@ -49,6 +49,13 @@ def _is_open_url(value: str) -> bool:
     return parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc
 
 
+def gpu_names(value: object) -> object:
+    """Return the names of GPUs in a list, whose indices may be numbers, or in a text."""
+    if isinstance(value, list | tuple):
+        return tuple(str(one) for one in value)
+    return split_at_commas(value)
+
+
 class LedgerConfig(Settings):
     """Settings of `[ledger]`: where streams are stored, and for how long."""
 
@@ -213,8 +220,19 @@ class OriginConfig(Settings):
         description="Where the model runs. auto: on a GPU if there is one that the kernels"
         " support, otherwise on the CPU.",
     )
+    gpus: Annotated[tuple[str, ...], NoDecode, BeforeValidator(gpu_names)] = Field(
+        (),
+        description="GPUs for the workers, by index or UUID as in CUDA_VISIBLE_DEVICES. Each"
+        " worker gets one: the one with the fewest workers of its model, and among"
+        " those the one with the least memory in use. Default: all GPUs that the"
+        " origin sees.",
+    )
     workers: int = Field(
-        1, ge=1, le=64, description="Number of worker processes. Each loads the model."
+        1,
+        ge=1,
+        le=64,
+        description="Number of worker processes. Each loads the model, on a GPU of its own as"
+        " long as there are enough.",
     )
     worker_silence_s: float = Field(
         30.0,
@@ -320,8 +338,8 @@ class OriginConfig(Settings):
     gpu_memory_mib: int | None = Field(
         None,
         ge=1,
-        description="Memory cap in MiB for all models loaded on the GPU. Required if several"
-        " models share the GPU.",
+        description="Memory cap in MiB for all models loaded on one GPU, the same for each GPU."
+        " Required if several models share a GPU.",
     )
     policy: str = Field(
         "adaptive-ttl",

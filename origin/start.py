@@ -22,11 +22,12 @@ from tailrace.ledger.process.logging_setup import configure_logging
 from tailrace.ledger.process.tasks import beside
 from tailrace.origin.checkpoint.folder import check_folder
 from tailrace.origin.config import LedgerConfig, OriginConfig, StreamsConfig
+from tailrace.origin.gpu.placement import place
 from tailrace.origin.pool.model_table import Tables
 from tailrace.origin.workers.fork_client import Launcher
 from tailrace.origin.workers.kernel_cache import offer
 from tailrace.origin.workers.liveness import Patience
-from tailrace.origin.workers.program import makes_tokens, program, unused
+from tailrace.origin.workers.program import gpus_of, makes_tokens, program, unused
 from tailrace.origin.workers.socket_folder import remove_left_folders
 from tailrace.origin.workers.worker_process import WorkerSlot, worker_environment
 
@@ -105,9 +106,11 @@ async def _start(
     launcher = launcher_of(config, [plan.config for plan in several] or [config])
     slots: list[WorkerSlot] = []
     for plan in several:
-        slots += slots_of(plan.name, plan.config, launcher, len(slots))
+        slots += slots_of(plan.name, plan.config, launcher, len(slots), plan.gpus)
     if not several:  # a single model is always wanted, so its workers start now
-        slots = slots_of("", config, launcher, 0)
+        gpus = gpus_of(config)
+        placed = place([0.0] * config.workers, gpus, {}) if gpus else ()
+        slots = slots_of("", config, launcher, 0, placed)
         for slot in slots:
             slot.launch()
     stop = Stop()
@@ -138,12 +141,17 @@ def launcher_of(config: OriginConfig, models: Sequence[OriginConfig]) -> Launche
 
 
 def slots_of(
-    name: str, config: OriginConfig, launcher: Launcher | None, first: int
+    name: str,
+    config: OriginConfig,
+    launcher: Launcher | None,
+    first: int,
+    gpus: Sequence[str] = (),
 ) -> list[WorkerSlot]:
-    """Of one model, numbered from `first` on."""
+    """Of one model, numbered from `first` on. `gpus` has the GPU of each worker, or nothing."""
     command = program(config)
     patience = Patience(config.worker_silence_s, config.worker_start_s)
     forks = launcher if makes_tokens(config) else None
     return [
-        WorkerSlot(first + nth, command, patience, forks, name) for nth in range(config.workers)
+        WorkerSlot(first + nth, command, patience, forks, name, gpus[nth] if gpus else None)
+        for nth in range(config.workers)
     ]

@@ -31,6 +31,7 @@ from tailrace.origin.edges.peers import PeerTransport
 from tailrace.origin.generations.callers import TokenKeys
 from tailrace.origin.generations.runs import Runs
 from tailrace.origin.generations.service import Service
+from tailrace.origin.gpu.meter import GpuMeter
 from tailrace.origin.metrics import Metrics
 from tailrace.origin.objects import OriginObjects, load_classes
 from tailrace.origin.open_ledger import open_ledger
@@ -134,6 +135,8 @@ class Supervisor:
         )
         self._recorder = recorder_of(retention, config.data, self._metrics.registry)
         self._slots = slots
+        if gpus := {slot.number: slot.gpu for slot in slots if slot.gpu is not None}:
+            self._metrics.serve_gpus(GpuMeter.open(), gpus)
         known = KnownModels(config.data, {plan.name: plan.config for plan in plans})
         self.models = ModelHost(
             live_pool(config, plans, known, self._recorder, clock_s)

@@ -487,7 +487,7 @@ def live_pool(
         live = LivePool(
             [_member(plan, known) for plan in plans],
             config.policy,
-            caps(config),
+            caps(config, plans),
             WarmPrices(config.cold_cost_gpu_s, typical_s),
             {plan.name: plan.table.policy for plan in plans if plan.table.policy is not None},
             tell,
@@ -512,4 +512,5 @@ def _member(plan: ModelPlan, known: KnownModels) -> PoolMember:
         is_pinned=plan.table.is_kept,
         schedules=tuple(Schedule.parse(text, field) for text in plan.table.schedule),
         workers=plan.config.workers,
+        shares=plan.shares_mib if plan.gpus else {},
     )

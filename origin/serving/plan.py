@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -16,9 +17,10 @@ from tailrace.ledger.process.version import tailrace_version
 from tailrace.origin.checkpoint.file_digests import identities
 from tailrace.origin.config import OriginConfig
 from tailrace.origin.formats import AS_STORED, Formats
+from tailrace.origin.gpu.placement import place
 from tailrace.origin.pool.model_table import ModelTable, Tables
 from tailrace.origin.pool.policies.policies import LOAD_S
-from tailrace.origin.workers.program import makes_tokens
+from tailrace.origin.workers.program import gpus_of, makes_tokens
 from tailrace.origin.workers.worker_frame import Ready
 
 VERSION = 1
@@ -170,35 +172,64 @@ def _weights(folder: Path, device: str, formats: Formats) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """`config` is that of its workers, `size_mib` what all of them take of `device`."""
+    """`config` is that of its workers, `size_mib` what all of them take together.
+
+    `gpus` has the GPU of each worker, if GPUs are given out.
+    """
 
     name: str
     table: ModelTable
     config: OriginConfig
     device: str
     size_mib: float
+    gpus: tuple[str, ...] = ()
+
+    @property
+    def shares_mib(self) -> dict[str, float]:
+        """Memory by device; a GPU that is given out is a device of its own."""
+        workers = Counter(map(gpu_device, self.gpus)) or Counter([self.device])
+        return {one: self.size_mib * count / workers.total() for one, count in workers.items()}
+
+
+def gpu_device(gpu: str) -> str:
+    """Return the name of a GPU in the accounts of memory."""
+    return f"{GPU}:{gpu}"
 
 
 def planned(tables: Tables, origin: OriginConfig) -> list[ModelPlan]:
     """Raises ConfigError or ModelError for what cannot be."""
-    plans = []
+    plans: list[ModelPlan] = []
+    held: Counter[str] = Counter()
     for name, table in tables.items():
         size, config = needed(name, table, table.alone(name, origin))
-        plans.append(ModelPlan(name, table, config, device_of(config), size * config.workers / MIB))
-    for device, setting in CAP_SETTINGS.items():
-        _check_cap([plan for plan in plans if plan.device == device], setting, origin)
+        device, workers = device_of(config), config.workers
+        gpus: list[str] = []
+        if device == GPU and (visible := gpus_of(config)):
+            gpus = place([float(size)] * workers, visible, held)
+            for gpu in gpus:
+                held[gpu] += size
+        plans.append(ModelPlan(name, table, config, device, size * workers / MIB, tuple(gpus)))
+    for device in dict.fromkeys(device for plan in plans for device in plan.shares_mib):
+        _check_cap([plan for plan in plans if device in plan.shares_mib], device, origin)
     return plans
 
 
-def caps(origin: OriginConfig) -> dict[str, float]:
-    """In MiB, of the devices that have one."""
-    given = {device: getattr(origin, setting) for device, setting in CAP_SETTINGS.items()}
+def caps(origin: OriginConfig, plans: Iterable[ModelPlan] = ()) -> dict[str, float]:
+    """In MiB, of the devices that have one; each GPU has the same."""
+    devices = dict.fromkeys([*CAP_SETTINGS, *(one for plan in plans for one in plan.shares_mib)])
+    given = {device: getattr(origin, _cap_setting(device)) for device in devices}
     return {device: float(cap) for device, cap in given.items() if cap is not None}
 
 
-def _check_cap(plans: list[ModelPlan], setting: str, origin: OriginConfig) -> None:
+def _cap_setting(device: str) -> str:
+    return CAP_SETTINGS[device.partition(":")[0]]
+
+
+def _check_cap(plans: list[ModelPlan], device: str, origin: OriginConfig) -> None:
+    setting = _cap_setting(device)
     cap, field = getattr(origin, setting), f"origin.{setting}"
-    on_gpu = [plan for plan in plans if plan.device == GPU and plan.size_mib]
+    shares = {plan.name: plan.shares_mib[device] for plan in plans}
+    on_gpu = [plan for plan in plans if plan.device == GPU and shares[plan.name]]
     if cap is None and len(on_gpu) > 1:
         raise ConfigError(
             f"{on_gpu[0].name!r} and {on_gpu[1].name!r} are to share a GPU",
@@ -208,15 +239,15 @@ def _check_cap(plans: list[ModelPlan], setting: str, origin: OriginConfig) -> No
     if cap is None:
         return
     for plan in plans:
-        if plan.size_mib > cap:
+        if shares[plan.name] > cap:
             raise ConfigError(
-                f"{plan.name!r} takes {plan.size_mib:.0f} MiB, and the cap is {cap}",
+                f"{plan.name!r} takes {shares[plan.name]:.0f} MiB, and the cap is {cap}",
                 field=field,
                 hint="a cap that holds the largest model, or a smaller kv_mib for it",
             )
     kept = [plan for plan in plans if plan.table.is_kept]
-    taken = sum(plan.size_mib for plan in kept)
-    largest = max((plan.size_mib for plan in plans if plan not in kept), default=0)
+    taken = sum(shares[plan.name] for plan in kept)
+    largest = max((shares[plan.name] for plan in plans if plan not in kept), default=0)
     if taken + largest > cap:
         what = ", ".join(plan.name for plan in kept)
         beside = f", and another one needs {largest:.0f}" if largest else ""

@@ -119,8 +119,13 @@ class Launcher:
         self._settled.set()
         await asyncio.Event().wait()
 
-    async def fork(self, *argv: str) -> ForkedProcess | None:
-        """A worker with these arguments; None where it is to be started without a launcher."""
+    async def fork(
+        self, *argv: str, environment: Mapping[str, str] | None = None
+    ) -> ForkedProcess | None:
+        """A worker with these arguments; None where it is to be started without a launcher.
+
+        environment: variables that are set in the worker before its program begins.
+        """
         try:
             async with asyncio.timeout(PATIENCE_S):
                 while self._waiting is None and not self.refusal:
@@ -134,7 +139,8 @@ class Launcher:
         if not self.refusal:
             self._settled.clear()
         try:
-            self._socket.send(json.dumps({"argv": argv}).encode())
+            order = {"argv": argv, "environment": dict(environment or {})}
+            self._socket.send(json.dumps(order).encode())
         except OSError as error:
             log.warning("launcher.no_answer", error=f"{type(error).__name__}: {error}")
             self._end()

@@ -130,7 +130,9 @@ def _work(run: Run, parent: int) -> int:
     # It was forked long ago: only now has it certainly got its parent, unless that is gone.
     if not given or not end_with(parent):
         return 1
-    return run(json.loads(given)["argv"])
+    order = json.loads(given)
+    os.environ.update(order["environment"])  # CUDA, which was not begun here, reads it when it is
+    return run(order["argv"])
 
 
 def _send(supervisor: socket.socket, message: Forked) -> None:

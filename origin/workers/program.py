@@ -7,6 +7,7 @@ before a worker can be started, this is imported, and everything else may wait.
 from __future__ import annotations
 
 from tailrace.origin.config import OriginConfig
+from tailrace.origin.gpu.listing import visible_gpus
 from tailrace.origin.producers.embedder import is_classifier, is_embedding
 
 TOKENS = "tailrace.origin.workers.token_worker"
@@ -16,7 +17,7 @@ OF_DECODER = (
     *("step_ms", "running_streams", "fork_workers", "kv_mib", "weights", "kv_cache", "head"),
     *("dependent_launches", "speculate", "draft_model", "open_objects"),
 )
-OF_FOLDER = ("model", "device")
+OF_FOLDER = ("model", "device", "gpus")
 OF_UPSTREAM = (
     *("upstream_model", "upstream_key_env", "upstream_lost", "upstream_connect_s"),
     *("upstream_first_token_s", "upstream_between_tokens_s", "upstream_retry_s"),
@@ -42,6 +43,16 @@ def program(config: OriginConfig) -> tuple[str, str]:
         "model_name": config.served_name if is_ours else config.model_name,
     }
     return TOKENS if is_ours else TEXT, config.model_copy(update=settled).model_dump_json()
+
+
+def gpus_of(config: OriginConfig) -> tuple[str, ...]:
+    """Return the GPUs that the workers of a model may use, each one of them; empty for none.
+
+    A producer of the operator's and an upstream server are left to themselves.
+    """
+    if config.device == "cpu" or config.producer is not None or config.upstream is not None:
+        return ()
+    return config.gpus or visible_gpus()
 
 
 def unused(*served: OriginConfig) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import time
 from dataclasses import replace
@@ -22,6 +23,7 @@ from tailrace.ledger.frame import Hello
 from tailrace.ledger.process.lifecycle import import_environment
 from tailrace.ledger.process.tasks import cancel
 from tailrace.ledger.wire.codec import FrameSplitter
+from tailrace.origin.gpu.placement import gpu_environment
 from tailrace.origin.workers import worker_frame
 from tailrace.origin.workers.fork_client import ChildProcess, Launcher, kill, launched
 from tailrace.origin.workers.liveness import (
@@ -104,10 +106,13 @@ class WorkerSlot:
         patience: Patience | None = None,
         launcher: Launcher | None = None,
         model: str = "",
+        gpu: str | None = None,
     ) -> None:
         """Create a slot without a process."""
         self.number = number
         self.model = model
+        self.gpu = gpu
+        """The GPU that the worker sees, as CUDA_VISIBLE_DEVICES names it; None: it is not told."""
         self.pid: int | None = None
         self.ready: Ready | None = None
         self.fate = ""
@@ -232,12 +237,14 @@ class WorkerSlot:
     async def _start(self, path: Path) -> ChildProcess:
         """A worker's process: forked where that can be, or one that begins with its imports."""
         self._asked_s, self._forked = time.monotonic(), False
+        own = gpu_environment(self.gpu, os.environ)
         if self._launcher is not None:
-            forked = await self._launcher.fork(str(path), self._settings)
+            forked = await self._launcher.fork(str(path), self._settings, environment=own)
             if forked is not None:
                 self._forked = True
                 return forked
-        return await launched(self._module, str(path), self._settings, env=worker_environment())
+        environment = {**worker_environment(), **own}
+        return await launched(self._module, str(path), self._settings, env=environment)
 
     async def _watch(self, pulse: Pulse, process: ChildProcess, exited: asyncio.Task[int]) -> None:
         """Tell when the worker falls silent; kill it when it hangs, after a traceback if it can."""

@@ -31,6 +31,13 @@ class Echo:
         """Hold nothing."""
 
 
+class Seeing(Echo):
+    """Says which GPUs its process sees."""
+
+    async def produce(self, request: Request) -> AsyncGenerator[Output, None]:
+        yield Text(os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
+
+
 class Endless(Echo):
     """Says the prompt again and again; notes in a file when it was closed."""
 
@@ -98,3 +105,4 @@ def stuck() -> Echo:
 
 echo, endless, speech = Echo, Endless, Speech
 forking, waiting, blocking = Forking, Waiting, Blocking
+seeing = Seeing

@@ -16,6 +16,41 @@ def table(**more: Any) -> ModelTable:
     return ModelTable(folder=DEMO_MODEL, memory_mib=60, device="cpu", **more)
 
 
+def on_gpu(memory_mib: int, **more: Any) -> ModelTable:
+    return ModelTable(folder=DEMO_MODEL, memory_mib=memory_mib, device="cuda", **more)
+
+
+def test_memory_is_accounted_by_gpu_and_workers_are_spread_over_them() -> None:
+    tables = {
+        "wide": on_gpu(20_000, workers=2),
+        "first": on_gpu(9_000),
+        "second": on_gpu(5_000),
+        "third": on_gpu(5_000),
+    }
+    origin = OriginConfig(gpu_memory_mib=40_000, gpus=("0", "GPU-b"))
+    plans = planned(tables, origin)
+    assert [plan.gpus for plan in plans] == [("0", "GPU-b"), ("0",), ("GPU-b",), ("GPU-b",)]
+    assert plans[0].shares_mib == {"cuda:0": 20_000, "cuda:GPU-b": 20_000}
+    assert plans[1].shares_mib == {"cuda:0": 9_000}
+    found = caps(origin, plans)
+    assert (found["cuda:0"], found["cuda:GPU-b"]) == (40_000, 40_000)
+
+
+def test_models_on_gpus_of_their_own_need_no_cap() -> None:
+    tables = {name: on_gpu(9_000) for name in "ab"}
+    plans = planned(tables, OriginConfig(gpus=("0", "1")))
+    assert [plan.gpus for plan in plans] == [("0",), ("1",)]
+    with pytest.raises(ConfigError, match="'a' and 'b' are to share a GPU"):
+        planned(tables, OriginConfig(gpus=("0",)))
+
+
+def test_a_model_whose_worker_does_not_fit_a_gpu_is_refused() -> None:
+    tables = {"a": on_gpu(30_000, workers=4)}
+    assert planned(tables, OriginConfig(gpus=("0", "1"), gpu_memory_mib=60_000))
+    with pytest.raises(ConfigError, match="'a' takes 60000 MiB, and the cap is 59000"):
+        planned(tables, OriginConfig(gpus=("0", "1"), gpu_memory_mib=59_000))
+
+
 def test_every_worker_of_a_model_counts() -> None:
     tables = {"a": table(workers=2), "b": table(minimum_warm=3), "c": ModelTable(producer="d:e")}
     origin = OriginConfig(cpu_memory_mib=300, device="cpu")

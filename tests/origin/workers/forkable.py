@@ -31,6 +31,7 @@ def main(argv: Sequence[str]) -> int:
         "open": sorted(map(int, os.listdir("/proc/self/fd"))),
         "drawn": random.random(),
         "stray": stray.pid,
+        "gpu": os.environ.get("CUDA_VISIBLE_DEVICES"),
     }
     with socket.socket(socket.AF_UNIX) as supervisor:
         supervisor.connect(path)

@@ -26,7 +26,7 @@ ours.recv(65_536)
 if os.environ["MOMENT"] == "waits":
     print("waits", flush=True)
 else:
-    ours.send(json.dumps({"argv": []}).encode())
+    ours.send(json.dumps({"argv": [], "environment": {}}).encode())
 launcher.wait()
 """
 HELD = """

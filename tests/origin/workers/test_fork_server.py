@@ -19,6 +19,7 @@ import pytest
 from tailrace.ledger.frame import Hello
 from tailrace.ledger.wire.codec import FrameSplitter
 from tailrace.origin.config import OriginConfig
+from tailrace.origin.gpu.placement import gpu_environment
 from tailrace.origin.workers import token_worker
 from tailrace.origin.workers.fork_client import PR_SET_CHILD_SUBREAPER, ForkedProcess, Launcher
 from tailrace.origin.workers.program import program
@@ -105,6 +106,21 @@ async def test_workers_are_our_own_children_and_hold_nothing_of_each_other(tmp_p
         os.kill(second["stray"], 0)
         other.kill()
         assert await other.wait() == -signal.SIGKILL
+
+
+async def test_a_forked_worker_sees_the_gpu_that_it_is_given_and_the_next_one_sees_its_own(
+    tmp_path: Path,
+) -> None:
+    seen = []
+    async with home(tmp_path) as it:
+        for gpu in ("3", "5", None):
+            own = gpu_environment(gpu, {})
+            worker = await it.launcher.fork(str(it.path), "", environment=own)
+            assert worker is not None
+            seen.append((await it.said.get())["gpu"])
+            worker.kill()
+            await worker.wait()
+    assert seen == ["3", "5", os.environ.get("CUDA_VISIBLE_DEVICES")]
 
 
 async def test_workers_outlive_their_launcher_and_another_one_takes_its_place(

@@ -35,12 +35,18 @@ PRODUCERS = "tests.origin.producers.text_producers"
 class Owned(Owner):
     """A slot that runs for real, and what its owner is told."""
 
-    def __init__(self, producer: str, patience: Patience, filter_place: str | None) -> None:
+    def __init__(
+        self,
+        producer: str,
+        patience: Patience,
+        filter_place: str | None = None,
+        gpu: str | None = None,
+    ) -> None:
         place = producer if ":" in producer else f"{PRODUCERS}:{producer}"
         config = OriginConfig(
             producer=place, worker_silence_s=patience.silence_s, filter=filter_place
         )
-        self.slot = WorkerSlot(0, program(config), patience)
+        self.slot = WorkerSlot(0, program(config), patience, gpu=gpu)
         self.slot.belong_to(self)
         self.readies: asyncio.Queue[Ready] = asyncio.Queue()
         self.losses: asyncio.Queue[str] = asyncio.Queue()
@@ -81,9 +87,13 @@ class Owned(Owner):
 
 @asynccontextmanager
 async def owned(
-    producer: str, *, filter_place: str | None = None, patience: Patience | None = None
+    producer: str,
+    *,
+    filter_place: str | None = None,
+    patience: Patience | None = None,
+    gpu: str | None = None,
 ) -> AsyncIterator[Owned]:
-    it = Owned(producer, patience or Patience(), filter_place)
+    it = Owned(producer, patience or Patience(), filter_place, gpu)
     it.slot.launch()
     keeping = asyncio.create_task(it.slot.keep())
     try:
@@ -111,6 +121,28 @@ async def killed_with_unread_orders() -> None:
         await it.readies.get()
         it.ask(1, "read")
         await it.ended.wait()
+
+
+async def gpu_seen(gpu: str) -> str:
+    """Return the GPU that a worker's process sees, and again after it was replaced."""
+    async with owned("seeing", gpu=gpu) as it:
+        for _ in range(2):
+            await it.readies.get()
+            it.ended.clear()
+            it.frames.clear()
+            it.ask(1, "")
+            await it.ended.wait()
+            os.kill(it.pid, signal.SIGKILL)
+            await it.losses.get()
+        return "".join(frame.text for frame in it.frames if isinstance(frame, Token))
+
+
+async def test_each_worker_process_sees_its_gpu_and_no_other() -> None:
+    assert await asyncio.gather(*map(gpu_seen, ("0", "7", "GPU-8932f937"))) == [
+        "0",
+        "7",
+        "GPU-8932f937",
+    ]
 
 
 async def test_a_worker_that_dies_with_unread_orders_is_replaced() -> None:
