@@ -10,8 +10,9 @@ from time import perf_counter
 from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
+from tailrace.edge.access.authenticator import Authenticator
 from tailrace.edge.access.connections import ConnectionLimits
-from tailrace.edge.access.rules import Authenticator, Rules
+from tailrace.edge.access.rules import Rules
 from tailrace.edge.application import create_app
 from tailrace.edge.config import EdgeConfig, access_rules, connection_limits, open_requests
 from tailrace.edge.flush import FlushBatch

@@ -13,16 +13,12 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
+from tailrace.edge.access.authenticator import Authenticator
 from tailrace.edge.access.connections import RESERVED_FILES, ConnectionLimits
 from tailrace.edge.access.head import Proxies
-from tailrace.edge.access.rules import (
-    ANY_ORIGIN,
-    Authenticator,
-    HostRule,
-    OriginRule,
-    Rules,
-    is_loopback,
-)
+from tailrace.edge.access.hosts import HostRule, is_loopback
+from tailrace.edge.access.page_origins import ANY_ORIGIN, OriginRule
+from tailrace.edge.access.rules import Rules
 from tailrace.edge.origins.open_requests import OpenRequests
 from tailrace.edge.quic.reuseport_bpf import MAX_PROCESSES, can_route_by_connection_id
 from tailrace.edge.unread import DEFAULT_AFTER_S, UnreadDefault

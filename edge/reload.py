@@ -19,8 +19,8 @@ from time import monotonic
 import structlog
 from hypercorn.config import Config
 
+from tailrace.edge.access.authenticator import Authenticator
 from tailrace.edge.access.keys import KeyRing, read_keys
-from tailrace.edge.access.rules import Authenticator
 from tailrace.edge.config import EdgeConfig
 from tailrace.edge.quic.listen import QuicListener
 from tailrace.ledger.errors import ConfigError

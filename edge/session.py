@@ -18,7 +18,7 @@ from enum import IntEnum
 from functools import lru_cache
 from math import inf
 
-from tailrace.edge.access.rules import NOBODY
+from tailrace.edge.access.authenticator import NOBODY
 from tailrace.edge.unread import UnreadDefault
 from tailrace.ledger.errors import (
     CallerError,

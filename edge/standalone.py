@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 import structlog
 from starlette.types import Message, Receive, Scope, Send
 
-from tailrace.edge.access.rules import is_loopback
+from tailrace.edge.access.hosts import is_loopback
 from tailrace.edge.assembly import Edge, assemble
 from tailrace.edge.config import EdgeConfig
 from tailrace.edge.errors import error_response

@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tailrace.edge.access.rules import FIRST_PAGE, WEB_PATH
+from tailrace.edge.access.authenticator import FIRST_PAGE, WEB_PATH
 from tailrace.ledger.errors import NotFound
 
 FOLDER = Path(__file__).parent / "web"

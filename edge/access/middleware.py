@@ -12,7 +12,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tailrace.edge.access.head import Head
-from tailrace.edge.access.rules import Admission, Rules, preflight_headers
+from tailrace.edge.access.page_origins import preflight_headers
+from tailrace.edge.access.rules import Admission, Rules
 from tailrace.edge.errors import AI_SDK_PATH, OPENAI_PATHS, noted_response
 from tailrace.edge.response_context import ResponseContext, fields_of
 from tailrace.edge.telemetry.request_metrics import current

@@ -9,7 +9,8 @@ the setting `edge.operator_without_key`.
 from __future__ import annotations
 
 from tailrace.edge.access.head import Head
-from tailrace.edge.access.rules import OriginRule, is_loopback, name_of
+from tailrace.edge.access.hosts import is_loopback, name_of
+from tailrace.edge.access.page_origins import OriginRule
 from tailrace.edge.config import EdgeConfig
 from tailrace.ledger.errors import Forbidden
 from tailrace.ledger.frame import Caller

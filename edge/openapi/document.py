@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tailrace.edge.access.rules import DESCRIPTIONS
+from tailrace.edge.access.authenticator import DESCRIPTIONS
 from tailrace.edge.openai.request import IGNORED
 from tailrace.edge.openapi.errors import error_ref, error_responses
 from tailrace.edge.openapi.operations import (

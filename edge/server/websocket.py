@@ -16,8 +16,9 @@ from wsproto.connection import Connection, ConnectionType
 from wsproto.events import BytesMessage, CloseConnection, Ping, Pong, TextMessage
 from wsproto.frame_protocol import CloseReason
 
+from tailrace.edge.access.authenticator import PROTOCOLS
 from tailrace.edge.access.operators import sees_details
-from tailrace.edge.access.rules import PROTOCOLS, Admission
+from tailrace.edge.access.rules import Admission
 from tailrace.edge.origins.relay import under
 from tailrace.edge.server.context import TcpContext
 from tailrace.edge.server.deadlines import Deadline

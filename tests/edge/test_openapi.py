@@ -20,8 +20,9 @@ from starlette.applications import Starlette
 from starlette.routing import Match, Route
 
 from tailrace.edge import sse
+from tailrace.edge.access.authenticator import Authenticator
 from tailrace.edge.access.keys import KeyRing
-from tailrace.edge.access.rules import EXPOSED_HEADERS, Authenticator
+from tailrace.edge.access.page_origins import EXPOSED_HEADERS
 from tailrace.edge.application import create_app
 from tailrace.edge.config import EdgeConfig, access_rules
 from tailrace.edge.openai.chat import ChatBody

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tailrace.edge.access.rules import NOBODY
+from tailrace.edge.access.authenticator import NOBODY
 from tailrace.edge.session import (
     LEAST_WINDOW_BYTES,
     MAX_CREDIT_FRAMES,

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from starlette.types import Message
 
-from tailrace.edge.access.rules import EXPOSED_HEADERS
+from tailrace.edge.access.page_origins import EXPOSED_HEADERS
 from tailrace.edge.application import create_app
 from tailrace.edge.config import EdgeConfig
 from tailrace.edge.origins.origin_pool import OriginPool

@@ -14,7 +14,7 @@ import apsw
 import httpx
 import pytest
 
-from tailrace.edge.access.rules import OriginRule, access_headers, preflight_headers
+from tailrace.edge.access.page_origins import OriginRule, access_headers, preflight_headers
 from tailrace.ledger.process.version import tailrace_version
 from tests.bench.edge.readers import stream_id
 from tests.bench.worker.source import THOUSAND

@@ -1,4 +1,4 @@
-/** Checks which web pages may use this edge, and makes the CORS headers, as edge/access/rules.py.
+/** Checks which web pages may use this edge, and makes the CORS headers, as edge/access/page_origins.py.
  */
 
 import { callerError } from "./errors";

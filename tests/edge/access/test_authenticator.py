@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from tailrace.edge.access.authenticator import NOBODY, Authenticator, Grant
 from tailrace.edge.access.head import Head
 from tailrace.edge.access.keys import ApiKey, KeyRing, Limits, digest_of, make_key
-from tailrace.edge.access.rules import NOBODY, Authenticator, Grant
 from tailrace.ledger.errors import CallerError, Unauthorized
 from tailrace.ledger.frame import Caller
 from tailrace.ledger.links.rights import Right

@@ -4,7 +4,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from tailrace.edge.access.head import Head
-from tailrace.edge.access.rules import MAX_LOGGED_REFUSALS, HostRule, OriginRule, is_loopback
+from tailrace.edge.access.hosts import HostRule, is_loopback
+from tailrace.edge.access.page_origins import OriginRule
+from tailrace.edge.access.rules import MAX_LOGGED_REFUSALS
 from tailrace.edge.config import EdgeConfig, access_rules
 from tailrace.ledger.errors import CallerError, Forbidden
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 import pytest
 
+from tailrace.edge.access.authenticator import OverLimit
 from tailrace.edge.access.head import Head
 from tailrace.edge.access.keys import Limits
-from tailrace.edge.access.rules import EXPOSED_HEADERS, OverLimit
+from tailrace.edge.access.page_origins import EXPOSED_HEADERS
 from tailrace.edge.errors import go_duration
 from tests.edge.access.test_authenticator import KEY, House, asked
 

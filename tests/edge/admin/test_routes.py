@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tailrace.edge.access.authenticator import Authenticator
 from tailrace.edge.access.keys import ApiKey, KeyRing, digest_of, make_key
-from tailrace.edge.access.rules import Authenticator
 from tailrace.edge.application import create_app
 from tailrace.edge.config import EdgeConfig, access_rules
 from tailrace.ledger.errors import NotFound
