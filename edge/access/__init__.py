@@ -1,1 +1,1 @@
-"""Who is let in: pages, proxies, connections, keys."""
+"""Access to the edge: web pages, host names, proxies, connections and API keys."""

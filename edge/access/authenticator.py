@@ -32,25 +32,26 @@ from tailrace.ledger.flow.token_bucket import TokenBucket
 from tailrace.ledger.frame import STREAM_PATH, Caller
 
 CONCURRENT_RETRY_MS = 500
-"""Minimum wait before another try, while as many requests as allowed are under way."""
+"""Minimum `Retry-After`, in milliseconds, if the tenant has too many requests under way."""
 FIRST_PAGE = "/"
 WEB_PATH = "/web/"
-"""Below it are the files that browsers get: the first page's, and the client that pages import."""
+"""Prefix of the static files: those of the first page, and the client library for web pages."""
 READY_PATH = "/readyz"
-"""An open path that tells more to callers with a key."""
+"""An open path that shows more to callers with a key."""
 DESCRIPTIONS = ("/openapi.json", "/llms.txt")
-"""Descriptions of the API for machines; they say nothing of this edge."""
+"""Machine-readable descriptions of the API, the same at every edge."""
 OPEN_PATHS = frozenset(("/healthz", "/health", READY_PATH, "/version", FIRST_PAGE, *DESCRIPTIONS))
-"""Paths that need no key; nor does what is below `WEB_PATH`."""
+"""Paths that need no API key, as does everything below `WEB_PATH`."""
 KEY_HEADER = b"tailrace-key"
 TOKEN_HEADER = b"tailrace-token"
 PROTOCOLS = b"sec-websocket-protocol"
 KEY_PROTOCOL = "tailrace-key."
-"""A subprotocol with the key behind it: a page can say no more when it opens a WebSocket."""
+"""Prefix of the WebSocket subprotocol that carries an API key: a page that opens a WebSocket can
+set no other header."""
 SESSION_PATH = "/v1/ws"
 
 NOBODY = Caller("", 0)
-"""Who has no key: only a resume token can speak for it."""
+"""The caller without an API key, whom only a resume token can authorize."""
 
 _STREAMS = "/v1/(?:generate|chat/completions|completions|responses)"
 _OF_A_STREAM = re.compile(rf"{_STREAMS}/[^/]+(/\w+)?|{STREAM_PATH}[0-9a-f]{{32}}")
@@ -60,9 +61,10 @@ NO_HEADERS: Mapping[str, str] = {}
 
 
 class Grant(NamedTuple):
-    """Return the caller, or None if the edge has no keys. `head` is without the key.
+    """A request that was let in.
 
-    `headers` tell the tenant what is left of its limits; they go with the answer.
+    `caller` is None if the edge has no keys. `head` is the request without its key. `headers` are
+    for the response, and tell the tenant what is left of its limits.
     """
 
     caller: Caller | None
@@ -71,7 +73,7 @@ class Grant(NamedTuple):
 
 
 class OverLimit(TooManyRequests):
-    """A tenant asks more than it may. `headers` tell it its limits."""
+    """The tenant exceeds a limit; `headers`, for the response, tell it its limits."""
 
     def __init__(
         self, message: str, *, hint: str, retry_after_ms: int, headers: Mapping[str, str]
@@ -82,10 +84,10 @@ class OverLimit(TooManyRequests):
 
 @dataclass(slots=True)
 class Authenticator:
-    """Asked once for each request; `done` is to be called when a granted one has ended.
+    """Checks the API key and the limits of each request.
 
-    Without a `ring` everybody is let in, as nobody in particular. `clock` gives seconds, `now`
-    the time of day.
+    The caller must call `done` when a granted request has ended. Without a `ring` every request is
+    granted, with None for its caller. `clock` returns seconds, `now` the date and time.
     """
 
     ring: KeyRing | None
@@ -95,9 +97,9 @@ class Authenticator:
     _under_way: Counter[str] = field(default_factory=Counter)
 
     def admit(self, head: Head, *, has_token: bool = False) -> Grant:
-        """Return who asks; `has_token` says that the request has a resume token in its query.
+        """Return the grant of a request; `has_token`: it has a resume token in its query.
 
-        Raises Unauthorized, or OverLimit where a tenant asks too much.
+        Raises Unauthorized for a missing or invalid key, OverLimit for a tenant over its limits.
         """
         if self.ring is None:
             return Grant(None, head)
@@ -118,19 +120,22 @@ class Authenticator:
         )
 
     def done(self, caller: Caller | None) -> None:
-        """A request that was granted has been answered, or has gone."""
+        """Count out a granted request that was answered, or whose client has left."""
         if caller is not None and caller.tenant:
             self._under_way[caller.tenant] -= 1
             if not self._under_way[caller.tenant]:
                 del self._under_way[caller.tenant]
 
     def _require_token(self, head: Head, has_token: bool) -> None:
-        """Where a resume token can speak for a request, the origin hears what it says."""
+        """Raise Unauthorized unless a resume token may authorize the request.
+
+        The origin checks the token.
+        """
         has_token = has_token or head.value(TOKEN_HEADER) is not None
         if head.path == SESSION_PATH or (has_token and _OF_A_STREAM.fullmatch(head.path)):
             return
         raise Unauthorized(
-            "an API key is needed",
+            "an API key is required",
             code="no_key",
             field="Authorization",
             hint="send Authorization: Bearer KEY",
@@ -149,9 +154,9 @@ class Authenticator:
         under_way, now, quotas = self._under_way[tenant], self.clock(), list[Quota]()
         refusal: tuple[str, str, int] | None = None
         if most is not None and under_way >= most:
-            message = f"{most} requests of this tenant are under way"
+            message = f"this tenant already has {most} requests under way"
             after_ms = spread_ms(CONCURRENT_RETRY_MS)
-            refusal = message, f"at most {most} at once", after_ms
+            refusal = message, f"at most {most} requests at the same time are allowed", after_ms
             quotas.append(concurrency_quota(most, under_way, after_ms / 1000))
         if rate is not None:
             size = burst(rate)
@@ -161,8 +166,8 @@ class Authenticator:
             reset_s = bucket.full_in_s(now)
             if wait_s > 0:
                 after_ms = spread_ms(ceil(wait_s * 1000))
-                hint = f"{rate:g} requests a second on average"
-                refusal = "this tenant asks too often", hint, after_ms
+                hint = f"at most {rate:g} requests a second on average are allowed"
+                refusal = "this tenant sends requests too often", hint, after_ms
                 reset_s = after_ms / 1000
             quotas.append(request_quota(rate, bucket.level(now), reset_s))
         if most is not None and under_way < most:
@@ -181,7 +186,7 @@ def _is_open(head: Head) -> bool:
 
 
 def _take_key(head: Head) -> tuple[str | None, Head]:
-    """The API key, if there is one, and the request without it."""
+    """Return the API key, or None, and the request without it."""
     text, kept = None, []
     for name, value in head.headers:
         said = value.decode("latin-1")
@@ -191,7 +196,7 @@ def _take_key(head: Head) -> tuple[str | None, Head]:
         elif (
             name == b"authorization"
             and scheme.lower() == "bearer"
-            # Others are for the origin: whoever was woken by a subscription sends one.
+            # Other bearer tokens are for the origin: a webhook's receiver sends one, for instance.
             and credentials.strip().startswith(PREFIX)
         ):
             text = credentials.strip()

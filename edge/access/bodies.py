@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from tailrace.ledger.errors import Overloaded
 
 MAX_BODIES_BYTES = 256 << 20
-"""Maximum bytes of request bodies under way, of all connections together."""
+"""Maximum bytes of the unanswered requests' bodies, over all connections of a process."""
 
 
 @dataclass(slots=True, eq=False)
 class BodyBudget:
-    """The bytes of bodies that have come and whose request has not been answered."""
+    """Counts the body bytes that were received for requests which are not answered yet."""
 
     most_bytes: int = MAX_BODIES_BYTES
     used_bytes: int = 0
 
     def take(self, size: int) -> None:
-        """Count bytes in. Raises Overloaded where there is no room for them; they do not count."""
+        """Count bytes in; raise Overloaded, and count nothing, if they exceed the budget."""
         if self.used_bytes + size > self.most_bytes:
             raise Overloaded(
-                f"over {self.most_bytes >> 20} MiB of request bodies are under way at this edge",
+                f"this edge is already holding {self.most_bytes >> 20} MiB of request bodies",
                 hint="send the request again later",
             )
         self.used_bytes += size

@@ -1,7 +1,7 @@
-"""How many connections there may be, in all and from one address.
+"""Limits on the number of connections, in all and from one address.
 
-Plain counting: whoever accepts asks `admit` for each connection and says `release` when it has
-ended. What may be open is bounded by the files that the process may have open, too.
+The server calls `admit` for each connection that it accepts, and `release` when it has ended. The
+process's limit on open files bounds the number of connections, too.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 RESERVED_FILES = 128
-"""Files that an edge has open besides its clients' connections, and some to spare: the links to
-its origins, what it listens on, libraries, and a connection that is about to be refused."""
+"""File descriptors kept for other uses than clients' connections: links to origins, listening
+sockets, libraries, a connection that is about to be refused, and some to spare."""
 IPV6_SITE_BITS = 64
-"""One customer's addresses of IPv6: whoever has one of them has them all."""
+"""Prefix length of the IPv6 network that counts as one client: customers usually get a /64."""
 
 
 @dataclass(slots=True, eq=False)
 class ConnectionLimits:
-    """The count of open connections. `exempt` addresses count in all, but not by themselves.
+    """Counts the open connections.
 
-    Those are proxies, whose connections are those of many clients.
+    `exempt` returns True for addresses that `most_per_address` does not limit: proxies, whose
+    connections belong to many clients. They count towards `most`.
     """
 
     most: int
@@ -34,7 +35,7 @@ class ConnectionLimits:
     _by_place: Counter[str] = field(default_factory=Counter)
 
     def admit(self, address: str) -> bool:
-        """Count a connection in; False where there is no room, and it is to be closed at once."""
+        """Count a connection in; return False if it exceeds a limit and must be closed at once."""
         place = place_of(address)
         is_bounded = not self.exempt(address)
         if self.count >= self.most:
@@ -46,7 +47,7 @@ class ConnectionLimits:
         return True
 
     def release(self, address: str) -> None:
-        """A connection that was admitted has ended."""
+        """Count out a connection that was admitted and has ended."""
         place = place_of(address)
         self.count -= 1
         self._by_place[place] -= 1
@@ -55,7 +56,7 @@ class ConnectionLimits:
 
 
 def place_of(address: str) -> str:
-    """Return what counts as one client: the address, or its /64 of IPv6."""
+    """Return the key by which one client is counted: the IPv4 address, or the IPv6 /64 network."""
     parsed = parsed_address(address)
     if isinstance(parsed, ipaddress.IPv6Address):
         return str(ipaddress.IPv6Network((int(parsed), IPV6_SITE_BITS), strict=False))
@@ -63,7 +64,7 @@ def place_of(address: str) -> str:
 
 
 def parsed_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """What an address of IPv4 is written as in IPv6 is that of IPv4; None for what is none."""
+    """Return the address that `text` spells, or None; an IPv4-mapped one is returned as IPv4."""
     try:
         parsed = ipaddress.ip_address(text)
     except ValueError:
@@ -74,13 +75,13 @@ def parsed_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address |
 
 
 def raise_open_files() -> int:
-    """Raise the soft limit (1,024 on most systems) to the hard one; gives what holds now."""
+    """Raise the soft limit on open files (1,024 on most systems) to the hard one; return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = sys.maxsize if hard == resource.RLIM_INFINITY else hard
     if soft != resource.RLIM_INFINITY and soft < wanted:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         except (OSError, ValueError):
-            return soft  # macOS says that it is unlimited, and takes no more than its kernel has
+            return soft  # macOS reports an unlimited hard limit, but refuses it
         return wanted
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft

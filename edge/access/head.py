@@ -1,10 +1,10 @@
-"""The head of a request, and who it came from where proxies stand in between.
+"""The head of a request, and the real client behind trusted proxies.
 
-A proxy that the operator trusts says whom it speaks for, in `X-Forwarded-For`, `-Proto` and
-`-Host`, or in `Forwarded` (RFC 7239): the operator says which, and only that is read, because a
-proxy passes on the other as some client has written it. The last entry is the nearest proxy's.
-Entries count as far as trusted proxies wrote them: the first address from the right that is none
-of theirs is the client.
+A proxy names its client in `X-Forwarded-For`, `-Proto` and `-Host`, or in `Forwarded` (RFC 7239).
+The operator configures which of the two is read, because a proxy passes the other one on unchanged
+from the client, who may have made it up. The last entry is the nearest proxy's. Only entries that
+trusted proxies wrote count: the client is the first address from the right that is not a trusted
+proxy's.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from tailrace.edge.access.connections import parsed_address
 
 
 class Head(NamedTuple):
-    """The head of one request, a WebSocket's too; names of `headers` are in lower case.
+    """The head of one HTTP or WebSocket request; names of `headers` are in lower case.
 
-    `address` is the client's, without its port, and empty where there is none (a Unix socket).
+    `address` is the client's address without its port, or empty for a Unix socket.
     """
 
     method: str
@@ -30,17 +30,17 @@ class Head(NamedTuple):
     headers: tuple[tuple[bytes, bytes], ...]
 
     def value(self, name: bytes) -> str | None:
-        """Of the first header field of that name."""
+        """Return the value of the first header field of that name."""
         return next((text for key, text in self._texts() if key == name), None)
 
     def values(self, name: bytes) -> list[str]:
-        """The members of a header field that is a list (RFC 9110, 5.6.1), in their order."""
+        """Return the members of a header field that is a list (RFC 9110, 5.6.1), in order."""
         joined = ",".join(text for key, text in self._texts() if key == name)
         return [member for part in joined.split(",") if (member := part.strip())]
 
     @property
     def host(self) -> str:
-        """The name and port that the client asked for; empty where it did not say."""
+        """The `Host` header, or an empty string."""
         return self.value(b"host") or ""
 
     def _texts(self) -> Iterable[tuple[bytes, str]]:
@@ -57,7 +57,7 @@ _PAIR = re.compile(r'([A-Za-z0-9!#$%&\'*+.^_`|~-]+)=(?:"((?:[^"\\]|\\.)*)"|([^",
 
 
 class Hop(NamedTuple):
-    """What one proxy said of the request that it had; empty where it did not."""
+    """The client, scheme and host that one proxy reports; a part may be an empty string."""
 
     address: str
     scheme: str
@@ -65,19 +65,19 @@ class Hop(NamedTuple):
 
 
 class Proxies:
-    """The proxies in `networks`, which tell of clients in `header`."""
+    """The trusted proxies: those in `networks`, which name their clients in `header`."""
 
     def __init__(self, networks: Collection[Network], header: Header = "x-forwarded") -> None:
         self._networks = tuple(networks)
         self._hops = _forwarded if header == "forwarded" else _x_forwarded
 
     def trusts(self, address: str) -> bool:
-        """Whether it is one of these proxies'."""
+        """Return True if the address is a trusted proxy's."""
         parsed = parsed_address(address)
         return parsed is not None and any(parsed in network for network in self._networks)
 
     def resolve(self, head: Head) -> Head:
-        """The request as the first of these proxies had it."""
+        """Return the head as the outermost trusted proxy received it from the client."""
         if not self._networks:
             return head
         address, scheme, host = head.address, "", ""
@@ -86,7 +86,7 @@ class Proxies:
                 break
             scheme, host = hop.scheme or scheme, hop.host or host
             if parsed_address(hop.address) is None:
-                break  # it says that it does not know, or hides it
+                break  # "unknown", or an obfuscated identifier (RFC 7239, 6)
             address = hop.address
         headers = head.headers
         if host:
@@ -96,7 +96,7 @@ class Proxies:
 
 
 def _scheme(said: str, current: str) -> str:
-    """The scheme that a proxy said, as that of a WebSocket where it is one."""
+    """Return the scheme that a proxy reported, or its WebSocket form for a WebSocket request."""
     known = SCHEMES.get(said.lower())
     if known is None:
         return current
@@ -104,14 +104,17 @@ def _scheme(said: str, current: str) -> str:
 
 
 def _bare(node: str) -> str:
-    """An address without its port and brackets."""
+    """Return an address without its port and brackets."""
     if node.startswith("["):
         return node[1:].partition("]")[0]
     return node.partition(":")[0] if node.count(":") == 1 else node
 
 
 def _x_forwarded(head: Head) -> Iterator[Hop]:
-    """The nearest proxy's word first. Scheme and host it alone says: they are no lists of hops."""
+    """Yield the hops of `X-Forwarded-*`, the nearest proxy's first.
+
+    Scheme and host are the nearest proxy's alone: those headers are not lists of hops.
+    """
     schemes = head.values(b"x-forwarded-proto")
     hosts = head.values(b"x-forwarded-host")
     scheme = schemes[-1] if schemes else ""
@@ -124,7 +127,7 @@ def _x_forwarded(head: Head) -> Iterator[Hop]:
 
 
 def _forwarded(head: Head) -> Iterator[Hop]:
-    """The nearest proxy's element first."""
+    """Yield the hops of `Forwarded`, the nearest proxy's first."""
     joined = ",".join(head.values(b"forwarded"))
     for element in reversed(_elements(joined)):
         said = {
@@ -135,6 +138,6 @@ def _forwarded(head: Head) -> Iterator[Hop]:
 
 
 def _elements(text: str) -> list[str]:
-    """Split at the commas that stand in no quoted string."""
+    """Split at the commas outside quoted strings."""
     parts = re.findall(r'(?:"(?:[^"\\]|\\.)*"|[^",])+', text)
     return [part for part in parts if part.strip()]

@@ -18,16 +18,17 @@ LOCALHOST = "localhost"
 
 
 class HostRule:
-    """Answers to loopback's names, to addresses, and to `names`; to any where it is not `on`."""
+    """Allows the names of loopback, IP addresses, and `names`; everything if it is not `on`."""
 
     def __init__(self, names: Collection[str], *, on: bool) -> None:
         self._names = frozenset(name.lower() for name in names)
         self._on = on
 
     def check(self, head: Head) -> None:
-        """Raises CallerError (421; RFC 9110, 15.5.20) for a request that was meant for another."""
+        """Raise CallerError (421; RFC 9110, 15.5.20) if the host name is not allowed."""
         name = name_of(head.host)
-        # Only a name can be pointed elsewhere. Without any it is no browser (HTTP/1.0).
+        # Only names can be rebound, not addresses. A request without a host (HTTP/1.0) is not a
+        # browser's.
         if not self._on or not name or name in self._names or _is_local(name):
             return
         shown = name if _SHOWN_HOST.fullmatch(name) else "edge.example"
@@ -53,11 +54,11 @@ def name_of(host: str) -> str:
 
 
 def _is_local(name: str) -> bool:
-    """Localhost (RFC 6761, 6.3), or an address."""
+    """Return True for `localhost` and names below it (RFC 6761, 6.3), and for IP addresses."""
     return name == LOCALHOST or name.endswith(f".{LOCALHOST}") or parsed_address(name) is not None
 
 
 def is_loopback(host: str) -> bool:
-    """Whether what listens there can only be reached from this machine."""
+    """Return True if a socket bound to this host can only be reached from this machine."""
     address = parsed_address(host)
     return host.lower() == LOCALHOST or (address is not None and address.is_loopback)

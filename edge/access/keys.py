@@ -1,7 +1,7 @@
-"""API keys: whose they are, what they allow, how much of it.
+"""API keys and the file that stores them: their tenants, their rights, and the tenants' limits.
 
-A key is `tr_ID_SECRET`. The secret has 256 random bits, so that a plain SHA-256 of the key is all
-that needs to be kept of it, and a slow hash would protect nothing: there is nothing to guess.
+A key is `tr_ID_SECRET`. The secret has 256 random bits and cannot be guessed, so a plain SHA-256 of
+the key is stored: a slow hash would add no protection.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ Rights = Annotated[
     BeforeValidator(lambda said: said if isinstance(said, Right) else parse_rights(said)),
     PlainSerializer(lambda right: right.words),
 ]
-"""As words in the file."""
+"""Rights, which the file spells as words."""
 
 
 class Limits(BaseModel):
-    """What bounds a tenant; what is absent is not bounded."""
+    """The limits of one tenant; None means no limit."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -71,7 +71,7 @@ UNBOUNDED = Limits()
 
 
 class ApiKey(BaseModel):
-    """What is kept of a key; `sha256` is that of all its text, in hex digits."""
+    """A key as it is stored; `sha256` is the hash of its whole text, in hex digits."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -86,10 +86,10 @@ class ApiKey(BaseModel):
 
     @property
     def granted(self) -> Right:
-        """The rights that the key really has.
+        """The rights that the key really grants.
 
-        `admin` opens the streams of all tenants, so a key that is bound to another tenant than
-        the default one does not get it, whatever its file says.
+        `admin` opens the streams of all tenants, so only keys of the default tenant can have it,
+        whatever the file says.
         """
         return self.rights if self.tenant == DEFAULT_TENANT else self.rights & ~Right.ADMIN
 
@@ -107,13 +107,13 @@ class KeyRing:
         self._limits = dict(limits)
 
     def find(self, text: str, now: datetime) -> ApiKey:
-        """Return the key that `text` is; raise Unauthorized if it is none.
+        """Return the stored key that `text` matches; raise Unauthorized if there is none.
 
-        One text for all causes, but for an expired key: whoever has all of it may know.
+        The message is the same for all causes, except for an expired key: its holder may know.
         """
         found = _KEY.fullmatch(text)
         key = self._keys.get(found[1]) if found else None
-        # An unknown key costs the same work as a known one: timing tells nothing.
+        # An unknown key takes the same work as a known one, so that timing reveals nothing.
         expected = _NO_DIGEST if key is None else key.sha256
         matches = hmac.compare_digest(digest_of(text), expected)
         if key is not None and matches and key.state(now) == "expired":
@@ -137,24 +137,24 @@ class KeyRing:
 
     @property
     def curtailed(self) -> list[ApiKey]:
-        """The keys whose right `admin` does not count, because they belong to one tenant."""
+        """The keys whose right `admin` has no effect, because they belong to one tenant."""
         return [key for key in self._keys.values() if key.granted != key.rights]
 
 
 def make_key(random: Callable[[int], bytes]) -> tuple[str, str]:
-    """A new key's id and its whole text, which is kept nowhere."""
+    """Return a new key's id and its whole text, which is not stored."""
     id_ = random(ID_BYTES).hex()
     secret = base64.urlsafe_b64encode(random(SECRET_BYTES)).rstrip(b"=").decode()
     return id_, f"{PREFIX}{id_}_{secret}"
 
 
 def digest_of(text: str) -> str:
-    """Its SHA-256, in hex digits."""
+    """Return the SHA-256 of a key's text, in hex digits."""
     return hashlib.sha256(text.encode(errors="replace")).hexdigest()
 
 
 class KeyFile(BaseModel):
-    """Readable by its owner alone, written whole or not at all."""
+    """The contents of a file of API keys, which only its owner may read."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -166,11 +166,11 @@ class KeyFile(BaseModel):
 
 
 def read_keys(path: Path) -> KeyFile:
-    """What is in the file. Raises ConfigError, which names what is wrong with it."""
+    """Return the contents of the file; raise ConfigError if it is missing or not valid."""
     try:
         return KeyFile.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        # A key itself, where its hash belongs, must not come into a log.
+        # The values are not shown: if a key stands where its hash belongs, it must not be logged.
         raise _unusable(path, str(invalid_document(error, shows_value=False))) from None
     except CallerError as error:
         raise _unusable(path, str(error)) from None
@@ -178,15 +178,16 @@ def read_keys(path: Path) -> KeyFile:
         raise ConfigError(
             f"{path}: {error.strerror or error}",
             field="edge.api_keys",
-            hint="tailrace key add makes one",
+            hint="tailrace key add creates one",
         ) from error
 
 
 @contextmanager
 def changing(path: Path) -> Iterator[KeyFile]:
-    """What is in the file, to be changed; one process at a time. A new file is made.
+    """Yield the contents of the file, and write them back when the block ends without an error.
 
-    It is replaced when the block ends without an error, and keeps its owner.
+    A lock keeps other processes out meanwhile. The file is replaced atomically and keeps its
+    owner; it is created if it does not exist. Raises ConfigError if permissions are missing.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     folder = os.open(path.parent, os.O_RDONLY)
@@ -206,5 +207,7 @@ def changing(path: Path) -> Iterator[KeyFile]:
 
 def _unusable(path: Path, why: str) -> ConfigError:
     return ConfigError(
-        f"{path} holds no API keys: {why}", field="edge.api_keys", hint="see tailrace key list"
+        f"{path} is not a valid file of API keys: {why}",
+        field="edge.api_keys",
+        hint="see tailrace key list",
     )

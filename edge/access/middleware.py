@@ -1,4 +1,4 @@
-"""The rules around an ASGI application: what they refuse never reaches it."""
+"""ASGI middleware that applies the access rules: refused requests never reach the application."""
 
 from __future__ import annotations
 
@@ -20,16 +20,19 @@ from tailrace.edge.telemetry.request_metrics import current
 from tailrace.ledger.frame import STREAM_PATH, Caller
 
 PREFIXES = ("/v1/generate", AI_SDK_PATH, STREAM_PATH, *OPENAI_PATHS)
-"""Routes that answer a preflight."""
-
+"""Prefixes of the paths whose CORS preflights (OPTIONS) are answered."""
 
 CALLER = "tailrace.caller"
-"""The scope's key for who asks."""
+"""Key of the ASGI scope under which the request's `Caller` is stored."""
 TOKEN_QUERY = re.compile(rb"(?:^|&)token=")
 
 
 class Access:
-    """Lets requests through as the client sent them, or answers in their place."""
+    """Middleware that passes an allowed request on, and answers a refused one itself.
+
+    The application sees the request as the client sent it to the outermost trusted proxy, without
+    the API key.
+    """
 
     def __init__(self, app: ASGIApp, rules: Rules) -> None:
         self._app = app
@@ -74,14 +77,14 @@ def head_of(scope: Scope) -> Head:
 
 
 def caller_of(request: HTTPConnection) -> Caller | None:
-    """Who asks, as far as the edge knows."""
+    """Return the caller that the API key identifies; None if the edge has no keys."""
     caller: Caller | None = request.scope.get(CALLER)
     return caller
 
 
 def _with(scope: Scope, head: Head) -> Scope:
     client = scope.get("client")
-    port = client[1] if client and client[0] == head.address else 0  # no proxy tells of it
+    port = client[1] if client and client[0] == head.address else 0  # proxies do not report it
     scope["client"] = (head.address, port) if head.address else None
     scope["scheme"], scope["headers"] = head.scheme, list(head.headers)
     return scope

@@ -1,9 +1,10 @@
-"""Access to what is meant for operators: `/v1/admin`, `/metrics`, details of `/readyz`.
+"""Access to the operators' routes: `/v1/admin`, `/metrics`, and the details of `/readyz`.
 
-With API keys an operator is a key with the right `admin`. Without keys it is a program or a page on
-this machine, and a request that a proxy has forwarded is none: to the edge it comes from loopback
-too, on behalf of anybody. Not every proxy leaves a trace, so `/v1/admin` without a key also needs
-the setting `edge.operator_without_key`.
+If the edge has API keys, operators are the callers whose key has the right `admin`. Without keys,
+they are the programs and pages of this machine. A request that a proxy on this machine forwards
+comes from loopback, too, but on behalf of anybody, so it is refused if it looks forwarded. Not
+every proxy leaves a trace, so `/v1/admin` without a key also needs the setting
+`edge.operator_without_key`.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ FORWARDED_HEADERS = frozenset(
         *(b"cdn-loop", b"x-envoy-external-address"),
     )
 )
-"""Header fields that proxies add, besides all that begin with `X-Forwarded`."""
+"""Header fields that proxies add, besides those that begin with `X-Forwarded`."""
 KEY_HINT = "tailrace key add NAME --rights admin"
 SETTING_HINT = (
-    "edge.operator_without_key = true, where no proxy passes requests of others on to this edge;"
-    f" or {KEY_HINT}"
+    "set edge.operator_without_key = true if no proxy on this machine forwards requests to this"
+    f" edge; or create an operator's key: {KEY_HINT}"
 )
 OWN_PAGES = OriginRule(())
 
@@ -73,12 +74,12 @@ def require_operator(
         return
     if not config.operator_without_key:
         raise Forbidden(
-            "this edge has no API keys, and does not take callers without a key for operators",
+            "this edge has no API keys, and operators' routes need one",
             hint=SETTING_HINT,
         )
     if not is_direct(head, http_version, config):
         raise Forbidden(
-            "without API keys only this machine may ask, directly and not through a proxy",
+            "without API keys, operators' routes only answer direct requests from this machine",
             hint=KEY_HINT,
         )
     OWN_PAGES.check(head)

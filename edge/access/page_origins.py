@@ -15,26 +15,29 @@ from tailrace.edge.access.head import Head
 from tailrace.ledger.errors import Forbidden
 
 ANY_ORIGIN = "*"
-"""Pages of every origin."""
+"""The setting that allows the pages of every origin."""
 DEFAULT_PORTS = (":80", ":443")
 
 
 class OriginRule:
-    """`allowed` are origins as browsers spell them, or `*`; an edge's own pages always may."""
+    """The origins whose pages may use the edge, as browsers spell them, or `*`.
+
+    Pages that the edge itself serves are always allowed.
+    """
 
     def __init__(self, allowed: Collection[str]) -> None:
         self._allowed = frozenset(allowed)
         self.any = ANY_ORIGIN in self._allowed
-        """Whether every page may ask, so that the answer to all of them is the same."""
+        """True if every page is allowed, so that all of them get the same response."""
         self.none = not self._allowed
-        """Whether no page of another origin may."""
+        """True if no page of another origin is allowed."""
 
     def names(self, origin: str) -> bool:
-        """Whether the setting allows this origin."""
+        """Return True if the setting allows this origin."""
         return self.any or origin in self._allowed
 
     def check(self, head: Head) -> None:
-        """Raises Forbidden where a page asks that may not."""
+        """Raise Forbidden if the request is from a page that is not allowed."""
         origin = head.value(b"origin")
         if origin is None or self.names(origin) or _is_own(origin, head.host):
             return
@@ -47,16 +50,16 @@ class OriginRule:
 
 
 def _is_own(origin: str, host: str) -> bool:
-    """Whether a page is of the name and port that it asks.
+    """Return True if a page's origin has the same name and port as the `Host` header.
 
-    Schemes are not compared: behind a proxy that ends TLS the edge would not know its own.
+    Schemes are not compared: behind a proxy that terminates TLS the edge does not know its own.
     """
     _, separator, authority = origin.partition("://")
     return bool(separator and authority) and _bare(authority) == _bare(host)
 
 
 def _bare(authority: str) -> str:
-    """Without a port that goes without saying."""
+    """Return an authority in lower case, without a default port."""
     lower = authority.lower()
     for port in DEFAULT_PORTS:
         lower = lower.removesuffix(port)
@@ -73,8 +76,8 @@ ALLOWED_HEADERS = ", ".join(
         *("Stream-Seq", "Stream-TTL", "Stream-Expires-At", "Stream-Closed"),
         *("Stream-Forked-From", "Stream-Fork-Offset", "Stream-Fork-Sub-Offset"),
         *("Producer-Id", "Producer-Epoch", "Producer-Seq"),
-        # Clients of other APIs say much about themselves. It takes away nothing: it is for pages
-        # that may ask, and says nothing of Authorization, which is why that stands above.
+        # SDKs of other APIs send many headers of their own. Only allowed pages get this list. The
+        # wildcard does not include Authorization, which is therefore listed above.
         "*",
     )
 )
@@ -94,15 +97,14 @@ EXPOSED_HEADERS = ", ".join(
 
 
 def access_headers(rule: OriginRule, origin: str | None) -> dict[str, str]:
-    """Of every answer, an error's too: who may read it; `origin` is the request's Origin.
+    """Return the CORS headers of any response, errors included; `origin` is the request's Origin.
 
-    Starlette's own would have all answers vary by Origin, even where any origin may read them:
-    a cache could not share what all readers of a stream get.
+    Starlette's CORSMiddleware varies all responses by Origin, even if any origin may read them, so
+    that a cache could not share a stream between its readers.
     """
     if rule.none:
         return {"Cross-Origin-Resource-Policy": "same-origin"}
-    # The answer is for any page that may ask at all, so a page that is isolated from
-    # others (COEP) may embed it too.
+    # Other origins may read the response, so pages under COEP may embed it, too.
     headers = {"Cross-Origin-Resource-Policy": "cross-origin"}
     if rule.any:
         headers["Access-Control-Allow-Origin"] = ANY_ORIGIN
@@ -116,7 +118,7 @@ def access_headers(rule: OriginRule, origin: str | None) -> dict[str, str]:
 
 
 def preflight_headers(access: Mapping[str, str]) -> dict[str, str]:
-    """Of the answer to OPTIONS; without an origin that is allowed they promise nothing."""
+    """Return the headers of the answer to a preflight; none grants anything to a refused origin."""
     headers = {**access, "X-Content-Type-Options": "nosniff"}
     if "Access-Control-Allow-Origin" in access:
         headers["Access-Control-Allow-Methods"] = ALLOWED_METHODS

@@ -1,7 +1,7 @@
 """Response headers that tell a tenant its limits and how much of them is left.
 
-`RateLimit-Policy` and `RateLimit` are those of draft-ietf-httpapi-ratelimit-headers-11. OpenAI's
-routes have that API's own `x-ratelimit-*` as well, which its clients read.
+`RateLimit-Policy` and `RateLimit` follow draft-ietf-httpapi-ratelimit-headers-11. Responses of the
+OpenAI routes also have OpenAI's `x-ratelimit-*` headers, which its clients read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tailrace.edge.errors import TOKENS_QUOTA, go_duration
 REQUEST_BURST_S = 2.0
 """Burst size, in seconds of the tenant's rate of requests (at least one request)."""
 TOKEN_WINDOW_S = 60
-"""Burst size of a tenant's tokens, in seconds of its rate: an origin's bucket holds as much."""
+"""Burst size of a tenant's tokens, in seconds of its rate; the same as at the origin."""
 
 MAX_INTEGER = 999_999_999_999_999
 """Maximum of an integer in a structured field (RFC 9651, 3.3.1)."""
@@ -24,9 +24,10 @@ MAX_INTEGER = 999_999_999_999_999
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """One limit of a tenant. `unit` is None for requests, the default of the draft.
+    """One limit of a tenant. `unit` is None for requests, the draft's default.
 
-    `remaining` is None if only the origin knows it; `reset_s` is None if no time restores it.
+    `remaining` is None if only the origin knows it. `reset_s`, the seconds until the quota is
+    restored, is None if it is not restored by time.
     """
 
     name: str
@@ -73,7 +74,7 @@ def concurrency_quota(size: int, under_way: int, reset_s: float | None = None) -
 
 
 def quotas_of_origins(limits: Limits) -> list[Quota]:
-    """Return the limits that origins apply; an edge does not know how much of them is left."""
+    """Return the quotas that origins enforce; the edge does not know how much of them is left."""
     quotas = []
     if limits.max_unfinished is not None:
         quotas.append(Quota("unfinished", limits.max_unfinished, unit="streams"))
@@ -84,7 +85,7 @@ def quotas_of_origins(limits: Limits) -> list[Quota]:
 
 
 def quota_headers(quotas: Sequence[Quota], *, openai: bool) -> dict[str, str]:
-    """Return the headers for these quotas; `openai` adds the ones of that API."""
+    """Return the headers for these quotas; `openai` adds OpenAI's own."""
     headers: dict[str, str] = {}
     if policies := ", ".join(each.policy for each in quotas):
         headers["RateLimit-Policy"] = policies

@@ -1,4 +1,4 @@
-"""Every rule about who may ask, in the order in which they apply; the same for all transports."""
+"""The access rules in the order in which they apply, the same for HTTP and WebSockets."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ log = structlog.get_logger("tailrace.edge")
 
 
 class RefusalLog:
-    """Logs once for each page origin and each host that a setting keeps out.
+    """Logs each page origin and each host name that a setting keeps out, once.
 
-    The answer says the same, but a page cannot read it, and a proxy's log does not show it.
+    The response says the same, but the page cannot read it, and a proxy's log does not show it.
     """
 
     def __init__(self) -> None:
@@ -47,11 +47,11 @@ class RefusalLog:
 
 
 class Admission(NamedTuple):
-    """What becomes of a request: `refusal` is the answer, unless there is none.
+    """The decision about a request: refused with `refusal`, or admitted if that is None.
 
-    `head` is the request as the client sent it, without its API key; `headers` go with whatever
-    is answered. The requests that it makes of an origin say `caller`. Where there is no refusal
-    `Rules.done` is to be called when the answer has ended.
+    `head` is the request as the client sent it, without its API key; `headers` belong to every
+    response. `caller` goes with the edge's requests to origins. `Rules.done` must be called when
+    the response to an admitted request has ended.
     """
 
     head: Head
@@ -62,7 +62,7 @@ class Admission(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Of one edge. `admit` is asked once for a request, before anything else is done for it."""
+    """The access rules of one edge. `admit` is called once for a request, before anything else."""
 
     proxies: Proxies
     hosts: HostRule
@@ -71,7 +71,7 @@ class Rules:
     refusals: RefusalLog = field(default_factory=RefusalLog)
 
     def admit(self, head: Head, *, has_token: bool = False) -> Admission:
-        """`has_token`: the request has a resume token besides its headers, in its query."""
+        """Decide about a request; `has_token`: it has a resume token in its query."""
         head = self.proxies.resolve(head)
         headers = access_headers(self.pages, head.value(b"origin"))
         try:

@@ -48,7 +48,7 @@ def test_keys_that_are_named_have_to_be_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"keys\.json: No such file"):
         open_authenticator(EdgeConfig(api_keys=tmp_path / "keys.json"))
     (tmp_path / "keys.json").write_text("{}{")
-    with pytest.raises(ConfigError, match="holds no API keys"):
+    with pytest.raises(ConfigError, match="is not a valid file of API keys"):
         open_authenticator(EdgeConfig(api_keys=tmp_path / "keys.json"))
 
 

@@ -172,7 +172,7 @@ def test_requests_are_bounded_by_tenant_and_come_again_with_time() -> None:
 def test_requests_under_way_are_bounded_by_tenant() -> None:
     house = House(Limits(max_concurrent=2))
     first, _ = house.ask(), house.ask()
-    with pytest.raises(CallerError, match="2 requests of this tenant are under way"):
+    with pytest.raises(CallerError, match="this tenant already has 2 requests under way"):
         house.ask()
     house.authenticator.done(first)
     house.ask()
