@@ -1,4 +1,4 @@
-"""Frames as server-sent events (WHATWG HTML, 9.2.6); the event id is the frame's index."""
+"""Encoding of frames as server-sent events (WHATWG HTML, 9.2.6), whose id is the frame's index."""
 
 from __future__ import annotations
 
@@ -30,50 +30,50 @@ from tailrace.ledger.frame import (
 )
 
 EVENTS = LOGGED | {StreamError.tag}
-"""Tags of the frames that an event can be made of."""
+"""Tags of the frames that become events."""
 
-# Where a Token's parts begin in its frame: behind header and tag the corr, the length of the text.
+# Offsets of a Token's fields in its frame. The correlation id follows the tag.
 _TAG_AT, _SIZE_AT, _TEXT_AT = 4, 9, 10
 _TOKEN = Token.tag
-_LONG_TEXT_BYTES = 1 << 7  # the length of a text from here on takes two bytes
+_LONG_TEXT_BYTES = 1 << 7  # the length field of longer texts takes two bytes
 _tag, _size = itemgetter(_TAG_AT), itemgetter(_SIZE_AT)
-_TWO_BYTES_FROM = 1 << 7  # the index of a frame from here on takes two bytes
-# The bytes of all indexes of one byte, one after the other, and of two.
+_TWO_BYTES_FROM = 1 << 7  # indexes from here on take two bytes
+# The encodings of all indexes of one byte, concatenated, and of all of two bytes.
 _SHORT_INDEXES = b"".join([*SMALL_INDEXES][:_TWO_BYTES_FROM])
 _LONG_INDEXES = b"".join([*SMALL_INDEXES][_TWO_BYTES_FROM:])
 _TO_ESCAPE = bytes(range(0x20)) + b'"\\'
 _to_escape = re.compile(rb"[%b]" % re.escape(_TO_ESCAPE)).search
 _not_a_token = re.compile(rb"[^%c]" % _TOKEN).search
 LEAST_RUN = 8
-"""Frames from which on it is less work to look at all of them together."""
-_between: list[bytes] = []  # the text of the index and that of the next one, as far as was asked
+"""Minimum number of frames for which encoding all of them together is faster."""
+_between: list[bytes] = []  # what stands between the texts of tokens n and n + 1; grows on demand
 
 MIN_RETRY_MS = 500
-"""Minimum time in ms after which an EventSource that lost its connection asks again."""
+"""Minimum time after which an EventSource that lost its connection reconnects, in milliseconds."""
 MAX_RETRY_MS = 2_000
-"""Maximum of that time in ms. Browsers would wait three to five seconds, all equally long."""
+"""Maximum of that time, in milliseconds. Browsers' own default is three to five seconds."""
 PING = b": ping\n\n"
-"""A comment: keeps the connection alive, and no client sees an event."""
+"""The keepalive: a comment, for which clients show no event."""
 
 
 def retry(random: Random) -> bytes:
-    """Return the first field of a body: the time after which its EventSource asks again.
+    """Return the first field of a body: the time after which its EventSource reconnects.
 
-    Each body has a time of its own. When an edge dies, its thousands of readers so come back one
-    after another and not in the same moment.
+    The time is random, so that the thousands of readers of an edge that dies do not reconnect all
+    at once.
     """
     return b"retry: %d\n\n" % random.randint(MIN_RETRY_MS, MAX_RETRY_MS)
 
 
 def events(frames: Sequence[bytes]) -> bytes:
-    """The events of raw frames, in order; those that no event can be made of are left out."""
+    """Return the events of raw frames, in order; frames that do not become events are left out."""
     if len(frames) == 1:
         return _event(frames[0])
     try:
         tags = sizes = b""
         if len(frames) >= LEAST_RUN:
             tags, sizes = bytes(map(_tag, frames)), bytes(map(_size, frames))
-    except IndexError:  # one is too short to be looked into
+    except IndexError:  # a frame is too short to have these fields
         tags = b""
     if not tags:
         return b"".join([_event(raw) for raw in frames])
@@ -95,11 +95,15 @@ def events(frames: Sequence[bytes]) -> bytes:
 
 
 def _run(run: Sequence[bytes], told: bytes, index: int) -> bytes:
-    """The events of Tokens whose indexes, from `index` on, are all of one length; `told` are the
-    lengths of their texts, a byte each.
+    """Return the events of a run of Tokens with a few calls, instead of some for each.
 
-    A replay is made of a few calls for all of it, if the texts are short and the indexes follow
-    each other: what stands between two texts is the same for everybody.
+    This is possible if their texts are short and their indexes consecutive: the bytes between two
+    texts then depend on the index alone. Otherwise the Tokens are encoded one by one.
+
+    Args:
+        run: Token frames whose encoded indexes are equally long.
+        told: The length fields of their texts, a byte each.
+        index: The index of the first one.
     """
     past = index + len(run)
     if index < _TWO_BYTES_FROM:
@@ -126,10 +130,10 @@ def _run(run: Sequence[bytes], told: bytes, index: int) -> bytes:
 
 
 def short_token(raw: bytes) -> tuple[bytes, int] | None:
-    """A Token of a short text, from its bytes: nearly all of the traffic.
+    """Parse a Token with a short text, which nearly all frames are.
 
-    Gives its text, as JSON has it between quotes, and its index; None for every other frame, and
-    for whatever is wrong.
+    Returns its text, escaped for JSON but without quotes, and its index; None for every other or
+    invalid frame.
     """
     if raw[_TAG_AT] != _TOKEN or len(raw) <= _TEXT_AT:
         return None
@@ -145,7 +149,7 @@ def short_token(raw: bytes) -> tuple[bytes, int] | None:
 
 
 def _escaped(text: bytes) -> bytes:
-    """As JSON has it between quotes."""
+    """Return UTF-8 text escaped for JSON, without the quotes around it."""
     return encode_basestring(text.decode())[1:-1].encode()
 
 
@@ -162,11 +166,11 @@ def _any(raw: bytes) -> bytes:
 
 
 def event(frame: Frame) -> bytes:
-    """The event of one logged frame or StreamError.
+    """Return the event of one logged frame or StreamError.
 
-    Token is the plain message event, and ScoredToken too, with `logprobs`; StreamEnd is `end`,
-    StreamError is `error` (without an id, so that Last-Event-ID stays at the last frame seen),
-    any other is called as in the schema, in lower case.
+    Token and ScoredToken (with `logprobs`) become message events, StreamEnd becomes `end`. A
+    StreamError becomes `error`, without an id, so that Last-Event-ID stays at the last frame seen.
+    The event of any other frame is named after its type, in lower case.
     """
     if isinstance(frame, Token):
         return _format(frame.index, None, {"text": frame.text, "index": frame.index})
@@ -182,7 +186,7 @@ def event(frame: Frame) -> bytes:
 
 
 def end_fields(end: StreamEnd) -> dict[str, object]:
-    """The JSON of a StreamEnd; `message` and `retryable` only where there is one, or it is."""
+    """Return the JSON of a StreamEnd; `message` if it has one, `retryable` if it is true."""
     fields: dict[str, object] = {
         "total_tokens": end.total_tokens,
         "finish_reason": end.finish_reason.word,
@@ -197,15 +201,15 @@ def end_fields(end: StreamEnd) -> dict[str, object]:
 
 
 def logprobs(scores: Sequence[TokenScores]) -> list[dict[str, object]]:
-    """The JSON of scores: each drawn token, with the likeliest ones under `top`.
+    """Return the JSON of scores: each sampled token, with the most likely ones under `top`.
 
-    `bytes` is there where a token is no text by itself, and `token` has U+FFFD for its bytes.
+    A token that is not valid UTF-8 by itself has U+FFFD in `token`, and its bytes in `bytes`.
     """
     return [_score(each.chosen) | {"top": [_score(top) for top in each.top]} for each in scores]
 
 
 def finite(value: Any) -> Any:
-    """`value`, with null for a number that JSON does not know: an infinity, or NaN."""
+    """Return `value` with None for numbers that JSON cannot express: infinities and NaN."""
     if isinstance(value, tuple | list):
         return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -222,7 +226,7 @@ def _score(score: Score) -> dict[str, object]:
 
 
 def _format(index: int | None, name: str | None, fields: object) -> bytes:
-    # JSON leaves no bare line break in the data, so one data line always does.
+    # JSON escapes line breaks, so the data always fits into one line.
     data = _JSON.encode(fields)
     event_id = "" if index is None else f"id: {index}\n"
     event_name = "" if name is None else f"event: {name}\n"
@@ -232,7 +236,7 @@ def _format(index: int | None, name: str | None, fields: object) -> bytes:
 def _plain(value: object) -> str:
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
-    raise TypeError(f"{type(value).__name__} is no part of a frame")
+    raise TypeError(f"a frame has no field of type {type(value).__name__}")
 
 
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_plain)

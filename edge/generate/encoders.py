@@ -16,23 +16,24 @@ from tailrace.ledger.errors import TailraceError
 from tailrace.ledger.frame import FRAMES_TYPE, Heartbeat, Opened, Sibling, encode
 
 SILENCE_S = 4.0
-"""After this long without a frame the body gets a keepalive. Clients that hear nothing for 10 s
-consider the connection lost."""
+"""Time without a frame, in seconds, after which the body gets a keepalive. Clients that receive
+nothing for 10 s consider the connection lost."""
 ALIVE = encode(Heartbeat(0, ready=True))
-"""The sign of life among frames: encoded once, because thousands of idle readers get it."""
+"""The keepalive in a body of frames; encoded once, because thousands of idle readers get it."""
 UNBUFFERED = {
     "X-Accel-Buffering": "no",  # nginx
     "Incremental": "?1",  # draft-ietf-httpbis-incremental
 }
-"""Headers that ask proxies to pass a body on as it comes, instead of when it is whole."""
+"""Headers that ask proxies to forward a body piece by piece, without buffering it."""
 NO_TRANSFORM = "no-transform"
-"""The directive of Cache-Control that keeps proxies from compressing a body, which holds it up."""
+"""The directive of Cache-Control that keeps proxies from compressing a body, which delays it."""
 LIVE_HEADERS = {"Cache-Control": f"no-store, {NO_TRANSFORM}"} | UNBUFFERED
-"""Headers of every answer whose body is sent while it is made, whatever the dialect."""
+"""Headers of every response whose body is sent while the stream runs, in any dialect."""
 
 
 TIP_PATIENCE_S = 1.0
-"""How long a reader that resumes at the tip waits to learn that the stream has ended."""
+"""Time that a reader who has every frame so far waits for the news that the stream has ended, in
+seconds, before its response begins. If it has ended, the response is an empty one (204)."""
 
 HEADERS = {
     "Cache-Control": "no-store",
@@ -42,24 +43,27 @@ HEADERS = {
 
 
 class Encoder(Protocol):
-    """How one stream becomes one response: its type, its body, or its refusal."""
+    """Turns one stream into one response: its media type, its body, or an error."""
 
     __slots__ = ()
     media_type: str = View.SSE.value
     ends_by_204: bool = False
-    """True: a client that has every frame of an ended stream gets 204. False: a Status frame."""
+    """True if a client that has every frame of an ended stream gets 204, instead of a body."""
 
     def opened(self, opened: Opened) -> None:
         """Note that the stream was opened. Called once, before every other method."""
 
     def refusal(self, error: TailraceError) -> Response:
-        """Return the response to send if there is no stream."""
+        """Return the response to send if the origin refuses the request."""
 
     def frames(self, frames: list[bytes]) -> bytes:
-        """The bytes of these raw frames, in order; of none, those that wait for no frame."""
+        """Encode these raw frames, in order.
+
+        Without frames it returns the bytes with which the body begins, if there are any.
+        """
 
     def sign_of_life(self) -> bytes:
-        """Return bytes that carry no frame of the stream."""
+        """Return a keepalive: bytes that carry no frame of the stream."""
         return PING
 
 
@@ -70,18 +74,18 @@ class NativeEncoder(Encoder):
     ends_by_204 = True  # an EventSource stops then
 
     def opened(self, opened: Opened) -> None:
-        """A frame says all that there is to say."""
+        """Do nothing: each frame is encoded by itself."""
 
     def refusal(self, error: TailraceError) -> Response:
         return error_response(error)
 
 
 JITTER = SystemRandom()
-"""Source of the times in `retry:`. It has no state, which processes that are forked would share."""
+"""Source of the times in `retry:`. It has no state that forked processes would share."""
 
 
 class SseEncoder(NativeEncoder):
-    """The view of a stream as events."""
+    """Encodes a stream as server-sent events."""
 
     __slots__ = ("_begun", "_random")
 
@@ -98,6 +102,8 @@ class SseEncoder(NativeEncoder):
 
 
 class FrameEncoder(NativeEncoder):
+    """Passes on the frames of a stream as they are."""
+
     __slots__ = ()
     media_type = View.FRAMES.value
 
@@ -112,6 +118,7 @@ ENCODERS: dict[View, Callable[[], Encoder]] = {View.SSE: SseEncoder, View.FRAMES
 
 
 def stream_headers(opened: Opened, media_type: str = "") -> dict[str, str]:
+    """Return the headers of a response that shows a stream in this media type."""
     headers = HEADERS | {"Tailrace-Stream": opened.stream.hex()}
     if media_type == FRAMES_TYPE:
         headers["Tailrace-Opened"] = b64encode(encode(opened)).decode()
@@ -123,6 +130,6 @@ def stream_headers(opened: Opened, media_type: str = "") -> dict[str, str]:
 
 
 def _named(sibling: Sibling) -> str:
-    """One of a list of items with a parameter (RFC 9110, 5.6.1 and 5.6.6)."""
+    """Return a sibling as a list item with a parameter (RFC 9110, 5.6.1 and 5.6.6)."""
     stream = sibling.stream.hex()
     return f"{stream};token={sibling.token}" if sibling.token else stream

@@ -1,4 +1,4 @@
-"""Parts of a request's line, headers and body, checked before anything is asked of the origin."""
+"""Parameters of a request, parsed and checked before the origin is asked for anything."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from tailrace.ledger.errors import CallerError, NotFound, TooLarge
 from tailrace.ledger.frame import FRAMES_TYPE, MAX_IDEMPOTENCY_KEY_CHARS
 from tailrace.ledger.wire.bare import U64_MAX
 
-MAX_DISCARDED_BYTES = 16 << 20  # of a body over its limit
+MAX_DISCARDED_BYTES = 16 << 20
+"""Maximum bytes over the limit that are read and dropped before a body is refused."""
 
 # Spelt out: \d would admit digits of other scripts.
 _STREAM_ID = re.compile(r"[0-9a-f]{32}")
@@ -23,11 +24,11 @@ _NUMBER = re.compile(r"[0-9]{1,20}")
 async def read_body(request: Request) -> bytes:
     """Return the request's body.
 
-    Raises TooLarge if it exceeds the limit of the settings, Overloaded if the bodies of all
-    requests together leave no room for it.
+    Raises TooLarge if it exceeds `edge.max_body_bytes`, Overloaded if it exceeds the memory for the
+    bodies of all requests.
 
-    What is over the limit is read and thrown away, within reason: a client that is still
-    sending when the connection closes would see a reset, not the answer (RFC 9112, 9.6).
+    Up to MAX_DISCARDED_BYTES over the limit are read and dropped: a client that is still sending
+    when the connection closes would see a reset instead of the response (RFC 9112, 9.6).
     """
     limit_bytes: int = request.app.state.config.max_body_bytes
     most_bytes = limit_bytes + MAX_DISCARDED_BYTES
@@ -57,7 +58,7 @@ def _too_large(limit_bytes: int) -> TooLarge:
 
 
 def parse_stream_id(text: str) -> bytes:
-    """The stream id that a path names; NotFound for whatever cannot be one."""
+    """Return the stream id in a path; raise NotFound if it is not a valid one."""
     if _STREAM_ID.fullmatch(text) is None:
         raise NotFound(
             "no such stream",
@@ -69,18 +70,18 @@ def parse_stream_id(text: str) -> bytes:
 
 
 def parse_after(after: Sequence[str], last_event_id: str | None) -> int | None:
-    """The index to resume after, from the values of `?after=` and from `Last-Event-ID`.
+    """Return the index to resume after, from the values of `?after=` and from `Last-Event-ID`.
 
-    Raises CallerError for what is no index, and for two that differ.
+    Raises CallerError for an invalid index, and for two that differ.
     """
     given = {_index(text, "after") for text in after}
-    if last_event_id:  # EventSource sends an empty one where it would send none: it asks for all
+    if last_event_id:  # an EventSource without one may send an empty header
         given.add(_index(last_event_id, "Last-Event-ID"))
     if len(given) > 1:
         raise CallerError(
-            "two different indexes to resume after",
+            "the request has two different indexes to resume after",
             field="after",
-            hint="give either ?after= or Last-Event-ID",
+            hint="send either ?after= or Last-Event-ID",
         )
     return given.pop() if given else None
 
@@ -88,26 +89,26 @@ def parse_after(after: Sequence[str], last_event_id: str | None) -> int | None:
 def _index(text: str, field: str) -> int:
     if _NUMBER.fullmatch(text) is None or int(text) > U64_MAX:
         raise CallerError(
-            "not an index",
+            "not the index of a frame",
             field=field,
-            hint="the index of the last frame you have, in decimal digits",
+            hint="send the index of the last frame you have, in decimal digits",
         )
     return int(text)
 
 
 def check_idempotency_key(key: str) -> str:
-    """The key as given; CallerError unless it is 1 to 255 printable ASCII characters."""
+    """Return the key; raise CallerError unless it is 1 to 255 printable ASCII characters."""
     if 0 < len(key) <= MAX_IDEMPOTENCY_KEY_CHARS and key.isascii() and key.isprintable():
         return key
     raise CallerError(
-        "not a usable idempotency key",
+        "the idempotency key is not valid",
         field="Idempotency-Key",
         hint=f"1 to {MAX_IDEMPOTENCY_KEY_CHARS} printable ASCII characters",
     )
 
 
 class View(Enum):
-    """A way to read a stream; the value is its media type."""
+    """The representation in which a client reads a stream; the value is its media type."""
 
     SSE = "text/event-stream"
     FRAMES = FRAMES_TYPE
@@ -126,9 +127,9 @@ _VIEWS = {
 
 
 def choose_view(accept: str | None) -> View:
-    """The view that an Accept header likes best (RFC 9110, 12.5.1); JSON without one.
+    """Return the view that an Accept header prefers (RFC 9110, 12.5.1); JSON without a header.
 
-    Raises CallerError (406) if it admits none of them.
+    Raises CallerError (406) if the header accepts none of the views.
     """
     if accept is None or not accept.strip():
         return View.JSON
@@ -137,11 +138,11 @@ def choose_view(accept: str | None) -> View:
         name, _, parameters = media_range.strip().lower().partition(";")
         view, quality = _VIEWS.get(name.strip()), _quality(parameters)
         if view is not None and quality > 0:
-            # Of two ranges liked alike the one without a wildcard says more.
+            # Of two ranges with the same weight, the one with fewer wildcards wins.
             liked.append(((quality, -name.count("*")), view))
     if not liked:
         raise CallerError(
-            f"no view of a stream is {accept!r}",
+            f"a stream cannot be shown as {accept!r}",
             code="not_acceptable",
             status=406,
             field="Accept",
@@ -151,7 +152,7 @@ def choose_view(accept: str | None) -> View:
 
 
 def _quality(parameters: str) -> float:
-    """The weight `q` of a media range; 0 where it is not a number."""
+    """Return the weight `q` of a media range; 0 if it is not a number."""
     for parameter in parameters.split(";"):
         name, _, value = parameter.partition("=")
         if name.strip() == "q":

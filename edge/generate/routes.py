@@ -1,4 +1,4 @@
-"""`/v1/generate`: start a stream, read it in one of three views, steer it, cancel it."""
+"""The endpoints of `/v1/generate`: start a stream, read it in one of three views, steer, cancel."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ from tailrace.ledger.process.tasks import together
 from tailrace.ledger.stream_text import StreamText
 
 MAX_DOCUMENT_BYTES = 32 << 20
-"""Of the frames of one stream that are kept for a document."""
+"""Maximum bytes of frames of one stream that are collected for a JSON document."""
 
 
 @dataclass(slots=True)
 class Call:
-    """A call of a tool, as far as it was made; `arguments` is JSON when it is whole."""
+    """A tool call as far as it was received; `arguments` is valid JSON once it is complete."""
 
     id: str
     name: str
@@ -72,7 +72,7 @@ class Call:
 
 @dataclass(slots=True)
 class Collected:
-    """What was read of a stream: what its frames add up to, and the one that closed it."""
+    """The content of a stream as far as it was read, and the frame that closed it."""
 
     text: StreamText = field(default_factory=StreamText)
     scores: list[TokenScores] = field(default_factory=list)
@@ -87,14 +87,14 @@ class Collected:
 
     @property
     def calls(self) -> list[Call]:
-        """The calls of tools in the order in which they began."""
+        """The tool calls in the order in which they began."""
         return [
             Call(part.call.id, part.call.name, "".join(pieces))
             for part, pieces in self._arguments.items()
         ]
 
     def add(self, frame: Frame) -> None:
-        """Take the stream's next frame; raise the error that a StreamError stands for."""
+        """Add the stream's next frame; raise the error of a StreamError."""
         self.text.add(frame)
         if type(frame) is Token and self._parts.text is not None:
             return  # nearly every frame
@@ -121,7 +121,10 @@ class Collected:
 
 
 async def collect(reader: Reader) -> Collected:
-    """All frames until one closes the stream; raises what a StreamError says."""
+    """Read frames until one closes the stream; raise the error of a StreamError.
+
+    Raises TooLarge if the frames exceed MAX_DOCUMENT_BYTES.
+    """
     collected, size = Collected(), 0
     while collected.closing is None:
         for raw in await reader.take():
@@ -131,13 +134,13 @@ async def collect(reader: Reader) -> Collected:
             raise TooLarge(
                 f"the stream has over {MAX_DOCUMENT_BYTES} bytes",
                 field="Accept",
-                hint="read it as events or frames",
+                hint="send Accept: text/event-stream, and read it as events",
             )
     return collected
 
 
 def answer_document(opened: Opened, collected: Sequence[Collected]) -> dict[str, object]:
-    """The answer to the request that started the stream, or several."""
+    """Return the JSON response to the request that started the streams."""
     begin: dict[str, object] = {"id": opened.stream.hex(), "model": opened.model}
     if not opened.siblings:
         return begin | _fields(collected[0]) | {"prompt_tokens": opened.prompt_tokens}
@@ -150,7 +153,7 @@ def answer_document(opened: Opened, collected: Sequence[Collected]) -> dict[str,
 
 
 def state_document(opened: Opened, collected: Collected) -> dict[str, object]:
-    """A stream as a later reader finds it, running or ended."""
+    """Return the JSON response to a GET of a stream that runs or has ended."""
     closing = collected.closing
     if isinstance(closing, StreamEnd):
         state, next_index = StreamState.ENDED, closing.index + 1
@@ -168,7 +171,7 @@ def state_document(opened: Opened, collected: Collected) -> dict[str, object]:
 
 
 def _fields(collected: Collected) -> dict[str, object]:
-    """What the frames add up to; all but the text only where there is such a frame."""
+    """Return the fields for the content; `text` always, others if there are such frames."""
     fields: dict[str, object] = {"text": collected.text.text}
     if collected.scores:
         fields["logprobs"] = logprobs(collected.scores)
@@ -196,14 +199,14 @@ def _fields(collected: Collected) -> dict[str, object]:
     return fields
 
 
-# ---- what is asked, whichever server it came by ----
+# ---- requests to the origin ----
 
 
 def asked_to_start(
     body: bytes, key: str | None, caller: Caller | None, media_type: str | None = None
 ) -> Open:
-    """The stream that the body of a POST describes; `key` is its Idempotency-Key."""
-    # A key of our own lets the request be sent again when the origin link breaks.
+    """Return the Open for the body of a POST; `key` is the value of its Idempotency-Key header."""
+    # With a generated key the request can be sent again when the link to the origin breaks.
     ours = token_hex(16) if key is None else check_idempotency_key(key)
     if media_type == FRAMES_TYPE:
         wanted = parse_open(body)
@@ -223,7 +226,20 @@ def asked_to_read(
     *,
     follow: bool = True,
 ) -> Resume:
-    """The rest of a stream that a GET asks for."""
+    """Return the Resume for a GET of the stream with the id `stream`.
+
+    Args:
+        stream: The id as the path spells it.
+        after: The values of `?after=`.
+        last_event_id: The value of the Last-Event-ID header.
+        token: The resume token.
+        caller: The caller that the API key identifies.
+        follow: Wait for further frames of a stream that still runs.
+
+    Raises:
+        NotFound: The id is not valid.
+        CallerError: The index to resume after is not valid.
+    """
     return Resume(
         stream=parse_stream_id(stream),
         after=parse_after(after, last_event_id),
@@ -237,7 +253,7 @@ def asked_to_read(
 
 
 async def start(request: Request) -> Response:
-    """POST /v1/generate"""
+    """Handle POST /v1/generate: start a stream."""
     view = choose_view(request.headers.get("Accept"))
     body = await read_body(request)
     key = request.headers.get("Idempotency-Key")
@@ -247,14 +263,14 @@ async def start(request: Request) -> Response:
 
 
 async def read(request: Request) -> Response:
-    """GET /v1/generate/{id}"""
+    """Handle GET /v1/generate/{id}: read a stream."""
     view = choose_view(request.headers.get("Accept"))
     query = request.query_params
     wanted = asked_to_read(
         request.path_params["id"],
         query.getlist("after"),
         request.headers.get("Last-Event-ID"),
-        # A page cannot say a header where it uses EventSource.
+        # EventSource cannot set headers, so the token may also be in the query.
         request.headers.get("Tailrace-Token") or query.get("token"),
         caller_of(request),
         follow=view is not View.JSON,
@@ -263,7 +279,7 @@ async def read(request: Request) -> Response:
 
 
 async def cancel(request: Request) -> Response:
-    """POST /v1/generate/{id}/cancel"""
+    """Handle POST /v1/generate/{id}/cancel: end a stream."""
     await read_body(request)
     wanted = Cancel(
         stream=parse_stream_id(request.path_params["id"]),
@@ -274,7 +290,7 @@ async def cancel(request: Request) -> Response:
 
 
 async def steer(request: Request) -> Response:
-    """POST /v1/generate/{id}/steer"""
+    """Handle POST /v1/generate/{id}/steer: add text to a running stream."""
     body = await read_body(request)
     wanted = Steer(
         stream=parse_stream_id(request.path_params["id"]),
@@ -286,7 +302,7 @@ async def steer(request: Request) -> Response:
 
 
 async def _asked(request: Request, wanted: Cancel | Steer) -> Response:
-    """What the origin says of a request that is about a stream."""
+    """Send a request about a stream to its origin, and return the stream's new state."""
     with Reader(link_of(request)) as reader:
         status = await attended(request, reader.ask(wanted))
     fields = {

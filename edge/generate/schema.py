@@ -1,8 +1,8 @@
 """The body of `POST /v1/generate`, from JSON to an Open frame.
 
-Checked here is what the wire can carry, in words that say what would be right. Ranges
-that depend on the model or on policy (temperature, context length) are the origin's to
-judge: it also answers clients that send frames.
+Only the types and ranges that a frame can carry are checked here, and errors say what would be
+right. The origin checks ranges that depend on the model or on policy (temperature, context length),
+because it also serves clients that send frames.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ UINT_MAX = 2**64 - 1
 GENERATE_EXAMPLE = '{"model": "demo", "prompt": "Once upon"}'
 STEER_EXAMPLE = '{"text": " But then"}'
 MAX_JSON_PARTS = 20_000
-"""Strings, commas and opening brackets of a body. A text is one of them, however long, and the
-largest schema has fewer; a megabyte of small values would hold up the event loop for a second."""
+"""Maximum number of strings, commas and opening brackets in a body. A megabyte of small values
+would block the event loop for a second. Honest bodies have fewer: a long text is one string."""
 MAX_JSON_BARE_BYTES = 256 * 1024
-"""Of such a body, what is in no string: numbers of many digits take long to read and to write."""
+"""Maximum bytes outside strings in such a body: numbers of many digits take long to parse."""
 # The group is possessive so that a long text costs no memory to match (63 bytes for each escape).
 # CPython 3.11.0 to 3.11.4 can match possessive groups wrongly, but not this one: nothing that it
 # has begun to match can fail.
@@ -56,7 +56,7 @@ def _words(enum: type[Word]) -> str:
 
 
 def _among(enum: type[Word], *more: None) -> dict[str, Any]:
-    """Return what the JSON schema of a word says besides; `to_open` checks the word."""
+    """Return the `enum` of a word's JSON schema; `to_open` checks the word itself."""
     return {"enum": [*(member.word for member in enum), *more]}
 
 
@@ -76,7 +76,7 @@ class MessageBody(BaseModel):
 
 
 class FormatBody(BaseModel):
-    """What the text must match: one of the two."""
+    """The format that the text must match: exactly one of the two fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -97,7 +97,7 @@ class FormatBody(BaseModel):
 
 
 class UnreadBody(BaseModel):
-    """What becomes of the stream while nobody reads it."""
+    """What the origin does with the stream while it has no reader."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -109,14 +109,14 @@ class UnreadBody(BaseModel):
 
 
 def _as_object(value: object) -> object:
-    """A word alone is what happens then, after the default time."""
+    """Return the object for a word alone, which leaves the time at its default."""
     return {"then": value} if isinstance(value, str) else value
 
 
 class _Settings(BaseModel):
-    """What every request to generate may say, whichever dialect it is in; null counts as left out.
+    """Settings of every request to generate, in any dialect; null counts as left out.
 
-    The settings of sampling are beside these: `Settings`.
+    `Settings` adds the sampling settings.
     """
 
     model_config = ConfigDict(extra="ignore", strict=True)
@@ -144,16 +144,16 @@ class _Settings(BaseModel):
     )
 
     def to_open(self, *, idempotency_key: str) -> Open:
-        """The frame that says the same; CallerError for a word that names no enum member."""
+        """Return the Open frame; raise CallerError for a word that names no enum member."""
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        # None is the default; "" is a word like any other, and none that is known.
+        # Only None stands for the default; "" is an unknown word and is refused.
         durability = "process" if self.durability is None else self.durability
         priority = "standard" if self.priority is None else self.priority
         overflow = "refuse" if self.overflow is None else self.overflow
         unread = UnreadBody(then="run") if self.unread is None else self.unread
         after_s = unread.after_s
         if after_s is None and self.unread is not None and unread.then == "run":
-            after_s = DEFAULT_AFTER_S  # which tells it from nothing said: `UnreadDefault`
+            after_s = DEFAULT_AFTER_S  # so that `UnreadDefault` sees that the client chose "run"
         return Open(
             model=self.model,
             sampling=Sampling(**{name: getattr(self, name) for name in SAMPLING}),
@@ -170,8 +170,10 @@ class _Settings(BaseModel):
 
 
 def _field(hint: object, setting: SamplingRange) -> tuple[Any, Any]:
-    """Return the field of a setting: it takes what the wire can carry, and its JSON schema tells
-    the range, which is the origin's to judge."""
+    """Return the pydantic field of a sampling setting.
+
+    It accepts whatever a frame can carry. Its JSON schema shows the range, which the origin checks.
+    """
     kind: dict[str, Any] = {"allow_inf_nan": False} if hint == float | None else {"le": UINT_MAX}
     least: dict[str, Any] = {"ge": 0} if setting.least >= 0 else {}
     lower = "exclusiveMinimum" if setting.above else "minimum"
@@ -181,14 +183,14 @@ def _field(hint: object, setting: SamplingRange) -> tuple[Any, Any]:
 
 _HINTS = get_type_hints(Sampling)
 _SAMPLING: dict[str, Any] = {name: _field(_HINTS[name], each) for name, each in SAMPLING.items()}
-if TYPE_CHECKING:  # a model that is made of a table is none to a checker
+if TYPE_CHECKING:  # type checkers cannot follow `create_model`
     Settings = _Settings
 else:
     Settings = create_model("Settings", __base__=_Settings, **_SAMPLING)
 
 
 class GenerateBody(Settings):
-    """The request's JSON document."""
+    """The JSON body of a request to generate."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -200,7 +202,7 @@ class GenerateBody(Settings):
     )
     max_tokens: Count | None = Field(None, ge=1, description="an integer of at least 1")
     logprobs: Count | None = Field(
-        None, description="an integer from 0 to 20: so many alternatives to each token"
+        None, description="an integer from 0 to 20: the number of alternatives to each token"
     )
     format: FormatBody | None = Field(
         None, description='an object such as {"json_schema": {...}} or {"regex": "[0-9]+"}'
@@ -225,7 +227,7 @@ INNER: dict[str, type[BaseModel]] = {
 
 
 class SteerBody(BaseModel):
-    """The JSON document of a request to steer."""
+    """The JSON body of a request to steer."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -233,19 +235,22 @@ class SteerBody(BaseModel):
 
 
 def parse_generate(body: bytes, *, idempotency_key: str) -> Open:
-    """The Open frame of a request body.
+    """Return the Open frame of a request body.
 
-    Raises CallerError naming the first field at fault and what would be right.
+    Raises CallerError, which names the first invalid field and what would be right.
     """
     return _parse(GenerateBody, body, GENERATE_EXAMPLE).to_open(idempotency_key=idempotency_key)
 
 
 def parse_open(body: bytes) -> Open:
-    """The Open frame that a body is, from who speaks frames: an edge in front of this one."""
+    """Return the Open frame of a body in frames, as an edge in front of this one sends it.
+
+    Raises FrameError if the body is not an Open frame, CallerError if it names a caller.
+    """
     _, frame = decode(body)
     if not isinstance(frame, Open):
         raise FrameError(
-            f"{type(frame).__name__} where an Open is asked for", field="tag", offset=4
+            f"the body is a frame of type {type(frame).__name__}, not Open", field="tag", offset=4
         )
     if frame.caller is not None:
         raise caller_not_allowed()
@@ -253,14 +258,15 @@ def parse_open(body: bytes) -> Open:
 
 
 def parse_steer(body: bytes) -> str:
-    """The text of a request to steer; raises CallerError as `parse_generate` does."""
+    """Return the text of a request to steer; raise CallerError as `parse_generate` does."""
     return _parse(SteerBody, body, STEER_EXAMPLE).text
 
 
 def _parse(model: type[Body], body: bytes, example: str) -> Body:
-    """The document as a `model`, with no more work than an honest one takes.
+    """Return the body as a `model`; a malicious body takes no more work than an honest one.
 
-    pydantic tells of every fault that it finds, and a megabyte can hold 400,000.
+    pydantic collects every fault that it finds, and a megabyte can hold 400,000. So the likely
+    ones are looked for first.
     """
     document = read_object(body, example)
     _refuse_unknown(document, model)
@@ -271,7 +277,10 @@ def _parse(model: type[Body], body: bytes, example: str) -> Body:
 
 
 def read_object(body: bytes, example: str) -> dict[str, Any]:
-    """The JSON object that a body holds; CallerError where it holds none, or is too much work."""
+    """Return the JSON object in a body; raise CallerError if there is none or it is too complex.
+
+    `example` is a valid body, shown in the error.
+    """
     if len(body) > MAX_JSON_PARTS:
         _check_work(body, example)
     try:
@@ -279,7 +288,7 @@ def read_object(body: bytes, example: str) -> dict[str, Any]:
     except ValueError as error:
         raise _no_document(str(error), example) from None
     if not isinstance(document, dict):
-        raise _no_document("it is another kind of value", example)
+        raise _no_document("it is another kind of JSON value", example)
     return document
 
 
@@ -288,15 +297,18 @@ def _check_work(body: bytes, example: str) -> None:
     if len(parts) > MAX_JSON_PARTS:
         raise _no_document("it has too many values", example)
     if len(body) - sum(parts) > MAX_JSON_BARE_BYTES:
-        raise _no_document(f"over {MAX_JSON_BARE_BYTES} bytes of it are in no string", example)
+        raise _no_document(f"it has over {MAX_JSON_BARE_BYTES} bytes outside strings", example)
 
 
 def _refuse_unknown(document: object, model: type[BaseModel], place: Location = ()) -> None:
-    """A misspelt name explains a missing one, so it is the first to tell of."""
+    """Raise CallerError for an unknown name, before any other fault.
+
+    A misspelt name explains why another one is missing.
+    """
     if isinstance(document, list) and place:
         if len(document) > MAX_MESSAGES:
-            message = f"is a list of {len(document)}"
-            raise CallerError(message, field=path_of(place), hint=f"at most {MAX_MESSAGES}")
+            message = f"has {len(document)} items"
+            raise CallerError(message, field=path_of(place), hint=f"at most {MAX_MESSAGES} items")
         for at, item in enumerate(document):
             _refuse_unknown(item, model, (*place, at))
     elif isinstance(document, dict):

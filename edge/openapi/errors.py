@@ -29,13 +29,13 @@ CODES: dict[int, str] = {
     503: "unavailable loading origin_unreachable outcome_unknown overloaded not_deployed"
     " held_elsewhere ledger_away ledger_full ledger_failed",
 }
-"""The codes of each status. A test holds them to the table in PROTOCOL.md."""
+"""The error codes of each status. A test compares them with the table in PROTOCOL.md."""
 ALWAYS = (400, 403, 408, 421, 431, 500)
-"""Statuses that any request may have: it is malformed, too slow, too large or not for this edge."""
+"""Statuses that any request may get: it is malformed, too slow, too large or not for this edge."""
 KEYED = (*ALWAYS, 401, 429, 503)
-"""Statuses of routes that need an API key, where the edge has keys, and an origin."""
+"""Statuses of routes that need an API key (if the edge has keys) and an origin."""
 BEFORE_ROUTES = (408, 431)
-"""Statuses of requests whose head or body was never whole: no route has seen them."""
+"""Statuses of requests whose head or body was never complete, so that no route has seen them."""
 
 
 class ErrorShape(Enum):
@@ -79,7 +79,7 @@ def _response(shape: ErrorShape, status: int) -> dict[str, Any]:
     if status == 405:
         names.append("Allow")
     if shape is ErrorShape.OPENAI:
-        description = f"{named}. `code` is the word of OpenAI's API where it has one, else ours."
+        description = f"{named}. `code` is that of OpenAI's API if it has one, otherwise ours."
         content = {"application/json": {"schema": ref("OpenAiError")}}
         names += ["X-Should-Retry", "Retry-After-Ms"]
     if shape is ErrorShape.AI_SDK:

@@ -51,7 +51,7 @@ export function chooseView(accept: string | null): View {
     if (view !== undefined && quality > 0 && isBetter) best = { quality, wildcards, view };
   }
   if (best !== undefined) return best.view;
-  throw callerError(`no view of a stream is '${accept}'`, {
+  throw callerError(`a stream cannot be shown as '${accept}'`, {
     code: "not_acceptable",
     status: 406,
     field: "Accept",
@@ -84,9 +84,9 @@ export function parseAfter(after: string[], lastEventId: string | null): number 
   // EventSource may send an empty Last-Event-ID, which means none.
   if (lastEventId) given.add(indexOf(lastEventId, "Last-Event-ID"));
   if (given.size > 1) {
-    throw callerError("two different indexes to resume after", {
+    throw callerError("the request has two different indexes to resume after", {
       field: "after",
-      hint: "give either ?after= or Last-Event-ID",
+      hint: "send either ?after= or Last-Event-ID",
     });
   }
   for (const index of given) return Number(index) + 1;
@@ -96,8 +96,8 @@ export function parseAfter(after: string[], lastEventId: string | null): number 
 function indexOf(text: string, field: string): bigint {
   const index = NUMBER.test(text) ? BigInt(text) : U64_MAX + 1n;
   if (index <= U64_MAX) return index;
-  throw callerError("not an index", {
+  throw callerError("not the index of a frame", {
     field,
-    hint: "the index of the last frame you have, in decimal digits",
+    hint: "send the index of the last frame you have, in decimal digits",
   });
 }
