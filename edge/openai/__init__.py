@@ -1,1 +1,1 @@
-"""The dialects of OpenAI's API: views of the same streams as `/v1/generate`, without state."""
+"""OpenAI's API: the same streams as those of `/v1/generate`, in other JSON. It has no state."""

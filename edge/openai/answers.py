@@ -1,4 +1,8 @@
-"""Routes that answer with choices, as OpenAI's API has them: in chunks, or as documents."""
+"""The routes of OpenAI's API that answer with choices, streamed in chunks or as one JSON document.
+
+These are `/v1/chat/completions` and `/v1/completions`. They also have a route of our own, a GET
+with the id of an answer, which resumes its stream.
+"""
 
 from __future__ import annotations
 
@@ -48,16 +52,17 @@ from tailrace.ledger.frame import (
 from tailrace.ledger.process.tasks import together
 
 CANCELLED = "cancelled"
-"""A word of ours, in the document of a stream that was cancelled and is read later."""
+"""The `finish_reason`, unknown to OpenAI, of a stream that was cancelled and is read later."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One route."""
+    """One route: the model of its requests, and the shape of its answers."""
 
     body: type[Any]
-    """Of pydantic's models, `StreamedSettings` with `opens`."""
+    """The pydantic model of a request: a `StreamedSettings` with a method `opens`."""
     example: str
+    """A valid request, which errors show."""
     shape: AnswerShape
 
     @property
@@ -80,7 +85,14 @@ class Dialect:
         token: str | None,
         caller: Caller | None,
     ) -> tuple[Resume, ChunkEncoder | None]:
-        """What a GET asks for, and how it is shown if it is to be a stream."""
+        """Return the Resume for a GET, and the encoder if the answer is to be streamed.
+
+        Args:
+            name: The id of an answer, with its prefix.
+            query: The query's parameters.
+            token: The resume token in the headers.
+            caller: The caller that the API key identifies.
+        """
         said: dict[str, str] = {}
         for key, value in query:
             said.setdefault(key, value)
@@ -105,6 +117,7 @@ class Dialect:
 
 
 def routes_of(dialect: Dialect) -> list[Route]:
+    """Return the Starlette routes of a dialect: start an answer, and read it."""
     return [
         Route(dialect.path, partial(_start, dialect), methods=["POST"]),
         Route(f"{dialect.path}/{{id}}", partial(_read, dialect), methods=["GET"]),
@@ -113,14 +126,14 @@ def routes_of(dialect: Dialect) -> list[Route]:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One stream of an answer."""
+    """One open stream of an answer."""
 
     reader: Reader
     opened: Opened
 
 
 class _Broken(Exception):
-    """An answer that ended as an error; what there is of its stream can be read."""
+    """An answer failed; its stream can still be read as far as it got."""
 
     def __init__(self, error: TailraceError, opened: Opened) -> None:
         super().__init__(error)
@@ -142,7 +155,7 @@ async def _start(dialect: Dialect, request: Request) -> Response:
 
 
 async def _read(dialect: Dialect, request: Request) -> Response:
-    """What a stream has come to, or all that follows where the client is."""
+    """Answer a GET: with the stream so far as a document, or with a stream from the position."""
     token = request.headers.get("Tailrace-Token")
     resume, encoder = dialect.resume(
         request.path_params["id"], request.query_params.multi_items(), token, caller_of(request)
@@ -163,7 +176,7 @@ async def _read(dialect: Dialect, request: Request) -> Response:
 
 
 async def _choices(link: OriginPool, wanted: Open, opened: ExitStack) -> list[Choice]:
-    """All streams of one prompt; `opened` closes them."""
+    """Open all streams of one prompt; the stack `opened` closes them."""
 
     async def ask(asked: Open | Resume) -> Choice:
         reader = opened.enter_context(Reader(link))
@@ -182,7 +195,7 @@ Answered = tuple[Opened, Collected]
 async def _whole(
     dialect: Dialect, link: OriginPool, opens: Sequence[Open], headers: Mapping[str, str]
 ) -> Response:
-    """The answer as one document, when all of it is there; the first error ends it."""
+    """Return the answer as one document when all streams have ended; the first error ends it."""
     turns, chars = asyncio.Semaphore(PROMPTS_AT_A_TIME), 0
 
     async def answered(wanted: Open) -> list[Answered]:
@@ -235,9 +248,9 @@ def _document(
 
 
 def _reason(collected: Collected) -> str | None:
-    """Return why a stream ended, or None for one that goes on.
+    """Return the reason why a stream ended, or None if it still runs.
 
-    A cancelled one has no word of the API's: its text is all there, and ends where it was.
+    OpenAI has no reason for a cancelled stream, whose text is valid as far as it got.
     """
     end = collected.closing
     return FINISH.get(end.finish_reason, CANCELLED) if isinstance(end, StreamEnd) else None

@@ -37,7 +37,7 @@ EXAMPLE = '{"model": "demo", "messages": [{"role": "user", "content": "Hello"}]}
 
 
 class ChatBody(StreamedSettings):
-    """The JSON document of a request."""
+    """The JSON body of a request."""
 
     cannot: ClassVar = {
         "logit_bias": ({},),
@@ -68,7 +68,7 @@ class ChatBody(StreamedSettings):
     )
 
     def opens(self, key: str | None, caller: Caller | None) -> list[Open]:
-        """The stream that is asked for; CallerError for what cannot be."""
+        """Return the Open for the request; raise CallerError for an invalid one."""
         if self.top_logprobs is not None and not self.logprobs:
             raise CallerError(
                 "'top_logprobs' is only allowed when 'logprobs' is true.", field="top_logprobs"
@@ -100,7 +100,7 @@ class ChatBody(StreamedSettings):
 
 
 class ChatShape(AnswerShape):
-    """Chunks of a chat completion."""
+    """The shape of chunks and whole answers of a chat."""
 
     path = CHAT_PATH
     prefix = "chatcmpl-"

@@ -1,8 +1,8 @@
-"""Chunks of OpenAI's API: `data:` events, each of which says something of one choice.
+"""Encodes streams as chunks of OpenAI's API: `data:` events, each about one choice.
 
-Nothing else is sent (no ids, no comments, no names of events): known clients fail at each of them.
-What the API has no place for is in a chunk without choices. `sequence_number` is the index in the
-stream of the last frame that a chunk shows, from which a client goes on.
+Ids, comments and names of events are not sent, because known clients fail at each of them. Content
+that the API has no field for is in a chunk without choices. `sequence_number` is the index of the
+last frame that a chunk shows; a client resumes with it as `starting_after`.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ FINISH = {
     FinishReason.FILTERED: "content_filter",
     FinishReason.TOOL_CALLS: "tool_calls",
 }
-"""In the API's words; every other end is an error there."""
+"""The `finish_reason` in OpenAI's API; every other reason is an error there."""
 
 
 def data_event(fields: object) -> bytes:
-    """One event; JSON leaves no bare line break in it, so one line always does."""
+    """Return an event without id and name. JSON escapes line breaks, so it fits into one line."""
     return b"data: %b\n\n" % compact(fields).encode()
 
 
@@ -76,7 +76,7 @@ def end_error(end: StreamEnd) -> TailraceError | None:
 
 
 def check_end(end: StreamEnd) -> StreamEnd:
-    """The end as given; raises the error that it says."""
+    """Return the end of a stream; raise its error if it failed, was lost or cancelled."""
     error = end_error(end)
     if error is not None:
         note_error(error.code)
@@ -85,9 +85,9 @@ def check_end(end: StreamEnd) -> StreamEnd:
 
 
 class AnswerShape(Protocol):
-    """How a dialect says things in one choice of an answer; `index` is the choice's.
+    """The JSON of one dialect for one choice of an answer; `index` is that of the choice.
 
-    It has no words for what is None.
+    Methods return None for content that the dialect cannot express.
     """
 
     path: str
@@ -100,32 +100,38 @@ class AnswerShape(Protocol):
     """The `object` of a whole answer."""
 
     def first(self, index: int, *, calls: bool) -> dict[str, Any] | None:
-        """Return what a choice begins with, if with anything. `calls`: no text comes first."""
+        """Return the choice's first chunk, or None. `calls`: the choice begins with a tool call."""
         return None
 
     def text(
         self, index: int, text: str, scores: tuple[TokenScores, ...], offset: int = 0
     ) -> dict[str, Any]:
-        """`offset` is the number of characters of the scored tokens before these."""
+        """Return a piece of text with its scores.
+
+        `offset` is the number of characters of the scored tokens before these.
+        """
 
     def reasoning(self, index: int, text: str) -> dict[str, Any] | None:
+        """Return a piece of the model's reasoning."""
         return None
 
     def call(self, index: int, piece: ToolCall) -> dict[str, Any] | None:
+        """Return a piece of a tool call."""
         return None
 
-    def end(self, index: int, reason: str) -> dict[str, Any]: ...
+    def end(self, index: int, reason: str) -> dict[str, Any]:
+        """Return the end of a choice."""
 
     def choice(self, index: int, collected: Collected, reason: str | None) -> dict[str, Any]:
-        """A choice of a whole answer."""
+        """Return a choice of a whole answer."""
 
 
 @dataclass(slots=True)
 class ChunkEncoder(Encoder):
-    """One choice of an answer that is streamed as chunks; the encoder of a response with one.
+    """Encodes one choice of an answer as chunks.
 
-    `begun`: the client has the beginning. `usage` is asked for at the end, and with `continuous`
-    in each chunk; `alone`: no other choice is in the response, which ends with this one.
+    `begun`: the client already has the beginning. `usage`: the last chunk has the token counts,
+    with `continuous` each chunk. `alone`: the response has no other choice, and ends with this one.
     """
 
     shape: AnswerShape
@@ -143,10 +149,13 @@ class ChunkEncoder(Encoder):
     _behind: bytes = b""
 
     def opened(self, opened: Opened, head: dict[str, Any] | None = None) -> None:
-        """`head` is that of the first choice, where this is a later one of the same answer."""
+        """Note that the stream is open; `head` are the fields of its chunks, if they are given.
+
+        All choices of an answer have the fields of the first one.
+        """
         self._prompt_tokens = opened.prompt_tokens
         self._head = head or chunk_head(self.shape, opened)
-        # Around the text of a token: nearly all of the traffic is made of these.
+        # Nearly all chunks differ in the text alone, so what surrounds it is encoded once.
         mark = "\ufdd0"
         usual = self._event(self.shape.text(self.choice, mark, ()), 0)
         before, _, behind = usual.partition(mark.encode())
@@ -166,7 +175,7 @@ class ChunkEncoder(Encoder):
         return (b"" if first is None else self._chunk([first])) + said
 
     def sign_of_life(self) -> bytes:
-        """A chunk without choices, which every client takes and shows to nobody."""
+        """Return a keepalive: a chunk without choices, which every client accepts and ignores."""
         return self._chunk([])
 
     # ---- frames ----
@@ -188,7 +197,7 @@ class ChunkEncoder(Encoder):
             error = decode(raw)[1]
             assert isinstance(error, StreamError)
             return self._failed(to_error(error))
-        return self.ending(None) if self.alone else b""  # a Status: nothing is left
+        return self.ending(None) if self.alone else b""  # a Status: the client has everything
 
     def _logged(self, frame: Logged) -> bytes:
         shape, choice = self.shape, self.choice
@@ -233,7 +242,7 @@ class ChunkEncoder(Encoder):
     # ---- events ----
 
     def ending(self, used: dict[str, int] | None, index: int | None = None) -> bytes:
-        """The last events of an answer."""
+        """Return the last events of an answer: the token counts, if given, and `[DONE]`."""
         if used is None:
             return DONE
         return self._chunk([], index, usage=used) + DONE
@@ -265,14 +274,17 @@ def chunk_head(shape: AnswerShape, opened: Opened) -> dict[str, Any]:
 
 
 def text_of(score: Score) -> str:
-    """Return a token's text; the bytes of a character may be those of several tokens."""
+    """Return a token's text, with U+FFFD for characters that several tokens share."""
     return score.token.decode(errors="replace")
 
 
 def scores_of(
     scores: Sequence[TokenScores], impossible: float | None = None
 ) -> list[dict[str, Any]]:
-    """Each drawn token with the likeliest ones; JSON has no infinity for one that cannot be."""
+    """Return the JSON of scores: each sampled token, with the most likely ones.
+
+    `impossible` stands for the logarithm of probability 0: JSON has no infinity.
+    """
 
     def told(score: Score) -> dict[str, Any]:
         return {
@@ -290,13 +302,14 @@ def error_events(error: TailraceError) -> bytes:
 
 
 def usage(ends: Sequence[StreamEnd], prompts: int = 1) -> dict[str, int]:
-    """Return the usage of the streams of `prompts` prompts, which are ordered by prompt."""
+    """Return the token counts of streams that are ordered by prompt; prompts count once each."""
     each = max(1, len(ends) // prompts)
     prompt = sum(end.prompt_tokens for end in ends[::each])
     return counts(prompt, sum(end.total_tokens for end in ends))
 
 
 def counts(prompt: int, made: int) -> dict[str, int]:
+    """Return the token counts as OpenAI's field `usage`."""
     return {
         "prompt_tokens": prompt,
         "completion_tokens": made,

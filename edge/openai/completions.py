@@ -1,4 +1,4 @@
-"""`/v1/completions`: text that goes on from a prompt, or from each of several."""
+"""`/v1/completions`: text that continues a prompt, or each of several prompts."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from tailrace.ledger.frame import Caller, Open, TokenScores
 
 TEXT_EXAMPLE = '{"model": "demo", "prompt": "Once upon a time"}'
 DEFAULT_MAX_TOKENS = 16
-"""As in the reference."""
+"""Default of `max_tokens`, the same as OpenAI's."""
 MAX_LOGPROBS = 5
-"""As there."""
+"""Maximum of `logprobs`, the same as OpenAI's."""
 MAX_PROMPTS = 2048
-"""As there."""
+"""Maximum number of prompts of a request, the same as OpenAI's."""
 
 
 class CompletionBody(StreamedSettings):
-    """The JSON document of a request."""
+    """The JSON body of a request."""
 
     cannot: ClassVar = {"echo": (False,), "suffix": ("",), "best_of": (1,), "logit_bias": ({},)}
 
@@ -44,7 +44,7 @@ class CompletionBody(StreamedSettings):
     )
 
     def opens(self, key: str | None, caller: Caller | None) -> list[Open]:
-        """The streams that are asked for; CallerError for what cannot be."""
+        """Return an Open for each prompt; raise CallerError for an invalid request."""
         prompts = read_texts("prompt", self.prompt, MAX_PROMPTS, "prompts")
         return [
             open_of(
@@ -60,12 +60,12 @@ class CompletionBody(StreamedSettings):
 
 
 def key_of(key: str | None, nth: int) -> str | None:
-    """The idempotency key of one of several streams that a request with one makes."""
+    """Return the idempotency key of the nth stream of a request with the key `key`."""
     return None if key is None else sha256(f"{nth} {key}".encode()).hexdigest()
 
 
 class CompletionShape(AnswerShape):
-    """Chunks and whole answers, which here have one name."""
+    """The shape of chunks and whole answers, whose `object` is the same."""
 
     path = COMPLETIONS_PATH
     prefix = "cmpl-"
@@ -96,9 +96,9 @@ def _choice(
 
 
 def _text_logprobs(scores: Sequence[TokenScores], offset: int) -> dict[str, Any]:
-    """Return the scores of a text that begins at `offset`, or of all of it.
+    """Return the scores of tokens; the first one's text begins at character `offset`.
 
-    A stream that is resumed counts from where it was resumed.
+    In a resumed stream, offsets count from the position where it was resumed.
     """
     tokens = [text_of(each.chosen) for each in scores]
     return {

@@ -1,4 +1,4 @@
-"""`/v1/embeddings`: each text is a stream of its own, which ends with its vector."""
+"""`/v1/embeddings`: the vector of each text, for which the edge opens a stream of its own."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from tailrace.ledger.process.tasks import together
 
 EXAMPLE = '{"model": "demo", "input": "Once upon a time"}'
 MAX_INPUTS = 2048
-"""As in the reference."""
+"""Maximum number of texts of a request, the same as OpenAI's."""
 AT_A_TIME = 8
-"""Streams that one request has under way, so that it leaves room for others."""
+"""Maximum number of streams that one request has open at a time, to leave capacity for others."""
 
 
 class EmbeddingBody(OpenAiBody):
-    """The JSON document of a request."""
+    """The JSON body of a request."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
     cannot: ClassVar = {"dimensions": ()}
@@ -44,10 +44,10 @@ class EmbeddingBody(OpenAiBody):
     model: str = Field(min_length=1, description='a model, such as "demo"')
     input: Any = Field(description="a string or a list of strings", json_schema_extra=TEXTS)
     encoding_format: Literal["float", "base64"] | None = Field(None, description="float or base64")
-    priority: str | None = Field(None, description="a word")
+    priority: str | None = Field(None, description="a string")
 
     def opens(self, key: str | None, caller: Caller | None) -> list[Open]:
-        """A stream for each text."""
+        """Return an Open for each text; raise CallerError for an invalid request."""
         settings = Settings.model_validate({"model": self.model, "priority": self.priority})
         texts = read_texts("input", self.input, MAX_INPUTS, "texts")
         if "" in texts:
@@ -59,7 +59,7 @@ class EmbeddingBody(OpenAiBody):
 
 
 async def embed(request: Request) -> Response:
-    """POST /v1/embeddings"""
+    """Handle POST /v1/embeddings."""
     body = await read_body(request)
     parsed, headers = parse_body(EmbeddingBody, body, EXAMPLE)
     opens = parsed.opens(request.headers.get("Idempotency-Key"), caller_of(request))
@@ -88,21 +88,21 @@ async def embed(request: Request) -> Response:
 async def _computed(
     link: OriginPool, wanted: Open, turns: asyncio.Semaphore
 ) -> tuple[Opened, list[float], int]:
-    """The stream, its vector, and how many tokens its text has."""
+    """Return a stream, its vector, and the number of tokens of its text."""
     async with turns:
         with Reader(link) as reader:
             opened = await reader.open(wanted)
             collected = await collect(reader)
     end = collected.closing
     assert isinstance(end, StreamEnd)
-    tokens = check_end(end).prompt_tokens  # what failed has no vector, and says why
+    tokens = check_end(end).prompt_tokens  # a failed stream has no vector; its error is raised
     return opened, _vector(collected), tokens
 
 
 def _vector(collected: Collected) -> list[float]:
     if collected.embeddings:
         return list(collected.embeddings[0].values)
-    if collected.data:  # too long for a frame: see docs/models.md
+    if collected.data:  # a vector too long for one frame: see docs/models.md
         packed = b"".join(collected.data)
         return list(struct.unpack(f"<{len(packed) // 4}f", packed))
     raise CallerError("The model does not make embeddings.", code="unsupported", field="model")

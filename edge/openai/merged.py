@@ -1,7 +1,8 @@
 """Several streams in one response: the choices of a prompt, or those of several prompts.
 
-Each stream has a `StreamReader` and a lane of the response, and all lanes share the room that the
-response has. The response ends when all streams have ended, or with the first error.
+Each stream has a `StreamReader` of its own, which writes into a `Lane` of the response. All lanes
+share the response's send buffer. The response ends when all streams have ended, or with the first
+error.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tailrace.ledger.errors import TailraceError
 from tailrace.ledger.frame import Open, Opened, Resume, StreamEnd
 
 PROMPTS_AT_A_TIME = 8
-"""Maximum prompts of one request that have streams under way, so that it leaves room for others."""
+"""Maximum prompts of one request with open streams, to leave capacity for other requests."""
 
 
 class MergedAnswer(StreamingAnswer["MergedStreams"]):
@@ -41,14 +42,14 @@ class MergedAnswer(StreamingAnswer["MergedStreams"]):
         *,
         usage: bool,
     ) -> None:
-        """Prepare it; `usage` asks for the costs of all streams together at the end."""
+        """Prepare the response; with `usage` it ends with the token counts of all streams."""
         super().__init__(headers)
         self._shape = shape
         self._opens = opens
         self._usage = usage
 
     def source(self, parts: ResponseParts) -> MergedStreams:
-        """Return what sends the response."""
+        """Return the source that sends the response."""
         return MergedStreams(parts, self._shape, self._opens, usage=self._usage)
 
     def begin(self, source: MergedStreams) -> None:
@@ -57,13 +58,13 @@ class MergedAnswer(StreamingAnswer["MergedStreams"]):
 
 
 class LaneEncoder(ChunkEncoder):
-    """The encoder of one stream, which tells the response when the stream is open."""
+    """The encoder of one stream, which reports to the response that the stream is open."""
 
     lane: Lane
     refused = False
 
     def opened(self, opened: Opened, head: dict[str, Any] | None = None) -> None:
-        """Take the head of the whole response, which the first stream decides on."""
+        """Note that the stream is open; the chunks' common fields come from the first stream."""
         super().opened(opened, self.lane.merged.opened(self.lane, opened))
 
     def refusal(self, error: TailraceError) -> Response:
@@ -97,7 +98,7 @@ class Lane:
             self.merged.begin()
 
     def write(self, data: bytes) -> None:
-        """Write a piece, but for the body of a refusal: the response says it in its own way."""
+        """Write a piece; the body of an error is dropped, because the response writes its own."""
         if not self.encoder.refused:
             self.merged.write(data)
 
@@ -110,15 +111,15 @@ class Lane:
         self.merged.parts.writer.reset()
 
     def writable_bytes(self) -> int:
-        """Return the room of the response, which the lanes share."""
+        """Return how many bytes the response may write; the lanes share them."""
         return self.merged.parts.writer.writable_bytes()
 
 
 class MergedStreams:
     """The `ResponseSource` of several streams.
 
-    The streams of the first prompt say how many choices each prompt has. Their head begins the
-    response, and then a few prompts have streams under way at a time.
+    The number of choices of each prompt is known when the first stream opens. That also begins the
+    response. From then on up to PROMPTS_AT_A_TIME prompts have open streams.
     """
 
     def __init__(
@@ -231,7 +232,7 @@ class MergedStreams:
     # ---- from the writer ----
 
     def drained(self) -> None:
-        """Let the streams go on, another one first each time."""
+        """Resume the streams, with another one first each time."""
         if self._lanes:
             first = next(iter(self._lanes))
             self._lanes[first] = self._lanes.pop(first)

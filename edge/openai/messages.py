@@ -1,4 +1,4 @@
-"""A conversation and its tools, from the API's JSON to the fields of an Open frame."""
+"""Parses the messages and tools of OpenAI's API into the fields of an Open frame."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROLES = {
     "assistant": "assistant",
     "tool": "tool",
 }
-"""What the API calls those who speak, and what chat templates do."""
+"""The roles of the API, and those of chat templates."""
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 _STRING = {"type": "string"}
 _TEXT_PART = {
@@ -54,10 +54,10 @@ MESSAGE_SCHEMA: dict[str, Any] = {
                 {"type": "array", "items": {"anyOf": [_TEXT_PART, _REFUSAL_PART]}},
                 {"type": "null"},
             ],
-            "description": "Text. Only a message with `tool_calls` may be without it.",
+            "description": "The text. Optional only in a message with `tool_calls`.",
         },
         "tool_calls": {"anyOf": [{"type": "array", "items": _CALL}, {"type": "null"}]},
-        "tool_call_id": {"description": "Of a message of the role `tool`: the call it answers."},
+        "tool_call_id": {"description": "In a message of the role `tool`: the call it answers."},
     },
     "required": ["role"],
 }
@@ -72,7 +72,7 @@ FLAT_TOOL_SCHEMA: dict[str, Any] = {
     "properties": {"type": {"const": "function"}, **_FUNCTION},
     "required": ["type", "name"],
 }
-"""The JSON schema of a tool whose parts are not nested, as the Responses API has it."""
+"""The JSON schema of a tool in the Responses API, whose fields are not nested."""
 TOOL_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -81,14 +81,14 @@ TOOL_SCHEMA: dict[str, Any] = {
     },
     "required": ["type", "function"],
 }
-"""The JSON schema of a tool of a chat."""
+"""The JSON schema of a tool in the chat API."""
 
 
 def read_messages(given: list[Any]) -> tuple[Message, ...]:
-    """The turns of a conversation; CallerError names the part that cannot be one."""
+    """Return the messages of a conversation; raise CallerError, which names the invalid part."""
     if not given or len(given) > MAX_MESSAGES:
         raise CallerError(
-            f"Invalid 'messages': {len(given)} of them; from 1 to {MAX_MESSAGES} are expected.",
+            f"Invalid 'messages': there are {len(given)}; 1 to {MAX_MESSAGES} are expected.",
             code="invalid_value",
             field="messages",
         )
@@ -114,7 +114,7 @@ def _message(turn: object, place: str) -> Message:
 
 
 def role_of(turn: Mapping[str, Any], roles: Mapping[str, str], place: str) -> str:
-    """Who speaks, as chat templates call it."""
+    """Return the role of a message as chat templates spell it; raise CallerError if unknown."""
     said = turn.get("role")
     role = roles.get(said) if isinstance(said, str) else None
     if role is None:
@@ -123,7 +123,7 @@ def role_of(turn: Mapping[str, Any], roles: Mapping[str, str], place: str) -> st
 
 
 def read_content(content: object, place: str) -> str:
-    """The text of a turn: a string, or a list of parts that are text."""
+    """Return the text of a message, which is a string, or a list of parts with text."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -175,7 +175,17 @@ def _call(call: object, place: str) -> dict[str, str]:
 def read_tools(
     given: list[Any] | None, choice: object, parallel: bool | None, *, nested: bool = True
 ) -> Tools | None:
-    """What may be called. A function's parts lie below `function`, unless they are not `nested`."""
+    """Return the tools that the model may call; None if there are none.
+
+    Args:
+        given: The field `tools`.
+        choice: The field `tool_choice`.
+        parallel: The field `parallel_tool_calls`.
+        nested: The fields of a function are below `function`, as in the chat API.
+
+    Raises:
+        CallerError: A field is not valid; it is named.
+    """
     if not given:
         if choice not in (None, "none", "auto"):
             raise CallerError(
@@ -183,12 +193,12 @@ def read_tools(
             )
         return None
     if len(given) > MAX_TOOLS:
-        raise CallerError(f"{len(given)} tools; at most {MAX_TOOLS} are expected.", field="tools")
+        raise CallerError(f"{len(given)} tools; at most {MAX_TOOLS} are allowed.", field="tools")
     functions = [_tool(tool, f"tools[{at}]", nested=nested) for at, tool in enumerate(given)]
     names = [function["name"] for function in functions]
     for at, name in enumerate(names):
         if name in names[:at]:
-            raise CallerError(f"two tools are called {name!r}", field=f"tools[{at}]")
+            raise CallerError(f"two tools have the name {name!r}", field=f"tools[{at}]")
     how, only = _choice(choice, nested=nested)
     if only is not None and only not in names:
         raise CallerError(
@@ -218,7 +228,7 @@ def _function(function: Mapping[str, Any], place: str) -> dict[str, Any]:
         raise invalid(f"{place}.description", description, "a string")
     if parameters is not None and not isinstance(parameters, dict):
         raise CallerError(
-            f"Invalid schema for function '{name}': it is no object.",
+            f"Invalid schema for function '{name}': it is not an object.",
             code="invalid_function_parameters",
             field=f"{place}.parameters",
         )
@@ -244,7 +254,7 @@ def _choice(choice: object, *, nested: bool) -> tuple[ToolChoice, str | None]:
 
 
 def text_of(item: Mapping[str, Any], name: str, place: str) -> str:
-    """What an item says under `name`."""
+    """Return the string in a field of an item; raise CallerError if there is none."""
     value = item.get(name)
     if value is None:
         raise missing(f"{place}.{name}")
@@ -254,6 +264,7 @@ def text_of(item: Mapping[str, Any], name: str, place: str) -> str:
 
 
 def missing(field: str) -> CallerError:
+    """Return the error for a required parameter that is missing, in OpenAI's words."""
     return CallerError(
         f"Missing required parameter: '{field}'.", code="missing_required_parameter", field=field
     )

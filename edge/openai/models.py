@@ -12,14 +12,14 @@ from tailrace.ledger.links.hints import Hint
 
 
 async def list_models(request: Request) -> Response:
-    """GET /v1/models"""
+    """Handle GET /v1/models: list the models."""
     _hint(request)
     models = [_described(name) for name in _names(request)]
     return JSONResponse({"object": "list", "data": models}, headers=NO_STORE)
 
 
 async def show_model(request: Request) -> Response:
-    """GET /v1/models/{name}"""
+    """Handle GET /v1/models/{name}: describe one model."""
     name = request.path_params["name"]
     _hint(request, name)
     if name not in _names(request):
@@ -37,10 +37,10 @@ def _names(request: Request) -> tuple[str, ...]:
     heartbeat = link_of(request).heartbeat
     names = heartbeat.models
     if not names and not heartbeat.ready:
-        raise OriginUnreachable("no origin tells what it serves")
+        raise OriginUnreachable("no origin is connected, so the models are unknown")
     return names
 
 
 def _described(name: str) -> dict[str, object]:
-    """`created` is a field that clients require; nobody knows it of a model."""
+    """Return the description of a model. Clients require `created`, which is not known."""
     return {"id": name, "object": "model", "created": 0, "owned_by": "tailrace"}

@@ -1,9 +1,9 @@
-"""The bodies of OpenAI's routes, from JSON to an Open frame: what all of them have in common.
+"""Parses the requests of OpenAI's routes into Open frames: the part that all routes share.
 
-Clients of that API send whatever some server takes: a parameter that is not known here is ignored,
-and named in the header `Tailrace-Ignored`. One that is known and cannot be done is refused by
-name, because an answer without it would be another answer. Beside the API's own parameters stand
-those of `POST /v1/generate` (`top_k`, `min_p`, `priority`, `durability`, `unread`, …).
+Clients of that API send parameters of other servers, too. Unknown parameters are ignored, and named
+in the header `Tailrace-Ignored`. Known parameters that are not supported are refused if they would
+change the answer. Requests may also have the parameters of `POST /v1/generate` (`top_k`, `min_p`,
+`priority`, `durability`, `unread`, …).
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from tailrace.ledger.frame import Caller, FormatKind, Open, OutputFormat
 from tailrace.ledger.validation import first_fault, shown
 
 IGNORED = "Tailrace-Ignored"
-"""The header that names the parameters that had no effect."""
+"""The response header that names the parameters without effect."""
 MAX_NAMED_IGNORED = 20
 MIN_SEED = -(2**63)
 ALL_THERE_IS = 1 << 20
-"""Tokens of an answer whose length the request leaves open: what the context has room for."""
+"""The `max_tokens` of a request without one: the origin reduces it to the room in the context."""
 
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
 class StreamOptions(BaseModel):
-    """What a stream tells beside its text."""
+    """The field `stream_options`: the token counts to send beside the text."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -43,13 +43,14 @@ class StreamOptions(BaseModel):
 
 
 class OpenAiBody(BaseModel):
-    """`cannot` are parameters that would change the answer, by the values that would not."""
+    """Base of the models of request bodies."""
 
     cannot: ClassVar[Mapping[str, Sequence[object]]] = {}
+    """Unsupported parameters, with the values that are accepted because they change nothing."""
 
 
 class StreamedSettings(Settings, OpenAiBody):
-    """Settings of a route that can answer by a stream of events."""
+    """Settings of a route that can stream its answer."""
 
     stream: bool | None = Field(None, description="true or false")
     stream_options: StreamOptions | None = Field(None, description="an object")
@@ -59,9 +60,10 @@ Body = TypeVar("Body", bound=OpenAiBody)
 
 
 def parse_body(model: type[Body], body: bytes, example: str) -> tuple[Body, dict[str, str]]:
-    """The body as a `model`, and headers that say what of it is ignored; CallerError if it is bad.
+    """Return the body as a `model`, and response headers that name the ignored parameters.
 
-    What a client says is null counts as left out.
+    A parameter that is null counts as left out. Raises CallerError if the body is not valid;
+    `example` is a valid body, which the error shows.
     """
     document = {
         name: _ours(name, value)
@@ -86,7 +88,7 @@ def parse_body(model: type[Body], body: bytes, example: str) -> tuple[Body, dict
 
 
 def _ours(name: str, value: object) -> object:
-    """Return a value as we write it, where other servers have another way to."""
+    """Return the value of a parameter in our notation, where that of other servers differs."""
     if name == "top_k" and value == -1 and type(value) is int:  # off, in vLLM and SGLang
         return 0
     if name == "seed" and type(value) is int and MIN_SEED <= value < 0:  # 64 bits with a sign
@@ -95,14 +97,26 @@ def _ours(name: str, value: object) -> object:
 
 
 def open_of(settings: Settings, key: str | None, caller: Caller | None, **more: Any) -> Open:
-    """A request for a stream; `more` are fields of Open. `key` is its Idempotency-Key."""
-    # A key of our own lets the request be sent again when the origin link breaks.
+    """Return the Open for these settings.
+
+    `key` is the request's Idempotency-Key; `more` are further fields of Open.
+    """
+    # With a generated key the request can be sent again when the link to the origin breaks.
     key = token_hex(16) if key is None else check_idempotency_key(key)
     return replace(settings.to_open(idempotency_key=key), caller=caller, **more)
 
 
 def output_format(kind: object, schema: object, field: str) -> OutputFormat | None:
-    """What the text must match: the API's `json_schema`, `json_object` or `text`."""
+    """Return the format that the text must match; None for `text`, which allows anything.
+
+    Args:
+        kind: The format's `type`: `json_schema`, `json_object` or `text`.
+        schema: The JSON schema.
+        field: The name of the format in errors.
+
+    Raises:
+        CallerError: The type is unknown, or the schema is not an object.
+    """
     if kind == "text":
         return None
     if kind == "json_object":
@@ -116,15 +130,15 @@ def output_format(kind: object, schema: object, field: str) -> OutputFormat | No
 
 
 def flag(query: Mapping[str, str], name: str) -> bool:
-    """What a query says of `name`; false where it does not."""
+    """Return the boolean parameter `name` of a query; False if it is missing."""
     said = query.get(name, "false")
     if said not in _FLAGS:
-        raise CallerError(f"{said!r} is neither true nor false", field=name)
+        raise CallerError(f"{said!r} is not true or false", field=name)
     return _FLAGS[said]
 
 
 def invalid(field: str, value: object, right: str) -> CallerError:
-    """The refusal of a value of the wrong kind."""
+    """Return the error for an invalid value, in OpenAI's words; `right` says what is expected."""
     return CallerError(
         f"Invalid value for '{field}': {shown(value)} is not {right}.",
         code="invalid_value",
@@ -135,29 +149,32 @@ def invalid(field: str, value: object, right: str) -> CallerError:
 TEXTS: dict[str, Any] = {
     "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]
 }
-"""The JSON schema of what `read_texts` takes."""
+"""The JSON schema of the values that `read_texts` accepts."""
 
 
 def read_texts(field: str, given: object, most: int, called: str) -> list[str]:
-    """One text, or a list of them."""
+    """Return the list of texts in `given`, which may also be a single string.
+
+    Raises CallerError if there are none, or more than `most`; `called` names the texts in it.
+    """
     texts = [given] if isinstance(given, str) else given
     if not isinstance(texts, list):
         raise invalid(field, texts, "a string or a list of strings")
     if not 0 < len(texts) <= most:
-        raise CallerError(f"{len(texts)} {called}; from 1 to {most} are expected.", field=field)
+        raise CallerError(f"{len(texts)} {called}; 1 to {most} are expected.", field=field)
     for at, text in enumerate(texts):
         if not isinstance(text, str):
-            raise invalid(f"{field}[{at}]", text, "a string: token ids are not taken")
+            raise invalid(f"{field}[{at}]", text, "a string: token ids are not accepted")
     return texts
 
 
 def compact(value: object) -> str:
-    """JSON as it travels in frames."""
+    """Return `value` as JSON without spaces, as frames carry it."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def _refusal(error: ValidationError, model: type[BaseModel]) -> CallerError:
-    """Return the error for the first fault, in the API's words."""
+    """Return the error for the first fault, in OpenAI's words."""
     fault = first_fault(error, model)
     if fault.kind == "missing":
         return CallerError(

@@ -1,1 +1,1 @@
-"""`/v1/responses`: its events and items, numbered from the log, and its routes."""
+"""The Responses API, `/v1/responses`: its requests, its events, and its routes."""

@@ -1,6 +1,7 @@
-"""The body of `POST /v1/responses`: an answer that is asked for, and what it is to go on from.
+"""Parses the body of `POST /v1/responses` into an Open frame.
 
-What a response has to tell of its request later is the note that its stream keeps.
+Later reads of a response repeat parts of its request. Edges keep no state, so these parts are
+stored with the stream, as its note.
 """
 
 from __future__ import annotations
@@ -35,24 +36,25 @@ from tailrace.ledger.errors import CallerError
 from tailrace.ledger.frame import MAX_MESSAGES, Caller, Message, Open, Overflow, Unread
 
 MAX_INPUT_CHARS = 128 * 1024
-"""Of the input, as JSON, that is kept with a stream, beside the ids of its tokens. A longer one is
-answered all the same, but cannot be gone on from, and is not listed."""
+"""Maximum characters of the input, as JSON, that are stored with a stream. A response to a longer
+input cannot be continued with `previous_response_id`, and its input cannot be listed."""
 MAX_ASKED_CHARS = 64 * 1024
-"""Of what every answer repeats; where it is longer, the longest parts are not repeated."""
+"""Maximum characters of the request's fields that a response repeats; the longest ones over it are
+left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseNote:
-    """As JSON: `response` is what every answer repeats of the request, `input` the items that the
-    model was given, so that a later request can go on from there. No edge keeps either.
-
-    `input` is None where it is not kept: too long, or not to be stored.
-    """
+    """The parts of a request that are stored with its stream."""
 
     asked: Mapping[str, Any]
+    """Fields of the request that the response repeats."""
     input: Sequence[dict[str, Any]] | None = None
+    """The items that the model was given, from which a later request can continue. None if they
+    are too long, or the client asked not to store them."""
 
     def write(self) -> str:
+        """Return the note as JSON, without the parts that exceed the limits."""
         items = self.input
         if items is not None and len(compact(items)) > MAX_INPUT_CHARS:
             items = None
@@ -63,7 +65,7 @@ class ResponseNote:
 
 
 def read_note(text: str | None) -> ResponseNote:
-    """What a note says; nothing, where it is that of another route."""
+    """Return the note of a stream; an empty one if another route wrote it."""
     try:
         said = json.loads(text or "")
         return ResponseNote(dict(said["response"]), said["input"])
@@ -73,9 +75,9 @@ def read_note(text: str | None) -> ResponseNote:
 
 EXAMPLE = '{"model": "demo", "input": "Once upon"}'
 REFERENCE = "item_reference"
-"""The kind of an item that names one of an earlier output, in whose place it stands."""
+"""The type of an item that refers to an item of an earlier output, by its id."""
 LOGPROBS = "message.output_text.logprobs"
-"""What `include` names where the scores of tokens are wanted."""
+"""The value in `include` by which a client asks for the scores of tokens."""
 MAX_METADATA = 16
 MAX_METADATA_NAME_CHARS = 64
 MAX_METADATA_CHARS = 512
@@ -87,13 +89,15 @@ _TRUNCATION = {"auto": Overflow.DROP_OLDEST, "disabled": Overflow.REFUSE}
 
 
 class TextBody(BaseModel):
+    """The field `text`."""
+
     model_config = ConfigDict(extra="ignore", strict=True)
 
     format: dict[str, Any] | None = Field(None, description="an object with a type")
 
 
 class ResponseBody(StreamedSettings):
-    """The request's JSON document."""
+    """The JSON body of a request."""
 
     cannot: ClassVar = {"n": (1,), "conversation": (), "prompt": (), "max_tool_calls": ()}
 
@@ -130,14 +134,25 @@ class ResponseBody(StreamedSettings):
 def to_open(
     body: ResponseBody, earlier: Items, given: Items, key: str | None, caller: Caller | None
 ) -> Open:
-    """The request for a stream that goes on from `earlier` items; `given` are the body's own."""
+    """Return the Open for a request.
+
+    Args:
+        body: The request.
+        earlier: The items of the response that it continues.
+        given: The request's own items.
+        key: The Idempotency-Key.
+        caller: The caller that the API key identifies.
+
+    Raises:
+        CallerError: A field is not valid; it is named.
+    """
     _check_metadata(body.metadata or {})
     instructions = () if body.instructions is None else (Message("system", body.instructions),)
     said = read_items(given)
     messages = (*instructions, *read_items(earlier), *said)
     if not said or len(messages) > MAX_MESSAGES:
         raise CallerError(
-            f"Invalid 'input': {len(messages)} turns; from 1 to {MAX_MESSAGES} are expected.",
+            f"Invalid 'input': {len(messages)} messages; 1 to {MAX_MESSAGES} are expected.",
             code="invalid_value",
             field="input",
         )
@@ -147,7 +162,7 @@ def to_open(
         if body.truncation not in _TRUNCATION:
             raise invalid("truncation", body.truncation, "auto or disabled")
         more["overflow"] = _TRUNCATION[body.truncation]
-    if body.background and body.unread is None:  # it is meant to be made without a reader
+    if body.background and body.unread is None:  # a background response has no reader by design
         more |= {"unread": Unread.RUN, "unread_after_s": DEFAULT_AFTER_S}
     return open_of(
         body,
@@ -181,8 +196,8 @@ UNSAID: dict[str, Any] = {
     "truncation": "disabled",
     "user": None,
 }
-"""What a response repeats of its request, as it is told where the request did not say it; null is
-what the model's defaults are."""
+"""The fields of a request that the response repeats, with the values shown if they were left out.
+None means that the model's default applies."""
 
 
 def _note(body: ResponseBody, items: Items) -> ResponseNote:
@@ -198,12 +213,14 @@ def _format(text: TextBody | None) -> Any:
 
 def _check_metadata(metadata: dict[str, str]) -> None:
     if len(metadata) > MAX_METADATA:
-        raise CallerError(f"{len(metadata)} pairs; at most {MAX_METADATA}.", field="metadata")
+        raise CallerError(
+            f"{len(metadata)} pairs; at most {MAX_METADATA} are allowed.", field="metadata"
+        )
     for name, value in metadata.items():
         if len(name) > MAX_METADATA_NAME_CHARS or len(value) > MAX_METADATA_CHARS:
             raise CallerError(
-                f"A name has at most {MAX_METADATA_NAME_CHARS} characters, "
-                f"and a value {MAX_METADATA_CHARS}.",
+                f"A name may have at most {MAX_METADATA_NAME_CHARS} characters, "
+                f"and a value at most {MAX_METADATA_CHARS}.",
                 field="metadata",
             )
 
@@ -212,13 +229,13 @@ def _check_metadata(metadata: dict[str, str]) -> None:
 
 
 def read_items(items: Items) -> tuple[Message, ...]:
-    """The turns that items of an input are, or items of an earlier output."""
+    """Return the messages for the items of an input or of an earlier output."""
     turns: list[Message] = []
-    calls: list[dict[str, str]] = []  # of the assistant's turn that is the last one
+    calls: list[dict[str, str]] = []  # of the last message, if the assistant made some there
     for at, item in enumerate(items):
         place, kind = f"input[{at}]", item.get("type")
         if kind == "reasoning":
-            continue  # what was thought is no part of what was said
+            continue  # reasoning is not part of the conversation
         if kind == "function_call":
             calls.append(_call(item, place))
             spoken = turns.pop() if turns and turns[-1].role == "assistant" else None

@@ -1,7 +1,8 @@
-"""`/v1/responses`: an answer that is streamed, waited for or made in the background.
+"""The endpoints of `/v1/responses`: responses that are streamed, waited for, or in the background.
 
-No edge keeps one. The id of a response is that of its stream, its events are made of the log, and
-what the request said is the stream's note, so that any edge answers for it.
+Edges keep no responses: every edge can serve each of them. The id of a response is that of its
+stream, its events are derived from the stream's log, and the parts of the request that are needed
+later are in the stream's note.
 """
 
 from __future__ import annotations
@@ -49,11 +50,11 @@ from tailrace.ledger.frame import (
 )
 
 MAX_LISTED = 100
-"""Items of an input in one answer."""
+"""Maximum number of input items on one page."""
 MAX_REFERRED = 64
-"""Responses whose items one input may refer to."""
+"""Maximum number of responses to whose items one input may refer."""
 MAX_EARLIER_BYTES = 4 << 20
-"""Of frames of earlier responses that one request goes on from, all together."""
+"""Maximum bytes of frames of all earlier responses that one request continues or refers to."""
 
 _ID = re.compile(rf"{PREFIX}([0-9a-f]{{32}})")
 _ITEM = re.compile(r"(?:msg|rs|fc)_([0-9a-f]{32})([0-9a-f]{4})")
@@ -64,7 +65,7 @@ _NUMBER = re.compile(r"[0-9]{1,18}")
 
 
 async def create(request: Request) -> Response:
-    """POST /v1/responses"""
+    """Handle POST /v1/responses: start a response."""
     body, headers = parse_body(ResponseBody, await read_body(request), EXAMPLE)
     caller = caller_of(request)
     earlier: Items = []
@@ -84,7 +85,7 @@ async def create(request: Request) -> Response:
 
 
 async def retrieve(request: Request) -> Response:
-    """GET /v1/responses/{id}"""
+    """Handle GET /v1/responses/{id}: read a response, as a document or as events."""
     asked, query = _asked(request), request.query_params
     if not flag(query, "stream"):
         opened, document = await attended(request, _document(request, asked))
@@ -108,7 +109,7 @@ async def retrieve(request: Request) -> Response:
 
 
 async def cancel(request: Request) -> Response:
-    """POST /v1/responses/{id}/cancel"""
+    """Handle POST /v1/responses/{id}/cancel: end a response."""
     await read_body(request)
     asked = _asked(request)
     await attended(request, _cancel(request, asked))
@@ -117,7 +118,7 @@ async def cancel(request: Request) -> Response:
 
 
 async def delete(request: Request) -> Response:
-    """DELETE /v1/responses/{id}: from then on it is as if it had never been."""
+    """Handle DELETE /v1/responses/{id}: end a response and delete its stream."""
     asked = _asked(request)
     await attended(request, _cancel(request, asked, forget=True))
     return JSONResponse(
@@ -126,7 +127,7 @@ async def delete(request: Request) -> Response:
 
 
 async def input_items(request: Request) -> Response:
-    """GET /v1/responses/{id}/input_items"""
+    """Handle GET /v1/responses/{id}/input_items: list the input of a response."""
     asked, query = _asked(request), request.query_params
     opened = await attended(request, _opened(request, asked))
     items = read_note(opened.note).input
@@ -149,11 +150,11 @@ ROUTES = [
 ]
 
 
-# ---- what is asked ----
+# ---- parsing ----
 
 
 def parse_id(name: str) -> bytes:
-    """The stream of a response; NotFound for what can be the id of none."""
+    """Return the stream id of a response; raise NotFound if the id is not valid."""
     found = _ID.fullmatch(name)
     if found is None:
         raise NotFound(f"Response with id '{name}' not found.", code="unknown_stream", field="id")
@@ -161,7 +162,7 @@ def parse_id(name: str) -> bytes:
 
 
 def _asked(request: Request) -> Resume:
-    """All of a response from the beginning: the last events need that anyway."""
+    """Return the Resume for all of a response: its last events repeat the whole text."""
     return Resume(
         parse_id(request.path_params["id"]),
         token=request.headers.get("Tailrace-Token"),
@@ -182,12 +183,12 @@ def _after(said: str | None) -> int | None:
 
 
 def _page(items: list[dict[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
-    """Some of the items; the API's order is that of the last one first."""
+    """Return one page of the items; by default the last item comes first, as in OpenAI's API."""
     said, order = query.get("limit", "20"), query.get("order", "desc")
     if _NUMBER.fullmatch(said) is None or not 1 <= int(said) <= MAX_LISTED:
-        raise CallerError(f"{said!r} is not from 1 to {MAX_LISTED}", field="limit")
+        raise CallerError(f"{said!r} is not an integer from 1 to {MAX_LISTED}", field="limit")
     if order not in ("asc", "desc"):
-        raise CallerError(f"{order!r} is neither asc nor desc", field="order")
+        raise CallerError(f"{order!r} is not asc or desc", field="order")
     ordered = items if order == "asc" else items[::-1]
     ids = [item["id"] for item in ordered]
     after = query.get("after")
@@ -204,20 +205,24 @@ def _page(items: list[dict[str, Any]], query: Mapping[str, str]) -> dict[str, An
     }
 
 
-# ---- from a stream to an answer ----
+# ---- from a stream to a response ----
 
 
 async def _read(
     reader: Reader, take: Callable[[Any], object], most: int = MAX_DOCUMENT_BYTES
 ) -> int:
-    """Give `take` each frame until one closes the stream, of at most so many bytes; how many it
-    were. Raises what a StreamError says."""
+    """Call `take` with each frame until one closes the stream; return the frames' bytes.
+
+    Raises TooLarge if they exceed `most` bytes, and the error of a StreamError.
+    """
     size, ended = 0, False
     while not ended:
         for raw in await reader.take():
             size += len(raw)
             if size > most:
-                raise TooLarge("the response is too long for that", hint="read it as a stream")
+                raise TooLarge(
+                    f"the response exceeds {most} bytes", hint="read it with stream=true"
+                )
             _, frame = decode(raw)
             if isinstance(frame, StreamError):
                 raise to_error(frame)
@@ -227,7 +232,7 @@ async def _read(
 
 
 async def _document(request: Request, asked: Resume) -> tuple[Opened, dict[str, Any]]:
-    """A response as far as it has got."""
+    """Return a response as far as it has got, as a document."""
     opened, response, _ = await _collected(request, asked)
     return opened, response.document()
 
@@ -235,7 +240,7 @@ async def _document(request: Request, asked: Resume) -> tuple[Opened, dict[str, 
 async def _collected(
     request: Request, asked: Resume, most: int = MAX_DOCUMENT_BYTES
 ) -> tuple[Opened, StreamedResponse, int]:
-    """A response, and how many bytes of frames it is."""
+    """Return a response as far as it has got, and the bytes of its frames."""
     with Reader(link_of(request)) as reader:
         opened = await reader.open(replace(asked, follow=False))
         response = StreamedResponse(opened)
@@ -254,9 +259,9 @@ async def _cancel(request: Request, asked: Resume, *, forget: bool = False) -> N
 
 
 async def _earlier(request: Request, name: str) -> Items:
-    """The items that an earlier response was given, and those that it has said."""
+    """Return the input items and the output items of an earlier response."""
     try:
-        # A resume token speaks for the stream that it is of, and the request's is of none yet.
+        # No resume token is passed on: the earlier stream has a different one.
         asked = Resume(parse_id(name), caller=caller_of(request))
         opened, response, _ = await _collected(request, asked, MAX_EARLIER_BYTES)
     except NotFound:
@@ -278,9 +283,9 @@ async def _earlier(request: Request, name: str) -> Items:
 
 
 async def _resolved(request: Request, items: Items) -> Items:
-    """The items, with those of earlier outputs in the place of references to them.
+    """Return the items with each reference replaced by the item of an earlier output.
 
-    The id of an item says of which stream it is, and where in its output.
+    The id of an item contains its stream and its position in the output.
     """
     outputs: dict[str, Items] = {}
     resolved, room = list[dict[str, Any]](), MAX_EARLIER_BYTES
@@ -305,7 +310,7 @@ async def _resolved(request: Request, items: Items) -> Items:
 
 
 async def _output(request: Request, stream: str, most: int) -> tuple[Items, int]:
-    """What a response has said, and its size; nothing, where there is none of this stream."""
+    """Return the output items of a response and the bytes of its frames; none if it is unknown."""
     asked = Resume(bytes.fromhex(stream), caller=caller_of(request))
     try:
         _, response, size = await _collected(request, asked, most)
@@ -320,8 +325,8 @@ def _no_item(name: object) -> NotFound:
 
 def _not_kept(name: str) -> CallerError:
     return CallerError(
-        f"The input of the response with id '{name}' is not kept: it was not to be stored, is too "
-        "long, or was given by another route.",
+        f"The input of the response with id '{name}' was not stored: the request had store=false, "
+        "was too long, or used another route.",
         code="input_not_kept",
         field="previous_response_id",
     )
@@ -330,9 +335,10 @@ def _not_kept(name: str) -> CallerError:
 async def _replayed(
     reader: Reader, encoder: ResponseEvents, opened: Opened, after: int
 ) -> tuple[bytes, bool]:
-    """What is told of the log as far as it had to be read, and whether that is all of it.
+    """Return the events after number `after` in the log, and True if the stream has ended.
 
-    Only when it is read it is known whether event `after` is in it; BeyondEnd where it is not.
+    Frames and events are numbered differently, so the log is read until event `after` is found.
+    Raises BeyondEnd if it is not in the log.
     """
     told, next_index, ended = [encoder.frames([])], 0, False
     while encoder.last < after and next_index < opened.next_index:

@@ -174,7 +174,7 @@ def test_a_conversation_may_have_so_many_messages() -> None:
             assert len(parse_generate(body, idempotency_key="k").messages) == count
         else:
             error = refused(body)
-            assert (error.field, error.hint) == ("messages", "at most 1024")
+            assert (error.field, error.hint) == ("messages", "at most 1024 items")
 
 
 @pytest.mark.parametrize("name", ["messages", "stop", "prompt", "x"])
