@@ -31,7 +31,8 @@ SANS_IO = (
     "edge/wrangler/*.py",
     "edge/access/[!_mo]*.py",  # but the middleware, and what asks for open files
     *("edge/ai_sdk.py", "edge/openai/responses/events.py", "edge/openai/responses/request.py"),
-    *("edge/origins/load_balancing.py", "edge/origins/relay.py", "edge/origins/watchers.py"),
+    *("edge/origins/load_balancing.py", "edge/origins/link_protocol.py", "edge/origins/re[ln]*.py"),
+    *("edge/origins/route*.py", "edge/origins/sink.py", "edge/origins/watchers.py"),
     *("edge/session.py", "edge/sse.py", "edge/server/interfaces.py", "edge/server/deadlines.py"),
     *(
         "edge/quic/interface.py",

@@ -15,9 +15,11 @@ import structlog
 
 from tailrace.edge.flush import FlushBatch
 from tailrace.edge.origins.breaker import origin_breaker
+from tailrace.edge.origins.link_protocol import LinkState
 from tailrace.edge.origins.load_balancing import Candidate
 from tailrace.edge.origins.open_requests import OpenRequests
-from tailrace.edge.origins.relay import LinkState, Relay, Route
+from tailrace.edge.origins.relay import Relay
+from tailrace.edge.origins.route import Route
 from tailrace.ledger.errors import OriginUnreachable, TailraceError
 from tailrace.ledger.flow.backoff import Backoff
 from tailrace.ledger.flow.circuit_breaker import CircuitState

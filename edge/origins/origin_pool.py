@@ -17,7 +17,8 @@ from tailrace.edge.flush import FlushBatch
 from tailrace.edge.origins.load_balancing import PREFIX_CHARS, Wanted, choose
 from tailrace.edge.origins.open_requests import OpenRequests
 from tailrace.edge.origins.origin import Origin, now
-from tailrace.edge.origins.relay import Route, Sink, route_of
+from tailrace.edge.origins.route import Route, route_of
+from tailrace.edge.origins.sink import Sink
 from tailrace.edge.origins.watchers import Watchers
 from tailrace.edge.unread import UnreadDefault
 from tailrace.ledger.errors import Overloaded, TailraceError

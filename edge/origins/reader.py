@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Self, TypeVar
 
 from tailrace.edge.origins.origin_pool import OriginPool
-from tailrace.edge.origins.relay import Sink, under
+from tailrace.edge.origins.sink import Sink, under
 from tailrace.edge.telemetry.request_metrics import current, note_error, note_stream, traced
 from tailrace.ledger.errors import CallerError, TooLarge
 from tailrace.ledger.flow.credit_window import Window

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from tailrace.edge.origins.relay import Sink
+from tailrace.edge.origins.sink import Sink
 from tailrace.ledger.frame import Heartbeat, encode
 
 HEARTBEAT_EVERY_S = 4.0

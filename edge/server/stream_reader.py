@@ -21,7 +21,7 @@ from tailrace.edge.generate.encoders import (
 )
 from tailrace.edge.origins.origin_pool import OriginPool
 from tailrace.edge.origins.reader import CORR, WINDOW_BYTES, WINDOW_FRAMES, Reader, credited
-from tailrace.edge.origins.relay import TOKEN, under
+from tailrace.edge.origins.sink import under
 from tailrace.edge.response_context import fields_of
 from tailrace.edge.server.deadlines import Deadline, Deadlines
 from tailrace.edge.server.interfaces import Headers, ResponseWriter
@@ -37,6 +37,7 @@ from tailrace.ledger.frame import (
     Splitter,
     Status,
     StreamError,
+    Token,
     decode,
     tag_of,
     to_error,
@@ -44,6 +45,7 @@ from tailrace.ledger.frame import (
 
 TELL_FRAMES, TELL_BYTES = WINDOW_FRAMES // 8, WINDOW_BYTES // 8
 """Frames and bytes that are written before the credit window is updated."""
+TOKEN = Token.tag
 
 
 class StreamReader:

@@ -19,7 +19,7 @@ from wsproto.frame_protocol import CloseReason
 from tailrace.edge.access.authenticator import PROTOCOLS
 from tailrace.edge.access.operators import sees_details
 from tailrace.edge.access.rules import Admission
-from tailrace.edge.origins.relay import under
+from tailrace.edge.origins.sink import under
 from tailrace.edge.server.context import TcpContext
 from tailrace.edge.server.deadlines import Deadline
 from tailrace.edge.server.flood import EMPTY_POINTS, SMALL_PIECE_BYTES, FloodBudget

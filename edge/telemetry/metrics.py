@@ -22,7 +22,7 @@ from tailrace.edge.access.operators import sees_details
 from tailrace.edge.config import EdgeConfig
 from tailrace.edge.origins.origin import Origin
 from tailrace.edge.origins.origin_pool import OriginPool
-from tailrace.edge.origins.relay import Route
+from tailrace.edge.origins.route import Route
 from tailrace.edge.telemetry.request_metrics import OTHER, Counts
 from tailrace.ledger.errors import Forbidden, NotFound
 from tailrace.ledger.flow.circuit_breaker import CircuitState
@@ -87,7 +87,7 @@ class EdgeMetrics(Collector):
         yield _by_label(
             "stream_requests", "Number of requests of clients to origins", "kind", asked
         )
-        renewals = sum(origin.relay.renewals for origin in self._link.origins)
+        renewals = sum(origin.relay.counters.renewals for origin in self._link.origins)
         yield _by_label(
             "resumes",
             "Number of streams resumed, by their client or by this edge after a lost link",
@@ -156,10 +156,10 @@ def _origins(origins: Iterable[Origin]) -> Iterable[Metric]:
         room.add_metric(name, 0 if heartbeat is None else heartbeat.room)
         for state in CircuitState:
             breaker.add_metric((*name, state.value), int(origin.breaker.state is state))
-        losses.add_metric(name, relay.losses)
-        frames.add_metric(name, relay.frames)
-        replayed.add_metric(name, relay.replayed)
-        repeated.add_metric(name, relay.repeated)
+        losses.add_metric(name, relay.counters.losses)
+        frames.add_metric(name, relay.counters.frames)
+        replayed.add_metric(name, relay.counters.replayed)
+        repeated.add_metric(name, relay.counters.repeated)
     return up, ready, streams, room, breaker, losses, frames, replayed, repeated
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tailrace.edge.origins.relay import MAX_RENEWALS
+from tailrace.edge.origins.renewal_queue import MAX_RENEWALS
 from tests.bench import bench_links
 from tests.e2e.cluster import Reader, request
 from tests.e2e.fault_proxy import FaultProxy

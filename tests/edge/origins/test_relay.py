@@ -4,15 +4,10 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from tailrace.edge.origins.relay import (
-    CONNECT_PATIENCE_S,
-    ORIGIN_PATIENCE_S,
-    PATIENCE_S,
-    LinkState,
-    Relay,
-    route_of,
-    under,
-)
+from tailrace.edge.origins.link_protocol import PATIENCE_S, LinkState
+from tailrace.edge.origins.relay import ORIGIN_PATIENCE_S, Relay
+from tailrace.edge.origins.route import CONNECT_PATIENCE_S, route_of
+from tailrace.edge.origins.sink import under
 from tailrace.ledger.errors import FrameError, SchemaMismatch, TailraceError, Unavailable
 from tailrace.ledger.frame import (
     LINK_CODEC,
@@ -382,7 +377,7 @@ def test_runs_of_tokens_pass_in_order_each_under_its_readers_corr(link: Link) ->
     link.relay.receive([*first[:3], *second[:2], *first[3:], *second[2:]])
     assert client.frames == [(7, OPENED), *((7, token) for token in tokens)]
     assert other.frames == [(9, OPENED), *((9, token) for token in tokens)]
-    assert link.relay.frames == 10
+    assert link.relay.counters.frames == 10
     link.lose()
     link.relay.connected()
     link.sent()

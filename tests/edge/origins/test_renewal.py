@@ -2,7 +2,8 @@
 
 import pytest
 
-from tailrace.edge.origins.relay import MAX_RENEWALS, ORIGIN_PATIENCE_S
+from tailrace.edge.origins.relay import ORIGIN_PATIENCE_S
+from tailrace.edge.origins.renewal_queue import MAX_RENEWALS
 from tailrace.ledger.frame import (
     Credit,
     Detach,

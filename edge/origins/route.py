@@ -1,0 +1,146 @@
+"""One request of a client at an origin, and how it is sent again on a later link."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tailrace.edge.origins.load_balancing import ANYBODY, Wanted
+from tailrace.edge.origins.open_requests import UNCOUNTED, Owner
+from tailrace.edge.origins.sink import Sink
+from tailrace.ledger.errors import OriginUnreachable, TailraceError
+from tailrace.ledger.frame import (
+    CORR_OFFSET,
+    LINK_CODEC,
+    PREFIX_BYTES,
+    SAFE_METHODS,
+    Call,
+    Caller,
+    Credit,
+    Frame,
+    Open,
+    Renew,
+    Resume,
+    Steer,
+    encode,
+)
+
+CONNECT_PATIENCE_S = 2.0
+"""Time that a new request waits for a link that is down, in seconds."""
+
+
+@dataclass(slots=True, eq=False)
+class Route:
+    """One request of a client, and what is needed to send it again."""
+
+    sink: Sink
+    client_corr: int
+    request: bytes  # encoded, for any corr; empty once it will not be sent again
+    deadline: float | None  # when to give up if the link is still down
+    repeatable: bool  # idempotent
+    changes: bool  # carried out again each time that it is sent
+    next: int = 0  # the index of the next logged frame
+    limit: int = 0  # the client's credit: an index, or a number of Body frames
+    limit_bytes: int | None = None  # the client's credit in bytes, counted from its request
+    credited: bool = False  # a Credit frame has come
+    follow: bool = True
+    token: str | None = None  # the latest resume token; None once it is not valid any more
+    caller: Caller | None = None
+    owner: Owner = UNCOUNTED
+    link_corr: int = 0
+    sent: bool = False  # the request has been sent on a link
+    asked: bool = False  # the request or its renewal has been sent on this link
+    left: bool = False  # the client has detached before the origin's answer
+    passed_bytes: int = 0  # of logged frames
+    passed_before: int = 0  # bytes of logged frames that had passed before the renewal
+    stream: bytes | None = None  # once it is opened
+    renewal: bytes | None = None  # the mac of its Pass
+    renewed: bool = False  # requested again; frames that have passed may be repeated
+    answered: bool = False  # the Answer to a Call has passed, so the Call cannot be repeated
+    tried: frozenset[str] = frozenset()  # origins that have refused it
+    ledger: str | None = None  # the only ledger that can have the stream
+    wanted: Wanted = ANYBODY
+    corr_bytes: bytes = field(init=False)  # `client_corr` as encoded in a frame
+
+    def __post_init__(self) -> None:
+        self.corr_bytes = self.client_corr.to_bytes(PREFIX_BYTES - CORR_OFFSET, "little")
+
+    @property
+    def survives_loss(self) -> bool:
+        """True if the request can be sent again on another link, after it was sent on one.
+
+        An answer to a Call whose body has begun cannot be continued.
+        """
+        return self.stream is not None or (self.repeatable and not self.answered)
+
+    def weaken_right(self) -> bool:
+        """Give up the strongest right to renew the stream; return False if there is none left.
+
+        The rights, the strongest first: the Pass of the origin, the resume token, the caller's own.
+        """
+        if self.renewal is not None:
+            self.renewal = None
+        elif self.token is not None:
+            self.token = None
+        else:
+            return False
+        return True
+
+
+def end_of(route: Route, error: TailraceError) -> TailraceError:
+    """Return the client's error; `outcome_unknown` if the request may have taken effect."""
+    if not route.sent or route.answered or not route.changes:
+        return error
+    return OriginUnreachable(
+        f"{error.message}: whether the request was carried out is not known",
+        code="outcome_unknown",
+        hint="look first, or send it again as it is if it carries a Producer-Seq",
+        retry_after_ms=error.retry_after_ms,
+    )
+
+
+def route_of(sink: Sink, corr: int, request: Frame, now: float) -> Route:
+    """Return the route of a client's request."""
+    deadline = now + CONNECT_PATIENCE_S
+    raw = LINK_CODEC.encode(request)
+    route = Route(sink, corr, raw, deadline, repeatable=True, changes=False)
+    match request:
+        case Open():
+            route.repeatable = request.idempotency_key is not None
+            route.limit, route.limit_bytes = request.credit, request.credit_bytes
+            route.caller = request.caller
+        case Resume():
+            route.next, route.limit = request.start, request.start + request.credit
+            route.follow, route.token = request.follow, request.token
+            route.caller, route.limit_bytes = request.caller, request.credit_bytes
+        case Call():
+            route.limit, route.limit_bytes = request.credit, request.credit_bytes
+            route.changes = request.method not in SAFE_METHODS
+            route.repeatable = not route.changes
+        case Steer():
+            route.repeatable, route.changes = False, True
+    return route
+
+
+# ---- renewal after a lost link ----
+
+
+def credit_on_link(route: Route) -> bytes:
+    """Return a route's Credit on the link.
+
+    A client's credit in bytes counts from its request, that of a link from the renewal.
+    """
+    credit_bytes = route.limit_bytes
+    if credit_bytes is not None:
+        credit_bytes = max(0, credit_bytes - route.passed_before)
+    return encode(Credit(route.limit, credit_bytes), route.link_corr)
+
+
+def renewal(route: Route, stream: bytes) -> Renew | Resume:
+    """Return the request that continues an open stream, with the unused credit."""
+    after = route.next - 1 if route.next else None
+    credit, credit_bytes = max(0, route.limit - route.next), route.limit_bytes
+    if credit_bytes is not None:
+        credit_bytes = max(0, credit_bytes - route.passed_bytes)
+    if route.renewal is not None:
+        return Renew(stream, after, route.follow, credit, credit_bytes, route.renewal)
+    return Resume(stream, after, route.token, route.follow, credit, route.caller, credit_bytes)

@@ -1,0 +1,25 @@
+"""The receivers of frames from a link: the interface that responses and sessions implement."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from tailrace.ledger.frame import CORR_OFFSET, PREFIX_BYTES
+
+
+class Sink(Protocol):
+    """The receiver of one client's frames: an HTTP response or a WebSocket session."""
+
+    def deliver(self, raw: bytes) -> None:
+        """Take one encoded frame with the client's corr. Must not block or raise."""
+
+    def deliver_run(self, run: list[bytes], corr: bytes) -> None:
+        """Take consecutive Tokens of one stream, with the link's corr.
+
+        `corr` is the client's corr as encoded in a frame, for sinks that need it (`under`).
+        """
+
+
+def under(run: list[bytes], corr: bytes) -> list[bytes]:
+    """Return copies of encoded frames with another corr, in a third of `with_corr`'s time."""
+    return [raw[:CORR_OFFSET] + corr + raw[PREFIX_BYTES:] for raw in run]
