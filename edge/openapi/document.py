@@ -33,35 +33,38 @@ Durable token streams: every token is logged before it is shown, and any client 
 on any edge. A stream that was started in one dialect can be read in every other one by its id
 (`Tailrace-Stream`).
 
-OPTIONS is no operation here: it answers the preflight of pages that the edge's operator allows
-(CORS). Frames are described in PROTOCOL.md. A body of `text/event-stream` names the schema of its
-events in `x-event-schema`.
+OPTIONS is not listed: it answers the CORS preflights of pages that the edge's operator allows.
+Frames are described in PROTOCOL.md. A body of `text/event-stream` names the schema of its events in
+`x-event-schema`.
 """
 
 HEADERS: dict[str, tuple[str, Schema]] = {
     "Tailrace-Stream": ("The id of the stream.", STREAM_ID),
     "Tailrace-Token": ("A resume token for the stream. Send it back as it is.", STRING),
     "Tailrace-Siblings": ("The other streams of a request with `n` above 1.", STRING),
-    "Tailrace-Opened": ("Of the frames view: the Opened frame, in base64.", STRING),
-    IGNORED: ("The parameters that had no effect.", STRING),
+    "Tailrace-Opened": (
+        "With `Accept: application/vnd.tailrace.frames`: the Opened frame, in base64.",
+        STRING,
+    ),
+    IGNORED: ("The names of parameters that had no effect.", STRING),
     "X-Request-Id": ("The id of the request: the client's own, or a new one.", STRING),
     "X-Vercel-AI-UI-Message-Stream": ("The version of the AI SDK's protocol.", STRING),
-    "Retry-After": ("How long to wait before another try, in seconds.", COUNT),
-    "Retry-After-Ms": ("The same in milliseconds.", COUNT),
+    "Retry-After": ("Seconds to wait before the next attempt.", COUNT),
+    "Retry-After-Ms": ("Milliseconds to wait before the next attempt.", COUNT),
     "X-Should-Retry": ("`true` if the same request may succeed later.", STRING),
     "WWW-Authenticate": ("How to authenticate.", STRING),
-    "Allow": ("The methods that there are.", STRING),
+    "Allow": ("The methods of this path.", STRING),
     "ETag": ("The version of the content, for `If-None-Match`.", STRING),
     "Location": ("The URL of the stream.", STRING),
-    "Stream-Next-Offset": ("Where the next content will begin.", STRING),
-    "Stream-Up-To-Date": ("`true` if there is nothing more now.", STRING),
-    "Stream-Closed": ("`true` if nothing follows.", STRING),
+    "Stream-Next-Offset": ("The offset at which the next content begins.", STRING),
+    "Stream-Up-To-Date": ("`true` if the response reaches the current end of the stream.", STRING),
+    "Stream-Closed": ("`true` if the stream is closed and nothing follows.", STRING),
     "Stream-Cursor": ("The `cursor` of the next long poll.", STRING),
-    "Stream-SSE-Data-Encoding": ("`base64` where events carry bytes.", STRING),
-    "Stream-TTL": ("Seconds that the stream is kept after its last use.", STRING),
+    "Stream-SSE-Data-Encoding": ("`base64` if the events carry binary data.", STRING),
+    "Stream-TTL": ("Seconds for which the stream is kept after its last use.", STRING),
     "Stream-Expires-At": ("When the stream is deleted.", STRING),
     "Producer-Epoch": ("The epoch of the producer's last append.", COUNT),
-    "Producer-Seq": ("The number of the producer's last append.", COUNT),
+    "Producer-Seq": ("The sequence number of the producer's last append.", COUNT),
 }
 
 
@@ -142,7 +145,7 @@ def _head(get: dict[str, Any]) -> dict[str, Any]:
     return get | {
         "operationId": f"{get['operationId']}Head",
         "summary": f"{get['summary']}: the headers alone",
-        "description": "As GET, without the body.",
+        "description": "The headers of GET, without the body.",
         "responses": responses,
     }
 
@@ -168,7 +171,7 @@ def _media(content: Content) -> dict[str, Any]:
 
 
 def _security(operation: Operation) -> list[dict[str, list[str]]]:
-    """Return the ways to be let in; an edge without API keys needs none of them."""
+    """Return the ways to authenticate; an edge without API keys requires none of them."""
     ways: list[dict[str, list[str]]] = [{}]
     if operation.right is not None:
         words = list(operation.right.words)
@@ -182,19 +185,23 @@ def _security(operation: Operation) -> list[dict[str, list[str]]]:
 
 
 def _security_schemes() -> dict[str, Any]:
-    rights = "The roles of an operation are the rights that the key needs; `admin` is all of them."
-    token = "The `Tailrace-Token` of an answer: it allows what it allows for its one stream."
+    rights = (
+        "The roles of an operation are the rights that the key needs. `admin` includes all others."
+    )
+    token = (
+        "The `Tailrace-Token` of an earlier response: it authorizes requests for that one stream."
+    )
     return {
         API_KEY: {
             "type": "http",
             "scheme": "bearer",
-            "description": f"An API key, `tr_…`, where the edge has API keys. {rights}",
+            "description": f"An API key, `tr_…`, if the edge has API keys. {rights}",
         },
         KEY_HEADER: {
             "type": "apiKey",
             "in": "header",
             "name": "Tailrace-Key",
-            "description": "The same where the header Authorization is taken.",
+            "description": "The same, if the header Authorization is used for something else.",
         },
         TOKEN: {
             "type": "apiKey",
@@ -206,7 +213,7 @@ def _security_schemes() -> dict[str, Any]:
             "type": "apiKey",
             "in": "query",
             "name": "token",
-            "description": "The same where a header cannot be set: a page's EventSource.",
+            "description": "The same, if headers cannot be set, as in a page's EventSource.",
         },
     }
 
@@ -217,11 +224,11 @@ def description_routes() -> list[Route]:
     llms = StaticDocument("text/plain; charset=utf-8", LLMS_FILE.read_bytes)
 
     async def serve_openapi(request: Request) -> Response:
-        """GET /openapi.json"""
+        """Handle GET /openapi.json."""
         return await openapi.answer(request)
 
     async def serve_llms(request: Request) -> Response:
-        """GET /llms.txt"""
+        """Handle GET /llms.txt."""
         return await llms.answer(request)
 
     openapi_path, llms_path = DESCRIPTIONS

@@ -1,6 +1,6 @@
-"""The table of what an edge serves: each route and method, as `/openapi.json` tells of it.
+"""The table of operations: each route and method of an edge, as `/openapi.json` describes it.
 
-It lies beside the routes of `edge/application.py`; a test holds each to the other.
+The routes themselves are in `edge/application.py`; a test compares the two.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SSE = "text/event-stream"
 TEXT = "text/plain"
 ANY = "*/*"
 EVENT_SCHEMA = "x-event-schema"
-"""The field of a media type that names the schema of one event: OpenAPI 3.1 has none for it."""
+"""Extension field of a media type that names the schema of its events, which OpenAPI 3.1 lacks."""
 BYTES: Schema = {"type": "string", "format": "binary"}
 STREAM_HEADERS = ("Tailrace-Stream", "Tailrace-Token")
 
@@ -38,8 +38,8 @@ TAGS = {
     "AI SDK": "The chat of the AI SDK (`useChat`).",
     "Streams": "The Durable Streams protocol: streams that any program writes.",
     "Subscriptions": "Webhooks and workers that are woken when streams grow. Off by default.",
-    "Objects": "Durable Objects of the operator's own classes.",
-    "Operators": "What operators see and do. Needs an API key with the right `admin`; without keys"
+    "Objects": "Durable Objects of classes that the operator has installed at the origin.",
+    "Operators": "For operators. Needs an API key with the right `admin`; without keys"
     " the setting `operator_without_key`, and a request from the edge's machine.",
     "Edge": "The edge itself: health, version, metrics, files.",
 }
@@ -56,7 +56,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A response that is no error."""
+    """A successful response."""
 
     description: str
     content: tuple[Content, ...] = ()
@@ -100,11 +100,11 @@ class Operation:
     errors: Sequence[int] = KEYED
     shape: ErrorShape = ErrorShape.NATIVE
     takes_token: bool = False
-    """A resume token of the stream allows it, too."""
+    """True if a resume token of the stream also authorizes the operation."""
 
     @property
     def statuses(self) -> list[int]:
-        """All statuses that an answer may have."""
+        """All statuses that a response may have."""
         return sorted({*self.answers, *self.errors})
 
 
@@ -140,13 +140,18 @@ IDEMPOTENCY = Parameter(
     {"type": "string", "minLength": 1, "maxLength": 255},
 )
 AFTER = _query(
-    "after", "Only frames with a higher index. The index of the last one you have.", NUMBER_TEXT, 0
+    "after",
+    "Return only frames after this index: the index of the last frame that the client has.",
+    NUMBER_TEXT,
+    0,
 )
 LAST_EVENT_ID = _header(
     "Last-Event-ID", "The same as `after`, as a browser's EventSource sends it.", NUMBER_TEXT
 )
 STARTING_AFTER = _query(
-    "starting_after", "Only what follows this `sequence_number`. Needs `stream=true`.", NUMBER_TEXT
+    "starting_after",
+    "Return only what follows this `sequence_number`. Needs `stream=true`.",
+    NUMBER_TEXT,
 )
 STREAM = _query("stream", "Answer with events instead of one document.", FLAG, "true")
 POSTED = (*KEYED, 404, 409, 413)
@@ -193,8 +198,8 @@ def _generations() -> Iterator[Operation]:
         "readStream",
         "Generations",
         "Read a stream, from any index",
-        "Events and frames follow the stream to its end; JSON is what there is now. On any edge of"
-        " the same origins. `after` and `Last-Event-ID` may both be given if they are equal.",
+        "Events and frames follow the stream to its end; JSON shows the stream so far. Any edge of"
+        " the same origins can be used. `after` and `Last-Event-ID` may both be given if equal.",
         {
             200: Answer("The stream.", (Content(JSON, ref("StreamDocument")), *views), headers),
             204: Answer("The stream has ended, and the client has all of it.", (), STREAM_HEADERS),
@@ -211,7 +216,7 @@ def _generations() -> Iterator[Operation]:
         "Generations",
         "Cancel a stream, for all of its readers",
         "Cancelling a stream that has ended changes nothing. A lost connection never cancels.",
-        document("Where the stream is.", "StreamStatus"),
+        document("The state and the position of the stream.", "StreamStatus"),
         Right.CANCEL,
         (ID,),
         errors=(*KEYED, 404, 409, 413),
@@ -223,9 +228,9 @@ def _generations() -> Iterator[Operation]:
         "steerStream",
         "Generations",
         "Add text to a running generation",
-        "It goes on as if it had generated the text next. The answer comes when the text is durable"
-        " in the stream's log.",
-        document("Where the stream is.", "StreamStatus"),
+        "The generation continues as if it had generated the text itself. The answer comes when the"
+        " text is durable in the stream's log.",
+        document("The state and the position of the stream.", "StreamStatus"),
         Right.STEER,
         (ID,),
         json_body("SteerRequest"),
@@ -290,15 +295,15 @@ def _openai() -> Iterator[Operation]:
             f"read{name}",
             "OpenAI",
             f"Read a {called}, from any chunk",
-            "One document of what there is, or with `stream=true` the chunks.",
+            "One document of the answer so far, or with `stream=true` its chunks.",
             {200: Answer(f"The {called}.", views, STREAM_HEADERS)},
             Right.READ,
             (
                 _path("id", f"The id of the answer: `{prefix}` and the stream's id."),
                 STREAM,
                 STARTING_AFTER,
-                _query("include_usage", "A last chunk with the usage.", FLAG, "true"),
-                _query("continuous_usage_stats", "The usage so far in each chunk.", FLAG),
+                _query("include_usage", "Send a last chunk with the usage.", FLAG, "true"),
+                _query("continuous_usage_stats", "Include the usage so far in each chunk.", FLAG),
             ),
             errors=(*KEYED, 404, 409, 413),
             shape=ErrorShape.OPENAI,
@@ -336,7 +341,7 @@ def _openai() -> Iterator[Operation]:
         "readModel",
         "OpenAI",
         "Read one model",
-        "404 where no origin serves it.",
+        "404 if no origin serves it.",
         document("The model.", "Model"),
         Right(0),
         (_path("name", "The name of a model; it may have slashes.", example="demo"),),
@@ -358,7 +363,8 @@ def _responses() -> Iterator[Operation]:
         "createResponse",
         "Responses",
         "Create a response",
-        "One document when it has ended, events with `stream`, or at once with `background`.",
+        "One document when it has ended; events with `stream`; a document at once with"
+        " `background`.",
         {
             200: Answer(
                 "The response.", views, (*STREAM_HEADERS, "Tailrace-Ignored", "X-Request-Id")
@@ -381,7 +387,7 @@ def _responses() -> Iterator[Operation]:
         "readResponse",
         "Responses",
         "Read a response, from any event",
-        "One document of what there is, or with `stream=true` the events.",
+        "One document of the response so far, or with `stream=true` its events.",
         {200: Answer("The response.", views, STREAM_HEADERS)},
         Right.READ,
         (response, STREAM, STARTING_AFTER),
@@ -394,8 +400,8 @@ def _responses() -> Iterator[Operation]:
         one,
         "deleteResponse",
         "Responses",
-        "Cancel a response, and delete what is stored of it",
-        "From then on it is as if it had never been.",
+        "Cancel a response, and delete it",
+        "Later requests for it get 404.",
         document("It is deleted.", "ResponseDeleted"),
         Right.CANCEL,
         (response,),
@@ -409,8 +415,8 @@ def _responses() -> Iterator[Operation]:
         "cancelResponse",
         "Responses",
         "Cancel a response",
-        "It ends as `response.incomplete`, with the status `cancelled`.",
-        document("What it has come to.", "Response", *STREAM_HEADERS),
+        "Its last event is `response.incomplete`, with the status `cancelled`.",
+        document("The response as far as it got.", "Response", *STREAM_HEADERS),
         Right.CANCEL,
         (response,),
         errors=(*found, 409, 413),
@@ -422,8 +428,8 @@ def _responses() -> Iterator[Operation]:
         f"{one}/input_items",
         "listInputItems",
         "Responses",
-        "List the items that a response was given",
-        "400 `input_not_kept` where the input was too long, or was not to be stored.",
+        "List the input items of a response",
+        "400 `input_not_kept` if the input was too long, or the request had `store: false`.",
         document("A page of the items.", "ResponseInput", *STREAM_HEADERS),
         Right.READ,
         (
@@ -435,7 +441,7 @@ def _responses() -> Iterator[Operation]:
                 20,
             ),
             _query("order", "The order of the items.", {"enum": ["asc", "desc"]}, "asc"),
-            _query("after", "The id of the item before the page.", STRING),
+            _query("after", "The id of the last item of the previous page.", STRING),
         ),
         errors=found,
         shape=openai,
@@ -452,7 +458,7 @@ def _ai_sdk() -> Iterator[Operation]:
         "sendChat",
         "AI SDK",
         "Answer a chat of the AI SDK",
-        "The stream is the parts of one message. Errors are plain text.",
+        "The events are the parts of one message. Errors are plain text.",
         {200: Answer("The message.", events, (*headers, "Tailrace-Ignored", "X-Request-Id"))},
         Right.GENERATE,
         (IDEMPOTENCY,),
@@ -467,8 +473,8 @@ def _ai_sdk() -> Iterator[Operation]:
         "resumeChat",
         "AI SDK",
         "Read the latest answer of a chat, from its start",
-        "Whether it has ended or not; it is known for 24 hours.",
-        {200: Answer("The message.", events, headers), 204: Answer("The chat has no answer.")},
+        "It may still run. The edge knows it for 24 hours.",
+        {200: Answer("The message.", events, headers), 204: Answer("The chat has no answer yet.")},
         Right.READ,
         (_path("id", "The id of the chat, as its client chose it.", example="chat-1"),),
         errors=(*KEYED, 404),
@@ -490,9 +496,11 @@ def _streams() -> Iterator[Operation]:
     raw = Content(ANY, BYTES)
     tip = ("Stream-Next-Offset", "Stream-Closed", "X-Request-Id")
     producer = (
-        _header("Producer-Id", "The name of the producer. Makes the append safe to repeat."),
+        _header("Producer-Id", "The name of the producer. With it the append is safe to repeat."),
         _header("Producer-Epoch", "The epoch of the producer.", NUMBER_TEXT),
-        _header("Producer-Seq", "The number of this append in the epoch, from 0.", NUMBER_TEXT),
+        _header(
+            "Producer-Seq", "The sequence number of this append in the epoch, from 0.", NUMBER_TEXT
+        ),
     )
     closed = _header("Stream-Closed", "`true` closes the stream.", {"enum": ["true"]})
     found = (*KEYED, 404, 405, 410)
@@ -506,18 +514,25 @@ def _streams() -> Iterator[Operation]:
         "Create a stream",
         "The body is its first content. A repeated equal request is answered with 200.",
         {
-            200: Answer("The stream is there already.", (), tip),
+            200: Answer("The stream existed already, with the same settings.", (), tip),
             201: Answer("The stream was created.", (), ("Location", *tip)),
         },
         Right.STREAM_WRITE,
         (
             name,
-            _header("Stream-TTL", "Seconds that the stream is kept after its last use."),
+            _header("Stream-TTL", "Seconds for which the stream is kept after its last use."),
             _header("Stream-Expires-At", "When the stream is deleted (RFC 3339)."),
             closed,
-            _header("Stream-Forked-From", "The path of the stream that this one begins as."),
-            _header("Stream-Fork-Offset", "Where the fork begins."),
-            _header("Stream-Fork-Sub-Offset", "How many messages after that offset.", NUMBER_TEXT),
+            _header(
+                "Stream-Forked-From",
+                "The path of the stream to fork: the new stream begins with its content.",
+            ),
+            _header("Stream-Fork-Offset", "The offset at which the fork diverges."),
+            _header(
+                "Stream-Fork-Sub-Offset",
+                "Number of messages after that offset that the fork shares, too.",
+                NUMBER_TEXT,
+            ),
         ),
         (Content(TEXT, STRING), Content(JSON, {}), raw),
         {"text": "first "},
@@ -529,11 +544,13 @@ def _streams() -> Iterator[Operation]:
         "appendToDurableStream",
         "Streams",
         "Append to a stream, or close it",
-        "The content type is the stream's. In JSON each value, or each element of an array, is one"
-        " message.",
+        "The content type must be that of the stream. In JSON each value, or each element of an"
+        " array, is one message.",
         {
-            200: Answer("It was appended for this producer.", (), (*tip, *placed)),
-            204: Answer("It was appended, or had been before.", (), (*tip, *placed)),
+            200: Answer("The content was appended for this producer.", (), (*tip, *placed)),
+            204: Answer(
+                "The content was appended, now or by an earlier request.", (), (*tip, *placed)
+            ),
         },
         Right.STREAM_WRITE,
         (name, closed, _header("Stream-Seq", "Must rise with each append."), *producer),
@@ -548,7 +565,7 @@ def _streams() -> Iterator[Operation]:
         "Streams",
         "Read a stream from an offset, and wait for more",
         "`live=long-poll` waits for the next content, `live=sse` and `live=frames` follow the"
-        " stream. Go on at the `Stream-Next-Offset` of the last answer.",
+        " stream. Continue at the `Stream-Next-Offset` of the last response.",
         {
             200: Answer(
                 "The content from the offset on.",
@@ -556,11 +573,11 @@ def _streams() -> Iterator[Operation]:
                 (*tip, "Stream-Up-To-Date", "Stream-Cursor", "Stream-SSE-Data-Encoding", "ETag"),
             ),
             204: Answer(
-                "Nothing has come for as long as a long poll waits.",
+                "The long poll timed out without new content.",
                 (),
                 (*tip, "Stream-Up-To-Date", "Stream-Cursor"),
             ),
-            304: Answer("The client has it already.", (), ("ETag",)),
+            304: Answer("The client has the current version already.", (), ("ETag",)),
         },
         Right.STREAM_READ,
         (
@@ -579,8 +596,8 @@ def _streams() -> Iterator[Operation]:
         "describeDurableStream",
         "Streams",
         "Read the type and the end of a stream",
-        "Without its content.",
-        {200: Answer("The stream is there.", (), (*tip, "Stream-TTL", "Stream-Expires-At"))},
+        "The headers of a read, without the content.",
+        {200: Answer("The stream exists.", (), (*tip, "Stream-TTL", "Stream-Expires-At"))},
         Right.STREAM_READ,
         (name,),
         errors=found,
@@ -592,7 +609,7 @@ def _streams() -> Iterator[Operation]:
         "deleteDurableStream",
         "Streams",
         "Delete a stream",
-        "Forks of it keep what they share.",
+        "Its forks keep the content that they share with it.",
         {204: Answer("It is deleted.")},
         Right.STREAM_WRITE,
         (name,),
@@ -643,8 +660,8 @@ def _subscriptions() -> Iterator[Operation]:
         "putSubscription",
         "Create a subscription",
         {
-            200: Answer("It is there already.", subscription),
-            201: Answer("It was created.", subscription),
+            200: Answer("The subscription existed already.", subscription),
+            201: Answer("The subscription was created.", subscription),
         },
         "SubscriptionRequest",
         {"type": "pull-wake", "pattern": "notes/*", "wake_stream": "wakes"},
@@ -670,13 +687,13 @@ def _subscriptions() -> Iterator[Operation]:
         "DELETE",
         f"{one}/streams/{{name}}",
         "removeSubscribedStream",
-        "Take a stream from a subscription",
+        "Remove a stream from a subscription",
         none,
         "",
         None,
         _path("name", "The name of the stream.", example="notes/today"),
     )
-    told = document("What the holder of the wake is told.", "Wake")
+    told = document("The response to the worker or webhook that was woken.", "Wake")
     yield operation("POST", f"{one}/claim", "claimWake", "Claim a wake", told, "ClaimRequest", wake)
     yield operation(
         "POST", f"{one}/callback", "callBack", "Report from a webhook", told, "HolderRequest", done
@@ -685,7 +702,7 @@ def _subscriptions() -> Iterator[Operation]:
         "POST", f"{one}/ack", "acknowledge", "Report from a worker", told, "HolderRequest", done
     )
     yield operation(
-        "POST", f"{one}/release", "releaseWake", "Give a wake back", none, "HolderRequest", done
+        "POST", f"{one}/release", "releaseWake", "Release a wake", none, "HolderRequest", done
     )
     yield operation(
         "GET",
@@ -701,7 +718,7 @@ def _objects() -> Iterator[Operation]:
         _path("binding", "The name of a binding of the edge's deployment.", example="ROOMS"),
         _path(
             "name",
-            "The name of the object; what is below it in the path is the object's.",
+            "The name of the object; what is below it in the path is forwarded to the object.",
             example="lobby",
         ),
     )
@@ -713,8 +730,9 @@ def _objects() -> Iterator[Operation]:
             f"{method.lower()}Object",
             "Objects",
             f"Send a {method} request to an object",
-            "What it means, and what the answer is, is the object's to say: any status may come."
-            " 404 `unknown_binding` where the edge has no such binding.",
+            "The object decides what the request means, and may answer with any status. The edge"
+            " answers"
+            " 404 `unknown_binding` if it has no such binding.",
             {200: Answer("The object's answer.", () if method == "HEAD" else (Content(ANY, {}),))},
             Right.STREAM_READ if method in ("GET", "HEAD") else Right.STREAM_WRITE,
             name,
@@ -729,9 +747,9 @@ def _objects() -> Iterator[Operation]:
 
 def _operators() -> Iterator[Operation]:
     root = "/v1/admin"
-    origin = _query("origin", "The address of one origin, to ask it alone.", STRING)
-    text = _query("text", "Also what the stream says.", {"enum": ["0", "1"]}, "1")
-    days = _query("days", "How far to look back.", {"type": "integer", "minimum": 1}, 1)
+    origin = _query("origin", "The address of an origin: only that one is queried.", STRING)
+    text = _query("text", "Include the text of the stream.", {"enum": ["0", "1"]}, "1")
+    days = _query("days", "Time span to look back.", {"type": "integer", "minimum": 1}, 1)
 
     def operation(
         method: str,
@@ -752,7 +770,7 @@ def _operators() -> Iterator[Operation]:
             "Operators",
             summary,
             description,
-            document("What the origins say.", answer, "X-Request-Id"),
+            document("The answer of each origin.", answer, "X-Request-Id"),
             Right.ADMIN,
             (*own, *parameters),
             json_body(body) if body else (),
@@ -765,11 +783,11 @@ def _operators() -> Iterator[Operation]:
         "streams",
         "listLiveStreams",
         "List the streams that run or wait",
-        "One list of all origins. With `since` only what has changed.",
+        "One list for all origins. With `since` it has only the changes.",
         "LiveStreams",
-        _query("sort", "A field of the rows.", STRING, "tokens"),
+        _query("sort", "A field of the rows, by which they are sorted.", STRING, "tokens"),
         _query("order", "The order.", {"enum": ["asc", "desc"]}, "desc"),
-        _query("offset", "How many streams to skip.", NUMBER_TEXT, 0),
+        _query("offset", "Number of streams to skip.", NUMBER_TEXT, 0),
         _query(
             "limit",
             "Maximum number of streams.",
@@ -779,7 +797,7 @@ def _operators() -> Iterator[Operation]:
         _query("tenant", "Only streams of this tenant.", STRING),
         _query("model", "Only streams of this model.", STRING, "demo"),
         _query("state", "Only streams in this state.", STRING, "running"),
-        _query("id", "How the ids begin.", STRING),
+        _query("id", "Only streams whose id begins with this.", STRING),
         _query("since", "The `cursor` of an earlier answer to the same query.", STRING),
         origin,
     )
@@ -797,7 +815,7 @@ def _operators() -> Iterator[Operation]:
         "streams/{id}/frames",
         "listFrames",
         "List the frames of a stream",
-        "Each with the time at which it was released, as far as its origin knows.",
+        "Each with the time at which it was sent to readers, if its origin knows it.",
         "FramePage",
         _query("start", "The first index.", NUMBER_TEXT, 0),
         _query(
@@ -821,7 +839,7 @@ def _operators() -> Iterator[Operation]:
         "health",
         "readHealth",
         "Read the health of the edge and its origins",
-        "Links, breakers, and what each origin says of itself.",
+        "Links, circuit breakers, and each origin's own report.",
         "Health",
     )
     yield operation(
@@ -829,23 +847,25 @@ def _operators() -> Iterator[Operation]:
         "simulate",
         "simulatePolicies",
         "Simulate warm-pool policies over a trace",
-        "By the first origin that is there. It takes up to a minute.",
+        "Runs at the first connected origin, and takes up to a minute.",
         "Simulation",
         body="SimulationRequest",
         example={"trace": "mixed", "days": 0.1, "policies": ["ttl-60"]},
     )
     for path, called, summary in (
-        ("pool", "readPool", "Read the workers and what each has loaded"),
+        ("pool", "readPool", "Read the workers and the models that each has loaded"),
         ("histograms", "readHistograms", "Read the histograms of the origins' metrics"),
         ("ledger", "readLedger", "Read the size of the ledger"),
     ):
-        yield operation("GET", path, called, summary, "Of each origin.", "EachOrigin", origin)
+        yield operation(
+            "GET", path, called, summary, "One answer for each origin.", "EachOrigin", origin
+        )
     yield operation(
         "GET",
         "warm",
         "readWarmModels",
         "Read the tier of each model",
-        "What was asked of each model, and what decides.",
+        "The demand for each model, and the values that decide on its tier.",
         "EachOrigin",
         days,
         origin,
@@ -866,7 +886,7 @@ def _operators() -> Iterator[Operation]:
         "warm/residence",
         "readResidence",
         "Read which worker held which model in which tier",
-        "Of each origin.",
+        "One answer for each origin.",
         "EachOrigin",
         days,
         origin,
@@ -876,7 +896,7 @@ def _operators() -> Iterator[Operation]:
         "warm/apply",
         "applyPolicy",
         "Apply a warm-pool policy",
-        "At every origin; 409 where there is no pool.",
+        "At every origin; 409 if it has no warm pool.",
         "EachOrigin",
         origin,
         body="PolicyRequest",
@@ -887,7 +907,7 @@ def _operators() -> Iterator[Operation]:
         "warm/prewarm",
         "prewarmModel",
         "Load a model now",
-        "At every origin; 409 where there is no pool.",
+        "At every origin; 409 if it has no warm pool.",
         "EachOrigin",
         origin,
         body="PrewarmRequest",
@@ -897,8 +917,8 @@ def _operators() -> Iterator[Operation]:
         "POST",
         "warm/pin",
         "pinModel",
-        "Keep a model loaded, or let it go",
-        "At every origin; 409 where there is no pool.",
+        "Pin a model, or unpin it",
+        "At every origin; 409 if it has no warm pool.",
         "EachOrigin",
         origin,
         body="PinRequest",
@@ -916,7 +936,7 @@ def _edge() -> Iterator[Operation]:
             path,
             name,
             "Edge",
-            "Tell that the edge runs",
+            "Check that the edge runs",
             "200 while the process runs, whatever the origin does.",
             document("It runs.", "Alive"),
             errors=ALWAYS,
@@ -927,9 +947,12 @@ def _edge() -> Iterator[Operation]:
         "/readyz",
         "readReadiness",
         "Edge",
-        "Tell whether the edge takes new streams",
-        "With a key, or from the edge's machine, the answer has the models and the origins.",
-        {200: Answer("It takes them.", ready), 503: Answer("It does not, and why.", ready)},
+        "Check whether the edge accepts new streams",
+        "With a key, or from the edge's machine, the response names the models and the origins.",
+        {
+            200: Answer("The edge accepts new streams.", ready),
+            503: Answer("The edge does not accept new streams; the body says why.", ready),
+        },
         errors=(*ALWAYS, 401, 429),
     )
     yield Operation(
@@ -938,7 +961,7 @@ def _edge() -> Iterator[Operation]:
         "readVersion",
         "Edge",
         "Read the release and the wire schema",
-        "Edges and origins of one schema speak with each other.",
+        "Edges and origins can be linked if their schemas are the same.",
         document("The version.", "Version"),
         errors=ALWAYS,
     )
@@ -959,7 +982,7 @@ def _edge() -> Iterator[Operation]:
         errors=(*KEYED, 404),
     )
     cached = (*ALWAYS, 404)
-    unchanged = Answer("The client has it already.", (), ("ETag",))
+    unchanged = Answer("The client has the current version already.", (), ("ETag",))
     for path, name, summary, content in (
         ("/openapi.json", "readDescription", "Read this description", Content(JSON, {})),
         ("/llms.txt", "readGuide", "Read a short guide for language models", Content(TEXT, STRING)),
@@ -970,7 +993,7 @@ def _edge() -> Iterator[Operation]:
             name,
             "Edge",
             summary,
-            "It changes with the release only. Send `If-None-Match`.",
+            "It only changes with the release. Send `If-None-Match`.",
             {200: Answer("The document.", (content,), ("ETag",)), 304: unchanged},
             parameters=(_header("If-None-Match", "The `ETag` that the client has."),),
             errors=ALWAYS,

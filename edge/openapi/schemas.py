@@ -1,8 +1,8 @@
-"""The schemas of `/openapi.json`: what requests, answers and events look like.
+"""The schemas of requests, responses and events in `/openapi.json`.
 
-Requests are the pydantic models that read them, and events the classes of frames, so that a field
-is named in one place. Answers have no models: their schemas are written here, and tests hold the
-answers of a real edge to them.
+Schemas of requests are made from the pydantic models that parse them, and those of events from the
+classes of frames, so that each field is named in one place. Responses have no models: their schemas
+are written here, and tests compare them with the responses of a real edge.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ Schema = dict[str, Any]
 Schemas = dict[str, Schema]
 
 ORIGIN_BODIES = Path(__file__).parent / "origin_bodies.json"
-"""The schemas of bodies that origins read. An edge does not import an origin: this file is written
-from the origin's models by `python -m tests.origin_bodies`, and a test fails when it is old."""
+"""The schemas of request bodies that origins parse. The edge must not import the origin, so
+`python -m tests.origin_bodies` writes this file from the origin's models. A test compares them."""
 
 STRING: Schema = {"type": "string"}
 INTEGER: Schema = {"type": "integer"}
@@ -107,12 +107,12 @@ REQUESTS: dict[str, tuple[type[BaseModel], str]] = {
     "EmbeddingRequest": (EmbeddingBody, "A request of OpenAI's embeddings."),
     "AiSdkChatRequest": (
         AiSdkChatBody,
-        "What the AI SDK's `useChat` sends. `model` may be left out where the edge has one model.",
+        "The request of the AI SDK's `useChat`. `model` is optional if the edge has one model.",
     ),
 }
 _LENIENT = (
-    f" A parameter that is not known is ignored, and named in the header `{IGNORED}`. Beside the"
-    " API's own parameters stand those of `POST /v1/generate`."
+    f" Unknown parameters are ignored, and named in the header `{IGNORED}`. The parameters of"
+    " `POST /v1/generate` are accepted, too."
 )
 
 
@@ -126,7 +126,7 @@ def _requests() -> Schemas:
             description += _LENIENT
             if model.cannot:
                 names = ", ".join(f"`{one}`" for one in model.cannot)
-                description += f" Refused where they would change the answer: {names}."
+                description += f" Refused if they would change the answer: {names}."
         made[name] = plain(schema) | {"description": description}
     return made
 
@@ -153,13 +153,13 @@ _EVENTS = {
     "ScoredToken": "A piece of the text, with the scores of its tokens: the plain event of a"
     " request for `logprobs`.",
     "StreamEnd": "The stream has ended. This is its last event.",
-    "Classification": "A label, and how sure the model is of it.",
+    "Classification": "A label, and the model's confidence in it.",
     "Embedding": "A vector.",
     "Chunk": "A piece of bulk output; `data` is base64.",
-    "Revision": "`text` takes the place of the text of all events from index `replaces` on.",
-    "Notice": "Something that readers should know of the stream, such as `loading` or `inexact`.",
-    "Reasoning": "What a model thinks apart from its answer; it is no part of the text.",
-    "ToolCall": "A piece of a call of a tool; the `arguments` of one `call` together are JSON.",
+    "Revision": "`text` replaces the text of all events from index `replaces` on.",
+    "Notice": "Information about the stream for readers, such as `loading` or `inexact`.",
+    "Reasoning": "A piece of the model's reasoning, which is not part of the text.",
+    "ToolCall": "A piece of a tool call; the `arguments` of one `call` together are JSON.",
 }
 """Description of each logged frame as an event; a test compares it with the frames."""
 
@@ -175,7 +175,7 @@ def _frame_events() -> Schemas:
             called, called.lower()
         )
         data = _data_of(cls)
-        if called == "ScoredToken":  # whose scores are told under another name
+        if called == "ScoredToken":  # its scores have another name in events
             del data["properties"]["scores"]
             data["properties"]["logprobs"] = array(ref("TokenScores"))
             data["required"] = list(data["properties"])
@@ -186,7 +186,7 @@ def _frame_events() -> Schemas:
             _EVENTS[called], parts if is_plain else parts | named, named if is_plain else None
         )
     made["ErrorEvent"] = record(
-        "The stream broke off, and no `end` came. The event has no id: resume after the last one.",
+        "The stream broke off without an `end`. The event has no id: resume after the last one.",
         {"event": const("error"), "data": ref("Error")},
     )
     names = [*made]
@@ -218,7 +218,7 @@ def _data_of(cls: type[Logged]) -> Schema:
 
 
 def _not_none(hint: Any) -> Any:
-    """Return an optional's own type: in events an absent one is left out."""
+    """Return the type of an optional field without None: events leave absent fields out."""
     if get_origin(hint) in (Union, UnionType):
         [hint] = [one for one in get_args(hint) if one is not NoneType]
     return hint
@@ -233,14 +233,14 @@ def _kind(hint: Any) -> Schema:
         str: STRING,
         bool: BOOLEAN,
         int: COUNT,
-        float: nullable(NUMBER),  # null where JSON does not know the number
+        float: nullable(NUMBER),  # null for infinities and NaN, which JSON lacks
         bytes: {"type": "string", "contentEncoding": "base64"},
     }
     return kinds.get(hint, ANY_OBJECT)
 
 
 def words(enum: type[Word]) -> Schema:
-    """Return the schema of an enum's value as JSON has it."""
+    """Return the schema of an enum's value in JSON."""
     return {"type": "string", "enum": [member.word for member in enum]}
 
 
@@ -260,33 +260,38 @@ def _generate() -> Schemas:
         "data": described("Bulk output, in base64.", STRING),
         "reasoning": STRING,
         "tool_calls": array(
-            record("A call of a tool.", {"id": STRING, "name": STRING, "arguments": STRING})
+            record("A tool call.", {"id": STRING, "name": STRING, "arguments": STRING})
         ),
         "notices": array(record("A notice.", {"code": STRING, "message": STRING})),
     }
     score = {"id": COUNT, "token": STRING, "logprob": nullable(NUMBER)}
-    split = {"bytes": described("Where the token is no text by itself.", array(COUNT))}
+    split = {
+        "bytes": described(
+            "The token's bytes, if they are not valid UTF-8 by themselves.", array(COUNT)
+        )
+    }
     begin = {"id": STREAM_ID, "model": STRING, "prompt_tokens": COUNT}
     choice = record("One stream of several.", {"id": STREAM_ID, "text": STRING}, made)
     return {
-        "TokenScore": record("A token, and the logarithm of its chance.", score, split),
+        "TokenScore": record("A token, and the logarithm of its probability.", score, split),
         "TokenScores": record(
-            "The token that was drawn, and the likeliest ones, best first.",
+            "The sampled token, and the most likely ones, the best first.",
             score,
             split | {"top": array(ref("TokenScore"))},
         ),
         "GenerateAnswer": record(
-            "A stream that has ended. With `n` above 1 what belongs to one stream is in `choices`.",
+            "A stream that has ended. With `n` above 1 the fields of each stream are in `choices`.",
             begin,
             {"text": STRING, **made, "choices": array(choice)},
         ),
         "StreamDocument": record(
-            "A stream as far as it has got. The fields of its end are there once it has ended.",
+            "A stream as far as it has got. The fields of its end are present once it has ended.",
             {**begin, "state": words(StreamState), "next_index": COUNT, "text": STRING},
             made,
         ),
         "StreamStatus": record(
-            "Where a stream is. `running` after a cancel says that its end is yet to be written.",
+            "The state and position of a stream. `running` after a cancel means that its end is"
+            " not yet written.",
             {"id": STREAM_ID, "state": words(StreamState), "next_index": COUNT},
         ),
     }
@@ -297,14 +302,15 @@ def _generate() -> Schemas:
 
 def _errors() -> Schemas:
     error = record(
-        "Why a request was refused. A client goes by `code` where it knows it, else by the status.",
+        "The reason why a request failed. Clients should use `code` if they know it, else the"
+        " status.",
         {
-            "code": described("A stable word.", STRING),
+            "code": described("A stable identifier of the error.", STRING),
             "message": described("For people.", STRING),
             "retryable": described("The same request may succeed later, unchanged.", BOOLEAN),
         },
         {
-            "field": described("The part of the request at fault.", STRING),
+            "field": described("The part of the request that is wrong.", STRING),
             "hint": described("What would be right.", STRING),
         },
     )
@@ -329,16 +335,16 @@ def _errors() -> Schemas:
 def _openai() -> Schemas:
     reasons = {"enum": [*FINISH.values(), CANCELLED, None]}
     usage = record(
-        "What was counted.",
+        "Token counts.",
         {"prompt_tokens": COUNT, "completion_tokens": COUNT, "total_tokens": COUNT},
     )
     call = record(
-        "A call of a tool, or a piece of one.",
+        "A tool call, or a piece of one.",
         {"function": record("The function.", {"arguments": STRING}, {"name": STRING})},
         {"id": STRING, "type": const("function"), "index": COUNT},
     )
     message = record(
-        "What the model said.",
+        "The model's message.",
         {"role": const("assistant"), "content": nullable(STRING), "refusal": {"type": "null"}},
         {"reasoning_content": STRING, "tool_calls": array(call)},
     )
@@ -359,7 +365,7 @@ def _openai() -> Schemas:
         return named | {"choices": array(record("One choice.", choice))}
 
     more = {
-        "sequence_number": described("The index of the frame: `starting_after` goes on.", COUNT),
+        "sequence_number": described("The index of the frame, for `starting_after`.", COUNT),
         "usage": nullable(usage),
         "notice": record("A notice.", {"code": STRING, "message": STRING}),
     }
@@ -413,13 +419,13 @@ def _openai() -> Schemas:
 
 
 def openai_error() -> Schema:
-    """Return a reference to what is below `error` in OpenAI's shape."""
+    """Return a reference to the object below `error` in OpenAI's errors."""
     return {"$ref": "#/components/schemas/OpenAiError/properties/error"}
 
 
 def _responses() -> Schemas:
     item = record(
-        "An item: a message, reasoning, or a call of a function.",
+        "An item: a message, reasoning, or a function call.",
         {"id": STRING, "type": STRING},
         {"status": STRING, "role": STRING, "content": {}, "call_id": STRING, "name": STRING},
     )
@@ -432,11 +438,15 @@ def _responses() -> Schemas:
             "enum": ["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
         },
         "output": array(item),
-        "error": nullable(record("Why it failed.", {"code": STRING, "message": STRING})),
-        "incomplete_details": nullable(record("Why it is cut off.", {"reason": STRING})),
+        "error": nullable(
+            record("The reason why the response failed.", {"code": STRING, "message": STRING})
+        ),
+        "incomplete_details": nullable(
+            record("The reason why the response is incomplete.", {"reason": STRING})
+        ),
         "usage": nullable(
             record(
-                "What was counted.",
+                "Token counts.",
                 {"input_tokens": COUNT, "output_tokens": COUNT, "total_tokens": COUNT},
             )
         ),
@@ -461,7 +471,7 @@ def _responses() -> Schemas:
             {"id": STRING, "object": const("response"), "deleted": const(True)},
         ),
         "ResponseInput": record(
-            "Items that a response was given.",
+            "The input items of a response.",
             {
                 "object": const("list"),
                 "data": array(record("An item.", {"id": STRING, "type": STRING})),
@@ -485,28 +495,29 @@ def _edge() -> Schemas:
     return {
         "Alive": record("The edge runs.", {"ok": const(True)}),
         "Readiness": record(
-            "True while new streams are taken, else why not: as words for strangers, as sentences"
-            " for callers with a key or on the edge's machine.",
+            "`ready` is true while the edge accepts new streams; `reasons` say why it does not,"
+            " as words,"
+            " or as sentences for callers with a key or on the edge's machine.",
             {"ready": BOOLEAN, "reasons": array(STRING)},
             {"models": array(STRING), "devices": array(STRING), "origins": array(ANY_OBJECT)},
         ),
         "Version": record(
-            "The release, and the identity of the wire schema.",
+            "The release, and the hash of the wire schema.",
             {"tailrace": STRING, "schema": {"type": "string", "pattern": "^[0-9a-f]{16}$"}},
         ),
         "LiveStreams": record(
-            "The streams that run or wait, one page of them, and those that ended lately.",
+            "One page of the streams that run or wait, and those that ended recently.",
             {
                 **dict.fromkeys(("now_ms", "live", "paused", "found"), COUNT),
                 "states": ANY_OBJECT,
                 "streams": array(record("A stream.", {"id": STREAM_ID})),
                 "ended": array(record("A stream that has ended.", {"id": STREAM_ID})),
-                "cursor": described("For `since` of the next request.", STRING),
+                "cursor": described("Send it as `since` in the next request.", STRING),
                 "origins": array(origin),
             },
         ),
         "StoredStream": record(
-            "One stream as its origin has it: settings, state, end.",
+            "One stream as its origin describes it: settings, state, end.",
             {
                 "id": STREAM_ID,
                 "tenant": STRING,
@@ -541,23 +552,25 @@ def _edge() -> Schemas:
             },
         ),
         "Health": record(
-            "This edge, and each origin as the edge sees it and as it sees itself.",
+            "The health of this edge, and of each origin as the edge sees it and as it reports"
+            " itself.",
             {
                 "edge": record("The edge.", {"version": STRING, "ready": BOOLEAN}),
                 "origins": array(record("An origin.", {"itself": origin})),
             },
         ),
         "EachOrigin": record(
-            "What each origin says; one that could not be asked has an `error` instead.",
+            "The answer of each origin; one that did not answer has an `error` instead.",
             {"origins": array(origin)},
         ),
-        "Simulation": record("What each policy would have cost.", {}),
+        "Simulation": record("The cost of each policy.", {}),
         "DurableStreamEvent": record(
-            "One event of `live=sse`: `data` is what was appended, `control` where the reader is.",
+            "One event of `live=sse`: `data` has the appended content, `control` the reader's"
+            " position.",
             {"event": {"enum": ["data", "control"]}, "data": {}},
         ),
-        "Subscription": record("A subscription, and its standing.", {}),
-        "Wake": record("What the holder of a wake is told.", {}),
+        "Subscription": record("A subscription and its state.", {}),
+        "Wake": record("The response to the worker or webhook that was woken.", {}),
         "KeySet": record("The keys that sign webhooks.", {"keys": array(ANY_OBJECT)}),
     }
 
