@@ -1,4 +1,4 @@
-"""The routes of an edge; its operator asks: does it live, can it serve, which build is it."""
+"""The ASGI application of an edge: its routes, and the health checks that operators use."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def create_app(
     rules: Rules | None = None,
     deployment: Deployment | None = None,
 ) -> Starlette:
-    """An ASGI application over `link`, which it keeps up from startup to shutdown."""
+    """Return the ASGI application over `link`, which it keeps up from startup to shutdown."""
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
@@ -120,15 +120,15 @@ def create_app(
 
 
 async def healthz(_request: Request) -> Response:
-    """GET /healthz: 200 while the process runs, whatever the origin does."""
+    """Handle GET /healthz: 200 while the process runs, whatever the origin does."""
     return JSONResponse({"ok": True}, headers=NO_STORE)
 
 
 async def readyz(request: Request) -> Response:
-    """GET /readyz: 200 while the origin takes requests, else 503 with the reasons.
+    """Handle GET /readyz: 200 while an origin accepts requests, else 503 with the reasons.
 
     Callers without a key that are not on this machine get each reason as one word (`draining`):
-    which origins there are, where and how busy, is not for everybody.
+    the addresses and the load of the origins are not public.
     """
     link: OriginPool = request.app.state.link
     sync: DeploymentSync | None = request.app.state.deployment_sync
@@ -154,6 +154,6 @@ async def readyz(request: Request) -> Response:
 
 
 async def version(_request: Request) -> Response:
-    """GET /version: the release, and the identity of the wire schema."""
+    """Handle GET /version: the release, and the hash of the wire schema."""
     fields = {"tailrace": tailrace_version(), "schema": SCHEMA_HASH.hex()}
     return JSONResponse(fields, headers=NO_STORE)

@@ -15,8 +15,8 @@ from tailrace.ledger.process.tasks import cancel
 class AsgiWriter:
     """A `ResponseWriter` whose `run` sends what has been written, until the response ends.
 
-    At most UNSENT_BYTES wait here, beside what the server buffers. What leaves first waits for the
-    server's `send`, so back-pressure reaches the origin as far as the server applies it.
+    At most UNSENT_BYTES wait here, in addition to the server's own buffers. Each message waits for
+    the server's `send`, so back-pressure reaches the origin as far as the server applies it.
     """
 
     def __init__(self, batch: FlushBatch, receive: Receive, send: Send) -> None:
@@ -37,7 +37,7 @@ class AsgiWriter:
         return self
 
     def detach(self, source: ResponseSource) -> None:
-        """Let `source` answer."""
+        """Let `source` send the response."""
         self._source = source
 
     # ---- a ResponseWriter ----

@@ -1,4 +1,4 @@
-"""The parts of one edge, put together: for our own server, and for any other ASGI server."""
+"""Assembles the parts of one edge, for our own server and for any other ASGI server."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ def assemble(
     Args:
         config: The settings.
         open_files: The limit of open files of this process.
-        authenticator: Checks API keys; without it nobody needs one.
-        traces: Where spans go, if anywhere.
-        deployment: The deployment of objects that is kept in step, if any.
+        authenticator: Checks API keys; without it no request needs one.
+        traces: Exports spans, if traces are on.
+        deployment: The classes, bindings and crons that origins are told of, if there are any.
 
     Raises:
         ConfigError: A file that the settings name cannot be read.

@@ -41,7 +41,7 @@ from tailrace.ledger.process.settings import (
 
 
 def _checked_origin(text: str) -> str:
-    """A web origin as browsers spell it (RFC 6454, 6.2), or `*`."""
+    """Return a web origin as browsers spell it (RFC 6454, 6.2), or `*`; raise ValueError."""
     if text in (ANY_ORIGIN, "null"):
         return text
     parts = urlsplit(text)
@@ -74,7 +74,10 @@ MANY_STREAMS_PER_TENANT = 16_384
 
 
 class EdgeConfig(Settings):
-    """The settings in `[edge]`. An address is HOST:PORT; several are a list or `a:1,b:2`."""
+    """The settings in `[edge]`.
+
+    An address is HOST:PORT. Several addresses are a list, or a string such as `a:1,b:2`.
+    """
 
     table: ClassVar[str] = "edge"
     retired: ClassVar[Mapping[str, str]] = {
@@ -350,8 +353,8 @@ class EdgeConfig(Settings):
 def too_few_files(config: EdgeConfig, open_files: int) -> bool:
     """Return True if the limit of open files is too low for the connections that are wanted.
 
-    Those are `max_connections` where it is set, and half of its default otherwise: on most
-    systems the default does not quite fit, and few edges come near it.
+    These are `max_connections` if it is set, and half of its default otherwise: on most systems
+    the default does not quite fit, and few edges come near it.
     """
     is_set = "max_connections" in config.model_fields_set
     wanted = config.max_connections if is_set else MANY_CONNECTIONS // 2

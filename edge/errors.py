@@ -43,9 +43,9 @@ CODES = {
     "method_not_allowed": None,
     "not_found": None,
 }
-"""Codes of OpenAI's API for ours; None where it has none. Other codes are kept."""
+"""OpenAI's code for each of our codes that differ; None if OpenAI sends none. Others are kept."""
 STATUSES = {"unsupported": 400, "beyond_end": 400}
-"""Statuses by our code, where OpenAI's API has another one."""
+"""Status of each of our codes for which OpenAI's API has another status."""
 _AI_SDK_PATH = re.compile(rf"{re.escape(AI_SDK_PATH)}(?:/|$)")
 _OLLAMA_PATH = re.compile(r"/api/(?:tags|generate|show|ps|version|embed|embeddings|pull|push)$")
 CHAT_FIELDS = {"logprobs": "top_logprobs", "format": "response_format"}
@@ -61,7 +61,7 @@ FIELDS = {
     CHAT_PATH: CHAT_FIELDS,
     RESPONSES_PATH: RESPONSES_FIELDS,
 }
-"""Names of fields in the API at each path, where the origin has other names for them."""
+"""Names of fields in the API at each path, if they differ from the origin's names."""
 
 
 def is_openai_path(path: str) -> bool:
@@ -70,12 +70,12 @@ def is_openai_path(path: str) -> bool:
 
 
 TOKENS_QUOTA = "tokens"
-"""Name of the limit of a tenant's tokens in `RateLimit`. Origins apply it, so an edge knows what is
-left only when an origin has refused a request for it."""
+"""Name of a tenant's token limit in `RateLimit`. Origins enforce it, so an edge only knows what is
+left of it when an origin has refused a request because of it."""
 
 
 def go_duration(seconds: float) -> str:
-    """Return a time as OpenAI's headers have it: `120ms`, `8s`, `6m0s`; whole seconds round up."""
+    """Return a time as OpenAI's headers spell it: `120ms`, `8s`, `6m0s`; seconds are rounded up."""
     if seconds < 1:
         return f"{math.ceil(seconds * 1000)}ms"
     minutes, rest = divmod(math.ceil(seconds), 60)
@@ -83,7 +83,7 @@ def go_duration(seconds: float) -> str:
 
 
 def error_headers(error: TailraceError, retry_ms: int | None) -> dict[str, str]:
-    """Return the headers of an error response that all dialects have (RFC 9110, 10.2.3)."""
+    """Return the headers of an error response, the same in all dialects (RFC 9110, 10.2.3)."""
     headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
     if retry_ms is not None:
         headers["Retry-After"] = str(math.ceil(retry_ms / 1000))
@@ -93,11 +93,11 @@ def error_headers(error: TailraceError, retry_ms: int | None) -> dict[str, str]:
 
 
 def named_error(error: TailraceError, path: str = "") -> tuple[str, str | None]:
-    """Return an error's message and field, by the names that fields have in the API at `path`.
+    """Return an error's message and field, with the names that fields have in the API at `path`.
 
-    The origin says what is wrong with a field, such as "is 2.5" or "9 sequences". Most clients show
-    the message alone, so the field goes before it. A message that is a sentence of its own is left
-    alone, and so is a field that its message names: that is the dialect's already.
+    The origin's messages about a field have no subject, such as "is 2.5" or "9 sequences". Most
+    clients only show the message, so the name of the field is put before it. Complete sentences,
+    and messages that already name the field, stay as they are.
     """
     hint = f" ({error.hint})" if error.hint else ""
     message, field = f"{error.message}{hint}", error.field
@@ -201,7 +201,7 @@ def refusal(status: int) -> TailraceError:
 
 
 async def tailrace_error(request: Request, error: Exception) -> Response:
-    """Return the response to an error of the tree."""
+    """Return the response to a `TailraceError`, in the shape of the API that the client uses."""
     assert isinstance(error, TailraceError)
     # Clients that accept frames read errors in Tailrace's own shape, on every route.
     accepts_frames = FRAMES_TYPE in request.headers.get("Accept", "")
@@ -240,9 +240,9 @@ async def http_error(request: Request, error: Exception) -> Response:
 
 
 async def not_a_websocket(request: Request) -> Response:
-    """Return 426 for a request to a WebSocket that is no opening handshake (RFC 9110, 15.5.22).
+    """Return 426 for a plain HTTP request to the WebSocket's path (RFC 9110, 15.5.22).
 
-    Handshakes never reach the application.
+    Valid handshakes never reach the application.
     """
     answer = noted_response(
         CallerError(
@@ -260,12 +260,12 @@ async def not_a_websocket(request: Request) -> Response:
 
 
 async def client_gone(request: Request, _error: Exception) -> Response:
-    """Return a response, which nobody gets, for a client that has left."""
+    """Return a placeholder response for a client that has left."""
     log.info("client gone", method=request.method, path=request.url.path)
     return Response(status_code=CLIENT_GONE)
 
 
 async def internal_error(request: Request, _error: Exception) -> Response:
-    """Return the response to a defect of the edge; the server logs the traceback."""
+    """Return the response to an unexpected exception, whose traceback the server logs."""
     fault = TailraceError("an error of this edge; its log says more")
     return noted_response(fault, request.url.path)

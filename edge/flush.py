@@ -32,13 +32,13 @@ class FlushBatch:
     """The streams and connections that one event loop callback changed, flushed at its end.
 
     A read of a link brings frames for many streams, and the streams of one HTTP/2 connection leave
-    in one write. So a stream that gets a frame is marked dirty. When the read has been worked off,
-    dirty streams are flushed: they write to their writers, which mark the connection that they
-    share as dirty, and connections are flushed after them. No other turn of the event loop lies
-    between the read and the write.
+    in one write. So a stream that gets a frame is marked dirty. At the end of the read, dirty
+    streams are flushed: they write to their writers, which mark the connection that they share as
+    dirty, and connections are flushed after them. There is no other turn of the event loop between
+    the read and the write.
 
-    Whoever begins such a callback (a read of a link or of a connection, a deadline, a send of the
-    application) calls `flush` at its end.
+    The code that begins such a callback (a read of a link or of a connection, a deadline, a send
+    of the application) calls `flush` at its end.
 
     With a `clock_s`, `observe` gets the seconds from the beginning of a link read to the end of the
     flush behind it, for one in `READS_A_TIMED_ONE` of the reads that bring something.
@@ -66,7 +66,7 @@ class FlushBatch:
     def flush(self) -> None:
         """Flush everything that is dirty, in order, and what that makes dirty.
 
-        Within another flush this does nothing: the outer one goes on.
+        A nested call does nothing: the outer one continues.
         """
         if self.flushing:
             return

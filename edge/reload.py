@@ -144,9 +144,9 @@ def _stamp_of(file: Path) -> tuple[int, int, int] | None:
 
 
 def require_keys(config: EdgeConfig) -> KeyRing | None:
-    """The API keys, if there are any.
+    """Return the API keys, if there are any.
 
-    Raises ConfigError for keys that cannot be read, or that are needed and not there.
+    Raises ConfigError if they cannot be read, or if they are missing and the settings require them.
     """
     path = config.api_keys
     if "api_keys" in config.model_fields_set or path.exists():
@@ -154,15 +154,15 @@ def require_keys(config: EdgeConfig) -> KeyRing | None:
     if config.listens_on_loopback_alone or config.allow_public_without_keys:
         return None
     raise ConfigError(
-        "others can reach an address that this edge listens on, and there are no API keys",
+        "other machines can reach this edge, and there are no API keys",
         field="edge.api_keys",
-        hint=f"tailrace key add NAME --keys {path}; or listen on 127.0.0.1; or say"
+        hint=f"tailrace key add NAME --keys {path}; or listen on 127.0.0.1; or pass"
         " --allow-public-without-keys",
     )
 
 
 def open_authenticator(config: EdgeConfig) -> Authenticator:
-    """Raises ConfigError as `require_keys` does."""
+    """Return the authenticator for the API keys; raise ConfigError as `require_keys` does."""
     ring = require_keys(config)
     if ring is None and config.listens_on_loopback_alone:
         log.info("no API keys: everybody on this machine may use this edge")

@@ -1,4 +1,4 @@
-"""What the middlewares want done for a response, whoever sends it."""
+"""Headers and callbacks that middleware adds to a response, also if it is sent past ASGI."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from dataclasses import dataclass, field
 from starlette.types import Scope
 
 KEY = "tailrace.response"
-"""The key of the scope under which the context of a request's response lies."""
+"""Key of the ASGI scope under which the `ResponseContext` of a request is stored."""
 
 
 @dataclass(slots=True, eq=False)
 class ResponseContext:
-    """The headers and the callbacks that the middlewares have for one response.
+    """Headers to add to one response, and callbacks for its end.
 
-    A stream that is sent past ASGI outlives its ASGI task. So a middleware leaves here what it
-    would otherwise do to the messages and at the end of the task.
+    A stream that is sent past ASGI outlives its ASGI task. So middleware cannot change its messages
+    or wait for its end, and leaves its headers and callbacks here instead.
     """
 
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
-    """Headers that the middlewares add to every response."""
+    """Headers to add to the response, whatever its status."""
     detached: bool = False
     """True if the response is sent past ASGI, and ends after the task."""
     reports_writes: bool = False
@@ -46,11 +46,11 @@ class ResponseContext:
                 callback()
 
     def end(self) -> None:
-        """Make the callbacks of a detached response, the innermost middleware's first."""
+        """Call the callbacks of a detached response, the innermost middleware's first."""
         while self._at_end:
             self._at_end.pop()()
 
 
 def fields_of(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    """Return headers as ASGI has them."""
+    """Return headers in ASGI's form: names in lower case, and bytes."""
     return [(name.lower().encode(), value.encode()) for name, value in headers.items()]

@@ -1,4 +1,4 @@
-"""The application that configures itself, for any ASGI server: `hypercorn tailrace.edge:app`.
+"""The ASGI application that configures itself, for any server: `hypercorn tailrace.edge:app`.
 
 Settings come from `tailrace.toml` in the working directory and from the environment, as for
 `tailrace edge`. The lifespan of the server starts and ends the links to the origins.
@@ -41,7 +41,7 @@ class StandaloneApplication:
             raise RuntimeError("the edge has not started: run the server with ASGI lifespan")
         if self._needs_keys and scope["type"] == "http" and not _is_local(scope):
             error = Unavailable(
-                "this edge has no API keys and was started for this machine alone",
+                "this edge has no API keys, and its settings allow this machine only",
                 hint="set edge.http to the addresses of the server, and make keys:"
                 " tailrace key add NAME",
             )

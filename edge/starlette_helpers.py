@@ -13,11 +13,11 @@ from tailrace.ledger.process.tasks import first_of
 
 T = TypeVar("T")
 NO_STORE = {"Cache-Control": "no-store"}
-"""Header of answers that caches must not store."""
+"""Headers of a response that caches must not store."""
 
 
 def link_of(request: Request) -> OriginPool:
-    """Return the links to origins of the edge that a request came to."""
+    """Return the origin pool of the edge that serves a request."""
     link: OriginPool = request.app.state.link
     return link
 

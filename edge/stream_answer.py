@@ -38,11 +38,11 @@ from tailrace.ledger.frame import Open, Opened, Resume
 
 
 class DetachableResponse(Protocol):
-    """What a server offers under the extension, for one request."""
+    """The ASGI extension `tailrace.writer` of one request, which lets its response detach."""
 
     @property
     def batch(self) -> FlushBatch:
-        """The batch that the server flushes."""
+        """The batch to which sources with new data add themselves; the server flushes it."""
 
     @property
     def deadlines(self) -> Deadlines:
@@ -50,7 +50,7 @@ class DetachableResponse(Protocol):
 
     @property
     def writer(self) -> ResponseWriter:
-        """The way of the response to the client."""
+        """The writer of the response."""
 
     def detach(self, source: ResponseSource) -> None:
         """Let `source` send the response, which outlives the ASGI task."""
@@ -58,7 +58,7 @@ class DetachableResponse(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ResponseParts:
-    """What a source needs to send one response."""
+    """The objects with which a source sends one response."""
 
     link: OriginPool
     batch: FlushBatch
@@ -98,11 +98,11 @@ class StreamingAnswer(Response, ABC, Generic[S]):
 
     @abstractmethod
     def source(self, parts: ResponseParts) -> S:
-        """Return what sends the response."""
+        """Return the source that sends the response."""
 
     @abstractmethod
     def begin(self, source: S) -> None:
-        """Have the source ask an origin; the server knows it by now."""
+        """Have the source ask an origin, now that the server knows the source."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response, or hand it over to the server."""

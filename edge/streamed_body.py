@@ -1,4 +1,4 @@
-"""Bodies that are sent by ASGI messages as they come: an object's answer, several streams."""
+"""Responses to Calls of objects, whose bodies are sent by ASGI messages piece by piece."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ log = structlog.get_logger("tailrace.edge")
 
 
 class StreamedBody(StreamingResponse):
-    """Sends `pieces`, and calls `close` when they end or the client goes.
+    """Sends `pieces`, and calls `close` when they end or the client leaves.
 
-    The next piece is asked for when the last has drained; so credit is given for what has left.
+    The next piece is requested when the server has taken the last one. So the origin gets credit
+    only for pieces that were sent.
     """
 
     def __init__(
@@ -33,18 +34,18 @@ class StreamedBody(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            if scope["method"] == "HEAD":  # its head alone: how long the body will be nobody knows
+            if scope["method"] == "HEAD":  # only the head is sent; the body's length is not known
                 await self._pieces.aclose()
             await super().__call__(scope, receive, send)
         except TailraceError as error:
             log.warning("stream.cut", url=scope["path"], error=str(error))
-            # It is not ended: the server breaks it off, and the client can see that.
+            # Without a last message the server breaks the response off, and the client sees that.
         finally:
             self._close()
 
 
 async def answer_of(reader: Reader) -> AsyncGenerator[bytes]:
-    """An answer's body, until it is whole."""
+    """Yield the pieces of an answer's body."""
     ended = False
     while not ended:
         data, ended = await reader.take_piece()

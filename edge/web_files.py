@@ -1,7 +1,7 @@
-"""The files of `edge/web/`, for browsers: at `/web/…`, and the first page at `/`.
+"""Serves the files of `edge/web/` to browsers: at `/web/…`, and the first page at `/`.
 
-What there is to serve is looked up when the edge starts, so no path of a request is ever one of
-the disk; what is in a file is read when it is asked for, so that who edits one has but to reload.
+The list of files is made when the edge starts, so no request's path is ever used as a path on disk.
+The contents are read for each request, so that an edited file shows after a reload.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ TYPES = {
     ".svg": "image/svg+xml",
     ".woff2": "font/woff2",
 }
-"""Files of other kinds are not served. The machine's own table of types may say anything."""
+"""Media types by suffix; files with other suffixes are not served. Python's `mimetypes` depends on
+the machine's configuration."""
 HEADERS = {
-    # Asked again each time, and answered in a few bytes if nothing has changed: a page that is
-    # served as it was written has no names that change with what a file holds.
+    # Caches must revalidate each time, which takes a few bytes if nothing has changed: the names of
+    # the files do not change with their contents.
     "Cache-Control": "no-cache",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'; sandbox",
     "Referrer-Policy": "no-referrer",
@@ -51,23 +52,22 @@ PAGE_POLICY = "; ".join(
         *("base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"),
     )
 )
-"""The Content-Security-Policy of a page. Its scripts, and the modules that they import, have the
-nonce of this one answer. `'self'` would also allow what others have written to this edge's streams.
-"""
+"""The Content-Security-Policy of a page. Its scripts, and the modules that they import, need the
+nonce of this one response. `'self'` would also allow content that others wrote to streams here."""
 NONCE_BYTES = 16
 _SCRIPT = re.compile(rb"<script\b")
 COMPRESSED_TYPES = (".css", ".js", ".svg")
 """Kinds of files that are sent compressed. Images and fonts are compressed already, and a page
 changes with each answer."""
 MIN_COMPRESSED_BYTES = 512
-"""A smaller file fits in one packet with its headers, compressed or not."""
+"""Minimum size of a file that is compressed: a smaller one fits into one packet anyway."""
 GZIP_LEVEL, ZSTD_LEVEL = 9, 19
-"""Each document is compressed once for each version of it."""
+"""Compression levels, the highest ones: each version of a document is compressed only once."""
 _ACCEPTED = re.compile(r"\s*([a-z*]+)\s*(?:;\s*q\s*=\s*([01](?:\.[0-9]{0,3})?))?\s*", re.IGNORECASE)
 
 
 class Representation(NamedTuple):
-    """A file as it is sent in one content coding."""
+    """The bytes of a document in one content coding."""
 
     data: bytes
     tag: str
@@ -81,7 +81,7 @@ class StaticDocument:
     def __init__(
         self, media_type: str, load: Callable[[], bytes], *, is_compressed: bool = True
     ) -> None:
-        """`load` returns the document as it is now; it may block."""
+        """Prepare the document; `load` returns its current contents, and may block."""
         self.media_type = media_type
         self.is_compressed = is_compressed
         self._load = load
@@ -102,9 +102,9 @@ class StaticDocument:
         return Response(data, 200, headers | {"Content-Type": self.media_type})
 
     def read(self, codings: Sequence[str]) -> Representation:
-        """Return the document as it is now, in the first of the codings that makes it smaller.
+        """Return the current document in the first of the codings that makes it smaller.
 
-        Blocks; `identity` is always among the codings that can be returned.
+        If none does, it is not compressed (`identity`). This blocks.
         """
         data = self._load()
         digest = sha256(data).digest()
@@ -120,7 +120,7 @@ class StaticDocument:
 
 
 class WebFile(StaticDocument):
-    """One file of the folder, as it is on disk when it is asked for."""
+    """One file of the folder, read from disk for each request."""
 
     def __init__(self, path: Path) -> None:
         is_compressed = path.suffix in COMPRESSED_TYPES
@@ -147,7 +147,7 @@ def web_routes(
     files = {name: WebFile(path) for name, path in _files_in(folder)}
 
     async def serve(request: Request) -> Response:
-        """GET and HEAD /web/{path}, and / for the first page."""
+        """Handle GET and HEAD of /web/{path}, and of / for the first page."""
         asked = request.path_params.get("path", INDEX)
         if asked == INDEX:
             opened(request)
@@ -165,7 +165,7 @@ def web_routes(
 def accepted_codings(headers: Headers) -> list[str]:
     """Return the content codings that may be used for a response (RFC 9110, 12.5.3).
 
-    None for a request of a range: its numbers would be those of the compressed bytes.
+    None for a range request, whose offsets would refer to the compressed bytes.
     """
     if "range" in headers:
         return []
@@ -180,7 +180,7 @@ def accepted_codings(headers: Headers) -> list[str]:
 
 
 def _page(data: bytes, headers: dict[str, str]) -> Response:
-    """Return a page whose scripts may run in this one answer, which no cache may keep."""
+    """Return a page with a fresh nonce for its scripts, which caches must not store."""
     nonce = secrets.token_urlsafe(NONCE_BYTES)
     policy = {"Content-Security-Policy": PAGE_POLICY.format(nonce=nonce)}
     page = _SCRIPT.sub(b'<script nonce="%b"' % nonce.encode(), data)
@@ -188,7 +188,7 @@ def _page(data: bytes, headers: dict[str, str]) -> Response:
 
 
 def _files_in(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Each file that is served, and its path below `/web/`."""
+    """Yield each file that is served, with its path below `/web/`."""
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
         if path.suffix in TYPES and "node_modules" not in name.parts and path.is_file():

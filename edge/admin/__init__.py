@@ -1,1 +1,1 @@
-"""`/v1/admin/…`: what operators ask an edge, which asks every origin that it is linked to."""
+"""`/v1/admin/…`: operators' queries, which an edge forwards to all its origins."""

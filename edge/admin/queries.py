@@ -26,7 +26,7 @@ def by_origin(answers: Answers) -> Document:
 
 
 def require_success(answers: Answers) -> None:
-    """Raise an error if no origin has carried out an order, preferably that of a refusal."""
+    """Raise an error if no origin has carried out an order; a refusal rather than a lost link."""
     errors = [one for one in answers.values() if isinstance(one, TailraceError)]
     if errors and len(errors) == len(answers):
         raise min(errors, key=lambda error: error.status >= 500)

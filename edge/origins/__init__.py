@@ -1,1 +1,1 @@
-"""The edge's end of its links to origins."""
+"""The edge's side of its links to origins: connections, load balancing and routing of frames."""

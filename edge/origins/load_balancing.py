@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 LOAD_SLACK = 0.25
-"""Part of the average load by which an origin may exceed it and still get its own keys."""
+"""Fraction by which an origin may exceed the average load and still get its own keys."""
 STREAMS_SLACK = 4
-"""Streams that it may have in addition: with few streams every load is far from the average."""
+"""Streams that an origin may have in addition: with few streams, all loads are far from average."""
 PREFIX_CHARS = 256
 """Length of the prefix by which prompts share an origin, whose cache then has it. A shorter prompt
 goes to the least loaded origin, because it is cheap to compute again."""

@@ -37,7 +37,7 @@ class Route:
     request: bytes  # encoded, for any corr; empty once it will not be sent again
     deadline: float | None  # when to give up if the link is still down
     repeatable: bool  # idempotent
-    changes: bool  # carried out again each time that it is sent
+    changes: bool  # not idempotent: takes effect each time that it is sent
     next: int = 0  # the index of the next logged frame
     limit: int = 0  # the client's credit: an index, or a number of Body frames
     limit_bytes: int | None = None  # the client's credit in bytes, counted from its request
@@ -47,7 +47,7 @@ class Route:
     caller: Caller | None = None
     owner: Owner = UNCOUNTED
     link_corr: int = 0
-    sent: bool = False  # the request has been sent on a link
+    sent: bool = False  # the request has been sent, on this or an earlier link
     asked: bool = False  # the request or its renewal has been sent on this link
     left: bool = False  # the client has detached before the origin's answer
     passed_bytes: int = 0  # of logged frames
@@ -91,9 +91,9 @@ def end_of(route: Route, error: TailraceError) -> TailraceError:
     if not route.sent or route.answered or not route.changes:
         return error
     return OriginUnreachable(
-        f"{error.message}: whether the request was carried out is not known",
+        f"{error.message}: it is not known whether the request was carried out",
         code="outcome_unknown",
-        hint="look first, or send it again as it is if it carries a Producer-Seq",
+        hint="check first, or repeat the request unchanged if it has a Producer-Seq",
         retry_after_ms=error.retry_after_ms,
     )
 

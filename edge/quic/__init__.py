@@ -1,1 +1,1 @@
-"""HTTP/3: our server over a QUIC core that can be swapped."""
+"""HTTP/3: the edge's server, and its implementation of QUIC on aioquic."""

@@ -310,8 +310,10 @@ class AioquicLibrary:
         """Load a certificate and its key.
 
         Args:
-            first_cid_byte: first byte of every connection id; random if None.
-            secret: the secret of stateless reset tokens; the certificate's key if None.
+            certificate: PEM file of the certificate chain.
+            key: PEM file of its private key.
+            first_cid_byte: First byte of every connection id; random if None.
+            secret: Secret of the stateless reset tokens; the bytes of `key` if None.
         """
         self._first_cid_byte = first_cid_byte
         self._secret = secret

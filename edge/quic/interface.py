@@ -130,8 +130,10 @@ class QuicConnection(Protocol):
 
     @property
     def is_closing(self) -> bool:
-        """True once either side has closed: no request can be answered any more, although
-        `ConnectionTerminated` is yet to come."""
+        """True once either side has closed the connection.
+
+        No request can be answered any more, although `ConnectionTerminated` is yet to come.
+        """
 
     def receive(self, datagram: bytes, address: Address, now: float) -> None:
         """Handle a datagram of the client."""
@@ -195,7 +197,7 @@ class UnroutedDatagram:
 
 
 class QuicLibrary(Protocol):
-    """Makes connections, and the answers to datagrams that belong to none."""
+    """A QUIC implementation: makes connections, and answers datagrams that belong to none."""
 
     cid_bytes: int
     """Length of the connection ids that are issued; a short header does not contain it."""

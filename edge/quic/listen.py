@@ -34,7 +34,7 @@ ANY_ADDRESS = ("0.0.0.0", "::")
 IP_PKTINFO = (socket.IPPROTO_IP, 8)
 IPV6_RECVPKTINFO = (socket.IPPROTO_IPV6, 49)
 IPV6_PKTINFO = (socket.IPPROTO_IPV6, 50)
-"""Linux socket options, as level and number: tell the local address of each datagram."""
+"""Linux socket options, as level and number, that report the local address of each datagram."""
 MTU_DISCOVER, IPV6_MTU_DISCOVER = (socket.IPPROTO_IP, 10), (socket.IPPROTO_IPV6, 23)
 PMTUDISC_PROBE = 3
 """Linux socket options, and the value with which no datagram is fragmented on its way."""

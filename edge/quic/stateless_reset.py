@@ -1,8 +1,8 @@
-"""Stateless resets (RFC 9000, 10.3): tell clients of connections that this edge does not have.
+"""Stateless resets (RFC 9000, 10.3), which end connections that this edge does not know.
 
-An edge that was killed and started again knows none of its connections. Without a reset each client
-sends into the void until its own idle timeout. The token of a connection id is computed from the id
-and a secret, so that every process and every edge with the same secret can end the connection.
+An edge that was killed and started again has lost its connections. Without a reset each client
+keeps sending in vain until its own idle timeout. The token of a connection id is computed from the
+id and a secret, so that every process and every edge with the same secret can end the connection.
 """
 
 from __future__ import annotations

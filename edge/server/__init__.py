@@ -1,1 +1,1 @@
-"""The edge's own server: its sockets and protocols, and the way of a token past ASGI."""
+"""The edge's own server: its sockets, its protocols, and streams that are sent past ASGI."""

@@ -1,8 +1,8 @@
-"""The ASGI side of the server: runs the application, and lets responses detach from it.
+"""Runs the ASGI application, and lets responses detach from it.
 
-Between the application and the protocols is ASGI with back-pressure in both directions. A response
-that is a stream detaches: the task of the application ends, and the stream writes by itself. The
-server offers that as the extension `tailrace.writer`.
+ASGI has back-pressure in both directions here. A response that is a stream detaches: the task of
+the application ends, and the stream writes to the client without ASGI. The server offers this as
+the extension `tailrace.writer`.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ FRAMING = frozenset((b"transfer-encoding",))
 HOP_BY_HOP = FRAMING | {b"connection", b"keep-alive", b"proxy-connection", b"upgrade"}
 """Headers that HTTP/2 and HTTP/3 do not have (RFC 9113, 8.2.2; RFC 9114, 4.2)."""
 REFUSALS = frozenset((400, 401, 403, 405, 406, 411, 413, 414, 415, 421, 422, 426, 429, 431))
-"""Statuses of requests that are refused at once, which costs a client nothing to provoke. What the
-others say (404, 409, 412) is about a resource that somebody has looked up."""
+"""Statuses of requests that are refused before any work, and are charged as floods. Others (404,
+409, 412) need a look-up."""
 
 log = structlog.get_logger("tailrace.edge")
 
 
 def _ignore(_size: int) -> None:
-    """Do nothing with the size of a piece that was taken."""
+    """Ignore the size of a piece that was taken."""
 
 
 class AsgiApplication:
@@ -69,8 +69,8 @@ class AsgiApplication:
         """Have a request answered, in a task of its own.
 
         Args:
-            request: The head; the body is what is fed.
-            writer: The way of the response to the client.
+            request: The head; the body follows by `feed`.
+            writer: The writer of the response.
             server: The address that the client connected to.
             consumed: Called with the size of each piece of the body that the application takes.
             refused: Called before an answer that refuses the request.
@@ -86,8 +86,8 @@ class AsgiApplication:
             refused,
             wants_body,
         )
-        # To an application of 2.4 a client that has left is an error of the next send, which may
-        # be long in coming: Starlette listens for it only where it is told 2.3.
+        # With 2.4 Starlette would only notice at the next send that a client has left, which may be
+        # much later. With 2.3 it listens for the disconnection.
         scope: Scope = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -122,17 +122,17 @@ class AsgiApplication:
 
 
 class State(Enum):
-    """How far the response of a request is."""
+    """The state of a response."""
 
     PENDING = "pending"  # no head has been written
-    STARTED = "started"  # by the application's messages
+    STARTED = "started"  # the application's messages are sent
     DETACHED = "detached"  # a source writes it, past ASGI
     ENDED = "ended"  # it is complete, or the client has left
 
 
 @dataclass(slots=True, eq=False)
 class AsgiRequest:
-    """One request in the application, and what the extension offers for it.
+    """One request in the application; the object that the extension offers for it.
 
     PENDING becomes STARTED with the first message of a body, or DETACHED when a source takes the
     response over; any state becomes ENDED when the client leaves.
@@ -143,7 +143,7 @@ class AsgiRequest:
     deadlines: Deadlines
     method: str
     dropped: frozenset[bytes]
-    """Headers of the application that the protocol does not have."""
+    """Headers of the application that the protocol does not allow."""
     consumed: Callable[[int], None]
     refused: Callable[[], None]
     wants_body: Callable[[], None]
@@ -263,7 +263,7 @@ class AsgiRequest:
             if status in REFUSALS:
                 self.refused()
                 if self.is_ended:
-                    return  # it was one too many
+                    return  # the flood budget is spent, and the connection closed
             self._state = State.STARTED
             self.writer.start(status, headers)
             if self.method == "HEAD" or status in WITHOUT_BODY:

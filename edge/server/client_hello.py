@@ -1,4 +1,4 @@
-"""The protocols that a TLS client offers (ALPN), and the alert if the edge speaks none of them.
+"""Reads the protocols that a TLS client offers (ALPN), and refuses clients without a common one.
 
 RFC 7301, 3.2: a server that speaks none of the offered protocols ends the handshake with
 `no_application_protocol`, so that bytes of one protocol are never read as another's (ALPACA).

@@ -1,4 +1,4 @@
-"""One TCP connection, with TLS or without, and the protocol that is spoken on it."""
+"""One TCP connection, with or without TLS: moves bytes between its socket and its protocol."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ Result = TypeVar("Result")
 
 TLS_HANDSHAKE_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 10.0
-"""For what was written before the close; a client that does not read it does not keep us."""
+"""Time for written data to be sent after a close, in seconds; then the connection is aborted."""
 
 LINGER_S = 2.0
-"""For a client that is still sending what has been refused."""
+"""Time for which a client that is still sending is read after a refusal, in seconds."""
 
 log = structlog.get_logger("tailrace.edge")
 
 
 @coroutine
 def _begun(work: Coroutine[Any, Any, Result], waited_for: Any) -> Generator[Any, Any, Result]:
-    """Goes on with `work`, whose first step is done and which waits for that since then."""
+    """Resume a coroutine that was already advanced to its first await, for `waited_for`."""
     try:
         yield waited_for
     except asyncio.CancelledError:
@@ -46,10 +46,10 @@ def _begun(work: Coroutine[Any, Any, Result], waited_for: Any) -> Generator[Any,
 
 
 def _no_room() -> bytes:
-    """Return the answer of HTTP/1.1 to a connection over the limit, with a wait of its own."""
+    """Return the HTTP/1.1 response to a connection over the limit, with a random Retry-After."""
     error = Overloaded(
-        "there are as many connections as this edge takes, in all or from one address",
-        hint="use the connections that are open, or try again later",
+        "too many connections are open at this edge, in all or from one address",
+        hint="use the open connections, or try again later",
     )
     answer = error_response(error)
     fields = [*answer.raw_headers, (b"connection", b"close")]
@@ -58,17 +58,16 @@ def _no_room() -> bytes:
 
 
 class Connection(asyncio.Protocol):
-    """A `Transport`: it moves bytes and bounds what waits, and leaves the rest to its protocol.
+    """A `Transport`: moves bytes and bounds its buffers, and leaves the rest to its protocol.
 
-    Its protocol gets the input in slices, in turn with other connections (`InputTurns`). While a
-    slice waits the transport does not read, so one read of the event loop is all that can wait.
+    The protocol gets the input in slices, in turn with other connections (`InputTurns`). While a
+    slice waits the socket is not read, so at most one read of the event loop waits.
 
-    TLS is begun here, not by the listener: only so are the buffers of both layers ours to bound,
-    and each connection gets the certificate of its moment.
+    TLS is started here and not by the listener, so that the buffers of both layers can be bounded,
+    and each connection gets the current certificate.
     """
 
-    # Slots lie in the object: with hundreds of connections in a step a dict would be one more
-    # place that is not near the processor.
+    # Slots save a dictionary, which would be one more miss of the CPU's caches per connection.
     __slots__ = (
         *("_address", "_admitted", "_deadline", "_early", "_ending", "_handshake", "_held"),
         *("_input", "_lost", "_reading", "_context", "_sliced", "_tls", "_transport", "_batch"),
@@ -81,19 +80,19 @@ class Connection(asyncio.Protocol):
         self.server: tuple[str, int] | None = None
         self._context = context
         self._batch = context.batch
-        self._unsent = b""  # written while the turn flushes, which says when it is sent
+        self._unsent = b""  # written during a flush of the batch, and sent at its end
         self._tls = tls
         self._transport: asyncio.Transport | None = None
         self._handshake: asyncio.Task[None] | None = None
-        self._early = b""  # what came with the last bytes of the handshake
+        self._early = b""  # input that came with the last bytes of the handshake
         self._lost = False
         self._address = ""
         self._admitted = False
         self._reading = True  # the transport reads
         self._held = False  # the protocol takes no input at the moment
-        self._ending = False  # no more input is looked at
-        self._input = b""  # read, and not worked off
-        self._sliced = 0  # bytes of it that the protocol has had
+        self._ending = False  # further input is dropped
+        self._input = b""  # input that was read, and not given to the protocol
+        self._sliced = 0  # bytes of it that the protocol has got
         self.in_line = False
         self.protocol: ConnectionProtocol = NOBODY
         self._deadline = Deadline(context.deadlines, self.abort)  # of a stall, or of the close
@@ -114,7 +113,7 @@ class Connection(asyncio.Protocol):
         if self._tls is None:
             self._begin(plain, "http/1.1")
             return
-        # So that the upper layer has no more than it says, but for what is being written.
+        # TLS has a buffer of its own: this one below it is to hold only what is being written.
         plain.set_write_buffer_limits(high=0)
         loop = asyncio.get_running_loop()
         shaking = loop.start_tls(
@@ -125,7 +124,7 @@ class Connection(asyncio.Protocol):
             ssl_handshake_timeout=TLS_HANDSHAKE_TIMEOUT_S,
             ssl_shutdown_timeout=CLOSE_TIMEOUT_S,
         )
-        # It takes the transport over before it first waits, and that must be before the first read.
+        # start_tls takes the transport over in its first step, which must precede the first read.
         waited_for = shaking.send(None)
         plain.set_protocol(AlpnCheck(plain))
         self._handshake = loop.create_task(self._shake_hands(plain, _begun(shaking, waited_for)))
@@ -153,13 +152,13 @@ class Connection(asyncio.Protocol):
 
     def _begin(self, transport: asyncio.Transport, alpn: str) -> None:
         self._transport = transport
-        # Paused exactly where there is no room.
+        # `pause_writing` is then called exactly when `writable_bytes` falls below 1.
         transport.set_write_buffer_limits(high=UNSENT_BYTES - 1, low=UNSENT_BYTES // 4)
         sock = transport.get_extra_info("socket")
         try:
             self.peer = parse_socket_addr(sock.family, sock.getpeername())
             self.server = parse_socket_addr(sock.family, sock.getsockname())
-        except OSError:  # it has gone already
+        except OSError:  # the client has left already
             transport.abort()
             return
         self._context.connections.add(self)
@@ -179,7 +178,7 @@ class Connection(asyncio.Protocol):
         self._read_or_not()
 
     def take_slice(self) -> bool:
-        """Give the protocol a slice of the input; return True if it takes another one."""
+        """Give the protocol a slice of the input; return True if it can take another one."""
         if self._held or self._ending or not self._input:
             return False
         begin, end = self._sliced, self._sliced + SLICE_BYTES
@@ -189,7 +188,7 @@ class Connection(asyncio.Protocol):
             self._input, self._sliced = b"", 0
         try:
             self.protocol.receive(piece)
-        except Exception:  # a fault of ours must not keep the connections behind it from theirs
+        except Exception:  # a defect must not affect the other connections in the line
             log.exception("connection failed")
             self.abort()
         self._context.batch.flush()
@@ -197,7 +196,7 @@ class Connection(asyncio.Protocol):
         return bool(self._input) and not self._held
 
     def _read_or_not(self) -> None:
-        """Have the transport read exactly while there is room for what it may read."""
+        """Have the transport read exactly while there is room for the input."""
         waiting = len(self._input) - self._sliced
         wanted = waiting <= MAX_HELD_BYTES if self._held else not waiting
         if wanted == self._reading or self._transport is None or self._transport.is_closing():
@@ -222,11 +221,11 @@ class Connection(asyncio.Protocol):
         self._release()
         self._ending, self._input = True, b""
         if self._transport is None:
-            return  # within the handshake
+            return  # the handshake was not complete
         self._transport = None
         self._context.connections.discard(self)
         self._deadline.end()
-        # It knows this connection: garbage that would wait to be found.
+        # The protocol refers to this connection: without this, a reference cycle is left.
         protocol, self.protocol = self.protocol, NOBODY
         protocol.disconnected()
         self._context.batch.flush()
@@ -279,12 +278,12 @@ class Connection(asyncio.Protocol):
         self._deadline.set(LINGER_S if lingers else CLOSE_TIMEOUT_S)
         self._drop_input()
         if lingers and transport.can_write_eof():
-            transport.write_eof()  # the client's own end, or the deadline, closes it
+            transport.write_eof()  # closed when the client closes its side, or by the deadline
         else:
             transport.close()
 
     def _drop_input(self) -> None:
-        """Take what still comes, and look at nothing of it."""
+        """Read further input, and drop it."""
         self._ending = True
         self._input, self._sliced, self._held = b"", 0, False
         self._read_or_not()

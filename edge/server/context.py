@@ -1,4 +1,4 @@
-"""What the connections of a server share."""
+"""The objects that all connections of a server share."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from tailrace.edge.telemetry.request_metrics import Counts, id_field
 from tailrace.ledger.errors import TailraceError
 
 KEEP_ALIVE_TIMEOUT_S = 75.0
-"""Time that an idle connection is kept, in seconds. It is longer than the usual 60 s of a proxy, so
-that the proxy is the one to hang up."""
+"""Time that an idle connection is kept, in seconds. Proxies usually close theirs after 60 s, and
+should do so first: a request that crosses a close is lost."""
 
 
 class Connections:
@@ -81,7 +81,7 @@ class RunningRequest(ResponseSource, Protocol):
 
 
 class Application(Protocol):
-    """The application that answers every request: ASGI, or what a test has in its place."""
+    """The application that answers every request: ASGI, or a test's stand-in."""
 
     def start(
         self,
@@ -97,7 +97,7 @@ class Application(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServerContext:
-    """What the protocols of a server need for each request, over TCP and QUIC alike."""
+    """The objects that every protocol needs for its requests, over TCP and QUIC alike."""
 
     batch: FlushBatch
     application: Application
@@ -107,7 +107,7 @@ class ServerContext:
     body_timeout_s: float
     """Time for a request's body to come, after its head."""
     stalled_timeout_s: float
-    """Time after which a client that takes nothing of a response loses it."""
+    """Time after which a response is reset if its client reads nothing of it."""
     counts: Counts | None = None
 
     def refuse(
@@ -137,7 +137,7 @@ def _call_soon(act: Callable[[], None]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TcpContext(ServerContext):
-    """What all TCP connections of an edge share."""
+    """The objects that all TCP connections of an edge share."""
 
     application: AsgiApplication
     config: EdgeConfig

@@ -33,7 +33,7 @@ class Scheduler(Protocol):
 
 
 class Deadlines:
-    """What all deadlines of a server share: its scheduler, and `after`, called when one passes."""
+    """The scheduler of all deadlines of a server, and the callback after one that has passed."""
 
     def __init__(self, scheduler: Scheduler, after: Callable[[], None] = nothing) -> None:
         self.clock_s = scheduler.time

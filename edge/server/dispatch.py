@@ -1,7 +1,6 @@
-"""One request from its head on, the same for HTTP/1.1, HTTP/2 and HTTP/3.
+"""Hands one request of any protocol to the application, and feeds it the request's body.
 
-Every request goes to the application, which may take a piece of the body when it has taken the one
-before, and may detach the response.
+The application takes the body piece by piece, and may detach the response.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Answer(ResponseWriter, Protocol):
 class RequestDispatcher:
     """Connects a request of a protocol with the application; a `ResponseSource`.
 
-    A protocol calls it no more once the response has ended, but for `forget`.
+    Once the response has ended, the protocol only calls `forget`.
     """
 
     context: ServerContext
@@ -49,7 +48,7 @@ class RequestDispatcher:
     _deadline: Deadline | None = None  # of the body
 
     def begin(self, ended: bool) -> None:
-        """Hand the request to the application; `ended`: it has no body."""
+        """Hand the request to the application; `ended` means that it has no body."""
         self._running = self.context.application.start(
             self.request, self.writer, self.server, self.consumed, self.refused, self.wants_body
         )
@@ -59,7 +58,7 @@ class RequestDispatcher:
         self.came(b"", ended)
 
     def came(self, data: bytes, ended: bool) -> None:
-        """Hand on a piece of the body; `ended`: it is the last."""
+        """Hand on a piece of the body; `ended` means that it is the last one."""
         if self.is_whole:
             return
         if ended:
@@ -68,7 +67,7 @@ class RequestDispatcher:
             self._running.feed(data, ended)
 
     def cut(self, error: TailraceError) -> None:
-        """End a request that does not come whole: with an answer, if none has begun."""
+        """End a request whose body is incomplete: with an error response, if none has begun."""
         self.disconnected()
         if self.writer.started:
             self.writer.reset()
@@ -78,7 +77,7 @@ class RequestDispatcher:
             self.context.refuse(self.writer, protocol, request.method, error, request.headers)
 
     def forget(self) -> None:
-        """Drop the references to what has ended; it would be garbage to collect otherwise."""
+        """Drop the references to ended objects, so that no reference cycle is left."""
         if self._deadline is not None:
             self._deadline.end()
             self._deadline = None

@@ -52,7 +52,7 @@ REQUEST_TIMEOUT = 408
 
 @dataclass(slots=True, eq=False)
 class UnderWay:
-    """The request that is being answered, and what is still to come of it."""
+    """The request that is being answered, and how much of it is still to come."""
 
     dispatcher: RequestDispatcher
     writer: Http1Writer
@@ -95,7 +95,7 @@ class Http1:
         self._closed = False
         self._draining = False
         self._flood = FloodBudget(context.deadlines.clock_s)
-        self._flooded = False  # it owes too much: the next answer is the last
+        self._flooded = False  # the flood budget is spent: the next response is the last
         self._deadline = Deadline(context.deadlines, self._overdue)
         self._deadline.set(context.config.header_timeout_s)
 
@@ -154,7 +154,7 @@ class Http1:
         return request.is_whole or request.unread_bytes > MAX_UNREAD_BODY_BYTES
 
     def _advance(self) -> None:
-        """Work off what has come, as far as that is possible; does nothing within itself."""
+        """Handle the buffered input as far as possible; a nested call does nothing."""
         if self._advancing:
             return
         self._advancing = True
@@ -198,7 +198,7 @@ class Http1:
             if self._scanned > MAX_HEAD_BYTES:
                 self._refuse(refusal(431))
             elif self._scanned and self._buffer[0] < 0x21:
-                self._refuse(refusal(400))  # TLS on the plain port, say
+                self._refuse(refusal(400))  # for example TLS on the plain port
             return False
         self._scanned = 0
         head = bytes(self._buffer[: found.end()])
@@ -331,7 +331,7 @@ class Http1:
         return self._request is None
 
     def _consumed(self, size: int) -> None:
-        """Note that the application has taken so much of the body."""
+        """Note that the application has taken `size` bytes of the body."""
         request = self._request
         if request is not None:
             request.unread_bytes -= size
@@ -348,8 +348,8 @@ class Http1:
     def _refused(self) -> None:
         """Charge a request that cost its client nothing to make.
 
-        The connection of a client that owes too much ends with its next answer, which says so: a
-        proxy that has many clients on one connection loses none of their requests.
+        If the flood budget is spent, the connection ends with the next response, which announces
+        it. So a proxy that shares the connection between clients loses none of their requests.
         """
         self._flooded = not self._flood.spend(REFUSED_POINTS)
 
@@ -389,7 +389,7 @@ class Http1:
         self._context.batch.flush()
 
     def _await_next(self) -> None:
-        """Give the client its time for what comes next."""
+        """Set the timeout for the client's next input."""
         config = self._context.config
         self._head_began = bool(self._buffer)
         if self._skipped:
@@ -398,7 +398,10 @@ class Http1:
             self._deadline.set(config.header_timeout_s if self._buffer else KEEP_ALIVE_TIMEOUT_S)
 
     def _refuse(self, error: TailraceError, head: bytes | None = None) -> None:
-        """Answer input that is no request, and close; without `head` it is what has come."""
+        """Answer input that is not a valid request, and close the connection.
+
+        `head` is the head of the request; by default it is the buffered input.
+        """
         if self._context.counts is not None:
             self._context.counts.refused("h1", error.code, error.status)
         began = bytes(self._buffer[:MAX_HEAD_BYTES]) if head is None else head
@@ -519,7 +522,7 @@ class Http1Writer:
             self._http1.ended(True)
 
     def close(self) -> None:
-        """Send nothing any more: the connection is lost."""
+        """Drop all further output, because the connection is lost."""
         self._open = False
         self._connection = None
 
@@ -534,7 +537,10 @@ def _parsed(connection: h11.Connection, head: bytes) -> h11.Request:
 
 
 def _error_answer(error: TailraceError, headers: Headers, head: bytes) -> bytes:
-    """Return a whole answer to what `head` began, behind which the connection is closed."""
+    """Return a complete response with an error, after which the connection is closed.
+
+    `head` is the beginning of the request.
+    """
     answer = error_response(error)
     connection = h11.Connection(h11.SERVER)
     fields = [*answer.raw_headers, *headers, id_field_of(head), CLOSE]

@@ -1,4 +1,4 @@
-"""HTTP/2 on one connection: its requests, their timeouts, and what they may cost."""
+"""HTTP/2 on one connection: its requests, their timeouts and their limits."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Request:
 
 
 class ResponseWriter(Protocol):
-    """The way of one response to its client, made by a protocol and used by a `ResponseSource`.
+    """The writer of one response, which a protocol makes and a `ResponseSource` uses.
 
     Nothing raises. After `end`, `reset`, or a call of the source's `disconnected`, every call is
     ignored.

@@ -1,9 +1,9 @@
-"""One response's end of a stream: frames read from a link are written in the same callback.
+"""Sends one stream as one response: frames read from a link are written in the same callback.
 
-No task and no queue stand between the link and the client, but for the few frames that credit
-allows. Frames that come in one read are encoded together and leave as one write. While the client
-has no room nothing is encoded, so no credit is renewed and the origin waits: a stalled client
-costs what the origin had sent by then.
+There is no task between the link and the client, and no queue but for the few frames that credit
+allows. Frames of one read are encoded together and leave in one write. While the client does not
+read, nothing is encoded and no credit is renewed, so the origin waits: a stalled client costs only
+the frames that were in flight.
 """
 
 from __future__ import annotations
@@ -93,11 +93,17 @@ class StreamReader:
         *,
         head_only: bool = False,
     ) -> None:
-        """Prepare a response; `ask` or `take_over` begins it.
+        """Prepare a response, which `ask` or `take_over` begins.
 
         Args:
+            link: The links to origins.
+            batch: The batch in which the reader marks itself when frames have come.
+            deadlines: The deadlines of the server.
+            writer: Writes the response.
+            encoder: Encodes the stream.
             access: Headers of the response, whatever its status.
             done: Called once, when the response has ended or its client has left.
+            metrics: Reports the progress of the response.
             head_only: The request was HEAD, so the response ends with its head.
         """
         self._link = link
@@ -119,7 +125,7 @@ class StreamReader:
         self._stalled = False  # frames wait for room
         self._joined = False  # the first item of the queue is several frames
         self._fast_path = False  # the head is written, and nothing waits
-        self._expansion_ratio = 1  # bytes that one byte of a frame has lately become
+        self._expansion_ratio = 1  # bytes of output per byte of a frame, of the last write
         self._writes = 0  # pieces of the body
         self._passed = self._passed_bytes = 0  # frames that the window has not counted yet
         self._last_write_s = 0.0
@@ -160,7 +166,7 @@ class StreamReader:
         self._link.ask(self, CORR, request)
 
     def take_over(self, reader: Reader, opened: Opened, begin: bytes) -> None:
-        """Go on where `reader` is, which has opened the stream; `begin` goes before its frames."""
+        """Continue after `reader`, which has opened the stream; `begin` precedes its frames."""
         if self._over:
             reader.close()
             return
@@ -175,7 +181,7 @@ class StreamReader:
     # ---- from the link ----
 
     def deliver(self, raw: bytes) -> None:
-        """Take a frame; it is written when the read that brought it has been worked off."""
+        """Queue a frame, which is written after all frames of the same read are handled."""
         self._queue.append(raw)
         self._batch.dirty[self] = None
 
@@ -186,7 +192,7 @@ class StreamReader:
         self._batch.dirty[self] = None
 
     def flush(self) -> None:
-        """Write what has come, as far as there is room."""
+        """Write the queued frames, as far as the client has room."""
         queue = self._queue
         if self._fast_path and len(queue) == 1 and self._pass_on(queue[0]):
             queue.clear()
@@ -212,10 +218,10 @@ class StreamReader:
         self._renew()
 
     def _pass_on(self, raw: bytes) -> bool:
-        """Write one token, if that is all there is to do; nearly all of the traffic is this case.
+        """Write one token, if there is nothing else to do, as is the case for nearly all frames.
 
-        With hundreds of readers in a step, what a reader consists of is not in the CPU's caches:
-        little of it is touched here.
+        With hundreds of readers in a step, this reader's attributes are not in the CPU's caches, so
+        as few of them as possible are used.
         """
         writer = self._writer
         if raw[TAG_OFFSET] != TOKEN or writer.writable_bytes() < 1:
@@ -275,7 +281,7 @@ class StreamReader:
     # ---- the head ----
 
     def _start(self) -> None:
-        """Write the head, if what has come decides on it."""
+        """Write the head, if the frames so far determine it."""
         if not self._opened:
             self._opened = True
             _, answer = decode(self._queue.pop(0))
@@ -297,11 +303,11 @@ class StreamReader:
 
     @property
     def _has_all(self) -> bool:
-        """True if the origin says that nothing is left of a stream that is resumed."""
+        """True if the origin reports that the client has every frame of the stream it resumes."""
         return self._is_resume and bool(self._queue) and tag_of(self._queue[0]) == Status.tag
 
     def _waited_at_tip(self) -> None:
-        """Begin the body of a stream that goes on and has no new frame at the moment."""
+        """Begin the body of a resumed stream that still runs, but has no new frame."""
         if not (self._over or self._started):
             self._begin_body()
 
@@ -324,7 +330,7 @@ class StreamReader:
         self._writer.start(status, [*fields_of(headers), *self._access])
 
     def _refuse(self, answer: StreamError) -> None:
-        """Answer with the origin's refusal, in the words of the dialect."""
+        """Answer with the origin's error, in the shape of the dialect."""
         response = self._encoder.refusal(to_error(answer))
         self._metrics.failed(answer.code)
         self._metrics.answered(response.status_code)

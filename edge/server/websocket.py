@@ -1,8 +1,8 @@
-"""A session's WebSocket (RFC 6455) on a connection of ours, past ASGI.
+"""The WebSocket (RFC 6455) of one session, past ASGI.
 
-What comes is rare, and wsproto's to read, without extensions; what goes is a header of a few bytes
-before a session's message, and written in the turn that brought it. A message is counted as it
-comes: of one that is longer than it may be nothing is kept.
+Input is rare, and wsproto parses it, without extensions. Output is a header of a few bytes before
+each message of the session, written in the callback that brought its frames. The size of a message
+is counted as its pieces arrive, and nothing is kept of one that is too large.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class WebSocket:
         admission: Admission,
         headers: Headers,
     ) -> None:
-        """Answer the handshake that was `asked`; `headers` go with the answer."""
+        """Answer the opening handshake `asked`; `headers` are added to the response."""
         config = context.config
         path = SESSION_PATH.decode()
         self._metrics = RequestMetrics(context.counts, self.protocol, "GET", path, asked.headers)
@@ -117,8 +117,8 @@ class WebSocket:
             spend=self._flood.spend,
         )
         self._protocol = Connection(ConnectionType.SERVER)
-        self._came: list[bytes] = []  # from the link in this turn
-        self._parts: list[bytes] = []  # of a message that is not whole
+        self._came: list[bytes] = []  # frames from the link, until the next flush
+        self._parts: list[bytes] = []  # of an incomplete message
         self._size = 0
         self._missed = 0
         self._closed = False
@@ -145,7 +145,7 @@ class WebSocket:
 
     @property
     def is_stalled(self) -> bool:
-        """The client has no room for what has come."""
+        """True while frames wait because the client does not read."""
         return self._stalled
 
     # ---- from the client ----
@@ -155,7 +155,7 @@ class WebSocket:
             return
         self._missed = 0
         self._protocol.receive_data(data)
-        for event in self._protocol.events():  # what is no WebSocket's is a CloseConnection
+        for event in self._protocol.events():  # invalid input becomes a CloseConnection
             self._take(event)
             if self._closed or self._session.close is not None:
                 break
@@ -167,7 +167,7 @@ class WebSocket:
         if isinstance(event, BytesMessage | TextMessage):
             self._gather(event)
         elif isinstance(event, Ping):
-            # A client that does not read its answers gets none: they would only pile up.
+            # A client that does not read gets no Pong, because Pongs would only pile up.
             if self._transport.writable_bytes() > 0:
                 self._transport.write(self._protocol.send(event.response()))
             self._session.charge(EMPTY_POINTS)
@@ -179,14 +179,14 @@ class WebSocket:
             self._session.charge(EMPTY_POINTS)
 
     def _gather(self, event: BytesMessage | TextMessage) -> None:
-        """Put a piece of a message to the others, while they may still be one."""
+        """Add a piece of a message, unless the message is too large or of the wrong type."""
         size = len(event.data)
         least = 1 if event.message_finished else SMALL_PIECE_BYTES
         if event.frame_finished and size < least:
             self._session.charge(EMPTY_POINTS)
         self._size += size
         if self._size > MAX_MESSAGE_BYTES or isinstance(event, TextMessage):
-            # The session says what is wrong with it, and needs no more than its length to.
+            # The session makes the error, for which it only needs the type and the length.
             self._parts.clear()
             is_text = isinstance(event, TextMessage)
             self._session.receive("" if is_text else bytes(self._size))
@@ -209,8 +209,8 @@ class WebSocket:
     # ---- to the client ----
 
     def deliver(self, raw: bytes) -> None:
-        # The session is looked at once a turn: with many connections, what it is made of is no
-        # longer near the processor when its turn to be flushed comes.
+        # The session is only used in the flush: with many connections its attributes are no longer
+        # in the CPU's caches by then.
         self._came.append(raw)
         self._batch.dirty[self] = None
 
@@ -241,11 +241,13 @@ class WebSocket:
             self._end()
 
     def _write(self, room: int) -> int:
-        """All that waits, until there is no room; how much there is then. Who has been told that
-        there is none is who is told when there is some again."""
+        """Write the waiting messages until `writable_bytes` is below 1; return its last value.
+
+        Only after a value below 1 is `drained` called once there is room again.
+        """
         session = self._session
         while room > 0:
-            # A message takes all that there is and has room: what is left is too large for it.
+            # A message holds as many frames as fit. The next frame may be larger than the room.
             data = b""
             while room > 0 and (message := session.next_message(room)) is not None:
                 data += _header(len(message)) + message
@@ -270,17 +272,17 @@ class WebSocket:
         self._closed = True
         self._deadline.end()
         self._link.forget(self)
-        self._session.detached = none_detached  # it refers to this object, which would be garbage
+        self._session.detached = none_detached  # it refers to this object: no cycle is left
         self._done()
         self._metrics.ended()
 
     def drain(self) -> None:
-        """The link tells the session, and each of its streams, that the edge goes away."""
+        """Do nothing: the session and its streams get an error by the link at shutdown."""
 
     # ---- time ----
 
     def _overdue(self) -> None:
-        """Hello, or the next ping, is due; clients that are silent for long are gone."""
+        """Handle that Hello or a ping is due; drop a client that has missed several pings."""
         self._session.time_out()
         if self._session.close is not None:
             self._batch.mark_dirty(self)
@@ -297,7 +299,7 @@ class WebSocket:
     # ---- the end ----
 
     def _end(self) -> None:
-        """The last that this side says; what the client still sends is not read."""
+        """Close the connection after the last message; further input is dropped."""
         self._leave()
         self._transport.close(lingers=True)
 

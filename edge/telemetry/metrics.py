@@ -1,6 +1,6 @@
-"""An edge's Prometheus metrics: what was counted, and how its links and clients are right now.
+"""An edge's Prometheus metrics: its counters, and the current state of its links and clients.
 
-Read at a scrape, possibly by another thread: whatever is gone through here is copied first.
+Another thread may collect them, so collections are copied before they are iterated over.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class EdgeMetrics(Collector):
         found = Counter({(protocol, state): 0 for protocol in PROTOCOLS for state in STATES})
         for origin in self._link.origins:
             for route in origin.relay.routes():
-                # Sinks of tests and of embedders may not say what they are.
+                # Sinks that are not the edge's own may lack these attributes.
                 protocol = getattr(route.sink, "protocol", OTHER)
                 found[protocol, _state_of(route, origin)] += 1
         family = GaugeMetricFamily(
@@ -179,7 +179,7 @@ def _by_label(name: str, help_: str, label: str, counts: dict[str, int]) -> Metr
 
 
 async def metrics(request: Request) -> Response:
-    """GET /metrics: with an administrator's key, or without keys directly from this machine."""
+    """Handle GET /metrics, for an administrator's key, or without keys from this machine only."""
     shown: EdgeMetrics | None = request.app.state.metrics
     config: EdgeConfig = request.app.state.config
     caller = caller_of(request)

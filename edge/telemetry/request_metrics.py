@@ -1,9 +1,9 @@
-"""One request as telemetry sees it, from its head to the end of its answer's body; what is counted.
+"""Telemetry of one request, from its head to the end of its response, and the edge's counters.
 
-Who answers says what happens: a route past the application from its writer, the application by its
-middleware. Both are timed alike. Counts are plain numbers, which a scrape reads. Nothing is done
-for a frame by itself: those of one read of the link are counted together, and timed together by
-the `FlushBatch` of that read, one read in a few.
+The source of a response reports its progress: a detached stream does so itself, and the middleware
+does it for all other responses. Counters are plain numbers, which a scrape reads. There is no work
+for each frame: the frames of one read of a link are counted together, and for one read in eight the
+`FlushBatch` measures their delay.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RELAY_BUCKETS_S = (
 FIRST_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 REQUEST_BUCKETS_S = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 MAX_CODES = 200
-"""Codes of errors that are counted each by itself. Ours are fewer, but origins may say any."""
+"""Maximum number of error codes with a counter of their own: origins may send any code."""
 OTHER = "other"
 
 
@@ -86,7 +86,7 @@ class Counts:
         self.errors[code if known else OTHER] += 1
 
     def refused(self, protocol: str, code: str, status: int) -> None:
-        """Count input that was no valid request, or too slow, and reached no route."""
+        """Count a request that was not valid or too slow, and reached no route."""
         self.requests[Answered(OTHER, OTHER, status, protocol)] += 1
         self.error(code)
 
@@ -99,14 +99,14 @@ A = TypeVar("A", bound=Frame)
 
 REQUEST_ID = b"x-request-id"
 PROTOCOLS = {"1.0": "h1", "1.1": "h1", "2": "h2", "3": "h3"}
-"""By the version of HTTP as ASGI spells it; a WebSocket is `ws`."""
+"""Names of protocols in the metrics, by the HTTP version in ASGI; a WebSocket is `ws`."""
 CLIENT_GONE = 499
-"""The status of a request whose client left before it had any."""
+"""The status of a request whose client left before a response began (nginx's 499)."""
 NOWHERE = "other"
-"""The route of what no route is for."""
+"""The route of requests for which there is none."""
 METHODS = frozenset("GET HEAD POST PUT DELETE OPTIONS PATCH".split())
 
-# What a log or a header can carry of a client's own id.
+# A client's own request id is used if it is safe in logs and headers.
 _ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 _ID_IN_A_HEAD = re.compile(rb"(?i)\nx-request-id:[ \t]*([\x21-\x7e]{1,128})[ \t]*\r?\n")
@@ -127,7 +127,7 @@ def id_field_of(head: bytes) -> tuple[bytes, bytes]:
 
 
 class RequestMetrics:
-    """Begun with a request's head, `ended` once."""
+    """The telemetry of one request. Its owner calls `ended` once."""
 
     __slots__ = (
         *("_began_s", "_counts", "_over", "_span", "address", "method", "protocol"),
@@ -143,7 +143,7 @@ class RequestMetrics:
         headers: Sequence[tuple[bytes, bytes]],
         began_s: float | None = None,
     ) -> None:
-        """Nothing is counted without `counts`. `began_s` is the time of the head, if not now."""
+        """Begin at the request's head, at `began_s` or now; without `counts` nothing is counted."""
         self._began_s = perf_counter() if began_s is None else began_s
         self._counts = counts
         self._over = False
@@ -203,12 +203,12 @@ class RequestMetrics:
             self._counts.error(code)
 
     def stalled(self) -> None:
-        """The client has no room for what has come for it: the origin waits for it."""
+        """Count that frames wait because the client does not read."""
         if self._counts is not None:
             self._counts.stalls[self.protocol] += 1
 
     def ended(self) -> None:
-        """The body is whole or broken off, or the client has gone."""
+        """Count the request and end its span: the response ended, or the client has left."""
         if self._over:
             return
         self._over = True
@@ -247,7 +247,7 @@ class RequestMetrics:
 
 
 current: ContextVar[RequestMetrics | None] = ContextVar("metrics", default=None)
-"""The request that the running task answers in the application."""
+"""The telemetry of the request that the running task answers."""
 
 
 def traced(request: A) -> A:
@@ -263,14 +263,14 @@ def with_trace(request: A, metrics: RequestMetrics) -> A:
 
 
 def note_error(code: str) -> None:
-    """The answer to this request is an error, or ends with one."""
+    """Record the code of an error with which the current request's response begins or ends."""
     metrics = current.get()
     if metrics is not None:
         metrics.failed(code)
 
 
 def note_stream(stream: bytes) -> None:
-    """The request is about this stream: its log lines say so."""
+    """Record the stream that the current request is about, for its log lines."""
     metrics = current.get()
     if metrics is not None and not metrics.stream:
         metrics.stream = stream.hex()
@@ -278,7 +278,7 @@ def note_stream(stream: bytes) -> None:
 
 
 class TelemetryMiddleware:
-    """Pure ASGI, so that a body that is sent as it comes is timed to its end."""
+    """ASGI middleware that reports each request to the telemetry, to the end of its body."""
 
     def __init__(self, app: ASGIApp, counts: Counts | None) -> None:
         self._app = app
@@ -323,7 +323,7 @@ def _watched(metrics: RequestMetrics, scope: Scope, send: Send) -> Send:
 
 
 def route_of(scope: Scope) -> str:
-    """The path of the route that answered, as the application spells it."""
+    """Return the path pattern of the route that answered."""
     endpoint: Callable[..., object] | None = scope.get("endpoint")
     app: Starlette | None = scope.get("app")
     if endpoint is None or app is None:

@@ -409,8 +409,8 @@ def _is_small(request: ObjectRequest, response: ObjectResponse) -> bool:
 
 def outcome_unknown() -> OriginUnreachable:
     return OriginUnreachable(
-        "the origin that holds the object was lost: whether the request was carried out is not"
-        " known",
+        "the origin that holds the object was lost: it is not known whether the request was"
+        " carried out",
         code="outcome_unknown",
-        hint="look first, or send it again as it is if it carries a Producer-Seq",
+        hint="check first, or repeat the request unchanged if it has a Producer-Seq",
     )

@@ -46,8 +46,8 @@ export class Origin {
     } catch (error) {
       if (init.signal?.aborted) throw error;
       throw new TailraceError(
-        "this edge has no link to an origin: whether the request was carried out is not known",
-        { code: "outcome_unknown", status: 503, retryable: true, hint: "look first" },
+        "this edge has no link to an origin: it is not known whether the request was carried out",
+        { code: "outcome_unknown", status: 503, retryable: true, hint: "check first" },
       );
     }
   }

@@ -121,7 +121,7 @@ class ResponseBody(StreamedSettings):
     user: str | None = Field(None, description="a string")
 
     def items(self) -> Items:
-        """The input as a list of items."""
+        """Return the input as a list of items; raise CallerError for an invalid one."""
         if isinstance(self.input, str):
             part = {"type": "input_text", "text": self.input}
             return [{"type": "message", "role": "user", "content": [part]}]
