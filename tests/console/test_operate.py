@@ -50,7 +50,7 @@ async def test_axe_finds_nothing_wrong_with_any_page(
     shows = {
         "streams": "running",
         f"ledger/{streams[-1]}": "ended: stop",
-        "ledger": "Streams that ended lately",
+        "ledger": "Streams that ended recently",
         "pool": "ready in",
         "latency": "p99",
         "health": "Linked edges",
@@ -108,7 +108,7 @@ async def test_a_stream_is_seen_cancelled_and_looked_up_without_reloading(scene:
             assert beyond <= 0, f"a row is {beyond} px wider than its list at {width}"
         await row.get_by_role("button", name="Cancel").click()
         await expect(row).to_have_count(0)
-        ended = page.get_by_role("region", name="Streams that ended lately").get_by_role("row")
+        ended = page.get_by_role("region", name="Streams that ended recently").get_by_role("row")
         mine = ended.filter(has=page.locator(f"a[href='#/ledger/{stream}']"))
         await expect(mine).to_contain_text("cancelled")
         await mine.get_by_role("link").click()

@@ -115,7 +115,7 @@ async def test_a_screen_reader_hears_whole_sentences(scene: Scene) -> None:
         page = visit.page
         await page.get_by_role("option", name="teller").wait_for(state="attached")
         await choose(page, "auto")
-        region = page.get_by_role("log", name="What is being said")
+        region = page.get_by_role("log", name="New text of the answer")
         await expect(region).to_have_attribute("aria-live", "polite")
         await say(page, "5 waves")
         await expect(region).to_contain_text("Wave 4 came in from the sea.")

@@ -49,7 +49,7 @@ export function Latency() {
   });
   return html`<${Page} title="Latency" about="Measured by the origins, all priorities together.">
     ${error && html`<${Fault} error=${error} />`}
-    <fieldset class="choice"><legend class="hidden">Which tokens count</legend>
+    <fieldset class="choice"><legend class="hidden">Tokens to measure</legend>
       <label><input type="radio" name="since" checked=${!recent} onChange=${() => setRecent(false)} /> since the origins began</label>
       <label><input type="radio" name="since" checked=${recent} onChange=${() => setRecent(true)} /> since this page was opened</label>
     </fieldset>
@@ -73,7 +73,7 @@ function Histogram({ one }) {
       <${Stat} name="Counted">${count(total)}<//>
     </dl>
     ${total === 0
-      ? html`<div class="plot"><${Empty} title="Nothing to measure yet">It fills as streams run.<//></div>`
+      ? html`<div class="plot"><${Empty} title="Nothing to measure yet">Measurements appear as streams run.<//></div>`
       : html`<${Plot} data=${data} label=${label} deps=${[one.name]} options=${(theme) => ({
           padding: [8, MARK_PX / 2, 0, 0],
           scales: { x: { time: false, range: [-0.6, one.counts.length - 0.4] } },

@@ -13,7 +13,7 @@ const ID = /^[0-9a-f]{32}$/;
 export function Ledger({ rest: [id] }) {
   return html`<${Page} title="Ledger" about="Every frame that a client was ever shown is here first. Look a stream up, and watch it happen again.">
     <${LookUp} id=${id || ""} />
-    ${id ? (ID.test(id) ? html`<${Stream} key=${id} id=${id} />` : html`<${Fault} error=${new ApiError(400, { message: "That is no stream’s id.", hint: "It has 32 hex digits." })} />`) : html`<${Sizes} />`}
+    ${id ? (ID.test(id) ? html`<${Stream} key=${id} id=${id} />` : html`<${Fault} error=${new ApiError(400, { message: "This is not the id of a stream.", hint: "An id has 32 hex digits." })} />`) : html`<${Sizes} />`}
   <//>`;
 }
 

@@ -20,14 +20,14 @@ export function Pool() {
   const workers = (data?.origins || []).flatMap((one) => (one.workers || []).map((worker) => ({ ...worker, origin: one.origin })));
   const starts = (data?.origins || []).flatMap((one) => (one.starts || []).map((start) => ({ ...start, origin: one.origin })));
   const total = (of) => (data ? data.origins.reduce((sum, one) => sum + (of(one) || 0), 0) : null);
-  return html`<${Page} title="Warm pool" about="The workers of every origin: which model each holds, how busy it is, and what it took to get there.">
+  return html`<${Page} title="Warm pool" about="The workers of every origin: the model that each holds, its load, and its cold starts.">
     ${error && html`<${Fault} error=${error} />`}
     ${data?.origins.filter((one) => one.error).map((one) => html`<${Fault} error=${{ message: `${one.origin}: ${one.error.message}` }} />`)}
     <dl class="card stats">
       <${Stat} name="Workers ready">${data ? html`${workers.filter((one) => one.state === "ready").length} <small>of ${workers.length}</small>` : "–"}<//>
       <${Stat} name="Streams">${data ? html`${count(total((one) => one.streams))} <small>of ${count(total((one) => one.room))}</small>` : "–"}<//>
       <${Stat} name="Deaths">${data ? count(workers.reduce((sum, one) => sum + one.deaths, 0)) : "–"}<//>
-      <${Stat} name="Tokens made">${data ? count(workers.reduce((sum, one) => sum + (one.load?.tokens || 0), 0)) : "–"}<//>
+      <${Stat} name="Tokens generated">${data ? count(workers.reduce((sum, one) => sum + (one.load?.tokens || 0), 0)) : "–"}<//>
     </dl>
     <${Tiers} />
     <${Workers} workers=${workers} />
@@ -109,7 +109,7 @@ function Starts({ starts }) {
   return html`<section class="card">
     <h2>Cold starts <small>the last ${shown.length}</small></h2>
     ${shown.length === 0
-      ? html`<${Empty} title="No start has been seen">It is drawn here, stage by stage, as soon as a worker starts.<//>`
+      ? html`<${Empty} title="No cold start yet">It is drawn here, stage by stage, as soon as a worker starts.<//>`
       : shown.map((start) => html`<${Start} key=${`${start.origin} ${start.worker} ${start.begin_ms}`} start=${start} />`)}
   </section>`;
 }

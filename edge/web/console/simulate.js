@@ -36,11 +36,11 @@ export function Simulator() {
     setChosen((last) => (last.includes(name) ? last.filter((one) => one !== name) : [...last, name]));
   return html`<section class="card">
     <h2>What would a policy cost? <small>offline, on the origin, in a process of its own</small></h2>
-    <p class="note">Over what was really asked of the first origin, as its history has it; over a drawn trace; or over a file of yours, a CSV with the columns <code>model,arrival_s,duration_s</code>.</p>
+    <p class="note">Simulates the recorded requests of the first origin, a random trace, or a CSV file of your own with the columns <code>model,arrival_s,duration_s</code>.</p>
     <form ref=${form} class="simulator" onSubmit=${run}>
       <div class="fields">
         <label>Arrivals<select value=${source} onChange=${(event) => setSource(event.target.value)}>
-          <option value=${OWN}>this origin’s own</option>${GENERATED.map((name) => html`<option value=${name}>${name}, drawn</option>`)}<option value=${UPLOAD}>a file of mine</option>
+          <option value=${OWN}>this origin’s own</option>${GENERATED.map((name) => html`<option value=${name}>${name}, random</option>`)}<option value=${UPLOAD}>a file of mine</option>
         </select></label>
         ${source === UPLOAD
           ? html`<label>File<input type="file" name="file" accept=".csv,text/csv" required /></label>`

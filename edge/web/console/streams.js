@@ -50,7 +50,7 @@ export function Streams() {
 
   const limits = data && data.origins.length > 1 && !filter.origin;
   const found = data ? (limits ? Math.min(data.found, 1000) : data.found) : 0;
-  return html`<${Page} title="Streams" about="Everything that runs or waits at the origins of this edge, as it happens.">
+  return html`<${Page} title="Streams" about="All streams that run or wait at the origins of this edge, updated every second.">
     ${error && html`<${Fault} error=${error} />`}
     <dl class="card stats">
       <${Stat} name="Live">${count(data?.live)}<//>
@@ -115,7 +115,7 @@ function Rows({ data, found, sort, setSort, range, setRange, again }) {
     <div role="rowgroup"><div role="row" aria-rowindex="1" class="row head">${head}<div role="columnheader"><span class="hidden">Actions</span></div></div></div>
     <div role="rowgroup" class="body" ref=${high} onScroll=${look} tabindex="0" aria-label="Rows, to be scrolled">
       ${data && found === 0
-        ? html`<div role="row"><div role="cell"><${Empty} title="Still water">No matching stream is running. <a href="#/try">Try it</a>: it will be here in a second.<//></div></div>`
+        ? html`<div role="row"><div role="cell"><${Empty} title="No streams">No matching stream is running. <a href="#/try">Try it</a>: it will be listed here in a second.<//></div></div>`
         : html`<div class="rail" role="presentation" ref=${(at) => at && (at.style.height = `${found * ROW_PX}px`)}>
             ${data?.rows.map((row, nth) => html`<${Row} key=${row.id} row=${row} place=${data.first + nth} now=${data.now_ms} again=${again} />`)}
           </div>`}
@@ -152,10 +152,10 @@ function Row({ row, place, now, again }) {
 export function Ended({ ended, most = 12 }) {
   const shown = useMemo(() => (ended || []).slice(0, most), [ended, most]);
   return html`<section class="card">
-    <h2>Streams that ended lately <small>the origins remember the last 512 each</small></h2>
+    <h2>Streams that ended recently <small>the origins remember the last 512 each</small></h2>
     ${shown.length === 0
-      ? html`<${Empty} title="Nothing has ended yet">What ends shows up here, with its reason.<//>`
-      : html`<div class="scroll" tabindex="0" role="region" aria-label="Streams that ended lately"><table>
+      ? html`<${Empty} title="Nothing has ended yet">Ended streams are listed here, with the reason of their end.<//>`
+      : html`<div class="scroll" tabindex="0" role="region" aria-label="Streams that ended recently"><table>
           <thead><tr><th>Stream</th><th>Ended</th><th>Reason</th><th>Model</th><th class="number">Tokens</th><th class="number">Took</th><th class="number">Resumes</th></tr></thead>
           <tbody>${shown.map(
             (one) => html`<tr key=${one.id}>

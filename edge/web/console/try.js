@@ -88,7 +88,7 @@ function Turns({ chat }) {
   const scrolled = ({ currentTarget: { scrollTop, scrollHeight, clientHeight } }) => {
     follows.current = scrollHeight - scrollTop - clientHeight < 40;
   };
-  return html`<div class="turns" ref=${box} onScroll=${scrolled} tabindex="0" role="region" aria-label="What was said">
+  return html`<div class="turns" ref=${box} onScroll=${scrolled} tabindex="0" role="region" aria-label="Messages">
     ${chat.turns.length === 0 &&
     html`<div class="opening">
       <p>Every token here is written to a ledger before you see it.</p>
@@ -164,7 +164,7 @@ function Spoken({ chat }) {
     region.current.append(said);
     while (region.current.childElementCount > 20) region.current.firstElementChild.remove();
   });
-  return html`<div class="hidden" aria-live="polite" role="log" aria-label="What is being said" ref=${region}></div>`;
+  return html`<div class="hidden" aria-live="polite" role="log" aria-label="New text of the answer" ref=${region}></div>`;
 }
 
 function Composer({ chat, models }) {
@@ -190,7 +190,7 @@ function Composer({ chat, models }) {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event);
   };
   return html`<form class="composer" onSubmit=${send}>
-    <fieldset class="choice"><legend class="hidden">What the model does</legend>
+    <fieldset class="choice"><legend class="hidden">Task</legend>
       ${Object.entries(MODES).map(([value, said]) => html`<label><input type="radio" name="mode" value=${value} checked=${mode === value} onChange=${change("mode")} /> ${said}</label>`)}
     </fieldset>
     <label><span class="hidden">What to say</span>
@@ -208,11 +208,11 @@ function Composer({ chat, models }) {
         <label>Model<select value=${model} onChange=${change("model")}>${(models || []).map((name) => html`<option>${name}</option>`)}</select></label>
         <label>Transport<select value=${chosen.transport} onChange=${change("transport")}>
           <option value="auto">what works</option><option value="fetch">streaming fetch</option><option value="websocket">WebSocket</option></select></label>
-        <label>Tokens at most<input type="number" min="1" max="100000" value=${chosen.maxTokens} onInput=${change("maxTokens")} /></label>
+        <label>Maximum tokens<input type="number" min="1" max="100000" value=${chosen.maxTokens} onInput=${change("maxTokens")} /></label>
       </div>
     </details>
     <${Curl} body=${chat.input(text, request)} />
-    ${models?.length === 0 && html`<p class="warn">No model is served yet: an origin is still loading, or away.</p>`}
+    ${models?.length === 0 && html`<p class="warn">No model is served yet: the origins are loading, or not connected.</p>`}
   </form>`;
 }
 
