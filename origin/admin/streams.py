@@ -19,9 +19,10 @@ from tailrace.ledger.frame_json import frame_fields
 from tailrace.ledger.interface import Ledger, Record, StreamInfo
 from tailrace.ledger.record_extra import StreamLife
 from tailrace.origin.admin.query import Document, Query
+from tailrace.origin.core.states import StreamState
+from tailrace.origin.core.stream import EndedStream, Stream
 from tailrace.origin.generations.recipe import Recipe
 from tailrace.origin.generations.runs import Runs
-from tailrace.origin.generations.stream import EndedStream, GeneratedStream
 
 if TYPE_CHECKING:  # needs tokenizers, which only our own models need
     from tailrace.origin.checkpoint.prompt import PromptReader
@@ -52,7 +53,7 @@ class LivePages:
         self._unix_ms = unix_ms
         self._incarnation = secrets.token_hex(4)
         count = runs.readers.count
-        self._sorts: dict[str, Callable[[GeneratedStream], Any]] = {
+        self._sorts: dict[str, Callable[[Stream], Any]] = {
             "began_ms": attrgetter("progress.began_s"),
             "last_ms": lambda stream: stream.released_s or 0.0,
             "tokens": attrgetter("made"),
@@ -131,7 +132,7 @@ class LivePages:
                 return int(revision)
         return -1
 
-    def _row(self, stream: GeneratedStream) -> Document:
+    def _row(self, stream: Stream) -> Document:
         recipe, progress = stream.recipe, stream.progress
         released_s = stream.released_s
         return {
@@ -147,7 +148,7 @@ class LivePages:
             "readers": self._runs.readers.count(stream.id),
             "resumes": progress.resumes,
             "takeovers": max(0, stream.epoch - 1),
-            "worker": None if stream.slot is None else stream.slot.number,
+            "worker": stream.worker,
         }
 
     def _ended(self, ended: EndedStream) -> Document:
@@ -172,12 +173,12 @@ def unix_clock(now_ms: Callable[[], int], clock: Callable[[], float]) -> Callabl
     return lambda at_s: round(zero_ms + at_s * 1000)
 
 
-def state_of(stream: GeneratedStream) -> str:
-    if stream.cancelled:
+def state_of(stream: Stream) -> str:
+    """Return the state that operators are shown."""
+    if stream.is_cancelled:
         return "cancelling"
-    if stream.slot is None:
-        return "waiting"
-    return "running" if stream.ordered else "starting"
+    shown = {StreamState.RUNNING: "running", StreamState.CLAIMING: "starting"}
+    return shown.get(stream.state, "waiting")
 
 
 def encoded(document: Document) -> bytes:

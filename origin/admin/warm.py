@@ -44,7 +44,7 @@ def pool_document(
     room: int,
     unix_ms: Callable[[float], int],
 ) -> Document:
-    streams = Counter(one.slot.number for one in runs.table.by_id.values() if one.slot is not None)
+    streams = Counter(one.worker for one in runs.table.by_id.values() if one.worker is not None)
     states = Counter(map(state_of, runs.table.by_id.values()))
     return {
         "now_ms": unix_ms(metrics.clock()),

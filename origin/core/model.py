@@ -6,6 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from math import inf
 
+from tailrace.ledger.flow.circuit_breaker import CircuitState
 from tailrace.ledger.links.hints import Hint
 from tailrace.origin.core.states import UP, ModelState, WorkerState
 from tailrace.origin.pool.members import PoolMember
@@ -65,13 +66,15 @@ class ModelRequest:
 class Worker:
     """One worker of a model. Numbers are unique within the origin, and its slots have the same.
 
-    `since_s` is when it came to its state, in seconds of the core's clock.
+    `since_s` is when it came to its state, in seconds of the core's clock. `ready` is what its
+    process said when it had loaded the model; None while it has no such process.
     """
 
     number: int
     model: str
     state: WorkerState = WorkerState.RESTING
     since_s: float = 0.0
+    ready: Ready | None = None
 
     @property
     def is_up(self) -> bool:
@@ -180,6 +183,18 @@ class ServedModel:
             return (f"compiling {done} of {total} kernels{again}",)
         how_far = f" {done}/{total}" if total else ""
         return (f"loading: {stage}{how_far}{again}",)
+
+    @property
+    def trouble(self) -> str:
+        """Return why a request for it gets nothing now, though it may be loading."""
+        if self.is_up or not self.circuit.reason:
+            return ""
+        return f"{self.circuit.reason}; the last: {self.last_exit}"
+
+    @property
+    def never_starts(self) -> bool:
+        """Return True if it was never loaded, and its workers die again and again."""
+        return self.ready is None and self.circuit.state is CircuitState.OPEN
 
     def count_idling(self, now: float, *, idle: bool) -> None:
         """Note that it is ready without requests from now on, or no longer."""

@@ -151,6 +151,23 @@ class ModelPool:
         """Return a model by its name, or None."""
         return self._models.get(name)
 
+    def serving(self, name: str) -> ServedModel | None:
+        """Return the model of streams with that model's name, or None if it is not served."""
+        return self.find(name) or self.find("")
+
+    def is_up(self, name: str) -> bool:
+        """Return True if a model has a worker; for one that is not served, if any model has."""
+        model = self.find(name)
+        return any(one.is_up for one in ([model] if model is not None else self.models))
+
+    def may_take(self, worker: int, name: str) -> bool:
+        """Return True if streams of a model go to this worker.
+
+        Those of a model that is not served go to any worker, which ends them.
+        """
+        is_served = bool(name) and self.find(name) is not None
+        return self.workers[worker].model in ("", name) or not is_served
+
     def of(self, name: str) -> ServedModel:
         """Return a model by its name: always the same object. Raises CallerError."""
         model = self._models.get(name)
@@ -250,6 +267,8 @@ class ModelPool:
         if after is None:
             return False
         worker.state, worker.since_s = after, self._now
+        if not worker.is_up:
+            worker.ready = None
         return True
 
     def _worker_loading(self, event: events.WorkerLoading) -> None:
@@ -267,6 +286,7 @@ class ModelPool:
         if not self._step(worker.number, WorkerEvent.READY):
             return
         model = self._models[worker.model]
+        worker.ready = event.ready
         model.ready, model.loading, model.deaths = event.ready or model.ready, None, 0
         if model.state is not ModelState.LOADING:
             return

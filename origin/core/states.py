@@ -1,7 +1,7 @@
-"""The states of models and workers, and every transition between them.
+"""The states of models, workers and streams, and every transition between them.
 
-What is not in a table cannot happen: above all, a model that is loading is never evicted, and a
-worker that was told to stop never becomes ready.
+What is not in a table cannot happen: a model that is loading is never evicted, a worker that was
+told to stop never becomes ready, and a stream has one claim at a time.
 """
 
 from __future__ import annotations
@@ -77,7 +77,68 @@ class WorkerEvent(Enum):
     """Its process ended as it was told to."""
 
 
+class StreamState(Enum):
+    """What an origin knows of a stream, and what is under way for it."""
+
+    ABSENT = "absent"
+    """It is not here: it has ended, was never here, or another origin generates it."""
+    OPENING = "opening"
+    """Room is kept for it while its request is checked and it is created in the ledger."""
+    WAITING = "waiting"
+    """It waits for a worker."""
+    CLAIMING = "claiming"
+    """A worker was chosen, and the ledger is asked to make this origin its producer."""
+    RECALLED = "recalled"
+    """Its claim is not needed any more: the worker died, or the stream was cancelled. Nothing else
+    is done before the ledger has answered, because two claims at a time could overtake each
+    other."""
+    RUNNING = "running"
+    """A worker has the order to generate it."""
+    CANCELLING = "cancelling"
+    """Its worker was told to end it."""
+    ENDING = "ending"
+    """It has no worker, and this origin writes its end."""
+    DEFERRED = "deferred"
+    """The ledger gave no answer; the stream is tried again when the ledger is back."""
+    PAUSED = "paused"
+    """Nobody reads it, and it goes on when somebody does; it takes no room."""
+    LEFT = "left"
+    """It has no end, and this origin cannot go on with it: it is damaged, or another version's."""
+
+
+class StreamEvent(Enum):
+    """What changes the state of a stream."""
+
+    OPENED = "opened"
+    CLOSED = "closed"
+    """Its request was refused, or was abandoned before the stream was created."""
+    ADMITTED = "admitted"
+    FOUND = "found"
+    """It is unfinished in the ledger, and has no living origin or is read here."""
+    UNREADABLE = "unreadable"
+    PLACED = "placed"
+    CLAIMED = "claimed"
+    """This origin is its producer under a new epoch."""
+    RECALLED = "recalled"
+    RELEASED = "released"
+    """The answer to a claim that is not needed has come."""
+    UNPLACED = "unplaced"
+    """Its worker is gone, or was told to leave it."""
+    CANCELLED = "cancelled"
+    END_DUE = "end due"
+    """This origin has to write its end, because no worker can."""
+    LEDGER_AWAY = "ledger away"
+    LEDGER_BACK = "ledger back"
+    PAUSED = "paused"
+    DAMAGED = "damaged"
+    TAKEN = "taken"
+    """Another origin is its producer, or it is not in the ledger any more."""
+    ENDED = "ended"
+    """Its end is durable."""
+
+
 _M, _ME, _W, _WE = ModelState, ModelEvent, WorkerState, WorkerEvent
+_S, _SE = StreamState, StreamEvent
 
 MODEL_TRANSITIONS: dict[tuple[ModelState, ModelEvent], ModelState] = {
     (_M.AWAY, _ME.WANTED): _M.QUEUED,
@@ -115,6 +176,60 @@ WORKER_TRANSITIONS: dict[tuple[WorkerState, WorkerEvent], WorkerState] = {
     (_W.SILENT, _WE.UNWANTED): _W.STOPPING,
     (_W.STOPPING, _WE.DIED): _W.RESTING,
     (_W.STOPPING, _WE.EXITED): _W.RESTING,
+}
+
+STREAM_TRANSITIONS: dict[tuple[StreamState, StreamEvent], StreamState] = {
+    (_S.ABSENT, _SE.OPENED): _S.OPENING,
+    (_S.ABSENT, _SE.ADMITTED): _S.WAITING,
+    (_S.ABSENT, _SE.FOUND): _S.WAITING,
+    (_S.ABSENT, _SE.CANCELLED): _S.ENDING,
+    (_S.ABSENT, _SE.PAUSED): _S.PAUSED,
+    (_S.ABSENT, _SE.UNREADABLE): _S.LEFT,
+    (_S.OPENING, _SE.CLOSED): _S.ABSENT,
+    (_S.OPENING, _SE.ADMITTED): _S.WAITING,
+    (_S.OPENING, _SE.CANCELLED): _S.ENDING,
+    (_S.WAITING, _SE.PLACED): _S.CLAIMING,
+    (_S.WAITING, _SE.PAUSED): _S.PAUSED,
+    (_S.WAITING, _SE.CANCELLED): _S.ENDING,
+    (_S.WAITING, _SE.END_DUE): _S.ENDING,
+    (_S.CLAIMING, _SE.CLAIMED): _S.RUNNING,
+    (_S.CLAIMING, _SE.RECALLED): _S.RECALLED,
+    (_S.CLAIMING, _SE.UNPLACED): _S.WAITING,
+    (_S.CLAIMING, _SE.CANCELLED): _S.RECALLED,
+    (_S.CLAIMING, _SE.END_DUE): _S.ENDING,
+    (_S.CLAIMING, _SE.LEDGER_AWAY): _S.DEFERRED,
+    (_S.CLAIMING, _SE.TAKEN): _S.ABSENT,
+    (_S.RECALLED, _SE.CANCELLED): _S.RECALLED,
+    (_S.RECALLED, _SE.RELEASED): _S.WAITING,
+    (_S.RECALLED, _SE.END_DUE): _S.ENDING,
+    (_S.RECALLED, _SE.LEDGER_AWAY): _S.DEFERRED,
+    (_S.RECALLED, _SE.TAKEN): _S.ABSENT,
+    (_S.RUNNING, _SE.CANCELLED): _S.CANCELLING,
+    (_S.RUNNING, _SE.UNPLACED): _S.WAITING,
+    (_S.RUNNING, _SE.PAUSED): _S.PAUSED,
+    (_S.RUNNING, _SE.END_DUE): _S.ENDING,
+    (_S.RUNNING, _SE.LEDGER_AWAY): _S.DEFERRED,
+    (_S.RUNNING, _SE.TAKEN): _S.ABSENT,
+    (_S.RUNNING, _SE.ENDED): _S.ABSENT,
+    (_S.CANCELLING, _SE.CANCELLED): _S.CANCELLING,
+    (_S.CANCELLING, _SE.END_DUE): _S.ENDING,
+    (_S.CANCELLING, _SE.LEDGER_AWAY): _S.DEFERRED,
+    (_S.CANCELLING, _SE.TAKEN): _S.ABSENT,
+    (_S.CANCELLING, _SE.ENDED): _S.ABSENT,
+    (_S.ENDING, _SE.CANCELLED): _S.ENDING,
+    (_S.ENDING, _SE.ENDED): _S.ABSENT,
+    (_S.ENDING, _SE.TAKEN): _S.ABSENT,
+    (_S.ENDING, _SE.LEDGER_AWAY): _S.DEFERRED,
+    (_S.ENDING, _SE.DAMAGED): _S.LEFT,
+    (_S.DEFERRED, _SE.CANCELLED): _S.DEFERRED,
+    (_S.DEFERRED, _SE.LEDGER_BACK): _S.WAITING,
+    (_S.DEFERRED, _SE.END_DUE): _S.ENDING,
+    (_S.PAUSED, _SE.FOUND): _S.WAITING,
+    (_S.PAUSED, _SE.CANCELLED): _S.ENDING,
+    (_S.PAUSED, _SE.TAKEN): _S.ABSENT,
+    (_S.LEFT, _SE.FOUND): _S.WAITING,
+    (_S.LEFT, _SE.CANCELLED): _S.ENDING,
+    (_S.LEFT, _SE.TAKEN): _S.ABSENT,
 }
 
 HOLDING_MEMORY = frozenset(ModelState) - {ModelState.AWAY, ModelState.QUEUED}

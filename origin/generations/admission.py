@@ -25,7 +25,7 @@ from tailrace.ledger.frame import (
     encode,
 )
 from tailrace.ledger.telemetry.traces import TraceContext
-from tailrace.origin.generations.callers import tenant_of
+from tailrace.origin.core.quotas import tenant_of
 from tailrace.origin.generations.recipe import Recipe, packed_ids, prompt_hash
 from tailrace.origin.tool_calls import ToolUse, read_functions
 

@@ -21,7 +21,6 @@ import json
 import secrets
 import struct
 from collections.abc import Callable
-from math import ceil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,15 +28,14 @@ from tailrace.ledger.errors import (
     ConfigError,
     Forbidden,
     NotFound,
-    TooManyRequests,
     Unauthorized,
     unknown_stream,
 )
-from tailrace.ledger.flow.token_bucket import TokenBucket
 from tailrace.ledger.interface import Ledger, StreamInfo, StreamKind
 from tailrace.ledger.links.rights import OF_A_STREAM, Right
 from tailrace.ledger.process.durable_file import OWNER_MODE, create_file
 from tailrace.ledger.wire.schema import Caller
+from tailrace.origin.core.quotas import tenant_of
 from tailrace.origin.streams.protocol import within
 
 MAX_TOKEN_CHARS = 256
@@ -50,9 +48,6 @@ PASS = b"tailrace pass "
 
 KEY_MARK = "\x1f"
 """Parts a tenant's name from an idempotency key; neither holds it."""
-
-BURST_S = 60.0
-"""After a quiet time a tenant may have as many tokens at once as it may in so long."""
 
 
 class Voucher(NamedTuple):
@@ -184,11 +179,6 @@ def _refused() -> Unauthorized:
     )
 
 
-def tenant_of(caller: Caller | None) -> str:
-    """Whose streams it makes and sees; nobody's where the edge knows no keys."""
-    return "" if caller is None else caller.tenant
-
-
 def key_of(caller: Caller | None, idempotency_key: str | None) -> str | None:
     """The idempotency key, apart from other tenants'."""
     tenant = tenant_of(caller)
@@ -258,50 +248,3 @@ def no_subscriptions() -> NotFound:
         code="subscriptions_off",
         hint="use them through an edge without API keys",
     )
-
-
-class Allowances:
-    """A bucket for each tenant that has been seen here; `clock` gives seconds.
-
-    What is made is counted as it is made; a request is let in while there is something left, so a
-    tenant that is in debt waits. Every origin counts what it makes itself.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._buckets: dict[str, TokenBucket] = {}
-
-    def admit(self, caller: Caller | None, streams: int, unfinished: int) -> None:
-        """Let in so many more streams of the caller's tenant, which has so many unfinished ones.
-
-        Raises TooManyRequests where it has, or has had, as much as it may.
-        """
-        if caller is None:
-            return
-        most_streams = caller.max_unfinished
-        if most_streams is not None and unfinished + streams > most_streams:
-            raise TooManyRequests(
-                f"{unfinished} streams of this tenant have not ended",
-                code="too_many_streams",
-                hint=f"at most {most_streams}: let some end, or cancel them",
-            )
-        now, rate = self._clock(), caller.tokens_per_s
-        if rate is None:
-            self._buckets.pop(caller.tenant, None)
-            return
-        most = rate * BURST_S
-        bucket = self._buckets.setdefault(caller.tenant, TokenBucket(rate, most, now))
-        bucket.set_rate(rate, most, now)
-        wait_s = bucket.take(min(1.0, most), now)
-        if wait_s > 0:
-            raise TooManyRequests(
-                "this tenant has had more tokens than it may have for now",
-                code="too_many_tokens",
-                hint=f"{rate} tokens a second on average",
-                min_retry_ms=ceil(wait_s * 1000),
-            )
-
-    def charge(self, tenant: str, tokens: int) -> None:
-        """So many tokens were read or made for it."""
-        if (bucket := self._buckets.get(tenant)) is not None:
-            bucket.charge(tokens, self._clock())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -48,6 +48,7 @@ from tailrace.ledger.objects.deployment import DEPLOYMENT
 from tailrace.ledger.objects.object import ObjectRequest, ObjectResponse
 from tailrace.origin.config import LedgerConfig, OriginConfig
 from tailrace.origin.core.model import ServedModel
+from tailrace.origin.core.stream import TEXT
 from tailrace.origin.edges.peer_frame import ObjectCall
 from tailrace.origin.generations.admission import admit, asks_of_engine, check_count, request_hash
 from tailrace.origin.generations.callers import (
@@ -62,7 +63,6 @@ from tailrace.origin.generations.callers import (
 )
 from tailrace.origin.generations.recipe import Recipe
 from tailrace.origin.generations.runs import Runs
-from tailrace.origin.generations.stream import TEXT
 from tailrace.origin.streams.protocol import generation_id
 from tailrace.origin.subscriptions.request import SUBSCRIPTION, object_of
 
@@ -140,27 +140,29 @@ class Service:
             earlier = await self.ledger.made_by(key, request_hash(request))
             if earlier is not None:
                 return self._opened(earlier, given)
-        first = self.random(STREAM_ID_BYTES)
-        with self.runs.room(
-            request.n, request.priority, request.caller, model=request.model
-        ) as model:
+        ids = [self.random(STREAM_ID_BYTES) for _ in range(request.n)]
+        with self.runs.room(ids, request.priority, request.caller, model=request.model) as model:
             known = self._reader_of(model.name) is not None or not asks_of_engine(request)
-            async with self.runs.opening(model, first, known=known) as told:
-                info = await self._start(request, model, told, first, key)
+            async with self.runs.opening(model, ids[0], known=known) as told:
+                info = await self._start(request, model, told, ids, key)
         return self._opened(await self.ledger.info(info.stream), given)
 
     async def _start(
-        self, request: Open, model: ServedModel, told: str, id_: bytes, key: str | None
+        self,
+        request: Open,
+        model: ServedModel,
+        told: str,
+        ids: Sequence[bytes],
+        key: str | None,
     ) -> StreamInfo:
-        """Make the streams of a request and start them; `told` is what the readers are."""
-        recipe = self.runs.overload.shortened(await self._admit(request, model))
+        """Create the streams of a request and start them; `told` is a notice for their readers."""
+        recipe = self.runs.core.shedding.shortened(await self._admit(request, model))
         if told:
             recipe = recipe.model_copy(update={"notices": (("loading", told), *recipe.notices)})
-        ids = [id_, *(self.random(STREAM_ID_BYTES) for _ in range(request.n - 1))]
         others = [(id_, _choice(recipe, nth)) for nth, id_ in enumerate(ids) if nth]
         first = recipe.model_copy(update={"siblings": tuple(id_.hex() for id_ in ids[1:])})
         info, created = await self.ledger.create(
-            self._new(id_, first, request, key),
+            self._new(ids[0], first, request, key),
             *(self._new(other_id, other, request) for other_id, other in others),
         )
         if created:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import ceil
 from random import Random
@@ -35,7 +35,6 @@ from tailrace.origin.core.events import (
 )
 from tailrace.origin.core.model import ServedModel, Worker
 from tailrace.origin.core.states import ModelState, WorkerState
-from tailrace.origin.generations.stream import GeneratedStream
 from tailrace.origin.metrics import Metrics
 from tailrace.origin.pool.history import queries
 from tailrace.origin.pool.history.recorder import HistoryRecorder
@@ -199,7 +198,7 @@ class ModelHost:
 
     def of(self, name: str) -> ServedModel | None:
         """Return the model of streams with that model's name, or None if it is not served."""
-        return self.core.find(name) or self.core.find("")
+        return self.core.serving(name)
 
     def serves(self, name: str) -> bool:
         """Return True if a model is named so in the settings."""
@@ -207,27 +206,11 @@ class ModelHost:
 
     def is_up(self, name: str) -> bool:
         """Return True if a model has a worker; for one that is not served, if any model has."""
-        model = self.core.find(name)
-        return any(one.is_up for one in ([model] if model is not None else self.core.models))
-
-    def ready_slots(self) -> list[WorkerSlot]:
-        """Return the slots whose workers may be given streams."""
-        return [slot for slot in self.up_slots() if self.worker(slot).state is WorkerState.READY]
-
-    def up_slots(self) -> list[WorkerSlot]:
-        """Return the slots whose workers have loaded their models and still run."""
-        return [one for one in self.slots if self.worker(one).is_up and one.ready is not None]
+        return self.core.is_up(name)
 
     def worker(self, slot: WorkerSlot) -> Worker:
         """Return what the core knows of a slot's worker."""
         return self.core.workers[slot.number]
-
-    def may_take(self, slot: WorkerSlot, name: str) -> bool:
-        """Return True if streams of a model go to this slot.
-
-        Those of a model that is not served go to any slot, whose worker ends them.
-        """
-        return slot.model in ("", name) or not self.serves(name)
 
     def reader(self, name: str) -> PromptReader | None:
         """Return what reads a model's prompts; None where workers answer in text."""
@@ -254,7 +237,7 @@ class ModelHost:
                 model.name,
                 _tier(model).word,
                 round(self.expected_s(model.name) * 1000),
-                _trouble(model),
+                model.trouble,
             )
             for model in filter(settings_name, self.core.models)
         )
@@ -304,29 +287,6 @@ class ModelHost:
             except TimeoutError:
                 raise self._too_late(model, expected_s) from None
         return f"{model.name!r} was waited for {loop.time() - begun:.1f} s" if has_waited else ""
-
-    def overdue(self, streams: Iterable[GeneratedStream], now: float) -> list[GeneratedStream]:
-        """Return the streams that were opened for a loading model and have waited too long.
-
-        Where the model was never loaded and its circuit is open, any wait is too long. `now` is on
-        the clock of the streams' `asked_s`.
-        """
-        wait_s = self.wait_s
-        if wait_s is None:
-            return []
-        found = []
-        for stream in streams:
-            model = self.core.find(stream.recipe.model)
-            if model is None or model.is_ready or stream.asked_s is None or stream.started:
-                continue
-            if now - stream.asked_s > wait_s or _never_starts(model):
-                found.append(stream)
-        return found
-
-    def why_late(self, name: str) -> str:
-        """Return what the readers of overdue streams are told."""
-        trouble = _trouble(self.find(name))
-        return f"{name!r} was not loaded in time" + (f": {trouble}" if trouble else "")
 
     def _about(self, model: ServedModel, expected_s: float) -> str:
         """Return what a load takes, and how well that is known."""
@@ -447,17 +407,6 @@ def _circuit_state(model: ServedModel) -> int:
 
 def _count_requests(model: ServedModel) -> int:
     return len(model.requests)
-
-
-def _never_starts(model: ServedModel) -> bool:
-    return model.ready is None and model.circuit.state is CircuitState.OPEN
-
-
-def _trouble(model: ServedModel) -> str:
-    """Return why a request for it gets nothing now, though it may be loading."""
-    if model.is_up or not model.circuit.reason:
-        return ""
-    return f"{model.circuit.reason}; the last: {model.last_exit}"
 
 
 def single_pool(workers: int, clock: Callable[[], float], random: Random | None = None) -> LivePool:

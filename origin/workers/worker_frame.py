@@ -358,7 +358,7 @@ def check_hello(corr: int, frame: Frame | Emissions) -> None:
 
 
 class AtWork:
-    """A worker's side of `generations/suspects.py`: it speaks before it works on a run."""
+    """A worker's side of `origin/core/poison_streams.py`: it speaks before it works on a run."""
 
     def __init__(self, send: Callable[[Begun], None]) -> None:
         self._send = send

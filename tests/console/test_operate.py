@@ -261,7 +261,8 @@ async def crowd(tmp_path: Path) -> AsyncIterator[Runs]:
     clock = iter(range(10**9))
     metrics = Metrics(lambda: float(next(clock)))
     runs = Runs(ledger, 2 * MANY, host_of([], metrics), metrics)
-    await runs.start(*((id_of(number), RECIPE) for number in range(MANY)))
+    for number in range(MANY):
+        await runs.start((id_of(number), RECIPE))
     yield runs
     await ledger.close()
 
@@ -300,7 +301,7 @@ async def _scroll_through(page: Page, crowd: Runs) -> None:
     # What changes is seen where it is, and what was sorted by stays so.
     stream = crowd.table.by_id[id_of(MIDDLE)]
     stream.progress.tokens = 4321
-    crowd.table.touch(stream)
+    crowd.table.changed(stream)
     await expect(row(MIDDLE)).to_contain_text("4,321")
     await page.get_by_role("button", name="Tokens").click()
     await expect(row(MIDDLE)).to_have_attribute("aria-rowindex", "2")

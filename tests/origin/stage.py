@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Sequence
 
 from tailrace.ledger.frame import (
@@ -26,6 +27,7 @@ from tailrace.origin.workers.worker_frame import Begun, Emission, Frame, Halt, R
 from tailrace.origin.workers.worker_frame import encode as encode_order
 from tailrace.origin.workers.worker_process import WorkerSlot
 
+_NUMBERS = itertools.count(1_000_000)
 A, B, C = (bytes([n]) * 16 for n in (1, 2, 3))
 READY = Ready("tokens", "demo", "fingerprint", "cpu", context=64, vocab=300, load_ms=1)
 RECIPE = Recipe(
@@ -39,6 +41,11 @@ RECIPE = Recipe(
     priority="standard",
     sampling=Sampling(temperature=0.0, top_k=0, top_p=1.0, seed=1),
 )
+
+
+def fresh(count: int = 1) -> list[bytes]:
+    """Return ids of streams that are not there yet."""
+    return [next(_NUMBERS).to_bytes(16, "big") for _ in range(count)]
 
 
 class Slot(WorkerSlot):
@@ -113,7 +120,7 @@ class Stage:
         """Report that the worker has begun with these streams, or with all that it has."""
         runs = [
             stream.run
-            for stream in self.runs.table.on(slot)
+            for stream in self.runs.table.on(slot.number)
             if stream.id in (streams or (stream.id,))
         ]
         self.runs.worker_begun(slot, Begun(tuple(runs)))

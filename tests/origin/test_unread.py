@@ -19,11 +19,11 @@ from tailrace.ledger.frame import (
 )
 from tailrace.ledger.interface import NewStream
 from tailrace.ledger.sqlite.ledger import SqliteLedger
-from tailrace.origin.generations.presence import UNREAD_GRACE_S
-from tailrace.origin.generations.runs import IDLE_STREAM_S, Runs
+from tailrace.origin.core.streams import IDLE_STREAM_S, UNREAD_GRACE_S
+from tailrace.origin.generations.runs import Runs
 from tailrace.origin.metrics import Metrics
 from tailrace.origin.workers.worker_frame import Attend, Halt, Run, Steer
-from tests.origin.stage import READY, RECIPE, A, B, Slot, Stage, host_of
+from tests.origin.stage import READY, RECIPE, A, B, Slot, Stage, fresh, host_of
 
 pytestmark = pytest.mark.anyio
 
@@ -181,7 +181,7 @@ async def test_what_was_paused_leaves_room_when_an_origin_starts(stage: Audience
         await stage.ledger.create(new)
     await stage.find_orphans()
     await stage.find_orphans()
-    with stage.runs.room(1, Priority.INTERACTIVE):
+    with stage.runs.room(fresh(), Priority.INTERACTIVE):
         assert stage.runs.table.count == 4
     last = streams[-1]
     stage.runs.readers.begin(last)
@@ -242,19 +242,19 @@ async def test_less_urgent_streams_leave_room_for_more_urgent_ones(tmp_path: Pat
     runs = Runs(ledger, 16, host_of([slot], metrics), metrics)
     slot.ready = READY
     await runs.worker_ready(slot, READY)
-    with runs.room(12, Priority.BATCH):
-        with pytest.raises(Overloaded), runs.room(1, Priority.BATCH):
+    with runs.room(fresh(12), Priority.BATCH):
+        with pytest.raises(Overloaded), runs.room(fresh(), Priority.BATCH):
             pass
-        with runs.room(2, Priority.STANDARD):
-            with pytest.raises(Overloaded), runs.room(1, Priority.STANDARD):
+        with runs.room(fresh(2), Priority.STANDARD):
+            with pytest.raises(Overloaded), runs.room(fresh(), Priority.STANDARD):
                 pass
-            both = runs.room(2, Priority.INTERACTIVE), pytest.raises(Overloaded)
-            with both[0], both[1], runs.room(1, Priority.INTERACTIVE):
+            both = runs.room(fresh(2), Priority.INTERACTIVE), pytest.raises(Overloaded)
+            with both[0], both[1], runs.room(fresh(), Priority.INTERACTIVE):
                 pass
     with (
-        runs.room(16, Priority.INTERACTIVE),
+        runs.room(fresh(16), Priority.INTERACTIVE),
         pytest.raises(Overloaded),
-        runs.room(1, Priority.BATCH),
+        runs.room(fresh(), Priority.BATCH),
     ):
         pass
     await ledger.close()
@@ -264,9 +264,9 @@ async def test_those_who_are_refused_are_told_to_come_back_at_different_times(
     stage: Audience,
 ) -> None:
     waits = set[int]()
-    with stage.runs.room(4, Priority.INTERACTIVE):
+    with stage.runs.room(fresh(4), Priority.INTERACTIVE):
         for _ in range(100):
-            with pytest.raises(Overloaded) as refused, stage.runs.room():
+            with pytest.raises(Overloaded) as refused, stage.runs.room(fresh()):
                 pass
             wait_ms = error_frame(refused.value).retry_after_ms
             assert wait_ms is not None

@@ -30,7 +30,7 @@ from tailrace.ledger.interface import Append, NewStream, ObjectKey, ObjectWrite,
 from tailrace.ledger.sqlite.disk.checksum import crc_of
 from tailrace.ledger.sqlite.ledger import SqliteLedger
 from tailrace.origin.edges.feed import Feed
-from tailrace.origin.generations.stream import find
+from tailrace.origin.generations.takeover import find
 from tests.ledger.backends import Clock, opened_file
 from tests.ledger.sqlite.faulty_vfs import Disk, FaultyVfs
 

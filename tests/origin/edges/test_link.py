@@ -64,7 +64,7 @@ from tailrace.origin.workers import worker_frame
 from tailrace.origin.workers.worker_frame import Emission, Run, Step
 from tests.ledger.sqlite.faulty_vfs import Disk, FaultyVfs
 from tests.ledger.sqlite.test_capacity import DISK_BYTES, SharedDisk
-from tests.origin.stage import Slot, Stage
+from tests.origin.stage import Slot, Stage, fresh
 from tests.origin.tiny_checkpoint import write_checkpoint
 
 pytestmark = pytest.mark.anyio
@@ -258,7 +258,7 @@ async def test_a_request_that_is_sent_again_is_answered_although_there_is_no_roo
     client = await house.greeted()
     request = replace(REQUEST, idempotency_key="key")
     first = await opened(client, 1, request)
-    with house.runs.room(3, Priority.INTERACTIVE):
+    with house.runs.room(fresh(3), Priority.INTERACTIVE):
         again = await opened(client, 2, request)
         assert (await refused(client, REQUEST, 3)).code == "overloaded"
     assert again.stream == first.stream

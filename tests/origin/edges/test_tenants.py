@@ -129,7 +129,7 @@ async def test_tokens_are_bounded_by_tenant(house: House) -> None:
     slow = replace(REQUEST, caller=replace(ACME, tokens_per_s=1))
     await service.open(slow)
     run = house.slot.last[0]
-    house.runs.allowances.charge("acme", 100)
+    house.runs.core.quotas.charge("acme", 100, house.runs.clock())
     with pytest.raises(CallerError) as refused:
         await service.open(slow)
     assert (refused.value.code, refused.value.status) == ("too_many_tokens", 429)

@@ -6,10 +6,10 @@ import pytest
 
 from tailrace.ledger.errors import Overloaded
 from tailrace.ledger.frame import FinishReason, Notice, Priority
-from tailrace.origin.generations.load_shedding import CLIMB_S, SHORT_BATCH_TOKENS, Rung
-from tailrace.origin.generations.runs import MOST_WAIT_S
+from tailrace.origin.core.load_shedding import RISE_S, SHORT_BATCH_TOKENS, LoadLevel
+from tailrace.origin.core.streams import MOST_WAIT_S
 from tailrace.origin.workers.worker_frame import Ease, Halt
-from tests.origin.stage import RECIPE, A, B, C, Stage
+from tests.origin.stage import RECIPE, A, B, C, Stage, fresh
 
 pytestmark = pytest.mark.anyio
 
@@ -17,10 +17,10 @@ FREE = 0.5
 BATCH = RECIPE.model_copy(update={"priority": "batch", "max_tokens": 1000})
 
 
-async def climbed(stage: Stage, rung: Rung) -> None:
-    """As far as that, because a stream that a worker has is not begun."""
-    while stage.runs.overload.ladder.rung < rung:
-        stage.clock_s += CLIMB_S
+async def raised(stage: Stage, level: LoadLevel) -> None:
+    """Raise the load level that far, because a stream that a worker has is not begun."""
+    while stage.runs.core.shedding.level < level:
+        stage.clock_s += RISE_S
         await stage.runs.relieve(FREE)
 
 
@@ -33,19 +33,19 @@ async def test_workers_do_less_and_the_less_urgent_are_refused_while_a_stream_wa
     stage.clock_s += MOST_WAIT_S + 1
     await stage.runs.relieve(FREE)
     assert slot.last == (0, Ease(small_steps=True, guess=True))
-    await climbed(stage, Rung.NO_GUESSES)
+    await raised(stage, LoadLevel.NO_GUESSES)
     assert slot.last == (0, Ease(small_steps=True, guess=False))
     await stage.ready(stage.slots[1])
     assert stage.slots[1].last == (0, Ease(small_steps=True, guess=False))
-    await climbed(stage, Rung.NO_BATCH)
-    batch = stage.runs.room(priority=Priority.BATCH)
+    await raised(stage, LoadLevel.NO_BATCH)
+    batch = stage.runs.room(fresh(), priority=Priority.BATCH)
     with pytest.raises(Overloaded, match="to be begun") as error, batch:
         pass
     assert error.value.retryable
-    with stage.runs.room(priority=Priority.STANDARD):
+    with stage.runs.room(fresh(), priority=Priority.STANDARD):
         pass
-    await climbed(stage, Rung.NOTHING_NEW)
-    with pytest.raises(Overloaded), stage.runs.room(priority=Priority.INTERACTIVE):
+    await raised(stage, LoadLevel.NOTHING_NEW)
+    with pytest.raises(Overloaded), stage.runs.room(fresh(), priority=Priority.INTERACTIVE):
         pass
     assert stage.metrics.registry.get_sample_value("tailrace_overload_rung") == 6
 
@@ -58,16 +58,16 @@ async def test_a_stream_that_a_worker_has_begun_or_that_is_of_class_batch_does_n
     await stage.start(B, BATCH)
     stage.clock_s += 10 * MOST_WAIT_S
     await stage.runs.relieve(FREE)
-    assert stage.runs.overload.ladder.rung is Rung.NORMAL
+    assert stage.runs.core.shedding.level is LoadLevel.NORMAL
 
 
 async def test_new_streams_of_class_batch_are_shorter_and_say_so(stage: Stage) -> None:
     await stage.running(A)
-    assert stage.runs.overload.shortened(BATCH) is BATCH
+    assert stage.runs.core.shedding.shortened(BATCH) is BATCH
     stage.clock_s += MOST_WAIT_S + 1
-    await climbed(stage, Rung.SHORT_BATCH)
-    assert stage.runs.overload.shortened(RECIPE) is RECIPE
-    recipe = stage.runs.overload.shortened(BATCH)
+    await raised(stage, LoadLevel.SHORT_BATCH)
+    assert stage.runs.core.shedding.shortened(RECIPE) is RECIPE
+    recipe = stage.runs.core.shedding.shortened(BATCH)
     assert recipe.max_tokens == SHORT_BATCH_TOKENS
     await stage.start(B, recipe)
     [notice] = await stage.frames(B)

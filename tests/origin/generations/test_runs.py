@@ -27,9 +27,9 @@ from tailrace.ledger.frame import (
 )
 from tailrace.ledger.record_extra import RecordExtra
 from tailrace.origin.core.events import Tick
+from tailrace.origin.core.poison_streams import TOGETHER_DEATHS
 from tailrace.origin.core.states import WorkerState
-from tailrace.origin.generations.poison_streams import TOGETHER_DEATHS
-from tailrace.origin.generations.runs import MAX_DEATHS
+from tailrace.origin.core.streams import MAX_DEATHS
 from tailrace.origin.generations.stream_log import History
 from tailrace.origin.serving.model_host import FAILED_STARTS
 from tailrace.origin.workers.liveness import MOST_DEATHS, OPEN_MAX_S
@@ -43,7 +43,7 @@ from tailrace.origin.workers.worker_frame import (
     Run,
     Step,
 )
-from tests.origin.stage import READY, RECIPE, A, B, C, Stage
+from tests.origin.stage import READY, RECIPE, A, B, C, Stage, fresh
 
 pytestmark = pytest.mark.anyio
 
@@ -158,10 +158,12 @@ async def test_a_stream_that_is_placed_as_its_worker_leaves_waits_for_another_on
     one, two = stage.slots
     await stage.ready(one)
     starting = asyncio.create_task(stage.start(A))
-    while not stage.runs.table.on(one):  # noqa: ASYNC110
+    while not stage.runs.table.on(one.number):  # noqa: ASYNC110
         await asyncio.sleep(0)
-    one.ready = None
+    stage.models.core.workers[one.number].state = WorkerState.STOPPING
+    await stage.rested(one)
     await starting
+    assert one.sent == []
     assert stage.runs.table.count == 1
     await stage.ready(two)
     run, order = two.last
@@ -202,15 +204,15 @@ async def test_the_neighbours_of_a_stream_that_kills_workers_are_not_blamed(stag
     for _ in range(TOGETHER_DEATHS + 1):
         await stage.ready(one)
         # Either may be the cause, and most likely neither.
-        assert len(stage.runs.table.on(one)) == 2
+        assert len(stage.runs.table.on(one.number)) == 2
         stage.begun(one)
         await stage.lost(one)
     for life in range(MAX_DEATHS):
         await stage.ready(one)
-        [alone] = stage.runs.table.on(one)
+        [alone] = stage.runs.table.on(one.number)
         assert alone.id == A
         await stage.step(one, alone.run, life, "a")
-        _, beside = stage.runs.table.on(one)  # A is proven, and B is tried beside it
+        _, beside = stage.runs.table.on(one.number)  # A is proven, and B is tried beside it
         assert beside.id == B
         stage.begun(one, B)
         await stage.lost(one)
@@ -229,12 +231,14 @@ async def test_a_stream_that_only_waited_in_a_worker_is_not_suspected_of_its_dea
         await stage.start(stream)
     for _ in range(TOGETHER_DEATHS + 1):
         await stage.ready(one)
-        assert len(stage.runs.table.on(one)) == 2
+        assert len(stage.runs.table.on(one.number)) == 2
         stage.begun(one, A)
         await stage.lost(one)
     for _ in range(MAX_DEATHS):
         await stage.ready(one)
-        assert [stream.id for stream in stage.runs.table.on(one)] == [B]  # A is to wait for it
+        assert [stream.id for stream in stage.runs.table.on(one.number)] == [
+            B
+        ]  # A is to wait for it
         await stage.lost(one)
     assert await stage.frames(B) == []
 
@@ -249,7 +253,7 @@ async def test_newcomers_do_not_wait_for_suspects(stage: Stage) -> None:
         await stage.lost(one)
     await stage.ready(one)
     await stage.start(C)
-    assert [stream.id for stream in stage.runs.table.on(one)] == [A, C]  # B waits for A
+    assert [stream.id for stream in stage.runs.table.on(one.number)] == [A, C]  # B waits for A
 
 
 async def test_suspects_are_handed_over_when_the_others_have_made_something(stage: Stage) -> None:
@@ -262,16 +266,16 @@ async def test_suspects_are_handed_over_when_the_others_have_made_something(stag
         await stage.lost(one)
     await stage.start(C)
     await stage.ready(one)
-    assert [stream.id for stream in stage.runs.table.on(one)] == [C]
+    assert [stream.id for stream in stage.runs.table.on(one.number)] == [C]
     await stage.step(one, one.last[0], 0, "c")
-    assert [stream.id for stream in stage.runs.table.on(one)] == [C, A]
+    assert [stream.id for stream in stage.runs.table.on(one.number)] == [C, A]
 
 
 async def test_an_urgent_stream_is_handed_over_first(stage: Stage) -> None:
     for stream, priority in ((A, "batch"), (B, "standard"), (C, "interactive")):
         await stage.start(stream, RECIPE.model_copy(update={"priority": priority}))
     await stage.ready(stage.slots[0])
-    assert [stream.id for stream in stage.runs.table.on(stage.slots[0])] == [C, B, A]
+    assert [stream.id for stream in stage.runs.table.on(stage.slots[0].number)] == [C, B, A]
 
 
 async def test_an_urgent_stream_does_not_wait_until_others_are_taken_over(
@@ -538,35 +542,35 @@ async def test_an_unfinished_stream_of_a_dead_origin_is_taken_over(stage: Stage)
 
 
 async def test_nothing_is_admitted_before_the_first_model_is_loaded(stage: Stage) -> None:
-    with pytest.raises(Unavailable) as error, stage.runs.room():
+    with pytest.raises(Unavailable) as error, stage.runs.room(fresh()):
         pass
     assert (error.value.code, error.value.retryable) == ("loading", True)
     assert error.value.min_retry_ms is not None
     await stage.ready(stage.slots[0])
-    with stage.runs.room() as model:
+    with stage.runs.room(fresh()) as model:
         assert model.ready == READY
     await stage.lost(stage.slots[0])
-    with stage.runs.room() as model:
+    with stage.runs.room(fresh()) as model:
         assert model.ready == READY  # a restart is a pause, not a refusal
 
 
 async def test_no_more_streams_than_the_limit_are_admitted(stage: Stage) -> None:
     await stage.ready(stage.slots[0])
     for n in range(4):
-        with stage.runs.room():
+        with stage.runs.room(fresh()):
             await stage.start(bytes([n]) * 16)
-    with pytest.raises(Overloaded, match="the limit is 4"), stage.runs.room():
+    with pytest.raises(Overloaded, match="the limit is 4"), stage.runs.room(fresh()):
         pass
 
 
 async def test_room_is_kept_for_all_streams_of_a_request_or_for_none(stage: Stage) -> None:
     await stage.ready(stage.slots[0])
-    with stage.runs.room(3):
-        with pytest.raises(Overloaded), stage.runs.room(2):
+    with stage.runs.room(fresh(3)):
+        with pytest.raises(Overloaded), stage.runs.room(fresh(2)):
             pass
-        with stage.runs.room(1), pytest.raises(Overloaded), stage.runs.room(1):
+        with stage.runs.room(fresh()), pytest.raises(Overloaded), stage.runs.room(fresh()):
             pass
-    with stage.runs.room(4):
+    with stage.runs.room(fresh(4)):
         pass
     assert stage.runs.table.count == 0
 
@@ -604,7 +608,7 @@ async def test_readiness_and_clients_are_told_of_a_crash_loop(stage: Stage) -> N
         stage.clock_s += OPEN_MAX_S
         stage.models.happen(Tick())
         await stage.lost(slot)
-    with pytest.raises(Unavailable, match="ended by SIGKILL") as error, stage.runs.room():
+    with pytest.raises(Unavailable, match="ended by SIGKILL") as error, stage.runs.room(fresh()):
         pass
     assert stage.metrics.registry.get_sample_value("tailrace_circuit_state") == 2
     assert error.value.min_retry_ms is not None
@@ -640,16 +644,19 @@ async def test_clients_are_told_why_no_worker_starts(stage: Stage) -> None:
     one = stage.slots[0]
     one.fate = "ConfigError: No module named 'speech'"
     await stage.lost(one)
-    with pytest.raises(Unavailable, match="No module named 'speech'") as error, stage.runs.room():
+    with (
+        pytest.raises(Unavailable, match="No module named 'speech'") as error,
+        stage.runs.room(fresh()),
+    ):
         pass
     assert (error.value.code, error.value.retryable) == ("unavailable", True)
     await stage.ready(one)
     for _ in range(FAILED_STARTS - 1):
         await stage.lost(one)
-        with stage.runs.room():
+        with stage.runs.room(fresh()):
             pass  # it is restarted: a pause, not a refusal
     await stage.lost(one)
-    with pytest.raises(Unavailable, match="No module named 'speech'"), stage.runs.room():
+    with pytest.raises(Unavailable, match="No module named 'speech'"), stage.runs.room(fresh()):
         pass
 
 

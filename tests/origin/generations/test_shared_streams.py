@@ -12,7 +12,7 @@ from tailrace.ledger.frame import FinishReason, StreamEnd, Token, encode
 from tailrace.ledger.interface import Record
 from tailrace.ledger.sqlite.ledger import SqliteLedger
 from tailrace.ledger.sqlite.retention import RetentionSettings
-from tailrace.origin.generations.runs import MAX_DEATHS
+from tailrace.origin.core.streams import MAX_DEATHS
 from tailrace.origin.generations.stream_log import read_history
 from tailrace.origin.workers.worker_frame import Emission, Halt, Step
 from tests.origin.stage import RECIPE, A, B, Stage

@@ -10,7 +10,8 @@ from tailrace.ledger.errors import Conflict, Overloaded, Unavailable
 from tailrace.ledger.frame import FinishReason, StreamEnd, Token, encode, error_frame
 from tailrace.ledger.interface import Append, Record
 from tailrace.ledger.record_extra import IdSpan, RecordExtra
-from tailrace.origin.generations.stream import MAX_PENDING_STEERS
+from tailrace.origin.core.states import StreamEvent
+from tailrace.origin.core.stream import MAX_PENDING_STEERS
 from tailrace.origin.workers.worker_frame import Emission, Run, Steer, Step
 from tests.origin.stage import RECIPE, A, Slot, Stage
 
@@ -104,7 +105,7 @@ async def test_those_of_an_origin_that_is_gone_are_not_counted_as_ours(stage: St
     await asyncio.sleep(0)
     await takes(stage, one, 1)
     await asked
-    stage.runs._forget(stage.runs.table.by_id[A])
+    stage.runs.table.drop(stage.runs.table.by_id[A], StreamEvent.TAKEN, stage.clock_s)
     await stage.runs.restore([A])  # as another process would
     again = steering(stage)
     await asyncio.sleep(0)

@@ -23,8 +23,8 @@ from tailrace.origin.core.events import (
 )
 from tailrace.origin.core.model import TURN_S, ServedModel
 from tailrace.origin.core.states import ModelState, WorkerState
+from tailrace.origin.core.stream_events import AppendEnd, ReadersSeen, StreamsAdmitted
 from tailrace.origin.generations.runs import Runs
-from tailrace.origin.generations.stream import GeneratedStream
 from tailrace.origin.metrics import Metrics
 from tailrace.origin.pool.history.sqlite_file import SqliteHistory
 from tailrace.origin.pool.members import PoolMember
@@ -375,15 +375,25 @@ async def test_who_waits_for_a_model_that_never_starts_is_told_why_and_not_kept(
 ) -> None:
     troupe = Troupe(tmp_path)
     one, _ = troupe.models
-    waiting = GeneratedStream(A, RECIPE.model_copy(update={"model": "one"}), False, asked_s=100.0)
+    core, recipe = troupe.runs.core, RECIPE.model_copy(update={"model": "one"})
+
+    def ended(now: float) -> list[tuple[bytes, str | None]]:
+        commands = core.handle(ReadersSeen({A, B}), now)
+        ends = [command for command in commands if isinstance(command, AppendEnd)]
+        assert all(command.end.retryable for command in ends)
+        return [(command.stream.id, command.end.message) for command in ends]
+
     async with troupe.runs.opening(one, A):
-        assert troupe.host.overdue([waiting], 101.0) == []
+        core.handle(StreamsAdmitted([(A, recipe)]), 100.0)
+        assert ended(101.0) == []
         troupe.fail(one)
-        assert troupe.host.overdue([waiting], 101.0) == [waiting]
-    assert "out of memory" in troupe.host.why_late("one")
+        [(stream, why)] = ended(101.0)
+    assert stream == A
+    assert why is not None and "out of memory" in why
     one.ready = READY  # one that was there before may come again, and is waited for
-    assert troupe.host.overdue([waiting], 159.0) == []
-    assert troupe.host.overdue([waiting], 161.0) == [waiting]
+    core.handle(StreamsAdmitted([(B, recipe)]), 101.0)
+    assert ended(160.0) == []
+    assert [stream for stream, _ in ended(162.0)] == [B]
 
 
 async def test_a_restarted_origin_has_learnt_from_the_requests_in_its_history(

@@ -455,7 +455,7 @@ class StreamWorld:
         )
         new = NewStream(expected.id, recipe.model_dump_json(), Durability.PROCESS, 1e6)
         try:
-            with origin.runs.room(priority=Priority.from_word(recipe.priority)) as model:
+            with origin.runs.room([expected.id], Priority.from_word(recipe.priority)) as model:
                 async with origin.runs.opening(model, expected.id):
                     self.streams[expected.id] = expected
                     await origin.ledger.create(new)

@@ -6,18 +6,21 @@ again, and so does `SEED=… pytest tests/origin/simulation/test_simulated.py -k
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from math import inf
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tailrace.ledger.frame import FinishReason, Unread
+from tailrace.ledger.errors import TailraceError
+from tailrace.ledger.frame import Unread
+from tailrace.ledger.interface import Ledger
 from tailrace.origin.core import pool as pool_module
+from tailrace.origin.core import streams as streams_module
 from tailrace.origin.core.events import RequestEnded
 from tailrace.origin.core.model import ServedModel
 from tailrace.origin.core.pool import ModelPool
@@ -25,14 +28,17 @@ from tailrace.origin.core.states import (
     HOLDING_MEMORY,
     WORKER_TRANSITIONS,
     ModelState,
+    StreamEvent,
+    StreamState,
     WorkerEvent,
     WorkerState,
 )
+from tailrace.origin.core.stream import Stream
+from tailrace.origin.core.stream_events import WorkerGone
+from tailrace.origin.core.streams import StreamCore
 from tailrace.origin.generations import runs as runs_module
-from tailrace.origin.generations.presence import Attendance
-from tailrace.origin.generations.runs import Runs
-from tailrace.origin.generations.stream import Claim, GeneratedStream, find
-from tailrace.origin.generations.table import StreamTable
+from tailrace.origin.generations.stream_log import History
+from tailrace.origin.generations.takeover import take_over
 from tests.origin.simulation.simulation import failure, play_models, play_streams, run
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -159,79 +165,64 @@ def a_worker_is_started_behind_the_back_of_its_circuit(patch: pytest.MonkeyPatch
     patch.setattr(pool_module, "SETTLED_S", 0.0)
 
 
-def a_cancel_makes_a_record_of_its_own(patch: pytest.MonkeyPatch) -> None:
-    """Two records of one stream, and an order that is lost with one of them."""
+def an_order_to_cancel_is_forgotten_while_the_ledger_is_away(patch: pytest.MonkeyPatch) -> None:
+    def forget(core: StreamCore, stream: Stream, error: TailraceError) -> None:
+        stream.is_cancelled = False
+        stream.recipe = stream.recipe.model_copy(update={"unread": Unread.RUN.word})
+        defer(core, stream, error)
 
-    async def cancel(runs: Runs, stream: bytes) -> None:
-        elsewhere = None
-        if stream not in runs.table.by_id:
-            elsewhere = await find(runs._ledger, stream)
-        if elsewhere is None:
-            await cancel_known(runs, stream)
-        else:
-            await runs._end(elsewhere, FinishReason.CANCELLED)
-
-    def defer(table: StreamTable, stream: GeneratedStream) -> None:
-        table.by_id.setdefault(stream.id, stream)
-        if table.by_id[stream.id] is not stream:
-            table.by_id[stream.id] = stream
-        defer_known(table, stream)
-
-    cancel_known, defer_known = Runs.cancel, StreamTable.defer
-    patch.setattr(Runs, "cancel", cancel)
-    patch.setattr(StreamTable, "defer", defer)
+    defer = StreamCore._defer
+    patch.setattr(StreamCore, "_defer", forget)
 
 
 def an_orphan_is_forgotten(patch: pytest.MonkeyPatch) -> None:
-    wait_again = StreamTable.wait_again
+    def wait_all_but_one(core: StreamCore, streams: Iterable[Stream], event: StreamEvent) -> None:
+        wait_again(core, list(streams)[1:], event)
 
-    def wait_all_but_one(
-        table: StreamTable, streams: Iterable[GeneratedStream], *, last: bool = False
-    ) -> None:
-        wait_again(table, list(streams)[1:], last=last)
-
-    patch.setattr(StreamTable, "wait_again", wait_all_but_one)
+    wait_again = StreamCore._wait_again
+    patch.setattr(StreamCore, "_wait_again", wait_all_but_one)
 
 
 def a_worker_goes_on_under_the_old_epoch(patch: pytest.MonkeyPatch) -> None:
-    async def keep_epoch(stream: GeneratedStream, *args: Any) -> Claim | None:
-        before, stream.started = stream.started, False
-        found = await claim(stream, *args)
-        stream.started = stream.started or before
-        return found
+    async def keep_epoch(
+        ledger: Ledger, stream: Stream, turn: asyncio.Lock
+    ) -> tuple[int, History] | None:
+        before, stream.has_producer = stream.has_producer, False
+        try:
+            return await take_over(ledger, stream, turn)
+        finally:
+            stream.has_producer = before
 
-    claim = GeneratedStream.claim
-    patch.setattr(GeneratedStream, "claim", keep_epoch)
+    patch.setattr(runs_module, "take_over", keep_epoch)
 
 
 def a_paused_stream_is_not_woken(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Attendance, "wanted", lambda *_: set())
+    patch.setattr(StreamCore, "_wake", lambda *_: None)
 
 
 def a_cancelled_stream_goes_on_with_its_next_worker(patch: pytest.MonkeyPatch) -> None:
-    wait_again = StreamTable.wait_again
-
-    def forget_cancels(
-        table: StreamTable, streams: Iterable[GeneratedStream], *, last: bool = False
-    ) -> None:
-        for stream in (streams := list(streams)):
-            stream.cancelled = False
+    def forget_cancels(core: StreamCore, event: WorkerGone) -> None:
+        for stream in core.table.on(event.worker):
+            stream.is_cancelled = False
             stream.recipe = stream.recipe.model_copy(update={"unread": Unread.RUN.word})
-        wait_again(table, streams, last=last)
+            if stream.state is StreamState.CANCELLING:
+                stream.state = StreamState.RUNNING
+        worker_gone(core, event)
 
-    patch.setattr(StreamTable, "wait_again", forget_cancels)
+    worker_gone = StreamCore._worker_gone
+    patch.setattr(StreamCore, "_worker_gone", forget_cancels)
 
 
 def a_deferred_stream_is_never_tried_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(StreamTable, "resume_deferred", lambda _: None)
+    patch.setattr(StreamCore, "_ledger_is_back", lambda _: None)
 
 
 def a_stream_that_kills_workers_is_never_blamed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(runs_module, "judge", lambda *_: [])
+    patch.setattr(streams_module, "judge", lambda *_: [])
 
 
 PLANTED_IN_STREAMS = [
-    a_cancel_makes_a_record_of_its_own,
+    an_order_to_cancel_is_forgotten_while_the_ledger_is_away,
     an_orphan_is_forgotten,
     a_worker_goes_on_under_the_old_epoch,
     a_paused_stream_is_not_woken,

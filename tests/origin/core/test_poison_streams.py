@@ -8,8 +8,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.origin.generations.poison_streams import TOGETHER_DEATHS, Suspicion, judge, slot_for
-from tailrace.origin.generations.runs import MAX_DEATHS
+from tailrace.origin.core.poison_streams import TOGETHER_DEATHS, Suspicion, judge, worker_for
+from tailrace.origin.core.streams import MAX_DEATHS
 
 
 class Play:
@@ -31,7 +31,7 @@ class Play:
     def assign(self) -> None:
         company = dict(enumerate(self.workers))
         for standing in sorted(self.waiting, key=lambda each: each.group is not None):
-            slot = slot_for(standing, company)
+            slot = worker_for(standing, company)
             if slot is not None:
                 self.waiting.remove(standing)
                 standing.place(retried=True)
@@ -100,21 +100,21 @@ def test_all_are_tried_together_after_the_first_deaths() -> None:
         assert judge(streams, itertools.count()) == []
         assert {each.group for each in streams} == {None}
         busy = {"one": [Suspicion(begun=True, retried=True)]}
-        assert {slot_for(each, busy) for each in streams} == {"one"}
+        assert {worker_for(each, busy) for each in streams} == {"one"}
 
 
 def test_suspects_are_not_thrown_back_on_those_that_their_worker_took_over() -> None:
     suspect = Suspicion(group=1)
     proven, newcomer = Suspicion(proven=True), Suspicion(begun=True)
     taken_over = Suspicion(begun=True, retried=True)
-    assert slot_for(suspect, {"one": [proven, newcomer]}) == "one"
-    assert slot_for(suspect, {"one": [proven, taken_over]}) is None
-    assert slot_for(suspect, {"one": [taken_over]}) is None
-    assert slot_for(suspect, {"one": [proven, Suspicion(group=2)]}) is None
-    assert slot_for(suspect, {"one": [taken_over, Suspicion(group=1)]}) == "one"
+    assert worker_for(suspect, {"one": [proven, newcomer]}) == "one"
+    assert worker_for(suspect, {"one": [proven, taken_over]}) is None
+    assert worker_for(suspect, {"one": [taken_over]}) is None
+    assert worker_for(suspect, {"one": [proven, Suspicion(group=2)]}) is None
+    assert worker_for(suspect, {"one": [taken_over, Suspicion(group=1)]}) == "one"
 
 
 def test_newcomers_go_where_no_suspect_is_tried() -> None:
     company = {"one": [Suspicion(group=1)], "two": [Suspicion(proven=True)] * 9}
-    assert slot_for(Suspicion(), company) == "two"
-    assert slot_for(Suspicion(), {"one": company["one"]}) == "one"
+    assert worker_for(Suspicion(), company) == "two"
+    assert worker_for(Suspicion(), {"one": company["one"]}) == "one"

@@ -1,0 +1,56 @@
+"""Whether a worker can go on with a stream, and what its readers are told of that. Plain rules."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+from tailrace.ledger.frame import Notice
+from tailrace.origin.core.stream import TEXT
+from tailrace.origin.generations.recipe import Recipe
+from tailrace.origin.generations.stream_log import History
+from tailrace.origin.workers.worker_frame import Ready
+
+SHOWN_FINGERPRINT_CHARS = 16
+
+
+def why_not(recipe: Recipe, ready: Ready, history: History) -> str | None:
+    """Return why a worker cannot go on with what a lost one has begun; None if it can."""
+    if recipe.model != ready.model:
+        return f"this origin serves {ready.model!r} now, not {recipe.model!r}"
+    if (ready.kind == TEXT) != (not recipe.prompt_ids):
+        return f"{ready.model!r} is now served by workers of another kind"
+    if ready.kind == TEXT:
+        return None
+    # The same engine has the same vocabulary, so a million ids need not be compared with it.
+    is_other = recipe.fingerprint != ready.fingerprint
+    if is_other and max(chain(recipe.prompt_ids, history.ids)) >= ready.vocab:
+        return f"{ready.model!r} has another vocabulary now"
+    if len(recipe.prompt_ids) >= ready.context:
+        return f"{ready.model!r} has a shorter context now"
+    return None
+
+
+def notices(recipe: Recipe, ready: Ready, history: History) -> list[Notice]:
+    """Return what is to be logged before a worker goes on, numbered from the next index on."""
+    first = recipe.first_notices(history.next_index)
+    return first + _inexact(recipe, ready, history)
+
+
+def _inexact(recipe: Recipe, ready: Ready, history: History) -> list[Notice]:
+    """Return a notice if the continuation may differ from that of an uninterrupted run.
+
+    Workers of kind `text` know better what another version of theirs means, and say so themselves.
+    """
+    if not history.is_begun or recipe.fingerprint == ready.fingerprint or ready.kind == TEXT:
+        return []
+    before, now = (
+        text[:SHOWN_FINGERPRINT_CHARS] for text in (recipe.fingerprint, ready.fingerprint)
+    )
+    notice = Notice(
+        "inexact",
+        f"another engine goes on ({now}, on {ready.device}) than the one that began ({before}): "
+        "the text may differ from that of an uninterrupted run",
+        history.next_index,
+    )
+    said = {(notice.code, notice.message) for notice in history.notices}
+    return [] if (notice.code, notice.message) in said else [notice]

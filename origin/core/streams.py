@@ -1,0 +1,762 @@
+"""Where each stream of an origin is generated, and what becomes of it: events in, commands out.
+
+A caller reports what happens and when (`handle`), and carries out the commands that come back. The
+answer to a command is an event again. It may come late: then the states in `states.py` show that
+nothing waits for it, and it changes nothing.
+
+A run is a stream on one worker under one epoch. A worker's death turns its runs into waiting
+streams, and another worker goes on from what the ledger holds. Other origins may share the ledger:
+whoever took a stream over last is its producer, and the appends of the others are refused.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from math import inf
+from typing import Any
+
+from tailrace.ledger.errors import (
+    Damaged,
+    FrameError,
+    LedgerFull,
+    NotFound,
+    StaleEpoch,
+    StreamFull,
+    TailraceError,
+    Unavailable,
+)
+from tailrace.ledger.frame import TAG_OFFSET, FinishReason, Priority, Unread
+from tailrace.ledger.interface import Refusal
+from tailrace.origin.core import stream_events as events
+from tailrace.origin.core.continuation import notices, why_not
+from tailrace.origin.core.events import RequestArrived, RequestEnded, WorkerProved
+from tailrace.origin.core.load_shedding import LoadShedding, Readings
+from tailrace.origin.core.model import Worker
+from tailrace.origin.core.poison_streams import judge, worker_for
+from tailrace.origin.core.pool import ModelPool
+from tailrace.origin.core.quotas import Quotas, tenant_of
+from tailrace.origin.core.states import StreamEvent, StreamState, WorkerState
+from tailrace.origin.core.step import END, StepFrames, end_reason
+from tailrace.origin.core.stream import (
+    TEXT,
+    UNKNOWN_EPOCH,
+    PendingEnd,
+    Stream,
+)
+from tailrace.origin.core.stream_events import Purpose, StreamCommand, StreamHappening
+from tailrace.origin.core.stream_table import Opening, StreamTable
+from tailrace.origin.generations.recipe import Recipe
+from tailrace.origin.generations.stream_log import History
+from tailrace.origin.workers.worker_frame import Attend, Frame, Halt
+
+MOST_WAIT_S = 60.0
+"""Maximum time that a stream should wait to be begun; longer waits raise the load level."""
+IDLE_STREAM_S = 21_600.0
+"""Time after which a stream that has neither a reader nor output is ended."""
+UNREAD_GRACE_S = 5.0
+"""Time after which a stream without a reader gives way to others: its reader may be about to come
+back over another connection."""
+PAUSED_S = 86_400.0
+"""Time for which a paused stream is kept."""
+MAX_PAUSED = 4096
+"""Maximum number of paused streams; of more, those that were paused first are cancelled."""
+MAX_DEATHS = 5
+"""Number of workers in a row that die on a stream, when no other can be the cause, after which it
+is ended as failed."""
+CANCEL_TRIES = 3
+"""Number of takeovers in a row for one cancel: another origin may take the stream over between
+ours and its end. Then it is tried again later."""
+GENERATING = (StreamState.RUNNING, StreamState.CANCELLING)
+"""States in which a worker has the order to generate a stream."""
+
+
+class StreamCore:
+    """Decides about the streams of one origin, whose records are in `table`.
+
+    `shedding` has the load level, and `quotas` those of tenants. The models and workers have a core
+    of their own, which is read here: it hears of an event first.
+    """
+
+    def __init__(
+        self,
+        max_streams: int,
+        models: ModelPool,
+        *,
+        paused_s: float = PAUSED_S,
+        most_wait_s: float = MOST_WAIT_S,
+        idle_s: float = IDLE_STREAM_S,
+        cold_wait_s: float | None = None,
+    ) -> None:
+        """Create a core without streams.
+
+        Args:
+            max_streams: Maximum number of streams that are generated here or wait for that.
+            models: The models and workers of the origin.
+            paused_s: Seconds for which a paused stream is kept.
+            most_wait_s: Seconds of waiting to be begun that raise the load level.
+            idle_s: Seconds without reader and output after which a stream is ended.
+            cold_wait_s: Seconds for which a new stream waits for its model to load; without it,
+                as long as it takes.
+        """
+        self.table = StreamTable(max_streams)
+        self.shedding = LoadShedding(most_wait_s)
+        self.quotas = Quotas()
+        self._models = models
+        self._paused_s, self._idle_s, self._cold_wait_s = paused_s, idle_s, cold_wait_s
+        self._groups = itertools.count(1)  # of suspects
+        self._looked_for: set[bytes] = set()
+        """Streams that are read here and were looked for since; not again while they are read."""
+        self._now = -inf
+        self._commands: list[StreamCommand] = []
+        self._handlers: dict[type[StreamHappening], Callable[[Any], object]] = {
+            events.StreamsRequested: self._request,
+            events.RequestClosed: self._close,
+            events.StreamsAdmitted: self._admit,
+            events.UnfinishedListed: self._list_unfinished,
+            events.StreamsFound: self._found,
+            events.CancelRequested: self._cancel,
+            events.SteerRequested: self._steer,
+            events.WakeRequested: lambda event: self._wake([event.stream]),
+            events.TakenOver: self._taken_over,
+            events.NoticesLogged: self._notices_logged,
+            events.ClaimFailed: self._claim_failed,
+            events.OrderRefused: self._order_refused,
+            events.StepDurable: self._step_durable,
+            events.EndStored: self._end_stored,
+            events.EndRefused: self._end_refused,
+            events.RunsStarted: self._runs_started,
+            events.WorkerAvailable: self._worker_available,
+            events.WorkerGone: self._worker_gone,
+            events.ReadersSeen: self._readers_seen,
+            events.LoadMeasured: self._load_measured,
+        }
+
+    def handle(self, event: StreamHappening, now: float) -> list[StreamCommand]:
+        """Take note of an event, and return the commands to be carried out now, in order.
+
+        Raises:
+            Overloaded: There is no room for new streams, or for another text of a stream.
+            TooManyRequests: The tenant of new streams has reached its quota.
+            Conflict: A stream that was to be steered was cancelled.
+            Unavailable: A stream that was to be steered is not generated here.
+        """
+        self._now = max(self._now, now)
+        commands: list[StreamCommand] = []
+        self._commands = commands
+        self._handlers[type(event)](event)
+        if self.table.may_place and self.table.has_waiting:
+            self._place()
+        self.table.may_place = False
+        return commands
+
+    # ---- what is known ----
+
+    # ---- room ----
+
+    def _request(self, event: events.StreamsRequested) -> None:
+        """Keep room for all streams of a request, or for none."""
+        streams, tenant = len(event.streams), tenant_of(event.caller)
+        self.shedding.admit(event.priority)
+        self.table.require_room(streams, event.priority)
+        self.quotas.admit(event.caller, streams, self.table.unfinished(tenant), self._now)
+        for stream in event.streams:
+            if self.table.may(stream, StreamEvent.OPENED):
+                self.table.opening[stream] = Opening(event.priority, tenant)
+
+    def _close(self, event: events.RequestClosed) -> None:
+        for stream in event.streams:
+            self.table.opening.pop(stream, None)
+
+    # ---- streams that come ----
+
+    def _admit(self, event: events.StreamsAdmitted) -> None:
+        for id_, recipe in event.streams:
+            if not self.table.may(id_, StreamEvent.ADMITTED):
+                continue  # it was found in the ledger before
+            self.quotas.charge(recipe.tenant, len(recipe.prompt_ids), self._now)
+            is_up = self._models.is_up(recipe.model) and not event.has_waited
+            self._order(events.RecordArrival(id_, recipe.model, is_up))
+            stream = self._add(id_, recipe, StreamEvent.ADMITTED)
+            stream.asked_s, stream.unread = self._now, not event.is_read
+
+    def _list_unfinished(self, event: events.UnfinishedListed) -> None:
+        """Try deferred streams again, and look for those that are new here."""
+        self._ledger_is_back()
+        self.table.left.intersection_update(event.streams)
+        unknown = [one for one in event.streams if self.table.state_of(one) is StreamState.ABSENT]
+        if wanted := unknown[: self.table.room]:
+            self._order(events.FindStreams(Purpose.RESTORE, wanted))
+
+    def _found(self, event: events.StreamsFound) -> None:
+        take = {
+            Purpose.RESTORE: self._restore,
+            Purpose.WAKE: self._wake_found,
+            Purpose.CANCEL: self._cancel_found,
+        }[event.purpose]
+        for stream, found in event.found.items():
+            take(stream, found)
+
+    def _restore(self, stream: bytes, found: events.FoundStream | None) -> None:
+        """Go on with a stream whose origin is gone."""
+        if self.table.state_of(stream) is not StreamState.ABSENT:
+            return
+        if found is None:
+            self.table.left.add(stream)
+        elif found.recipe.unread == Unread.PAUSE.word and self.table.is_crowded:
+            self.table.paused[stream] = self._now
+        else:
+            self._add(stream, found.recipe, StreamEvent.FOUND, found.epoch)
+
+    def _wake(self, streams: Iterable[bytes]) -> None:
+        """Look for streams that are read here, if there is room for them.
+
+        They may have been paused, here or by another origin, or be generated by another origin
+        that sees no reader.
+        """
+        if wanted := list(streams)[: self.table.room]:
+            self._looked_for.update(wanted)
+            self._order(events.FindStreams(Purpose.WAKE, wanted))
+
+    def _wake_found(self, stream: bytes, found: events.FoundStream | None) -> None:
+        if found is None:
+            self.table.paused.pop(stream, None)
+        elif found.recipe.unread != Unread.RUN.word and self.table.may(stream, StreamEvent.FOUND):
+            self._add(stream, found.recipe, StreamEvent.FOUND, found.epoch)
+
+    def _cancel_found(self, stream: bytes, found: events.FoundStream | None) -> None:
+        if (known := self.table.by_id.get(stream)) is not None:
+            self._cancel_here(known)
+        elif found is None:
+            self.table.paused.pop(stream, None)
+        elif self.table.may(stream, StreamEvent.CANCELLED):
+            # From now on it has a record: nothing else makes another one meanwhile.
+            here = self._add(stream, found.recipe, StreamEvent.CANCELLED, found.epoch)
+            here.is_cancelled = True
+            self._write_end(here, PendingEnd(FinishReason.CANCELLED))
+
+    def _add(
+        self, id_: bytes, recipe: Recipe, event: StreamEvent, epoch: int | None = None
+    ) -> Stream:
+        """Make the record of a stream; `epoch` is that of its producer, if it had one."""
+        stream = self.table.add(id_, recipe, event, self._now, epoch)
+        model = self._models.serving(recipe.model)
+        if stream.state is StreamState.WAITING and model is not None:
+            self._order(events.ReportToModels(RequestArrived(model.name, id_, begun=True)))
+        return stream
+
+    # ---- streams that wait ----
+
+    def _wait_again(self, streams: Iterable[Stream], event: StreamEvent) -> None:
+        """Have streams wait that had a worker.
+
+        They wait in front of those that wait for their first token, because their readers see a
+        pause. Suspects wait behind all that wait already, which are likelier to be innocent.
+        """
+        waiting = [stream for stream in streams if self.table.turn(stream, event)]
+        others = [stream for stream in waiting if stream.standing.group is None]
+        others.sort(key=lambda stream: not stream.standing.proven)
+        for stream in reversed(others):
+            self.table.queue(stream, is_first=True)
+        for stream in waiting:
+            if stream.standing.group is not None:
+                self.table.queue(stream)
+
+    def _ledger_is_back(self) -> None:
+        deferred = [one for one in self.table.by_id.values() if one.state is StreamState.DEFERRED]
+        for stream in reversed(deferred):
+            if stream.is_cancelled:
+                self._end(stream, FinishReason.CANCELLED)
+            elif self.table.turn(stream, StreamEvent.LEDGER_BACK):
+                self.table.queue(stream, is_first=True)
+
+    def _place(self) -> None:
+        """Give waiting streams, the most urgent class first, to workers that may take them."""
+        ready = [one.number for one in self._models.workers if one.state is WorkerState.READY]
+        company = self.table.standings(ready)
+        for stream in self.table.waiting if company else ():
+            model = stream.recipe.model
+            may_take = {
+                worker: standings
+                for worker, standings in company.items()
+                if self._models.may_take(worker, model)
+            }
+            worker = worker_for(stream.standing, may_take)
+            if worker is None:
+                continue  # a suspect, which holds nobody up
+            self.table.place(stream, worker)
+            company[worker].append(stream.standing)
+            self._order(events.TakeOver(stream, stream.run, worker))
+
+    # ---- claims ----
+
+    def _claimed(self, stream: bytes, run: int) -> Stream | None:
+        """Return the stream whose claim an answer is for; None if that is over."""
+        known = self.table.by_id.get(stream)
+        is_asked = known is not None and known.run == run
+        states = (StreamState.CLAIMING, StreamState.RECALLED)
+        return known if is_asked and known is not None and known.state in states else None
+
+    def _taken_over(self, event: events.TakenOver) -> None:
+        """Decide whether the worker can go on, and what readers are told before it does."""
+        stream = self._claimed(event.stream, event.run)
+        if stream is None:
+            return
+        stream.epoch, stream.has_producer = event.epoch, True
+        if stream.state is StreamState.RECALLED:
+            self._release(stream)
+            return
+        history, worker = event.history, stream.worker
+        ready = None if worker is None else self._models.workers[worker].ready
+        if history.has_end:
+            self._leave(stream, StreamEvent.TAKEN)
+        elif ready is None:
+            self.table.unplace(stream)
+            self._wait_again([stream], StreamEvent.UNPLACED)
+        else:
+            if durable := stream.steering.begin(len(history.steered)):
+                self._order(events.AnswerSteers(durable))
+            stream.use_engine(ready.fingerprint, history)
+            reason = why_not(stream.recipe, ready, history)
+            told = notices(stream.recipe, ready, history)
+            if reason is not None:
+                self._end(stream, FinishReason.ORIGIN_LOST, reason)
+            elif told:
+                order = events.AppendNotices(stream.id, stream.run, stream.epoch, told, history)
+                self._order(order)
+            else:
+                self._begin(stream, history)
+
+    def _notices_logged(self, event: events.NoticesLogged) -> None:
+        stream = self._claimed(event.stream, event.run)
+        if stream is None:
+            return
+        if stream.state is StreamState.RECALLED:
+            self._release(stream)
+        else:
+            self._begin(stream, event.history)
+
+    def _claim_failed(self, event: events.ClaimFailed) -> None:
+        stream = self._claimed(event.stream, event.run)
+        if stream is not None:
+            self._refused(stream, event.error)
+
+    def _release(self, stream: Stream) -> None:
+        """Go on with a stream whose claim was answered, but is not needed."""
+        if stream.is_cancelled:
+            self._end(stream, FinishReason.CANCELLED)
+        else:
+            self._wait_again([stream], StreamEvent.RELEASED)
+
+    def _begin(self, stream: Stream, history: History) -> None:
+        """Send the worker of a claimed stream its order to generate it."""
+        assert stream.worker is not None, "a stream is claimed for no worker"
+        ready = self._models.workers[stream.worker].ready
+        kind = "" if ready is None else ready.kind
+        self.table.turn(stream, StreamEvent.CLAIMED)
+        stream.progress.go_on(history, self._now)
+        follow_up: list[Frame] = [*stream.steering.orders]
+        if stream.unread and kind != TEXT:
+            follow_up.append(Attend(unread=True))
+        order = events.OrderRun(stream.worker, stream.run, stream, history, kind, follow_up)
+        self._order(order)
+
+    def _order_refused(self, event: events.OrderRefused) -> None:
+        stream = self.table.by_id.get(event.stream)
+        if stream is not None and stream.run == event.run and stream.state in GENERATING:
+            self._end(stream, FinishReason.FAILED, "no worker can be told to go on with it")
+
+    def _refused(self, stream: Stream, error: TailraceError | None) -> None:
+        """Decide what becomes of a stream that the ledger did not take a claim or a frame of."""
+        self.table.unplace(stream)
+        match error:
+            case StreamFull():
+                self._end(stream, FinishReason.LENGTH, error.message)
+            case LedgerFull():
+                self._end(stream, FinishReason.FAILED, error.message, retryable=True)
+            case Damaged() | FrameError():
+                self._log("error", "stream.damaged", stream, error=str(error))
+                reason = "what was stored of it is damaged"
+                self._end(stream, FinishReason.FAILED, reason)
+            case Unavailable():
+                self._defer(stream, error)
+            case _ if stream.is_cancelled:  # whoever has it now, the order is carried out
+                self._end(stream, FinishReason.CANCELLED)
+            case None | NotFound() | StaleEpoch():
+                self._leave(stream, StreamEvent.TAKEN)
+            case _ if stream.state is StreamState.RECALLED:
+                self._release(stream)
+            case _:
+                if not self._blame(stream, "fell out of step with"):
+                    self.table.turn(stream, StreamEvent.UNPLACED)
+                    self.table.queue(stream)
+
+    def _defer(self, stream: Stream, error: TailraceError) -> None:
+        """Try a stream again when the ledger is back; its takeover may have happened."""
+        if self.table.turn(stream, StreamEvent.LEDGER_AWAY):
+            self._log("warning", "stream.deferred", stream, error=str(error))
+            stream.has_producer, stream.epoch = True, UNKNOWN_EPOCH
+
+    # ---- what clients order ----
+
+    def _cancel(self, event: events.CancelRequested) -> None:
+        stream = self.table.by_id.get(event.stream)
+        if stream is None:
+            self._order(events.FindStreams(Purpose.CANCEL, [event.stream]))
+        else:
+            self._cancel_here(stream)
+
+    def _cancel_here(self, stream: Stream) -> None:
+        """Accept an order to end a stream: its worker writes the end, or else this origin."""
+        before, stream.is_cancelled = stream.state, True
+        self.table.turn(stream, StreamEvent.CANCELLED)
+        match before:
+            case StreamState.WAITING:
+                self._write_end(stream, PendingEnd(FinishReason.CANCELLED))
+            case StreamState.CLAIMING:
+                self.table.unplace(stream)
+            case StreamState.RUNNING:
+                self._send_cancel(stream)
+
+    def _steer(self, event: events.SteerRequested) -> None:
+        stream = self.table.by_id.get(event.stream)
+        if stream is None:
+            raise Unavailable(
+                "another origin generates this stream, or soon will",
+                hint="an edge of that origin takes it",
+            )
+        if stream.is_cancelled:
+            raise stream.not_taken()
+        order = stream.steering.add(event.ids, event.ticket)
+        if stream.state is StreamState.RUNNING and stream.worker is not None:
+            self._order(events.SendFrame(stream.worker, stream.run, order))
+
+    # ---- ends ----
+
+    def _end(
+        self,
+        stream: Stream,
+        reason: FinishReason,
+        message: str | None = None,
+        *,
+        retryable: bool = False,
+    ) -> None:
+        """Write the end of a stream that no worker can write; an accepted cancel comes first."""
+        self.table.unplace(stream)
+        if self.table.turn(stream, StreamEvent.END_DUE):
+            end = PendingEnd(reason, message, retryable)
+            if stream.is_cancelled:
+                end = PendingEnd(FinishReason.CANCELLED)
+            self._write_end(stream, end)
+
+    def _write_end(self, stream: Stream, end: PendingEnd) -> None:
+        stream.end, stream.end_tries = end, 0
+        self._try_end(stream)
+
+    def _try_end(self, stream: Stream) -> None:
+        stream.end_tries += 1
+        stream.end_nth += 1
+        self._order(events.AppendEnd(stream, stream.end_nth, stream.end))
+
+    def _ending(self, stream: bytes, nth: int) -> Stream | None:
+        """Return the stream whose end an answer is for; None if that is over."""
+        known = self.table.by_id.get(stream)
+        if known is None or known.state is not StreamState.ENDING or known.end_nth != nth:
+            return None
+        return known
+
+    def _end_stored(self, event: events.EndStored) -> None:
+        if (stream := self._ending(event.stream, event.nth)) is not None:
+            stream.epoch = event.epoch or stream.epoch
+            self._finish(stream, stream.end.reason)
+
+    def _end_refused(self, event: events.EndRefused) -> None:
+        """Try an end again that this origin has to write; or leave it to another origin.
+
+        Where another origin took the stream over at this moment, only a cancel insists: any other
+        end is that origin's to write.
+        """
+        stream = self._ending(event.stream, event.nth)
+        if stream is None:
+            return
+        match event.error:
+            case NotFound():  # it was deleted, or has expired
+                self._end_stored(events.EndStored(event.stream, event.nth))
+            case Damaged():
+                # It stays as it is in the ledger, and readers are told that it is damaged.
+                self._log("error", "stream.damaged", stream, error=event.error.message)
+                self._finish(stream, FinishReason.FAILED, StreamEvent.DAMAGED)
+            case Unavailable():
+                self._defer(stream, event.error)
+            case StaleEpoch() if not stream.is_cancelled:
+                self._leave(stream, StreamEvent.TAKEN)
+            case _ if stream.end_tries < CANCEL_TRIES:
+                if stream.is_cancelled:
+                    stream.end = PendingEnd(FinishReason.CANCELLED)
+                self._try_end(stream)
+            case _:
+                self._defer(stream, event.error)
+
+    def _finish(
+        self, stream: Stream, reason: FinishReason, event: StreamEvent = StreamEvent.ENDED
+    ) -> None:
+        """Forget a stream that is over, and remember how it fared."""
+        self._order(events.RecordEnd(stream, reason))
+        self.table.remember(stream, reason, self._now)
+        self._leave(stream, event)
+
+    def _leave(self, stream: Stream, event: StreamEvent) -> None:
+        """Forget a stream that is over here, and tell those who steer it."""
+        if not self.table.drop(stream, event, self._now):
+            return
+        if untaken := stream.steering.drop():
+            self._order(events.AnswerSteers(untaken, stream.not_taken()))
+        if (model := self._models.serving(stream.recipe.model)) is not None:
+            self._order(events.ReportToModels(RequestEnded(model.name, stream.id)))
+
+    # ---- workers ----
+
+    def _runs_started(self, event: events.RunsStarted) -> None:
+        for stream in self.table.on(event.worker):
+            stream.standing.begun = stream.run in event.runs
+
+    def _worker_available(self, event: events.WorkerAvailable) -> None:
+        self.table.may_place = True
+        if event.is_new and self.shedding.level:
+            self._send_mode(self._models.workers[event.worker])
+
+    def _worker_gone(self, event: events.WorkerGone) -> None:
+        """Have the streams of a worker wait for another one."""
+        orphans = self.table.on(event.worker)
+        for stream in orphans:
+            self.table.unplace(stream)
+        standings = [stream.standing for stream in orphans]
+        blamed = judge(standings, self._groups) if event.is_death else []
+        homeless = []
+        for stream in orphans:
+            if stream.state is StreamState.CLAIMING:
+                self.table.turn(stream, StreamEvent.RECALLED)
+            elif stream.is_cancelled:
+                self._end(stream, FinishReason.CANCELLED)
+            elif stream.standing not in blamed or not self._blame(stream, "died on"):
+                homeless.append(stream)
+        self._wait_again(homeless, StreamEvent.UNPLACED)
+
+    def _blame(self, stream: Stream, fate: str) -> bool:
+        """Count a worker that was lost on a stream; return True if the stream ends for it."""
+        stream.standing.blamed += 1
+        if stream.standing.blamed < MAX_DEATHS:
+            return False
+        message = f"{stream.standing.blamed} workers {fate} this stream"
+        self._end(stream, FinishReason.FAILED, message)
+        return True
+
+    def _step_durable(self, event: events.StepDurable) -> None:
+        """Note what is durable of a step, and what was refused."""
+        worker, now = event.worker, self._now
+        for refusal in event.refusals:
+            self._append_refused(worker, refusal)
+        emissions, changed = event.step.emissions, self.table.changed
+        if emissions.steered:
+            self._steers_durable(worker, event.step)
+        gaps: dict[tuple[str, float], int] = {}
+        firsts: list[tuple[str, float, str | None]] = []
+        columns = emissions.runs, emissions.indexes, emissions.ids, emissions.frames
+        for stream, run, index, ids, frame in zip(event.step.streams, *columns, strict=True):
+            if stream.run != run or stream.worker != worker:
+                continue  # it was taken off meanwhile
+            if not stream.standing.proven:
+                stream.standing.prove()
+                self.table.may_place = True  # suspects wait for that
+            self.quotas.charge(stream.recipe.tenant, len(ids), now)
+            stream.progress.released(index, len(ids), now)
+            changed(stream)
+            if frame[TAG_OFFSET] == END:
+                self._finish(stream, end_reason(frame))
+                continue
+            if stream.released_s is not None:
+                gap = stream.recipe.priority, stream.released_s
+                gaps[gap] = gaps.get(gap, 0) + 1
+            elif stream.asked_s is not None:
+                recipe = stream.recipe
+                firsts.append((recipe.priority, now - stream.asked_s, recipe.trace))
+            stream.released_s = now
+        if gaps or firsts:
+            spent = [(priority, now - last_s, count) for (priority, last_s), count in gaps.items()]
+            self._order(events.RecordReleases(spent, firsts))
+        if self._models.model_of(worker).circuit.deaths:
+            self._order(events.ReportToModels(WorkerProved(worker)))
+
+    def _steers_durable(self, worker: int, step: StepFrames) -> None:
+        for at, spans in step.emissions.steered.items():
+            stream = step.streams[at]
+            if stream.worker == worker and stream.run == step.emissions.runs[at]:
+                durable = [one for span in spans for one in stream.steering.confirm(span.count)]
+                if durable:
+                    self._order(events.AnswerSteers(durable))
+
+    def _append_refused(self, worker: int, refusal: Refusal) -> None:
+        """End a run: its stream has another producer, or it is not in step with the ledger."""
+        append = refusal.append
+        stream = self.table.by_id.get(append.stream)
+        if stream is None or stream.worker != worker or stream.epoch != append.epoch:
+            return  # the end of this run is known already
+        fields = {"index": append.index, "error": str(refusal.error)}
+        self._log("warning", "append.refused", stream, **fields)
+        self._send_cancel(stream)
+        self._refused(stream, refusal.error)
+
+    # ---- readers ----
+
+    def _readers_seen(self, event: events.ReadersSeen) -> None:
+        """Note which streams are read, and do with the others as their requests say."""
+        lately = event.streams
+        self._note_presence(lately)
+        resting = (StreamState.WAITING, StreamState.RUNNING)
+        for stream in [one for one in self.table.by_id.values() if one.state in resting]:
+            if self._is_abandoned(stream):
+                if stream.recipe.unread == Unread.PAUSE.word:
+                    self._pause(stream)
+                else:
+                    self._cancel_here(stream)
+        for stream in [one for one in self.table.by_id.values() if self._is_idle(one)]:
+            self._end_idle(stream)
+        for stream in [one for one in self.table.waiting if self._is_overdue(one)]:
+            self._end(stream, FinishReason.FAILED, self._why_late(stream), retryable=True)
+        if late := self._paused_too_long():
+            self._order(events.FindStreams(Purpose.CANCEL, late))
+        here = self.table.by_id.keys() | self.table.opening.keys()
+        # Once for as long as each is read without a pause: two origins would take it from each
+        # other.
+        self._looked_for = set(lately & (self._looked_for | here))
+        self._wake(sorted(lately - here - self._looked_for))
+
+    def _note_presence(self, lately: Iterable[bytes]) -> None:
+        """Note which streams are read, and tell workers which ones give way."""
+        for stream in self.table.by_id.values():
+            was_unread = stream.unread
+            if stream.id in lately:
+                stream.read_s, stream.unread = self._now, False
+            elif self._now - stream.read_s >= UNREAD_GRACE_S:
+                stream.unread = True
+            if stream.unread != was_unread and stream.state in GENERATING:
+                assert stream.worker is not None, "a stream runs on no worker"
+                if self._takes_tokens(stream.worker):
+                    frame = Attend(stream.unread)
+                    self._order(events.SendFrame(stream.worker, stream.run, frame))
+
+    def _is_abandoned(self, stream: Stream) -> bool:
+        """Return True if what its request says of unread streams is due."""
+        if stream.recipe.unread == Unread.RUN.word or stream.steering.orders:
+            return False
+        return self._now - stream.read_s >= stream.recipe.unread_after_s
+
+    def _is_idle(self, stream: Stream) -> bool:
+        """Return True if nobody has read it for long, and nothing has come of it."""
+        if stream.state is not StreamState.WAITING and stream.state not in GENERATING:
+            return False
+        return self._now - max(stream.read_s, stream.released_s or 0.0) >= self._idle_s
+
+    def _is_overdue(self, stream: Stream) -> bool:
+        """Return True if a new stream has waited too long for its model to load.
+
+        Where the model was never loaded and its circuit is open, any wait is too long.
+        """
+        model = self._models.find(stream.recipe.model)
+        if self._cold_wait_s is None or model is None or model.is_ready:
+            return False
+        if stream.asked_s is None or stream.has_producer:
+            return False
+        return self._now - stream.asked_s > self._cold_wait_s or model.never_starts
+
+    def _why_late(self, stream: Stream) -> str:
+        name = stream.recipe.model
+        trouble = self._models.of(name).trouble
+        return f"{name!r} was not loaded in time" + (f": {trouble}" if trouble else "")
+
+    def _pause(self, stream: Stream) -> None:
+        """Take it from its worker. What is in the ledger is all that it takes to go on."""
+        self._send_cancel(stream)
+        self._leave(stream, StreamEvent.PAUSED)
+        self._log("info", "stream.paused", stream)
+
+    def _end_idle(self, stream: Stream) -> None:
+        """End a stream that holds room, and perhaps a worker, that others could use."""
+        state = "running" if stream.state in GENERATING else "waiting"
+        self._log("warning", "stream.idle", stream, state=state, idle_s=self._idle_s)
+        self._order(events.RecordIdle(state))
+        self._send_cancel(stream)
+        why = f"nobody read it and nothing came of it for {self._idle_s:g} s"
+        self._end(stream, FinishReason.FAILED, why, retryable=True)
+
+    def _paused_too_long(self) -> list[bytes]:
+        latest_s = self._now - self._paused_s
+        late = [stream for stream, since_s in self.table.paused.items() if since_s <= latest_s]
+        return late or [*self.table.paused][:-MAX_PAUSED]
+
+    # ---- load ----
+
+    def _load_measured(self, event: events.LoadMeasured) -> None:
+        """Do less, or more again, as things are."""
+        up = [worker for worker in self._models.workers if worker.is_up]
+        if not up:
+            return  # whoever waits, waits for a worker
+        readings = Readings(self._longest_wait_s(), event.free_memory)
+        shedding, before = self.shedding, self.shedding.level
+        if shedding.look(readings, self._now):
+            level = "warning" if shedding.level > before else "info"
+            fields = {"rung": shedding.level.word, "was": before.word, "reason": shedding.reason}
+            self._order(events.LogLine(level, "overload.rung", fields))
+            for worker in up:
+                self._send_mode(worker)
+        if shedding.is_critical(readings) and (longest := self._longest_batch()) is not None:
+            self._send_cancel(longest)
+            why = "it ran longest when the memory was nearly used up"
+            self._end(longest, FinishReason.FAILED, why, retryable=True)
+
+    def _longest_wait_s(self) -> float:
+        """Return how long a stream that is read and not of class batch has waited to be begun.
+
+        A stream whose model is being loaded waits for that.
+        """
+        since = (
+            stream.asked_s
+            for stream in self.table.by_id.values()
+            if stream.asked_s is not None and stream.released_s is None
+            if not (stream.standing.begun or stream.unread)
+            if self._models.is_up(stream.recipe.model)
+            if stream.recipe.priority != Priority.BATCH.word
+        )
+        return self._now - min(since, default=self._now)
+
+    def _longest_batch(self) -> Stream | None:
+        """Return the stream of class batch that has made most, of those that run."""
+        running = (
+            stream
+            for stream in self.table.by_id.values()
+            if stream.state is StreamState.RUNNING
+            if stream.recipe.priority == Priority.BATCH.word
+        )
+        return max(running, key=lambda stream: stream.progress.tokens, default=None)
+
+    # ---- records and commands ----
+
+    def _order(self, command: StreamCommand) -> None:
+        self._commands.append(command)
+
+    def _log(self, level: str, event: str, stream: Stream, **fields: object) -> None:
+        self._order(events.LogLine(level, event, {"stream": stream.id.hex(), **fields}))
+
+    def _send_cancel(self, stream: Stream) -> None:
+        """Tell the worker of a stream to end its run, if it has the order to generate it."""
+        if stream.worker is not None and stream.state in GENERATING:
+            self._order(events.SendFrame(stream.worker, stream.run, Halt()))
+
+    def _send_mode(self, worker: Worker) -> None:
+        if self._takes_tokens(worker.number):
+            self._order(events.SendFrame(worker.number, 0, self.shedding.worker_mode))
+
+    def _takes_tokens(self, worker: int) -> bool:
+        """Return True unless a worker answers in text: that has no steps and no classes."""
+        ready = self._models.workers[worker].ready
+        return ready is not None and ready.kind != TEXT

@@ -1,0 +1,50 @@
+"""The trace of a stream at this origin, as one span of OpenTelemetry."""
+
+from __future__ import annotations
+
+import time
+
+from tailrace.ledger.frame import FinishReason
+from tailrace.ledger.telemetry.traces import TraceContext, Traces
+from tailrace.origin.core.stream import Stream
+
+NS_PER_MS = 1_000_000
+
+
+def record_span(traces: Traces, stream: Stream, reason: FinishReason, now_s: float) -> None:
+    """Record the span of a stream that ends, so that a token costs nothing.
+
+    Names are those of OpenTelemetry for generative models. Frames are sampled: the first one, the
+    second, the fourth and so on. `now_s` is on the clock of the stream's progress.
+    """
+    recipe, progress = stream.recipe, stream.progress
+    life = progress.life(stream.epoch - 1, now_s)
+    begun_ns = time.time_ns() - (life.whole_ms or 0) * NS_PER_MS
+    operation = "chat" if recipe.messages else "text_completion"
+    span = traces.begin(
+        f"{operation} {recipe.model}",
+        None if recipe.trace is None else TraceContext.parse(recipe.trace),
+        {
+            "gen_ai.operation.name": operation,
+            "gen_ai.provider.name": "tailrace",
+            "gen_ai.request.model": recipe.model,
+            "gen_ai.request.max_tokens": recipe.max_tokens,
+            "gen_ai.usage.input_tokens": len(recipe.prompt_ids),
+            "gen_ai.usage.output_tokens": progress.tokens,
+            "tailrace.stream.id": stream.id.hex(),
+            "tailrace.takeovers": life.takeovers or 0,
+            "tailrace.resumes": progress.resumes,
+        },
+        start_ns=begun_ns,
+    )
+    span.set_attribute("gen_ai.response.finish_reasons", [reason.word])
+    if reason in (FinishReason.FAILED, FinishReason.ORIGIN_LOST):
+        span.set_attribute("error.type", reason.word)
+    if life.queue_ms is not None:
+        span.add_event("scheduled", timestamp=begun_ns + life.queue_ms * NS_PER_MS)
+    nth = 1
+    while nth <= len(progress.frame_ms):
+        index, at_ms = progress.first_timed + nth - 1, progress.frame_ms[nth - 1]
+        span.add_event("frame", {"tailrace.index": index}, begun_ns + at_ms * NS_PER_MS)
+        nth *= 2
+    span.end()

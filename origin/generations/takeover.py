@@ -1,0 +1,155 @@
+"""Requests of an origin to its ledger for one stream: find it, take it over, end it.
+
+Several origins may share the ledger, so the core's record of a stream may be out of date. Nothing
+here changes that record: the answers are events, which the core takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import structlog
+from pydantic import ValidationError
+
+from tailrace.ledger.errors import Damaged, NotFound, TailraceError, Unavailable
+from tailrace.ledger.frame import Notice, StreamEnd, encode
+from tailrace.ledger.interface import Append, Ledger, Record, Refusal, StreamKind
+from tailrace.ledger.record_extra import RecordExtra, life_numbers
+from tailrace.ledger.validation import path_of
+from tailrace.origin.core.stream import UNKNOWN_EPOCH, PendingEnd, Stream
+from tailrace.origin.core.stream_events import FoundStream
+from tailrace.origin.generations.recipe import Recipe
+from tailrace.origin.generations.stream_log import History, read_history
+
+log = structlog.get_logger("runs")
+
+
+async def find(ledger: Ledger, stream: bytes) -> FoundStream | None:
+    """Return a generation that has not ended, or None if there is none that can be continued."""
+    try:
+        info = await ledger.info(stream)
+    except NotFound:
+        return None
+    except Damaged as error:  # not even its epoch can be believed, so it is left as it is
+        log.error("stream.damaged", stream=stream.hex(), error=error.message)
+        return None
+    if info.ended or info.kind is not StreamKind.GENERATION:
+        return None
+    try:
+        recipe = Recipe.model_validate_json(info.recipe)
+    except ValidationError as error:
+        # Another version's, and left to an origin of that one. Its values stay out of the log.
+        fields = [path_of(finding["loc"]) for finding in error.errors()]
+        log.error("stream.unreadable", stream=stream.hex(), fields=fields)
+        return None
+    return FoundStream(recipe, info.epoch)
+
+
+async def take_over(
+    ledger: Ledger, stream: Stream, turn: asyncio.Lock
+) -> tuple[int, History] | None:
+    """Become a stream's producer, and return its epoch and its log.
+
+    The log is read under the lock `turn`. Return None if the stream has ended, was deleted, or
+    another origin took it over while it waited here.
+
+    Raises:
+        Unavailable: The ledger is away; the takeover may have happened.
+        Damaged: The log cannot be read.
+        FrameError: A frame of the log is malformed.
+    """
+    epoch, history = stream.epoch, History()
+    try:
+        info = await ledger.info(stream.id)
+        if stream.has_producer:
+            if info.ended or epoch not in (info.epoch, UNKNOWN_EPOCH):
+                return None
+            epoch = await ledger.take_over(stream.id)
+        if stream.has_producer or info.next_index:  # a new one does not wait for its turn
+            history = await read_history(ledger, stream.id, turn)
+    except NotFound:
+        return None
+    return epoch, history
+
+
+async def log_notices(
+    ledger: Ledger, stream: bytes, epoch: int, notices: Sequence[Notice], history: History
+) -> Refusal | None:
+    """Append notices to a stream's log and to `history`; return why not, if they are refused."""
+    appends = []
+    for notice in notices:
+        record = Record(encode(notice), ())
+        appends.append(Append(stream, epoch, history.next_index, record))
+        history.add(record)
+    refused = await ledger.append(appends)
+    return refused[0] if refused else None
+
+
+async def log_first_notices(ledger: Ledger, stream: bytes, recipe: Recipe) -> None:
+    """Log what the readers of a new stream are to be told first, while it waits for its model."""
+    if not (notices := recipe.first_notices(0)):
+        return
+    try:
+        refusal = await log_notices(ledger, stream, 1, notices, History())
+    except Unavailable as error:  # they are logged when the stream is claimed
+        log.warning("stream.not_told", stream=stream.hex(), error=str(error))
+    else:
+        if refusal is not None:
+            log_refusal(refusal)
+
+
+class WrittenEnd(NamedTuple):
+    """The answer to `append_end`: the new epoch of the stream, and why its end was refused."""
+
+    epoch: int
+    refusal: Refusal | None = None
+
+
+async def append_end(
+    ledger: Ledger, stream: Stream, end: PendingEnd, turn: asyncio.Lock, now_s: float
+) -> WrittenEnd:
+    """Take a stream over and write its end, unless it has one.
+
+    `now_s` is on the clock of the stream's progress.
+
+    Raises:
+        NotFound: The stream was deleted.
+        Damaged: The stream's row cannot be read.
+        Unavailable: The ledger is away; the end may have been written.
+    """
+    takeovers = stream.epoch - 1
+    epoch = await ledger.take_over(stream.id)
+    try:
+        history = await read_history(ledger, stream.id, turn)
+    except Damaged:
+        # What cannot be read cannot be counted: a frame is at least one token.
+        index = tokens = (await ledger.info(stream.id)).next_index
+    else:
+        if history.has_end:
+            return WrittenEnd(epoch)
+        index, tokens = history.next_index, len(history.ids)
+    frame = StreamEnd(
+        total_tokens=tokens,
+        finish_reason=end.reason,
+        index=index,
+        prompt_tokens=len(stream.recipe.prompt_ids),
+        message=end.message,
+        retryable=end.retryable,
+    )
+    extra = RecordExtra(life=life_numbers(stream.progress.life(takeovers, now_s)))
+    record = Record(encode(frame), (), extra.pack())
+    refused = await ledger.append([Append(stream.id, epoch, index, record)])
+    return WrittenEnd(epoch, refused[0] if refused else None)
+
+
+def log_refusal(refusal: Refusal) -> TailraceError:
+    """Log why an append was refused, and return that."""
+    log.warning(
+        "append.refused",
+        stream=refusal.append.stream.hex(),
+        index=refusal.append.index,
+        error=str(refusal.error),
+    )
+    return refusal.error

@@ -1,0 +1,282 @@
+"""The core of streams by itself: no ledger, no worker, only events and commands."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import pytest
+
+from tailrace.ledger.errors import LedgerAway, Overloaded, StaleEpoch
+from tailrace.ledger.frame import Caller, FinishReason, Priority, Token, encode
+from tailrace.ledger.links.rights import Right
+from tailrace.origin.core.events import Filled, WorkerDied, WorkerReady
+from tailrace.origin.core.pool import ModelPool
+from tailrace.origin.core.states import STREAM_TRANSITIONS, StreamEvent, StreamState
+from tailrace.origin.core.stream_events import (
+    AppendEnd,
+    CancelRequested,
+    ClaimFailed,
+    EndRefused,
+    EndStored,
+    FindStreams,
+    FoundStream,
+    OrderRun,
+    Purpose,
+    ReadersSeen,
+    RequestClosed,
+    StepDurable,
+    StreamCommand,
+    StreamHappening,
+    StreamsAdmitted,
+    StreamsFound,
+    StreamsRequested,
+    TakenOver,
+    TakeOver,
+    UnfinishedListed,
+    WorkerAvailable,
+    WorkerGone,
+)
+from tailrace.origin.core.streams import CANCEL_TRIES, IDLE_STREAM_S, StreamCore
+from tailrace.origin.generations.stream_log import History
+from tailrace.origin.pool.members import PoolMember
+from tailrace.origin.pool.policies.policies import GreedyDual
+from tailrace.origin.workers.worker_frame import Emission, Step
+from tests.origin.stage import READY, RECIPE, A, B, fresh
+
+AWAY = LedgerAway("the ledger does not answer")
+STALE = StaleEpoch("another origin has it")
+
+C = TypeVar("C", bound=StreamCommand)
+
+
+class Origin:
+    """A core and two workers, of which none is ready at first."""
+
+    def __init__(self, max_streams: int = 4) -> None:
+        member = PoolMember("", is_pinned=True, workers=2)
+        self.models = ModelPool([member], GreedyDual(1.0))
+        self.models.handle(Filled(), 0.0)
+        self.core = StreamCore(max_streams, self.models)
+        self.now = 0.0
+
+    def handle(self, event: StreamHappening) -> list[StreamCommand]:
+        return self.core.handle(event, self.now)
+
+    def one(self, event: StreamHappening, kind: type[C]) -> C:
+        """Return the one command of a kind that follows an event."""
+        [found] = [one for one in self.handle(event) if isinstance(one, kind)]
+        return found
+
+    def ready(self, worker: int) -> list[StreamCommand]:
+        self.models.handle(WorkerReady(worker, READY), self.now)
+        return self.handle(WorkerAvailable(worker, is_new=True))
+
+    def lost(self, worker: int) -> list[StreamCommand]:
+        self.models.handle(WorkerDied(worker, "killed"), self.now)
+        return self.handle(WorkerGone(worker))
+
+    def claiming(self) -> TakeOver:
+        """Return the claim of a stream for the first worker."""
+        self.ready(0)
+        return self.one(StreamsAdmitted([(A, RECIPE)]), TakeOver)
+
+    def state(self) -> StreamState:
+        return self.core.table.state_of(A)
+
+
+@pytest.fixture
+def origin() -> Origin:
+    return Origin()
+
+
+# ---- room ----
+
+
+def test_a_stream_that_is_opened_is_counted_once(origin: Origin) -> None:
+    for stream in fresh(4):
+        origin.handle(StreamsRequested([stream], Priority.INTERACTIVE))
+        before = origin.core.table.count
+        origin.handle(StreamsAdmitted([(stream, RECIPE)]))
+        assert origin.core.table.count == before, "it is there, and still being opened"
+        origin.handle(RequestClosed([stream]))
+    assert origin.core.table.count == 4
+    with pytest.raises(Overloaded, match="4 streams run or wait, the limit is 4"):
+        origin.handle(StreamsRequested(fresh(), Priority.INTERACTIVE))
+
+
+def test_an_origin_fills_its_last_places_while_other_streams_are_opened(origin: Origin) -> None:
+    first, second = fresh(2), fresh(2)
+    origin.handle(StreamsRequested(first, Priority.INTERACTIVE))
+    origin.handle(StreamsAdmitted([(stream, RECIPE) for stream in first]))
+    origin.handle(StreamsRequested(second, Priority.INTERACTIVE))  # the first request goes on
+    origin.handle(StreamsAdmitted([(stream, RECIPE) for stream in second]))
+    assert origin.core.table.count == 4
+
+
+def test_a_tenants_streams_are_counted_once_while_they_are_opened(origin: Origin) -> None:
+    caller = Caller(tenant="acme", rights=Right.GENERATE, max_unfinished=2)
+    recipe = RECIPE.model_copy(update={"tenant": "acme"})
+    for stream in fresh(2):
+        origin.handle(StreamsRequested([stream], Priority.STANDARD, caller))
+        origin.handle(StreamsAdmitted([(stream, recipe)]))
+    assert origin.core.table.unfinished("acme") == 2
+
+
+def test_room_is_free_again_after_a_request_that_was_refused(origin: Origin) -> None:
+    streams = fresh(4)
+    origin.handle(StreamsRequested(streams, Priority.INTERACTIVE))
+    assert origin.core.table.state_of(streams[0]) is StreamState.OPENING
+    origin.handle(RequestClosed(streams))
+    assert origin.core.table.count == 0
+
+
+# ---- answers that come late ----
+
+
+def test_no_second_claim_begins_before_the_first_is_answered(origin: Origin) -> None:
+    claim = origin.claiming()
+    origin.ready(1)
+    assert origin.lost(0) == []
+    assert origin.state() is StreamState.RECALLED
+    again = origin.one(TakenOver(A, claim.run, 1, History()), TakeOver)
+    assert (again.worker, again.run) != (claim.worker, claim.run)
+    assert origin.state() is StreamState.CLAIMING
+
+
+def test_answers_to_an_earlier_claim_change_nothing(origin: Origin) -> None:
+    claim = origin.claiming()
+    origin.ready(1)
+    origin.lost(0)
+    again = origin.one(TakenOver(A, claim.run, 1, History()), TakeOver)
+    for late in (TakenOver(A, claim.run, 9, History()), ClaimFailed(A, claim.run, AWAY)):
+        assert origin.handle(late) == []
+    order = origin.one(TakenOver(A, again.run, 2, History()), OrderRun)
+    assert (order.worker, order.run, order.stream.epoch) == (1, again.run, 2)
+    for late in (TakenOver(A, again.run, 9, History()), ClaimFailed(A, again.run)):
+        assert origin.handle(late) == []
+    assert (origin.state(), order.stream.epoch) == (StreamState.RUNNING, 2)
+
+
+def test_a_step_of_a_run_that_is_over_changes_nothing(origin: Origin) -> None:
+    claim = origin.claiming()
+    origin.handle(TakenOver(A, claim.run, 1, History()))
+    frame = encode(Token("a", 0))
+    step = origin.core.table.step(0, Step.of([Emission(claim.run, 0, (5,), (), frame)]).cut())
+    origin.lost(0)
+    progress = origin.core.table.by_id[A].progress
+    origin.handle(StepDurable(0, step))
+    assert progress.next_index == 0
+    late = origin.core.table.step(0, Step.of([Emission(claim.run, 0, (5,), (), frame)]).cut())
+    assert late.streams == []
+
+
+def test_answers_to_an_earlier_end_change_nothing(origin: Origin) -> None:
+    origin.handle(StreamsAdmitted([(A, RECIPE)]))
+    first = origin.one(CancelRequested(A), AppendEnd)
+    second = origin.one(EndRefused(A, first.nth, STALE), AppendEnd)
+    assert origin.handle(EndStored(A, first.nth)) == []
+    assert origin.state() is StreamState.ENDING
+    origin.handle(EndStored(A, second.nth))
+    assert origin.state() is StreamState.ABSENT
+    assert origin.handle(EndStored(A, second.nth)) == []
+
+
+def test_a_stream_that_is_found_late_has_one_record(origin: Origin) -> None:
+    found: dict[bytes, FoundStream | None] = {A: FoundStream(RECIPE, 3)}
+    origin.handle(StreamsAdmitted([(A, RECIPE)]))
+    here = origin.core.table.by_id[A]
+    for purpose in (Purpose.RESTORE, Purpose.WAKE):
+        origin.handle(StreamsFound(purpose, found))
+    assert origin.core.table.by_id[A] is here
+    end = origin.one(StreamsFound(Purpose.CANCEL, found), AppendEnd)
+    assert end.stream is here
+
+
+# ---- orders to cancel ----
+
+
+def test_a_cancel_waits_for_the_answer_to_a_claim(origin: Origin) -> None:
+    claim = origin.claiming()
+    assert origin.handle(CancelRequested(A)) == []
+    end = origin.one(TakenOver(A, claim.run, 1, History()), AppendEnd)
+    assert end.end.reason is FinishReason.CANCELLED
+
+
+def test_a_cancel_is_tried_a_few_times_and_then_when_the_ledger_lists_streams(
+    origin: Origin,
+) -> None:
+    origin.handle(StreamsAdmitted([(A, RECIPE)]))
+    end = origin.one(CancelRequested(A), AppendEnd)
+    for _ in range(CANCEL_TRIES - 1):
+        end = origin.one(EndRefused(A, end.nth, STALE), AppendEnd)
+    assert not [c for c in origin.handle(EndRefused(A, end.nth, STALE)) if isinstance(c, AppendEnd)]
+    assert origin.state() is StreamState.DEFERRED
+    end = origin.one(UnfinishedListed([]), AppendEnd)
+    assert end.end.reason is FinishReason.CANCELLED
+
+
+def test_a_cancel_comes_before_any_other_end(origin: Origin) -> None:
+    claim = origin.claiming()
+    origin.handle(TakenOver(A, claim.run, 1, History()))
+    origin.handle(CancelRequested(A))
+    origin.now += IDLE_STREAM_S  # nobody has read it for so long that it ends as failed
+    end = origin.one(ReadersSeen(set()), AppendEnd)
+    assert end.end.reason is FinishReason.CANCELLED
+
+
+def test_an_end_that_another_origin_has_to_write_is_left_to_it(origin: Origin) -> None:
+    recipe = RECIPE.model_copy(update={"model": "other"})
+    origin.ready(0)
+    claim = origin.one(StreamsAdmitted([(A, recipe)]), TakeOver)
+    end = origin.one(TakenOver(A, claim.run, 1, History()), AppendEnd)
+    assert end.end.reason is FinishReason.ORIGIN_LOST
+    origin.handle(EndRefused(A, end.nth, STALE))
+    assert origin.state() is StreamState.ABSENT
+
+
+# ---- streams of other origins ----
+
+
+def test_a_stream_that_is_being_opened_is_not_restored(origin: Origin) -> None:
+    origin.handle(StreamsRequested([A], Priority.STANDARD))
+    [looked_for] = [
+        one for one in origin.handle(UnfinishedListed([A, B])) if isinstance(one, FindStreams)
+    ]
+    assert looked_for.streams == [B]
+
+
+def test_a_stream_that_cannot_be_read_is_looked_for_once(origin: Origin) -> None:
+    origin.one(UnfinishedListed([A]), FindStreams)
+    origin.handle(StreamsFound(Purpose.RESTORE, {A: None}))
+    assert origin.state() is StreamState.LEFT
+    assert origin.handle(UnfinishedListed([A])) == []
+    origin.handle(UnfinishedListed([]))
+    assert origin.state() is StreamState.ABSENT
+
+
+# ---- the table of states ----
+
+
+def test_every_state_can_be_reached_and_left() -> None:
+    after: dict[StreamState, set[StreamState]] = {}
+    for (before, _), state in STREAM_TRANSITIONS.items():
+        after.setdefault(before, set()).add(state)
+
+    def reached(first: StreamState) -> set[Any]:
+        seen, new = {first}, {first}
+        while new:
+            new = set().union(*(after[one] for one in new)) - seen
+            seen |= new
+        return seen
+
+    assert reached(StreamState.ABSENT) == set(StreamState)
+    assert all(StreamState.ABSENT in reached(state) for state in StreamState)
+
+
+def test_every_event_means_something_somewhere() -> None:
+    assert {event for _, event in STREAM_TRANSITIONS} == set(StreamEvent)
+
+
+@pytest.mark.parametrize("state", [state for state in StreamState if state is not StreamState.LEFT])
+def test_an_order_to_cancel_is_never_too_late_while_a_stream_is_here(state: StreamState) -> None:
+    assert (state, StreamEvent.CANCELLED) in STREAM_TRANSITIONS
