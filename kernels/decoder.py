@@ -188,9 +188,13 @@ class Decoder:
 
         The result is a view of a buffer that the next call overwrites.
         """
-        logits = self._logits[: len(hidden)]
+        logits = self.logits_buffer(len(hidden))
         self.head(hidden, logits, dependent=self.dependent)
         return logits
+
+    def logits_buffer(self, count: int) -> Tensor:
+        """Return the buffer to which `logits` writes those of `count` rows, fp32 [count, vocab]."""
+        return self._logits[:count]
 
     def _written_first(self, rows: Rows, tables: Tensor, attend: Attend) -> Tensor:
         """Run the layers, storing the keys and values of all rows before any row attends."""

@@ -1,154 +1,69 @@
-"""A decode step at fixed addresses: one CUDA graph on a GPU instead of five launches per layer.
+"""Forward passes at fixed addresses: one CUDA graph on a GPU instead of five launches per layer.
 
-`StepGraph` ends with hidden rows. `DrawnStep` also contains the LM head and the sampler, and ends
-with tokens.
+`PrefillGraph` and `ReplayGraph` end with hidden rows. `DrawnStep` also contains the LM head and the
+sampler, and ends with tokens. All use the decoder's buffers, so those of one decoder must run one
+after another. Without a CUDA device the kernels are launched one by one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from tailrace.kernels.decoder import Decoder, Rows
-from tailrace.kernels.one_copy import ALIGNED_BYTES
-from tailrace.kernels.sampler.sampler import Sampling
-from tailrace.kernels.sampler.sampler_rows import SamplerRows, SamplerWorkspace, settings_of
+from tailrace.kernels.block_tables import BlockTables
+from tailrace.kernels.decoder import Decoder
+from tailrace.kernels.sampler.sampler_rows import SamplerWorkspace
 from tailrace.kernels.sampler.sampler_triton import sample_rows
 from tailrace.kernels.shapes import PAGE_TOKENS
+from tailrace.kernels.step_inputs import PrefillInputs, StepInputs, aligned
 
-NO_POSITION = -1
-"""Position of a padding row. The row faults, and rows that fault store nothing."""
-NO_PAGE = -1
-"""Page id after a sequence's last page. Reading it is a fault, not another sequence's keys."""
-
-
-_SETTINGS = (
-    (torch.float32, 1), (torch.int32, 1), (torch.float32, 1), (torch.float32, 1), (torch.int64, 2),
-    (torch.int32, 1),
-)  # fmt: skip
-"""Type of each column of `settings_of`, and its width in int32."""
-_ROWS = 4
-"""Number of columns of `Rows`."""
-_COLUMNS = _ROWS + sum(columns for _, columns in _SETTINGS)
+Launch = Callable[[], Tensor]
+Capture = Callable[[Launch], Launch]
+"""Function that makes a replay of launches at fixed addresses from the function that launches."""
 
 
-class StepInputs:
-    """Inputs of a step: rows, sampler settings and block tables, sent to the device in one copy.
+class PrefillGraph:
+    """A prefill of up to `count` rows in up to `chunks` chunks of at most PAGE_TOKENS tokens."""
 
-    rows: `kernels.decoder.Rows` of `count` rows. settings: the sampler's, without masks and
-    penalties; greedy where none were given. tables: int32 [count, pages]. Everything lies in one
-    buffer on the device and in two on the host, used in turn: the copy of the step before may not
-    have begun when the next step is filled in. A block table that has not changed since its host
-    buffer was last used is not written again.
-    """
-
-    def __init__(self, count: int, pages: int, device: torch.device) -> None:
-        self._count, self._pages = count, pages
-        self._width = _aligned(count)
-        size = _COLUMNS * self._width + count * pages
-        pinned = device.type == "cuda"
-        self._here = [
-            torch.full((size,), NO_PAGE, dtype=torch.int32, pin_memory=pinned) for _ in range(2)
-        ]
-        self._copied = [
-            torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]
-            for _ in range(2)
-        ]
-        self._held: list[list[Sequence[int]]] = [[()] * count for _ in range(2)]
-        self._there = torch.empty(size, dtype=torch.int32, device=device)
-        self.rows = Rows(*(column[:count] for column in self._columns(self._there)[:_ROWS]))
-        self.settings = SamplerRows(*(column[:count] for column in self._settings(self._there)))
-        self.tables = self._tables(self._there)
-        self.fill([], [], [], [])
-
-    def fill(
-        self,
-        ids: Sequence[int],
-        positions: Sequence[int],
-        sequences: Sequence[int],
-        tables: Sequence[Sequence[int]],
-        samplings: Sequence[Sampling] = (),
-        drawn: Sequence[int] = (),
+    def __init__(
+        self, decoder: Decoder, tables: BlockTables, count: int, chunks: int, capture: Capture
     ) -> None:
-        """Fill in up to `count` rows; padding rows beyond have length 0 and touch no memory.
+        self.inputs = PrefillInputs(count, chunks, tables)
+        self._decoder = decoder
+        self._run = capture(self._launch)
 
-        tables: the pages of each sequence; pages beyond the width of the buffer are dropped.
-        samplings, drawn: the settings of each row to draw from, and how many tokens it has drawn so
-        far.
-        """
-        for pair in (self._here, self._held, self._copied):
-            pair.reverse()
-        if (copied := self._copied[0]) is not None:
-            copied.synchronize()
-        numbers, used = self._here[0], len(ids)
-        columns = self._columns(numbers).zero_()
-        columns[1].fill_(NO_POSITION)
-        lengths = [position + 1 for position in positions]
-        columns[:_ROWS, :used] = torch.tensor([[*ids], [*positions], lengths, [*sequences]])
-        for column, given in zip(
-            self._settings(numbers), settings_of(samplings, drawn), strict=True
-        ):
-            column[: len(given)] = given
-        cells = self._tables(numbers)
-        for place, held in enumerate(self._held[0]):
-            table = tables[place][: self._pages] if place < len(tables) else ()
-            if table != held:
-                self._held[0][place] = _changed(cells[place], held, table)
-        self._there.copy_(numbers, non_blocking=True)
-        if copied is not None:
-            copied.record()
+    def __call__(self) -> Tensor:
+        """Run what `inputs` was filled with; return hidden rows as `Decoder.prefill` does."""
+        return self._run()
 
-    def take(self, drawn: Tensor) -> None:
-        """Replace each id -1 - n with the n-th of `drawn`, int32 on the device."""
-        ids = self.rows.ids
-        ids.copy_(torch.where(ids < 0, drawn[(-1 - ids).clamp(min=0)], ids))
-
-    def _columns(self, numbers: Tensor) -> Tensor:
-        return numbers[: _COLUMNS * self._width].view(_COLUMNS, self._width)
-
-    def _settings(self, numbers: Tensor) -> list[Tensor]:
-        widths = [columns * self._width for _, columns in _SETTINGS]
-        parts = torch.split(self._columns(numbers)[_ROWS:].flatten(), widths)
-        return [part.view(dtype) for part, (dtype, _) in zip(parts, _SETTINGS, strict=True)]
-
-    def _tables(self, numbers: Tensor) -> Tensor:
-        return numbers[_COLUMNS * self._width :].view(self._count, self._pages)
+    def _launch(self) -> Tensor:
+        inputs = self.inputs
+        inputs.update()
+        return self._decoder.prefill(inputs.rows, inputs.chunks, inputs.tables, PAGE_TOKENS)
 
 
-def _aligned(count: int) -> int:
-    """Return `count`, rounded up so that the int32 column after it is aligned for the kernels."""
-    return count + -count % (ALIGNED_BYTES // torch.int32.itemsize)
+class ReplayGraph:
+    """A step of up to `count` rows of any sequences, of at most `max_length` positions.
 
-
-def _changed(cell: Tensor, held: Sequence[int], table: Sequence[int]) -> Sequence[int]:
-    """Write a block table over the one in `cell`, and return it.
-
-    Usually it has grown by one page.
-    """
-    grown = len(table) > len(held) and table[: len(held)] == held
-    start = len(held) if grown else 0
-    cell[start : len(table)] = torch.tensor(table[start:], dtype=torch.int32)
-    cell[len(table) : len(held)] = NO_PAGE
-    return table
-
-
-class StepGraph:
-    """A step of up to `count` rows of at most `max_length` positions through a decoder's layers.
-
-    distinct: the rows are of distinct sequences (`Decoder.decode`), else of any (`Decoder.replay`);
-    both give a row the same bits. The step uses the decoder's buffers, so steps of one decoder must
-    run one after another. Without a CUDA device the kernels are launched one by one.
+    It has the bits of decode steps of the same rows (`Decoder.replay`). before: int32 [draws], the
+    tokens that ids below 0 stand for (see `Rows`).
     """
 
-    def __init__(self, decoder: Decoder, count: int, max_length: int, *, distinct: bool) -> None:
-        self.inputs = StepInputs(count, -(-max_length // PAGE_TOKENS), decoder.device)
-        through = decoder.decode if distinct else decoder.replay
-        launch = partial(through, self.inputs.rows, self.inputs.tables, max_length)
-        self._run = _captured(launch) if decoder.device.type == "cuda" else launch
+    def __init__(
+        self,
+        decoder: Decoder,
+        tables: BlockTables,
+        before: Tensor,
+        count: int,
+        max_length: int,
+        capture: Capture,
+    ) -> None:
+        self.inputs = StepInputs(count, tables, before)
+        self._decoder = decoder
+        self._max_length = max_length
+        self._run = capture(self._launch)
 
     def __call__(self) -> Tensor:
         """Run the step that `inputs` was filled with and return hidden rows, fp32 [count, hidden].
@@ -157,23 +72,36 @@ class StepGraph:
         """
         return self._run()
 
+    def _launch(self) -> Tensor:
+        self.inputs.update()
+        return self._decoder.replay(self.inputs.rows, self.inputs.tables, self._max_length)
+
 
 class DrawnStep:
     """A step of up to `count` rows of distinct sequences, from token ids to drawn token ids.
 
-    before: int32 [step_rows], the tokens that ids below 0 stand for (see `Rows`). workspace: the
-    sampler's. No row is longer than `max_length`. Otherwise like `StepGraph`.
+    before: int32 [draws], the tokens that ids below 0 stand for (see `Rows`). workspace: the
+    sampler's. No row is longer than `max_length`.
     """
 
     def __init__(
-        self, decoder: Decoder, workspace: SamplerWorkspace, count: int, max_length: int
+        self,
+        decoder: Decoder,
+        workspace: SamplerWorkspace,
+        tables: BlockTables,
+        before: Tensor,
+        count: int,
+        max_length: int,
+        capture: Capture,
     ) -> None:
-        device = decoder.device
-        self.inputs = StepInputs(count, -(-max_length // PAGE_TOKENS), device)
-        self.before = torch.zeros(decoder.step_rows, dtype=torch.int32, device=device)
-        self._drawn = torch.zeros(2, _aligned(count), dtype=torch.int32, device=device)
-        launch = partial(self._launch, decoder, workspace, max_length)
-        self._run = _captured(launch) if device.type == "cuda" else launch
+        self.inputs = StepInputs(count, tables, before)
+        self._decoder = decoder
+        self._workspace = workspace
+        self._max_length = max_length
+        self._drawn = torch.zeros(2, aligned(count), dtype=torch.int32, device=decoder.device)
+        self.logits = decoder.logits_buffer(count)
+        """fp32 [count, vocab], valid until the decoder's next call."""
+        self._run = capture(self._launch)
 
     def __call__(self) -> Tensor:
         """Run the step and return int32 [2, count or more]: drawn ids and faults.
@@ -183,29 +111,50 @@ class DrawnStep:
         """
         return self._run()
 
-    def _launch(self, decoder: Decoder, workspace: SamplerWorkspace, max_length: int) -> Tensor:
-        inputs, (ids, faults) = self.inputs, self._drawn[:, : len(self.inputs.rows)]
-        rows = replace(inputs.rows, before=self.before)
-        hidden = decoder.decode(rows, inputs.tables, max_length)
-        logits = decoder.logits(hidden)
-        sample_rows(logits, inputs.settings, ids, faults, workspace, dependent=decoder.dependent)
+    def _launch(self) -> Tensor:
+        decoder, inputs = self._decoder, self.inputs
+        ids, faults = self._drawn[:, : len(inputs.rows)]
+        inputs.update()
+        hidden = decoder.decode(inputs.rows, inputs.tables, self._max_length)
+        decoder.logits(hidden)
+        sample_rows(
+            self.logits, inputs.settings, ids, faults, self._workspace,
+            dependent=decoder.dependent,
+        )  # fmt: skip
         faults |= decoder.faults[: len(faults)]
         return self._drawn
 
 
-def _captured(launch: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    # The rehearsal has rows of length 0 only, which read and write nothing.
-    rehearsal = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    rehearsal.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(rehearsal):  # compiles kernels before the capture, which cannot
-        launch()
-    torch.cuda.current_stream().wait_stream(rehearsal)
+def capture_for(device: torch.device) -> Capture:
+    """Return how a step is captured on this device: not at all on a CPU."""
+    return cuda_graph if device.type == "cuda" else launched
+
+
+def launched(launch: Launch) -> Launch:
+    """Return `launch` itself, which launches kernel after kernel each time."""
+    return launch
+
+
+def cuda_graph(launch: Launch) -> Launch:
+    """Capture the launches in a CUDA graph, after a rehearsal that loads their kernels.
+
+    The rehearsal has rows of length 0 only, which read and write nothing. `torch.cuda.graph` would
+    collect garbage and empty the allocator's caches for each of some eighty graphs.
+    """
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        hidden = launch()
+    with torch.cuda.stream(stream):
+        launch()
+        graph.capture_begin()
+        try:
+            result = launch()
+        finally:
+            graph.capture_end()
+    torch.cuda.current_stream().wait_stream(stream)
 
     def run() -> Tensor:
         graph.replay()
-        return hidden
+        return result
 
     return run

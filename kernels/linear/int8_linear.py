@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tailrace.kernels.checks import check_same_device, check_tensor
+from tailrace.kernels.linear.row_slices import row_slices
 from tailrace.kernels.linear.ternary import INT8_MAX, quantize_activations
 from tailrace.kernels.rows.norm import order_free_rms_norm
 
@@ -25,16 +26,21 @@ def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
 
     weight: bf16, fp16 or fp32 [out, in], finite, with up to MAX_IN inputs. Returns (int8 [out, in]
     of -127 .. 127, fp32 scale [out] = max |row| / 127) so that `int8 * scale` approximates the
-    weight. Raises TypeError or ValueError.
+    weight. A few rows at a time are fp32, so that little memory is needed beside weight and result.
+    Raises TypeError or ValueError.
     """
     check_tensor("weight", weight, (torch.bfloat16, torch.float16, torch.float32), None, None)
     if not 1 <= weight.shape[1] <= MAX_IN:
         raise ValueError(f"weight: in = {weight.shape[1]}, expected 1 to {MAX_IN}")
-    real = weight.float()
-    if not bool(real.isfinite().all()):
-        raise ValueError("weight: holds NaN or infinite values")
-    scale = (real.abs().amax(1) / INT8_MAX).clamp(min=MIN_SCALE)
-    return (real / scale[:, None]).round().clamp(-INT8_MAX, INT8_MAX).to(torch.int8), scale
+    codes = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
+    scale = torch.empty(len(weight), device=weight.device)
+    for rows in row_slices(*weight.shape):
+        real = weight[rows].float()
+        if not bool(real.isfinite().all()):
+            raise ValueError("weight: holds NaN or infinite values")
+        scale[rows] = own = (real.abs().amax(1) / INT8_MAX).clamp(min=MIN_SCALE)
+        codes[rows] = real.div(own[:, None]).round_().clamp_(-INT8_MAX, INT8_MAX)
+    return codes, scale
 
 
 def int8_linear(

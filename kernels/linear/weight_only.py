@@ -23,6 +23,7 @@ from torch import Tensor
 
 from tailrace.kernels.linear.dense import check_epilogue, put
 from tailrace.kernels.linear.epilogue import Epilogue
+from tailrace.kernels.linear.row_slices import row_slices
 from tailrace.kernels.rows.norm import order_free_rms_norm
 
 GROUP = 128
@@ -71,23 +72,43 @@ def unpack_words(words: Tensor, bits: int) -> Tensor:
 
 
 def quantise_int8(w: Tensor) -> WeightOnly:
-    """Quantise a float weight [out, in] to 8 bits; a row's largest magnitude becomes 127."""
-    real = _real(w)
-    scale = (real.abs().amax(1) / 127).clamp(min=MIN_SCALE)
-    codes = (real / scale[:, None]).round().clamp(-127, 127)
-    return WeightOnly(8, pack_words(codes, 8), scale)
+    """Quantise a float weight [out, in] to 8 bits; a row's largest magnitude becomes 127.
+
+    A few rows at a time are fp32, so that beside the weight and the result little memory is needed.
+    """
+    _check_float(w)
+    out, inputs = w.shape
+    words = torch.empty(inputs // GROUP, out, 8 * 8, dtype=torch.int16, device=w.device)
+    scale = torch.empty(out, device=w.device)
+    for rows in row_slices(out, inputs):
+        real = w[rows].float()
+        scale[rows] = own = (real.abs().amax(1) / 127).clamp(min=MIN_SCALE)
+        codes = real.div(own[:, None]).round_().clamp_(-127, 127)
+        words[:, rows] = pack_words(codes, 8)
+    return WeightOnly(8, words, scale)
 
 
 def quantise_int4(w: Tensor) -> WeightOnly:
-    """Quantise a float weight [out, in] to 4 bits; a group's range is spread over codes 0 to 15."""
-    real = _real(w).reshape(len(w), -1, GROUP)
-    low, high = real.amin(2).clamp(max=0), real.amax(2).clamp(min=0)
-    scale = ((high - low) / 15).clamp(min=MIN_SCALE)
-    zero = (-low / scale).round()
-    codes = ((real / scale[:, :, None]).round() + zero[:, :, None]).clamp(0, 15)
-    words = pack_words(codes.reshape(w.shape), 4)
-    zeros = zero.to(torch.uint8).t().contiguous()
-    return WeightOnly(4, words, scale.t().contiguous(), zeros)
+    """Quantise a float weight [out, in] to 4 bits; a group's range is spread over codes 0 to 15.
+
+    A few rows at a time are fp32, as in `quantise_int8`.
+    """
+    _check_float(w)
+    out, inputs = w.shape
+    groups = inputs // GROUP
+    words = torch.empty(groups, out, 8 * 4, dtype=torch.int16, device=w.device)
+    scales = torch.empty(groups, out, device=w.device)
+    zeros = torch.empty(groups, out, dtype=torch.uint8, device=w.device)
+    for rows in row_slices(out, inputs):
+        real = w[rows].float().reshape(-1, groups, GROUP)
+        low, high = real.amin(2).clamp(max=0), real.amax(2).clamp(min=0)
+        scale = ((high - low) / 15).clamp(min=MIN_SCALE)
+        zero = (-low / scale).round()
+        codes = real.div(scale[:, :, None]).round_().add_(zero[:, :, None]).clamp_(0, 15)
+        words[:, rows] = pack_words(codes.reshape(-1, inputs), 4)
+        scales[:, rows] = scale.t()
+        zeros[:, rows] = zero.to(torch.uint8).t()
+    return WeightOnly(4, words, scales, zeros)
 
 
 def dequantise(weights: WeightOnly) -> Tensor:
@@ -120,9 +141,8 @@ def weight_only_linear(
     put(torch.nn.functional.linear(rounded, dequantise(weights)), out, epilogue)
 
 
-def _real(w: Tensor) -> Tensor:
+def _check_float(w: Tensor) -> None:
     if not w.is_floating_point():
         raise TypeError(f"w: dtype {w.dtype} is not a floating type")
     if w.dim() != 2 or w.shape[1] % GROUP or w.numel() == 0:
         raise ValueError(f"w: shape {tuple(w.shape)}, expected [out, in] with in % {GROUP} == 0")
-    return w.float()

@@ -5,9 +5,9 @@ cached, and one new token, or several where guesses were right, of each decoding
 one batch for the device, and everything that it produced is one Step frame for the ledger.
 
 A pipelined engine reads a step's tokens after it has launched the next step. That is possible while
-the next step depends on the number of tokens only, not on their ids: plain decoding, without
-guesses, grammars, penalties or logprobs. If a run turns out to have ended, its row in the next step
-was computed for nothing.
+the next step depends on the number of tokens only, not on their ids: decoding without guesses,
+grammars or penalties. If a run turns out to have ended, its row in the next step was computed for
+nothing.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ class InFlightStep:
     began_s: float
     works: list[tuple[Work, Generation, int]] = field(default_factory=list)
     launched: Launched | None = None
+    first_use: bool = False
+    """Something was done meanwhile that no later step repeats; see `Launched.first_use`."""
 
     @property
     def is_late(self) -> bool:
@@ -230,6 +232,10 @@ class Engine:
             flight.works.append((work, generation, len(some)))
             first += len(work.ids)
         flight.launched = self._device.launch(pieces, rows, draws)
+        if flight.launched.first_use:
+            flight.first_use = True
+            if self._flight is not None:
+                self._flight.first_use = True
         return flight
 
     def _land(self) -> list[Emission]:
@@ -251,7 +257,8 @@ class Engine:
             first += len(work.ids)
             at += count
         now = self._clock_s()
-        self._scheduler.done(flight.plan, now - max(flight.began_s, self._landed_s))
+        seconds = now - max(flight.began_s, self._landed_s)
+        self._scheduler.done(flight.plan, seconds, typical=not flight.first_use)
         self._landed_s = now
         return emissions
 

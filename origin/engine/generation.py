@@ -77,6 +77,8 @@ class Generation:
         )
         self._grammar = self._start_grammar()
         self._counts = self._count()
+        self._counted = [*self.generated]
+        """The ids in `_counts`, if there are any."""
         # Penalties change with every token, so a run with penalties has no guesses.
         self._drafter = model_context.drafter if self._counts is None else None
 
@@ -102,8 +104,8 @@ class Generation:
 
     @property
     def draws_alone(self) -> bool:
-        """True if the next draw needs only the number of tokens before it, and gives an id only."""
-        return all(each is None for each in (self._grammar, self._counts, self._run.logprobs))
+        """True if the next draw needs only the number of tokens before it, not their ids."""
+        return self._grammar is None and self._counts is None
 
     def draws(self, drafts: Sequence[int], *, ahead: int = 0) -> list[Draw]:
         """Return the draws from the row of the last known token, and from those of its drafts.
@@ -115,7 +117,14 @@ class Generation:
             masks = [torch.from_numpy(mask) for mask in self._grammar.draft_masks(drafts)]
         position = self._transcript.total_tokens + ahead
         return [
-            Draw(self._sampling, position + at, mask, self._counts, self._run.logprobs)
+            Draw(
+                self._sampling,
+                position + at,
+                mask,
+                self._counts,
+                self._run.logprobs,
+                generated=None if self._counts is None else self._counted,
+            )
             for at, mask in enumerate(masks)
         ]
 
@@ -170,6 +179,7 @@ class Generation:
         self._known.append(token)
         if self._counts is not None:
             self._counts[token] += 1
+            self._counted.append(token)
 
     def _scores(self, drawn: Drawn) -> TokenScores | None:
         if drawn.scores is None:

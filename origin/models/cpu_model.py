@@ -46,6 +46,7 @@ from tailrace.origin.models.model import (
     DEFAULT_KV_BYTES,
     Draw,
     Drawn,
+    KnownPages,
     Piece,
     Progress,
     check_pieces,
@@ -205,6 +206,7 @@ class CpuModel:
         self.device = formats.on("cpu torch")
         kv_dtype = KV_DTYPES[formats.kv_cache]
         self.pages = pages_within(config, kv_bytes, kv_dtype)
+        self._known_pages = KnownPages(self.pages)
         self._cache = _cache(config, self.pages, kv_dtype)
         self._formats = formats
         self._products = Products()
@@ -222,7 +224,7 @@ class CpuModel:
     @torch.inference_mode()
     def forward(self, pieces: Sequence[Piece]) -> Tensor:
         """Push a batch of pieces through the model; see `model.Model.forward`."""
-        check_pieces(pieces, self.config, self.pages)
+        check_pieces(pieces, self.config, self._known_pages)
         batch = self._batch(pieces)
         x = self._embedding[torch.tensor([i for piece in pieces for i in piece.ids])].float()
         for layer in self._layers:

@@ -39,7 +39,7 @@ from tailrace.origin.checkpoint.layout import EMBEDDING, HEAD
 from tailrace.origin.checkpoint.model_config import ModelConfig
 from tailrace.origin.checkpoint.model_memory import GPU_KV_SHARE
 from tailrace.origin.formats import Formats
-from tailrace.origin.models.gpu_forward import MAX_PREFILL_ROWS, MAX_STEP_ROWS
+from tailrace.origin.models.gpu_graphs import MAX_PREFILL_ROWS
 from tailrace.origin.models.model import Progress, context_pages
 from tailrace.origin.models.tensors import LayerTensors, Linear, Part, layer_tensors
 
@@ -76,8 +76,8 @@ class DecoderParts:
             self.layers += self._dense_layers(self._moved(tensors, self._join, progress))
         self.head = self._head(tensors)
 
-    def decoder(self, pages: int) -> Decoder:
-        """Return the decoder, with a KV cache of this many pages."""
+    def decoder(self, pages: int, step_rows: int) -> Decoder:
+        """Return the decoder, with a KV cache of this many pages, for steps of this many rows."""
         config = self._config
         cache = PagedKv.allocate(
             config.layers, pages, config.kv_heads, config.head_dim,
@@ -85,7 +85,7 @@ class DecoderParts:
         )  # fmt: skip
         return Decoder(
             self._config, self.table, self.layers, self.ropes, self.head, cache,
-            max_rows=MAX_PREFILL_ROWS, step_rows=MAX_STEP_ROWS,
+            max_rows=MAX_PREFILL_ROWS, step_rows=step_rows,
             max_length=context_pages(config) * PAGE_TOKENS, dependent=self._dependent,
         )  # fmt: skip
 

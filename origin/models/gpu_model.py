@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import product
 from pathlib import Path
@@ -16,31 +17,32 @@ from triton.runtime import driver
 
 from tailrace import kernels
 from tailrace.kernels.ahead import Compilation, compile_ahead, planned
+from tailrace.kernels.block_tables import BlockTables
 from tailrace.kernels.decoder import Chunks, Decoder, Rows
 from tailrace.kernels.gpu_limits import limits_of
-from tailrace.kernels.one_copy import ALIGNED_BYTES
+from tailrace.kernels.one_copy import ALIGNED_BYTES, move_into
 from tailrace.kernels.processes import ProcessError
 from tailrace.kernels.sampler.sampler import MASK_BITS, Sampling
 from tailrace.kernels.sampler.sampler_rows import SamplerRows
 from tailrace.kernels.shapes import HEAD_DIMS
-from tailrace.kernels.step_graph import StepInputs
+from tailrace.kernels.step_graph import Capture
+from tailrace.kernels.step_inputs import StepInputs
 from tailrace.ledger.errors import ModelError
 from tailrace.origin.checkpoint.file_digests import FileDigests
 from tailrace.origin.checkpoint.model_config import CONFIG_FILE, ModelConfig, read_config
 from tailrace.origin.checkpoint.model_memory import refuse_formats
 from tailrace.origin.formats import AS_STORED, Formats
-from tailrace.origin.models.gpu_forward import (
-    MAX_STEP_ROWS,
-    STEP_ROWS,
-    GpuDraw,
-    GpuForward,
-    GpuStep,
-)
+from tailrace.origin.models.gpu_draw import GpuDraw, read_drawn
+from tailrace.origin.models.gpu_forward import GpuForward
+from tailrace.origin.models.gpu_graphs import MAX_DRAWS, STEP_ROWS, GpuGraphs, captured_rows
 from tailrace.origin.models.gpu_layers import DecoderParts
+from tailrace.origin.models.logprobs import most_scores
 from tailrace.origin.models.model import (
+    DEFAULT_STEP_ROWS,
     PREFILL_CHUNK_TOKENS,
     Draw,
     Drawn,
+    KnownPages,
     Launched,
     Piece,
     Progress,
@@ -60,8 +62,9 @@ class GpuModel:
     """A checkpoint loaded on `device`; see `model.Model`.
 
     kv_bytes: size of the KV cache; None for a share of free memory. dependent: launches begin while
-    earlier ones still run. On a CPU the kernels run in Triton's interpreter, far slower than
-    `cpu_model`; that is for tests.
+    earlier ones still run. step_rows: maximum rows of one step, of which more read the weights
+    again. capture: how steps are captured, for tests; by default as the device does it. On a CPU
+    the kernels run in Triton's interpreter, far slower than `cpu_model`; that is for tests.
     """
 
     def __init__(
@@ -75,31 +78,39 @@ class GpuModel:
         *,
         kv_bytes: int | None = None,
         dependent: bool = False,
+        step_rows: int = DEFAULT_STEP_ROWS,
+        capture: Capture | None = None,
     ) -> None:
         self.config = config
         self.fingerprint = identity
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "interpreter"
         self.device = formats.on(f"{device.type} triton ({name})")
+        rows = captured_rows(step_rows)
         parts = DecoderParts(config, tensors, device, progress, formats, dependent=dependent)
         self.pages = parts.pages_within(kv_bytes)
-        self._decoder = parts.decoder(self.pages)
-        self._forward = GpuForward(self._decoder)
-        self._draw = GpuDraw(MAX_STEP_ROWS, config.vocab, device, dependent=dependent)
-        self._step = GpuStep(self._decoder, self._draw.workspace)
-        self._drawn = torch.zeros(1, dtype=torch.int32)
-        """Ids drawn by the previous launch, on the device."""
+        self._known_pages = KnownPages(self.pages)
+        self._decoder = parts.decoder(self.pages, rows)
+        self._draw = GpuDraw(rows, config.vocab, device, dependent=dependent)
+        self._graphs = GpuGraphs(self._decoder, self._draw.workspace, capture)
+        self._forward = GpuForward(self._decoder, self._graphs)
+        self._before = 0
+        """Number of tokens drawn by the previous launch."""
         if device.type == "cuda":
             target = driver.active.get_current_target()
             have_compiled(self._decoder, self._draw, target, progress)
+        if device.type == "cuda" or capture is not None:
+            self._capture_all(progress)
+
+    @property
+    def captured(self) -> int:
+        """Number of steps that were captured so far."""
+        return self._graphs.captured
 
     @torch.inference_mode()
-    def forward(self, pieces: Sequence[Piece], drawn: Tensor | None = None) -> Tensor:
-        """Push a batch of pieces through the model; see `model.Model.forward`.
-
-        drawn: int32, on the device, the tokens that ids below 0 stand for (`model.drawn_before`).
-        """
-        check_pieces(pieces, self.config, self.pages, 0 if drawn is None else len(drawn))
-        return self._forward(pieces, drawn)
+    def forward(self, pieces: Sequence[Piece]) -> Tensor:
+        """Push a batch of pieces through the model; see `model.Model.forward`."""
+        check_pieces(pieces, self.config, self._known_pages)
+        return self._forward(pieces)
 
     @torch.inference_mode()
     def draw(self, hidden: Tensor, draws: Sequence[Draw]) -> list[Drawn]:
@@ -115,71 +126,138 @@ class GpuModel:
     ) -> Launched:
         """Launch a step; see `model.StepDevice`.
 
-        Rows with masks, penalties or logprobs are drawn before this returns, all others later. If
-        all rows are of the latter kind, they go from ids to ids in one graph.
+        Single rows of distinct sequences go from ids to ids in one graph.
         """
-        if self._step.takes(pieces, rows, draws):
-            check_pieces(pieces, self.config, self.pages, len(self._drawn))
-            step = self._step(pieces, draws, self._drawn)
-            self._drawn = step[0]
-            return GpuLaunch.of(step, 0, len(draws))
-        hidden = self.forward(pieces, self._drawn)
-        fine = hidden.isfinite().all(-1)
-        chosen = hidden if [*rows] == [*range(len(hidden))] else hidden[[*rows]]
-        if not draws or not all(draw.by_settings for draw in draws):
-            return Results(fine.tolist(), self.draw(chosen, draws))
-        groups = self._logits_of(chosen, draws)
-        some = [self._draw.launch(logits, self._draw.rows(own)).clone() for logits, own in groups]
-        drawn = torch.cat(some, 1)
-        self._drawn = drawn[0]
-        return GpuLaunch.of(torch.cat((fine.int(), drawn.flatten())), len(hidden), len(draws))
+        captured = self.captured
+        check_pieces(pieces, self.config, self._known_pages, self._before)
+        if self._is_decoding(pieces, rows, draws):
+            drawn, flags, scores = self._decode(pieces, draws)
+        else:
+            drawn, flags, scores = self._run(pieces, rows, draws)
+        if (count := min(len(draws), MAX_DRAWS)) > 0:
+            self._graphs.before[:count].copy_(drawn[0, :count])
+        self._before = count
+        numbers = [drawn.flatten(), *(() if flags is None else (flags,))]
+        return GpuLaunch.of(
+            numbers, len(drawn[0]), scores, draws, first_use=self.captured > captured
+        )
+
+    @torch.inference_mode()
+    def _capture_all(self, progress: Progress) -> None:
+        """Capture every step, so that none is captured while serving."""
+        self._graphs.capture_all(lambda done, of: progress("capture", done, of))
+
+    def _is_decoding(
+        self, pieces: Sequence[Piece], rows: Sequence[int], draws: Sequence[Draw]
+    ) -> bool:
+        """Return True if these are single rows of distinct sequences, and all are drawn from."""
+        return (
+            0 < len(draws) == len(pieces) <= self._decoder.step_rows
+            and not any(piece.prefill or len(piece.ids) > 1 for piece in pieces)
+            and [*rows] == [*range(len(pieces))]
+        )
+
+    def _decode(
+        self, pieces: Sequence[Piece], draws: Sequence[Draw]
+    ) -> tuple[Tensor, None, Tensor | None]:
+        """Run one captured step; return ids and faults, int32 [2, rows or more], and scores."""
+        count, positions = len(pieces), [piece.start for piece in pieces]
+        step = self._graphs.drawn(count, max(positions) + 1)
+        step.inputs.fill(
+            [piece.ids[0] for piece in pieces],
+            positions,
+            range(count),
+            [piece.pages for piece in pieces],
+            [draw.sampling for draw in draws],
+            [draw.position for draw in draws],
+        )
+        drawn, logits = step(), step.logits[:count]
+        self._draw.redraw(logits, draws, drawn, self._decoder.faults[:count])
+        return drawn, None, self._draw.scores(logits, draws, drawn[0])
+
+    def _run(
+        self, pieces: Sequence[Piece], rows: Sequence[int], draws: Sequence[Draw]
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Run any pieces; return ids and faults, flags of finite rows, int32 [rows], and scores."""
+        hidden = self._forward(pieces)
+        flags = hidden.isfinite().all(-1).int()
+        if [*rows] != [*range(len(hidden))]:
+            there = torch.empty(len(rows), dtype=torch.int64, device=hidden.device)
+            hidden = hidden.index_select(0, move_into(there, torch.tensor([*rows])))
+        most = most_scores(draws)
+        drawn = [torch.empty(2, 0, dtype=torch.int32, device=hidden.device)]
+        scores: list[Tensor] = []
+        for logits, own in self._logits_of(hidden, draws):
+            drawn.append(self._draw.draw(logits, own).clone())
+            if (some := self._draw.scores(logits, own, drawn[-1][0], most)) is not None:
+                scores.append(some)
+        return torch.cat(drawn, 1), flags, torch.cat(scores) if scores else None
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Compute hidden rows fp32 [rows, H] -> fp32 [rows, vocab]."""
-        groups = torch.split(hidden.contiguous(), MAX_STEP_ROWS)
+        groups = torch.split(hidden.contiguous(), self._decoder.step_rows)
         return torch.cat([self._decoder.logits(group).clone() for group in groups])
 
     def _logits_of(
         self, hidden: Tensor, draws: Sequence[Draw]
     ) -> Iterator[tuple[Tensor, Sequence[Draw]]]:
         """Yield logits of as many rows as fit at a time; the next ones overwrite them."""
-        for start in range(0, len(draws), MAX_STEP_ROWS):
-            rows = slice(start, start + MAX_STEP_ROWS)
+        most = self._decoder.step_rows
+        for start in range(0, len(draws), most):
+            rows = slice(start, start + most)
             yield self._decoder.logits(hidden[rows].contiguous()), draws[rows]
 
 
 @dataclass(frozen=True, slots=True)
 class GpuLaunch:
-    """Flags, ids and faults that are being copied to the host, together.
+    """Ids, faults, flags and scores that are being copied to the host, together.
 
-    Without flags, each row is drawn from, and its fault tells if it is finite.
+    numbers: int32; ids and faults of `width` rows each, then the flags of finite rows, then scores,
+    `scored` numbers for each row that requests them. Without flags each row is drawn from, and its
+    fault tells if it is finite.
     """
 
     numbers: Tensor
+    width: int
+    scored: int
     flags: int
-    draws: int
+    draws: Sequence[Draw]
+    first_use: bool
     arrived: torch.cuda.Event | None
 
     @classmethod
-    def of(cls, numbers: Tensor, flags: int, draws: int) -> GpuLaunch:
-        if numbers.device.type != "cuda":
-            return cls(numbers.flatten().clone(), flags, draws, None)
-        host = torch.empty(numbers.numel(), dtype=numbers.dtype, pin_memory=True)
-        host.copy_(numbers.flatten(), non_blocking=True)
+    def of(
+        cls,
+        numbers: Sequence[Tensor],
+        width: int,
+        scores: Tensor | None,
+        draws: Sequence[Draw],
+        *,
+        first_use: bool,
+    ) -> GpuLaunch:
+        """Begin the copy. numbers: ids and faults, and perhaps flags, int32 on the device."""
+        scored = 0 if scores is None else scores.shape[1]
+        flags = sum(map(len, numbers[1:]))
+        parts = [*numbers, *(() if scores is None else (scores.flatten(),))]
+        whole = torch.cat(parts) if len(parts) > 1 else parts[0]
+        if whole.device.type != "cuda":
+            return cls(whole.clone(), width, scored, flags, draws, first_use, None)
+        host = torch.empty(whole.numel(), dtype=whole.dtype, pin_memory=True)
+        host.copy_(whole, non_blocking=True)
         arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record()
-        return cls(host, flags, draws, arrived)
+        return cls(host, width, scored, flags, draws, first_use, arrived)
 
     def read(self) -> Results:
         if self.arrived is not None:
             self.arrived.synchronize()
-        flags, drawn = self.numbers[: self.flags], self.numbers[self.flags :]
-        ids, faults = drawn.view(2, -1)[:, : self.draws].tolist()
-        fine = flags.bool().tolist() if self.flags else [not fault for fault in faults]
-        # No row has a mask, so a fault means that logits are not finite.
-        pairs = zip(ids, faults, strict=True)
-        return Results(fine, [Drawn(-1 if fault else token) for token, fault in pairs])
+        sizes = [2 * self.width, self.flags]
+        drawn, flags, scores = torch.split(self.numbers, [*sizes, len(self.numbers) - sum(sizes)])
+        rows = drawn.view(2, self.width)[:, : len(self.draws)]
+        packed = scores.view(-1, self.scored) if self.scored else None
+        fine = flags.bool().tolist() if self.flags else (rows[1] == 0).tolist()
+        return Results(fine, read_drawn(rows, packed, self.draws), self.first_use)
 
 
 def load(
@@ -190,7 +268,9 @@ def load(
     *,
     formats: Formats = AS_STORED,
     dependent: bool = False,
+    step_rows: int = DEFAULT_STEP_ROWS,
     digests: FileDigests | None = None,
+    capture: Capture | None = None,
 ) -> GpuModel:
     """Read, check and move a checkpoint; see `load.load_model` and `GpuModel`."""
     progress("check", 0, 1)
@@ -217,8 +297,9 @@ def load(
     identity = fingerprint(directory, _numeric_code(), *machine, digests=digests)
     progress("move", 0, config.layers)
     return GpuModel(
-        config, tensors, identity, place, progress, formats, kv_bytes=kv_bytes, dependent=dependent
-    )
+        config, tensors, identity, place, progress, formats, kv_bytes=kv_bytes, dependent=dependent,
+        step_rows=step_rows, capture=capture,
+    )  # fmt: skip
 
 
 def _refuse_old_gpu(device: torch.device, formats: Formats, dependent: bool) -> None:
@@ -260,8 +341,9 @@ def _machine(device: torch.device) -> tuple[str, ...]:
 def have_compiled(decoder: Decoder, draw: GpuDraw, target: GPUTarget, progress: Progress) -> None:
     """Compile and load every kernel that serving can launch, before the model is ready.
 
-    Only kernels that Triton's cache lacks are compiled; `progress` is called meanwhile. Raises
-    ModelError if one does not compile.
+    Only kernels that Triton's cache lacks are compiled; `progress` is called meanwhile. Each is
+    launched once, so that none has to be loaded while serving, and one that the device cannot run
+    fails here. Raises ModelError if one does not compile.
     """
     wanted = compilations(decoder, draw, target)
     try:
@@ -270,6 +352,8 @@ def have_compiled(decoder: Decoder, draw: GpuDraw, target: GPUTarget, progress: 
         raise ModelError(str(error), hint="set device to cpu, or report this") from error
     for one in wanted:
         one.load()
+    with _distinct_layers(decoder), torch.inference_mode():
+        _launch(decoder, draw)
 
 
 def compilations(decoder: Decoder, draw: GpuDraw, target: GPUTarget) -> list[Compilation]:
@@ -278,10 +362,17 @@ def compilations(decoder: Decoder, draw: GpuDraw, target: GPUTarget) -> list[Com
     The model's own launches are recorded, at every number of rows that a batch can have, up to
     where Triton would compile them (`kernels.ahead`).
     """
+    with _distinct_layers(decoder):
+        return planned(lambda: _launch(decoder, draw), target)
+
+
+@contextmanager
+def _distinct_layers(decoder: Decoder) -> Iterator[None]:
+    """Leave the decoder one layer of each kind that is launched differently."""
     layers = decoder.parts
     decoder.parts = list({_kind(part): part for part in layers}.values())
     try:
-        return planned(lambda: _launch(decoder, draw), target)
+        yield
     finally:
         decoder.parts = layers
 
@@ -293,8 +384,10 @@ def _launch(decoder: Decoder, draw: GpuDraw) -> None:
         rows = Rows.of([0] * count, range(count), [0] * count, device)
         chunks = Chunks.of([count], [0], [0], device)
         decoder.prefill(rows, chunks, table, PREFILL_CHUNK_TOKENS)
-    for count in STEP_ROWS:
-        inputs = StepInputs(count, 1, device)
+    tables = BlockTables(decoder.step_rows, 1, device)
+    before = torch.zeros(1, dtype=torch.int32, device=device)
+    for count in (rows for rows in STEP_ROWS if rows <= decoder.step_rows):
+        inputs = StepInputs(count, tables, before)
         for through in (decoder.decode, decoder.replay):
             hidden = through(inputs.rows, inputs.tables, PREFILL_CHUNK_TOKENS)
     most, vocab = decoder.step_rows, decoder.shape.vocab

@@ -14,6 +14,7 @@ from tailrace.origin.formats import AS_STORED, Formats
 from tailrace.origin.gpu.probe import gpu_is_usable, require_gpu
 from tailrace.origin.models.model import (
     DEFAULT_KV_BYTES,
+    DEFAULT_STEP_ROWS,
     Device,
     Model,
     Progress,
@@ -37,15 +38,17 @@ def load_model(
     formats: Formats = AS_STORED,
     *,
     dependent: bool = False,
+    step_rows: int = DEFAULT_STEP_ROWS,
     digests: FileDigests | None = None,
 ) -> Model:
     """Read, check and load the checkpoint in `directory`.
 
     progress(stage, done, total) is called during loading. kv_bytes: size of the KV cache; None for
     DEFAULT_KV_BYTES, or on a GPU for most of the memory that the weights leave. dependent: on a
-    GPU, launches begin while earlier ones still run. digests: known digests of files, which are not
-    hashed again. Raises ModelError, also for an absent device, and for formats that the model or
-    device does not support. Whether a GPU can be used is checked before the checkpoint is read.
+    GPU, launches begin while earlier ones still run. step_rows: on a GPU, maximum rows that read
+    the weights together. digests: known digests of files, which are not hashed again. Raises
+    ModelError, also for an absent device, and for formats that the model or device does not
+    support. Whether a GPU can be used is checked before the checkpoint is read.
     """
     if device == Device.CUDA:
         require_gpu()
@@ -57,6 +60,7 @@ def load_model(
             *(Path(directory), progress, None, kv_bytes),
             formats=formats,
             dependent=dependent,
+            step_rows=step_rows,
             digests=digests,
         )
     from tailrace.origin.models import cpu_model

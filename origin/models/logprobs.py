@@ -16,29 +16,60 @@ def scores_of(logits: Tensor, draws: Sequence[Draw], tokens: Sequence[int]) -> l
 
     logits: fp32 [len(draws), vocab], before penalties, temperature and masks.
     """
-    wanted = [
-        row
-        for row, (draw, token) in enumerate(zip(draws, tokens, strict=True))
-        if draw.logprobs is not None and token != NO_TOKEN
-    ]
+    rows = scored_rows(draws)
+    if not rows:
+        return [None] * len(draws)
+    packed = pack_scores(
+        logits[rows], torch.tensor([max(tokens[row], 0) for row in rows]), most_scores(draws)
+    )
+    return unpack_scores(packed, draws, tokens)
+
+
+def scored_rows(draws: Sequence[Draw]) -> list[int]:
+    """Return the indices of the draws that request scores."""
+    return [row for row, draw in enumerate(draws) if draw.logprobs is not None]
+
+
+def most_scores(draws: Sequence[Draw]) -> int:
+    """Return the maximum number of alternatives that a draw requests."""
+    return max((draw.logprobs or 0 for draw in draws), default=0)
+
+
+def pack_scores(logits: Tensor, tokens: Tensor, most: int) -> Tensor:
+    """Compute the scores of rows without waiting for their device.
+
+    logits: fp32 [rows, vocab]. tokens: int [rows], the chosen ids. Returns int32 [rows, 1 + 2 n]:
+    the bits of the chosen token's score, the n = min(most, vocab) best ids, and the bits of their
+    scores. A row that is not finite has scores without a meaning.
+    """
+    logprobs = logits.log_softmax(-1)
+    chosen = logprobs.gather(1, tokens.long()[:, None])
+    ids = best_ids(logprobs, most)
+    best = logprobs.gather(1, ids)
+    return torch.cat((chosen.view(torch.int32), ids.int(), best.view(torch.int32)), 1)
+
+
+def unpack_scores(
+    packed: Tensor, draws: Sequence[Draw], tokens: Sequence[int]
+) -> list[Scores | None]:
+    """Return each draw's scores from those of `scored_rows`, packed on the host."""
     found: list[Scores | None] = [None] * len(draws)
-    if not wanted:
-        return found
-    logprobs = logits[wanted].log_softmax(-1)
-    chosen = logprobs[list(range(len(wanted))), [tokens[row] for row in wanted]].tolist()
-    ids = best_ids(logprobs, max(draws[row].logprobs or 0 for row in wanted))
-    ranked = zip(ids.tolist(), logprobs.gather(1, ids).tolist(), strict=True)
-    for row, of_token, (best, scores) in zip(wanted, chosen, ranked, strict=True):
-        pairs = tuple(zip(best, scores, strict=True))
-        found[row] = Scores(of_token, pairs[: draws[row].logprobs])
+    count = packed.shape[1] // 2
+    chosen = packed[:, 0].view(torch.float32).tolist()
+    ids = packed[:, 1 : 1 + count].tolist()
+    scores = packed[:, 1 + count :].contiguous().view(torch.float32).tolist()
+    for place, row in enumerate(scored_rows(draws)):
+        if tokens[row] != NO_TOKEN:
+            pairs = tuple(zip(ids[place], scores[place], strict=True))
+            found[row] = Scores(chosen[place], pairs[: draws[row].logprobs])
     return found
 
 
 def best_ids(values: Tensor, most: int) -> Tensor:
     """Return up to `most` ids of each row, the best first, and of equal ones the lowest first.
 
-    values: fp32 [rows, vocab], without NaN. Returns int64 [rows, ids]. `topk` takes any of equal
-    numbers; here a value and its id form one number, so no two are equal.
+    values: fp32 [rows, vocab]. Returns int64 [rows, ids]. `topk` takes any of equal numbers; here a
+    value and its id form one number, so no two are equal.
     """
     bits = values.view(torch.int32).long()
     ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # ordered like the floats

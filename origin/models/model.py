@@ -30,6 +30,10 @@ from tailrace.origin.models.tensors import checkpoint_files
 
 PREFILL_CHUNK_TOKENS = PAGE_TOKENS
 """Tokens of a chunk of a prompt, which fills a page."""
+MAX_KNOWN_TABLES = 8192
+"""Maximum block tables that are remembered as checked, more than runs at once."""
+DEFAULT_STEP_ROWS = 64
+"""Default maximum rows of a step on a GPU, as many as run by default."""
 DEFAULT_KV_BYTES = 512 * 1024 * 1024
 """Default bytes of a CPU model's pages, unless one whole context needs more."""
 
@@ -59,7 +63,11 @@ class Piece:
     start: int
     """Position of the first token."""
     pages: Sequence[int]
-    """The sequence's block table; it covers start + len(ids) positions."""
+    """The sequence's block table; it covers start + len(ids) positions.
+
+    The same list may come again with more pages at its end, but its pages must not change, so that
+    nothing is done twice for pages that are known.
+    """
     prefill: bool
     """True for a chunk of a prompt (start is a multiple of 64, at most 64 ids), False for decoding
     rows."""
@@ -83,11 +91,13 @@ class Draw:
     """int32 [V] on the CPU: how often each id was generated; required if `sampling.penalises`."""
     logprobs: int | None = None
     """Number of alternatives to score; None for no scores."""
+    generated: Sequence[int] | None = None
+    """The ids in `counts`: a list that only grows, so that a device can keep its own counts."""
 
     @property
-    def by_settings(self) -> bool:
-        """True if row and settings alone determine the token, and only its id is needed."""
-        return self.mask is None and self.logprobs is None and not self.sampling.penalises
+    def plain(self) -> bool:
+        """True if row and settings alone determine the token: no mask, and no penalties."""
+        return self.mask is None and not self.sampling.penalises
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +159,8 @@ class Results(NamedTuple):
     fine: Sequence[bool]
     """For each row, in the order of the pieces, whether it is finite."""
     drawn: Sequence[Drawn]
+    first_use: bool = False
+    """See `Launched.first_use`."""
 
     def read(self) -> Results:
         """Return the results, which are already there."""
@@ -157,6 +169,13 @@ class Results(NamedTuple):
 
 class Launched(Protocol):
     """A launched step, whose results are still to be read."""
+
+    @property
+    def first_use(self) -> bool:
+        """True if the launch did work that no later one repeats, such as a capture.
+
+        The duration of the step then says nothing about the next.
+        """
 
     def read(self) -> Results:
         """Wait for the device and return the results; called once, in the order of launches."""
@@ -249,8 +268,35 @@ def fingerprint(
     return digest.hexdigest()
 
 
-def check_pieces(pieces: Sequence[Piece], config: ModelConfig, pages: int, drawn: int = 0) -> None:
-    """Raise what `Model.forward` raises, for a cache of this many pages.
+class KnownPages:
+    """The pages of a cache, and how far each block table is known to name only those.
+
+    A step checks the pages that are new, not every page of every row: at 8,192 tokens that would be
+    16,384 numbers for 64 rows.
+    """
+
+    def __init__(self, pages: int) -> None:
+        self._pages = pages
+        # The list is kept, so that no other one can have its id.
+        self._known: dict[int, tuple[Sequence[int], int]] = {}
+
+    def check(self, table: Sequence[int], count: int) -> None:
+        """Raise ValueError if one of the first `count` pages of a table is not in the cache."""
+        _, known = self._known.get(id(table), (table, 0))
+        if count <= known:
+            return
+        new = table[known:count]
+        if min(new) < 0 or max(new) >= self._pages:
+            raise ValueError(f"pages: a page is outside the {self._pages} of the cache")
+        if len(self._known) >= MAX_KNOWN_TABLES:
+            self._known.clear()
+        self._known[id(table)] = table, count
+
+
+def check_pieces(
+    pieces: Sequence[Piece], config: ModelConfig, pages: KnownPages, drawn: int = 0
+) -> None:
+    """Raise what `Model.forward` raises, for a cache of these pages.
 
     drawn: number of ids below 0 that stand for tokens (`drawn_before`).
     """
@@ -262,9 +308,7 @@ def check_pieces(pieces: Sequence[Piece], config: ModelConfig, pages: int, drawn
             raise ValueError(f"pieces: {len(piece.ids)} tokens at {piece.start} are no piece")
         if min(piece.ids) < -drawn or max(piece.ids) >= config.vocab:
             raise ValueError(f"ids: one is outside the vocabulary of {config.vocab}")
-        used = piece.pages[: -(-piece.end // PAGE_TOKENS)]
-        if min(used) < 0 or max(used) >= pages:
-            raise ValueError(f"pages: a page is outside the {pages} of the cache")
+        pages.check(piece.pages, -(-piece.end // PAGE_TOKENS))
 
 
 def is_chunk(piece: Piece) -> bool:

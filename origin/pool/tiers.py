@@ -38,5 +38,6 @@ STAGE_TIERS = {
     "tokenizer": Tier.DEVICE,
     "warm-up": Tier.DEVICE,
     "compile": Tier.DEVICE,
+    "capture": Tier.DEVICE,
 }
 """What a worker has reached by the time that it enters a stage of its start."""

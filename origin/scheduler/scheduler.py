@@ -164,8 +164,11 @@ class Scheduler:
                 run.ids.append(AWAITED)
                 run.awaited = True
 
-    def done(self, plan: Plan, seconds: float) -> None:
-        """Record that the plan's keys and values are written, and its duration."""
+    def done(self, plan: Plan, seconds: float, *, typical: bool = True) -> None:
+        """Record that the plan's keys and values are written, and its duration.
+
+        typical: later steps will take about as long, so the limits adapt to it.
+        """
         if not plan.work:
             return
         for work in plan.work:
@@ -175,7 +178,8 @@ class Scheduler:
             run = self._runs.get(work.run)
             if run is not None and run.pages is work.pages:
                 self._advance(run, work)
-        self._step.observe(plan, seconds, waiting=any(self._table.waiting.values()))
+        if typical:
+            self._step.observe(plan, seconds, waiting=any(self._table.waiting.values()))
         self._step_us = round(seconds * 1e6)
 
     def load(self) -> Load:

@@ -327,6 +327,7 @@ def _load_model(directory: Path, config: OriginConfig, progress: Progress) -> Mo
     return load_model(
         *(directory, progress, device, kv_bytes, formats),
         dependent=config.dependent_launches,
+        step_rows=config.running_streams,
         digests=FileDigests(config.data / DIGESTS_FILE),
     )
 
@@ -369,7 +370,10 @@ def _warm_up(model: Model, around: ModelContext) -> None:
         around.prepare_grammars()
     model.forward([Piece((0,), 0, (0,), prefill=True)])
     hidden = model.forward([Piece((0,), 1, (0,), prefill=False)])
-    model.draw(hidden, [Draw(Sampling(temperature=1.0), 0)])
+    draw = Draw(Sampling(temperature=1.0), 0)
+    model.draw(hidden, [draw])
+    if isinstance(model, StepDevice):
+        model.launch([Piece((0,), 1, (0,), prefill=False)], [0], [draw]).read()
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from tailrace.kernels.block_tables import BlockTables
 from tailrace.kernels.decoder import Decoder, Rows
 from tailrace.kernels.linear.float_triton import float_linear, float_plan
 from tailrace.kernels.linear.int8_linear import int8_linear, quantise_rows
@@ -24,7 +25,7 @@ from tailrace.kernels.sampler.sampler import Sampling, sample
 from tailrace.kernels.sampler.sampler_rows import SamplerRows, SamplerWorkspace
 from tailrace.kernels.sampler.sampler_triton import sample_rows
 from tailrace.kernels.shapes import DecoderShape
-from tailrace.kernels.step_graph import StepGraph
+from tailrace.kernels.step_graph import ReplayGraph, capture_for
 from tests.kernels.random_decoder import Recipe, random_decoder, random_ternary
 
 BATCHES = (1, 2, 3, 8, 9, 16, 17, 40, 64)
@@ -140,7 +141,8 @@ def _dependent(shape: DecoderShape, device: torch.device) -> float:
     for dependent in (False, True):
         recipe = Recipe(shape, device, 2, 2, length=512, dependent=dependent, seed=11)
         decoder, tables = random_decoder(recipe), recipe.tables().tolist()
-        graph, parts = StepGraph(decoder, 2, 512, distinct=True), []
+        kept, before = BlockTables(2, 8, device), torch.zeros(1, dtype=torch.int32, device=device)
+        graph, parts = ReplayGraph(decoder, kept, before, 2, 512, capture_for(device)), []
         for step in range(STEPS):
             ids = [(17 * step + row) % shape.vocab for row in range(2)]
             graph.inputs.fill(ids, [250 + step, 60 + step], [0, 1], tables)

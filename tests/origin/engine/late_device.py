@@ -38,6 +38,7 @@ class LateLaunch:
     def __init__(
         self, device: LateDevice, pieces: list[Piece], rows: list[int], draws: list[Draw]
     ) -> None:
+        self.first_use = False
         self.pieces, self.rows, self.draws = pieces, rows, draws
         self._device = device
 

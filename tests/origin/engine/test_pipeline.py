@@ -13,9 +13,10 @@ from tailrace.ledger.frame import FinishReason
 from tailrace.origin.engine.engine import Engine
 from tailrace.origin.engine.generation import NOT_A_NUMBER, ModelContext
 from tailrace.origin.models.cpu_model import CpuModel
-from tailrace.origin.models.model import Piece
+from tailrace.origin.models.model import Draw, Piece
+from tailrace.origin.scheduler.limits import Limits
 from tailrace.origin.workers.worker_frame import Emission
-from tests.origin.engine.late_device import LateDevice
+from tests.origin.engine.late_device import LateDevice, LateLaunch
 from tests.origin.engine.runs import end_of, generated, make_run, run_all, text_of
 from tests.origin.engine.test_engine import Watched
 
@@ -36,6 +37,7 @@ class Stage:
     def __init__(self, model: CpuModel, tokenizer: Tokenizer) -> None:
         config = model.config
         self.around = ModelContext(tokenizer, config.eos_ids, config.context, config.vocab)
+        self.waits_for = model
         self.waits = Engine(model, self.around)
         self.device = LateDevice(model)
         self.late = Engine(model, self.around, device=self.device)
@@ -59,10 +61,45 @@ def test_the_next_step_is_launched_before_the_last_is_read(stage: Stage) -> None
     assert stage.device.ahead == SAMPLED["max_tokens"] - 2
 
 
-def test_a_run_with_a_penalty_or_scores_has_every_step_waited_for(stage: Stage) -> None:
-    for fields in (MIXED[2], MIXED[3]):
-        run_all(stage.late, {1: make_run(**SAMPLED | fields)})
+def test_a_run_with_a_penalty_has_every_step_waited_for_and_one_with_scores_has_not(
+    stage: Stage,
+) -> None:
+    run_all(stage.late, {1: make_run(**SAMPLED | MIXED[2])})
     assert stage.device.ahead == 0
+    run_all(stage.late, {1: make_run(**SAMPLED | MIXED[3])})
+    assert stage.device.ahead == MIXED[3]["max_tokens"] - 2
+
+
+def test_a_penalised_draw_names_the_ids_that_its_counts_have(stage: Stage) -> None:
+    device = Noting(stage.waits_for)
+    engine = Engine(stage.waits_for, stage.around, device=device)
+    run_all(engine, {1: make_run(**SAMPLED | MIXED[2])})
+    assert [len(ids) for ids in device.generated] == [*range(MIXED[2]["max_tokens"])]
+    assert len(set(map(id, device.lists))) == 1
+
+
+@pytest.mark.parametrize("first_use", [True, False])
+def test_a_step_that_was_slow_for_once_does_not_lower_the_limits(
+    stage: Stage, first_use: bool
+) -> None:
+    """A capture stalls the step that is launched, and the one before it, which is then read."""
+    clock = Clock()
+    device = Stalling(stage.waits_for, clock)
+    limits = Limits(step_seconds=0.05)
+    engine = Engine(stage.waits_for, stage.around, limits, clock, device=device)
+    engine.add(1, make_run(**SAMPLED | {"max_tokens": 200}))
+    while engine.load().tokens < 4:
+        engine.step()
+    for number in range(2, 20):  # rows are wanted, and steps are quick: the limits rise
+        engine.add(number, make_run(**SAMPLED | {"max_tokens": 200}))
+    for _ in range(40):
+        engine.step()
+    before = engine.load().row_limit
+    assert before > limits.step_rows_least
+    device.stall(first_use)
+    engine.step()
+    engine.step()
+    assert (engine.load().row_limit >= before) is first_use
 
 
 def test_runs_of_all_kinds_beside_one_another_give_the_same(stage: Stage) -> None:
@@ -118,6 +155,56 @@ def test_a_steered_run_goes_on_as_if_every_step_had_been_waited_for(
     expected += rest_of(stage.waits)
     assert before == 8 and ids == ids_of(expected)
     assert text_of(emissions) == text_of(expected)
+
+
+class Noting(LateDevice):
+    """Notes the ids of each penalised draw, when it is launched."""
+
+    def __init__(self, model: CpuModel) -> None:
+        super().__init__(model)
+        self.generated: list[list[int]] = []
+        self.lists: list[Sequence[int]] = []
+
+    def launch(
+        self, pieces: Sequence[Piece], rows: Sequence[int], draws: Sequence[Draw]
+    ) -> LateLaunch:
+        for draw in draws:
+            assert draw.generated is not None and draw.counts is not None
+            assert [*draw.counts.nonzero().flatten().tolist()] == sorted({*draw.generated})
+            self.lists.append(draw.generated)
+            self.generated.append([*draw.generated])
+        return super().launch(pieces, rows, draws)
+
+
+class Clock:
+    """Seconds that pass when they are told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Stalling(LateDevice):
+    """Each launch takes a millisecond, but one takes a second."""
+
+    def __init__(self, model: CpuModel, clock: Clock) -> None:
+        super().__init__(model)
+        self._clock = clock
+        self._stalls: list[bool] = []
+
+    def stall(self, first_use: bool) -> None:
+        """Let the next launch stall, and say whether that was a first use."""
+        self._stalls.append(first_use)
+
+    def launch(
+        self, pieces: Sequence[Piece], rows: Sequence[int], draws: Sequence[Draw]
+    ) -> LateLaunch:
+        launched = super().launch(pieces, rows, draws)
+        self._clock.now_s += 1.0 if self._stalls else 0.001
+        launched.first_use = bool(self._stalls and self._stalls.pop())
+        return launched
 
 
 def ids_of(emissions: Sequence[Emission]) -> list[int]:

@@ -1,10 +1,11 @@
 """Prints, as JSON, what a model has compiled ahead and what its launches then ask for.
 
-    python -m tests.origin.models.ahead_of_launches plan|start CHECKPOINT…
+    python -m tests.origin.models.ahead_of_launches plan|start|capture CHECKPOINT…
 
 Without a GPU, and without TRITON_INTERPRET: Triton compiles for sm_90, and a device that only
 counts takes the launches. `plan` compiles nothing; `start` does what a worker's start does, but for
-the kernels that take long to compile.
+the kernels that take long to compile; `capture` counts captures before and after the model is
+ready, and what is launched outside of them.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from typing import Any
 import torch
 from triton import knobs
 
-from tailrace.kernels.ahead import compile_ahead, planned
+from tailrace.kernels.ahead import compile_ahead, no_device, planned
 from tailrace.kernels.sampler.sampler import MASK_BITS, Sampling
 from tailrace.kernels.shapes import PAGE_TOKENS
+from tailrace.kernels.step_graph import Launch
 from tailrace.origin.models import gpu_model
 from tailrace.origin.models.gpu_model import GpuModel, compilations
 from tailrace.origin.models.model import Draw, Piece
@@ -52,6 +54,66 @@ def live(model: GpuModel, random: Random) -> None:
         model.draw(hidden[:rows], draws)
         steps = [Piece([1], random.randint(0, 64), (0, 1), prefill=False)] * random.randint(1, 70)
         model.launch(steps, range(len(steps)), [Draw(Sampling(), 1)] * len(steps))
+
+
+class FakeGraphs:
+    """Stand-in for CUDA graphs: a capture notes the launches, and a replay launches nothing.
+
+    As on a GPU, the numbers of a replay are those that its buffers had.
+    """
+
+    def __init__(self) -> None:
+        self.captured = 0
+        self.replayed = 0
+
+    def __call__(self, launch: Launch) -> Launch:
+        self.captured += 1
+        result = launch()
+
+        def replay() -> torch.Tensor:
+            self.replayed += 1
+            return result
+
+        return replay
+
+
+def capture(folder: Path) -> dict[str, Any]:
+    """Return the captures before the model is ready, and what serving captures and launches."""
+    graphs, launched = FakeGraphs(), list[str]()
+    told: list[tuple[str, int, int]] = []
+    found: dict[str, Any] = {}
+
+    def note(*, fn: Any, **_: Any) -> bool:
+        launched.append(fn.name)
+        return True  # which skips the launch
+
+    with no_device(SM_90), knobs.runtime.scope():
+        knobs.runtime.jit_cache_hook = note
+        model = gpu_model.load(
+            folder,
+            lambda *progress: told.append(progress),
+            torch.device("cpu"),
+            capture=graphs,
+            step_rows=256,
+        )
+        found |= {"ready": graphs.captured, "told": [one for one in told if one[0] == "capture"]}
+        launched.clear()
+        live(model, Random(1))
+        drawn = _generate(model)
+    found |= {"serving": graphs.captured - found["ready"], "replayed": graphs.replayed}
+    return found | {"launched": sorted(set(launched)), "first_use": drawn}
+
+
+def _generate(model: GpuModel) -> bool:
+    """Launch growing batches of growing lengths; return True if one of them was a first use."""
+    context, found = model.config.context, False
+    for rows in (1, 2, 3, 8, 17, 64, 65, 129, 256):
+        for start in (1, context // 2, context - 1):
+            pages = [[0] * (context // PAGE_TOKENS) for _ in range(rows)]
+            pieces = [Piece([1], start, table, prefill=False) for table in pages]
+            launch = model.launch(pieces, range(rows), [Draw(Sampling(), 1)] * rows)
+            found |= launch.first_use
+    return found
 
 
 def _piece(random: Random) -> Piece:
@@ -102,5 +164,5 @@ def start(folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    do = {"plan": plan, "start": start}[sys.argv[1]]
+    do = {"plan": plan, "start": start, "capture": capture}[sys.argv[1]]
     print(json.dumps([do(Path(folder)) for folder in sys.argv[2:]]))

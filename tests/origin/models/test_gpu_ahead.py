@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,3 +62,22 @@ def test_a_start_compiles_what_is_not_kept_whole_and_nothing_else(tmp_path: Path
         assert each["again"] == each["compiled"] == 0
         assert each["launched"] == QUICK
         assert not set(QUICK) & set(each["asked"])
+
+
+def test_every_step_is_captured_before_the_model_is_ready(tmp_path: Path) -> None:
+    """Whatever is served then, in batches of up to 256 rows, captures nothing.
+
+    Only draws with masks or penalties, and the LM head after prompts, are launched by themselves.
+    """
+    shape = replace(KERNEL_SHAPES[Family.LLAMA], context=4096)
+    (found,) = told("capture", tmp_path / "cache", write_checkpoint(tmp_path, shape))
+    kinds, rows, lengths, prefills = 2, 9, 4, 4
+    assert found["ready"] == kinds * rows * lengths + prefills
+    assert found["told"][0] == ["capture", 0, found["ready"]]
+    assert found["told"][-1] == ["capture", found["ready"], found["ready"]]
+    assert found["serving"] == 0 and found["replayed"] > 100
+    assert found["first_use"] is False
+    outside = {"scan", "spread", "split", "settle"}
+    assert outside < set(found["launched"])
+    layers = {"embed_kernel", "_decode", "_prefill", "_rope_write"}
+    assert not layers & set(found["launched"])

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tailrace.kernels.sampler.sampler import Sampling, sample
 from tailrace.kernels.sampler.sampler_batch import NO_TOKEN
-from tailrace.origin.models.gpu_forward import GpuDraw
+from tailrace.origin.models.gpu_draw import GpuDraw
 from tailrace.origin.models.model import Draw, Drawn
 
 VOCAB = 70

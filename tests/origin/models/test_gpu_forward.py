@@ -9,16 +9,12 @@ from torch import Tensor
 
 from tailrace.kernels.decoder import Decoder
 from tailrace.kernels.layers import TernaryLayer
+from tailrace.kernels.sampler.sampler_rows import SamplerWorkspace
 from tailrace.kernels.shapes import DecoderShape, Family
-from tailrace.origin.models.gpu_forward import (
-    MAX_STEP_ROWS,
-    GpuForward,
-    chunk_groups,
-    row_groups,
-    spans_of,
-    step_length,
-)
-from tailrace.origin.models.model import Piece
+from tailrace.kernels.step_graph import Capture, Launch
+from tailrace.origin.models.gpu_forward import GpuForward, chunk_groups, row_groups, spans_of
+from tailrace.origin.models.gpu_graphs import GpuGraphs, captured_rows
+from tailrace.origin.models.model import DEFAULT_STEP_ROWS, Piece
 from tailrace.origin.scheduler.limits import Limits
 from tests.kernels.random_decoder import Recipe, random_decoder
 
@@ -55,8 +51,13 @@ def decoder_of(family: Family, device: torch.device, most: int = ROWS) -> Decode
     return decoder
 
 
+def forward_with(decoder: Decoder, capture: Capture | None = None) -> GpuForward:
+    workspace = SamplerWorkspace(decoder.step_rows, VOCAB, decoder.device)
+    return GpuForward(decoder, GpuGraphs(decoder, workspace, capture))
+
+
 def forward_of(family: Family, device: torch.device) -> GpuForward:
-    return GpuForward(decoder_of(family, device))
+    return forward_with(decoder_of(family, device))
 
 
 def alone(forward: GpuForward, pieces: Sequence[Piece]) -> Tensor:
@@ -80,6 +81,11 @@ def test_a_chunk_is_not_divided_and_a_group_holds_as_many_as_fit() -> None:
     ]
 
 
+def test_a_group_has_as_many_chunks_as_a_captured_prefill_takes() -> None:
+    spans = spans_of([chunk([1], [0])] * 5)
+    assert [len(group) for group in chunk_groups(spans, 64, most_chunks=2)] == [2, 2, 1]
+
+
 def test_rows_that_do_not_fit_go_on_in_the_next_group_at_their_places() -> None:
     pieces = [rows(range(size), 10, [0]) for size in (1, 3, 9, 1)]
     groups = list(row_groups(spans_of(pieces), 4))
@@ -91,11 +97,6 @@ def test_rows_that_do_not_fit_go_on_in_the_next_group_at_their_places() -> None:
     assert [token for span in spans for token in span.ids] == [0, *range(3), *range(9), 0]
     last = spans[-2]
     assert (list(last.ids), list(last.positions)) == ([8], [18])
-
-
-@pytest.mark.parametrize(("length", "longest"), [(1, 256), (256, 256), (257, 512), (1025, 2048)])
-def test_steps_are_captured_for_doubling_lengths(length: int, longest: int) -> None:
-    assert step_length(length) == longest
 
 
 @pytest.mark.parametrize("family", Family)
@@ -122,7 +123,7 @@ def test_more_rows_than_fit_have_the_bits_of_steps(device: torch.device) -> None
 def test_as_many_rows_as_run_by_default_are_one_step() -> None:
     """They read the weights once."""
     spans = spans_of([rows([7], 10, [index]) for index in range(Limits().running)])
-    assert len(list(row_groups(spans, MAX_STEP_ROWS))) == 1
+    assert len(list(row_groups(spans, captured_rows(DEFAULT_STEP_ROWS)))) == 1
 
 
 def test_more_chunks_than_fit_go_one_group_after_another(device: torch.device) -> None:
@@ -142,9 +143,36 @@ def test_chunks_of_one_prompt_have_the_bits_of_one_after_the_other(
         chunk([9, 2], pages_of(3)),
         chunk(prompt[64:], pages_of(1), 64),
     ]
-    expected = alone(GpuForward(decoder_of(family, device, 80)), pieces)
+    expected = alone(forward_with(decoder_of(family, device, 80)), pieces)
     assert expected.isfinite().all()
-    assert GpuForward(decoder_of(family, device, 80))(pieces).equal(expected)
+    assert forward_with(decoder_of(family, device, 80))(pieces).equal(expected)
+
+
+def padded(launch: Launch) -> Launch:
+    """Launch like `launched`; but a capture has a fixed number of rows, so prefills are padded."""
+
+    def run() -> Tensor:
+        return launch()
+
+    return run
+
+
+@pytest.mark.parametrize("family", [Family.BITNET, Family.QWEN3])
+def test_a_prefill_that_is_padded_has_the_bits_of_one_that_is_not(
+    family: Family, device: torch.device
+) -> None:
+    """Twice, so that padding lies where rows were; the cache has nothing of it."""
+    batches = [
+        [chunk([3, 1, 4, 1, 5], pages_of(0)), chunk([9, 2], pages_of(1))],
+        [chunk([8], pages_of(2)), chunk([1, 2], pages_of(3))],
+    ]
+    decoders = [decoder_of(family, device, 12) for _ in range(2)]
+    plain, fixed = forward_with(decoders[0]), forward_with(decoders[1], padded)
+    for batch in batches:
+        assert fixed(batch).equal(plain(batch))
+    assert fixed._graphs.captured == 1 and plain._graphs.captured == 0
+    for (_, _, ours), (_, _, theirs) in zip(decoders[0].parts, decoders[1].parts, strict=True):
+        assert ours.keys.equal(theirs.keys) and ours.values.equal(theirs.values)
 
 
 def test_the_ids_of_pages_change_no_bit(device: torch.device) -> None:
@@ -187,7 +215,7 @@ def test_a_row_that_only_fills_a_step_up_writes_nowhere(device: torch.device) ->
     decoder = decoder_of(Family.LLAMA, device)
     before = [layer.keys.clone() for _, _, layer in decoder.parts]
     for replayed in ([rows([5], 9, [3]), rows([6, 7], 9, [5])], [rows([5, 6, 7], 9, [0])]):
-        GpuForward(decoder)(replayed)
+        forward_with(decoder)(replayed)
     for (_, _, cache), keys in zip(decoder.parts, before, strict=True):
         changed = (cache.keys != keys).any(-1).any(1).nonzero().tolist()
         assert changed == [[0, 9], [0, 10], [0, 11], [3, 9], [5, 9], [5, 10]]

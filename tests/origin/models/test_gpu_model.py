@@ -22,7 +22,7 @@ from tailrace.origin.checkpoint.model_check import check_model
 from tailrace.origin.checkpoint.model_config import ModelConfig, read_config
 from tailrace.origin.config import DEMO_MODEL
 from tailrace.origin.formats import Formats
-from tailrace.origin.models import cpu_model, gpu_forward, gpu_model, load
+from tailrace.origin.models import cpu_model, gpu_draw, gpu_model, load
 from tailrace.origin.models.gpu_layers import INTERPRETED_SEQUENCES, DecoderParts
 from tailrace.origin.models.gpu_model import GpuModel
 from tailrace.origin.models.load import load_model
@@ -170,7 +170,7 @@ def test_the_bytes_on_a_gpu_are_those_of_the_loaded_parts(
     buffers = [getattr(part, "workspace", None) for part in (*parts.layers, parts.head)]
     all_bytes = held_bytes([parts.table, parts.layers, parts.ropes, parts.head])
     assert all_bytes - held_bytes([parts._scratch, *buffers]) == footprint.weights_bytes
-    cache = parts.decoder(pages=3).parts
+    cache = parts.decoder(pages=3, step_rows=4).parts
     assert held_bytes([cells for _, _, cells in cache]) == 3 * footprint.kv_page_bytes
     assert bytes_of_page(config, cache[0][2].keys.dtype) == footprint.kv_page_bytes
 
@@ -206,7 +206,7 @@ def test_dependent_launches_are_those_of_every_step(
         said.append(dependent)
         sample_rows(*args, dependent=dependent)
 
-    monkeypatch.setattr(gpu_forward, "sample_rows", sample)
+    monkeypatch.setattr(gpu_draw, "sample_rows", sample)
     dependent = gpu_model.load(write(Family.BITNET), device=device, dependent=True)
     assert dependent._decoder.dependent
     assert generate(dependent, [1, 2], [SAMPLED]) == generate(on_gpu, [1, 2], [SAMPLED])

@@ -1,0 +1,102 @@
+"""The block tables of running sequences, kept on the device and updated by difference.
+
+A captured graph reads a table at a fixed address. Sending all tables with each step would be 2 MB
+for 256 sequences of 131,072 positions, while in most steps one sequence in 64 gets a page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tailrace.kernels.one_copy import move_into
+
+NO_PAGE = -1
+"""Page id after a sequence's last page. Reading it is a fault, not another sequence's keys."""
+MAX_CELLS_PER_TABLE = 8
+"""Maximum changed cells of one table that travel with a step; more are copied as a whole table."""
+
+_UNWRITTEN = -1
+
+
+@dataclass(slots=True)
+class _Held:
+    pages: Sequence[int]
+    """Kept, so that no other list can have its id."""
+    slot: int
+    count: int
+    """Number of pages on the device; _UNWRITTEN if they are another list's."""
+
+
+class BlockTables:
+    """Block tables in `slots` slots of a device, found again by the identity of a list of pages.
+
+    tables: int32 [slots, pages], at an address that never changes. A list may grow between two
+    steps, but its pages must not change; a shrunk or replaced list is written anew. The least
+    recently used slot makes room. Nothing here waits for the device.
+    """
+
+    def __init__(self, slots: int, pages: int, device: torch.device) -> None:
+        # One cell more, in which padding writes.
+        self._cells = torch.full((slots * pages + 1,), NO_PAGE, dtype=torch.int32, device=device)
+        self.tables = self._cells[:-1].view(slots, pages)
+        self.padding = slots * pages
+        """Index of a cell that no table contains."""
+        self._pages = pages
+        self._held: dict[int, _Held] = {}
+        self._free = list(range(slots - 1, -1, -1))
+        self._counts = [0] * slots
+        """Cells of each slot that may differ from NO_PAGE."""
+
+    def place(
+        self, tables: Sequence[Sequence[int]], most: int
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return each table's slot, and up to `most` changed cells, as (index, page).
+
+        `put` must write the cells before the tables are read. Larger changes are copied here, in
+        stream order. Pages beyond the width of the tables are dropped. Raises ValueError for more
+        distinct tables than slots.
+        """
+        for table in tables:
+            if (held := self._held.pop(id(table), None)) is not None:
+                self._held[id(table)] = held  # now the most recently used
+        wanted = {id(table) for table in tables}
+        slots: list[int] = []
+        cells: list[tuple[int, int]] = []
+        for table in tables:
+            held = self._held.get(id(table)) or self._take(table, wanted)
+            slots.append(held.slot)
+            if len(table) != held.count:
+                cells += self._change(held, most - len(cells))
+        return slots, cells
+
+    def put(self, indices: Tensor, pages: Tensor) -> None:
+        """Write changed cells: int64 and int32 [n], on the device; a captured graph may do this."""
+        self._cells.index_copy_(0, indices, pages)
+
+    def _take(self, table: Sequence[int], wanted: set[int]) -> _Held:
+        if not self._free:
+            oldest = next((key for key in self._held if key not in wanted), None)
+            if oldest is None:
+                raise ValueError(f"tables: {len(wanted)}, expected at most {len(self._held)}")
+            self._free.append(self._held.pop(oldest).slot)
+        held = self._held[id(table)] = _Held(table, self._free.pop(), count=_UNWRITTEN)
+        return held
+
+    def _change(self, held: _Held, room: int) -> list[tuple[int, int]]:
+        """Bring a slot up to date; return the cells that are still to be written."""
+        used = min(len(held.pages), self._pages)
+        grown = 0 <= held.count < len(held.pages)
+        first = min(held.count, self._pages) if grown else 0
+        last = max(used, self._counts[held.slot])
+        held.count, self._counts[held.slot] = len(held.pages), used
+        changed = [*held.pages[first:used], *[NO_PAGE] * (last - used)]
+        if len(changed) <= min(room, MAX_CELLS_PER_TABLE):
+            start = held.slot * self._pages + first
+            return [(start + at, page) for at, page in enumerate(changed)]
+        there = self.tables[held.slot, first:last]
+        move_into(there, torch.tensor(changed, dtype=torch.int32))
+        return []
