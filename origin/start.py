@@ -108,9 +108,7 @@ async def _start(
     for plan in several:
         slots += slots_of(plan.name, plan.config, launcher, len(slots), plan.gpus)
     if not several:  # a single model is always wanted, so its workers start now
-        gpus = gpus_of(config)
-        placed = place([0.0] * config.workers, gpus, {}) if gpus else ()
-        slots = slots_of("", config, launcher, 0, placed)
+        slots = slots_of("", config, launcher, 0, _gpus_of_workers(config))
         for slot in slots:
             slot.launch()
     stop = Stop()
@@ -123,6 +121,17 @@ async def _start(
 
         look_less_often()
         await serve(config, ledger, streams, slots, running, stop, several)
+
+
+def _gpus_of_workers(config: OriginConfig) -> Sequence[str]:
+    """Return the GPU of each worker of a single model, or nothing."""
+    gpus = gpus_of(config)
+    if not gpus:
+        return ()
+    if config.workers > len(gpus) and config.kv_mib is None:
+        hint = "set origin.kv_mib, or the first worker of a GPU takes most of its memory"
+        log.warning("gpu.shared", workers=config.workers, gpus=gpus, hint=hint)
+    return place([0.0] * config.workers, gpus, {})
 
 
 def launcher_of(config: OriginConfig, models: Sequence[OriginConfig]) -> Launcher | None:

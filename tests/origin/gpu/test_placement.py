@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import structlog
 
+from tailrace.origin import start
 from tailrace.origin.config import OriginConfig
 from tailrace.origin.gpu.listing import visible_gpus
 from tailrace.origin.gpu.placement import gpu_environment, named_gpus, place
@@ -73,6 +75,21 @@ def test_settings_name_gpus_for_models_of_our_own_alone(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("given", [[0, 1], ["0", "1"], "0, 1"])
 def test_gpus_may_be_numbers_or_one_text(given: object) -> None:
     assert OriginConfig.model_validate({"gpus": given}).gpus == ("0", "1")
+
+
+def test_workers_that_share_a_gpu_without_a_limit_of_their_caches_are_warned_of() -> None:
+    cases: list[tuple[dict[str, int], list[str]]] = [
+        ({}, ["gpu.shared"]),
+        ({"kv_mib": 512}, []),
+        ({"workers": 2}, []),
+    ]
+    for more, events in cases:
+        config = OriginConfig(device="cuda", workers=3, gpus=("0", "1")).model_copy(update=more)
+        with structlog.testing.capture_logs() as logged:
+            placed = start._gpus_of_workers(config)
+        assert [one["event"] for one in logged] == events
+        assert list(placed) == ["0", "1", "0"][: config.workers]
+    assert start._gpus_of_workers(OriginConfig(device="cpu")) == ()
 
 
 def test_slots_are_made_with_the_gpus_of_their_workers() -> None:

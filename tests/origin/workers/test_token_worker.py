@@ -1,5 +1,6 @@
 """The process that runs an engine, and its socket."""
 
+import json
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tokenizers import Tokenizer
 
 from tailrace.ledger.frame import FinishReason, Hello, StreamEnd
@@ -55,7 +57,8 @@ class Supervisor:
             listener.settimeout(SOCKET_TIMEOUT_S)
             listener.bind(str(path))
             listener.listen()
-            config = OriginConfig(model=model, model_name="tiny", **settings)
+            given: dict[str, Any] = {"model": model, "model_name": "tiny", "device": "cpu"}
+            config = OriginConfig(**(given | settings))
             module, document = program(config)
             self.process = subprocess.Popen(
                 [sys.executable, "-m", module, str(path), document],
@@ -164,6 +167,30 @@ def test_it_exits_cleanly_when_the_socket_closes_while_generating(
     supervisor.send(make_run(**SAMPLED | {"max_tokens": 250}), 1)
     next(supervisor.emissions(1))
     assert supervisor.close() == (0, "")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_worker_that_chooses_the_cpu_logs_why(tmp_path: Path, checkpoint: Path) -> None:
+    worker = Supervisor(tmp_path, checkpoint, device="auto")
+    assert worker.greet().device == "cpu torch"
+    status, told = worker.close()
+    assert status == 0
+    assert json.loads(told)["message"] == "device.cpu"
+    assert "no NVIDIA GPU" in told
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_worker_that_needs_a_gpu_says_what_is_missing_and_reads_no_checkpoint(
+    tmp_path: Path,
+) -> None:
+    worker = Supervisor(tmp_path, tmp_path / "no-checkpoint", device="cuda")
+    worker.send(HELLO)
+    _, fault = worker.frames
+    assert isinstance(fault, Fault)
+    assert "device: the GPU cannot be used: there is no NVIDIA GPU" in fault.error
+    status, told = worker.close()
+    assert status == 1
+    assert "Traceback" not in told and "set device to cpu" in told
 
 
 def test_it_exits_cleanly_when_the_socket_closes_before_a_hello(supervisor: Supervisor) -> None:
