@@ -362,7 +362,7 @@ def _tell(figures: Mapping[str, object], *, as_json: bool) -> None:
         typer.echo(f"{name:16} {_readable(name, value)}")
 
 
-TIMES = {"created_ms", "expires_ms"}
+TIMES = {"created_ms", "expires_ms", "next_alarm_ms", "next_expiry_ms"}
 """Fields that are points in time. Other fields in ms are durations."""
 
 

@@ -62,8 +62,8 @@ def status(
     for one in _answered(answers):
         title = f"{one['origin']}: {_kept(one)}"
         rows = [_status_row(model) for model in one["models"]]
-        columns = ("model", "tier", "asked 1 h", f"{days} d", "waited for it", "load s", "policy")
-        show_table(title, (*columns, "until"), rows)
+        columns = ("model", "tier", "requests 1 h", f"{days} d", "cold starts", "load s", "policy")
+        show_table(title, (*columns, "kept until"), rows)
         if one["shadow"]:
             typer.echo(f"shadow: {_features(one['shadow'])}")
 
@@ -260,7 +260,7 @@ def _show_explained(one: Document) -> None:
     if lately:
         first_ms = lately["first_ms"]
         typer.echo(
-            f"{lately['arrivals']:,} requests in a day, {lately['cold']:,} of them waited for it"
+            f"{lately['arrivals']:,} requests in a day, {lately['cold']:,} of them cold starts"
             + ("" if first_ms is None else f"; {first_ms:,} ms until the first frame on average")
         )
     rows = [

@@ -76,7 +76,7 @@ async def test_what_was_asked_of_an_origin_is_told_and_simulated(
     assert json.loads(out)["policies"][0]["requests"] == 2
     words = ("explain", "demo", "--history", str(tmp_path / "history.db"), "--limit", "1")
     status, out, err = await warm(*words, "--chart", str(tmp_path / "w.png"))
-    assert status == 0 and "2 requests in a day, 0 of them waited for it" in out, err
+    assert status == 0 and "2 requests in a day, 0 of them cold starts" in out, err
     assert (tmp_path / "w.png").read_bytes().startswith(b"\x89PNG")
     status, _, err = await warm("status", "--edge", edge.url)
     assert status == 1 and err.startswith(f"error: {edge.url}: ")

@@ -124,6 +124,7 @@ async def test_show_tells_of_one_stream(ledger: Place) -> None:
 
 def test_durations_are_no_dates() -> None:
     assert _readable("created_ms", 1_000) == "1970-01-01T00:00:01+00:00"
+    assert _readable("next_expiry_ms", 2_000) == "1970-01-01T00:00:02+00:00"
     for name in ("queue_ms", "first_ms", "whole_ms", "gap_p50_ms", "ttl_ms"):
         assert _readable(name, 1_234) == "1,234 ms"
 

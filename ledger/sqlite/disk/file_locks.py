@@ -19,7 +19,7 @@ def existing(path: Path) -> Path:
         raise ConfigError(
             f"there is no ledger at {path}",
             field="ledger.path",
-            hint="name the file with --path, or the folder of the origin with --data",
+            hint="name the file with --path; an origin keeps it as ledger.db in its data folder",
         )
     return path
 
