@@ -274,7 +274,7 @@ def _show_explained(one: Document) -> None:
         )
         for told in one["decisions"]
     ]
-    columns = ("at", "policy", "decision", "reason", "it knew", "until")
+    columns = ("at", "policy", "decision", "reason", "features", "until")
     if rows:
         show_table("decisions, the latest first", columns, rows)
     else:
