@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tests.ledger.postgres_server import PostgresServer
 
 
-# How long an example takes says how busy the machine is, and nothing of what is tested.
+# The time of an example depends on how busy the machine is, and proves nothing.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 

@@ -46,5 +46,5 @@ def _install(pins: Path, folder: Path) -> None:
     if done.returncode:
         needs(f"pip install failed: {done.stderr[-500:]}", "a package index has to be in reach")
     [packages] = folder.glob("lib/python3*/site-packages")
-    # Behind its own packages: what is pinned is found first.
+    # After its own packages, so that pinned versions are found first.
     (packages / "of_the_tests.pth").write_text(sysconfig.get_path("purelib") + "\n")

@@ -16,8 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 SUBPACKAGES = ("edge", "kernels", "ledger", "origin")
 PACKAGES = (*SUBPACKAGES, "tailrace")
-# What each package may import of the others; `tailrace` is what a person touches, and the
-# trainer in demo/ is not shipped.
+# The packages that each package may import; demo/ is the trainer, which is not shipped.
 ARROWS = {
     "demo": {"kernels", "ledger", "origin"},
     "edge": {"ledger"},
@@ -50,7 +49,7 @@ SANS_IO = (
     "origin/subscriptions/subscription.py",
 )
 OUTSIDE = {"aiosqlite", "apsw", "asyncio", "httpx", "psycopg", "socket", "sqlite3"}
-# What imports torch in the origin, by itself or by what it builds on: folders and modules.
+# Folders and modules of the origin that import torch, directly or indirectly.
 WORKER_SIDE = (
     *("tailrace.origin.models", "tailrace.origin.workers.token_worker"),
     *(
@@ -59,7 +58,7 @@ WORKER_SIDE = (
         "tailrace.origin.engine.generation",
     ),
 )
-# What of the ledger needs an extra.
+# Parts of the ledger that need an extra.
 OF_AN_EXTRA = (
     "tailrace.ledger.postgres",
     "tailrace.ledger.telemetry",

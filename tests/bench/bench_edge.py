@@ -210,7 +210,7 @@ class Bench:
     async def connect(self, server: str, view: str, kind: int | None, count: int) -> list[Reader]:
         self._next += count
         port = self.servers[server][1]
-        if (server, view) == ("nginx", H2):  # it has to be told which port speaks it
+        if (server, view) == ("nginx", H2):  # nginx serves HTTP/2 on a port of its own
             port = self._nginx_h2_port
         return await connect(port, view, kind, count, self._next)
 

@@ -254,7 +254,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print only the last line")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # servers are stopped then, too
-    look_less_often()  # as an origin does
+    look_less_often()  # garbage collection as in an origin
     console = Console(stderr=True, quiet=options.json)
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     try:

@@ -142,7 +142,7 @@ def _bytes(way: str) -> int:
     if way == "traced":
         return tracemalloc.get_traced_memory()[0]
     if hasattr(ctypes.CDLL(None), "malloc_trim"):
-        ctypes.CDLL(None).malloc_trim(0)  # what the C library keeps for later is not in use
+        ctypes.CDLL(None).malloc_trim(0)  # memory that the C library keeps for later does not count
     pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 

@@ -292,7 +292,7 @@ def _held_against(
     load_s = heard.mean_load_s()
     service = [one.ended_s - one.arrived_s - one.waited_s for one in heard.requests]
     service_s = statistics.fmean(service)
-    # As the real one was, it has had each model once before the day begins.
+    # Like the real pool, it has loaded each model once before the day begins.
     count = len(trace.names)
     warm_up = np.arange(count) * 2.0 * load_s
     shift = float(warm_up[-1]) + 2.0 * load_s - float(trace.arrival_s[0])

@@ -135,7 +135,7 @@ class Bench:
             for phases in (self.before, self.cleaning, self.after)
         )
         rounds = len(cleaning.longest)
-        # Before the first round nobody knows how long one takes.
+        # Before the first round the duration of one is unknown.
         usual_s = cleaning.lasted_s / rounds if rounds else FIRST_ALONE_S
         await self._produce(before, lambda: asyncio.sleep(usual_s))
         lasted_s = cleaning.lasted_s
@@ -232,7 +232,7 @@ async def measure(folder: Path, options: argparse.Namespace) -> dict[str, object
         await bench.fill(options.streams // rounds, SMALL_FRAMES, ttl_s=(2 * nth + 2) * STEP_S)
     filled = path.stat().st_size
     gc.collect()
-    gc.freeze()  # what the bench has filled memory with is not collected during the phases
+    gc.freeze()  # objects of the bench itself are not collected during the phases
     os.sync()  # nor written back
     for _ in range(rounds):
         for kind in ("large", "many"):

@@ -40,7 +40,7 @@ from tests.e2e.processes import Edge, Origin  # noqa: E402
 from tests.edge.scripted_origin import STREAM, ScriptedOrigin  # noqa: E402
 
 AT_ONCE = 32
-WARM = 500  # of each, before memory is looked at first
+WARM = 500  # of each kind, before memory is measured first
 MOST_GROWN = 1.2
 ANSWER_S = 30.0
 """For an answer, or for the edge to hang up."""

@@ -85,7 +85,7 @@ class Readers:
 
     async def arrive(self, tokens_per_s: float, until_s: float) -> None:
         """Ask at random times, so that so many tokens a second are asked for on average."""
-        tokens = {p: MAX_TOKENS[p] * 5 / 8 for p in SHARES}  # of a request, on average
+        tokens = {p: MAX_TOKENS[p] * 5 / 8 for p in SHARES}  # mean tokens of a request
         rates = {p: share * tokens_per_s / tokens[p] for p, share in SHARES.items()}
         total = sum(rates.values())
         while self.now_s < until_s:

@@ -95,7 +95,8 @@ def test_what_was_not_measured_is_neither_met_nor_missed(
 def test_the_bounds_of_a_median_are_those_that_so_few_values_allow() -> None:
     assert median_interval([3, 1, 2]) == (1, 2, 3)
     twelve = [float(n) for n in range(12, 0, -1)]
-    # Of 4,096 ways for twelve to lie above or below, 158 have ten or more on one side: 3.9 %.
+    # Twelve values lie above or below the median in 4,096 ways. In 158 of them, 3.9 %, ten or
+    # more lie on one side.
     assert median_interval(twelve) == (3, 6.5, 10)
 
 

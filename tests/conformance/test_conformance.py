@@ -84,9 +84,10 @@ async def test_the_durable_streams_suite_passes_whole(
     commands = installed(HERE)
     monkeypatch.setenv("TAILRACE_STREAMS_LONG_POLL_S", str(LONG_POLL_S))
     monkeypatch.setenv("TAILRACE_STREAMS_SUBSCRIPTIONS", "true")
-    # The suite's webhooks listen on loopback, where nobody else's may.
+    # The suite's webhooks listen on loopback, which is not allowed otherwise.
     monkeypatch.setenv("TAILRACE_STREAMS_WEBHOOK_HOSTS", "127.0.0.1")
-    monkeypatch.setenv("TAILRACE_EDGE_ALLOWED_ORIGINS", "*")  # it asks for a CORP of cross-origin
+    # The suite demands the CORP cross-origin.
+    monkeypatch.setenv("TAILRACE_EDGE_ALLOWED_ORIGINS", "*")
     origin = Origin(tmp_path / "data")
     edge = Edge(origin)
     try:

@@ -28,7 +28,8 @@ class Visit:
         page.on("console", lambda said: self._note(said.type, said.text))
 
     def _note(self, kind: str, text: str) -> None:
-        # What the policy forbids is said here, too. A refusal that the page shows is no fault.
+        # Breaches of the content policy are reported here, too. A refusal that the page shows is no
+        # fault.
         if kind == "error" and "status of 401" not in text and "status of 404" not in text:
             self.faults.append(text)
 

@@ -85,7 +85,7 @@ async def test_the_pool_page_tells_of_models_and_simulates_what_was_asked_of_the
         row = table.get_by_role("row").filter(has_text="teller")
         await expect(row.get_by_role("cell").nth(2)).not_to_have_text(re.compile("^[01]$"))
         assert visit.faults == []
-        # Whether there is a gap to decide about depends on what else is asked of this origin.
+        # Other requests to this origin decide if there is an idle gap to evaluate.
         async with visit.page.expect_request("**/v1/admin/simulate") as sent:
             await visit.page.get_by_role("button", name="Simulate").click()
         asked = json.loads((await sent.value).post_data or "")
@@ -215,7 +215,7 @@ async def test_an_edge_with_keys_asks_for_an_operators(
         await visit.see("Linked edges")
         await page.get_by_role("button", name="Forget the key").click()
         await field.wait_for()
-        # Who only tries it needs a key, too, but no operator's.
+        # The first page needs a key, too, but not an operator's.
         await page.get_by_role("link", name="Try it").click()
         await page.get_by_label("What to say").fill("2 waves")
         await page.get_by_role("button", name="Send", exact=True).click()
@@ -298,7 +298,7 @@ async def _scroll_through(page: Page, crowd: Runs) -> None:
         await body.evaluate("(at, share) => { at.scrollTop = share * at.scrollHeight }", share)
         await expect(row(number)).to_be_in_viewport()
     assert await page.get_by_role("row").count() < 300
-    # What changes is seen where it is, and what was sorted by stays so.
+    # A changed row is updated in place, and the sort order stays.
     stream = crowd.table.by_id[id_of(MIDDLE)]
     stream.progress.tokens = 4321
     crowd.table.changed(stream)

@@ -21,6 +21,6 @@ def test_the_consoles_types_hold() -> None:
         check=False,
     )
     findings = [line for line in done.stdout.splitlines() if "error TS" in line]
-    # What is vendored is not ours to annotate, and is read along with what imports it.
+    # Vendored files are not ours to annotate; the compiler reads them because we import them.
     assert [line for line in findings if "/console/vendor/" not in line] == []
     assert "/edge/web/console/main.js" in done.stdout

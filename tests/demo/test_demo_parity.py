@@ -33,8 +33,8 @@ MODEL_DIRECTORY = DEMO_MODEL
 PROMPTS = 200
 PROMPT_TOKENS = 4
 EDGE_EFFECT = 0.25  # logits
-# Of the largest logit. Sums of fp32 products come out in another order on another processor: ours
-# were seen 0.6 to 0.95 millionths from the reference in float64, those of transformers up to 1.9.
+# As a share of the largest logit. Processors sum fp32 products in different orders: our logits were
+# 0.6 to 0.95 millionths from the reference in float64, those of transformers up to 1.9.
 FLOAT_ERROR = 2e-6
 
 

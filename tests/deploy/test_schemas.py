@@ -110,7 +110,7 @@ def test_systemd_understands_the_units(name: str, tmp_path: Path) -> None:
     folder.mkdir()
     shutil.copy(DEPLOY / f"link-tls-{name}.conf", folder / "link-tls.conf")
     said = run("systemd-analyze", "verify", unit)
-    assert str(tmp_path) not in said, said  # what it only warns of, such as unknown keys
+    assert str(tmp_path) not in said, said  # warnings, such as unknown keys
 
 
 def test_the_hook_of_certbot_hands_a_certificate_to_the_user_of_the_edge(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ class FaultProxy:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             there, back = await asyncio.open_connection("127.0.0.1", self._target)
-        except OSError:  # nobody is there at the moment
+        except OSError:  # the server is down at the moment
             writer.transport.abort()
             return
         for one in (writer, back):
@@ -84,7 +84,7 @@ class FaultProxy:
                 await way.wait()
                 await self._let_pass(data, sink)
         except OSError:
-            pass  # it was cut
+            pass  # the connection was cut
         finally:
             for writer in both:
                 writer.transport.abort()

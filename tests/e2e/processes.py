@@ -44,7 +44,7 @@ class Process:
     """One `tailrace` command; its JSON log lines are events to wait for."""
 
     def __init__(self, *command: object) -> None:
-        # As `tailrace up` does: the process ends with the test run, however that ends.
+        # Like `tailrace up`: the process ends with the test run, however that ends.
         self.command = [sys.executable, "-m", "tailrace.cli", *map(str, command), "--until-eof"]
         self.environment: dict[str, str] = {}
         self.events: list[dict[str, Any]] = []

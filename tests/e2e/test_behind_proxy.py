@@ -335,7 +335,7 @@ async def test_the_documented_settings_work_with_the_documented_proxy(
     edge.command.remove("--operator-without-key")
     edge.command += ["--config", str(tmp_path / "tailrace.toml")]
     trusted = ssl.create_default_context(cafile=str(place.certificate))
-    trusted.check_hostname = False  # it is localhost's
+    trusted.check_hostname = False  # the certificate is for localhost
     name = {"Host": "edge.example"}
     sni = {"sni_hostname": "edge.example"}
     try:

@@ -138,11 +138,11 @@ async def test_a_page_streams_by_fetch_and_event_source(
         scene.origin.go_on()
         got = await page.evaluate("window.generating")
         assert got["text"] == scene.text
-        assert got["pieces"] > 1  # it came as it was made
+        assert got["pieces"] > 1  # the answer came in pieces, as it was generated
         assert len(got["stream"]) == 32 and got["token"]
         again = await page.evaluate("url => listen(url)", f"{url}/{got['stream']}")
         assert (again["text"], again["total"]) == (scene.text, TOKENS)
-        if not foreign:  # other sites are not told how
+        if not foreign:  # pages of other sites cannot see the protocol
             assert await protocol_of(page, url) == protocol
             assert await protocol_of(page, f"{url}/{got['stream']}") == protocol
 

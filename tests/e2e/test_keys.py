@@ -155,7 +155,7 @@ async def test_a_page_reads_with_a_token_that_its_server_gave_it_and_can_do_no_m
     made = await client.post(f"{url}/v1/generate", json=BODY, headers=reader | SSE)
     stream = f"{url}/v1/generate/{made.headers['Tailrace-Stream']}"
     token = made.headers["Tailrace-Token"]
-    # As EventSource does, which can say no header.
+    # An EventSource cannot send headers.
     seen = await client.get(f"{stream}?token={token}", headers=SSE)
     assert after_retry(seen.text) == after_retry(made.text)
     assert seen.headers["Referrer-Policy"] == "no-referrer"
@@ -267,7 +267,7 @@ async def test_a_response_is_its_tenants(house: House, client: httpx.AsyncClient
     going_on = asked | {"previous_response_id": made.json()["id"]}
     refused = await client.post(url, json=going_on, headers=theirs)
     assert code_of(refused) == (400, "previous_response_not_found")
-    # Who may only begin streams may not read them, its own ones neither.
+    # A key that may only begin streams may not read them, not even its own.
     own = await client.post(url, json=asked, headers=writer)
     refused = await client.get(f"{url}/{own.json()['id']}", headers=writer)
     assert code_of(refused) == (403, "missing_right")

@@ -45,12 +45,12 @@ async def test_a_worker_killed_again_and_again_still_gives_the_same_text(
                 await house.origin.kill_worker()
                 house.origin.hold_behind(whole, [*kills, TOKENS][at + 1])
                 await house.origin.saw("worker.ready", 2 + at)
-                await house.origin.saw("stream.taken_over", at + 1)  # it is the next one's to lose
+                await house.origin.saw("stream.taken_over", at + 1)  # the next worker has it now
     assert reading.events == whole.events
     taken_over = [e for e in house.origin.events if e.get("message") == "stream.taken_over"]
     assert [each["epoch"] for each in taken_over] == [2, 3, 4]
     for each, killed_at in zip(taken_over, kills, strict=True):
-        assert killed_at <= each["frames"] < TOKENS  # it died in the middle
+        assert killed_at <= each["frames"] < TOKENS  # the worker died in the middle
 
 
 async def test_all_of_them_are_killed_during_one_stream(
@@ -102,5 +102,5 @@ async def test_a_worker_is_killed_under_twenty_streams_of_one_websocket(house: H
     for count in range(1, len(streams) + 1):
         taken_over = await house.origin.saw("stream.taken_over", count)
         assert taken_over["frames"] < TOKENS
-        if taken_over["frames"]:  # of one that had begun; others may have had their turn later
+        if taken_over["frames"]:  # it had begun; others may have had their turn later
             break

@@ -90,7 +90,7 @@ async def test_a_link_that_is_reset_74_times_under_load_costs_no_stream_and_no_r
                 way.proxy.cut()
                 group.create_task(ask())  # in the very moment of the loss
                 await progress(readers, seen)
-    # A request that finds no link for 2 s is told to come again; none fails for good.
+    # A request that finds no link for 2 s gets Retry-After; none fails for good.
     assert set(statuses) <= {200, 503}
     assert 200 in statuses
     lines = [str(event) for event in way.edge.events]

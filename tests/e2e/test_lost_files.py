@@ -62,7 +62,7 @@ async def test_an_origin_whose_folder_is_moved_ends_and_says_so(tmp_path: Path) 
     ledger = await SqliteLedger.open(
         tmp_path / "moved" / "ledger.db", KeptClock(tmp_path / "moved")
     )
-    assert (await ledger.info(STREAM)).ended  # a step of the clock has ended nobody's time
+    assert (await ledger.info(STREAM)).ended  # the step of the clock has removed nothing
     await ledger.close()
 
 

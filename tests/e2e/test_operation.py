@@ -68,7 +68,7 @@ async def test_an_edge_goes_away_in_steps_and_a_second_signal_ends_it_at_once(
         await drained(finishing, monkeypatch, drain_s=600)
         await drained(hasty, monkeypatch, drain_s=0)
 
-        # It says so and is as it was; a second signal waits for nothing.
+        # After the first signal it still serves; the second one ends it at once.
         await asked_to_stop(lame)
         unready = await client.get(f"{lame.url}/readyz")
         assert unready.status_code == 503
@@ -77,7 +77,7 @@ async def test_an_edge_goes_away_in_steps_and_a_second_signal_ends_it_at_once(
         assert served.status_code == 200
         assert await lame.stop() == 0
 
-        # What is under way ends as it would have; what is asked then is refused, and says when.
+        # Running streams end normally; new requests are refused with Retry-After.
         origin.hold(HALF)
         async with client.stream(
             "POST", f"{finishing.url}/v1/generate", json=BODY | {"max_tokens": 200}, headers=SSE
@@ -96,7 +96,7 @@ async def test_an_edge_goes_away_in_steps_and_a_second_signal_ends_it_at_once(
         assert '"total_tokens":200' in seen and seen.count("event: end") == 1
         assert await finishing.ended() == 0
 
-        # What would take too long is handed over. Without credit this stream never ends.
+        # Streams that would take too long are handed over. Without credit this one never ends.
         wanted = Open("demo", prompt="Once", max_tokens=8, ignore_eos=True, credit=1)
         url = hasty.url.replace("http", "ws") + "/v1/ws"
         async with connect(url, compression=None, proxy=None) as socket:

@@ -70,7 +70,8 @@ async def test_a_killed_origins_streams_go_on_at_the_other(
         assert reader.reading.end == uninterrupted.end
     await cluster.origins[1 - dead].saw("stream.taken_over", 2)
     taken = cluster.logged(1 - dead, "stream.taken_over")
-    assert [event["epoch"] for event in taken] == [2, 2]  # of those that had begun at the dead one
+    # Streams that had begun at the dead origin.
+    assert [event["epoch"] for event in taken] == [2, 2]
     assert all(BEFORE_THE_KILL <= int(event["frames"]) < LONG for event in taken)
 
 

@@ -133,7 +133,7 @@ async def test_every_query_of_the_dashboard_and_every_alert_is_answered(
                 empty.add(where)
         assert empty == EMPTY
         assert {rule["health"] for rule in rules.values()} == {"ok"}
-        # What a busy machine is slow at may be pending: no alert of that kind is due so soon.
+        # On a busy machine alerts about latency may be pending, but none fires so soon.
         assert [name for name, rule in rules.items() if rule["state"] == "firing"] == []
         await origin.kill()
         await asked.until_found('ALERTS{alertname="TailraceNoOriginReady"}')

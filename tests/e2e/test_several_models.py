@@ -141,14 +141,14 @@ async def test_of_three_models_two_fit_and_the_third_waits_for_its_turn(
         assert house.loaded() == ["one", "two"]
         listed = (await client.get(f"{url}/v1/models")).json()["data"]
         assert [model["id"] for model in listed] == ["one", "two", "three"]
-        # Who lists the models will ask for one: the origin hears of it, and makes none leave.
+        # A request for the list of models is a hint for the origin, which unloads nothing for it.
         declined = await house.decided("decline")
         assert (declined["model"], declined["reason"]) == ("three", "there is no free room")
         await shown(client, url, {"one": "compiled", "two": "compiled", "three": "cold"})
         whole = await start(client, url, request("one"))
         await start(client, url, request("two", 5))
         await start(client, url, request("two", 5, seed=8))
-        # It was never loaded: what is known of that are its files.
+        # The model was never loaded, so the estimate follows from its files.
         third = await start(client, url, request("three"))
         told = third.events[0]
         assert (told.id, told.name, told.data["code"]) == (0, "notice", "loading")

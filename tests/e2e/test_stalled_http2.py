@@ -40,7 +40,8 @@ async def test_a_hundred_readers_that_stall_cost_what_they_hold_and_not_what_the
         await edge.ready()
         try:
             async with Peer.of(edge) as peer:
-                await stall(peer, 10)  # what is loaded with the first is no reader's cost
+                # Modules that the first request imports are not a reader's cost.
+                await stall(peer, 10)
                 before = resident_kib(edge.pid)
                 await stall(peer, READERS)
                 grown = resident_kib(edge.pid) - before

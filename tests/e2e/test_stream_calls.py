@@ -213,7 +213,7 @@ async def test_a_producer_that_sends_again_after_a_kill_is_not_written_twice(
         second = Origin(first.data, first.port)
         await second.start()
         try:
-            assert await post(0) == 204  # it was taken before the kill
+            assert await post(0) == 204  # it was stored before the kill
             assert await post(1) == 200
             sending = asyncio.create_task(post_all(post, range(2, 100)))
             await second.saw("origin.listening")

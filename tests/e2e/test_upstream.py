@@ -202,7 +202,7 @@ async def test_a_cancel_reaches_the_server(shared: House, client: httpx.AsyncCli
     server, url = shared.server, shared.edge.url
     server.scripts[:] = [endless]
     reading = await start(client, url, PROMPT, stop_after=1)
-    server.gone.clear()  # that of a worker that was killed, perhaps
+    server.gone.clear()  # perhaps set by a worker that was killed
     headers = {"Tailrace-Token": reading.token}
     answered = await client.post(f"{url}/v1/generate/{reading.stream}/cancel", headers=headers)
     assert answered.status_code == 200
@@ -363,7 +363,7 @@ async def test_a_real_server_that_is_killed_goes_on_from_what_was_read(
     serve: Serve, tmp_path: Path, client: httpx.AsyncClient
 ) -> None:
     settings = tmp_path / "tailrace.toml"
-    settings.write_text("[origin]\nupstream_retry_s = 280\n")  # it takes its time to come back
+    settings.write_text("[origin]\nupstream_retry_s = 280\n")  # the server comes back late
     flags = {"upstream-model": str(DEMO_MODEL), "config": settings}
     proxy = Holding(serve.port)
     body = {"model": str(DEMO_MODEL), **STORY}
@@ -388,7 +388,7 @@ async def _read_and_kill(
     """Return all events of a stream whose server is killed, and started again, after the third."""
     read: list[Event] = []
     url = f"{edge.url}/v1/generate"
-    proxy.most = 6  # of 24: it may have more to say before we can kill it
+    proxy.most = 6  # 6 of 24 pieces, as more may pass before the kill
     async with client.stream("POST", url, json=body, headers=SSE) as response:
         async for event in events(response):
             read.append(event)

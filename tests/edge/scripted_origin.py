@@ -64,7 +64,7 @@ class ScriptedOrigin:
         self.ready = True
         self.models: tuple[str, ...] = ("demo",)
         self.ledger = ""
-        self.refusal: TailraceError | None = None  # of every Open and Resume
+        self.refusal: TailraceError | None = None  # answer to every Open and Resume
         self.answers: Sequence[Frame] = ()
         self.bodies_sent = 0
         self.sent: dict[int, int] = {}  # the next index of each corr that has had frames
@@ -172,7 +172,7 @@ class _Connection:
         self._origin = origin
         self._writer = writer
         self._windows: dict[int, Window] = {}
-        self._calls: dict[int, tuple[list[Frame], int]] = {}  # what is left, credit used
+        self._calls: dict[int, tuple[list[Frame], int]] = {}  # frames left, and credit used
 
     def answer(self, corr: int, frame: Frame) -> None:
         if isinstance(frame, Call):

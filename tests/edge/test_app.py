@@ -302,7 +302,7 @@ async def test_the_head_of_a_running_stream_is_its_head_alone(
     client: httpx.AsyncClient, origin: ScriptedOrigin, path: str, view: dict[str, str]
 ) -> None:
     origin.released = 1
-    async with asyncio.timeout(60):  # it would wait for the end of the stream, which never comes
+    async with asyncio.timeout(60):  # with the fault it would wait for an end that never comes
         answer = await client.head(path, headers=view)
     assert (answer.status_code, answer.headers["Tailrace-Stream"]) == (200, ID)
     assert answer.headers["Content-Type"] == view["Accept"]

@@ -126,7 +126,7 @@ def test_every_operation_is_described_and_has_a_tag() -> None:
 
 
 def app_of(rules: Any = None) -> Starlette:
-    link: Any = None  # none is asked
+    link: Any = None  # no request reaches it
     return create_app(link, EdgeConfig(http=("127.0.0.1:0",)), rules)
 
 
@@ -148,7 +148,7 @@ def test_the_error_codes_are_those_of_the_protocol() -> None:
     table = re.findall(r"^\| `(\w+)` \| (\d+) \| (?:yes|no) \|", text, re.MULTILINE)
     told = {(code, status) for status, codes in CODES.items() for code in codes.split()}
     assert {(code, int(status)) for code, status in table} - told == set()
-    # These are told where they come from, and not in the table.
+    # These errors are not in the table, but described where they are made.
     others = {("request_timeout", 408), ("gone", 410)}
     assert told - {(code, int(status)) for code, status in table} == others
 
@@ -291,7 +291,8 @@ REFUSED = {
     "prewarmModel": 409,
     "pinModel": 409,
     **dict.fromkeys((one.name for one in OPERATIONS if one.tag == "Subscriptions"), 404),  # off
-    **dict.fromkeys((one.name for one in OPERATIONS if one.tag == "Objects"), 404),  # none is bound
+    # This edge has no bindings.
+    **dict.fromkeys((one.name for one in OPERATIONS if one.tag == "Objects"), 404),
 }
 """Operations whose example this edge refuses, and how."""
 PREFIXES = {

@@ -386,7 +386,8 @@ def test_a_token_passes_as_it_came_until_credit_is_due(session: Session) -> None
     assert credit == (1, Credit(1000, sizes + len(raw) + WINDOW_BYTES))
     again = encode(Token("a", index + 1), 1)
     assert session.pass_on(again, 100) == again
-    most = encode(Credit(index + 2 + MAX_CREDIT_FRAMES), 1)  # it counts what has passed
+    # The limit counts from the last frame sent.
+    most = encode(Credit(index + 2 + MAX_CREDIT_FRAMES), 1)
     assert session.receive(most) != [] and errors(session) == []
 
 
@@ -436,7 +437,7 @@ def test_what_may_wait_is_bounded_in_bytes_whatever_credit_a_client_gives(sessio
         frame = encode(Token(text, index), 1)
         session.deliver(frame)
         sizes, index = sizes + len(frame), index + 1
-    assert session.credits() == []  # none of it has left
+    assert session.credits() == []  # no frame was sent
     while session.next_message(most_bytes=2000) is not None:
         pass
     credits = [frame for _, frame in session.credits()]

@@ -285,7 +285,7 @@ async def test_no_more_calls_are_taken_than_the_edge_can_hold(
     origin: ScriptedOrigin, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tailrace.edge.origins.origin_pool.MAX_HELD_BYTES", 1000)
-    answers(origin)  # none, so that what is asked stays
+    answers(origin)  # no answer, so that the requests stay open
     waiting = asyncio.create_task(client.post(PATH, content=b"x" * LIMIT))
     await origin.has_received(1)
     got = await client.post(PATH, content=b"x")
@@ -443,7 +443,7 @@ async def test_a_client_that_reads_nothing_holds_one_window(
 
     reading = asyncio.create_task(asgi(app, PATH.encode(), stall))
     await stalled.wait()
-    async with edge(link) as client:  # what another request needs has passed by the stalled one
+    async with edge(link) as client:  # the other request's answer passes the stalled one
         answers(origin, Answer(204), BodyEnd())
         assert (await client.get(PATH)).status_code == 204
     assert origin.bodies_sent <= WINDOW_BODIES

@@ -97,7 +97,7 @@ class _Draw:
             shape.layers, recipe.sequences * recipe.pages, shape.kv_heads, shape.head_dim,
             dtype=recipe.kv_dtype or recipe.dtype, device=recipe.device,
         )  # fmt: skip
-        for layer in cache:  # as if every position had been decoded
+        for layer in cache:  # as if every position were decoded already
             self._fill(layer.keys, layer.key_scales)
             self._fill(layer.values, layer.value_scales)
         return Decoder(

@@ -91,7 +91,7 @@ class Checker:
             self.findings.lost += lost
         self._compare(held, [record(number, index) for index in range(len(held))])
         if self.streams[number] > LENGTH:
-            del self.streams[number]  # it has ended; what is looked at once is enough
+            del self.streams[number]  # the stream has ended; one check is enough
 
     def _compare(self, held: list[Record], right: list[Record]) -> None:
         for index, (one, other) in enumerate(zip(held, right, strict=True)):

@@ -106,7 +106,8 @@ class Producer:
                     return  # another one goes on
                 if durability_of(number) is not Durability.RELAXED:
                     say(f"stream {number} {index}")
-                elif index % 10 == 0:  # it waits for nothing, and is not to drown the others
+                # `relaxed` appends do not wait, and must not crowd out the others.
+                elif index % 10 == 0:
                     say(f"stream {number} {index}")
                     await asyncio.sleep(0)
                 index += 1

@@ -83,7 +83,7 @@ async def test_hundreds_of_streams_expire_at_once(ledger: Ledger, backend: Backe
     await ledger.append([Append(stream, 1, 0, end(0)) for stream in streams])
     assert await ledger.expire() == 0
     removed = 0
-    for _ in range(5):  # ends may be noted some at a time, so that they hold nobody up
+    for _ in range(5):  # a sweep may handle only some of the ended streams
         backend.clock.now += int(TTL_S * 1000)
         removed += await ledger.expire()
     assert removed == 200

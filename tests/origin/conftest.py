@@ -27,7 +27,7 @@ if find_spec("torch") is not None:
     from tailrace.origin.workers.token_worker import TORCH_THREADS
     from tests.interpreter import kernel_device
 
-    # As in a worker: a second thread costs more than it brings, and may change the last bits.
+    # As in a worker: a second thread costs more than it saves, and may change the last bits.
     torch.set_num_threads(TORCH_THREADS)
     DEVICE = kernel_device()
 

@@ -38,7 +38,7 @@ def test_the_password_of_a_url_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> 
 def test_an_origin_that_is_busy_for_a_second_is_heard_in_time(lease_s: float) -> None:
     config = LedgerConfig.load(lease_s=lease_s)
     assert config.heartbeat_s + 1 < config.patience_s
-    assert config.heartbeat_s <= 5  # what PROTOCOL.md promises
+    assert config.heartbeat_s <= 5  # PROTOCOL.md promises this
     assert config.patience_s == max(lease_s, 2)
 
 

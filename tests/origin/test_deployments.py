@@ -91,7 +91,7 @@ async def test_objects_stay_when_their_class_is_called_otherwise_and_go_when_it_
         assert await count(objects, "relay/Tally") == 3
         with pytest.raises(NotFound, match="no class Counter is deployed"):
             objects.kind_of("relay/Counter")
-    async with house.open(tally) as objects:  # which knows what is deployed, and no Counter
+    async with house.open(tally) as objects:  # it knows the deployment, but has no class Counter
         assert await count(objects, "relay/Tally") == 4
         kind = objects.kind_of("relay/Tally")
         await deploy(objects, NEW, renamed, deleted)
@@ -173,7 +173,7 @@ async def test_crons_run_at_their_times_over_restarts_and_one_that_fails_stops_n
             house.clock.now += MINUTE_MS
             await house.ring(objects)
         assert await told(objects) == [2, 4, 6]
-    house.clock.now += 10 * MINUTE_MS  # nobody was there at 8, 10, ... 16
+    house.clock.now += 10 * MINUTE_MS  # the origin was down at 8, 10, ... 16
     async with house.open(Clerk) as objects:
         await house.ring(objects)
         assert await told(objects) == [2, 4, 6, 8]

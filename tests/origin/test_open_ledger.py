@@ -59,7 +59,7 @@ async def test_a_link_to_a_disk_that_is_not_mounted_is_no_new_ledger(tmp_path: P
     (disk / "tailrace").mkdir()
     await (await open_ledger(LedgerConfig(), data, now_ms)).close()
     (disk / "tailrace").rename(tmp_path / "unmounted")
-    (disk / "tailrace").mkdir()  # the folder is there, but what is mounted on it is not
+    (disk / "tailrace").mkdir()  # the mount point exists, but its disk is not mounted
     with pytest.raises(ConfigError, match="there was a ledger"):
         await open_ledger(LedgerConfig(), data, now_ms)
     assert list((disk / "tailrace").iterdir()) == []

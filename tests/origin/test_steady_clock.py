@@ -109,7 +109,7 @@ async def test_a_clock_that_is_set_a_day_ahead_removes_nothing(tmp_path: Path) -
         machine.pass_ms(60_000)
     mark = machine.mark(clock)
     await ledger.close()
-    machine.pass_ms(60_000)  # it is restarted, and the clock is still wrong
+    machine.pass_ms(60_000)  # the process restarts, and the clock is still wrong
     ledger = await SqliteLedger.open(path, machine.clock(mark))
     assert await ledger.expire() == 0
     await ledger.close()

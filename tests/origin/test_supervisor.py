@@ -60,7 +60,7 @@ async def test_an_origin_goes_on_while_its_ledger_cannot_be_read(
     vfs = FaultyVfs("faulty", disk)
     path = tmp_path / "ledger.db"
     ledger = await SqliteLedger.open(path, now_ms, vfs="faulty", wal_sync=disk.wal_sync)
-    for number in range(100):  # so many that they do not lie on pages that were read before
+    for number in range(100):  # enough that they lie on pages that were not read before
         stream = number.to_bytes(16, "big")
         await ledger.create(NewStream(stream, "x" * 200, Durability.PROCESS, 60))
     objects = OriginObjects(ledger, StreamsConfig(), now_ms)

@@ -65,7 +65,7 @@ def _pieces(markup: MarkupName, *pieces: str) -> tuple[str, list[tuple[str, str]
         ),
         ("hermes", '<tool_call>{"name": "now", "arguments": null}</tool_call>', "", [("now", {})]),
         ("hermes", '<tool_call>{"name": "now"}</tool_call>', "", [("now", {})]),
-        # What only looks like a call is text.
+        # Text that only looks like a call stays text.
         ("hermes", "<tool_call>no JSON</tool_call>!", "<tool_call>no JSON</tool_call>!", []),
         ("hermes", '<tool_call>\n{"name": "a', '<tool_call>\n{"name": "a', []),
         ("hermes", "a <tool_cal", "a <tool_cal", []),

@@ -77,7 +77,8 @@ async def test_a_stream_that_may_pause_is_taken_from_its_worker_and_goes_on_when
     assert Halt() not in stage.orders
     await stage.later(1)
     assert stage.orders[-1] == Halt()
-    await stage.cancelled(stage.slots[0], run, 1)  # what the worker says to it is not the end
+    # The worker's cancelled end is not the stream's end.
+    await stage.cancelled(stage.slots[0], run, 1)
     assert stage.runs.table.count == 0, "it needs no room"
     await stage.find_orphans()
     assert stage.runs.table.count == 0, "and is not one that was left by its origin"
@@ -209,7 +210,7 @@ async def test_an_origin_takes_over_what_may_pause_when_it_is_read_there(stage: 
     await there.later(0)
     assert [type(order) for order in there.orders] == [Run]
     assert (await stage.ledger.info(A)).epoch == 2
-    # It is taken once, although both are read: two origins would take it from each other.
+    # Taken over once, although both are read: two origins would take it from each other.
     stage.runs.readers.begin(A)
     await stage.later(0)
     await stage.step(stage.slots[0], stage.slots[0].sent[0][0], 0, "late")

@@ -27,7 +27,7 @@ GOOD = 1000
 async def test_a_fault_is_answered_as_the_table_says(runtime: Runtime, row: dict[str, Any]) -> None:
     url = runtime.url.replace("http", "ws", 1) + "/v1/ws"
     async with connect(url, compression=None) as socket:
-        with suppress(ConnectionClosed):  # it may be closed before all of it is sent
+        with suppress(ConnectionClosed):  # the edge may close before all of it is sent
             for message in row["messages"]:
                 await socket.send(read(message))
             good = Open("demo", prompt="Once", max_tokens=4, credit=64)

@@ -89,7 +89,7 @@ async def test_a_stream_that_is_cut_at_any_chunk_goes_on_at_the_other_edge(
         assert done == "data: [DONE]"
         found = [json.loads(event.removeprefix("data: ")) for event in rest]
         had = cut + 1 if numbers else 0
-        # The finish is told again to who was cut off before the usage.
+        # A client that was cut off before the usage gets the finish chunk again.
         had -= had == len(whole) - 1
         assert found == whole[had:]
     beyond = await client.get(url, params={"stream": "true", "starting_after": "9999"})
@@ -183,7 +183,7 @@ async def test_a_required_tool_is_called_whole_streamed_and_resumed(
         {"id": call.id, "name": "add", "arguments": call.function.arguments}
     ]
     assert native.json()["finish_reason"] == "tool-calls"
-    kind: Any = {"type": "json_object"}  # of an answer, and there will be none
+    kind: Any = {"type": "json_object"}  # the format of an answer, which will not come
     both = await sdk.chat.completions.create(**asked, response_format=kind)
     assert both.choices[0].message == choice.message
     named: Any = {"type": "function", "function": {"name": "add"}}
@@ -228,7 +228,7 @@ async def test_completions_of_several_prompts_and_the_models(sdk: openai.AsyncOp
 
 
 async def test_more_prompts_than_are_made_at_a_time(sdk: openai.AsyncOpenAI) -> None:
-    prompts = [f"Once upon a time {nth}" for nth in range(20)]  # as langchain's OpenAI sends
+    prompts = [f"Once upon a time {nth}" for nth in range(20)]  # the form of langchain's OpenAI
     asked: dict[str, Any] = {"model": "demo", "max_tokens": 6, "prompt": prompts}
     whole = await sdk.completions.create(**asked)
     texts = [""] * len(prompts)
@@ -337,7 +337,7 @@ async def test_a_stream_that_is_cancelled_ends_with_an_error_and_never_in_silenc
     id_ = stream.response.headers["tailrace-stream"]
     chunks = aiter(stream)
     while not (await anext(chunks)).choices[0].delta.content:
-        pass  # it begins with the role alone
+        pass  # the first chunk has only the role
     cancelled = await client.post(f"{house.edges[1].url}/v1/generate/{id_}/cancel")
     assert cancelled.json()["state"] == "ended"
     with pytest.raises(openai.APIError, match="cancelled"):

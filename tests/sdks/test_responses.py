@@ -62,7 +62,7 @@ def text_of(events: list[ResponseStreamEvent]) -> str:
 
 def final(events: list[ResponseStreamEvent]) -> Response:
     last = events[-1]
-    assert last.type == "response.incomplete", last.type  # it has as many tokens as it may
+    assert last.type == "response.incomplete", last.type  # max_tokens was reached
     return last.response
 
 
@@ -158,7 +158,7 @@ async def test_the_helper_reads_streams_and_what_they_say_as_a_schema(
     ) as stream:
         response = await stream.get_final_response()
     assert response.status == "completed" and isinstance(response.output_parsed, Weather)
-    # It can also read one that is there, and tells what comes after a number.
+    # It can also read an existing response from a number on.
     async with clients[1].responses.stream(
         response_id=response.id, starting_after=4, text_format=Weather
     ) as stream:
@@ -192,7 +192,7 @@ async def test_a_conversation_goes_on_from_any_response_that_is_kept(
         {"role": "user", "content": "And then?"},
     ]
     alone = await clients[0].responses.create(model="demo", input=said, max_output_tokens=8)
-    # What was said counts, what the first one was instructed does not.
+    # The earlier conversation counts, the first response's instructions do not.
     assert second.usage and alone.usage
     assert second.usage.input_tokens == alone.usage.input_tokens
     items = [i async for i in clients[0].responses.input_items.list(second.id, order="asc")]

@@ -54,7 +54,7 @@ async def test_a_reload_shows_the_message_once_and_a_stop_ends_it_for_all(
     assert resumed["statuses"] == ["ready"] * 3
     assert (resumed["before"], resumed["reason"]) == ("running", "cancelled")
     assert resumed["cancels"] == [1, 0, 0]
-    assert resumed["connections"] == 5  # it was cut four times
+    assert resumed["connections"] == 5  # the connection was cut four times
 
 
 async def test_a_stop_may_leave_only(seen: dict[str, Any]) -> None:

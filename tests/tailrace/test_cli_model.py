@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "origin/demo/model"
-# As where only a supervisor runs: torch must not be needed.
+# A machine that runs only a supervisor has no torch.
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from tailrace.cli import main; main()"
 WITH_TORCH = "from tailrace.cli import main; main()"
 

@@ -10,7 +10,7 @@ from tailrace.ledger.errors import ConfigError
 from tailrace.up import HOST, claim_port
 from tests.e2e.processes import free_port
 
-# Ports that the kernel draws by itself may be the end of somebody's connection at any moment.
+# Ports that the kernel chooses may be in use by a connection at any moment.
 
 
 def test_a_free_port_is_claimed_as_it_is() -> None:

@@ -26,7 +26,7 @@ _OPEN_PLAIN = "00" * 5 + "01"
 _CALL_START = "0173" + "0161" + "03474554" + "0175"  # object "s", name "a", GET, url "u"
 _OVER = "ffffffffffffffffff02"
 
-# Of each: its name, its bytes, and the code, field and offset of the refusal.
+# Each row: name, bytes, and the code, field and offset of the refusal.
 BAD_HEADERS = [
     ("nothing", "", "bad_frame", "header", 0),
     ("half a header", "0500", "bad_frame", "header", 0),
@@ -49,7 +49,7 @@ BAD_HEADERS = [
     ),
 ]
 
-# Of each: its name, tag and payload, and the field and offset of the refusal (bad_frame).
+# Each row: name, tag, payload, and the field and offset of the refusal (bad_frame).
 BAD_PAYLOADS = [
     ("token without a payload", 0, "", "Token.text", 9),
     ("token, text longer than the frame", 0, "0561", "Token.text", 9),

@@ -70,7 +70,7 @@ STATUS = {
 OPENING = encode(open_of(), 7)
 STALLED = encode(open_of(credit=0), 7)
 HOT = ("temperature", "a number from 0 to 2")
-BAD_BOOL = encode(Credit(64), 7)[:-1] + b"\x80"  # whether there is credit in bytes is 0 or 1
+BAD_BOOL = encode(Credit(64), 7)[:-1] + b"\x80"  # the flag of the byte credit must be 0 or 1
 BAD_VERSION = told(
     "bad_version",
     "frame version 2 is not supported at byte 3",

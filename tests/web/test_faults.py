@@ -115,7 +115,7 @@ PREFERENCES = {
     "network.captive-portal-service.enabled": False,
     "network.connectivity-service.enabled": False,
     "browser.startup.homepage_override.mstone": "ignore",
-    # It holds back who tries again and again, for up to a minute: the suite tries every 50 ms.
+    # Firefox delays repeated attempts for up to a minute, and the suite tries every 50 ms.
     "network.websocket.delay-failed-reconnects": False,
 }
 

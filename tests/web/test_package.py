@@ -127,7 +127,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     installed(HERE)  # prepack finds it there, without a network
     folder = tmp_path_factory.mktemp("npm")
     made = folder / "project"
-    shutil.rmtree(PACKAGE / "types", ignore_errors=True)  # of an earlier time: packing makes them
+    shutil.rmtree(PACKAGE / "types", ignore_errors=True)  # from an earlier run; packing makes them
     said = run("npm", "pack", "--json", "--pack-destination", folder, PACKAGE)
     [packed] = json.loads(said[said.index("[\n") :])  # before it stands what `prepack` says
     named = {file["path"] for file in packed["files"]}
@@ -156,7 +156,8 @@ async def edge(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Edge]:
 def test_who_writes_typescript_is_helped(project: Path, how: tuple[str, str]) -> None:
     types = project / "node_modules/@types"
     if not types.exists():
-        types.symlink_to(HERE / "node_modules/@types")  # of react, which the hook's user has
+        # React's types, which a user of the hook has.
+        types.symlink_to(HERE / "node_modules/@types")
     (project / "user.ts").write_text(USER)
     compile_strictly(project / "user.ts", how)
 

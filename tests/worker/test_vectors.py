@@ -26,7 +26,7 @@ def test_every_vector_holds_in_workerd(tmp_path: Path) -> None:
     entry = HERE / "vectors.js"
     flags = ["--bundle", "--format=esm", "--target=es2024", "--external:node:assert/strict"]
     flags += [f"--alias:node:{name}={entry}" for name in ("test", "fs")]
-    flags += ["--loader:.json=text"]  # as a file is read
+    flags += ["--loader:.json=text"]  # bundled as text
     flags += ['--define:import.meta.url="file:///tests/web/wire.test.js"', "--log-level=warning"]
     subprocess.run(
         [installed(FOLDER) / "esbuild", entry, *flags, f"--outfile={tmp_path / 'vectors.js'}"],

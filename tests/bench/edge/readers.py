@@ -14,7 +14,7 @@ from tailrace.ledger.frame import SCHEMA_HASH, Credit, Hello, Resume, encode
 
 SSE, FRAMES, WS, H2 = "sse", "frames", "ws", "h2"
 CREDIT = 1024
-LOOKED_AT = 7  # of so many reads one has its latency taken
+LOOKED_AT = 7  # one read in this many has its latency taken
 _TEXT = re.compile(rb"[0-9a-f]{6}(?=\"|[\x80-\xff][\x01-\x7f])")
 _CLOCK_US = 1 << 24
 WS_HANDSHAKE = (

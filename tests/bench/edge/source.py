@@ -99,7 +99,7 @@ class Timer:
     def _read(self) -> None:
         try:
             times = int.from_bytes(os.read(self._fd, 8), sys.byteorder)
-        except BlockingIOError:  # it was set anew since the loop looked
+        except BlockingIOError:  # the timer was set again since the loop looked
             return
         for _ in range(times):
             self._fired()

@@ -43,7 +43,7 @@ class GraphTimer:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for launch in launches:  # compiles what is not yet compiled
+            for launch in launches:  # the first pass compiles
                 launch()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()

@@ -83,7 +83,8 @@ class Load:
         while True:
             try:
                 data = self._socket.recv(4096)
-            except (BlockingIOError, ConnectionRefusedError):  # nobody is there yet, or any more
+            # The server is not up yet, or has gone.
+            except (BlockingIOError, ConnectionRefusedError):
                 break
             self._quic.receive_datagram(data, self._address, now)
         self._take()

@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
     ready = Ready("tokens", "demo", "bench", "none", 1 << 20, 1 << 15, 0)
     connection.sendall(encode(Hello(SCHEMA_HASH, "bench")) + encode(ready))
     splitter = FrameSplitter(SUPERVISOR, MAX_WORKER_FRAME_BYTES)
-    places: dict[int, int] = {}  # of each run: its next index
+    places: dict[int, int] = {}  # next index by run
     due, is_on = 0.0, False
     while True:
         is_on = is_on or len(places) == told["runs"]

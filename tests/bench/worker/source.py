@@ -28,7 +28,7 @@ from tests.bench.ends import chunk, serve
 FLOOD, THOUSAND, SLOW = range(3)
 EVERY_S = {THOUSAND: 0.001, SLOW: 1.0}
 FRAME_BYTES = 256
-FLOOD_FRAMES = 64  # of one write
+FLOOD_FRAMES = 64  # frames in one write
 LAST_INDEX = 1 << 40
 CORR_AT = 5
 

@@ -158,7 +158,7 @@ def test_a_key_is_heard_where_it_opens_more_and_nowhere_else_that_is_open() -> N
 
 def test_requests_are_bounded_by_tenant_and_come_again_with_time() -> None:
     house = House(Limits(requests_per_s=2))
-    for _ in range(4):  # what it may ask in REQUEST_BURST_S
+    for _ in range(4):  # the tenant's requests for REQUEST_BURST_S
         house.ask()
     with pytest.raises(CallerError) as refused:
         house.ask()

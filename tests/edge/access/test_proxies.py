@@ -27,7 +27,7 @@ INSIDE = "inside:8080"
 @pytest.mark.parametrize(
     ("peer", "headers", "what"),
     [
-        # Who is no proxy may say what he likes.
+        # Headers of a client that is not a proxy are ignored.
         (CLIENT, [(FOR, "1.1.1.1"), (PROTO, "https"), (HOST, "a")], (CLIENT, "http", INSIDE)),
         ("10.0.0.1", [], ("10.0.0.1", "http", INSIDE)),
         (
@@ -35,7 +35,7 @@ INSIDE = "inside:8080"
             [(FOR, CLIENT), (PROTO, "https"), (HOST, "a.example")],
             (CLIENT, "https", "a.example"),
         ),
-        # What the client itself has written stands to the left of what is true.
+        # Addresses that the client has made up are left of the true one.
         ("10.0.0.1", [(FOR, f"1.1.1.1, {CLIENT}")], (CLIENT, "http", INSIDE)),
         ("10.0.0.1", [(FOR, "1.1.1.1"), (FOR, CLIENT)], (CLIENT, "http", INSIDE)),
         ("10.0.0.1", [(FOR, f"1.1.1.1, {CLIENT}, 10.2.2.2")], (CLIENT, "http", INSIDE)),

@@ -164,7 +164,7 @@ async def test_streams_of_several_origins_are_one_sorted_page(house: House) -> N
     assert told["states"] == {"running": 8, "waiting": 1}
     assert told["cursor"] == "c0.7,c1.7" and told["now_ms"] == 1001
     assert [one["id"] for one in told["ended"]] == ["e"]
-    for origin in house.origins:  # both from their beginning: what is merged is cut here
+    for origin in house.origins:  # both from the first row: the edge cuts the merged list
         assert asked(origin) == [("GET", "streams?sort=tokens&offset=0&limit=3&since=c0.1%2Cc1.1")]
     far = await house.client.get("/streams?offset=950&limit=51")
     assert far.status_code == 400 and "origin=ADDRESS" in far.json()["error"]["hint"]
@@ -183,14 +183,14 @@ async def test_of_one_origin_any_page_can_be_had(house: House) -> None:
 
 async def test_one_stream_is_that_of_the_origin_that_has_it_now(house: House) -> None:
     first, second = house.origins
-    says(first, {"id": ID, "live": None, "lately": None})  # it shares the ledger
+    says(first, {"id": ID, "live": None, "lately": None})  # both origins share the ledger
     says(second, {"id": ID, "live": {"state": "running"}, "lately": None})
     told = (await house.client.get(f"/streams/{ID}?text=1")).json()
     assert told["origin"] == house.address(1)
     assert asked(second) == [("GET", f"streams/{ID}?text=1")]
     cancelled = await house.client.post(f"/streams/{ID}/cancel")
     assert cancelled.status_code == 200
-    # The one that has it is told, the other only asked.
+    # Only the origin that has the stream gets the POST; the other gets a GET.
     assert asked(second)[-2:] == [("GET", f"streams/{ID}?"), ("POST", f"streams/{ID}/cancel?")]
     assert [method for method, _ in asked(first)] == ["GET", "GET"]
 
@@ -201,7 +201,7 @@ async def test_what_all_origins_refuse_is_refused(house: House) -> None:
         says(origin, {"error": refusal}, 404)
     got = await house.client.get(f"/streams/{ID}")
     assert (got.status_code, got.json()["error"]["code"]) == (404, "unknown_stream")
-    for origin in house.origins:  # as one of an older version does
+    for origin in house.origins:  # like an origin of an older version
         origin.answers = (error_frame(NotFound("no objects of class 'operator'")),)
     got = await house.client.get("/pool")
     assert (got.status_code, got.json()["error"]["code"]) == (404, "not_found")

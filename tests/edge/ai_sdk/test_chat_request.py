@@ -75,7 +75,7 @@ def test_a_part_that_no_model_of_text_takes_is_named(message: Any, field: str) -
 
 def test_a_message_of_another_api_is_told_where_that_is() -> None:
     with pytest.raises(CallerError) as refused:
-        read_messages([{"role": "user", "content": "Hi"}])  # as Ollama's client says it
+        read_messages([{"role": "user", "content": "Hi"}])  # the form of Ollama's client
     assert "AI SDK" in refused.value.message
     assert refused.value.hint is not None and "/v1/chat/completions" in refused.value.hint
 

@@ -257,7 +257,7 @@ async def test_a_silent_origin_is_left_after_the_time_that_it_has_told() -> None
         assert await taken(reader, 1) == [Token(" w0", 0)]
         with capture_logs() as logged:
             assert await taken(reader, 3) == first.frames[1:]
-        # It may be dialled again, and be silent again, before this is read.
+        # The origin may be dialled, and fall silent, once more before this is read.
         reason, *_ = [line["reason"] for line in logged if line["event"] == "origin link down"]
         assert reason == "the origin was silent for 1.5 s"
         assert link.address == f"127.0.0.1:{second.port}"

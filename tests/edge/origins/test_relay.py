@@ -265,7 +265,7 @@ def test_a_request_counts_until_its_answer_although_its_client_detached(
     assert link.sent() == [(1, request_frame)]
     link.asks(client, OPEN)  # the client has its corr back at once
     assert link.sent() == [(2, OPEN)]
-    if answer is None:  # nobody waits for it on another link
+    if answer is None:  # no request waits for the answer on another link
         link.lose()
         link.connect()
     else:

@@ -143,7 +143,7 @@ class Net:
             STALLED_TIMEOUT_S,
         )
         self.clients: list[Client] = []
-        self.strays: list[tuple[bytes, Address]] = []  # for nobody
+        self.strays: list[tuple[bytes, Address]] = []  # datagrams without a receiver
         self._to_clients: deque[tuple[bytes, Address]] = deque()
         library = AioquicLibrary(files.certificate, files.key)
         self.server = QuicServer(

@@ -40,7 +40,7 @@ def test_the_first_byte_of_the_connection_id_says_whose_it_is(
     for n in range(60):
         cid = bytes([n]) + b"1234567"
         data = b"\xc0\0\0\0\x01\x08" + cid if long else b"\x40" + cid
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:  # of a new address
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:  # with a new address
             client.sendto(data + b"rest", group[0].getsockname())
             assert group[n % PROCESSES].recv(100) == data + b"rest"
 

@@ -204,7 +204,7 @@ def test_a_certificate_that_is_renewed_is_given_to_new_connections(
     renewed = development_certificate(tmp_path, datetime.now(UTC))
     net.server.library.load(renewed.certificate, renewed.key)
     refused = Client(net)
-    net.until(lambda: refused.ended_with is not None)  # it trusts the old one alone
+    net.until(lambda: refused.ended_with is not None)  # the client trusts only the old certificate
     net.files = renewed
     assert net.client().get(b"/new") == b"GET /new 0"
     assert stays.get(b"/old") == b"GET /old 0"

@@ -41,10 +41,10 @@ def tokens_of(log: QuicLogger) -> dict[str, bytes]:
 
     def look(node: Any) -> None:
         if isinstance(node, dict) and node.get("name") != "transport:packet_sent":
-            if "stateless_reset_token" in node:  # of the transport parameters
+            if "stateless_reset_token" in node:  # in the transport parameters
                 first = node["initial_source_connection_id"]
                 found[first] = bytes.fromhex(node["stateless_reset_token"])
-            elif "reset_token" in node:  # of a NEW_CONNECTION_ID frame
+            elif "reset_token" in node:  # in a NEW_CONNECTION_ID frame
                 found[node["connection_id"]] = bytes.fromhex(node["reset_token"])
             for value in node.values():
                 look(value)

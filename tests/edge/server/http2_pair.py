@@ -34,7 +34,7 @@ class Pair:
         self.now = 0.0
         self.mark_dirty = 0
         self.server = Http2Connection(lambda: self.now, self._touch, peer=("192.0.2.1", 4000))
-        # The server is to find what is wrong, not the client that sends it.
+        # The server must find the fault, not the client that sends it.
         config = H2Configuration(
             client_side=True, validate_outbound_headers=False, normalize_outbound_headers=False
         )

@@ -101,7 +101,7 @@ class Client:
             try:
                 event = parser.next_event()
             except h11.RemoteProtocolError:
-                break  # it was closed before the body's end
+                break  # the server closed before the end of the body
             if event is h11.NEED_DATA:
                 parser.receive_data(await self.reader.read(65_536))
             elif isinstance(event, h11.Response):

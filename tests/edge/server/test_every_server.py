@@ -87,7 +87,7 @@ CASES = [
     Case("responses, after", f"GET /v1/responses/resp_{ID}?stream=true&starting_after=9", ()),
     Case("the AI SDK's chat", "POST /api/chat", (KEY,), UI % b', "model": "demo"'),
     Case("the AI SDK's chat, frames", "POST /api/chat", (FRAMES, KEY), UI % b', "model": "demo"'),
-    # No streams, and what is refused before there is one.
+    # No streams, and requests that are refused before a stream begins.
     Case("start, by a frame of another", "POST /v1/generate", (FRAMES, IN_FRAMES), NO_OPEN, False),
     Case("start, by a caller", "POST /v1/generate", (FRAMES, IN_FRAMES), OF_A_CALLER, False),
     Case("start, by no frame", "POST /v1/generate", (FRAMES, IN_FRAMES), b"\xff\xff", False),

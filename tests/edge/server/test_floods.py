@@ -31,7 +31,7 @@ from tests.edge.server.test_websocket import Peer
 pytestmark = pytest.mark.anyio
 
 FLOOD_BYTES = 1 << 20
-ONE_READ_BYTES = 256 << 10  # of uvloop
+ONE_READ_BYTES = 256 << 10  # uvloop's read size
 REFUSED = floods.NO_BODY
 GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 

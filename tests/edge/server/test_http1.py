@@ -203,7 +203,7 @@ async def test_200_connections_that_dawdle_are_gone_after_their_time(hurried: Se
             return await client.rest()
 
     said = await asyncio.gather(*(dawdle(GET[: n % 2 * 9]) for n in range(200)))
-    # Who has not begun gets no answer to what was not asked.
+    # A client that has sent no byte gets no answer.
     assert all(word == b"" for word in said[::2])
     assert all(word.startswith(b"HTTP/1.1 408") for word in said[1::2])
     await hurried.context.connections.none.wait()

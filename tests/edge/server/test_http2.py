@@ -43,7 +43,7 @@ FRAMES = {"Accept": "application/vnd.tailrace.frames"}
 @pytest.fixture
 async def origin() -> AsyncIterator[ScriptedOrigin]:
     origin = ScriptedOrigin(3)
-    origin.patience_ms = 3_600_000  # it says nothing by itself
+    origin.patience_ms = 3_600_000  # an hour: it sends no heartbeats
     async with origin.listening():
         yield origin
 
@@ -179,7 +179,8 @@ async def test_a_reader_that_does_not_read_holds_a_window_and_goes_on_when_it_do
         stalled = peer.ask("GET", "/v1/stream/a")
         await peer.until(lambda: len(peer.bodies.get(stalled, b"")) == 65_535, acknowledge=False)
         beside = peer.ask("GET", "/healthz")
-        peer.h2.increment_flow_control_window(1 << 20)  # of the connection: the stream's is spent
+        # For the connection; the stream's window is spent.
+        peer.h2.increment_flow_control_window(1 << 20)
         await peer.until(lambda: beside in peer.ended, acknowledge=False)
         assert peer.statuses[beside] == "200"
         assert origin.bodies_sent < pieces

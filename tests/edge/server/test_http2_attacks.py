@@ -55,7 +55,8 @@ def data_after_the_answer(pair: Pair) -> None:
     stream.start(405, [])
     stream.end()
     sent = pair.server.take(PLENTY)
-    pair.client.send_data(stream.id, b"more", end_stream=True)  # it has not heard yet
+    # The client does not know of the refusal yet.
+    pair.client.send_data(stream.id, b"more", end_stream=True)
     pair.client.receive_data(sent)
 
 

@@ -53,7 +53,7 @@ async def test_clients_that_read_nothing_cost_little_and_are_cut_off(asks: bytes
                 await asyncio.get_running_loop().sock_connect(client, address)
                 await asyncio.get_running_loop().sock_sendall(client, asks)
             async with asyncio.timeout(PATIENCE_S):
-                # None of them ends by itself: all are cut off.
+                # No connection ends by itself: the edge cuts all of them off.
                 while len(origin.sent) < CLIENTS or served.context.connections.all():
                     most_kib = max(most_kib, resident_kib())
                     await asyncio.sleep(0.05)

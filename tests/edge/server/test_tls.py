@@ -113,4 +113,4 @@ def test_what_is_no_hello_is_left_to_openssl() -> None:
         try:
             offered_protocols(bytes(damaged))
         except NotWhole:
-            assert at in (6, 7, 8)  # of its length
+            assert at in (6, 7, 8)  # in the bytes of its length

@@ -45,7 +45,7 @@ pytestmark = pytest.mark.anyio
 
 WORDS = 2_000
 KEY = "dGhlIHNhbXBsZSBub25jZQ=="
-ACCEPTED = b"s3pPLMBiTxaQ9kYGzzhZRbK+xOo="  # of that key (RFC 6455, 1.3)
+ACCEPTED = b"s3pPLMBiTxaQ9kYGzzhZRbK+xOo="  # the answer to that key (RFC 6455, 1.3)
 HANDSHAKE = {
     "Host": "localhost",
     "Connection": "keep-alive, Upgrade",

@@ -53,7 +53,7 @@ def test_a_trial_that_works_closes_it_and_one_that_fails_opens_it_again() -> Non
     assert made.state is CircuitState.CLOSED
     assert made.allows(21)
     made.failed(22)
-    assert made.allows(22)  # it is counted anew
+    assert made.allows(22)  # failures count from zero again
 
 
 def test_a_trial_without_an_outcome_makes_room_for_another() -> None:

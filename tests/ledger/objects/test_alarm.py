@@ -40,7 +40,7 @@ class Rings:
         world.ring = self.ring
 
     async def ring(self, target: Scripted, retries: int) -> None:
-        assert target.context.storage.get_alarm() is None  # it counts as deleted
+        assert target.context.storage.get_alarm() is None  # a running alarm counts as deleted
         at_ms = self.world.clock.now - START_MS
         self.noted.append((at_ms, retries, target.context.key.name))
         if self.failures > 0:

@@ -170,7 +170,7 @@ async def test_a_failed_initialisation_reaches_its_caller_and_discards_the_insta
     world.scripts["visit"] = visit
     outcomes = await asyncio.gather(world.ask("visit"), world.ask("visit"), return_exceptions=True)
     assert isinstance(outcomes[0], ValueError)
-    assert outcomes[1] == b"loaded"  # it had not begun: it begins on the next instance
+    assert outcomes[1] == b"loaded"  # this event had not begun, so it runs on the next instance
     assert len(world.made) == 2
 
 

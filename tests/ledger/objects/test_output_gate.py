@@ -48,7 +48,7 @@ async def test_a_response_that_tells_of_another_events_write_waits_for_it_too(
     second = held.asking("get")
     await held.store.seen.wait()
     await step()
-    assert not second.done()  # it has read b"1" from the buffer, and nobody may know
+    assert not second.done()  # it has read b"1" from the buffer, which must not become visible yet
     held.store.open.set()
     assert await second == b"1"
     assert await first == b"put"
@@ -67,7 +67,7 @@ async def test_an_exception_leaves_only_when_what_was_written_is_durable(held: W
     held.store.open.set()
     with pytest.raises(Conflict, match="no"):
         await asked
-    assert await held.ask("get") == b"kept"  # as in Durable Objects
+    assert await held.ask("get") == b"kept"  # like Durable Objects
 
 
 async def test_a_call_and_what_is_awaited_outside_begin_when_all_before_is_durable(

@@ -46,7 +46,7 @@ async def test_beyond_its_limit_the_runtime_evicts_who_is_idle_longest_and_nobod
             return b"done"
 
         world.scripts["wait"] = wait
-        await world.ask("get", of=ObjectKey("thing", "busy"))  # it was idle once
+        await world.ask("get", of=ObjectKey("thing", "busy"))  # the object was idle once
         busy = world.asking("wait", of=ObjectKey("thing", "busy"))
         await step()
         for number in range(5):

@@ -174,7 +174,7 @@ async def test_names_and_bounds_that_cannot_be_are_refused(world: World) -> None
 
 async def test_more_than_may_wait_to_be_stored_is_refused_until_it_is(world: World) -> None:
     async def work(storage: ObjectStorage) -> None:
-        storage.put("0", bytes(MAX_VALUE_BYTES))  # what is replaced does not count
+        storage.put("0", bytes(MAX_VALUE_BYTES))  # a replaced value does not count
         for number in range(MAX_PENDING_BYTES // MAX_VALUE_BYTES - 1):
             storage.put(str(number), bytes(MAX_VALUE_BYTES))
         with pytest.raises(Overloaded):

@@ -45,7 +45,7 @@ async def main(dsn: str, owner: str) -> None:
         _, made = await ledger.create(new(stream_id(number), key=str(number)))
         if made:
             epochs[number] = 1
-    while len(epochs) < STREAMS:  # until the leases of who was killed have lapsed
+    while len(epochs) < STREAMS:  # until the leases of killed producers have expired
         for stream in await ledger.unfinished():
             epochs[int.from_bytes(stream, "big")] = await ledger.take_over(stream)
     await asyncio.gather(*(produce(ledger, number, epoch) for number, epoch in epochs.items()))

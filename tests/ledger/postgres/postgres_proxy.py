@@ -68,7 +68,7 @@ class Proxy:
                     if when is Cut.AFTER:
                         silent.set()
                         up_writer.write(data)
-                        await back  # the server has answered, to nobody
+                        await back  # the server has answered, but the client is gone
                     return
                 up_writer.write(data)
                 await up_writer.drain()

@@ -150,7 +150,7 @@ async def test_a_server_that_stays_away_fails_the_ledger_and_says_to_retry(
         assert ledger.tail(A).released == 1
         assert ledger.tail(A).take(0, 10) == [token(0).frame]
         await asyncio.to_thread(server.start)
-        assert await everything(ledger, A) == [token(0)]  # what is stored can still be read
+        assert await everything(ledger, A) == [token(0)]  # stored records can still be read
 
 
 async def test_nobody_loses_its_streams_because_the_server_was_away(

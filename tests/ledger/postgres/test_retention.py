@@ -114,7 +114,7 @@ async def test_frames_beside_a_long_lived_stream_are_removed_row_by_row(
     async with opened(backend) as ledger:
         for stream in (A, B, C):
             await ledger.create(new(stream))
-        await ledger.append(tokens(A, range(5)))  # it never ends
+        await ledger.append(tokens(A, range(5)))  # this stream never ends
         await finish(ledger, B, 3000)
         await finish(ledger, C, 10)
         backend.clock.now += TTL_MS

@@ -248,7 +248,7 @@ async def test_a_primary_that_hangs_is_left_for_the_one_that_took_its_place(
             stored = standby.execute("SELECT next_index FROM tailrace.head")
             assert stored == [(7,)]
             assert await everything(ledger, A) == [token(index) for index in range(7)]
-            # It is there all the time: even if it is asked first, it is not used again.
+            # That server is there all the time: it comes first in the list, and is not used again.
             ledger._server.conninfo = first
             await asyncio.to_thread(
                 standby.execute,

@@ -35,7 +35,7 @@ def on_a_terminal(code: str) -> str:
         child = subprocess.Popen([sys.executable, "-c", code], stderr=theirs)
         os.close(theirs)
         said = bytearray()
-        with suppress(OSError):  # so Linux says that nobody has the other end
+        with suppress(OSError):  # Linux reports a closed other end like this
             while data := terminal.read(65_536):
                 said += data
         child.wait()

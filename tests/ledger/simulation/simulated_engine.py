@@ -55,7 +55,7 @@ class Engine:
         """Check that a refused producer was fenced, or that its stream has gone."""
         error = refusal.error
         if run is None:
-            return  # it was refused before, in the same batch
+            return  # the run was refused before, in the same batch
         if isinstance(error, NotFound):
             self._life.world.gone(run.expected)
             return

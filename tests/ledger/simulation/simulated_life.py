@@ -31,7 +31,7 @@ class Life:
             faults["misread"] = self.random.choice((0.0, 0.0, 0.3))
         self.storage = SimulatedStorage(world.disk, **faults)
         self.over: asyncio.Future[None] = loop.create_future()
-        self.owners = 0  # of the counter, so far
+        self.owners = 0  # number of owners that the counter has had
         self._running = 0
 
     async def begin(self) -> None:

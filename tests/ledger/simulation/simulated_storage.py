@@ -149,7 +149,7 @@ class SimulatedDisk:
         if commit.log:
             for sid, index, record in unpack_batch(commit.log, where="log"):
                 if sid in commit.removed and sid not in self._ids:
-                    continue  # it was removed before it was created
+                    continue  # the stream was removed before it was created
                 frames = self.frames[self._ids[sid]]
                 assert index == len(frames), "the log doubles or skips an index"
                 frames.append(record.frame)

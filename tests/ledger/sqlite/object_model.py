@@ -13,7 +13,7 @@ from tests.ledger.sqlite.model import Model
 class ModelObject:
     """One object of the model."""
 
-    epoch: int | None = None  # of its owner in this process
+    epoch: int | None = None  # the epoch of its owner in this process
     values: dict[str, bytes] = field(default_factory=dict)
     alarm: Alarm | None = None
 

@@ -222,7 +222,7 @@ class StreamMachine(RuleBasedStateMachine):
         self.run(self.ledger.close())
         self.path = left
         self.reopen()
-        # What was put off since the last sweep is not in the file, so it is read again.
+        # Expiries that reads have moved since the last sweep are not in the file, so read again.
         for stream in self.model if looks else sorted(self.slid & self.model.keys()):
             self.look(stream, 0, MOST_RECORDS)
 

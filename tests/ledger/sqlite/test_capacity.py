@@ -130,7 +130,7 @@ async def test_a_disk_that_something_else_fills_costs_no_ended_stream(tmp_path: 
         for _ in range(3):
             assert await ledger.expire() == 0
         new = NewStream(stream_id(101), "{}", Durability.PROCESS, TTL_S)
-        for index in range(3):  # what is opened meanwhile is refused, and ends no other
+        for index in range(3):  # new streams are refused, and end no other stream
             with pytest.raises(LedgerFull, match="bytes left") as error:
                 await ledger.create(new)
             assert str(tmp_path) in str(error.value.hint)
@@ -157,7 +157,7 @@ async def test_where_the_wal_has_no_room_left_either_producers_wait_for_the_disk
         new = NewStream(stream_id(2), "{}", Durability.PROCESS, TTL_S)
         with pytest.raises(LedgerFull):
             await ledger.create(new)
-        assert await ledger.read(running, 0, 9) == [long(0)]  # readers have what is there
+        assert await ledger.read(running, 0, 9) == [long(0)]  # stored records can be read
         assert not waiting.done()
         disk.free_bytes = DISK_BYTES
         assert await waiting == []
@@ -299,7 +299,7 @@ async def test_values_of_objects_count(tmp_path: Path) -> None:
             for stored in range(100):
                 await writer.write(puts={f"link:{stored}": value})
         assert MIB * 0.9 < stored * len(value) < MIB * HARD_SHARE * HARD_SHARE
-        await writer.write(puts={"link:0": value})  # as long as it was
+        await writer.write(puts={"link:0": value})  # the same length as before
         with pytest.raises(LedgerFull, match="objects hold"):
             await writer.put_stream(100, 64_000)
         await store(ledger, 1, sentence(50))

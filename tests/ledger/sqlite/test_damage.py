@@ -124,7 +124,7 @@ async def test_a_flipped_byte_costs_the_stream_it_lies_in_and_no_other(path: Pat
         with pytest.raises(Damaged, match=f"stream {ROTTEN.hex()}: segment at index") as error:
             await ledger.read(ROTTEN, 20, 1)
         assert not error.value.retryable
-        assert await ledger.read(ROTTEN, 0, 2) == whole(ROTTEN)[:2]  # what is whole is read
+        assert await ledger.read(ROTTEN, 0, 2) == whole(ROTTEN)[:2]  # undamaged records can be read
         assert (await ledger.frames(ROTTEN, COUNT - 1, 1)) == [record(ROTTEN, COUNT - 1).frame]
         await require_that_others_go_on(ledger)
 
@@ -451,7 +451,7 @@ async def test_whatever_page_rots_the_unfinished_streams_of_all_others_are_found
             assert found <= made
             lost.append(count - len(found))
     assert len(lost) > 20
-    assert max(lost) <= 20  # a page has so many rows
+    assert max(lost) <= 20  # the number of rows on a page
     assert sum(lost) >= count / 2  # and those on the page are lost indeed
 
 

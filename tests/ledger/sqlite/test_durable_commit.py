@@ -120,7 +120,8 @@ async def test_a_segment_stored_behind_a_commit_is_not_read_before_that_is_durab
         for released, append in enumerate(long):
             appending = asyncio.ensure_future(ledger.append([append]))
             await disk.begun.acquire()
-            assert await ledger._storage.covered(1) == released + 1  # of the only stream
+            # The records of the only stream.
+            assert await ledger._storage.covered(1) == released + 1
             seen = await ledger.frames(A, 0, 10)
             assert seen == [one.record.frame for one in long[:released]]
             assert len(await ledger.read(A, 0, 10)) == released

@@ -88,7 +88,7 @@ async def test_a_ledger_whose_files_have_gone_fails_with_the_next_sweep(
 async def test_a_create_in_a_folder_that_is_gone_says_so_before_the_sweep(tmp_path: Path) -> None:
     ledger = await SqliteLedger.open(tmp_path / "data" / "ledger.db", Clock())
     (tmp_path / "data").rename(tmp_path / "moved")
-    assert ledger.shortage() is None  # it is no shortage of room
+    assert ledger.shortage() is None  # this is not a shortage of space
     with pytest.raises(LedgerFailed, match=r"ledger\.db was moved or deleted"):
         await ledger.create(new(A))
     await ledger.close()

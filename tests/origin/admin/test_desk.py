@@ -134,7 +134,7 @@ async def test_frames_are_told_with_the_times_at_which_they_were_released(house:
     await house.step(slot, run, 3, None)
     ended = await house.ask(f"streams/{A.hex()}/frames?start=3&text=1")
     assert ended["ended"] and ended["frames"][0]["finish_reason"] == "length"
-    assert ended["frames"][0]["at_ms"] == 750  # it is remembered when it has ended
+    assert ended["frames"][0]["at_ms"] == 750  # kept after the end of the stream
 
 
 async def test_times_of_a_stream_that_came_from_elsewhere_begin_where_it_was_taken_over(

@@ -125,7 +125,7 @@ async def test_an_origin_of_one_model_says_that_it_stays_loaded(tmp_path: Path) 
     desk = WarmDesk(recorder, models, None)
     told = await desk.answer("", Query("http://operator/"), "GET", b"")
     assert (told["pool"], told["problem"]) == (False, "ledger.history_days is 0")
-    assert told["models"] == []  # it has not said yet what it serves
+    assert told["models"] == []  # it has not reported its models yet
     models.worker_ready(slot, READY)
     for tier in ("hot", "cold"):
         told = await desk.answer("", Query("http://operator/"), "GET", b"")

@@ -45,7 +45,7 @@ def test_workers_that_keep_digests_at_once_lose_none(tmp_path: Path) -> None:
     files, store = [tmp_path / f"weights{n}" for n in range(8)], tmp_path / "digests.json"
     for file in files:
         file.write_bytes(file.name.encode())
-    workers = [kept_at(store) for _ in files]  # each has read what is kept before any writes
+    workers = [kept_at(store) for _ in files]  # each has read the stored digests before any writes
     for worker, file in zip(workers, files, strict=True):
         worker.of(file)
     threads = [Thread(target=worker.keep) for worker in workers]

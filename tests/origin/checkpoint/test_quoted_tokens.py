@@ -82,7 +82,7 @@ def test_a_token_that_takes_the_spaces_around_it_is_found_all_the_same() -> None
 
 def test_a_tokenizer_that_rewrites_its_text_is_followed_all_the_same() -> None:
     tokenizer = train_tokenizer(300)
-    # As that of Llama 2 does: what stands before a special token grows by a character.
+    # Like Llama 2's normaliser: text before a special token grows by a character.
     spaces = [normalizers.Prepend("_"), normalizers.Replace(" ", "__"), normalizers.NFKC()]
     tokenizer.normalizer = normalizers.Sequence(spaces)
     quoted = QuotedTokens(tokenizer)

@@ -17,7 +17,7 @@ from tailrace.origin.generations.admission import ALL_THERE_IS, admit
 from tailrace.origin.generations.recipe import Recipe
 from tests.origin.tiny_checkpoint import END, END_ID, Shape, train_tokenizer, write_checkpoint
 
-# As Qwen's does it.
+# The form of Qwen's template.
 TEMPLATE = (
     "{% if tools %}<tools>{% for tool in tools %}\n{{ tool | tojson }}{% endfor %}</tools>"
     "{% endif %}"
@@ -84,7 +84,7 @@ def test_a_template_gets_tools_calls_as_objects_and_the_names_of_answers(
         + '<|assistant|><tool_call>{"name": "add", "arguments": {"a": "é"}}</tool_call>'
         + f"{END}<|tool|><tool_response>add=2</tool_response>{END}<|assistant|>"
     )
-    # The one in the description is its letters.
+    # The one in the description is read as plain characters.
     assert ids.count(END_ID) == 3
     assert recipe.tools is not None and recipe.tools.markup == "hermes"
 

@@ -206,7 +206,7 @@ async def test_a_backlog_of_requests_is_handled_in_slices_and_heartbeats_pass_it
     assert there.described()["streams"] == 10
     await asyncio.sleep(0)
     assert there.described()["streams"] == 20
-    there.send(encode(Heartbeat(7, ready=True)))  # as the supervisor does from time to time
+    there.send(encode(Heartbeat(7, ready=True)))  # the supervisor sends one from time to time
     await written.reads.wait()
     assert there.described()["streams"] == 100
     await written.has(202)

@@ -163,7 +163,7 @@ async def test_what_comes_while_a_link_is_closing_goes_by_a_new_one(
         assert await other.ask("POST", "s", b"b") == 204
         ours, key = other.objects._peers, ObjectKey("stream", "s")
         [(address, link)] = ours._links.items()
-        link.close()  # as one does whose answer was not waited for any longer
+        link.close()  # like a peer whose answer came too late
         held = HeldElsewhere("another origin has it")
         held.address = address
         response = await ours.ask(held, key, ObjectRequest("POST", URL + "s", (TEXT,), b"c"))
@@ -203,7 +203,7 @@ def test_an_address_that_failed_once_long_ago_is_waited_for_when_it_fails_again(
     outages = Outages()
     assert outages.failed("other", 0.0) == 0.0
     assert outages.failed("other", 5.0) == 5.0
-    assert outages.failed("other", 1000.0) == 0.0  # nobody has asked it meanwhile
+    assert outages.failed("other", 1000.0) == 0.0  # no request was made in the meantime
     assert outages.failed("other", 1006.0) == 6.0
     outages.over("other")
     assert outages.failed("other", 1007.0) == 0.0
@@ -217,7 +217,7 @@ async def test_an_origin_that_lives_but_cannot_be_reached_loses_its_objects(
         assert await one.ask("PUT", "s", b"a") == 201
         one.fall_silent()
         assert await other.ask("POST", "s", b"b") == 204
-        assert await one.ask("POST", "s", b"c") == 204  # it asks the other one now
+        assert await one.ask("POST", "s", b"c") == 204  # the other origin is asked now
         assert await other.text("s") == b"abc"
 
 

@@ -85,7 +85,7 @@ async def test_a_token_is_bound_to_the_tenant(house: House) -> None:
     forged = service.keys.issue(stream, Right.READ, 10**12, tenant="other")
     with pytest.raises(NotFound):
         await service.resume(Resume(stream, token=forged, caller=OTHER))
-    old = service.keys.issue(stream, Right.READ, 10**12)  # as if the stream were nobody's
+    old = service.keys.issue(stream, Right.READ, 10**12)  # a token without a tenant
     with pytest.raises(NotFound):
         await service.resume(Resume(stream, token=old, caller=NOBODY))
 
@@ -135,7 +135,7 @@ async def test_tokens_are_bounded_by_tenant(house: House) -> None:
     assert (refused.value.code, refused.value.status) == ("too_many_tokens", 429)
     assert refused.value.min_retry_ms is not None and refused.value.min_retry_ms > 10_000
     await service.open(replace(slow, caller=replace(OTHER, tokens_per_s=1)))
-    await house.step(house.slot, run, 0, "a")  # what runs is not stopped
+    await house.step(house.slot, run, 0, "a")  # running streams continue
 
 
 async def test_names_of_streams_are_apart_and_none_leads_to_anothers(house: House) -> None:

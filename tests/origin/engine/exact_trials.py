@@ -54,7 +54,8 @@ class Engines:
         self._late = late
         self._tokenizer = tokenizer
         self._random = random
-        self._clock = Random(1)  # of its own, so that trials do not depend on how engines ask it
+        # Separate, so that trials do not depend on how often engines read the clock.
+        self._clock = Random(1)
         self._now_s = 0.0
 
     def _clock_s(self) -> float:

@@ -21,7 +21,7 @@ class LateDevice:
         self, pieces: Sequence[Piece], rows: Sequence[int], draws: Sequence[Draw]
     ) -> LateLaunch:
         self.ahead += bool(self._waiting)
-        # What the host does to its lists from now on is nothing to a device.
+        # Copies, because the host changes its lists while the device works.
         sent = [replace(piece, ids=[*piece.ids], pages=[*piece.pages]) for piece in pieces]
         launched = LateLaunch(self, sent, [*rows], [*draws])
         self._waiting.append(launched)

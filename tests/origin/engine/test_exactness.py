@@ -15,7 +15,7 @@ from tailrace.origin.models.cpu_model import KV_DTYPES, load
 from tests.origin.engine.exact_trials import Engines, draw_trial, frames_alone, frames_cut
 from tests.origin.tiny_checkpoint import Shape, write_checkpoint
 
-TRIALS = 67  # of each family: 201 in all
+TRIALS = 67  # for each family: 201 in all
 QUANTISED_TRIALS = 20
 NARROW_PAGES = 5
 SHAPES = {

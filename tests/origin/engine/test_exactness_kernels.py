@@ -23,8 +23,8 @@ from tests.origin.engine.exact_trials import (
 )
 from tests.origin.tiny_checkpoint import KERNEL_SHAPES, Shape, write_checkpoint
 
-GPU_TRIALS = 334  # of each case
-INTERPRETED_TRIALS = 1  # of each; one takes most of a minute
+GPU_TRIALS = 334  # for each case
+INTERPRETED_TRIALS = 1  # for each case; one takes most of a minute
 CASES = {
     **{family.value: (KERNEL_SHAPES[family], AS_STORED) for family in Family},
     "quantised": (

@@ -125,7 +125,7 @@ def test_a_run_with_calls_goes_on_exactly_after_any_of_its_frames(
     assert len(calls) > 10
     if logprobs is not None:
         assert isinstance(frames[0], ScoredToken)
-    # What one run emits for one token is stored together or not at all.
+    # A run's emissions for one token are stored together or not at all.
     ends = [at for at in range(1, len(whole)) if whole[at].ids]
     for cut in ends:
         history = History()

@@ -211,7 +211,7 @@ def test_products_that_sum_in_another_order_are_not_used(monkeypatch: pytest.Mon
         return product(x, weight) + (0 if len(x) in (4, TILE_ROWS) else 1e-6)
 
     monkeypatch.setattr("tailrace.origin.models.cpu_linear.F.linear", other_for_few_or_many)
-    # Of one column no order of sums can differ by itself.
+    # With one column there is only one order of summation.
     layer = DenseLinear([(noise(40, 1), None)], Products())
     assert layer.rows == (4, TILE_ROWS)
     x = noise(13, 1, seed=2)

@@ -90,7 +90,7 @@ def test_a_file_with_any_bytes_changed(
     path = written / name
     before = path.read_bytes()
     content = bytearray(before)
-    # Of weights, the header and a little more.
+    # The header of a weights file, and a little more.
     length = min(len(content), 4096)
     for share, inserted in places:
         at = int(share * length)

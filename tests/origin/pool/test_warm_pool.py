@@ -408,7 +408,7 @@ def test_every_step_of_a_model_is_told_with_its_reason_and_what_it_took() -> Non
     (order,) = pool.tick(80.0)
     assert not order.load and "its time is over" in order.reason
     assert pool.gone("a", 80.5) == []
-    assert pool.core.expected_s("a", 81.0) == 4.0  # as measured
+    assert pool.core.expected_s("a", 81.0) == 4.0  # the measured time
     changes = [(one.before, one.tier) for one in pool.kept if isinstance(one, TierChange)]
     assert changes == [
         (Tier.COLD, Tier.HOST),
@@ -457,14 +457,14 @@ def test_one_that_waits_while_two_stay_busy_has_its_turn_when_the_older_of_them_
     drain = pool.kept[-1]
     assert isinstance(drain, PoolDecision) and drain.choice is PoolChoice.DRAIN
     assert (drain.reason, drain.features["waited_s"]) == ("c has waited for its room", 15.0)
-    pool.arrive("a", 4, 19.0, begun=True)  # of a request that it has already
+    pool.arrive("a", 4, 19.0, begun=True)  # one of the requests that it has already
     pool.arrive("a", 5, 19.0)
     assert pool.end("a", 1, 20.0) == []
     assert [(one.model, one.load) for one in pool.end("a", 4, 21.0)] == [("a", False)]
     assert [(one.model, one.load) for one in pool.gone("a", 22.0)] == [("c", True)]
     assert pool.state("a") is ModelState.QUEUED
     pool.loaded("c", 23.0)
-    # Who waits for a in its turn has b drain, which has been ready for longer than c.
+    # The request for `a` makes `b` drain, which has been ready for longer than `c`.
     pool.tick(37.0)
     assert pool.state("b") is ModelState.DRAINING and pool.of("c").is_ready
 
@@ -491,7 +491,7 @@ def test_a_request_that_has_waited_for_a_turn_takes_the_memory_of_a_scheduled_mo
     assert pool.arrive("b", 1, 2.0) == [] and pool.core.wake_at() == 2.0 + TURN_S
     assert [(one.model, one.load) for one in pool.tick(17.0)] == [("a", False)]
     assert [(one.model, one.load) for one in pool.gone("a", 18.0)] == [("b", True)]
-    assert pool.state("a") is ModelState.QUEUED  # it comes back behind who is requested
+    assert pool.state("a") is ModelState.QUEUED  # it waits behind the requested models
     pool.loaded("b", 19.0)
     assert [(one.model, one.load) for one in pool.end("b", 1, 20.0)] == [("b", False)]
     assert [(one.model, one.load) for one in pool.gone("b", 21.0)] == [("a", True)]
@@ -507,7 +507,7 @@ def test_small_models_do_not_take_what_becomes_free_from_a_large_one_for_ever() 
     pool.arrive("a", 2, 2.0)
     pool.tick(30.0)  # both have had their turn
     assert [one.model for one in pool.end("b", 0, 31.0)] == ["b"]
-    pool.arrive("b", 3, 32.0)  # it would fit where it was
+    pool.arrive("b", 3, 32.0)  # the memory that b leaves would do
     assert pool.gone("b", 33.0) == []
     assert [one.model for one in pool.end("c", 1, 34.0)] == ["c"]
     assert [(one.model, one.load) for one in pool.gone("c", 35.0)] == [("a", True)]
@@ -547,7 +547,7 @@ def test_a_hint_is_followed_until_it_was_wrong_too_often() -> None:
     assert declined.features == pytest.approx(
         {"share": 1 / 3, "saved_gpu_s": 20.0, "spent_gpu_s": 30.0}
     )
-    # What is asked for behind a hint makes up for it; an operator's word needs no proof.
+    # A request after a hint restores its credit; an operator's order needs none.
     pool.arrive("a", 1, 1020.0)
     pool.loaded("a", 1030.0)
     for order in pool.end("a", 1, 1031.0):

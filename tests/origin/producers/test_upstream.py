@@ -368,7 +368,7 @@ async def test_some_text_between_losses_does_not_make_them_first_ones() -> None:
 
 async def test_nobody_there_is_a_loss() -> None:
     async with serving(WHOLE) as server:
-        pass  # closed again, so that nobody listens at its address
+        pass  # closed again, so that its address refuses connections
     made = await asked_of(server, request())
     assert made[-1].message == "the upstream server cannot be reached"
 

@@ -96,7 +96,7 @@ class Pool(RuleBasedStateMachine):
         self.pool = PagePool(pages)
         self.holders: list[list[int]] = []
         self.published: dict[bytes, int] = {}
-        self.idle: list[int] = []  # published pages that nobody holds, longest let go first
+        self.idle: list[int] = []  # published pages without a holder, longest released first
 
     @property
     def held(self) -> Counter[int]:

@@ -100,11 +100,11 @@ async def test_operators_prewarm_and_pin_and_edges_hint() -> None:
     played.live.prewarm("a")
     played.player.advance(LOAD_S)
     await played.live.pin("a", pinned=True)
-    played.live.hint(Hint.MODELS, "")  # of any: there is room for one more
+    played.live.hint(Hint.MODELS, "")  # for any model: there is room for one more
     played.player.advance(2 * LOAD_S)
     ready = [name for name in NAMES if played.state(name) is ModelState.READY]
     assert ready == ["a", "b"]
-    played.live.hint(Hint.RECONNECT, "gone")  # of a stream whose model is served no more
+    played.live.hint(Hint.RECONNECT, "gone")  # a stream of a model that is no longer served
     played.player.advance(1000.0)
     assert played.state("a") is ModelState.READY
     assert played.state("b") is ModelState.AWAY

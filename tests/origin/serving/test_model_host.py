@@ -136,7 +136,7 @@ async def test_who_asks_for_a_cold_model_waits_until_another_has_left(tmp_path: 
     one, two = troupe.models
     troupe.start()
     troupe.load(one)
-    two.ready = READY  # it was loaded before
+    two.ready = READY  # the worker was loaded before
     troupe.arrive("one", A)
     async with asyncio.TaskGroup() as tasks:
         troupe.arrive("two", B)
@@ -183,7 +183,7 @@ async def test_edges_do_not_take_a_model_that_drains_for_warm(tmp_path: Path) ->
     troupe.now_s += TURN_S
     troupe.tick()
     assert [tier.tier for tier in troupe.host.tiers()] == ["host", "cold"]
-    assert troupe.wanted() == ["one"]  # whose stream runs
+    assert troupe.wanted() == ["one"]  # its stream is running
     troupe.end("one", A)
     troupe.leave(one)
     assert troupe.wanted() == ["two"]
@@ -197,7 +197,7 @@ async def test_a_first_load_is_waited_for_however_long_its_guess_and_its_reader_
     async with asyncio.TaskGroup() as tasks:
         waiting = tasks.create_task(held(troupe.runs, one))
         await asyncio.sleep(0)
-        # What does not hang on its worker is opened meanwhile.
+        # Requests that do not need the worker's answer are opened in the meantime.
         told = await troupe.host.until_open(one, A)
         assert told == "'one' is being loaded, for the first time: how long that takes is not known"
         troupe.load(one)  # which was ordered
@@ -223,7 +223,7 @@ async def test_a_load_that_takes_longer_than_one_waits_is_refused_at_once(tmp_pa
         async with troupe.runs.opening(one, A):
             pass
     assert (refused.value.code, refused.value.min_retry_ms or 0) >= ("loading", 3000)
-    assert troupe.core.of("one").state is ModelState.LOADING  # who asks again finds it
+    assert troupe.core.of("one").state is ModelState.LOADING  # a repeated request finds it loading
     assert troupe.core.of("one").requests == {}
 
 
@@ -365,7 +365,7 @@ async def test_a_model_that_loads_and_cannot_start_a_worker_leaves_its_room_to_w
     one, _ = troupe.models
     troupe.arrive("one", A)
     troupe.fail(one)
-    assert troupe.core.of("one").state is ModelState.LOADING  # nobody else needs the room
+    assert troupe.core.of("one").state is ModelState.LOADING  # no other model needs the memory
     troupe.arrive("two", B)
     assert troupe.wanted() == ["two"]
 

@@ -87,7 +87,7 @@ def test_a_fork_of_bytes_holds_what_lies_before_its_place(
     sub_offset = data.draw(st.integers(0, room))
     place = cut(frames, ForkOrder("s", Offset(index), sub_offset))
     assert held(frames, place) == b"".join(messages)[: sum(sizes[:index]) + sub_offset]
-    # What it inherits ends with a message, so that none runs on into what is appended.
+    # The inherited part ends with a whole message, so that an append cannot extend one.
     assert place.end == 0 or piece(frames[place.end - 1]).last or place.head
     assert len(place.head) <= CHUNK_BYTES
     with pytest.raises(CallerError):

@@ -76,7 +76,7 @@ class Receiver:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-        except asyncio.IncompleteReadError:  # it connected and left
+        except asyncio.IncompleteReadError:  # the client connected and left
             writer.close()
             return
         fields = (line.partition(": ") for line in head[1:] if line)

@@ -206,7 +206,7 @@ async def test_what_was_there_before_wakes_nobody(
         "named": ("explicit", await world.tail("named")),
         "absent": ("explicit", ZERO),
     }
-    await world.put("absent", b"[]")  # it is there now, and nothing is in it
+    await world.put("absent", b"[]")  # the stream exists now, and is empty
     await world.append("named")
     post = await receiver.post()
     pending = [stream["path"] for stream in post.json["streams"] if stream["has_pending"]]
@@ -256,7 +256,7 @@ async def test_a_webhook_may_call_back_before_it_answers(
     post = await receiver.post()
     assert (await call_back(world, post))[0] == 200
     await world.append("events/x")
-    receiver.status = 500  # what it answers now is about a wake that is over
+    receiver.status = 500  # its answers now concern a wake that is over
     receiver.open.set()
     again = await receiver.post(2)
     assert again.json["generation"] == 2
@@ -509,7 +509,7 @@ async def test_what_a_worker_reads_ahead_it_may_acknowledge(world: SubscriptionW
     await world.subscribe("p", **PULL)
     await world.put("events/x", b'{"n":1}')
     claim = await claimed(world)
-    world.deaf = True  # as when the stream lives on another origin
+    world.deaf = True  # the stream is on another origin
     await world.append("events/x")
     acks = [{"stream": "events/x", "offset": await world.tail("events/x")}]
     said = holder(claim, acks=acks, done=True)
@@ -556,7 +556,7 @@ async def test_a_wake_that_was_not_told_is_told_after_a_crash(
     async with subscriptions_at(tmp_path / "one", rings=False) as world:
         await world.subscribe("a", **hook(receiver))
         await world.put("events/x", b'{"n":1}')
-        await world.get("a")  # it has heard of it; nobody rings
+        await world.get("a")  # the subscription has heard of it, but sends no wake
         crashed(tmp_path / "one", tmp_path / "two")
     assert receiver.posts == []
     async with subscriptions_at(tmp_path / "two") as world:
@@ -589,7 +589,7 @@ async def test_what_was_missed_is_found_when_the_next_origin_starts(
         await world.put("events/old", b'{"n":1}')
         await world.put("events/gone", b'{"n":1}')
         await world.subscribe("a", **hook(receiver))
-        world.deaf = True  # it dies between the writes and the telling
+        world.deaf = True  # the process dies between the write and the notification
         await world.append("events/old")
         await world.put("events/new", b'{"n":1}')
         await world.delete_stream("events/gone")

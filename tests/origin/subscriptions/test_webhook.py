@@ -275,7 +275,7 @@ async def test_whatever_goes_wrong_on_the_way_is_a_reason(receiver: Receiver) ->
 async def test_the_certificate_has_to_be_that_of_the_name_not_of_the_address(
     tmp_path: Path,
 ) -> None:
-    files = development_certificate(tmp_path, datetime.now(UTC))  # of localhost and 127.0.0.1
+    files = development_certificate(tmp_path, datetime.now(UTC))  # for localhost and 127.0.0.1
     served = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     served.load_cert_chain(files.certificate, files.key)
     trusting = ssl.create_default_context(cafile=files.certificate)

@@ -102,7 +102,7 @@ async def test_workers_are_our_own_children_and_hold_nothing_of_each_other(tmp_p
         assert await one.wait() == -signal.SIGTERM
         with pytest.raises(ProcessLookupError):
             one.kill()
-        await gone(first["stray"])  # what it had started has ended with it
+        await gone(first["stray"])  # processes that it had started have ended with it
         os.kill(second["stray"], 0)
         other.kill()
         assert await other.wait() == -signal.SIGKILL
@@ -132,7 +132,7 @@ async def test_workers_outlive_their_launcher_and_another_one_takes_its_place(
         os.kill(it.launcher.pid, signal.SIGKILL)
         said = asyncio.create_task(it.said.get())
         while not said.done():
-            # Who asked the one that was killed gets no worker, or one that ends without an order.
+            # A request to the killed fork server gets no worker, or one that ends without an order.
             if (another := await it.launcher.fork(str(it.path), "")) is not None:
                 ended = asyncio.create_task(another.wait())
                 await asyncio.wait((said, ended), return_when=asyncio.FIRST_COMPLETED)

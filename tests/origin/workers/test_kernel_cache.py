@@ -86,7 +86,7 @@ def test_what_was_compiled_is_there_at_the_next_start_and_damage_is_compiled_aga
     assert cache.restore() == 1 and not damaged.exists()
     assert compile_into(script, cache, 32, 64) == 1
     assert damaged.read_bytes() == whole
-    # It was compiled and its origin killed before it was kept: not known to be whole.
+    # Its origin was killed before it was kept, so it is not known to be whole.
     assert cache.restore() == 1
     assert compile_into(script, cache, 32, 64) == 1 and cache.keep() == 1
     (cache.folder / MANIFEST).write_text("{")

@@ -246,7 +246,7 @@ async def test_a_producer_is_pulled_no_faster_than_it_is_read(tmp_path: Path) ->
         it.send(Halt(), run=1)
         # Nothing was read while it ran; the halt has it stop where the buffers were full.
         made = await it.frames(1)
-        buffers = 4 << 20  # of the socket, the transport and the reader here
+        buffers = 4 << 20  # buffers of the socket, the transport and the reader
         assert len(made) < 3 * OUTBOX_FRAMES + buffers // 50_000
 
 
@@ -329,7 +329,7 @@ async def test_a_supervisor_of_another_schema_is_refused(tmp_path: Path) -> None
 async def test_a_supervisor_that_goes_while_nothing_is_ready_ends_the_worker(
     tmp_path: Path,
 ) -> None:
-    # Port 9 of this host is nobody's: the worker waits for an upstream server.
+    # Nothing listens on port 9 of this host: the worker waits for an upstream server.
     async with worker(tmp_path, OriginConfig(upstream="http://127.0.0.1:9/v1")) as it:
         it.send(HELLO)
         while not isinstance(await it._next(), LoadProgress):

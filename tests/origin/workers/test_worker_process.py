@@ -102,7 +102,7 @@ async def owned(
     finally:
         keeping.cancel()
         await asyncio.wait((keeping,))
-    assert keeping.cancelled()  # it was still being kept
+    assert keeping.cancelled()  # the cache was still being written
 
 
 async def killed_with_unread_orders() -> None:
@@ -247,7 +247,7 @@ async def test_a_worker_that_holds_its_loop_up_ends_itself_with_a_traceback(
     async with owned("blocking", patience=Patience(silence_s=3)) as it:
         await it.readies.get()
         it.ask(1, "x")
-        assert await it.losses.get() == "exit status 1"  # of the watchdog
+        assert await it.losses.get() == "exit status 1"  # the watchdog's status
     assert "in produce" in capfd.readouterr().err
 
 
@@ -288,7 +288,7 @@ async def test_the_producer_and_the_filter_of_the_docs_run_in_the_current_folder
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written_from_the_docs(tmp_path)
-    for name in ("origin", "json", "pydantic"):  # these take nobody's place
+    for name in ("origin", "json", "pydantic"):  # must not hide these modules
         (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the wrong place')\n")
     monkeypatch.chdir(tmp_path)
     async with owned("speech:Speech", filter_place="my_filter:NoFoxes") as it:

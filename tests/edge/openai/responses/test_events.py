@@ -190,7 +190,7 @@ def test_an_error_that_is_not_of_the_log_takes_no_number() -> None:
         "message": "the origin is gone",
         "param": None,
     }
-    # Who has been told nothing yet goes on where it was.
+    # A client that has got no event yet keeps its position.
     assert parsed(body_of(opened(), error, after=7))[-1]["sequence_number"] == 7
 
 
