@@ -181,10 +181,12 @@ def _retry_after_ms(header: str | None) -> int | None:
 
 
 class Position:
-    """`next_index` is the index due next; `ended` is set when there is no more to come.
+    """The position of a reader in a stream, over as many connections as it takes.
 
-    `fault` is what ended the connection's bytes for good: the error that a StreamError
-    tells of, or a retryable one for bytes that are no frames or that leave out an index.
+    - `next_index`: the index of the next frame
+    - `ended`: True once nothing more will come
+    - `fault`: the error that ended this connection: that of a StreamError, or a retryable one if
+      the bytes were malformed or left out an index
     """
 
     def __init__(self, after: int | None = None) -> None:
@@ -302,13 +304,17 @@ class Stream:
     async def cancel(self) -> Status:
         """End the stream for all its readers."""
         if self.id is None:
-            raise CallerError("the stream has not begun", hint="read its first frame before")
+            raise CallerError(
+                "the stream has not begun", hint="read its first frame before calling this"
+            )
         return await self._edges.cancel(self.id, self.token)
 
     async def steer(self, text: str) -> Status:
-        """Have the stream go on with `text`, for all its readers."""
+        """Add `text` to the stream, which continues from there, for all its readers."""
         if self.id is None:
-            raise CallerError("the stream has not begun", hint="read its first frame before")
+            raise CallerError(
+                "the stream has not begun", hint="read its first frame before calling this"
+            )
         return await self._edges.steer(self.id, text, self.token)
 
     def cut(self) -> None:

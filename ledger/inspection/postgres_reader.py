@@ -181,7 +181,7 @@ class PostgresReader:
         connection = self._connection
         try:
             if connection.info.transaction_status == TransactionStatus.IDLE:
-                # The first statement, because the moment is that of the one after it.
+                # Locked first: the snapshot is taken by the statement after it.
                 await connection.execute("LOCK TABLE frame IN ACCESS SHARE MODE")
                 await connection.execute("SAVEPOINT moment")
             cursor = await connection.execute(sql.encode(), values, binary=True)

@@ -201,7 +201,7 @@ class Recovery:
         self._residents = residents
         self._tails: dict[int, Tail | None] = {}  # None: removed, or its row is damaged
         self._reach = 0  # maximum records of a row with a damaged head
-        self._shown: set[int] = set()  # sids in rows after the last such row
+        self._shown: set[int] = set()  # sids seen in rows after that one
         self._holes: dict[int, Tail] = {}
         self.damaged = False
         self.rows: list[int] = []

@@ -209,7 +209,7 @@ class Checkpointer:
                     event = Event.NEARLY_MOVED
                     break
         except apsw.BusyError:
-            pass  # a reader holds on to an old page
+            pass  # a reader still uses an old page
         except apsw.FullError:
             pass  # all of it is still in the WAL, and is moved when the disk has room again
         except LedgerFailed:
