@@ -25,7 +25,7 @@ def needs(what: str, hint: str) -> None:
 
 
 def installed(folder: Path) -> Path:
-    """Where the commands of the packages in the folder's package.json are, installed if need be.
+    """Return the commands of the packages in the folder's package.json, installed if need be.
 
     Two processes of tests may ask at the same time: one installs, the other waits for it.
     """

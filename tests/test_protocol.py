@@ -28,7 +28,7 @@ def blocks(language: str) -> list[tuple[bytes, str]]:
 
 
 def rows(columns: int) -> Iterator[list[str]]:
-    """Yield the cells of every table row of so many columns."""
+    """Yield the cells of every table row with `columns` columns."""
     for line in TEXT.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if line.startswith("|") and len(cells) == columns:

@@ -88,7 +88,7 @@ VIEWS = (SSE, FRAMES, WS)
 PARTS = ("frames", "storm", "idle", "stalled", "floods", "http3", "links")
 IDLE, STALLED, STORM = 2000, 500, 1000
 NEIGHBOUR_S = 6.0
-"""How long those are looked at who read beside readers that stall."""
+"""Duration for which readers beside stalled ones are measured, in seconds."""
 FLOOD_S = 3.0
 """Duration of each flood. Its clients connect again whenever the edge has hung up on them."""
 MOST_SETTLE_S, IDLE_CPU_S = 60, 0.05
@@ -182,7 +182,7 @@ async def relaying_worker(folder: Path, upstream: int) -> AsyncIterator[tuple[in
 
 
 class Bench:
-    """The servers, and what was found of them."""
+    """The servers, and the figures measured on them."""
 
     def __init__(
         self,
@@ -299,7 +299,7 @@ class Bench:
                 each.close()
 
     async def floods(self) -> None:
-        """How long frames of others wait while four connections flood the edge."""
+        """Measure the latency of other readers' frames while four connections flood the edge."""
         pid, port = self.servers["edge"]
         readers = await self.connect("edge", SSE, PACED, CONNECTIONS[0])
         await asyncio.sleep(SETTLE_S)
@@ -326,7 +326,7 @@ class Bench:
             reader.close()
 
     async def _settled(self) -> None:
-        """Wait until the edge has done what it was asked: on a busy machine that takes a while."""
+        """Wait until the edge has handled its requests, which takes a while on a busy machine."""
         pid = self.servers["edge"][0]
         await asyncio.sleep(5 * SETTLE_S)
         for _ in range(MOST_SETTLE_S):
@@ -438,7 +438,7 @@ def report(found: dict[str, list[float]]) -> dict[str, Any]:
         return round(medians[ours] / medians[theirs], 2) if known else None
 
     def over_workerd(name: str) -> float | None:
-        """How many frames the edge relays in the processor time that workerd takes for one."""
+        """Return the number of frames that the edge relays in workerd's time for one."""
         ours, theirs = (medians.get(f"{server}_sse_{name}_us") for server in ("edge", "workerd"))
         return None if ours is None or theirs is None else round(theirs / ours, 2)
 

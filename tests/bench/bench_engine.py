@@ -52,7 +52,7 @@ SEED = 20
 
 @dataclass(slots=True)
 class Timed:
-    """When each stream got its frames, in seconds after all were asked for."""
+    """Times at which each stream got its frames, in seconds after all were requested."""
 
     frames: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     tokens: int = 0

@@ -42,7 +42,7 @@ TINY_LLAMA = DecoderShape("tiny-llama", Family.LLAMA, 64, 96, 2, 4, 2, 32, 96, 5
 
 
 class Bench:
-    """Runs the parts that are asked for, prints each figure, and keeps all of them."""
+    """Runs the requested parts, prints each figure, and keeps all of them."""
 
     def __init__(self, timer: Timer, place: Place) -> None:
         self._timer = timer
@@ -203,7 +203,7 @@ def step_bytes(shape: DecoderShape, rows: int, length: int, int8_head: bool) -> 
 
 
 def _shallow(shape: DecoderShape) -> DecoderShape:
-    """Two layers are enough for parity."""
+    """Return the shape with two layers, which are enough for parity."""
     fields = {name: getattr(shape, name) for name in shape.__slots__}
     return DecoderShape(**{**fields, "layers": 2})
 

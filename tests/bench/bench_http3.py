@@ -71,7 +71,7 @@ async def connected(port: int, cafile: str, count: int) -> list[Load]:
 
 
 async def paced(pid: int, port: int, cafile: str, seconds: float) -> float:
-    """Processor time per frame of 64 streams whose frames come apart."""
+    """Measure processor time per frame of 64 streams whose frames come apart."""
     loads = await connected(port, cafile, CONNECTIONS)
     for n, load in enumerate(loads):
         load.ask(path(PACED, n))

@@ -1,4 +1,4 @@
-"""Kill a process that appends, again and again, and look for what it was acknowledged.
+"""Kill a process that appends, again and again, and look for its acknowledged appends.
 
     python tests/bench/bench_kill.py [--kills 2000] [--seed 1] [--folder DIRECTORY]
 

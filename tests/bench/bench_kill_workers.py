@@ -1,4 +1,4 @@
-"""Kill and stop workers under a load of streams, and hold what readers got against what is right.
+"""Kill and stop workers under a load of streams, and compare the readers' text with the right one.
 
     python tests/bench/bench_kill_workers.py [--kills 200] [--hangs 50] [--streams 32] [--seed 1]
 
@@ -164,7 +164,7 @@ async def faults(
 
 
 def restores_s(histories: Sequence[Sequence[int]]) -> list[float]:
-    """Return what a worker that does nothing else takes to load, and to go on with such streams."""
+    """Return the seconds that a load and the continuation of such streams take alone."""
     done = subprocess.run(
         [sys.executable, "-P", str(ROOT / "tests" / "bench" / "restore_floor.py")],
         input=json.dumps(histories),

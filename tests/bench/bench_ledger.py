@@ -101,7 +101,7 @@ def contenders() -> list[Contender]:
 
 
 class Bench:
-    """Contenders that were started, and what was measured of each."""
+    """Contenders that were started, and their results."""
 
     def __init__(self, chosen: Sequence[Contender], report: Report, console: Console) -> None:
         self.chosen = chosen
@@ -112,7 +112,7 @@ class Bench:
 
     @property
     def able(self) -> list[Contender]:
-        """Those that have not failed, in an order drawn anew."""
+        """Return the contenders that have not failed, in random order."""
         able = [one for one in self.chosen if not self._result(one).failure]
         self._random.shuffle(able)
         return able
@@ -137,7 +137,7 @@ class Bench:
                 each.callback(contender.stop)
 
     def append(self, rounds: int) -> None:
-        """All rounds of both widths; the streams of the last are kept for `replay`."""
+        """Run all rounds of both widths; the streams of the last round are kept for `replay`."""
         for number in range(rounds):
             for streams in (1, STREAMS):
                 batch = self._batch(streams, STEPS)
@@ -235,7 +235,7 @@ def place(parent: Path) -> Iterator[Path]:
 
 
 def chosen(only: str) -> list[Contender]:
-    """Those whose name and mode hold one of the comma-separated words; all if there are none."""
+    """Return the contenders whose name or mode contains one of the words; all without words."""
     words = [word.strip().lower() for word in only.split(",") if word.strip()]
     found = []
     for contender in contenders():

@@ -34,7 +34,7 @@ AT_A_TIME = 64
 COLD_AFTER_S = 60.0
 RETENTION = RetentionSettings(cold_after_s=COLD_AFTER_S)
 SWEEPS = 8
-"""More than packing needs: it stops by itself when nothing is left to do."""
+"""Number of sweeps, more than packing needs; packing stops when nothing is left."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,13 +43,13 @@ GROUP = 64
 CREDIT = 256
 PROMPT_IDS = 16
 SWEEPS = 4
-"""Calls of `expire`, which also forgets what nobody has used since the call before."""
+"""Calls of `expire`, which also evicts what was not used since the previous call."""
 TURNS = 1_000
 """Turns of the event loop after each, in which tails become segments, some per commit."""
 
 
 class Nowhere:
-    """An outlet that drops what it is sent."""
+    """An outlet that drops everything."""
 
     congested = False
 

@@ -257,7 +257,7 @@ class OurLedger(Ours, Replayer):
 
 
 class OurLedgerOfTasks(OurLedger):
-    """The same work by a task per stream, none of which waits for its neighbours."""
+    """The ledger with a task per stream, none of which waits for the others."""
 
     def __init__(self, mode: Mode) -> None:
         super().__init__(mode, "ledger, a task per stream")
@@ -281,7 +281,7 @@ class OurLedgerOfTasks(OurLedger):
 
 
 class Reader:
-    """One subscriber that takes what is released whenever it is woken, as a feed does."""
+    """A subscriber that takes the released records whenever it is woken, like a feed."""
 
     def __init__(self, ledger: SqliteLedger, stream: bytes) -> None:
         self._ledger = ledger

@@ -98,7 +98,7 @@ class Report:
         )
 
     def ratio_of_medians(self, key: Key, peer: Key) -> float | None:
-        """How many times as quick a step is by its p50, in which pauses of the machine are not."""
+        """Return how many times as fast a step is by its p50, without the machine's pauses."""
         found = [
             percentile(theirs.waits, 0.5) / percentile(mine.waits, 0.5)
             for mine, theirs in zip(self._wide(key), self._wide(peer), strict=False)
@@ -325,7 +325,7 @@ def _shown(value: float | None, digits: int) -> str:
 
 
 def _rounded(value: float | None) -> float | None:
-    """Three digits or more: what is beyond them is noise."""
+    """Round to three significant digits or more; further ones are noise."""
     if value is None:
         return None
     return round(value) if abs(value) >= 100 else round(value, 3)

@@ -1,4 +1,4 @@
-"""The work that every contender does, and what is kept of it.
+"""The work of every contender, and the samples of it.
 
 Closed loop: a step is one frame for each stream, submitted together; the next step
 begins when all of it is acknowledged. So what a step takes is what its last append waits.
@@ -44,7 +44,7 @@ class Batch:
 
 
 class Sample(NamedTuple):
-    """One batch as it was measured: seconds in all, and of each wait for acknowledgement."""
+    """A measured batch: seconds in all, and for each wait for an acknowledgement."""
 
     appends: int
     seconds: float
@@ -63,7 +63,7 @@ class Missing(Exception):
 
 
 class Contender(ABC):
-    """One way to keep frames. `start` first, `stop` last whatever happened in between."""
+    """A way to store frames. Call `start` first, and `stop` last, even after an error."""
 
     name: str
     mode: Mode
@@ -86,7 +86,7 @@ class Contender(ABC):
 
 
 class Replayer(Contender):
-    """One that gives the frames back, too."""
+    """A contender that can also read the frames."""
 
     reads = True
     """True if it shall; another of the same kind may do it for both."""
@@ -123,7 +123,7 @@ def timed_steps(steps: Sequence[Callable[[], None]], appends: int) -> Sample:
 
 
 def check_replay(frames: Sequence[bytes], count: int) -> None:
-    """Outside of what is timed: the frames are those that were appended."""
+    """Check that the frames are the appended ones, outside of the measured time."""
     if list(frames) != [frame(index) for index in range(count)]:
         raise ValueError(f"replay gave {len(frames)} frames, or others than the {count} appended")
 

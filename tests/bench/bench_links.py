@@ -1,4 +1,4 @@
-"""How long readers wait who share one link, when it is cut and when its origin is killed.
+"""Measure how long readers of one link wait when it is cut and when its origin is killed.
 
     python tests/bench/bench_links.py [--readers 50000] [--streams 1]
 
@@ -68,7 +68,7 @@ BINARY, PING, PONG = 0x82, 0x89, 0x8A
 
 
 class Socket(asyncio.Protocol):
-    """One WebSocket with many readers; `frames` counts what each has, by corr."""
+    """A WebSocket with many readers; `frames` counts the frames of each, by channel."""
 
     def __init__(self, opens: list[Open], reads: list[bytes]) -> None:
         self.frames: dict[int, int] = dict.fromkeys(range(1, len(reads) + 1), 0)
@@ -161,7 +161,7 @@ class Bench:
         return made
 
     async def until(self, what: str, sockets: list[Socket], frames: int) -> None:
-        """Wait until every reader has so many frames."""
+        """Wait until every reader has `frames` frames."""
         waiting = list(sockets)
         try:
             async with asyncio.timeout(MOST_S):

@@ -73,7 +73,7 @@ async def served(tree: Path, folder: Path, steps_per_s: int | None) -> AsyncIter
 
 
 async def begun(port: int) -> list[bytes]:
-    """Ids of new streams, whose readers have left again."""
+    """Return the ids of new streams, whose readers have left again."""
     ids = []
     headers = {"Accept": "application/vnd.tailrace.frames"}
     async with httpx.AsyncClient(timeout=60, base_url=f"http://127.0.0.1:{port}") as client:

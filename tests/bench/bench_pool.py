@@ -1,4 +1,4 @@
-"""A recorded day through the real pool under each policy, and what the simulator said of it.
+"""Run a recorded day through the real pool under each policy, and compare with the simulator.
 
     python tests/bench/bench_pool.py [--day-s 60] [--policy NAME …] [--seed 1]
 
@@ -109,7 +109,7 @@ class PlayedDay:
 
     @property
     def off(self) -> float:
-        """By what share the simulator was wrong of what it was told."""
+        """Return the share by which the simulator was wrong about its measured inputs."""
         return abs(self.recorded - self.real) / self.real
 
     @property
@@ -328,7 +328,7 @@ def seen(names: tuple[str, ...], heard: PoolListener) -> ArrivalTrace:
 
 
 class LatePool(ModelPool):
-    """Looks at what is due by itself as late as the real one did."""
+    """A simulated pool whose timer is as late as the real one's was."""
 
     late: Sequence[tuple[float, float]] = ()
 
@@ -338,7 +338,7 @@ class LatePool(ModelPool):
 
 
 def nearest(took: Sequence[tuple[float, float]], at_s: float, otherwise_s: float) -> float:
-    """How long it took next to then: what the machine did besides is the same for both pools."""
+    """Return the duration measured closest in time, under the same load of the machine."""
     return min(took, key=lambda one: abs(one[0] - at_s), default=(at_s, otherwise_s))[1]
 
 

@@ -1,4 +1,4 @@
-"""How long a reader waits when something is cut or killed, through real processes.
+"""Measure how long a reader waits after a cut or a kill, through real processes.
 
     python tests/bench/bench_resume.py [--cuts 40] [--kills 5]
 
@@ -39,7 +39,7 @@ KILL_AT = 40  # tokens
 
 
 class Bench:
-    """One origin, two edges, and a warm connection to each."""
+    """An origin, two edges, and a warm connection to each edge."""
 
     def __init__(self, origin: Origin, edges: tuple[Edge, Edge], client: httpx.AsyncClient) -> None:
         self.origin = origin

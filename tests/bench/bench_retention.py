@@ -67,7 +67,7 @@ WORDS = tuple((__doc__ or "").split())
 
 @dataclass(slots=True)
 class Figures:
-    """How long appends took, of all rounds, and the longest of each."""
+    """Durations of appends in all rounds, and the longest of each round."""
 
     seconds: list[float] = field(default_factory=list)
     longest: list[float] = field(default_factory=list)
@@ -89,7 +89,7 @@ class Figures:
 
 
 class Bench:
-    """One ledger, whose clock stands until it is moved."""
+    """A ledger whose clock stands still until it is moved."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -129,7 +129,7 @@ class Bench:
         await self.ledger.append([Append(stream, 1, n, record) for n, record in enumerate(records)])
 
     async def measure(self, kind: str, clean: Callable[[], Awaitable[object]]) -> None:
-        """One round of one kind of clean-up, between two times as long without."""
+        """Run one round of one kind of clean-up, between two times of the same length without."""
         before, cleaning, after = (
             phases.setdefault(kind, Figures())
             for phases in (self.before, self.cleaning, self.after)

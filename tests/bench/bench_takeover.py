@@ -1,4 +1,4 @@
-"""How long readers wait when an origin is killed that shares its ledger with another.
+"""Measure how long readers wait when one of two origins with a shared ledger is killed.
 
     python tests/bench/bench_takeover.py [--kills 6] [--freeze]
 

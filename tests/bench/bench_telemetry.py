@@ -132,7 +132,7 @@ class Inner:
 
 
 async def inner() -> dict[str, list[float]]:
-    """Return what it adds to a frame in us, by kind of row: the median between its bounds."""
+    """Return what telemetry adds to a frame in us, by kind of row: the median and its bounds."""
     turns, found = [("on", Inner(Counts())), ("off", Inner(None))], dict[str, list[float]]()
     for _ in range(INNER_TURNS):
         for kind, _ in KINDS:

@@ -24,7 +24,7 @@ HEARTBEAT_S = 2.0
 
 
 class Source(Protocol):
-    """One stream to one peer; it ends when it is `over`."""
+    """A stream to one peer; it ends when it is `over`."""
 
     over: bool
     floods: bool
@@ -87,7 +87,7 @@ class LinkEnd(asyncio.Protocol):
 
 
 class HttpEnd(asyncio.Protocol):
-    """One request a connection."""
+    """An HTTP server with one request per connection."""
 
     def __init__(self, begin: HttpSource) -> None:
         self._begin = begin

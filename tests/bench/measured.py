@@ -1,4 +1,4 @@
-"""A process that a bench measures, and how sure the median of what it found is."""
+"""A process under measurement, and confidence bounds of a median."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def loaded() -> Engine:
 
 
 def ordered(prompt: Sequence[int], seed: int, frames: Frames) -> Run:
-    """To go on behind so many frames, or to begin."""
+    """Return the run that continues behind these frames, or begins if there are none."""
     ids = tuple(id_ for some, _ in frames for id_ in some)
     sent = sum(size for _, size in frames)
     sampling = replace(Sampling(**_NEUTRAL), temperature=0.8, seed=seed)

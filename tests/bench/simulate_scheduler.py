@@ -45,7 +45,7 @@ LOADS = ("interactive=4,300,150", "standard=2,600,200", "batch=2,1500,300")
 
 @dataclass(frozen=True)
 class Load:
-    """One class's runs per second, and mean numbers of tokens."""
+    """Runs per second of one class, and their mean numbers of tokens."""
 
     priority: Priority
     rate: float

@@ -87,7 +87,7 @@ def fill(file: Path) -> int:
 
 
 class Reader:
-    """One stream and what its reader has got of it."""
+    """A stream, and what its reader has received."""
 
     def __init__(self) -> None:
         self.stream = ""

@@ -45,11 +45,11 @@ MOST_GROWN = 1.2
 ANSWER_S = 30.0
 """For an answer, or for the edge to hang up."""
 CLIENT_S = 0.5
-"""How long a client that sends something odd waits for an answer, before it leaves."""
+"""Timeout of a client that waits for the answer to an odd request, in seconds."""
 SETTLE_S = 1.0
-"""Time for what has ended to be cleared away before memory is looked at."""
+"""Time for ended connections to be cleared away before memory is measured, in seconds."""
 SLACK_S = 15.0
-"""How much later than its time a slow head may be found to be gone, on a busy machine."""
+"""Tolerance for a late disconnection of a slow head on a busy machine, in seconds."""
 HANDSHAKE = (
     b"GET /v1/ws HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
@@ -58,7 +58,7 @@ GONE = OSError, EOFError, TimeoutError
 
 
 class Clients:
-    """All that is done to one edge; `seen` counts how it went."""
+    """The clients of one edge; `seen` counts their outcomes."""
 
     def __init__(self, port: int) -> None:
         self._port = port

@@ -1,4 +1,4 @@
-"""The load of the soak: what is asked for when, and what each reader saw of it."""
+"""The load of the soak: requests over time, and what each reader saw of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_TOKENS = {Priority.INTERACTIVE: 120, Priority.STANDARD: 250, Priority.BATCH:
 
 @dataclass(slots=True)
 class Seen:
-    """One stream as its reader saw it; times are seconds since the soak began."""
+    """A stream as its reader saw it; times are seconds since the soak began."""
 
     priority: Priority
     asked_s: float
@@ -65,7 +65,7 @@ class Readers:
         return len(self._reading)
 
     def ask(self, priority: Priority, max_tokens: int | None = None) -> asyncio.Task[None]:
-        """One more stream."""
+        """Add a stream."""
         random = self._random
         most = max_tokens or random.randint(MAX_TOKENS[priority] // 4, MAX_TOKENS[priority])
         question = random.choice(QUESTIONS)
@@ -84,7 +84,7 @@ class Readers:
         return task
 
     async def arrive(self, tokens_per_s: float, until_s: float) -> None:
-        """Ask at random times, so that so many tokens a second are asked for on average."""
+        """Make requests at random times, for `tokens_per_s` tokens on average."""
         tokens = {p: MAX_TOKENS[p] * 5 / 8 for p in SHARES}  # mean tokens of a request
         rates = {p: share * tokens_per_s / tokens[p] for p, share in SHARES.items()}
         total = sum(rates.values())

@@ -75,7 +75,7 @@ def request(model: str, seed: int) -> dict[str, Any]:
 
 @dataclass
 class Campaign:
-    """All that happened; `wrong` lists texts and answers that must not be."""
+    """Outcomes of the soak; `wrong` lists texts and answers that must not be."""
 
     edge: Edge
     random: Random

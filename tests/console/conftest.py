@@ -26,7 +26,7 @@ class Scene:
     client: httpx.AsyncClient
 
     async def start(self, waves: int) -> str:
-        """Let a stream run that nobody reads; its id."""
+        """Start a stream without a reader and return its id."""
         wanted = {"model": "teller", "prompt": f"{waves} waves", "max_tokens": 1_000_000}
         events = {"Accept": "text/event-stream"}
         url = f"{self.edge.url}/v1/generate"

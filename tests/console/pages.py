@@ -18,7 +18,7 @@ DESKTOP, PHONE = (1360, 900), (390, 844)
 
 
 class Visit:
-    """One page of a tab, and what went wrong in it."""
+    """A page of a tab, and its errors."""
 
     def __init__(self, page: Page, name: str) -> None:
         self.page = page

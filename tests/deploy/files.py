@@ -19,7 +19,7 @@ KINDS = {"edge": "Deployment", "origin": "StatefulSet"}
 
 
 class Process(NamedTuple):
-    """One process that a file of deploy/ starts; `stop_s` is the time that it has to end."""
+    """A process that a file of deploy/ starts; `stop_s` is the time that it has to end."""
 
     where: str
     command: list[str]

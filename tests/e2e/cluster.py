@@ -81,7 +81,7 @@ def url_of(dsn: str) -> str:
 
 
 class Reader:
-    """Reads one stream from its start; `under_way` when it has so many events."""
+    """A reader of one stream from its start; `under_way` is set once it has enough events."""
 
     def __init__(self, under_way_at: int) -> None:
         self.reading = Reading()

@@ -20,7 +20,7 @@ class House:
 
 
 class HeldHouse(House):
-    """One whose streams go as far as a test lets them."""
+    """An origin with two edges whose streams go only as far as a test lets them."""
 
     origin: HeldOrigin
 

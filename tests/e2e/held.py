@@ -9,7 +9,7 @@ from tests.e2e.sse import Reading
 from tests.origin.held_text import FACTORY, PLACE, Brake
 
 BEHIND = 40
-"""Events that may still come after the one that a test waits for."""
+"""Number of events that may still come after the one that a test waits for."""
 
 
 class HeldOrigin(Origin):

@@ -44,7 +44,7 @@ class Stream:
 
 
 class Multiplex:
-    """One connection; stream number n rides on corr n + 1."""
+    """A connection with many streams; stream n is on channel n + 1."""
 
     def __init__(self, socket: ClientConnection, streams: list[Stream]) -> None:
         self._socket = socket

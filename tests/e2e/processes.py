@@ -41,7 +41,7 @@ def free_port() -> int:
 
 
 class Process:
-    """One `tailrace` command; its JSON log lines are events to wait for."""
+    """A `tailrace` command; its JSON log lines are events to wait for."""
 
     def __init__(self, *command: object) -> None:
         # Like `tailrace up`: the process ends with the test run, however that ends.
@@ -116,7 +116,7 @@ class Process:
         return await self.ended()
 
     async def ended(self) -> int:
-        """Wait until it has ended, by itself or not; returns the exit status."""
+        """Wait until the process has ended, and return its exit status."""
         assert self._process is not None and self._reading is not None
         async with asyncio.timeout(STOP_TIMEOUT_S):
             await self._process.wait()
@@ -126,7 +126,7 @@ class Process:
 
 
 class Origin(Process):
-    """`tailrace origin`; `data` outlives it, so that a second one goes on with it."""
+    """A `tailrace origin`; its folder `data` outlives it, so that a second one can continue."""
 
     def __init__(self, data: Path, port: int | None = None, **flags: object) -> None:
         self.data = data

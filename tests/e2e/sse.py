@@ -16,7 +16,7 @@ TIMEOUT = httpx.Timeout(60.0)
 
 @dataclass
 class Event:
-    """One event: `id` is the index, `name` is `message`, `end` or `error`."""
+    """An event: `id` is the index, `name` is `message`, `end` or `error`."""
 
     id: int
     name: str
@@ -76,7 +76,7 @@ def after_retry(text: str) -> str:
 async def start(
     client: httpx.AsyncClient, url: str, body: dict[str, Any], stop_after: int | None = None
 ) -> Reading:
-    """POST and read until the end, or drop the connection after so many events."""
+    """POST and read to the end, or drop the connection after a number of events."""
     reading = Reading()
     if stop_after == 0:
         async with client.stream("POST", f"{url}/v1/generate", json=body, headers=SSE) as response:

@@ -65,7 +65,7 @@ def received(readers: list[Reader]) -> int:
 
 
 async def progress(readers: list[Reader], seen: int) -> None:
-    """Wait until somebody has more than that, or all have everything."""
+    """Wait until one reader has more than that, or all have everything."""
     while received(readers) <= seen:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
 

@@ -1,4 +1,4 @@
-"""An edge and an origin as they are operated: told to go away, given another certificate."""
+"""Operating an edge and an origin: SIGTERM, SIGHUP, and a new certificate."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ async def test_an_edge_goes_away_in_steps_and_a_second_signal_ends_it_at_once(
 
 
 async def told(socket: ClientConnection, edge: Edge) -> AsyncIterator[Frame]:
-    """Yield all that comes on the stream; the edge is told to go away when it is open."""
+    """Yield the bytes of the stream; the edge gets SIGTERM once it is open."""
     with suppress(ConnectionClosed):
         while True:
             for corr, frame in map(decode, split(await socket.recv(decode=False))):
@@ -151,7 +151,7 @@ async def test_streams_of_an_origin_that_goes_away_end_there_and_new_ones_go_to_
         return answer.headers["Tailrace-Stream"]
 
     async def told(*wanted: bool) -> None:
-        """Until the edge knows so of the origins: who is ready."""
+        """Wait until the edge knows which origins are ready."""
         while True:
             origins = (await client.get(f"{edge.url}/readyz")).json()["origins"]
             if tuple(origin["ready"] for origin in origins) == wanted:

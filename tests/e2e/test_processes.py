@@ -64,7 +64,7 @@ def children_of(pid: int) -> set[int]:
 
 
 def serves(pid: int) -> bool:
-    """Return True if it lives; one that has ended may wait for somebody to ask how."""
+    """Return True if the process is alive and not a zombie."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

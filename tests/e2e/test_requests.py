@@ -16,7 +16,7 @@ REQUEST = {"model": "demo", "prompt": "Once upon a time", "temperature": 0.8, "s
 STEER = " BUT THE WOLF"
 TOKENS = 300
 AHEAD = 40
-"""Characters that a stream may be ahead of its reader, who has its steer taken before the end."""
+"""Characters by which a stream may be ahead of its reader while a steer can still take effect."""
 
 
 async def generate(client: httpx.AsyncClient, house: House, **more: Any) -> dict[str, Any]:

@@ -51,7 +51,7 @@ async def test_a_hundred_readers_that_stall_cost_what_they_hold_and_not_what_the
 
 
 async def stall(peer: Peer, readers: int) -> None:
-    """Have so many more, each of which has what its window takes, and has the rest kept back."""
+    """Open `readers` more streams, each of which fills its window and stalls."""
     peer.h2.increment_flow_control_window(2 * readers * MAX_WINDOW_BYTES)
     asked = [peer.ask("GET", f"/v1/generate/{STREAM.hex()}", FRAMES) for _ in range(readers)]
 

@@ -1,4 +1,4 @@
-"""Streams that nobody reads: they starve nobody, and may pause until somebody does."""
+"""Unread streams: they starve no read stream, and may pause until a client reads them."""
 
 import json
 from pathlib import Path

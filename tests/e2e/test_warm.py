@@ -34,7 +34,7 @@ async def warm(*words: str, data: Path | None = None) -> tuple[int, str, str]:
 
 
 async def recorded(client: httpx.AsyncClient, edge: Edge, requests: int) -> dict[str, Any]:
-    """Return what the origin tells, once it has written so many; it writes once a second."""
+    """Return the origin's answer once it has recorded `requests` requests, within a second."""
     async with asyncio.timeout(START_TIMEOUT_S):
         while True:
             [told] = (await client.get(f"{edge.url}/v1/admin/warm")).json()["origins"]

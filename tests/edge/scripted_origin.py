@@ -116,7 +116,7 @@ class ScriptedOrigin:
             writer.close()
 
     async def has_received(self, count: int) -> None:
-        """Wait until there have been so many frames."""
+        """Wait until `count` frames have been received."""
         async with self._news:
             await self._news.wait_for(lambda: len(self.received) >= count)
 
@@ -155,7 +155,7 @@ async def linked(
 
 
 async def until(told: Callable[[], bool]) -> None:
-    """Wait until an edge has heard something that it tells nobody."""
+    """Wait until `told()` is true, for what an edge does without announcing it."""
     while not told():  # noqa: ASYNC110
         await asyncio.sleep(0.005)
 
@@ -166,7 +166,7 @@ async def is_up(link: OriginPool) -> None:
 
 
 class _Connection:
-    """One link: what each corr was sent last, and may be sent."""
+    """A link: what was sent last on each channel, and what may be sent."""
 
     def __init__(self, origin: ScriptedOrigin, writer: asyncio.StreamWriter) -> None:
         self._origin = origin

@@ -1,4 +1,4 @@
-"""Caches in pages for the tests of attention: what is not theirs to read or write is poison."""
+"""Paged caches for the tests of attention, with poison where no kernel may read or write."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Recipe:
     """Rows of a step."""
     sequences: int = 1
     length: int = PAGE_TOKENS
-    """Positions that a sequence may have."""
+    """Maximum number of positions of a sequence."""
     dtype: torch.dtype = torch.bfloat16
     """Number format of dense weights, embeddings and the cache."""
     bits: int = 0

@@ -19,7 +19,7 @@ TTL_S = 60.0
 
 
 class Clock:
-    """Unix time in ms that moves only when told."""
+    """A clock in Unix ms that is moved by hand."""
 
     def __init__(self) -> None:
         self.now = 1_000_000
@@ -71,7 +71,7 @@ async def opened(backend: Backend) -> AsyncIterator[Ledger]:
 
 @asynccontextmanager
 async def opened_file(path: Path, clock: Clock | None = None) -> AsyncIterator[SqliteLedger]:
-    """Yield the ledger in a file, for what only such a one has."""
+    """Yield the ledger in a file, for tests of what only a file has."""
     ledger = await SqliteLedger.open(path, clock or Clock())
     try:
         yield ledger
@@ -124,5 +124,5 @@ async def everything(ledger: Ledger, stream: bytes) -> list[Record]:
 
 
 async def refusals(ledger: Ledger, *appends: Append) -> list[tuple[Append, type[TailraceError]]]:
-    """Append a batch; what was refused, and with which error."""
+    """Append a batch; return the refused appends with their errors."""
     return [(refused, type(error)) for refused, error in await ledger.append(list(appends))]

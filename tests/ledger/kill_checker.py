@@ -134,7 +134,7 @@ class Nursery:
         self._process.communicate()
 
     def life(self, checker: Checker, kill_after: int | None) -> int:
-        """Start a producer, SIGKILL it after so many acknowledgements; its exit code."""
+        """Start a producer, SIGKILL it after some acknowledgements, and return its status."""
         assert self._process.stdin is not None
         self._process.stdin.write(b"\n")
         born, pid = self._line().split()

@@ -57,7 +57,7 @@ async def three_streams(backend: Backend) -> Ledger:
 
 
 class Place(Backend, Protocol):
-    """Where a ledger lies, and how another program can damage it while it is closed."""
+    """The place of a closed ledger, and ways in which another program can damage it."""
 
     @property
     def place(self) -> Path | str: ...
@@ -69,7 +69,7 @@ class Place(Backend, Protocol):
         ...
 
     def put(self, stream: bytes, index: int, frame: bytes) -> None:
-        """One frame more, without checking anything."""
+        """Add a frame without any check."""
         ...
 
     def lose_some_of(self, stream: bytes) -> None:
@@ -111,7 +111,7 @@ class SqlitePlace(SqliteBackend):
         self.edit("INSERT INTO log VALUES (1000, ?)", row)
 
     def lose_some_of(self, stream: bytes) -> None:
-        """One segment of several."""
+        """Remove one of several segments."""
         self.edit(
             "DELETE FROM segment WHERE first = (SELECT min(first) FROM segment WHERE first > 0)"
             " AND sid = (SELECT sid FROM stream WHERE id = ?)",

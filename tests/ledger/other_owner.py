@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class OtherOwner:
-    """`three_streams` at a place, and what is said to their owner."""
+    """The owner of `three_streams` at a place, in a process of its own."""
 
     def __init__(self, place: Place) -> None:
         where = ("file", str(place.place.parent)) if isinstance(place, SqlitePlace) else ()
@@ -58,7 +58,7 @@ class OtherOwner:
         self._do("delete", stream.hex())
 
     def begin_wal_anew(self) -> None:
-        """Fails while somebody reads what only the WAL has."""
+        """Checkpoint the WAL; fails while a reader needs it."""
         self._do("begin_wal_anew")
 
     def _do(self, *order: object) -> None:

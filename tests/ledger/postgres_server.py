@@ -69,7 +69,7 @@ def require_binaries() -> Path:
 
 
 class PostgresServer:
-    """One server on a Unix socket in its own folder. `start`, `kill`, `promote`, `stop`."""
+    """A PostgreSQL server on a Unix socket in a folder of its own."""
 
     def __init__(self, folder: Path) -> None:
         self.bin = require_binaries()

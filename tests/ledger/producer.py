@@ -1,4 +1,4 @@
-"""A process that appends to a ledger until it is killed, and says what was acknowledged.
+"""Appends to a ledger until it is killed, and prints what was acknowledged.
 
     python -m tests.ledger.producer LEDGER [FILE_BYTES]
 
@@ -40,7 +40,7 @@ FAILED = 3
 CHECKPOINT_PAGES = 30
 """So few that the WAL is moved, and begins anew, many times in a life."""
 TAKE_OVER = 0.05
-"""How often a producer is taken over by another one while it appends."""
+"""Probability that another producer takes over, at each append."""
 
 
 def stream_id(number: int) -> bytes:

@@ -15,7 +15,7 @@ POLL_S = 0.005
 
 
 class Brake:
-    """How far every stream of a worker may come; the worker waits while one would pass that."""
+    """A brake: a worker waits before one of its streams would pass a number of characters."""
 
     def __init__(self, place: Path) -> None:
         self.place = place

@@ -1,4 +1,4 @@
-"""An object class whose module leaves a thread that never ends, as a library may."""
+"""An object class whose module leaves a thread that never ends, as some libraries do."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def fresh(count: int = 1) -> list[bytes]:
 
 
 class Slot(WorkerSlot):
-    """A slot whose worker is the test: it keeps what it is sent."""
+    """A slot whose worker is the test: it keeps the frames that it is sent."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number, ("", ""))
@@ -136,7 +136,7 @@ class Stage:
         return self.slots[slot], self.slots[slot].last[0]
 
     async def end_of(self, stream: bytes, *, after: int = 0) -> StreamEnd:
-        """Return the end of a stream, which comes after so many frames."""
+        """Return the end of a stream, which must come after `after` frames."""
         *before, end = await self.frames(stream)
         assert isinstance(end, StreamEnd)
         assert len(before) == after
@@ -147,7 +147,7 @@ class Stage:
         await self.ledger.create(NewStream(stream, recipe, Durability.PROCESS, 60))
 
     async def step(self, slot: Slot, run: int, index: int, text: str | None) -> None:
-        """One engine step that makes one frame: a token, or the end where there is no text."""
+        """Send an engine step of one frame: a token, or the end if there is no text."""
         if text is None:
             frame = encode(StreamEnd(index, FinishReason.LENGTH, index, 2))
             emission = Emission(run, index, (), (), frame)

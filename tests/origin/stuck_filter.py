@@ -1,4 +1,4 @@
-"""A filter whose check never comes back."""
+"""A filter whose check never returns."""
 
 from __future__ import annotations
 

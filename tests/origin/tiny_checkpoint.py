@@ -70,7 +70,7 @@ def write_checkpoint(directory: Path, shape: Shape = Shape(), seed: int = 1) -> 
 
 
 def write_weights(directory: Path, tensors: dict[str, Tensor], shards: int = 1) -> None:
-    """One model.safetensors, or so many shards and their index."""
+    """Write one model.safetensors, or several shards and their index."""
     if shards == 1:
         save_file(tensors, directory / "model.safetensors", {"format": "pt"})
         return

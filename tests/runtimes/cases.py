@@ -16,7 +16,7 @@ Values = Mapping[str, str | int]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request, its placeholders filled in."""
+    """A request whose placeholders are filled in."""
 
     method: str
     path: str

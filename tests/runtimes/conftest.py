@@ -1,4 +1,4 @@
-"""The runtimes, before an origin with a model and before one that does as it is told."""
+"""The runtimes, in front of an origin with a model and of one that follows a script."""
 
 from __future__ import annotations
 

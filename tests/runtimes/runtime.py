@@ -1,4 +1,4 @@
-"""An edge under test: what it is made of does not matter, only that it can be killed."""
+"""An edge of any kind under test, which can be killed and restarted."""
 
 from __future__ import annotations
 

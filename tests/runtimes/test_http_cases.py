@@ -35,7 +35,7 @@ GENERATED: dict[str, Any] = {
 
 
 class Visitor:
-    """A client that speaks one version of HTTP, and changes nothing of what it is told to ask."""
+    """A client that speaks one version of HTTP, and changes nothing in the request."""
 
     def __init__(self, version: str, door: Door) -> None:
         self._version = version

@@ -1,4 +1,4 @@
-"""The table of faults on a WebSocket, at every runtime: each is told, and costs what it must."""
+"""The table of faults on a WebSocket, at every runtime."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ house = standing_house  # no test here hurts it
 
 @pytest.fixture(scope="session")
 def node() -> Script:
-    """With the packages of npm."""
+    """Return a function that runs a script with the packages of npm."""
     npm.installed(HERE)
     flag = "--experimental-websocket"  # Node.js 20 has none without it
     return lambda script, *arguments: said_by("node", flag, HERE / script, *arguments)
@@ -44,13 +44,13 @@ def node() -> Script:
 
 @pytest.fixture(scope="session")
 def other_packages() -> Path:
-    """Return the commands of Python's other clients."""
+    """Return the folder of the commands of Python's other clients."""
     return python_packages.installed(PINS)
 
 
 @pytest.fixture(scope="session")
 def python(other_packages: Path) -> Script:
-    """With Python's other clients."""
+    """Return a function that runs a script with Python's other clients."""
     interpreter = other_packages / "python"
     return lambda script, *arguments: said_by(interpreter, HERE / script, *arguments)
 
@@ -61,7 +61,7 @@ async def said_by(*command: object) -> Any:
 
 
 async def done(*command: object) -> str:
-    """Return what a command prints; fails with what it complains of."""
+    """Return what a command prints; fails with its error output."""
     process = await asyncio.create_subprocess_exec(
         *map(str, command),
         stdout=asyncio.subprocess.PIPE,

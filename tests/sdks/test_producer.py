@@ -1,4 +1,4 @@
-"""The SDKs against a producer that calls tools, and is never done where it is told to wait."""
+"""The SDKs with a producer that calls tools, and never ends if it is asked to wait."""
 
 from __future__ import annotations
 

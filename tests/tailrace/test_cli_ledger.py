@@ -213,7 +213,7 @@ async def test_a_file_that_is_behind_is_named_until_it_is_accepted(tmp_path: Pat
 
 
 async def test_a_shared_ledger_is_collected_beside_its_origins(postgres: PostgresServer) -> None:
-    """They keep their streams, and are told of those that went."""
+    """A running origin keeps its streams, and is told which ones were removed."""
     with postgres.database() as dsn:
         place = PostgresPlace(dsn)
         ledger = await three_streams(place)

@@ -67,7 +67,7 @@ def table(schema: Schema, names: list[str]) -> str:
 
 
 def received(schema: Schema) -> set[str]:
-    """Return the types that a client is sent, and what they are made of."""
+    """Return the types that a client receives, and those that they consist of."""
     tags = schema.unions["Frame"]
     names = {name for name, tag in tags.items() if tag in LOGGED | RECEIVED}
     waiting = [*names]
@@ -120,7 +120,7 @@ def _json_type(of: dict[str, Any]) -> str:
 
 
 def types(schema: Schema) -> str:
-    """schema.d.ts: the same for people who write TypeScript."""
+    """Return schema.d.ts: the same types for TypeScript."""
     lines = [
         "/** Integers above 2^53-1 come as a bigint, whatever is said here; none occurs in",
         " * practice but as a seed, which says so. */",

@@ -12,7 +12,7 @@ from tests.origin.held_text import PLACE, POLL_S, Brake
 
 WORDS_PER_S = 20
 WORDS = 80
-"""Where the request says no number."""
+"""Number of words if the request gives none."""
 
 
 class Pacing:

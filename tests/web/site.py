@@ -1,4 +1,4 @@
-"""A site whose pages use an edge of another origin, and what its tests can do to the edge."""
+"""A site whose pages use an edge of another origin, and what its tests do to the edge."""
 
 from __future__ import annotations
 

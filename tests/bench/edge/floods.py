@@ -100,7 +100,7 @@ HELLO = WS_HANDSHAKE + message(encode(Hello(SCHEMA_HASH, "flood")))
 
 
 def flood(name: str) -> tuple[bytes, Iterator[bytes]]:
-    """Return what one connection begins with, and what it sends from then on."""
+    """Return the first bytes of a connection, and those that it sends from then on."""
     if name.startswith("h1_"):
         pieces = {"h1_generate": NO_BODY, "h1_chat": CHAT, "h1_empty_lines": EMPTY_LINES}
         return b"", repeated(pieces[name])
@@ -135,7 +135,7 @@ NAMES = (
 
 
 class Flooder:
-    """One connection of a flood, and the next when the edge has hung up."""
+    """Flood on one connection, and on a new one whenever the edge has closed it."""
 
     def __init__(self, port: int, name: str) -> None:
         self.hung_up = self.sent = 0

@@ -129,7 +129,7 @@ async def connect(
 
 
 def trusting() -> ssl.SSLContext:
-    """For a server of ours, whose certificate nobody has signed."""
+    """Return a TLS context for our own server, whose certificate has no authority."""
     tls = ssl.create_default_context()
     tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
     return tls

@@ -1,4 +1,4 @@
-"""Where the frames come from: an origin for the edge, and the same events over HTTP/1.1 for a peer.
+"""The source of frames: an origin for the edge, and the same events over HTTP/1.1 for a peer.
 
     python tests/bench/edge/source.py LINK_PORT HTTP_PORT
 
@@ -41,7 +41,7 @@ def stamp() -> str:
 
 
 class Stream:
-    """One stream to one peer."""
+    """A stream to one peer."""
 
     def __init__(self, transport: asyncio.Transport, kind: int, corr: int | None) -> None:
         self._transport = transport
@@ -106,7 +106,7 @@ class Timer:
 
 
 class Queue:
-    """All streams of that kind, one after the other, each every 50 ms."""
+    """Send a frame on each stream of that kind every 50 ms, one stream after the other."""
 
     def __init__(self) -> None:
         self._streams: deque[Stream] = deque()
@@ -128,7 +128,7 @@ class Queue:
 
 
 class Steps:
-    """All streams of that kind, every 50 ms: those of one connection in one write."""
+    """Send a frame on all streams of that kind every 50 ms, with one write for each connection."""
 
     def __init__(self) -> None:
         self._streams: dict[Stream, asyncio.Transport] = {}

@@ -1,4 +1,4 @@
-"""A producer whose streams have a few words and then go on without any, as while a model thinks."""
+"""A producer whose streams have a few words and then a long pause, as while a model thinks."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ OTHER_TILES = (
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One operation: launches that take turns, and the bytes that each must at least move."""
+    """An operation: launches that take turns, and the minimum bytes that each must move."""
 
     name: str
     launches: list[Launch]
@@ -54,7 +54,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where cases run; a rehearsal makes one set of weights instead of many."""
+    """The device of the cases; a rehearsal makes one set of weights instead of many."""
 
     device: torch.device
     rehearsal: bool

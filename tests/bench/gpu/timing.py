@@ -1,4 +1,4 @@
-"""How long launches take on a GPU: CUDA graphs of them, replayed between two events."""
+"""Times launches on a GPU: CUDA graphs of them, replayed between two events."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from functools import partial
 import torch
 
 GRAPH_LAUNCHES = 240
-"""About so many launches make one graph, so that what is around them does not count."""
+"""Approximate number of launches in one graph, so that its own overhead does not count."""
 REPLAYS = 9
 """Replays that are timed, after two that are not; the figure is their median."""
 COPY_BYTES = 2 << 30
 ROTATED_BYTES = 128 << 20
-"""The weights of one measurement lie in at least so many bytes, twice what L2 holds."""
+"""Minimum bytes of the weights of one measurement: twice what L2 holds."""
 
 Launch = Callable[[], object]
 
@@ -65,7 +65,7 @@ class GraphTimer:
 
 
 class RehearsalTimer:
-    """Runs every launch once where there is no GPU; what it returns is no figure."""
+    """A clock without a GPU: it runs every launch once, and its results are no figures."""
 
     device = torch.device("cpu")
 

@@ -1,4 +1,4 @@
-"""Where the frames come from: an origin for the edge, and the same events over HTTP/1.1 for a peer.
+"""The source of frames: an origin for the edge, and the same events over HTTP/1.1 for a peer.
 
     python tests/bench/http3/source.py LINK_PORT HTTP_PORT
 
@@ -61,7 +61,7 @@ class Pacer:
 
 
 class Stream:
-    """One stream to one peer."""
+    """A stream to one peer."""
 
     floods = False
 

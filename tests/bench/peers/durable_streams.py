@@ -36,7 +36,7 @@ PACKAGE = "@durable-streams/server"
 VERSION = "0.3.7"
 SCRIPT = Path(__file__).with_name("durable_streams.mjs")
 SLOW_STEPS = 20
-"""It stores a few hundred frames per second; 500 steps would take minutes."""
+"""Maximum number of steps: it stores a few hundred frames per second, so 500 would take minutes."""
 
 
 class DurableStreams(Replayer):
@@ -72,7 +72,7 @@ class DurableStreams(Replayer):
         return timed_steps(steps, batch.streams * batch.steps)
 
     def load(self, number: int, count: int) -> None:
-        """In one POST: in byte mode nobody can tell."""
+        """Load a stream in one POST: in byte mode the result is the same."""
         self._connect(1)
         self._ask(_request("PUT", number, b""))
         self._ask(_request("POST", number, b"".join(frame(index) for index in range(count))))

@@ -32,7 +32,7 @@ from tests.e2e.processes import free_port
 STREAM = "FRAMES"
 ACKS = b"_INBOX.acks"
 SLOW_STEPS = 100
-"""Where a step takes milliseconds: the server syncs each message, or each atomic batch."""
+"""Maximum number of steps if each takes milliseconds: the server syncs each message or batch."""
 _ACK = re.compile(rb"MSG _INBOX\.acks 1 \d+\r\n(\{[^\r]*\})\r\n")
 # HMSG has a second size, and headers that end with an empty line before the frame.
 _FRAME = re.compile(
@@ -43,7 +43,7 @@ _FRAME = re.compile(
 
 
 class NatsSocket:
-    """One connection that speaks as much of NATS as publishing and reading need."""
+    """A connection that speaks the part of NATS that publishing and reading need."""
 
     def __init__(self, port: int) -> None:
         self._socket = connect(port)
@@ -55,7 +55,7 @@ class NatsSocket:
         self._inboxes = 1
 
     def acknowledged(self, request: bytes, acks: int) -> list[bytes]:
-        """Send, and wait for so many messages in the inbox for acknowledgements."""
+        """Send, and wait for `acks` acknowledgements in the inbox."""
         self._socket.sendall(request)
         buffer = self._until(lambda data: data.count(b"}\r\n") >= acks)
         found: list[bytes] = _ACK.findall(buffer)
@@ -165,7 +165,7 @@ class NatsJetStream(Pipelined):
         return run
 
     def _atomic_step(self, entries: list[tuple[int, int]]) -> Callable[[], None]:
-        """One batch; the server stores all of it or nothing, and answers its commit."""
+        """Return one atomic batch: the server stores all or nothing, and answers its commit."""
         self._batches += 1
         parts = []
         for sequence, (number, index) in enumerate(entries, 1):

@@ -1,4 +1,4 @@
-"""A peer that takes many frames in one write to a socket, and what is the same of all such."""
+"""Peers that take many frames in one write to a socket."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Pipelined(Replayer):
 
     @abstractmethod
     def _step(self, entries: list[tuple[int, int]]) -> Callable[[], None]:
-        """One write of the frames of these (stream, index), built now and made when called."""
+        """Build the requests for these (stream, index) now; return the function that sends them."""
 
     def append(self, batch: Batch) -> Sample:
         steps = [

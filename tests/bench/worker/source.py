@@ -1,4 +1,4 @@
-"""Where the frames come from: an origin for the Python edge, and the same frames over HTTP/1.1.
+"""The source of frames: an origin for the Python edge, and the same frames over HTTP/1.1.
 
     python tests/bench/worker/source.py LINK_PORT HTTP_PORT
 
@@ -45,7 +45,7 @@ def stamp() -> bytes:
 
 @cache
 def template(width: int) -> bytes:
-    """Return a frame whose index takes so many bytes."""
+    """Return a frame whose index takes `width` bytes."""
     padding = "." * (FRAME_BYTES - 9 - 2 - 8 - width)  # header, length, mark, stamp and dot, index
     return encode(Token(f"~000000.{padding}", 1 << 7 * (width - 1) if width > 1 else 0))
 
@@ -73,7 +73,7 @@ def frames(first: int, count: int, corr: int) -> bytes:
 
 
 class Stream:
-    """One stream to one peer, under a corr of a link or in chunks."""
+    """A stream to one peer, on a channel of a link or in chunks."""
 
     def __init__(
         self, transport: asyncio.Transport, kind: int, first: int, corr: int | None

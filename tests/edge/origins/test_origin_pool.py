@@ -112,7 +112,7 @@ def test_a_link_that_was_never_up_is_not_ready() -> None:
 
 
 class Refusals:
-    """A client that keeps how long it is told to wait by each refusal, and why it is refused."""
+    """A client that keeps the wait and the reason of each refusal."""
 
     def __init__(self) -> None:
         self.waits: list[int | None] = []

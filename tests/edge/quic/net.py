@@ -33,7 +33,7 @@ MAX_STEPS = 4000
 
 Fields = list[tuple[bytes, bytes]]
 OPEN = b"/stream"
-"""The path whose response stays open, and is written to by the test."""
+"""Path whose response stays open, and is written by the test."""
 APP = b"/app"
 """The path that the ASGI application answers."""
 MAX_BODY_BYTES = 1 << 20
@@ -57,7 +57,7 @@ class Streaming:
 
 
 class Replying:
-    """A request whose body is gathered and then answered by `Replies`."""
+    """A request whose body is collected and then answered by `Replies`."""
 
     def __init__(self, replies: Replies, request: Request, writer: ResponseWriter) -> None:
         self.source = Streaming(writer)
@@ -80,7 +80,7 @@ class Replying:
 
 
 class Replies:
-    """An application: OPEN stays open, APP is `asgi`'s, else the answer is what was asked."""
+    """An application: OPEN stays open, APP is `asgi`'s, any other path is echoed."""
 
     def __init__(self, asgi: AsgiApplication | None = None) -> None:
         self.asgi = asgi
@@ -163,13 +163,13 @@ class Net:
         self.batch.flush()
 
     def client(self, **options: Any) -> Client:
-        """One that is connected."""
+        """Return a connected client."""
         client = Client(self, **options)
         self.until(lambda: client.connected)
         return client
 
     def settle(self) -> None:
-        """Carry what there is to carry, without the time passing."""
+        """Deliver the datagrams under way, without moving the clock."""
         self.batch.flush()
         moved = True
         while moved:
@@ -212,7 +212,7 @@ class Net:
 
 
 class Client:
-    """A client of aioquic's; what it got is in `answers`, by stream."""
+    """A client of aioquic's; `answers` has its responses, by stream."""
 
     def __init__(self, net: Net, host: str = "127.0.0.1", **options: Any) -> None:
         self.net = net

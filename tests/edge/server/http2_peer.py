@@ -29,7 +29,7 @@ class HasPort(Protocol):
 
 
 class Peer:
-    """One connection, on which a test does what no good client does."""
+    """A connection on which a test does what no good client does."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader

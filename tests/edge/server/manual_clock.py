@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class Scheduled:
-    """One call that is due at a time."""
+    """A call that is due at a time."""
 
     def __init__(self, at_s: float, callback: Callable[[], None]) -> None:
         self.at_s = at_s

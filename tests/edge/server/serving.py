@@ -62,7 +62,7 @@ class Answer(NamedTuple):
 
 
 class Client:
-    """One connection, over which a test sends just the bytes that it wants to."""
+    """A connection on which a test sends exactly the bytes that it wants."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader

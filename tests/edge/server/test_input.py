@@ -8,7 +8,7 @@ from tailrace.edge.server.input import TURN_S, InputTurns
 
 
 class Client:
-    """A connection with so many slices of input, each of which takes `slice_s`."""
+    """A connection with `slices` slices of input, each of which takes `slice_s`."""
 
     def __init__(self, name: str, slices: int, loop: Loop, slice_s: float = 0.0) -> None:
         self.in_line = False

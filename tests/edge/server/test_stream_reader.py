@@ -69,7 +69,7 @@ async def test_a_client_that_stalls_holds_a_window_and_gets_all_when_it_reads_on
 
 
 class Narrow:
-    """a writer with room for a frame or two, which tells whom it has disappointed, as agreed."""
+    """A writer with room for a frame or two, which notifies its source when there is room again."""
 
     def __init__(self) -> None:
         self.body = bytearray()

@@ -70,7 +70,7 @@ def test_factors_for_other_tokens_are_refused_by_name() -> None:
 
 
 def turns(frequency: torch.Tensor, tokens: int) -> torch.Tensor:
-    """Return how often a pair turns round within so many tokens."""
+    """Return how often a pair turns round within `tokens` tokens."""
     return frequency.double() * tokens / (2 * math.pi)
 
 

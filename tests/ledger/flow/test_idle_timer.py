@@ -1,4 +1,4 @@
-"""How long a peer was silent, told by looks at a clock that is a number."""
+"""Silence of a peer, measured on a clock that is a number."""
 
 from tailrace.ledger.flow.idle_timer import LONGEST_LOOK_S, IdleTimer
 

@@ -59,7 +59,7 @@ class HandClock:
 
 
 class HeldStore:
-    """An object store whose writes wait to be let through, and fail if so told."""
+    """An object store whose writes wait for the test, and fail on request."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Rings:
-    """Notes who rang when, and fails as often as it is told."""
+    """An object that notes its alarms, and fails as often as the test wants."""
 
     def __init__(self, world: World, failures: int = 0) -> None:
         self.world = world

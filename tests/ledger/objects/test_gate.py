@@ -1,4 +1,4 @@
-"""The two gates alone: who comes in, and what waits for what to be stored."""
+"""The two gates alone: which event may enter, and which answer waits for storage."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def test_one_who_comes_back_is_cancelled_only_when_inside() -> None:
 
 
 class HandStore:
-    """Stores one write at a time, when told."""
+    """A store that stores one write at a time, when the test lets it."""
 
     def __init__(self) -> None:
         self.writes: list[dict[str, bytes | None]] = []

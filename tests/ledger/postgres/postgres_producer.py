@@ -1,4 +1,4 @@
-"""A process that appends to a ledger on PostgreSQL until it is killed; it says what it stored.
+"""Appends to a ledger on PostgreSQL until it is killed, and prints what was stored.
 
     python -m tests.ledger.postgres.postgres_producer DSN OWNER
 

@@ -214,7 +214,7 @@ async def test_the_end_begins_the_retention_on_every_origin(backend: PostgresBac
 async def test_a_stream_made_while_its_partition_is_about_to_go_keeps_its_frames(
     backend: PostgresBackend, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By an origin whose clock is hours behind, between the look at who lives and the end."""
+    """An origin whose clock is hours behind creates it between the check and the drop."""
     monkeypatch.setattr("tailrace.ledger.postgres.retention.DROP_LOCK_MS", 60_000)
     async with opened(backend) as late, opened(backend) as sweeping:
         await late.create(new(A))

@@ -1,4 +1,4 @@
-"""Servers that hang, go back in time, or are told to acknowledge too early."""
+"""Servers that hang, go back in time, or are configured to acknowledge too early."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator

@@ -1,4 +1,4 @@
-"""Engines of the simulation: who creates streams, takes them over and appends to them."""
+"""Engines of the simulation: they create streams, take them over and append to them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Run:
 
 
 class Engine:
-    """One producer of several streams."""
+    """A producer of several streams."""
 
     def __init__(self, life: Life) -> None:
         self._life = life
@@ -74,7 +74,7 @@ class Engine:
         return appends
 
     async def _claim(self, expected: Expected) -> Run | None:
-        """Create it, or take it over and read what there is; None if it has ended."""
+        """Create a stream, or take it over and read what there is; None if it has ended."""
         if expected.id is None and await self._create(expected):
             return Run(expected, 1, 0)
         assert expected.id is not None

@@ -22,7 +22,7 @@ Arguments = TypeVarTuple("Arguments")
 
 
 class Stuck(AssertionError):
-    """Nothing is ready, nothing is due, and the work is not done: somebody waits for ever."""
+    """Deadlock: nothing is ready or due, and the work is not done."""
 
 
 class SimulatedLoop(asyncio.BaseEventLoop):
@@ -44,7 +44,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     # ---- running ----
 
     def run(self, main: Coroutine[Any, Any, None], steps: int) -> bool:
-        """Run `main` to its end, or for so many steps; whether it has come to its end."""
+        """Run `main` to its end or for a number of steps; return True if it has ended."""
         task: asyncio.Task[None] = self.create_task(main)
         outer = events._get_running_loop()
         events._set_running_loop(self)
@@ -80,7 +80,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             self._callbacks.append(heapq.heappop(timers)[2])
 
     def abandon(self) -> None:
-        """Take apart what never ends here, as the end of a process does: nothing goes on."""
+        """Cancel and drop everything that has not ended, as the end of a process does."""
         self._gone = True
         for task in self._tasks:
             if not task.done():

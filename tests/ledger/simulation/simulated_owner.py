@@ -14,7 +14,7 @@ COUNTER = ObjectKey("counter", "the one")
 
 
 class Owner:
-    """One owner of the counter; there may be others at the same time."""
+    """An owner of the counter; there may be others at the same time."""
 
     def __init__(self, life: Life) -> None:
         self._life = life

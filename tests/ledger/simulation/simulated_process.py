@@ -1,4 +1,4 @@
-"""One life of a simulated process: how it begins, who disturbs it, what it must leave."""
+"""The life of a simulated process: its start, its disturbances, and what it must leave."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class Tables:
 
 
 class Written(NamedTuple):
-    """How far a disk was written at some moment: commits, and frames of each stream."""
+    """A state of the disk: number of commits, and of frames of each stream."""
 
     commits: int
     frames: dict[bytes, int]

@@ -25,7 +25,7 @@ from tests.ledger.simulation.simulated_storage import Crash, SimulatedDisk
 
 TTL_MS = 5_000
 BACK_MS = 500
-"""How far the clock goes back at a time, as clocks that are set do."""
+"""Maximum step back of the clock, in ms."""
 MAX_TOKENS = 9
 """Maximum number of tokens of one stream; the faults that matter need few."""
 
@@ -131,7 +131,7 @@ class World:
         return next(self._numbers)
 
     def clock(self) -> int:
-        """Unix time in ms as the processes are told it; it may jump."""
+        """Return Unix time in ms as the processes see it; it may jump."""
         return self.now_ms
 
     def jump(self, by_ms: int) -> None:

@@ -55,7 +55,7 @@ _LIMITS: list[tuple[ModuleType, str, tuple[int, ...]]] = [
 
 @dataclass(slots=True)
 class Outcome:
-    """How a run went: `digest` is over every step's place and every byte of the log."""
+    """Outcome of a run; `digest` is over the position of every step and every byte of the log."""
 
     steps: int = 0
     crashes: int = 0
@@ -63,7 +63,7 @@ class Outcome:
 
 
 def run(seed: int) -> Outcome:
-    """One interleaving; raises `Violation` or another error if the ledger breaks its word."""
+    """Run one interleaving; raises `Violation` or another error if the ledger breaks a promise."""
     world, outcome = World(seed), Outcome()
     random = world.random
     with _small_limits(random):
@@ -76,7 +76,7 @@ def run(seed: int) -> Outcome:
 
 
 def _live(world: World, outcome: Outcome, steps: int | None) -> None:
-    """One process, until it crashes after `steps` callbacks, or to the happy end."""
+    """Run one process until it crashes after `steps` callbacks, or to its end."""
     loop = SimulatedLoop(world.random)
     process = Process(world, loop, calm=steps is None)
     try:
@@ -100,7 +100,7 @@ def _live(world: World, outcome: Outcome, steps: int | None) -> None:
 
 @contextlib.contextmanager
 def _small_limits(random: Random) -> Iterator[None]:
-    """Limits so small that what they guard happens with a handful of frames."""
+    """Return limits so small that a handful of frames reaches them."""
     before = [getattr(module, name) for module, name, _ in _LIMITS]
     for module, name, values in _LIMITS:
         setattr(module, name, random.choice(values))

@@ -22,7 +22,7 @@ COLD_AFTER_S = 60.0
 
 
 class Clock:
-    """Unix time in ms that moves only when told."""
+    """A clock in Unix ms that is moved by hand."""
 
     def __init__(self) -> None:
         self.now = 1_000_000_000
@@ -87,7 +87,7 @@ def plain_rows(sid: int, records: list[Record], each: int = 50) -> list[SegmentR
 
 @asynccontextmanager
 async def opened(folder: Path, clock: Clock, vfs: str | None = None) -> AsyncIterator[SqliteLedger]:
-    """Yield a ledger that packs at once what it is told to."""
+    """Yield a ledger that packs at once what the test asks for."""
     retention = RetentionSettings(cold_after_s=COLD_AFTER_S, pause_s=0)
     ledger = await SqliteLedger.open(folder / "ledger.db", clock, vfs=vfs, retention=retention)
     try:

@@ -45,7 +45,7 @@ SECTOR_BYTES = 512
 SYNC_TURNS = 3
 """Turns of the event loop that a sync takes which it waits for."""
 TORN = 0.1
-"""How many of the sectors that a power cut takes are half written."""
+"""Share of the sectors lost in a power cut that are half written."""
 
 
 class Write(NamedTuple):
@@ -300,7 +300,7 @@ class FaultyVfs(apsw.VFS):
 
 
 class FaultyFile(apsw.VFSFile):
-    """One open file; those without a name (SQLite's temporary ones) are left alone."""
+    """An open file; those without a name (SQLite's temporary ones) have no faults."""
 
     def __init__(self, disk: Disk, name: str | apsw.URIFilename | None, flags: list[int]) -> None:
         super().__init__("", name, flags)
@@ -340,5 +340,5 @@ class FaultyFile(apsw.VFSFile):
         evalue: BaseException | None,
         etraceback: TracebackType | None,
     ) -> bool:
-        """Return a fault in a checkpoint that SQLite itself may forgive is nobody's news."""
+        """Swallow SQLite errors, since SQLite itself may forgive a fault in a checkpoint."""
         return isinstance(evalue, apsw.Error)

@@ -39,7 +39,7 @@ TTL_MS = 1_000
 MOST_RECORDS = 1_000
 """More than a machine ever appends to a stream."""
 MEMORY = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
-"""Where a sync costs nothing: what the disk does is the subject of other tests."""
+"""Folder in memory, where a sync costs nothing: other tests are about the disk."""
 SETTINGS = settings(
     max_examples=60,
     stateful_step_count=50,
@@ -103,7 +103,7 @@ NEWS = st.builds(
 
 
 def outcome(call: Callable[[], T]) -> T | type[TailraceError]:
-    """Return what a call gives, or the class of what it raises."""
+    """Return the result of a call, or the class of its error."""
     try:
         return call()
     except TailraceError as error:

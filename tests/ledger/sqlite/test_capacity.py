@@ -100,7 +100,7 @@ async def living(ledger: SqliteLedger, numbers: Sequence[int]) -> int:
 
 
 class Writer:
-    """An object that writes whatever it is told to."""
+    """An object that writes what the test wants."""
 
     def __init__(self, ledger: SqliteLedger, name: str = "one") -> None:
         self._objects, self.key = ledger.objects, ObjectKey("stream", name)

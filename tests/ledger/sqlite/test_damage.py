@@ -1,4 +1,4 @@
-"""Bytes of a ledger file that have rotted: who is told what, and who goes on."""
+"""Damaged bytes of a ledger file: which streams are affected, and which continue."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class House(Stage):
         return await self.ledger.info(info.stream)
 
     async def ask(self, asked: str, *, method: str = "GET", body: bytes = b"") -> Any:
-        """Return the document, or the error that is told instead."""
+        """Return the document, or the error."""
         name, _, query = asked.partition("?")
         request = ObjectRequest(method, f"http://operator/{name}?{query}", body=body)
         answer = await self.desk.answer(name, request)

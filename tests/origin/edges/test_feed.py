@@ -62,7 +62,7 @@ class Outlet:
         self.done.set()
 
     async def has(self, count: int) -> None:
-        """Wait until so many frames have been sent."""
+        """Wait until a number of frames have been sent."""
         while len(self.frames) < count:
             self.news.clear()
             await self.news.wait()

@@ -1,4 +1,4 @@
-"""An edge's link to an origin over each kind of address, with who may have one and who may not."""
+"""An edge's link to an origin over each kind of address: which are accepted and refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random requests, the company they keep, and where they are cut: all must give the same frames.
+"""Random requests in random batches, cut at random places: all must give the same frames.
 
 A trial runs a request alone and uninterrupted; then among others, on an engine whose few pages may
 make it preempt, until it has made some frames; then the rest from those on another engine, among
@@ -119,7 +119,7 @@ def frames_alone(make_engine: MakeEngine, trial: Trial) -> list[Emission]:
 
 
 def frames_cut(make_engine: MakeEngine, trial: Trial, whole: int) -> list[Emission]:
-    """Return what it gives in company and with a failover after its share of `whole` frames."""
+    """Return the frames of a run in a batch, with a failover after its share of `whole` frames."""
     kept = _begin(make_engine(), trial, int(trial.cut * whole))
     engine = make_engine()
     rest = continuation(trial.request, kept)

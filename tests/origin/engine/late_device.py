@@ -1,4 +1,4 @@
-"""A device that computes a step only when its results are asked for, in the order of launches."""
+"""A device that computes a step only when its results are read, in the order of launches."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ class Noting(LateDevice):
 
 
 class Clock:
-    """Seconds that pass when they are told to."""
+    """A clock that passes when the test moves it."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

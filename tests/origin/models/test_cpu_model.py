@@ -54,7 +54,7 @@ def poison(model: CpuModel) -> None:
 
 
 def nan_rows(model: CpuModel, count: int) -> Tensor:
-    """Keys and values of so many tokens."""
+    """Return random keys and values of some tokens."""
     return torch.full((count, 2 * model.config.kv_heads, model.config.head_dim), torch.nan)
 
 

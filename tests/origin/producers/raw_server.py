@@ -1,4 +1,4 @@
-"""A small HTTP server on a real socket that says exactly the bytes it is told to, and dies."""
+"""A small HTTP server on a real socket that sends exactly the bytes of a script, and dies."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ DONE = b"data: [DONE]\n\n"
 
 @dataclass(frozen=True)
 class Asked:
-    """One request that came."""
+    """A request that was received."""
 
     method: str
     path: str

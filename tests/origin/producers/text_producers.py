@@ -11,7 +11,7 @@ from pathlib import Path
 from tailrace.origin.producer import About, Data, End, Output, Request, Resumption, Revision, Text
 
 CHILD_S = 120
-"""A forked child that nobody ended is gone after so long."""
+"""Time after which a forked child that was not ended is gone, in seconds."""
 
 
 class Echo:

@@ -46,7 +46,7 @@ class Arrival:
     tokens: int
     max_tokens: int
     generated: int = 0
-    """How many of its tokens are known already: it continues a run of another worker."""
+    """Number of tokens that are known already: the run continues another worker's."""
     halt: float = inf
     """When it is cancelled, in seconds."""
 
@@ -80,7 +80,7 @@ def drawn(last: int) -> int:
 
 
 def whole(arrival: Arrival) -> list[int]:
-    """Return the ids that a run must end with, whatever else goes on."""
+    """Return the ids that a run must end with, whatever other runs do."""
     ids, last = list(arrival.prompt), 0
     for token in arrival.prompt:
         last = history(last, token, prefilled=True)
@@ -270,7 +270,7 @@ class Simulator:
         return None if self._guess is None else self._guesses
 
     def _guesses(self, wanted: Sequence[tuple[int, int]]) -> list[list[int]]:
-        """Up to so many next ids of each, some of which are wrong."""
+        """Return drafts of the next ids of each run, some of them wrong."""
         return [self._guesses_of(run, most) for run, most in wanted]
 
     def _guesses_of(self, run: int, most: int) -> list[int]:

@@ -33,7 +33,7 @@ TIMEOUT_S = 20.0
 
 @dataclass(frozen=True)
 class Post:
-    """One request that a receiver got; header names in lower case."""
+    """A request that a receiver got, with header names in lower case."""
 
     headers: dict[str, str]
     body: bytes

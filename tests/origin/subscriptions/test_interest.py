@@ -1,4 +1,4 @@
-"""Patterns of stream names, held to a regular expression, and who is found by them."""
+"""Patterns of stream names, compared with a regular expression, and the streams they find."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def hook(receiver: Receiver, **fields: Any) -> dict[str, Any]:
 
 
 def ack_of(post: Post, *, done: bool = True, **more: Any) -> dict[str, Any]:
-    """Return what a receiver says that has worked through all that it was told of."""
+    """Return the answer of a receiver that has handled everything that it was notified of."""
     said = post.json
     acks = [{"stream": s["path"], "offset": s["tail_offset"]} for s in said["streams"]]
     return {"wake_id": said["wake_id"], "generation": said["generation"], "acks": acks} | {
@@ -230,7 +230,7 @@ async def test_an_answer_that_says_done_acknowledges_what_was_told_and_no_more(
 
 
 def link(stream: dict[str, Any]) -> dict[str, Any]:
-    """Return how a stream that was told of is shown when all of it is acknowledged."""
+    """Return how a stream of a notification is listed once all of it is acknowledged."""
     return {"path": stream["path"], "link_type": "glob", "acked_offset": stream["tail_offset"]}
 
 

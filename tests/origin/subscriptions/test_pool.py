@@ -1,4 +1,4 @@
-"""Places for deliveries: who waits for whom, who does not, and when a host is left alone."""
+"""Limits on deliveries: in all, to one host, and to hosts that do not answer."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_an_answer_makes_all_good_and_a_pause_has_an_end(answers: list[bool]) ->
 
 
 class Deliveries:
-    """Deliveries that last until they are told how they end."""
+    """Deliveries that last until the test ends them."""
 
     def __init__(self, size: int = 8) -> None:
         self.now = 0

@@ -1,4 +1,4 @@
-"""Updates: who hears of what, and how it comes to be notified."""
+"""Updates: which subscription is notified of which change, and how."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def appended(path: str, tail: str = "1") -> StreamEvent:
 
 
 class Notified:
-    """Objects that say who was notified, and how."""
+    """Objects that record their notifications."""
 
     def __init__(self) -> None:
         self.asked: asyncio.Queue[tuple[str, str]] = asyncio.Queue()

@@ -1,4 +1,4 @@
-"""A worker for tests of the launcher: it says what it is and has, and waits until it is killed."""
+"""A worker for tests of the fork server: it reports its state, and waits until it is killed."""
 
 from __future__ import annotations
 

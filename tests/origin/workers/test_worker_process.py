@@ -33,7 +33,7 @@ PRODUCERS = "tests.origin.producers.text_producers"
 
 
 class Owned(Owner):
-    """A slot that runs for real, and what its owner is told."""
+    """A slot with a real worker, and the reports that its owner gets."""
 
     def __init__(
         self,
