@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import ssl
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import cast
@@ -23,11 +19,11 @@ from tailrace.up import CertificateFiles, development_certificate
 from tests.e2e.processes import free_port
 from tests.edge.quic.fetching import Fetching
 from tests.edge.scripted_origin import STREAM, ScriptedOrigin
+from tests.edge.server.stock_hypercorn import START_S, hypercorn, ready
 
 pytestmark = pytest.mark.anyio
 
 WORDS = 20
-START_S = 60.0
 EVENTS = {"Accept": "text/event-stream"}
 BODY = {"model": "demo", "prompt": "Once"}
 
@@ -35,40 +31,6 @@ BODY = {"model": "demo", "prompt": "Once"}
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> CertificateFiles:
     return development_certificate(tmp_path_factory.mktemp("certificate"), datetime.now(UTC))
-
-
-@asynccontextmanager
-async def hypercorn(
-    folder: Path, *flags: str, **settings: str
-) -> AsyncIterator[asyncio.subprocess.Process]:
-    """`hypercorn FLAGS tailrace.edge:app` in a folder."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("TAILRACE_")}
-    environment |= {f"TAILRACE_EDGE_{k.upper()}": v for k, v in settings.items()}
-    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "hypercorn", *flags, "tailrace.edge:app"),
-        cwd=folder,
-        env=environment,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.communicate()
-
-
-async def ready(client: httpx.AsyncClient) -> None:
-    """Wait until the edge answers, and its link to the origin is up."""
-    async with asyncio.timeout(START_S):
-        while True:
-            try:
-                if (await client.get("/readyz")).status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass
-            await asyncio.sleep(0.05)
 
 
 def trusting(certificate: CertificateFiles) -> ssl.SSLContext:
