@@ -62,7 +62,7 @@ class Encoder(Protocol):
         Without frames it returns the bytes with which the body begins, if there are any.
         """
 
-    def sign_of_life(self) -> bytes:
+    def keepalive(self) -> bytes:
         """Return a keepalive: bytes that carry no frame of the stream."""
         return PING
 
@@ -110,7 +110,7 @@ class FrameEncoder(NativeEncoder):
     def frames(self, frames: list[bytes]) -> bytes:
         return b"".join(frames)
 
-    def sign_of_life(self) -> bytes:
+    def keepalive(self) -> bytes:
         return ALIVE
 
 

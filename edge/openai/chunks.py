@@ -174,7 +174,7 @@ class ChunkEncoder(Encoder):
         first = self.shape.first(self.choice, calls=begins == ToolCall.tag)
         return (b"" if first is None else self._chunk([first])) + said
 
-    def sign_of_life(self) -> bytes:
+    def keepalive(self) -> bytes:
         """Return a keepalive: a chunk without choices, which every client accepts and ignores."""
         return self._chunk([])
 

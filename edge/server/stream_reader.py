@@ -363,7 +363,7 @@ class StreamReader:
             self._deadline.set(SILENCE_S - silent_s)
             return
         if self._writer.writable_bytes() > 0:
-            self._writer.write(self._encoder.sign_of_life())
+            self._writer.write(self._encoder.keepalive())
         self._deadline.set(SILENCE_S)
 
     def _close(self) -> None:

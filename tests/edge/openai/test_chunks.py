@@ -139,7 +139,7 @@ def test_what_the_api_has_no_place_for_rides_beside_the_choices_or_not_at_all() 
     assert notice["choices"] == [] and notice["sequence_number"] == 4
     assert notice["notice"] == {"code": "inexact", "message": "another engine"}
     assert told(Revision(0, "wre", False, 3)) == []
-    [ping] = events(encoder().sign_of_life())
+    [ping] = events(encoder().keepalive())
     assert ping == HEAD | {"choices": []}
 
 

@@ -53,7 +53,7 @@ class Capitals(NativeEncoder):
         told = [decode(raw)[1] for raw in frames]
         return "".join(each.text for each in told if isinstance(each, Token)).upper().encode()
 
-    def sign_of_life(self) -> bytes:
+    def keepalive(self) -> bytes:
         return b" "
 
 
