@@ -15,7 +15,7 @@ from tailrace.edge.sse import PING, events, retry
 from tailrace.ledger.errors import TailraceError
 from tailrace.ledger.frame import FRAMES_TYPE, Heartbeat, Opened, Sibling, encode
 
-SILENCE_S = 4.0
+KEEPALIVE_INTERVAL_S = 4.0
 """Time without a frame, in seconds, after which the body gets a keepalive. Clients that receive
 nothing for 10 s consider the connection lost."""
 ALIVE = encode(Heartbeat(0, ready=True))

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 
 from tailrace.edge.flush import FlushBatch
 from tailrace.edge.generate.encoders import (
+    KEEPALIVE_INTERVAL_S,
     LIVE_HEADERS,
-    SILENCE_S,
     TIP_PATIENCE_S,
     Encoder,
     FrameEncoder,
@@ -321,7 +321,7 @@ class StreamReader:
             return
         if begin := begin + self._encoder.frames([]):
             self._writer.write(begin)
-        self._deadline.set(SILENCE_S)
+        self._deadline.set(KEEPALIVE_INTERVAL_S)
 
     def _begin(self, status: int, headers: Mapping[str, str]) -> None:
         self._tip.clear()
@@ -359,12 +359,12 @@ class StreamReader:
     def _quiet(self) -> None:
         """Send a keepalive, if the stream has been quiet for long enough."""
         silent_s = self._deadlines.clock_s() - self._last_write_s
-        if silent_s < SILENCE_S:
-            self._deadline.set(SILENCE_S - silent_s)
+        if silent_s < KEEPALIVE_INTERVAL_S:
+            self._deadline.set(KEEPALIVE_INTERVAL_S - silent_s)
             return
         if self._writer.writable_bytes() > 0:
             self._writer.write(self._encoder.keepalive())
-        self._deadline.set(SILENCE_S)
+        self._deadline.set(KEEPALIVE_INTERVAL_S)
 
     def _close(self) -> None:
         self._deadline.end()

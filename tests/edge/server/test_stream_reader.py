@@ -145,7 +145,7 @@ async def test_a_client_that_leaves_is_detached(origin: ScriptedOrigin, served: 
 async def test_a_reader_at_the_tip_learns_at_once_that_it_is_connected(
     origin: ScriptedOrigin, served: Served
 ) -> None:
-    """And that a stream which says nothing goes on, by a sign of life: see SILENCE_S."""
+    """And that a stream which says nothing goes on, by a sign of life: see KEEPALIVE_INTERVAL_S."""
     origin.released = 3
     ask = f"GET /v1/generate/{STREAM.hex()}?after=2 HTTP/1.1\r\nHost: localhost\r\n"
     async with Client.connected(served) as client:
