@@ -31,7 +31,7 @@ LIVE_HEADERS = {"Cache-Control": f"no-store, {NO_TRANSFORM}"} | UNBUFFERED
 """Headers of every response whose body is sent while the stream runs, in any dialect."""
 
 
-TIP_PATIENCE_S = 1.0
+TIP_TIMEOUT_S = 1.0
 """Time that a reader who has every frame so far waits for the news that the stream has ended, in
 seconds, before its response begins. If it has ended, the response is an empty one (204)."""
 

@@ -46,7 +46,7 @@ from tailrace.ledger.frame import (
     with_corr,
 )
 
-ORIGIN_PATIENCE_S = 30.0
+LOST_LINK_TIMEOUT_S = 30.0
 """Time that an open stream waits for a lost link to come back, in seconds."""
 TOKEN = Token.tag
 ELSEWHERE = frozenset(("unknown_stream", "overloaded", "loading", "unavailable", "ledger_full"))
@@ -150,7 +150,7 @@ class Relay:
                 self._drop(route)
             elif route.sent and route.survives_loss:
                 if route.deadline is None:
-                    route.deadline = now + ORIGIN_PATIENCE_S
+                    route.deadline = now + LOST_LINK_TIMEOUT_S
             elif route.sent:
                 lost = OriginUnreachable("the link to the origin was lost")
                 self._fail(route, end_of(route, lost))

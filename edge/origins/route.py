@@ -24,7 +24,7 @@ from tailrace.ledger.frame import (
     encode,
 )
 
-CONNECT_PATIENCE_S = 2.0
+CONNECT_TIMEOUT_S = 2.0
 """Time that a new request waits for a link that is down, in seconds."""
 
 
@@ -100,7 +100,7 @@ def end_of(route: Route, error: TailraceError) -> TailraceError:
 
 def route_of(sink: Sink, corr: int, request: Frame, now: float) -> Route:
     """Return the route of a client's request."""
-    deadline = now + CONNECT_PATIENCE_S
+    deadline = now + CONNECT_TIMEOUT_S
     raw = LINK_CODEC.encode(request)
     route = Route(sink, corr, raw, deadline, repeatable=True, changes=False)
     match request:

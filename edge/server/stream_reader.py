@@ -14,7 +14,7 @@ from tailrace.edge.flush import FlushBatch
 from tailrace.edge.generate.encoders import (
     KEEPALIVE_INTERVAL_S,
     LIVE_HEADERS,
-    TIP_PATIENCE_S,
+    TIP_TIMEOUT_S,
     Encoder,
     FrameEncoder,
     stream_headers,
@@ -293,7 +293,7 @@ class StreamReader:
             self._encoder.opened(answer)
             self._headers = stream_headers(answer, self._encoder.media_type)
             if self._is_resume and not self._queue:
-                self._tip.set(TIP_PATIENCE_S)  # the end may follow at once
+                self._tip.set(TIP_TIMEOUT_S)  # the end may follow at once
                 return
         if self._has_all and self._encoder.ends_by_204:
             self._begin(204, self._headers)

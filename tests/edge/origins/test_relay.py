@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from tailrace.edge.origins.link_protocol import PATIENCE_S, LinkState
-from tailrace.edge.origins.relay import ORIGIN_PATIENCE_S, Relay
-from tailrace.edge.origins.route import CONNECT_PATIENCE_S, route_of
+from tailrace.edge.origins.relay import LOST_LINK_TIMEOUT_S, Relay
+from tailrace.edge.origins.route import CONNECT_TIMEOUT_S, route_of
 from tailrace.edge.origins.sink import under
 from tailrace.ledger.errors import FrameError, SchemaMismatch, TailraceError, Unavailable
 from tailrace.ledger.frame import (
@@ -495,7 +495,7 @@ def test_a_change_that_was_never_sent_waits_for_the_link() -> None:
     assert link.connect() == [(1, a_call("POST"))]
     other = Link()
     other.asks(too_late, a_call("POST"))
-    other.passes(CONNECT_PATIENCE_S)
+    other.passes(CONNECT_TIMEOUT_S)
     assert errors(too_late) == [(1, "origin_unreachable", True)]
 
 
@@ -533,9 +533,9 @@ def test_a_stream_under_way_waits_longer_than_a_new_request(link: Link) -> None:
     link.lose()
     new = Client()
     link.asks(new, OPEN)
-    link.passes(CONNECT_PATIENCE_S)
+    link.passes(CONNECT_TIMEOUT_S)
     assert errors(new) == [(1, "origin_unreachable", True)]
-    link.passes(ORIGIN_PATIENCE_S - CONNECT_PATIENCE_S - 1)
+    link.passes(LOST_LINK_TIMEOUT_S - CONNECT_TIMEOUT_S - 1)
     assert errors(under_way) == []
     link.passes(1)
     assert errors(under_way) == [(1, "origin_unreachable", True)]
@@ -545,9 +545,9 @@ def test_a_new_request_is_sent_when_the_link_comes_in_time() -> None:
     link = Link()
     client = Client()
     link.asks(client, OPEN)
-    link.passes(CONNECT_PATIENCE_S / 2)
+    link.passes(CONNECT_TIMEOUT_S / 2)
     assert link.connect() == [(1, OPEN)]
-    link.passes(ORIGIN_PATIENCE_S * 2)
+    link.passes(LOST_LINK_TIMEOUT_S * 2)
     assert client.frames == []
 
 
@@ -555,7 +555,7 @@ def test_links_that_come_and_go_before_the_hello_do_not_prolong_the_patience(lin
     client, _ = opened(link)
     link.lose()
     for _ in range(3):
-        link.passes(ORIGIN_PATIENCE_S / 3)
+        link.passes(LOST_LINK_TIMEOUT_S / 3)
         link.relay.connected()
         link.lose()
     assert errors(client) == [(1, "origin_unreachable", True)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tailrace.edge.origins.relay import ORIGIN_PATIENCE_S
+from tailrace.edge.origins.relay import LOST_LINK_TIMEOUT_S
 from tailrace.edge.origins.renewal_queue import MAX_RENEWALS
 from tailrace.ledger.frame import (
     Credit,
@@ -140,11 +140,11 @@ def test_a_link_that_is_lost_again_before_all_are_renewed_begins_anew(link: Link
     clients = read_by(link, MAX_RENEWALS + 100)
     for _ in range(3):
         link.lose()
-        link.passes(ORIGIN_PATIENCE_S / 2)
+        link.passes(LOST_LINK_TIMEOUT_S / 2)
         assert len(link.connect()) == MAX_RENEWALS
-        link.passes(ORIGIN_PATIENCE_S)
+        link.passes(LOST_LINK_TIMEOUT_S)
     link.lose()
-    link.passes(ORIGIN_PATIENCE_S)
+    link.passes(LOST_LINK_TIMEOUT_S)
     assert all(errors(client) == [(1, "origin_unreachable", True)] for client in clients)
 
 
