@@ -22,9 +22,9 @@ from tailrace.ledger.frame import (
 from tailrace.ledger.process.version import software
 from tailrace.ledger.wire.handshake import Handshake, Side, refused
 
-PATIENCE_S = 16.0
+LINK_IDLE_TIMEOUT_S = 16.0
 """Idle timeout that the origin uses for this edge, in seconds."""
-ALIVE = encode(Heartbeat(0, ready=True, patience_ms=round(PATIENCE_S * 1000)))
+HEARTBEAT_REPLY = encode(Heartbeat(0, ready=True, patience_ms=round(LINK_IDLE_TIMEOUT_S * 1000)))
 """The answer to each Heartbeat of the origin."""
 
 
@@ -82,7 +82,7 @@ class LinkProtocol:
             self._begin_if_sure()
         elif isinstance(frame, Heartbeat) and self.state is LinkState.UP:
             self.heartbeat = frame
-            return ALIVE
+            return HEARTBEAT_REPLY
         elif self._is_greeted and not self._handshake.done:
             raise refused("this edge has a link secret, and the origin shows none")
         else:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from tailrace.edge.origins.link_protocol import PATIENCE_S, LinkState
+from tailrace.edge.origins.link_protocol import LINK_IDLE_TIMEOUT_S, LinkState
 from tailrace.edge.origins.relay import LOST_LINK_TIMEOUT_S, Relay
 from tailrace.edge.origins.route import CONNECT_TIMEOUT_S, route_of
 from tailrace.edge.origins.sink import under
@@ -322,7 +322,7 @@ def test_a_reader_is_resumed_from_where_it_asked_with_the_latest_token(link: Lin
 
 def test_each_heartbeat_of_the_origin_is_answered_with_one(link: Link) -> None:
     link.says(Heartbeat(1, ready=True), Heartbeat(2, ready=True))
-    alive = Heartbeat(0, ready=True, patience_ms=round(PATIENCE_S * 1000))
+    alive = Heartbeat(0, ready=True, patience_ms=round(LINK_IDLE_TIMEOUT_S * 1000))
     assert link.sent() == [(0, alive), (0, alive)]
 
 
