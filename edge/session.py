@@ -18,7 +18,7 @@ from enum import IntEnum
 from functools import lru_cache
 from math import inf
 
-from tailrace.edge.access.authenticator import NOBODY
+from tailrace.edge.access.authenticator import ANONYMOUS
 from tailrace.edge.unread import UnreadDefault
 from tailrace.ledger.errors import (
     CallerError,
@@ -268,7 +268,7 @@ class Session:
         if frame.caller is not None:
             self._refuse_request(corr, caller_not_allowed())
             return
-        if self.caller == NOBODY and (isinstance(frame, Open) or not frame.token):
+        if self.caller == ANONYMOUS and (isinstance(frame, Open) or not frame.token):
             self._refuse(corr, no_key(frame))
             return
         credit = frame.credit if isinstance(frame, Open | Resume) else 0

@@ -50,7 +50,7 @@ KEY_PROTOCOL = "tailrace-key."
 set no other header."""
 SESSION_PATH = "/v1/ws"
 
-NOBODY = Caller("", 0)
+ANONYMOUS = Caller("", 0)
 """The caller without an API key, whom only a resume token can authorize."""
 
 _STREAMS = "/v1/(?:generate|chat/completions|completions|responses)"
@@ -105,10 +105,10 @@ class Authenticator:
             return Grant(None, head)
         text, head = _take_key(head)
         if _is_open(head) and (text is None or head.path != READY_PATH):
-            return Grant(NOBODY, head)
+            return Grant(ANONYMOUS, head)
         if text is None:
             self._require_token(head, has_token)
-            return Grant(NOBODY, head)
+            return Grant(ANONYMOUS, head)
         key = self.ring.find(text, self.now())
         limits = self.ring.limits(key.tenant)
         quotas = self._count(key.tenant, limits, openai=is_openai_path(head.path))

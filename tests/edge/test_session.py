@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tailrace.edge.access.authenticator import NOBODY
+from tailrace.edge.access.authenticator import ANONYMOUS
 from tailrace.edge.session import (
     LEAST_WINDOW_BYTES,
     MAX_CREDIT_FRAMES,
@@ -201,7 +201,7 @@ NOTHING_SPEAKS = [OPEN, Resume(STREAM), Cancel(STREAM), Steer(STREAM, None, "x")
 
 @pytest.mark.parametrize("request_frame", NOTHING_SPEAKS)
 def test_what_neither_a_key_nor_a_token_speaks_for_is_refused_here(request_frame: Frame) -> None:
-    session = Session(caller=NOBODY)
+    session = Session(caller=ANONYMOUS)
     session.receive(HELLO)
     assert session.receive(encode(request_frame, 1)) == []
     assert errors(session) == [(1, "no_key", 401)]
@@ -212,9 +212,9 @@ def test_what_neither_a_key_nor_a_token_speaks_for_is_refused_here(request_frame
 @pytest.mark.parametrize(
     ("caller", "request_frame"),
     [
-        (NOBODY, Resume(STREAM, token="v1.token")),
-        (NOBODY, Cancel(STREAM, token="v1.token")),
-        (NOBODY, Steer(STREAM, "v1.token", "x")),
+        (ANONYMOUS, Resume(STREAM, token="v1.token")),
+        (ANONYMOUS, Cancel(STREAM, token="v1.token")),
+        (ANONYMOUS, Steer(STREAM, "v1.token", "x")),
         *((Caller("acme", 0), request) for request in NOTHING_SPEAKS),
         *((None, request) for request in NOTHING_SPEAKS),
     ],

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tailrace.edge.access.authenticator import NOBODY, Authenticator, Grant
+from tailrace.edge.access.authenticator import ANONYMOUS, Authenticator, Grant
 from tailrace.edge.access.head import Head
 from tailrace.edge.access.keys import ApiKey, KeyRing, Limits, digest_of, make_key
 from tailrace.ledger.errors import CallerError, Unauthorized
@@ -74,7 +74,7 @@ def test_a_key_says_who_asks_and_goes_no_further(
 
 def test_a_bearer_token_that_is_no_key_is_for_the_origin() -> None:
     head = asked("/healthz", ("authorization", "Bearer of-a-subscription"))
-    assert House().authenticator.admit(head) == Grant(NOBODY, head)
+    assert House().authenticator.admit(head) == Grant(ANONYMOUS, head)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_without_a_key_only_a_resume_token_can_speak(
     heads += [(asked(path), True)] if token else []
     for head, in_query in heads:
         if is_let_in:
-            assert authenticator.admit(head, has_token=in_query).caller == NOBODY
+            assert authenticator.admit(head, has_token=in_query).caller == ANONYMOUS
         else:
             with pytest.raises(Unauthorized) as refused:
                 authenticator.admit(head, has_token=in_query)
@@ -150,8 +150,8 @@ def test_a_key_is_heard_where_it_opens_more_and_nowhere_else_that_is_open() -> N
     house, wrong = House(), ("tailrace-key", "tr_wrong")
     key = ("tailrace-key", KEY)
     assert house.authenticator.admit(asked("/readyz", key)).caller == house.ask()
-    assert house.authenticator.admit(asked("/healthz", key)).caller == NOBODY
-    assert house.authenticator.admit(asked("/healthz", wrong)).caller == NOBODY
+    assert house.authenticator.admit(asked("/healthz", key)).caller == ANONYMOUS
+    assert house.authenticator.admit(asked("/healthz", wrong)).caller == ANONYMOUS
     with pytest.raises(Unauthorized):
         house.authenticator.admit(asked("/readyz", wrong))
 
@@ -176,7 +176,7 @@ def test_requests_under_way_are_bounded_by_tenant() -> None:
         house.ask()
     house.authenticator.done(first)
     house.ask()
-    house.authenticator.done(NOBODY)
+    house.authenticator.done(ANONYMOUS)
     house.authenticator.done(None)
 
 
