@@ -8,7 +8,7 @@ from starlette.types import Receive, Send
 
 from tailrace.edge.flush import FlushBatch
 from tailrace.edge.server.deadlines import Deadlines
-from tailrace.edge.server.interfaces import NOBODY, UNSENT_BYTES, Headers, ResponseSource
+from tailrace.edge.server.interfaces import NULL_LISTENER, UNSENT_BYTES, Headers, ResponseSource
 from tailrace.ledger.process.tasks import cancel
 
 
@@ -23,7 +23,7 @@ class AsgiWriter:
         self.batch = batch
         self.deadlines = Deadlines(asyncio.get_running_loop(), batch.flush)
         self._receive, self._send = receive, send
-        self._source: ResponseSource = NOBODY
+        self._source: ResponseSource = NULL_LISTENER
         self._head: tuple[int, Headers] | None = None
         self._waiting = bytearray()
         self._sending = 0  # bytes that the server has not taken yet

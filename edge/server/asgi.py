@@ -20,7 +20,7 @@ from tailrace.edge.errors import error_response
 from tailrace.edge.flush import FlushBatch
 from tailrace.edge.server.deadlines import Deadlines, nothing
 from tailrace.edge.server.interfaces import (
-    NOBODY,
+    NULL_LISTENER,
     Headers,
     Request,
     ResponseSource,
@@ -148,7 +148,7 @@ class AsgiRequest:
     refused: Callable[[], None]
     wants_body: Callable[[], None]
     _state: State = State.PENDING
-    _source: ResponseSource = NOBODY  # of a detached response
+    _source: ResponseSource = NULL_LISTENER  # of a detached response
     _body: bytearray = field(default_factory=bytearray)
     _body_ended: bool = False
     _body_given: bool = False  # the application has had the end of it
@@ -177,7 +177,7 @@ class AsgiRequest:
 
     def disconnected(self) -> None:
         """End the response: the client has left."""
-        source, self._source = self._source, NOBODY
+        source, self._source = self._source, NULL_LISTENER
         self._state = State.ENDED
         self._came.set()
         self._room.set()

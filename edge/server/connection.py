@@ -18,7 +18,7 @@ from tailrace.edge.server.deadlines import Deadline
 from tailrace.edge.server.http1 import Http1
 from tailrace.edge.server.http2 import Http2
 from tailrace.edge.server.input import MAX_HELD_BYTES, SLICE_BYTES
-from tailrace.edge.server.interfaces import NOBODY, UNSENT_BYTES, ConnectionProtocol
+from tailrace.edge.server.interfaces import NULL_LISTENER, UNSENT_BYTES, ConnectionProtocol
 from tailrace.ledger.errors import Overloaded
 
 Result = TypeVar("Result")
@@ -94,7 +94,7 @@ class Connection(asyncio.Protocol):
         self._input = b""  # input that was read, and not given to the protocol
         self._sliced = 0  # bytes of it that the protocol has got
         self.in_line = False
-        self.protocol: ConnectionProtocol = NOBODY
+        self.protocol: ConnectionProtocol = NULL_LISTENER
         self._deadline = Deadline(context.deadlines, self.abort)  # of a stall, or of the close
 
     # ---- the transport ----
@@ -226,7 +226,7 @@ class Connection(asyncio.Protocol):
         self._context.connections.discard(self)
         self._deadline.end()
         # The protocol refers to this connection: without this, a reference cycle is left.
-        protocol, self.protocol = self.protocol, NOBODY
+        protocol, self.protocol = self.protocol, NULL_LISTENER
         protocol.disconnected()
         self._context.batch.flush()
 

@@ -106,7 +106,7 @@ class ConnectionProtocol(Protocol):
         """Close an idle connection; let requests under way end, and take no new ones."""
 
 
-class Nobody:
+class NullListener:
     """Null object: a `ConnectionProtocol` and a `ResponseSource` that ignores every event."""
 
     def receive(self, data: bytes) -> None: ...
@@ -118,7 +118,7 @@ class Nobody:
     def drain(self) -> None: ...
 
 
-NOBODY = Nobody()
+NULL_LISTENER = NullListener()
 
 
 class Transport(Protocol):
