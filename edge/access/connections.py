@@ -32,30 +32,30 @@ class ConnectionLimits:
     most_per_address: int
     exempt: Callable[[str], bool] = lambda _: False
     count: int = 0
-    _by_place: Counter[str] = field(default_factory=Counter)
+    _by_client_key: Counter[str] = field(default_factory=Counter)
 
     def admit(self, address: str) -> bool:
         """Count a connection in; return False if it exceeds a limit and must be closed at once."""
-        place = place_of(address)
+        key = client_key(address)
         is_bounded = not self.exempt(address)
         if self.count >= self.most:
             return False
-        if is_bounded and self._by_place[place] >= self.most_per_address:
+        if is_bounded and self._by_client_key[key] >= self.most_per_address:
             return False
         self.count += 1
-        self._by_place[place] += 1
+        self._by_client_key[key] += 1
         return True
 
     def release(self, address: str) -> None:
         """Count out a connection that was admitted and has ended."""
-        place = place_of(address)
+        key = client_key(address)
         self.count -= 1
-        self._by_place[place] -= 1
-        if not self._by_place[place]:
-            del self._by_place[place]
+        self._by_client_key[key] -= 1
+        if not self._by_client_key[key]:
+            del self._by_client_key[key]
 
 
-def place_of(address: str) -> str:
+def client_key(address: str) -> str:
     """Return the key by which one client is counted: the IPv4 address, or the IPv6 /64 network."""
     parsed = parsed_address(address)
     if isinstance(parsed, ipaddress.IPv6Address):

@@ -13,12 +13,12 @@ from functools import lru_cache
 from math import inf
 from typing import NamedTuple
 
-from tailrace.edge.access.connections import place_of
+from tailrace.edge.access.connections import client_key
 from tailrace.ledger.errors import TooManyRequests
 
 REMEMBERED_ADDRESSES = 4096
 
-_place_of = lru_cache(REMEMBERED_ADDRESSES)(place_of)
+_client_key = lru_cache(REMEMBERED_ADDRESSES)(client_key)
 
 
 class Owner(NamedTuple):
@@ -42,7 +42,7 @@ class OpenRequests:
     _by_tenant: Counter[str] = field(default_factory=Counter)
 
     def owner(self, address: str, tenant: str) -> Owner:
-        return Owner("" if not address or self.exempt(address) else _place_of(address), tenant)
+        return Owner("" if not address or self.exempt(address) else _client_key(address), tenant)
 
     def refusal(self, owner: Owner) -> TooManyRequests | None:
         """Return the error of one more request of `owner` if it has as many as it may have."""
