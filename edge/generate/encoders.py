@@ -18,7 +18,7 @@ from tailrace.ledger.frame import FRAMES_TYPE, Heartbeat, Opened, Sibling, encod
 KEEPALIVE_INTERVAL_S = 4.0
 """Time without a frame, in seconds, after which the body gets a keepalive. Clients that receive
 nothing for 10 s consider the connection lost."""
-ALIVE = encode(Heartbeat(0, ready=True))
+KEEPALIVE_FRAME = encode(Heartbeat(0, ready=True))
 """The keepalive in a body of frames; encoded once, because thousands of idle readers get it."""
 UNBUFFERED = {
     "X-Accel-Buffering": "no",  # nginx
@@ -111,7 +111,7 @@ class FrameEncoder(NativeEncoder):
         return b"".join(frames)
 
     def keepalive(self) -> bytes:
-        return ALIVE
+        return KEEPALIVE_FRAME
 
 
 ENCODERS: dict[View, Callable[[], Encoder]] = {View.SSE: SseEncoder, View.FRAMES: FrameEncoder}
