@@ -14,7 +14,7 @@ import structlog
 FLUSHED_TOGETHER = 8
 """Connections that are encoded before the data of any is sent. Alternating Python and send() evicts
 the CPU caches each time; larger groups only add latency."""
-READS_A_TIMED_ONE = 8
+READS_PER_SAMPLE = 8
 """Sample one in this many link reads for the latency histogram."""
 
 log = structlog.get_logger("tailrace.edge")
@@ -41,7 +41,7 @@ class FlushBatch:
     of the application) calls `flush` at its end.
 
     With a `clock_s`, `observe` gets the seconds from the beginning of a link read to the end of the
-    flush behind it, for one in `READS_A_TIMED_ONE` of the reads that bring something.
+    flush behind it, for one in `READS_PER_SAMPLE` of the reads that bring something.
     """
 
     dirty: dict[Flushable, None] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class FlushBatch:
         self._began_s = None
         if changed and self.clock_s is not None:
             self.observe(self.clock_s() - began_s)
-            self._untimed = READS_A_TIMED_ONE - 1
+            self._untimed = READS_PER_SAMPLE - 1
 
 
 def _flush(some: list[Flushable]) -> None:

@@ -61,11 +61,11 @@ MAX_STREAMS_PER_CONNECTION = 256
 MAX_CREDIT_FRAMES = 1024
 """Maximum frames of one stream for which a client may give credit beyond the last one sent."""
 WINDOW_BYTES = 8 << 10
-LEAST_WINDOW_BYTES = 4 << 10
+MIN_WINDOW_BYTES = 4 << 10
 """Maximum bytes of logged frames that wait here for a client, besides one frame of each stream:
-WINDOW_BYTES for all of its streams together, but at least LEAST_WINDOW_BYTES for each. A client may
+WINDOW_BYTES for all of its streams together, but at least MIN_WINDOW_BYTES for each. A client may
 give credit for more."""
-LEAST_LEFT_BYTES = LEAST_WINDOW_BYTES // 2
+MIN_LEFT_BYTES = MIN_WINDOW_BYTES // 2
 """Bytes of credit at the origin below which the credit of a stream is renewed."""
 SMALL_BYTES = 125
 """Maximum size of a message whose length takes one byte (RFC 6455, 5.2)."""
@@ -308,7 +308,7 @@ class Session:
     @property
     def _window_bytes(self) -> int:
         """Maximum bytes of one stream that may wait here; streams share that of a connection."""
-        return max(LEAST_WINDOW_BYTES, WINDOW_BYTES // len(self._streams))
+        return max(MIN_WINDOW_BYTES, WINDOW_BYTES // len(self._streams))
 
     def _detach(self, corr: int, forward: list[ToOrigin]) -> None:
         stream = self._streams.pop(corr, None)
@@ -360,7 +360,7 @@ class Session:
         if self._turns or self._replies or self._heartbeat is not None or self.close is not None:
             return None
         stream = self._streams.get(corr)
-        if stream is None or stream.granted_bytes - stream.sent_bytes - size < LEAST_LEFT_BYTES:
+        if stream is None or stream.granted_bytes - stream.sent_bytes - size < MIN_LEFT_BYTES:
             return None
         stream.next_index += 1
         stream.sent_bytes += size
@@ -407,7 +407,7 @@ class Session:
             elif tag in LOGGED:
                 stream.next_index += 1
                 stream.sent_bytes += size
-                if stream.granted_bytes - stream.sent_bytes < LEAST_LEFT_BYTES:
+                if stream.granted_bytes - stream.sent_bytes < MIN_LEFT_BYTES:
                     self._renew(corr, stream)
         beat = self._heartbeat
         if beat is not None and self._greeted and (len(beat) <= left or not frames):

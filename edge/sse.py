@@ -44,7 +44,7 @@ _LONG_INDEXES = b"".join([*SMALL_INDEXES][_TWO_BYTES_FROM:])
 _TO_ESCAPE = bytes(range(0x20)) + b'"\\'
 _to_escape = re.compile(rb"[%b]" % re.escape(_TO_ESCAPE)).search
 _not_a_token = re.compile(rb"[^%c]" % _TOKEN).search
-LEAST_RUN = 8
+MIN_RUN = 8
 """Minimum number of frames for which encoding all of them together is faster."""
 _between: list[bytes] = []  # what stands between the texts of tokens n and n + 1; grows on demand
 
@@ -71,7 +71,7 @@ def events(frames: Sequence[bytes]) -> bytes:
         return _event(frames[0])
     try:
         tags = sizes = b""
-        if len(frames) >= LEAST_RUN:
+        if len(frames) >= MIN_RUN:
             tags, sizes = bytes(map(_tag, frames)), bytes(map(_size, frames))
     except IndexError:  # a frame is too short to have these fields
         tags = b""
@@ -81,7 +81,7 @@ def events(frames: Sequence[bytes]) -> bytes:
     while at < len(frames):
         other = _not_a_token(tags, at)
         end = len(frames) if other is None else other.start()
-        token = short_token(frames[at]) if end - at >= LEAST_RUN else None
+        token = short_token(frames[at]) if end - at >= MIN_RUN else None
         if token is None:
             made.append(_event(frames[at]))
             at += 1

@@ -43,7 +43,7 @@ from tailrace.ledger.frame import (
     to_error,
 )
 
-TELL_FRAMES, TELL_BYTES = WINDOW_FRAMES // 8, WINDOW_BYTES // 8
+CREDIT_UPDATE_FRAMES, CREDIT_UPDATE_BYTES = WINDOW_FRAMES // 8, WINDOW_BYTES // 8
 """Frames and bytes that are written before the credit window is updated."""
 TOKEN = Token.tag
 
@@ -234,7 +234,7 @@ class StreamReader:
         self._last_write_s = self._deadlines.clock_s()
         self._passed = passed = self._passed + 1
         self._passed_bytes += len(raw)
-        if passed >= TELL_FRAMES or self._passed_bytes >= TELL_BYTES:
+        if passed >= CREDIT_UPDATE_FRAMES or self._passed_bytes >= CREDIT_UPDATE_BYTES:
             self._renew()
         return True
 

@@ -6,11 +6,11 @@ import pytest
 
 from tailrace.edge.access.authenticator import ANONYMOUS
 from tailrace.edge.session import (
-    LEAST_WINDOW_BYTES,
     MAX_CREDIT_FRAMES,
     MAX_MESSAGE_BYTES,
     MAX_STREAMS_PER_CONNECTION,
     MAX_WAITING_REPLIES,
+    MIN_WINDOW_BYTES,
     WINDOW_BYTES,
     Close,
     CloseCode,
@@ -462,7 +462,7 @@ def test_streams_of_one_connection_share_what_may_wait(session: Session) -> None
         [raw] = session.receive(encode(Resume(STREAM, credit=9), corr))
     _, last = raw
     assert isinstance(last, Resume)
-    assert last.credit_bytes == max(WINDOW_BYTES // 8, LEAST_WINDOW_BYTES)
+    assert last.credit_bytes == max(WINDOW_BYTES // 8, MIN_WINDOW_BYTES)
 
 
 def test_a_client_that_says_no_hello_is_told_so() -> None:

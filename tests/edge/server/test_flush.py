@@ -2,7 +2,7 @@
 
 from itertools import count
 
-from tailrace.edge.flush import FLUSHED_TOGETHER, READS_A_TIMED_ONE, FlushBatch
+from tailrace.edge.flush import FLUSHED_TOGETHER, READS_PER_SAMPLE, FlushBatch
 
 
 class Noted:
@@ -66,7 +66,7 @@ def test_a_few_are_flushed_and_then_what_they_have_written_is_sent() -> None:
 def test_one_read_in_a_few_is_timed_of_those_that_bring_something() -> None:
     ticks, timed = count(1), list[float]()
     batch = FlushBatch(clock_s=lambda: float(next(ticks)), observe=timed.append)
-    for brings in [False, *[True] * (READS_A_TIMED_ONE + 1)]:
+    for brings in [False, *[True] * (READS_PER_SAMPLE + 1)]:
         batch.begin()
         if brings:
             batch.mark_dirty(Noted(batch, "stream", []))

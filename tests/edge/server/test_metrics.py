@@ -8,7 +8,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tailrace.edge.flush import READS_A_TIMED_ONE
+from tailrace.edge.flush import READS_PER_SAMPLE
 from tailrace.edge.telemetry.metrics import EdgeMetrics
 from tailrace.ledger.errors import Overloaded
 from tailrace.ledger.flow.backoff import Backoff
@@ -87,7 +87,7 @@ async def test_frames_are_counted_and_timed_from_the_link_to_the_socket(
     assert value(served, "frames_total", origin=link) == (WORDS + 1) + (WORDS - 1)
     # The stream had ended: all that the second reader was sent lay behind the tip.
     assert value(served, "replayed_frames_total", origin=link) == 2 * WORDS
-    for _ in range(READS_A_TIMED_ONE):  # by now a second one is
+    for _ in range(READS_PER_SAMPLE):  # by now a second one is
         await client.post("/v1/generate", json=BODY, headers=SSE)
     reads = value(served, "relay_seconds_count")
     total_s = value(served, "relay_seconds_sum")
