@@ -51,7 +51,7 @@ REQUEST_TIMEOUT = 408
 
 
 @dataclass(slots=True, eq=False)
-class UnderWay:
+class CurrentRequest:
     """The request that is being answered, and how much of it is still to come."""
 
     dispatcher: RequestDispatcher
@@ -88,7 +88,7 @@ class Http1:
         self._scanned = 0  # bytes of it in which no head ends
         self._head_began = False  # something of the next head has come, if only empty lines
         self._empty_lines = 0  # before it
-        self._request: UnderWay | None = None
+        self._request: CurrentRequest | None = None
         self._skipped = 0  # bytes of a body that are to come, of a request that has its answer
         self._advancing = False
         self._unread = False  # the client leaves its answers unread: it gets no more
@@ -249,7 +249,7 @@ class Http1:
             self._refused,
             self._wants_body,
         )
-        self._request = UnderWay(
+        self._request = CurrentRequest(
             dispatcher,
             writer,
             length,
@@ -307,7 +307,7 @@ class Http1:
 
     # ---- bodies ----
 
-    def _feed(self, request: UnderWay) -> bool:
+    def _feed(self, request: CurrentRequest) -> bool:
         """Hand on what has come of a body; return True if the next request may begin."""
         if request.is_whole or not self._buffer:
             return False
