@@ -202,7 +202,7 @@ def _fields(collected: Collected) -> dict[str, object]:
 # ---- requests to the origin ----
 
 
-def asked_to_start(
+def open_request(
     body: bytes, key: str | None, caller: Caller | None, media_type: str | None = None
 ) -> Open:
     """Return the Open for the body of a POST; `key` is the value of its Idempotency-Key header."""
@@ -217,7 +217,7 @@ def asked_to_start(
     return replace(wanted, caller=caller)
 
 
-def asked_to_read(
+def resume_request(
     stream: str,
     after: Sequence[str],
     last_event_id: str | None,
@@ -258,7 +258,7 @@ async def start(request: Request) -> Response:
     body = await read_body(request)
     key = request.headers.get("Idempotency-Key")
     media_type = request.headers.get("Content-Type")
-    wanted = asked_to_start(body, key, caller_of(request), media_type)
+    wanted = open_request(body, key, caller_of(request), media_type)
     return await _answer(request, view, wanted)
 
 
@@ -266,7 +266,7 @@ async def read(request: Request) -> Response:
     """Handle GET /v1/generate/{id}: read a stream."""
     view = choose_view(request.headers.get("Accept"))
     query = request.query_params
-    wanted = asked_to_read(
+    wanted = resume_request(
         request.path_params["id"],
         query.getlist("after"),
         request.headers.get("Last-Event-ID"),

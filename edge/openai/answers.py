@@ -21,7 +21,7 @@ from tailrace.edge.access.middleware import caller_of
 from tailrace.edge.errors import openai_error
 from tailrace.edge.generate.encoders import stream_headers
 from tailrace.edge.generate.params import read_body
-from tailrace.edge.generate.routes import MAX_DOCUMENT_BYTES, Collected, asked_to_read, collect
+from tailrace.edge.generate.routes import MAX_DOCUMENT_BYTES, Collected, collect, resume_request
 from tailrace.edge.openai.chunks import (
     FINISH,
     AnswerShape,
@@ -98,7 +98,7 @@ class Dialect:
             said.setdefault(key, value)
         after: Sequence[str] = [said["starting_after"]] if "starting_after" in said else []
         try:
-            resume = asked_to_read(
+            resume = resume_request(
                 name.removeprefix(self.shape.prefix),
                 after,
                 None,

@@ -23,7 +23,7 @@ from starlette.routing import Route
 from tailrace.edge.access.keys import KeyRing, Limits
 from tailrace.edge.access.middleware import caller_of
 from tailrace.edge.generate.encoders import NativeEncoder
-from tailrace.edge.generate.routes import asked_to_read
+from tailrace.edge.generate.routes import resume_request
 from tailrace.edge.stream_answer import StreamAnswer
 from tailrace.ledger.flow.backoff import Backoff
 from tailrace.ledger.frame import Credit, Detach, Resume, Token, decode
@@ -60,7 +60,7 @@ class Capitals(NativeEncoder):
 async def shout(request: Request) -> Response:
     """GET /shout/{id}: a stream in capitals."""
     after = request.query_params.getlist("after")
-    wanted = asked_to_read(request.path_params["id"], after, None, None, caller_of(request))
+    wanted = resume_request(request.path_params["id"], after, None, None, caller_of(request))
     return StreamAnswer(wanted, Capitals())
 
 
