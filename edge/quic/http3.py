@@ -73,7 +73,7 @@ class Http3:
             self._begin(event)
         elif isinstance(event, DataReceived):
             if (stream := self._streams.get(event.stream)) is not None:
-                stream.came(event.data, event.ended)
+                stream.receive_body(event.data, event.ended)
         elif isinstance(event, HeadersTooLarge):
             self.context.refuse(Http3Stream(self, event.stream), "h3", "", refusal(431))
             self.charge()
@@ -154,10 +154,10 @@ class Http3Stream:
         )
         self._dispatcher.begin(ended)
 
-    def came(self, data: bytes, ended: bool) -> None:
+    def receive_body(self, data: bytes, ended: bool) -> None:
         """Handle a piece of the request's body."""
         if self._dispatcher is not None and not self._ended:
-            self._dispatcher.came(data, ended)
+            self._dispatcher.receive_body(data, ended)
 
     def _read(self, size: int) -> None:
         if size:

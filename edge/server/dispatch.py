@@ -55,9 +55,9 @@ class RequestDispatcher:
         if not ended:
             self._deadline = Deadline(self.context.deadlines, self._overdue)
             self._deadline.set(self.context.body_timeout_s)
-        self.came(b"", ended)
+        self.receive_body(b"", ended)
 
-    def came(self, data: bytes, ended: bool) -> None:
+    def receive_body(self, data: bytes, ended: bool) -> None:
         """Hand on a piece of the body; `ended` means that it is the last one."""
         if self.is_whole:
             return
@@ -66,7 +66,7 @@ class RequestDispatcher:
         if self._running is not None:
             self._running.feed(data, ended)
 
-    def cut(self, error: TailraceError) -> None:
+    def fail(self, error: TailraceError) -> None:
         """End a request whose body is incomplete: with an error response, if none has begun."""
         self.disconnected()
         if self.writer.started:
@@ -90,7 +90,7 @@ class RequestDispatcher:
             self._deadline = None
 
     def _overdue(self) -> None:
-        self.cut(too_slow("body"))
+        self.fail(too_slow("body"))
 
     # ---- a ResponseSource ----
 

@@ -321,13 +321,13 @@ class Http1:
                 size, piece = chunks.feed(bytes(self._buffer))
             except TailraceError as error:
                 self._buffer.clear()
-                request.dispatcher.cut(error)
+                request.dispatcher.fail(error)
                 return False
             ended = chunks.ended
         del self._buffer[:size]
         request.expects = False  # it has begun
         request.unread_bytes += len(piece)
-        request.dispatcher.came(piece, ended)
+        request.dispatcher.receive_body(piece, ended)
         return self._request is None
 
     def _consumed(self, size: int) -> None:

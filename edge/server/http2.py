@@ -104,9 +104,11 @@ class Http2:
             stream.consumed(len(data))
         elif data and self._h2.body_bytes > limit:
             stream.source = None
-            dispatcher.cut(Overloaded("too much request-body data is in flight on this connection"))
+            dispatcher.fail(
+                Overloaded("too much request-body data is in flight on this connection")
+            )
         else:
-            dispatcher.came(data, ended)
+            dispatcher.receive_body(data, ended)
 
     # ---- time ----
 
