@@ -136,11 +136,11 @@ class MergedStreams:
         self._head: dict[str, Any] = {}
         self._first: Opened | None = None
         self._begun = False
-        self._over = False
+        self._closed = False
 
     def start(self) -> None:
         """Ask for the first prompt."""
-        if not self._over:
+        if not self._closed:
             self._ask_next()
 
     def _ask_next(self) -> None:
@@ -175,18 +175,18 @@ class MergedStreams:
         assert self._first is not None
         encoder = ChunkEncoder(self.shape)
         self.parts.start(200, stream_headers(self._first), encoder.media_type)
-        while not self._over and self._next < min(PROMPTS_AT_A_TIME, len(self._opens)):
+        while not self._closed and self._next < min(PROMPTS_AT_A_TIME, len(self._opens)):
             self._ask_next()
 
     def write(self, data: bytes) -> None:
         """Write a piece of one stream."""
-        if not self._over:
+        if not self._closed:
             self.parts.writer.write(data)
 
     def ended(self, lane: Lane) -> None:
         """Go on with the next prompt behind the last stream of one, or end the response."""
         self._lanes.pop(lane, None)
-        if self._over:
+        if self._closed:
             return
         if lane.encoder.error is not None:
             self._fail(lane.encoder.error)
@@ -219,12 +219,12 @@ class MergedStreams:
         self._end()
 
     def _end(self) -> None:
-        self._over = True
+        self._closed = True
         self.parts.done()
         self.parts.writer.end()
 
     def _detach(self) -> None:
-        self._over = True
+        self._closed = True
         lanes, self._lanes = self._lanes, {}
         for lane in lanes:
             lane.reader.disconnected()
@@ -241,6 +241,6 @@ class MergedStreams:
 
     def disconnected(self) -> None:
         """Detach from all streams, which run on."""
-        if not self._over:
+        if not self._closed:
             self._detach()
             self.parts.done()

@@ -111,32 +111,32 @@ class Http2Stream:
         return len(self._waiting)
 
     @property
-    def over(self) -> bool:
+    def is_closed(self) -> bool:
         """True if nothing more is written to the response."""
         return self._ended or self._broken or not self.open
 
     # ---- a ResponseWriter ----
 
     def start(self, status: int, headers: Headers) -> None:
-        if not self.over:
+        if not self.is_closed:
             self.started = True
             more = self._connection.headers()
             self._head = [(b":status", b"%d" % status), *headers, *more]
             self._connection.has_more(self)
 
     def write(self, data: bytes) -> None:
-        if data and not self.over:
+        if data and not self.is_closed:
             self._waiting += data
             self._connection.has_more(self)
 
     def end(self) -> None:
-        if not self.over:
+        if not self.is_closed:
             self._ended, self.source = True, None
             self._connection.has_more(self)
 
     def reset(self) -> None:
         """Break the response off; written data is still sent as far as the windows allow."""
-        if not self.over:
+        if not self.is_closed:
             self._broken, self.source = True, None
             self._connection.has_more(self)
 
@@ -375,7 +375,7 @@ class Http2Connection:
         """Note that a stream may have something to send."""
         if not stream.open:
             return
-        if stream.needs_no_room or stream.over:
+        if stream.needs_no_room or stream.is_closed:
             self._heads[stream] = None
         if stream.sendable:
             self._bodies[stream] = None
@@ -427,7 +427,7 @@ class Http2Connection:
                 self._unblocked[stream] = None
             if stream.sendable:
                 again[stream] = None
-            elif stream.over and stream.open:
+            elif stream.is_closed and stream.open:
                 self._heads[stream] = None
         self._bodies = left | again
         return sent

@@ -54,6 +54,7 @@ class StreamReader:
     __slots__ = (
         "_access",
         "_batch",
+        "_closed",
         "_deadline",
         "_deadlines",
         "_done",
@@ -68,7 +69,6 @@ class StreamReader:
         "_link",
         "_metrics",
         "_opened",
-        "_over",
         "_passed",
         "_passed_bytes",
         "_queue",
@@ -121,7 +121,7 @@ class StreamReader:
         self._is_resume = False  # the client has some of the stream already
         self._opened = False  # the origin has answered
         self._started = False  # the head has been written
-        self._over = False
+        self._closed = False
         self._stalled = False  # frames wait for room
         self._joined = False  # the first item of the queue is several frames
         self._fast_path = False  # the head is written, and nothing waits
@@ -148,15 +148,15 @@ class StreamReader:
         return self._stalled
 
     @property
-    def is_over(self) -> bool:
+    def is_closed(self) -> bool:
         """True once the response has ended, or its client has left."""
-        return self._over
+        return self._closed
 
     # ---- the beginning ----
 
     def ask(self, request: Open | Resume) -> None:
         """Ask an origin for the stream; its answer becomes the head of the response."""
-        if self._over:
+        if self._closed:
             return  # the client has left
         request = with_trace(credited(self._link.unread.applied(request)), self._metrics)
         self._is_resume = isinstance(request, Resume) and request.after is not None
@@ -167,7 +167,7 @@ class StreamReader:
 
     def take_over(self, reader: Reader, opened: Opened, begin: bytes) -> None:
         """Continue after `reader`, which has opened the stream; `begin` precedes its frames."""
-        if self._over:
+        if self._closed:
             reader.close()
             return
         self._queue, self._window = reader.hand_over(self)
@@ -197,11 +197,11 @@ class StreamReader:
         if self._fast_path and len(queue) == 1 and self._pass_on(queue[0]):
             queue.clear()
             return
-        if self._over or not queue:
+        if self._closed or not queue:
             return
         if not self._started:
             self._start()
-        if not self._started or self.is_over:
+        if not self._started or self.is_closed:
             return
         # Until writable_bytes() is below 1: only then is drained() called.
         while self._queue and (room := self._writer.writable_bytes()) > 0:
@@ -308,7 +308,7 @@ class StreamReader:
 
     def _waited_at_tip(self) -> None:
         """Begin the body of a resumed stream that still runs, but has no new frame."""
-        if not (self._over or self._started):
+        if not (self._closed or self._started):
             self._begin_body()
 
     def _begin_body(self, begin: bytes = b"") -> None:
@@ -370,7 +370,7 @@ class StreamReader:
         self._deadline.end()
         self._tip.end()
         self._queue = []
-        if not self._over:
-            self._over, self._fast_path = True, False
+        if not self._closed:
+            self._closed, self._fast_path = True, False
             self._metrics.writes = self._writes
             self._done()

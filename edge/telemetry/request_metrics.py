@@ -130,7 +130,7 @@ class RequestMetrics:
     """The telemetry of one request. Its owner calls `ended` once."""
 
     __slots__ = (
-        *("_began_s", "_counts", "_over", "_span", "address", "method", "protocol"),
+        *("_began_s", "_counts", "_closed", "_span", "address", "method", "protocol"),
         *("request_id", "route", "status", "stream", "trace", "writes"),
     )
 
@@ -146,7 +146,7 @@ class RequestMetrics:
         """Begin at the request's head, at `began_s` or now; without `counts` nothing is counted."""
         self._began_s = perf_counter() if began_s is None else began_s
         self._counts = counts
-        self._over = False
+        self._closed = False
         self.writes = 0  # of pieces of the body
         self.address = ""  # of the client, once the rules have said who that is
         self.protocol = protocol
@@ -209,9 +209,9 @@ class RequestMetrics:
 
     def ended(self) -> None:
         """Count the request and end its span: the response ended, or the client has left."""
-        if self._over:
+        if self._closed:
             return
-        self._over = True
+        self._closed = True
         seconds = perf_counter() - self._began_s
         if self._counts is not None:
             kind = Answered(self.route, self.method, self.status, self.protocol)

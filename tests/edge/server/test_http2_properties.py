@@ -107,7 +107,7 @@ class Trial:
 
     def _write(self, n: int, size: int) -> None:
         stream = self._pick(n)
-        if stream is None or stream.over:
+        if stream is None or stream.is_closed:
             return
         if stream.writable_bytes() < 1:
             self.waiting.add(stream.id)
@@ -123,7 +123,7 @@ class Trial:
             stream.end()
 
     def _break(self, n: int) -> None:
-        if (stream := self._pick(n)) is not None and not stream.over:
+        if (stream := self._pick(n)) is not None and not stream.is_closed:
             stream.reset()
             self.broken.add(stream.id)
 
