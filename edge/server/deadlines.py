@@ -42,17 +42,17 @@ class Deadlines:
 
 
 class Deadline:
-    """Calls `over` when it passes; may be set, put off and cleared as often as needed.
+    """Calls `on_expired` when it passes; may be set, put off and cleared as often as needed.
 
-    Its owner calls `end` when it ends itself. Otherwise `over`, which refers to the owner, would
+    Its owner calls `end` when it ends itself. Otherwise `on_expired`, which refers to it, would
     make a reference cycle for the garbage collector to find.
     """
 
-    __slots__ = ("_at_s", "_deadlines", "_timer", "_timer_s", "over")
+    __slots__ = ("_at_s", "_deadlines", "_timer", "_timer_s", "on_expired")
 
-    def __init__(self, deadlines: Deadlines, over: Callable[[], None]) -> None:
+    def __init__(self, deadlines: Deadlines, on_expired: Callable[[], None]) -> None:
         self._deadlines = deadlines
-        self.over = over
+        self.on_expired = on_expired
         self._at_s: float | None = None
         self._timer: Timer | None = None
         self._timer_s = 0.0  # when the timer fires, at or before the deadline
@@ -74,7 +74,7 @@ class Deadline:
     def end(self) -> None:
         """Forget the deadline and its owner; it is never set again."""
         self.clear()
-        self.over = nothing
+        self.on_expired = nothing
 
     @property
     def is_set(self) -> bool:
@@ -100,5 +100,5 @@ class Deadline:
             self._start(at_s, left_s)
             return
         self._at_s = None
-        self.over()
+        self.on_expired()
         self._deadlines.after()

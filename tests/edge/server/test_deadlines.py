@@ -23,7 +23,7 @@ def test_deadlines_are_called_in_time_put_off_brought_forward_and_cleared() -> N
     deadline("cleared", 1).clear()
     clearing = Deadline(deadlines, lambda: None)
     clearing.set(3)
-    clearing.over = deadline("cleared when it was due", 3).clear
+    clearing.on_expired = deadline("cleared when it was due", 3).clear
     again = deadline("again", 1)
     while clock.now < 106:
         clock.now += 0.5
