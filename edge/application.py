@@ -96,7 +96,7 @@ def create_app(
             Route("/version", version),
             Route("/metrics", metrics),
             *description_routes(),
-            *web_routes(opened=lambda request: request.app.state.hints.say(Hint.PAGE)),
+            *web_routes(opened=lambda request: request.app.state.hints.send(Hint.PAGE)),
         ],
         middleware=[Middleware(Access, rules=rules or access_rules(config))],
         exception_handlers={

@@ -30,7 +30,7 @@ async def show_model(request: Request) -> Response:
 def _hint(request: Request, name: str = "") -> None:
     """Hint to origins that a client which lists models will soon request one."""
     hints: Hints = request.app.state.hints
-    hints.say(Hint.MODELS, name)
+    hints.send(Hint.MODELS, name)
 
 
 def _names(request: Request) -> tuple[str, ...]:

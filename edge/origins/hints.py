@@ -35,7 +35,7 @@ class Hints:
     _last_sent_s: dict[tuple[Hint, str], float] = field(default_factory=dict)
     _sending: set[asyncio.Task[None]] = field(default_factory=set)
 
-    def say(self, hint: Hint, model: str = "") -> None:
+    def send(self, hint: Hint, model: str = "") -> None:
         """Send a hint for one model, or for any model if `model` is empty."""
         models = self.link.heartbeat.models
         if len(models) < 2 or (model and model not in models):

@@ -58,15 +58,15 @@ async def test_an_origin_of_one_model_is_told_nothing(
 ) -> None:
     scripted, link = origin
     hints = Hints(link)
-    hints.say(Hint.MODELS, "small")
+    hints.send(Hint.MODELS, "small")
     await scripted.has_received(1)
     scripted.models = ("small",)
     scripted.say()
     await until(lambda: link.heartbeat.models == ("small",))
-    hints.say(Hint.PAGE)
+    hints.send(Hint.PAGE)
     scripted.models = ("small", "large")
     scripted.say()
     await until(lambda: link.heartbeat.models == ("small", "large"))
-    hints.say(Hint.RECONNECT)
+    hints.send(Hint.RECONNECT)
     await scripted.has_received(2)
     assert heard(scripted) == [("models", "small"), ("reconnect", "")]
