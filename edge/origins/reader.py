@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Self, TypeVar
 
 from tailrace.edge.origins.origin_pool import OriginPool
-from tailrace.edge.origins.sink import Sink, under
+from tailrace.edge.origins.sink import Sink, with_corr_bytes
 from tailrace.edge.telemetry.request_metrics import current, note_error, note_stream, traced
 from tailrace.ledger.errors import CallerError, TooLarge
 from tailrace.ledger.flow.credit_window import Window
@@ -79,7 +79,7 @@ class Reader:
         self._filled.set()
 
     def deliver_run(self, run: list[bytes], corr: bytes) -> None:
-        for raw in under(run, corr):
+        for raw in with_corr_bytes(run, corr):
             self.deliver(raw)
 
     def close(self) -> None:

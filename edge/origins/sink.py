@@ -16,10 +16,11 @@ class Sink(Protocol):
     def deliver_run(self, run: list[bytes], corr: bytes) -> None:
         """Take consecutive Tokens of one stream, with the link's corr.
 
-        `corr` is the client's corr as encoded in a frame, for sinks that need it (`under`).
+        `corr` is the client's corr as encoded in a frame, for sinks that need it: see
+        `with_corr_bytes`.
         """
 
 
-def under(run: list[bytes], corr: bytes) -> list[bytes]:
+def with_corr_bytes(run: list[bytes], corr: bytes) -> list[bytes]:
     """Return copies of encoded frames with another corr, in a third of `with_corr`'s time."""
     return [raw[:CORR_OFFSET] + corr + raw[PREFIX_BYTES:] for raw in run]

@@ -21,7 +21,7 @@ from tailrace.edge.generate.encoders import (
 )
 from tailrace.edge.origins.origin_pool import OriginPool
 from tailrace.edge.origins.reader import CORR, WINDOW_BYTES, WINDOW_FRAMES, Reader, credited
-from tailrace.edge.origins.sink import under
+from tailrace.edge.origins.sink import with_corr_bytes
 from tailrace.edge.response_context import fields_of
 from tailrace.edge.server.deadlines import Deadline, Deadlines
 from tailrace.edge.server.interfaces import Headers, ResponseWriter
@@ -188,7 +188,9 @@ class StreamReader:
     def deliver_run(self, run: list[bytes], corr: bytes) -> None:
         """Take several tokens that came in one read."""
         # Only a body of frames shows the correlation id: for all others no frame is copied.
-        self._queue += under(run, corr) if isinstance(self._encoder, FrameEncoder) else run
+        self._queue += (
+            with_corr_bytes(run, corr) if isinstance(self._encoder, FrameEncoder) else run
+        )
         self._batch.dirty[self] = None
 
     def flush(self) -> None:

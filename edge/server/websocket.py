@@ -19,7 +19,7 @@ from wsproto.frame_protocol import CloseReason
 from tailrace.edge.access.authenticator import PROTOCOLS
 from tailrace.edge.access.operators import sees_details
 from tailrace.edge.access.rules import Admission
-from tailrace.edge.origins.sink import under
+from tailrace.edge.origins.sink import with_corr_bytes
 from tailrace.edge.server.context import TcpContext
 from tailrace.edge.server.deadlines import Deadline
 from tailrace.edge.server.flood import EMPTY_POINTS, SMALL_PIECE_BYTES, FloodBudget
@@ -215,7 +215,7 @@ class WebSocket:
         self._batch.dirty[self] = None
 
     def deliver_run(self, run: list[bytes], corr: bytes) -> None:
-        self._came += under(run, corr)
+        self._came += with_corr_bytes(run, corr)
         self._batch.dirty[self] = None
 
     def flush(self) -> None:

@@ -7,7 +7,7 @@ import pytest
 from tailrace.edge.origins.link_protocol import LINK_IDLE_TIMEOUT_S, LinkState
 from tailrace.edge.origins.relay import LOST_LINK_TIMEOUT_S, Relay
 from tailrace.edge.origins.route import CONNECT_TIMEOUT_S, route_of
-from tailrace.edge.origins.sink import under
+from tailrace.edge.origins.sink import with_corr_bytes
 from tailrace.ledger.errors import FrameError, SchemaMismatch, TailraceError, Unavailable
 from tailrace.ledger.frame import (
     LINK_CODEC,
@@ -55,7 +55,7 @@ class Client:
         self.frames.append(decode(raw))
 
     def deliver_run(self, run: list[bytes], corr: bytes) -> None:
-        for raw in under(run, corr):
+        for raw in with_corr_bytes(run, corr):
             self.deliver(raw)
 
 
