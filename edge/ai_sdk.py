@@ -40,7 +40,7 @@ from tailrace.edge.openai.request import (
     parse_body,
 )
 from tailrace.edge.origins.reader import Reader, whole_answer
-from tailrace.edge.starlette_helpers import NO_STORE, attended, link_of
+from tailrace.edge.starlette_helpers import NO_STORE, link_of, unless_disconnected
 from tailrace.edge.stream_answer import StreamAnswer
 from tailrace.ledger.errors import CallerError, NotFound, TailraceError, Unavailable
 from tailrace.ledger.frame import (
@@ -348,7 +348,7 @@ async def resume(request: Request) -> Response:
     chat = check_chat(request.path_params["id"])
     token = request.headers.get("Tailrace-Token")
     try:
-        stream = await attended(request, _ask(request, "GET", chat))
+        stream = await unless_disconnected(request, _ask(request, "GET", chat))
         return await _answered(request, Resume(stream, token=token, caller=caller_of(request)), {})
     except NotFound:
         return Response(status_code=204, headers=NO_STORE)
@@ -374,9 +374,9 @@ async def _answered(
     encoder: Encoder = FrameEncoder() if as_frames else UiEvents()
     with ExitStack() as source:
         reader = source.enter_context(Reader(link_of(request)))
-        opened = await attended(request, reader.open(wanted))
+        opened = await unless_disconnected(request, reader.open(wanted))
         if chat is not None:
-            await attended(request, _ask(request, "PUT", chat, opened.stream))
+            await unless_disconnected(request, _ask(request, "PUT", chat, opened.stream))
         encoder.opened(opened)
         source.pop_all()
         headers |= {} if as_frames else HEADER

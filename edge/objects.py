@@ -24,7 +24,7 @@ from tailrace.edge.deployment_sync import DeploymentSync
 from tailrace.edge.generate.encoders import LIVE_HEADERS, NO_TRANSFORM, UNBUFFERED
 from tailrace.edge.generate.params import View, read_body
 from tailrace.edge.origins.reader import Reader
-from tailrace.edge.starlette_helpers import attended, link_of
+from tailrace.edge.starlette_helpers import link_of, unless_disconnected
 from tailrace.edge.streamed_body import StreamedBody, answer_of
 from tailrace.ledger.errors import CallerError, NotFound, TailraceError
 from tailrace.ledger.frame import (
@@ -142,7 +142,7 @@ async def _answer(request: Request, wanted: Call) -> Response:
     reader = Reader(link_of(request))
     with ExitStack() as unless_handed_on:
         unless_handed_on.callback(reader.close)
-        answer = await attended(request, reader.call(wanted))
+        answer = await unless_disconnected(request, reader.call(wanted))
         unless_handed_on.pop_all()  # the body closes it when it has been sent
     body = StreamedBody(reader.close, answer_of(reader), answer.status)
     body.raw_headers = [

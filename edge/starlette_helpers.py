@@ -22,7 +22,7 @@ def link_of(request: Request) -> OriginPool:
     return link
 
 
-async def attended(request: Request, work: Coroutine[Any, Any, T]) -> T:
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Return the result of `work`, or cancel it and raise ClientDisconnect if the client leaves.
 
     The request's body must have been read, because its further messages are dropped.

@@ -25,7 +25,7 @@ from tailrace.edge.generate.schema import parse_generate, parse_open, parse_stee
 from tailrace.edge.origins.origin_pool import OriginPool
 from tailrace.edge.origins.reader import Reader
 from tailrace.edge.sse import end_fields, finite, logprobs
-from tailrace.edge.starlette_helpers import attended, link_of
+from tailrace.edge.starlette_helpers import link_of, unless_disconnected
 from tailrace.edge.stream_answer import StreamAnswer
 from tailrace.ledger.errors import TooLarge
 from tailrace.ledger.frame import (
@@ -304,7 +304,7 @@ async def steer(request: Request) -> Response:
 async def _asked(request: Request, wanted: Cancel | Steer) -> Response:
     """Send a request about a stream to its origin, and return the stream's new state."""
     with Reader(link_of(request)) as reader:
-        status = await attended(request, reader.ask(wanted))
+        status = await unless_disconnected(request, reader.ask(wanted))
     fields = {
         "id": status.stream.hex(),
         "state": status.state.word,
@@ -321,7 +321,7 @@ async def _answer(request: Request, view: View, wanted: Open | Resume) -> Respon
     if view is not View.JSON:
         return StreamAnswer(wanted, ENCODERS[view]())
     with Reader(link_of(request)) as reader:
-        return await attended(request, _whole(reader, wanted))
+        return await unless_disconnected(request, _whole(reader, wanted))
 
 
 async def _whole(reader: Reader, wanted: Open | Resume) -> Response:

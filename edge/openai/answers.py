@@ -34,7 +34,7 @@ from tailrace.edge.openai.merged import PROMPTS_AT_A_TIME, MergedAnswer
 from tailrace.edge.openai.request import StreamOptions, flag, parse_body
 from tailrace.edge.origins.origin_pool import OriginPool
 from tailrace.edge.origins.reader import Reader
-from tailrace.edge.starlette_helpers import attended, link_of
+from tailrace.edge.starlette_helpers import link_of, unless_disconnected
 from tailrace.edge.stream_answer import StreamAnswer
 from tailrace.ledger.errors import (
     CallerError,
@@ -147,7 +147,7 @@ async def _start(dialect: Dialect, request: Request) -> Response:
     opens = parsed.opens(request.headers.get("Idempotency-Key"), caller_of(request))
     link = link_of(request)
     if not parsed.stream:
-        return await attended(request, _whole(dialect, link, opens, headers))
+        return await unless_disconnected(request, _whole(dialect, link, opens, headers))
     options = parsed.stream_options or StreamOptions()
     if len(opens) == 1 and opens[0].n == 1:
         return StreamAnswer(opens[0], dialect.encoder(options), headers)
@@ -163,9 +163,9 @@ async def _read(dialect: Dialect, request: Request) -> Response:
     if encoder is not None:
         return StreamAnswer(resume, encoder)
     with Reader(link_of(request)) as reader:
-        opened = await attended(request, reader.open(replace(resume, follow=False)))
+        opened = await unless_disconnected(request, reader.open(replace(resume, follow=False)))
         headers = stream_headers(opened)
-        collected = await attended(request, collect(reader))
+        collected = await unless_disconnected(request, collect(reader))
         end = collected.closing
         if isinstance(end, StreamEnd) and end.finish_reason is not FinishReason.CANCELLED:
             try:

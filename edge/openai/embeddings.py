@@ -23,7 +23,7 @@ from tailrace.edge.openai.completions import key_of
 from tailrace.edge.openai.request import TEXTS, OpenAiBody, open_of, parse_body, read_texts
 from tailrace.edge.origins.origin_pool import OriginPool
 from tailrace.edge.origins.reader import Reader
-from tailrace.edge.starlette_helpers import attended, link_of
+from tailrace.edge.starlette_helpers import link_of, unless_disconnected
 from tailrace.ledger.errors import CallerError
 from tailrace.ledger.frame import Caller, Open, Opened, StreamEnd
 from tailrace.ledger.process.tasks import together
@@ -65,7 +65,7 @@ async def embed(request: Request) -> Response:
     opens = parsed.opens(request.headers.get("Idempotency-Key"), caller_of(request))
     link, turns = link_of(request), asyncio.Semaphore(AT_A_TIME)
     work = together(*(_computed(link, wanted, turns) for wanted in opens))
-    found = await attended(request, work)
+    found = await unless_disconnected(request, work)
     vectors: list[Any] = [vector for _, vector, _ in found]
     if parsed.encoding_format == "base64":  # fp32, little-endian
         packed = (struct.pack(f"<{len(vector)}f", *vector) for vector in vectors)

@@ -33,7 +33,7 @@ from tailrace.edge.openai.responses.request import (
     to_open,
 )
 from tailrace.edge.origins.reader import Reader
-from tailrace.edge.starlette_helpers import attended, link_of
+from tailrace.edge.starlette_helpers import link_of, unless_disconnected
 from tailrace.edge.stream_answer import StreamAnswer
 from tailrace.ledger.errors import BeyondEnd, CallerError, NotFound, TooLarge
 from tailrace.ledger.frame import (
@@ -70,17 +70,17 @@ async def create(request: Request) -> Response:
     caller = caller_of(request)
     earlier: Items = []
     if body.previous_response_id is not None:
-        earlier = await attended(request, _earlier(request, body.previous_response_id))
-    given = await attended(request, _resolved(request, body.items()))
+        earlier = await unless_disconnected(request, _earlier(request, body.previous_response_id))
+    given = await unless_disconnected(request, _resolved(request, body.items()))
     wanted = to_open(body, earlier, given, request.headers.get("Idempotency-Key"), caller)
     if body.stream:
         return StreamAnswer(wanted, ResponseEvents(), headers)
     with Reader(link_of(request)) as reader:
-        opened = await attended(request, reader.open(wanted))
+        opened = await unless_disconnected(request, reader.open(wanted))
         headers |= stream_headers(opened)
         response = StreamedResponse(opened)
         if not body.background:
-            await attended(request, _read(reader, response.add))
+            await unless_disconnected(request, _read(reader, response.add))
         return JSONResponse(response.document(), headers=headers)
 
 
@@ -88,19 +88,19 @@ async def retrieve(request: Request) -> Response:
     """Handle GET /v1/responses/{id}: read a response, as a document or as events."""
     asked, query = _asked(request), request.query_params
     if not flag(query, "stream"):
-        opened, document = await attended(request, _document(request, asked))
+        opened, document = await unless_disconnected(request, _document(request, asked))
         return JSONResponse(document, headers=stream_headers(opened))
     after = _after(query.get("starting_after"))
     if after is None:
         return StreamAnswer(asked, ResponseEvents())
     with ExitStack() as unless_handed_on:
         reader = unless_handed_on.enter_context(Reader(link_of(request)))
-        opened = await attended(request, reader.open(asked))
+        opened = await unless_disconnected(request, reader.open(asked))
         encoder = ResponseEvents(after)
         encoder.opened(opened)
         headers = stream_headers(opened)
         replay = _replayed(reader, encoder, opened, after)
-        begin, ended = await attended(request, replay)
+        begin, ended = await unless_disconnected(request, replay)
         if ended:
             headers["Content-Type"] = encoder.media_type
             return Response(begin, headers=headers)
@@ -112,15 +112,15 @@ async def cancel(request: Request) -> Response:
     """Handle POST /v1/responses/{id}/cancel: end a response."""
     await read_body(request)
     asked = _asked(request)
-    await attended(request, _cancel(request, asked))
-    opened, document = await attended(request, _document(request, asked))
+    await unless_disconnected(request, _cancel(request, asked))
+    opened, document = await unless_disconnected(request, _document(request, asked))
     return JSONResponse(document, headers=stream_headers(opened))
 
 
 async def delete(request: Request) -> Response:
     """Handle DELETE /v1/responses/{id}: end a response and delete its stream."""
     asked = _asked(request)
-    await attended(request, _cancel(request, asked, forget=True))
+    await unless_disconnected(request, _cancel(request, asked, forget=True))
     return JSONResponse(
         {"id": f"{PREFIX}{asked.stream.hex()}", "object": "response", "deleted": True}
     )
@@ -129,7 +129,7 @@ async def delete(request: Request) -> Response:
 async def input_items(request: Request) -> Response:
     """Handle GET /v1/responses/{id}/input_items: list the input of a response."""
     asked, query = _asked(request), request.query_params
-    opened = await attended(request, _opened(request, asked))
+    opened = await unless_disconnected(request, _opened(request, asked))
     items = read_note(opened.note).input
     if items is None:
         raise _not_kept(request.path_params["id"])
