@@ -43,7 +43,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Needs:
     """The needs of a request. Without a `key` it goes to the least loaded origin."""
 
     key: bytes | None = None
@@ -53,12 +53,12 @@ class Wanted:
     only: str | None = None  # the address of the only origin to ask
 
 
-ANYBODY = Wanted()
+NO_NEEDS = Needs()
 
 
 def choose(
     candidates: Sequence[Candidate],
-    wanted: Wanted,
+    needs: Needs,
     tried: frozenset[str] = frozenset(),
     ledger: str | None = None,
 ) -> Candidate | None:
@@ -66,32 +66,32 @@ def choose(
 
     Args:
         candidates: all origins.
-        wanted: what the request needs.
+        needs: what the request needs.
         tried: addresses of origins that have refused the request.
         ledger: the ledger that the origin must have; any if None.
     """
-    if wanted.named:
-        ledger = ledger_of(candidates, wanted.key or b"")
+    if needs.named:
+        ledger = ledger_of(candidates, needs.key or b"")
         if ledger is None:
             return None
     those = [c for c in candidates if c.up and c.address not in tried]
-    if wanted.only is not None:
-        those = [c for c in those if c.address == wanted.only]
+    if needs.only is not None:
+        those = [c for c in those if c.address == needs.only]
     if ledger is not None:
         those = [c for c in those if c.ledger == ledger]
     # A condition that no candidate meets is dropped: a refusal tells the client more than a wait.
     those = [c for c in those if c.allowed] or those
-    those = [c for c in those if wanted.model in c.models] or those
+    those = [c for c in those if needs.model in c.models] or those
     those = [c for c in those if c.ready] or those
-    if wanted.spreads:
-        those = [c for c in those if wanted.model not in c.cold] or those
+    if needs.spreads:
+        those = [c for c in those if needs.model not in c.cold] or those
     if not those:
         return None
     least = min(those, key=lambda c: c.load)
-    if wanted.key is None:
+    if needs.key is None:
         return least
-    order = by_key(those, wanted.key)
-    return next((c for c in order if not wanted.spreads or _has_room(c, those)), least)
+    order = by_key(those, needs.key)
+    return next((c for c in order if not needs.spreads or _has_room(c, those)), least)
 
 
 def by_key(candidates: Sequence[Candidate], key: bytes) -> list[Candidate]:

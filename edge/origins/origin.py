@@ -176,7 +176,7 @@ class Origin:
         """Send a request, which is new or which another origin had."""
         self.relay.adopt(route)
         self.breaker.sent(now())
-        if route.wanted.spreads:
+        if route.needs.spreads:
             self._opened += 1
 
     def send(self) -> None:

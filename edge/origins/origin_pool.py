@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from tailrace.edge.flush import FlushBatch
-from tailrace.edge.origins.load_balancing import PREFIX_CHARS, Wanted, choose
+from tailrace.edge.origins.load_balancing import PREFIX_CHARS, Needs, choose
 from tailrace.edge.origins.open_requests import OpenRequests
 from tailrace.edge.origins.origin import Origin, now
 from tailrace.edge.origins.route import Route, route_of
@@ -130,7 +130,7 @@ class OriginPool:
             # Sinks of tests and of embedders may not say where their client is.
             tenant = "" if (caller := caller_of(request)) is None else caller.tenant
             route.owner = self._open_requests.owner(getattr(sink, "address", ""), tenant)
-            route.wanted = wanted_by(request) if only is None else Wanted(only=only)
+            route.needs = needs_of(request) if only is None else Needs(only=only)
             chosen = self._chosen(route) or self.origins[0]  # where it waits for a link
             if (refusal := self._open_requests.refusal(route.owner)) is not None:
                 pass
@@ -212,7 +212,7 @@ class OriginPool:
         """Return the origin to ask; None if every candidate has been tried."""
         at = now()
         candidates = [origin.candidate(at) for origin in self.origins]
-        chosen = choose(candidates, route.wanted, route.tried, route.ledger)
+        chosen = choose(candidates, route.needs, route.tried, route.ledger)
         if chosen is None:
             return None
         return next(origin for origin in self.origins if origin.address == chosen.address)
@@ -313,7 +313,7 @@ def caller_of(request: Frame) -> Caller | None:
     return None
 
 
-def wanted_by(request: Frame) -> Wanted:
+def needs_of(request: Frame) -> Needs:
     """Return what load balancing needs to know of a request."""
     match request:
         case Open():
@@ -321,9 +321,9 @@ def wanted_by(request: Frame) -> Wanted:
             prefix = begins[:PREFIX_CHARS]
             key = f"{request.model}\n{prefix}".encode(errors="replace")
             has_prefix = len(prefix) == PREFIX_CHARS
-            return Wanted(key if has_prefix else None, request.model, spreads=True)
+            return Needs(key if has_prefix else None, request.model, spreads=True)
         case Resume() | Cancel() | Steer():
-            return Wanted(request.stream)
+            return Needs(request.stream)
         case Call():
-            return Wanted(f"{request.object} {request.name}".encode(errors="replace"), named=True)
-    return Wanted()
+            return Needs(f"{request.object} {request.name}".encode(errors="replace"), named=True)
+    return Needs()

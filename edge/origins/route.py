@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tailrace.edge.origins.load_balancing import ANYBODY, Wanted
+from tailrace.edge.origins.load_balancing import NO_NEEDS, Needs
 from tailrace.edge.origins.open_requests import UNCOUNTED, Owner
 from tailrace.edge.origins.sink import Sink
 from tailrace.ledger.errors import OriginUnreachable, TailraceError
@@ -58,7 +58,7 @@ class Route:
     answered: bool = False  # the Answer to a Call has passed, so the Call cannot be repeated
     tried: frozenset[str] = frozenset()  # origins that have refused it
     ledger: str | None = None  # the only ledger that can have the stream
-    wanted: Wanted = ANYBODY
+    needs: Needs = NO_NEEDS
     corr_bytes: bytes = field(init=False)  # `client_corr` as encoded in a frame
 
     def __post_init__(self) -> None:

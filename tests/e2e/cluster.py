@@ -12,7 +12,7 @@ import httpx
 from psycopg.conninfo import conninfo_to_dict
 
 from tailrace.edge.origins.load_balancing import PREFIX_CHARS, Candidate, by_key
-from tailrace.edge.origins.origin_pool import wanted_by
+from tailrace.edge.origins.origin_pool import needs_of
 from tailrace.ledger.frame import Open
 from tests.e2e.processes import Edge, Origin
 from tests.e2e.sse import SSE, Reading, events
@@ -61,7 +61,7 @@ class Cluster:
             prompt = f"Once upon a time, {number} days ago, there was a little girl. ".ljust(
                 PREFIX_CHARS, "."
             )
-            key = wanted_by(Open("demo", prompt)).key
+            key = needs_of(Open("demo", prompt)).key
             assert key is not None
             if by_key(candidates, key)[0] is candidates[origin]:
                 return prompt
