@@ -65,8 +65,8 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        # Streaming responses load what they stand on with the first of them: 20 ms, which the
-        # first reader that comes from another edge should not wait for.
+        # anyio imports modules for the first task group, in 20 ms. It does so now, because
+        # the first reader may come from a lost edge.
         async with create_task_group():
             pass
         sync: DeploymentSync | None = app.state.deployment_sync

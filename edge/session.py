@@ -239,14 +239,14 @@ class Session:
             self._request(corr, frame, forward)
         else:
             name = type(frame).__name__
-            raise FrameError(f"{name} is not for a client to send here", field="tag", offset=4)
+            raise FrameError(f"clients must not send {name} frames here", field="tag", offset=4)
 
     def _greet(self, frame: Frame) -> None:
         if not isinstance(frame, Hello):
             raise SchemaMismatch("the first frame must be a Hello")
         if frame.schema != SCHEMA_HASH:
             raise SchemaMismatch(
-                f"schema {frame.schema.hex()} is not spoken here",
+                f"schema {frame.schema.hex()} is not supported by this edge",
                 field="Hello.schema",
                 hint=f"this edge speaks {SCHEMA_HASH.hex()}",
             )
@@ -260,7 +260,7 @@ class Session:
                 f"corr {corr} is not free",
                 code="corr_in_use",
                 field="corr",
-                hint="a request takes a corr that is not 0 and has no open stream",
+                hint="use a corr other than 0 that has no open stream",
             )
         if len(self._streams) + self.detached() + self._just_detached >= self.max_streams:
             self._refuse_request(corr, _too_many(self.max_streams))

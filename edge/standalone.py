@@ -45,7 +45,7 @@ class StandaloneApplication:
                 hint="set edge.http to the addresses of the server, and make keys:"
                 " tailrace key add NAME",
             )
-            log.error("request from elsewhere refused", hint=error.hint)
+            log.error("request from another machine refused", hint=error.hint)
             await error_response(error)(scope, receive, send)
             return
         await self._edge.app(scope, receive, send)

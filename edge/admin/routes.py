@@ -177,5 +177,5 @@ def _chosen(request: Request, query: dict[str, str]) -> list[str] | None:
 def _number(query: dict[str, str], name: str, default: str) -> int:
     text = query.get(name, default)
     if not (text.isascii() and text.isdecimal() and len(text) < 10):
-        raise CallerError(f"{text!r}", field=name, hint="a number")
+        raise CallerError(f"{text!r} is not an integer from 0 to 999999999", field=name)
     return int(text)

@@ -113,7 +113,7 @@ def json_body(name: str) -> tuple[Content, ...]:
 
 
 def document(description: str, name: str, *headers: str) -> dict[int, Answer]:
-    """Return the answers of an operation whose only success is one JSON document."""
+    """Return the responses of an operation that succeeds with a JSON document only."""
     return {200: Answer(description, json_body(name), headers)}
 
 

@@ -271,9 +271,9 @@ class Relay:
         return True
 
     def _opened(self, route: Route, raw: bytes) -> bool:
-        """Keep what a renewal needs and forget the request; return True if the client gets Opened.
+        """Store what a renewal needs, and drop the request; return True if the client gets Opened.
 
-        An Opened that answers a renewal is not passed on.
+        An Opened that answers a renewal is not for the client.
         """
         _, opened = decode(raw)
         assert isinstance(opened, Opened)

@@ -42,7 +42,7 @@ log = structlog.get_logger("tailrace.edge")
 
 
 class DatagramPath(Protocol):
-    """A way back to clients: a socket, or one local address of it."""
+    """Sends datagrams to clients: from a socket, or from one local address of it."""
 
     local: tuple[str, int] | None
     """Our address, which requests name as the server's."""

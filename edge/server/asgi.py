@@ -211,7 +211,7 @@ class AsgiRequest:
         except Exception:  # whatever it is, only this request suffers
             log.exception("request failed", path=scope["path"])
         finally:
-            del scope["extensions"]  # a reference cycle otherwise
+            del scope["extensions"]  # it refers to this object: no reference cycle is left
             if self._state in (State.PENDING, State.STARTED):
                 self._break_off()
             self.batch.flush()

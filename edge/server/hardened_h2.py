@@ -174,7 +174,7 @@ class HardenedH2Connection(H2Connection):
         if isinstance(frame, PriorityFrame):
             return []  # deprecated by RFC 9113, 5.3.2
         if isinstance(frame, GoAwayFrame):
-            # For h2 nothing may follow, but open requests are still to be answered.
+            # h2 would accept and send nothing more, but open requests are still to be answered.
             self.client_leaves = True
             return []
         if isinstance(frame, SettingsFrame):

@@ -165,7 +165,7 @@ class Http1:
             self._advancing = False
 
     def _step(self) -> bool:
-        """Return True if there may be more to do."""
+        """Handle a part of the buffered input; return True if there may be more to handle."""
         if self._skipped:
             return self._skip()
         if self._request is not None:

@@ -188,7 +188,8 @@ async def metrics(request: Request) -> Response:
     told = sees_details(head_of(request.scope), request.scope["http_version"], caller, config)
     if shown is None or config.processes > 1 or not told:
         raise NotFound(
-            "metrics are not served at this address", hint="edge.metrics sets an address for them"
+            "metrics are not served at this address",
+            hint="edge.metrics sets the address at which they are served",
         )
     content_type, body = await asyncio.to_thread(
         rendered, shown.registry, request.headers.get("accept")

@@ -77,7 +77,7 @@ BAD_VERSION = told(
     "header.version",
     "this side speaks version 1",
 )
-NOT_FREE = "a request takes a corr that is not 0 and has no open stream"
+NOT_FREE = "use a corr other than 0 that has no open stream"
 NO_STREAM = told(
     "unknown_stream",
     f"no stream {NOBODYS.hex()}",
@@ -132,14 +132,14 @@ SESSIONS = [
         {
             0: told(
                 "schema_mismatch",
-                "schema 0000000000000000 is not spoken here",
+                "schema 0000000000000000 is not supported by this edge",
                 "Hello.schema",
                 f"this edge speaks {SCHEMA_HASH.hex()}",
             )
         },
         1002,
     ),
-    _broken("two Hellos", hello(), "Hello is not for a client to send here at byte 4", "tag"),
+    _broken("two Hellos", hello(), "clients must not send Hello frames here at byte 4", "tag"),
     Row("another version, and no Hello", [raw(16, version=2)], {0: BAD_VERSION}, 1002),
     Row("another version", [hello(), raw(16, version=2)], {0: BAD_VERSION}, 1002),
     _broken("an unknown flag", raw(20, flags=2), "unknown flags 0x2 at byte 3", "header.flags"),
