@@ -1,9 +1,8 @@
 // The AI SDK against a real edge: its chat with the way back, its providers, and an EventSource.
 // node ai_sdk.mjs MAJOR EDGE OTHER_EDGE
 
-import { EventSource } from "eventsource";
 import { chatOf } from "./chat.mjs";
-import { aiSdk } from "./majors.mjs";
+import { aiSdk, eventSource } from "./majors.mjs";
 
 const [major, edge, other] = process.argv.slice(2);
 const sdk = await aiSdk(major);
@@ -111,12 +110,13 @@ async function tools() {
 }
 
 // EventSource reads the native route of the stream that a response is, from any index.
-async function eventSource() {
+async function readByEventSource() {
   const openai = createOpenAI({ baseURL: `${edge}/v1`, apiKey: "unused" });
   const { response, text } = await generateText({
     model: openai.responses("demo"),
     prompt: "Once upon a time",
   });
+  const EventSource = await eventSource(major);
   const source = new EventSource(`${other}/v1/generate/${response.id.replace("resp_", "")}`);
   const pieces = [];
   source.onmessage = ({ data }) => pieces.push(JSON.parse(data).text);
@@ -131,6 +131,6 @@ console.log(
     refused: await refused(),
     provided: await provided(),
     tools: await tools(),
-    eventSource: await eventSource(),
+    eventSource: await readByEventSource(),
   }),
 );

@@ -4,12 +4,11 @@
 import { TailraceChatTransport } from "../../edge/web/tailrace/ai-sdk.js";
 import { CUT, breaking } from "../web/breaking.js";
 import { chatOf } from "./chat.mjs";
-import { aiSdk } from "./majors.mjs";
+import { aiSdk, reactChat } from "./majors.mjs";
 
 const [major, edge, other] = process.argv.slice(2);
 const Plain = chatOf(await aiSdk(major));
-// What useChat holds, in the major version that is pinned here; of the other one the class below it.
-const Chat = major === "7" ? (await import("@ai-sdk/react")).Chat : Plain;
+const Chat = await reactChat(major);
 const FUNCTIONS = ["add", "now"].map((name) => ({ type: "function", function: { name } }));
 const QUESTION = { text: "What is 12 + 30?" };
 const COUNT = { text: "Count, and wait." };
