@@ -33,7 +33,7 @@ def manifest(folder: Path = ROOT) -> dict[str, Any]:
 
 @pytest.fixture
 def published(tmp_path: Path) -> Path:
-    """A copy of what metadata is made from, with a repository's address written into it."""
+    """Return a copy of what metadata is made from, with a repository's address written into it."""
     for name in (*CHANGED, "LICENSE", SCRIPT):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
