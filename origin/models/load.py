@@ -50,6 +50,7 @@ def load_model(
     ModelError, also for an absent device, and for formats that the model or device does not
     support. Whether a GPU can be used is checked before the checkpoint is read.
     """
+    progress("check", 0, 1)
     if device == Device.CUDA:
         require_gpu()
     if device == Device.CUDA or (device == Device.AUTO and _runs_on_gpu(Path(directory))):

@@ -185,7 +185,7 @@ def test_a_worker_that_needs_a_gpu_says_what_is_missing_and_reads_no_checkpoint(
 ) -> None:
     worker = Supervisor(tmp_path, tmp_path / "no-checkpoint", device="cuda")
     worker.send(HELLO)
-    _, fault = worker.frames
+    *_, fault = worker.frames
     assert isinstance(fault, Fault)
     assert "device: the GPU cannot be used: there is no NVIDIA GPU" in fault.error
     status, told = worker.close()
