@@ -55,7 +55,7 @@ docs: $(DOCS) ## build the documentation as a site into site/; every link is che
 docs-serve: $(DOCS) ## serve the documentation on http://127.0.0.1:8000/, built again after each change
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve $(ARGS)
 
-aot: $(DEV) $(AOT_PATH) ## compile every GPU kernel for sm_90 and read its machine code
+aot: $(DEV) $(AOT_PATH) ## compile every GPU kernel for sm_90, a sample for other GPUs, and read the machine code
 	@$(if $(AOT_PATH),PYTHONPATH=$(AOT_PATH)) $(BIN)/python -m tailrace.kernels.gate.aot $(ARGS)
 
 wheel: $(RELEASE) ## build the wheel and the sdist into dist/

@@ -1,11 +1,15 @@
 """The ahead-of-time gate: compiles every kernel at its real shapes for sm_90 and checks it.
 
-`python -m tailrace.kernels.gate.aot` needs no GPU. It fails on a kernel that does not compile,
-spills registers, adds floats atomically, lacks an instruction that it was written for, needs more
-shared memory than the machine has, or that is launched somewhere but planned nowhere. It also fails
-on a dependent launch that reads, writes or ends before its wait where it must not
-(`kernels.dependent_triton`), and on a decode step of more than five launches per layer. Its last
-line is JSON.
+`python -m tailrace.kernels.gate.aot` needs no GPU. For sm_80, sm_89, sm_100 and sm_120 it compiles
+a sample: of each kernel the variants that take most shared memory and most registers on sm_90.
+There a kernel may spill a few registers, up to a limit of `kernels.gate.targets`. An architecture
+that Triton's ptxas does not know is named on standard error.
+
+The gate fails on a kernel that does not compile, spills registers, adds floats atomically, lacks an
+instruction that it was written for, needs more shared memory than the machine has, or that is
+launched somewhere but planned nowhere. It also fails on a dependent launch that reads, writes or
+ends before its wait where it must not (`kernels.dependent_triton`), and on a decode step of more
+than five launches per layer. Its last line is JSON.
 """
 
 from __future__ import annotations
@@ -17,28 +21,57 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from typing import Any
 
-from tailrace.kernels.gate.aot_gate import Compiled, Gate
-from tailrace.kernels.gate.aot_report import Progress, print_report
+from tailrace.kernels.gate.aot_gate import Compiled, Gate, identity, sampled
+from tailrace.kernels.gate.aot_report import Progress, print_report, print_targets
 from tailrace.kernels.gate.machine_code import Binary, read_machine_code
+from tailrace.kernels.gate.targets import OTHERS, SM_90
 from tailrace.kernels.processes import ProcessError, Processes
 
 READ_AT_ONCE = 32
 """Number of binaries disassembled at once, while others are compiled."""
 
 
-def compile_all(package: str, only: str, jobs: int, progress: Progress) -> Gate:
-    """Compile all variants, identical ones once.
+Described = dict[str, Any]
+"""A variant as a worker describes it."""
 
-    Raises ProcessError if the variants cannot be listed.
-    """
-    processes = Processes(jobs, "tailrace.kernels.gate.aot_worker", package)
-    contents = processes.greeting
+
+class _Compiler:
+    """Compiles variants in worker processes and reads their machine code."""
+
+    def __init__(self, processes: Processes, variants: list[Described], progress: Progress) -> None:
+        self._processes = processes
+        self._variants = variants
+        self._progress = progress
+
+    def compile(self, groups: list[list[int]]) -> list[Compiled]:
+        """Compile the first variant of each group, which are identical and of one architecture."""
+        uses = [[self._variants[place] for place in group] for group in groups]
+        compiled: dict[int, Compiled] = {}
+        unread: dict[int, Binary] = {}
+        for at, answer in self._processes.answers([str(group[0]) for group in groups]):
+            if isinstance(answer, ProcessError):
+                compiled[at] = Compiled(uses[at], None, str(answer))
+            else:
+                unread[at] = Binary(**answer)
+            done = len(compiled) + len(unread)
+            if unread and (len(unread) == READ_AT_ONCE or done == len(groups)):
+                codes = zip(unread, read_machine_code([*unread.values()]), strict=True)
+                compiled |= {at: Compiled(uses[at], asdict(code)) for at, code in codes}
+                unread.clear()
+            self._progress.show(done, len(groups))
+        return [compiled[at] for at in range(len(groups))]
+
+
+def grouped(variants: list[Described], only: str, arch: int) -> list[list[int]]:
+    """Group the indices of identical variants of an architecture whose name holds `only`."""
     chosen: dict[str, list[int]] = {}
     wanted = [
         (place, variant)
-        for place, variant in enumerate(contents["variants"])
-        if only in f"{variant['kernel']} {variant['module']} {variant['name']}"
+        for place, variant in enumerate(variants)
+        if variant["arch"] == arch
+        and only in f"{variant['kernel']} {variant['module']} {variant['name']}"
     ]
     for place, variant in wanted:
         chosen.setdefault(variant["key"], []).append(place)
@@ -47,26 +80,31 @@ def compile_all(package: str, only: str, jobs: int, progress: Progress) -> Gate:
         # enough.
         if variant["key"] in chosen and variant["twin"] in chosen.keys() - {variant["key"]}:
             chosen[variant["twin"]] += chosen.pop(variant["key"])
-    places = list(chosen.values())
-    uses = [[contents["variants"][place] for place in some] for some in places]
-    compiled: dict[int, Compiled] = {}
-    unread: dict[int, Binary] = {}
+    return list(chosen.values())
+
+
+def compile_all(package: str, only: str, jobs: int, progress: Progress, every: bool) -> Gate:
+    """Compile all variants for sm_90, and a sample or every one for the other architectures.
+
+    Identical variants are compiled once. Raises ProcessError if the variants cannot be listed.
+    """
+    processes = Processes(jobs, "tailrace.kernels.gate.aot_worker", package)
+    contents = processes.greeting
+    variants: list[Described] = contents["variants"]
+    compiler = _Compiler(processes, variants, progress)
+    elsewhere: list[Compiled] = []
     try:
-        for at, answer in processes.answers([str(some[0]) for some in places]):
-            if isinstance(answer, ProcessError):
-                compiled[at] = Compiled(uses[at], None, str(answer))
-            else:
-                unread[at] = Binary(**answer)
-            done = len(compiled) + len(unread)
-            if unread and (len(unread) == READ_AT_ONCE or done == len(places)):
-                codes = zip(unread, read_machine_code([*unread.values()]), strict=True)
-                compiled |= {at: Compiled(uses[at], asdict(code)) for at, code in codes}
-                unread.clear()
-            progress.show(done, len(places))
+        compiled = compiler.compile(grouped(variants, only, SM_90.arch))
+        sample = sampled(compiled)
+        for target in OTHERS:
+            groups = grouped(variants, only, target.arch)
+            if not every:
+                groups = [g for g in groups if any(identity(variants[p]) in sample for p in g)]
+            elsewhere += compiler.compile(groups)
     finally:
         processes.close()
     launched = [] if only else contents["launched"]
-    return Gate(contents["triton"], [compiled[at] for at in range(len(places))], launched)
+    return Gate(contents["triton"], compiled, launched, elsewhere, contents["unknown"])
 
 
 def main(arguments: list[str] | None = None, clock: Callable[[], float] = time.monotonic) -> int:
@@ -80,18 +118,23 @@ def main(arguments: list[str] | None = None, clock: Callable[[], float] = time.m
     parser.add_argument(
         "--package", default="tailrace.kernels", help="where the *_triton modules lie"
     )
+    parser.add_argument(
+        "--every", action="store_true", help="compile every variant for all architectures"
+    )
     chosen = parser.parse_args(arguments)
     begun = clock()
     try:
-        gate = compile_all(
-            chosen.package, chosen.only, max(1, chosen.jobs), Progress(quiet=chosen.json)
-        )
+        progress = Progress(quiet=chosen.json)
+        gate = compile_all(chosen.package, chosen.only, max(1, chosen.jobs), progress, chosen.every)
     except ProcessError as error:
         print(f"error: the kernels cannot be listed:\n{error}", file=sys.stderr)
         return 1
     offenders = gate.offenders() or ([] if gate.compiled else ["nothing was compiled"])
     if not chosen.json:
         print_report(gate.compiled)
+        print_targets(gate.by_target())
+    for name in gate.unknown:
+        print(f"warning: {name} is unknown to Triton's ptxas: not compiled", file=sys.stderr)
     for offender in offenders:
         print(f"error: {offender}", file=sys.stderr)
     print(json.dumps({**gate.summary(), "seconds": round(clock() - begun, 1)}))

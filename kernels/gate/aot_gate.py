@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from tailrace.kernels.dependent_triton import READ_AHEAD, WRITTEN_BEFORE
-from tailrace.kernels.gpu_limits import HOPPER
+from tailrace.kernels.gate.targets import SM_90, TARGETS, Target
 
 MAX_LAUNCHES = 5
 """Maximum launches of a layer's decode step at batch 1."""
@@ -24,10 +25,10 @@ EIGHT_ROWS = (
     *("norm ffn int8 rows=8", "down ternary gemm rows=8"),
 )
 """Launches that replace a layer's ternary linears for 8 rows; a norm has one program per row."""
+PAIR = " ternary pair rows=1"
+"""End of the names of launches that compute two linears, with a barrier of all programs."""
 MAX_EIGHT_ROWS = 1.3
 """Maximum instructions after the waits of those, as a multiple of the number for one row."""
-MAX_SHARED_BYTES = HOPPER.shared_bytes
-"""Maximum bytes of shared memory per program on sm_90."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +40,33 @@ class Compiled:
     error: str = ""
 
     @property
+    def target(self) -> Target:
+        """The architecture that it was compiled for."""
+        return TARGETS[self.uses[0]["arch"]]
+
+    @property
     def name(self) -> str:
-        """Name as `module.kernel (first use)`."""
-        return f"{self.uses[0]['kernel']} ({self.uses[0]['name']})"
+        """Name as `module.kernel (first use)`, with the architecture unless it is sm_90."""
+        where = "" if self.target is SM_90 else f" for {self.target.name}"
+        return f"{self.uses[0]['kernel']} ({self.uses[0]['name']}){where}"
 
     def missing(self) -> list[str]:
         """Instructions that some variant expects and the machine code lacks."""
         expected = {mnemonic for use in self.uses for mnemonic in use["expects"]}
         opcodes = self.code["opcodes"] if self.code else ()
-        return sorted(m for m in expected if not any(m in opcode for opcode in opcodes))
+        return sorted(m for m in expected if not self._has(m, opcodes))
+
+    def _has(self, mnemonic: str, opcodes: Iterable[str]) -> bool:
+        wanted = self.target.instead_of(mnemonic)
+        return any(one in opcode for one in wanted for opcode in opcodes)
 
     def offences(self) -> Iterator[str]:
         """Reasons why the gate fails."""
         if self.code is None:
             yield f"does not compile:\n{self.error}"
             return
-        if spilled := self.code["spill_bytes"]:
-            yield f"spills {spilled} bytes"
+        if (spilled := self.code["spill_bytes"]) > self.target.spill_bytes:
+            yield f"spills {spilled} bytes, of {self.target.spill_bytes}"
         if atomics := self.code["float_atomics"]:
             yield f"adds floats atomically, {atomics} times"
         if missing := self.missing():
@@ -68,8 +79,34 @@ class Compiled:
             yield f"reads {', '.join(foreign)} before it waits for the launches ahead"
         if early := self.code["before_wait"]:
             yield f"does not wait for the launches ahead before {', '.join(early)}"
-        if (shared := self.code["shared_bytes"]) > MAX_SHARED_BYTES:
-            yield f"takes {shared} bytes of shared memory, of {MAX_SHARED_BYTES}"
+        if (shared := self.code["shared_bytes"]) > (most := self.target.limits.shared_bytes):
+            yield f"takes {shared} bytes of shared memory, of {most}"
+
+
+def identity(use: dict[str, Any]) -> tuple[str, str]:
+    """Return what names a variant on every architecture, whether its launch is dependent or not."""
+    return use["module"], use["name"].removesuffix(" dependent")
+
+
+def sampled(compiled: Iterable[Compiled]) -> set[tuple[str, str]]:
+    """Return the identities of the variants to compile for architectures other than sm_90.
+
+    Of each kernel these are the compilation that takes most shared memory and the one that takes
+    most registers, which may be the same.
+    """
+    kernels: dict[str, list[Compiled]] = {}
+    for one in compiled:
+        if one.code is not None:
+            kernels.setdefault(one.uses[0]["kernel"], []).append(one)
+    return {
+        identity(max(own, key=partial(_resource, field)).uses[0])
+        for own in kernels.values()
+        for field in ("shared_bytes", "registers")
+    }
+
+
+def _resource(field: str, compiled: Compiled) -> int:
+    return int(compiled.code[field]) if compiled.code else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +115,13 @@ class Gate:
 
     triton: str
     compiled: list[Compiled]
+    """Every variant, for sm_90."""
     launched: list[str]
     """Kernels that some module launches; each should be among the compiled ones."""
+    elsewhere: list[Compiled] = field(default_factory=list)
+    """A sample of the variants, for other architectures."""
+    unknown: list[str] = field(default_factory=list)
+    """Architectures that ptxas does not know, so that nothing was compiled for them."""
 
     def unplanned(self) -> list[str]:
         """Kernels that are launched somewhere but compiled by no variant."""
@@ -111,7 +153,20 @@ class Gate:
             for compiled in self.compiled
             for use in compiled.uses
             if compiled.code
-            and (use["step"] or use["name"].removeprefix(f"{use['shape']}.") in EIGHT_ROWS)
+            and (
+                use["step"]
+                or use["name"].removesuffix(" dependent").endswith(PAIR)
+                or use["name"].removeprefix(f"{use['shape']}.") in EIGHT_ROWS
+            )
+        }
+
+    def behind_barrier(self) -> dict[str, int]:
+        """Return the instructions after a program's arrival at its grid's barrier, by launch."""
+        return {
+            use["name"]: compiled.code["instructions_behind_arrival"]
+            for compiled in self.compiled
+            for use in compiled.uses
+            if compiled.code and use["name"].removesuffix(" dependent").endswith(PAIR)
         }
 
     def _ternary(self, what: str) -> dict[str, int]:
@@ -135,7 +190,8 @@ class Gate:
 
     def offenders(self) -> list[str]:
         """One entry per reason to fail, with the name of the kernel."""
-        found = [f"{c.name} {offence}" for c in self.compiled for offence in c.offences()]
+        every = [*self.compiled, *self.elsewhere]
+        found = [f"{c.name} {offence}" for c in every for offence in c.offences()]
         found += [f"{name} is launched, but no variant compiles it" for name in self.unplanned()]
         found += [
             f"{shape} launches {count} kernels per layer, of {MAX_LAUNCHES}"
@@ -151,6 +207,24 @@ class Gate:
         if (eight := self.eight_rows()) > MAX_EIGHT_ROWS:
             found.append(f"8 rows cost {eight:.2f} times one, of {MAX_EIGHT_ROWS}")
         return found
+
+    def by_target(self) -> dict[str, dict[str, int]]:
+        """Return counts and maxima of the other architectures' compilations, by name."""
+        names = dict.fromkeys(one.target.name for one in self.elsewhere)
+        return {name: self._counted(name) for name in names}
+
+    def _counted(self, target: str) -> dict[str, int]:
+        own = [one for one in self.elsewhere if one.target.name == target]
+        codes = [one.code for one in own if one.code]
+        return {
+            "compilations": len(own),
+            "compile_errors": sum(one.code is None for one in own),
+            "spill_bytes": sum(code["spill_bytes"] for code in codes),
+            "missing_instructions": sum(len(one.missing()) for one in own if one.code),
+            "registers_max": max((code["registers"] for code in codes), default=0),
+            "shared_bytes_max": max((code["shared_bytes"] for code in codes), default=0),
+            "shared_bytes_allowed": own[0].target.limits.shared_bytes,
+        }
 
     def summary(self) -> dict[str, Any]:
         """Contents of the last line of the output."""
@@ -172,8 +246,11 @@ class Gate:
             "barriers_behind_wait": max(self._ternary("barriers").values(), default=0),
             "instructions_behind_wait": max(self._ternary("instructions").values(), default=0),
             "behind_wait": self.behind_wait("instructions"),
+            "behind_barrier": self.behind_barrier(),
             "eight_rows": round(self.eight_rows(), 2),
             "registers_max": max((code["registers"] for code in codes), default=0),
             "shared_bytes_max": max((code["shared_bytes"] for code in codes), default=0),
+            "targets": self.by_target(),
+            "unknown_targets": self.unknown,
             "triton": self.triton,
         }

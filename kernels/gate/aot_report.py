@@ -32,10 +32,7 @@ def print_report(compiled: list[Compiled]) -> None:
     kernels: dict[str, list[Compiled]] = {}
     for one in compiled:
         kernels.setdefault(one.uses[0]["kernel"], []).append(one)
-    rows = [COLUMNS, *(_row(name, kernels[name]) for name in sorted(kernels))]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(f"{cell:{w}}" for cell, w in zip(row, widths, strict=True)).rstrip())
+    _print_table([COLUMNS, *(_row(name, kernels[name]) for name in sorted(kernels))])
 
 
 def _row(name: str, compiled: list[Compiled]) -> tuple[str, ...]:
@@ -54,3 +51,35 @@ def _row(name: str, compiled: list[Compiled]) -> tuple[str, ...]:
         " ".join(sorted({mnemonic for use in uses for mnemonic in use["expects"]})),
         " ".join(sorted({use["step"] for use in uses if use["step"]})),
     )
+
+
+TARGET_COLUMNS = ("architecture", "compiled", "registers", "KiB", "allowed", "spilled", "lacking")
+"""Column headings of the other architectures' table, as in COLUMNS.
+
+allowed: KiB of shared memory of a program. lacking: instructions that are expected and absent.
+"""
+
+
+def print_targets(targets: dict[str, dict[str, int]]) -> None:
+    """Print one row per architecture other than sm_90, from `Gate.by_target`."""
+    if targets:
+        _print_table([TARGET_COLUMNS, *(_target_row(*item) for item in targets.items())])
+
+
+def _target_row(name: str, counted: dict[str, int]) -> tuple[str, ...]:
+    total = counted["compilations"]
+    return (
+        name,
+        f"{total - counted['compile_errors']}/{total}",
+        str(counted["registers_max"]),
+        f"{counted['shared_bytes_max'] / 1024:.1f}",
+        f"{counted['shared_bytes_allowed'] / 1024:.1f}",
+        str(counted["spill_bytes"]),
+        str(counted["missing_instructions"]),
+    )
+
+
+def _print_table(rows: list[tuple[str, ...]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(f"{cell:{w}}" for cell, w in zip(row, widths, strict=True)).rstrip())

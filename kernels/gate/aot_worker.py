@@ -1,8 +1,8 @@
 """Compiler process of the ahead-of-time gate; `kernels.gate.aot` runs several of them.
 
-It first writes the list of all variants as one JSON object. Then it reads the index of a variant,
-writes its binary, and so on until its input ends. An error ends the process; the caller finds the
-reason on its standard error.
+It first writes the list of all variants, of every architecture that ptxas knows, as one JSON
+object. Then it reads the index of a variant, writes its binary, and so on until its input ends. An
+error ends the process; the caller finds the reason on its standard error.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import triton
 from triton.runtime.jit import KernelInterface
 
 from tailrace.kernels.gate.machine_code import compiled
+from tailrace.kernels.gate.targets import SM_90, TARGETS, Target, is_known
 from tailrace.kernels.shapes import REAL_SHAPES, DecoderShape
 from tailrace.kernels.variant import Variant
 
@@ -31,17 +32,19 @@ SUFFIX = "_triton"
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A variant, the module that plans it and the shape that it serves."""
+    """A variant, the module that plans it, the shape that it serves and the architecture."""
 
     module: str
     shape: DecoderShape
     variant: Variant
+    target: Target = SM_90
 
     def described(self) -> dict[str, Any]:
         """Return the variant as JSON, without the kernel itself."""
         variant = self.variant
         twin = variant.dependent
         return {
+            "arch": self.target.arch,
             "twin": twin.key if twin else variant.key,
             "module": self.module,
             "shape": self.shape.name,
@@ -61,16 +64,21 @@ def kernel_modules(package: str) -> list[ModuleType]:
     return [import_module(name) for name in sorted(m.name for m in inside) if name.endswith(SUFFIX)]
 
 
-def planned(modules: list[ModuleType]) -> Iterator[Planned]:
-    """Yield all variants of a module's SHAPES, by default the real ones.
+def planned(modules: list[ModuleType], target: Target = SM_90) -> Iterator[Planned]:
+    """Yield all variants of a module's SHAPES, by default the real ones, that a target runs.
 
-    A module without `variants` has device functions only.
+    A module without `variants` has device functions only. Plans that follow a GPU's limits are
+    those of the target.
     """
     for module in modules:
-        shapes = getattr(module, "SHAPES", REAL_SHAPES)
-        for shape in shapes if hasattr(module, "variants") else ():
-            for variant in module.variants(shape):
-                yield Planned(module.__name__, shape, variant)
+        if not hasattr(module, "variants"):
+            continue
+        limited = "limits" in inspect.signature(module.variants).parameters
+        given = {"limits": target.limits} if limited else {}
+        for shape in getattr(module, "SHAPES", REAL_SHAPES):
+            for variant in module.variants(shape, **given):
+                if target.runs(variant):
+                    yield Planned(module.__name__, shape, variant, target)
 
 
 def launched_kernels(module: ModuleType) -> set[str]:
@@ -87,16 +95,20 @@ def main(package: str) -> None:
     answers = sys.stdout
     with redirect_stdout(sys.stderr):
         modules = kernel_modules(package)
-        plan = list(planned(modules))
+        known = {arch: is_known(arch) for arch in TARGETS}
+        targets = [target for arch, target in TARGETS.items() if known[arch]]
+        plan = [entry for target in targets for entry in planned(modules, target)]
         launched = set[str]().union(*map(launched_kernels, modules))
         contents = {
             "triton": triton.__version__,
             "variants": [entry.described() for entry in plan],
             "launched": sorted(launched),
+            "unknown": [TARGETS[arch].name for arch in TARGETS if not known[arch]],
         }
         print(json.dumps(contents), file=answers, flush=True)
         for line in sys.stdin:
-            binary = compiled(plan[int(line)].variant)
+            entry = plan[int(line)]
+            binary = compiled(entry.variant, entry.target)
             print(json.dumps(asdict(binary)), file=answers, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Machine code of a kernel for H100 and H200 (sm_90), compiled and disassembled without a GPU.
+"""Machine code of a kernel, compiled and disassembled without a GPU.
 
 Register counts come from `cuobjdump -res-usage` and instructions from `nvdisasm`; both ship with
 Triton. nvdisasm takes a third of a second to start and a thirtieth per kernel, so many kernels are
@@ -24,14 +24,13 @@ from typing import Any
 
 import triton
 from triton import knobs
-from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.cache import get_cache_manager
 
+from tailrace.kernels.gate.targets import SM_90, Target
 from tailrace.kernels.launch import INTERPRETED, OPTIONS
 from tailrace.kernels.variant import Variant
 
-TARGET = GPUTarget("cuda", 90, 32)
 TOOL_SECONDS = 120
 """Timeout in seconds for cuobjdump and nvdisasm."""
 INSTRUCTION_BYTES = 16
@@ -55,6 +54,8 @@ _FLOAT_ADDITION = re.compile(r"\btt\.atomic_rmw fadd\b|\btt\.descriptor_reduce a
 class Binary:
     """A compiled kernel, not yet disassembled; can be stored as JSON. Sizes are in bytes."""
 
+    arch: int
+    """Architecture: 90 for sm_90."""
     code: str
     """The instructions as hexadecimal digits."""
     dependent: bool
@@ -91,12 +92,17 @@ class MachineCode:
     instructions_behind_wait: int
     """In a dependent launch: instructions after the wait, without subroutines (see `behind_wait`).
     """
+    instructions_behind_arrival: int
+    """In a dependent launch: those of them after the first atomic to global memory.
+
+    That is the arrival at a barrier of all programs, in kernels that have one.
+    """
     opcodes: tuple[str, ...]
     """Distinct instructions, sorted."""
 
 
-def compiled(variant: Variant) -> Binary:
-    """Compile a variant, from Triton's cache if possible.
+def compiled(variant: Variant, target: Target = SM_90) -> Binary:
+    """Compile a variant for an architecture, from Triton's cache if possible.
 
     The output of the tools is kept in the cache with the kernel. Raises RuntimeError in a process
     that interprets kernels, and whatever the compiler raises.
@@ -106,26 +112,27 @@ def compiled(variant: Variant) -> Binary:
     log = io.StringIO()
     with knobs.nvidia.scope(), redirect_stdout(log):
         knobs.nvidia.dump_ptxas_log = True
-        kernel = compile_variant(variant)
+        kernel = compile_variant(variant, target)
     cache = get_cache_manager(kernel.hash)
     name = f"binary-{sha256(Path(__file__).read_bytes()).hexdigest()[:16]}.json"
     kept = cache.get_file(name)
     if kept is None:
-        binary = _binary(variant, kernel, log.getvalue())
+        binary = _binary(variant, target, kernel, log.getvalue())
         kept = cache.put(json.dumps(asdict(binary)), name, binary=False)
     return Binary(**json.loads(Path(kept).read_text("utf-8")))
 
 
 def read_machine_code(binaries: Sequence[Binary]) -> Iterator[MachineCode]:
-    """Yield the machine code of compiled kernels, disassembled all at once."""
+    """Yield the machine code of kernels compiled for one architecture, disassembled all at once."""
+    [arch] = {binary.arch for binary in binaries}
     codes = [bytes.fromhex(binary.code) for binary in binaries]
-    opcodes = _disassembled(b"".join(codes))
+    opcodes = _disassembled(b"".join(codes), arch)
     ends = accumulate(len(code) // INSTRUCTION_BYTES for code in codes)
     for binary, (first, end) in zip(binaries, pairwise([0, *ends]), strict=True):
         yield _read(binary, opcodes[first:end])
 
 
-def compile_variant(variant: Variant) -> Any:
+def compile_variant(variant: Variant, target: Target = SM_90) -> Any:
     """Return Triton's compiled kernel; raises whatever the compiler raises."""
     names = variant.kernel.arg_names
     given = {**variant.signature, **dict.fromkeys(variant.constants, "constexpr")}
@@ -137,7 +144,7 @@ def compile_variant(variant: Variant) -> Any:
         variant.constants,
         {(names.index(name),): [["tt.divisibility", 16]] for name in variant.divisible},
     )
-    return triton.compile(source, target=TARGET, options=compile_options(variant))
+    return triton.compile(source, target=target.triton, options=compile_options(variant))
 
 
 def compile_options(variant: Variant) -> dict[str, Any]:
@@ -151,18 +158,19 @@ def compile_options(variant: Variant) -> dict[str, Any]:
     }
 
 
-def _binary(variant: Variant, kernel: Any, log: str) -> Binary:
+def _binary(variant: Variant, target: Target, kernel: Any, log: str) -> Binary:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(kernel.asm["cubin"])
         cubin.flush()
         usage = _run(knobs.nvidia.cuobjdump.path, "-res-usage", cubin.name)
     registers, stack = resources(usage)
     return Binary(
+        arch=target.arch,
         code=code_of(kernel.asm["cubin"]).hex(),
         dependent=variant.launch_pdl,
         registers=registers,
         shared_bytes=kernel.metadata.shared,
-        spill_bytes=spills(log or _ptxas_log(variant)) if stack else 0,
+        spill_bytes=spills(log or _ptxas_log(variant, target)) if stack else 0,
         float_additions=float_additions(kernel.asm["ttir"]),
         read_ahead=read_ahead(kernel.asm["ttir"]) if variant.launch_pdl else [],
     )
@@ -179,17 +187,18 @@ def _read(binary: Binary, opcodes: list[str]) -> MachineCode:
         read_ahead=tuple(binary.read_ahead),
         barriers_behind_wait=sum(opcode.startswith("BAR") for opcode in behind),
         instructions_behind_wait=len(behind),
+        instructions_behind_arrival=len(behind_arrival(behind)),
         opcodes=tuple(sorted(set(opcodes))),
     )
 
 
-def _disassembled(code: bytes) -> list[str]:
+def _disassembled(code: bytes, arch: int) -> list[str]:
     with tempfile.NamedTemporaryFile(suffix=".bin") as file:
         file.write(code)
         file.flush()
-        machine = f"SM{TARGET.arch}"
         # Do not follow the branches of one kernel into the next.
-        opcodes = instructions(_run(knobs.nvidia.nvdisasm.path, "-ndf", "-b", machine, file.name))
+        command = (knobs.nvidia.nvdisasm.path, "-ndf", "-b", f"SM{arch}", file.name)
+        opcodes = instructions(_run(*command))
     if len(opcodes) * INSTRUCTION_BYTES != len(code):
         raise ValueError(f"nvdisasm lists {len(opcodes)} instructions in {len(code)} bytes")
     return opcodes
@@ -201,13 +210,13 @@ def _run(*command: str) -> str:
     ).stdout
 
 
-def _ptxas_log(variant: Variant) -> str:
+def _ptxas_log(variant: Variant, target: Target) -> str:
     """Return the output of ptxas for a cached kernel, which is compiled once more."""
     log = io.StringIO()
     with knobs.nvidia.scope(), knobs.compilation.scope(), redirect_stdout(log):
         knobs.nvidia.dump_ptxas_log = True
         knobs.compilation.always_compile = True
-        compile_variant(variant)
+        compile_variant(variant, target)
     return log.getvalue()
 
 
@@ -267,6 +276,12 @@ def behind_wait(opcodes: list[str]) -> list[str]:
     waits = [place for place, opcode in enumerate(opcodes) if opcode.startswith("ACQBULK")]
     ends = [place for place, opcode in enumerate(opcodes) if opcode == "EXIT"]
     return opcodes[waits[0] + 1 : ends[-1] + 1] if waits and ends else []
+
+
+def behind_arrival(opcodes: list[str]) -> list[str]:
+    """Return the instructions after the first atomic to global memory; none if there is none."""
+    atomics = [place for place, opcode in enumerate(opcodes) if opcode.startswith("ATOMG")]
+    return opcodes[atomics[0] + 1 :] if atomics else []
 
 
 def read_ahead(ttir: str) -> list[str]:

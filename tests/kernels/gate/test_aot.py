@@ -113,6 +113,7 @@ def test_offenders_fail_the_gate_by_name(offenders: subprocess.CompletedProcess[
     assert "planted.innocent_triton.forgotten is launched, but no variant compiles it" in errors
     assert "planted.early_triton.early (bitnet-2b4t.early) does not wait" in errors
     assert "launches ahead before STG" in errors
+    assert "planted.unlike_triton.unlike (bitnet-2b4t.unlike) for sm_80 lacks HGMMA\n" in errors
     assert "innocent (" not in errors
 
 
@@ -132,10 +133,16 @@ def test_the_last_line_counts_the_offences(offenders: subprocess.CompletedProces
 
 def test_the_table_has_a_row_for_each_kernel(offenders: subprocess.CompletedProcess[str]) -> None:
     header, *rows, last = offenders.stdout.splitlines()
+    rows, targets = rows[:7], rows[7:]
     assert header.split()[:3] == ["kernel", "compiled", "registers"]
     names = ["atomic", "broken", "crowded", "early", "innocent", "refused", "unlike"]
     assert [row.split()[0] for row in rows] == [f"planted.{n}_triton.{n}" for n in names]
     assert rows[1].split()[1] == "0/1"
+    assert [row.split()[0] for row in targets] == [
+        *("architecture", "sm_80", "sm_89", "sm_100", "sm_120"),
+    ]
+    # Neither what fails on sm_90 nor a dependent launch, which needs sm_90, is compiled for sm_80.
+    assert [row.split()[1] for row in targets[1:]] == ["4/4", "4/4", "5/5", "5/5"]
     assert last.startswith("{")
 
 

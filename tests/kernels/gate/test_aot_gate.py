@@ -8,10 +8,11 @@ from typing import Any
 from tailrace.kernels.gate.aot_gate import (
     EIGHT_ROWS,
     MAX_INSTRUCTIONS,
-    MAX_SHARED_BYTES,
     Compiled,
     Gate,
+    sampled,
 )
+from tailrace.kernels.gate.targets import FEW_SPILLS, SM_90
 
 CODE = {
     "registers": 40,
@@ -22,12 +23,14 @@ CODE = {
     "read_ahead": ["tables_ptr"],
     "barriers_behind_wait": 8,
     "instructions_behind_wait": 450,
+    "instructions_behind_arrival": 200,
     "opcodes": ["HGMMA.64x16x16.F32.BF16", "LDG.E.128"],
 }
 
 
 def use(kernel: str = "k.a", **changes: Any) -> dict[str, Any]:
     plain: dict[str, Any] = {
+        "arch": 90,
         "module": "k",
         "shape": "tiny",
         "name": "tiny.qkv",
@@ -55,10 +58,10 @@ def test_each_offence_is_named_with_its_kernel() -> None:
         use(name="tiny.o", expects=["IGMMA"]),
         spill_bytes=16,
         float_atomics=2,
-        shared_bytes=MAX_SHARED_BYTES + 1,
+        shared_bytes=SM_90.limits.shared_bytes + 1,
     )
     assert gate(bad).offenders() == [
-        "k.a (tiny.qkv) spills 16 bytes",
+        "k.a (tiny.qkv) spills 16 bytes, of 0",
         "k.a (tiny.qkv) adds floats atomically, 2 times",
         "k.a (tiny.qkv) lacks IDP.4A, IGMMA",
         "k.a (tiny.qkv) takes 232449 bytes of shared memory, of 232448",
@@ -92,6 +95,53 @@ def test_only_attention_that_writes_its_own_tokens_may_read_older_ones_early() -
         found = gate(compiled(*uses, read_ahead=["keys_ptr"])).offenders()
         assert len(found) == 1
         assert "reads keys_ptr before it waits" in found[0]
+
+
+def test_an_offence_on_another_architecture_names_it_and_its_limits() -> None:
+    small = compiled(
+        use(arch=89, expects=["IGMMA"]), spill_bytes=FEW_SPILLS, shared_bytes=(99 << 10) + 1
+    )
+    found = replace(gate(compiled()), elsewhere=[small], unknown=["sm_120"])
+    assert found.offenders() == [
+        "k.a (tiny.qkv) for sm_89 lacks IGMMA",
+        "k.a (tiny.qkv) for sm_89 takes 101377 bytes of shared memory, of 101376",
+    ]
+    summary = found.summary()
+    assert summary["unknown_targets"] == ["sm_120"]
+    assert summary["targets"]["sm_89"] == {
+        "compilations": 1,
+        "compile_errors": 0,
+        "spill_bytes": FEW_SPILLS,
+        "missing_instructions": 1,
+        "registers_max": 40,
+        "shared_bytes_max": 101377,
+        "shared_bytes_allowed": 101376,
+    }
+    assert summary["compilations"] == 1, "other architectures are counted apart"
+    more = compiled(use(arch=120), spill_bytes=FEW_SPILLS + 1)
+    assert replace(found, elsewhere=[more]).offenders() == [
+        f"k.a (tiny.qkv) for sm_120 spills {FEW_SPILLS + 1} bytes, of {FEW_SPILLS}"
+    ]
+
+
+def test_another_architecture_may_do_the_same_work_with_another_instruction() -> None:
+    plain = [compiled(use(arch=arch, expects=["HGMMA"]), opcodes=["HMMA"]) for arch in (90, 80)]
+    assert [one.missing() for one in plain] == [["HGMMA"], []]
+    tensor_memory = compiled(use(arch=100, expects=["HGMMA", "LDG"]), opcodes=["UTCHMMA", "LDG.E"])
+    assert tensor_memory.missing() == []
+
+
+def test_the_sample_takes_most_shared_memory_and_most_registers_of_each_kernel() -> None:
+    large = compiled(use(name="tiny.large dependent"), shared_bytes=4096)
+    many = compiled(use(name="tiny.many"), registers=200)
+    plain = compiled(use(name="tiny.plain"), use(name="tiny.plain dependent"))
+    other = compiled(use("k.b", name="tiny.other"))
+    broken = Compiled([use("k.c", name="tiny.broken")], None, "an error")
+    assert sampled([plain, large, many, other, broken]) == {
+        ("k", "tiny.large"),
+        ("k", "tiny.many"),
+        ("k", "tiny.other"),
+    }
 
 
 def test_a_launched_kernel_without_a_variant_offends() -> None:
@@ -148,6 +198,13 @@ def test_what_a_ternary_linear_has_behind_its_wait_is_told_and_judged() -> None:
         f"{name.format('down')} has {MAX_INSTRUCTIONS + 1} instructions behind its wait,"
         f" of {MAX_INSTRUCTIONS}",
     ]
+
+
+def test_a_pair_of_linears_is_counted_before_and_behind_its_barrier() -> None:
+    pair = compiled(use(name="tiny.o+gate_up ternary pair rows=1"), use(name="tiny.other"))
+    summary = gate(pair).summary()
+    assert summary["behind_wait"] == {"tiny.o+gate_up ternary pair rows=1": 450}
+    assert summary["behind_barrier"] == {"tiny.o+gate_up ternary pair rows=1": 200}
 
 
 def test_eight_rows_are_a_multiple_of_one() -> None:

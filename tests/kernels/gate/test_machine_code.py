@@ -6,6 +6,7 @@ import pytest
 
 from tailrace.kernels.gate.machine_code import (
     before_wait,
+    behind_arrival,
     behind_wait,
     compiled,
     float_additions,
@@ -70,6 +71,12 @@ def test_what_stands_behind_the_wait_ends_with_the_program_not_with_its_subrouti
     behind = ["LDG.E", "BAR.SYNC", "EXIT", "STG.E", "EXIT"]
     assert behind_wait(["LDG.E", "ACQBULK", *behind, "MUFU.RCP", "RET"]) == behind
     assert behind_wait(["LDG.E", "EXIT"]) == []
+
+
+def test_what_stands_behind_a_barrier_of_all_programs_follows_the_arrival() -> None:
+    behind = ["LDG.E.STRONG.GPU", "ATOMG.E.ADD.STRONG.GPU", "EXIT"]
+    assert behind_arrival(["ATOMS.ADD", "ATOMG.E.ADD.STRONG.GPU", *behind]) == behind
+    assert behind_arrival(["LDG.E", "EXIT"]) == []
 
 
 TTIR = """

@@ -1,0 +1,104 @@
+"""GPU architectures that the ahead-of-time gate compiles for, and what differs between them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
+
+from tailrace.kernels.gpu_limits import LIMITS, GpuLimits
+from tailrace.kernels.variant import Variant
+
+FP8_ARCH = 89
+"""Minimum architecture with conversions between fp8 and other floats."""
+DEPENDENT_ARCH = 90
+"""Minimum architecture with programmatic dependent launch."""
+TOOL_SECONDS = 10
+"""Timeout in seconds for asking ptxas which architectures it knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One GPU architecture, such as sm_90."""
+
+    arch: int
+    """90 for sm_90."""
+    instructions: Mapping[str, tuple[str, ...]]
+    """Alternatives to an instruction that a plan expects on sm_90: the same work on this one."""
+    spill_bytes: int
+    """Maximum bytes of spills of a kernel."""
+
+    @property
+    def name(self) -> str:
+        """Name as NVIDIA's tools spell it, without a suffix."""
+        return f"sm_{self.arch}"
+
+    @property
+    def limits(self) -> GpuLimits:
+        """Shared memory and multiprocessors of the GPU that represents the architecture."""
+        return LIMITS[divmod(self.arch, 10)]
+
+    @property
+    def triton(self) -> GPUTarget:
+        """The target as Triton's compiler takes it."""
+        return GPUTarget("cuda", self.arch, 32)
+
+    def runs(self, variant: Variant) -> bool:
+        """Return True if the architecture has what a variant needs; the origin refuses the rest."""
+        fp8 = any("fp8" in kind for kind in variant.signature.values())
+        least = max(FP8_ARCH if fp8 else 0, DEPENDENT_ARCH if variant.launch_pdl else 0)
+        return self.arch >= least
+
+    def instead_of(self, mnemonic: str) -> tuple[str, ...]:
+        """Return the instructions of which one must occur where a plan expects `mnemonic`."""
+        return self.instructions.get(mnemonic, (mnemonic,))
+
+
+_WARP_PRODUCTS = {"HGMMA": ("HMMA",), "IGMMA": ("IMMA",)}
+"""Products of one warp, on architectures without those of a group of warps (wgmma)."""
+
+_FIFTH_GENERATION = {"HGMMA": ("UTCHMMA", "HMMA"), "IGMMA": ("UTCIMMA", "IMMA")}
+"""Products in tensor memory, where Triton uses it, or of one warp."""
+FEW_SPILLS = 640
+"""Maximum bytes of spills on architectures that tiles and warps were not chosen for.
+
+Spills there cost time, never a bit: a store and a load of 4 bytes count as 8.
+"""
+
+SM_90 = Target(90, {}, spill_bytes=0)
+"""The architecture that the kernels are written for: every variant is compiled for it."""
+OTHERS = (
+    Target(80, _WARP_PRODUCTS, FEW_SPILLS),
+    Target(89, _WARP_PRODUCTS, FEW_SPILLS),
+    Target(100, _FIFTH_GENERATION, FEW_SPILLS),
+    Target(120, _WARP_PRODUCTS, FEW_SPILLS),
+)
+"""Architectures that a sample of the variants is compiled for."""
+TARGETS = {target.arch: target for target in (SM_90, *OTHERS)}
+
+
+@lru_cache
+def is_known(arch: int) -> bool:
+    """Return True if the ptxas that Triton would use compiles for this architecture.
+
+    An architecture without a ptxas, in a Triton that ships none for it, is unknown, too.
+    """
+    try:
+        path = get_ptxas(arch).path
+        text = subprocess.run(
+            [path, "--help"], capture_output=True, text=True, check=True, timeout=TOOL_SECONDS
+        ).stdout
+    except (AttributeError, RuntimeError, OSError, subprocess.SubprocessError):
+        return False
+    return names(text, arch)
+
+
+def names(help_text: str, arch: int) -> bool:
+    """Return True if ptxas lists an architecture, with its suffix from sm_90 on, as allowed."""
+    suffix = "a" if arch >= SM_90.arch else ""
+    return re.search(rf"'sm_{arch}{suffix}'", help_text) is not None
