@@ -172,11 +172,12 @@ def prefill_plan(
 ) -> tuple[dict[str, Any], dict[str, int]]:
     """Return (constants, launch options), which depend only on the heads and the cache's type.
 
-    In bf16 two groups of four warps, with 64 rows each, feed the tensor cores. fp32, which tensor
-    cores do not multiply exactly, has small blocks. Heads above D = 128 (64 in fp32) take half as
-    many rows and positions, since a thread has 255 registers; with scales they take a quarter of
-    the rows and four warps. TILE divides BLOCK_M, so that tiles before a block's first position
-    need no mask.
+    A block is a page, the size of the chunks that prompts come in: no row of it is masked away. Its
+    64 rows are what four warps feed the tensor cores in bf16. fp32, which tensor cores do not
+    multiply exactly, has small blocks. Heads above D = 128 (64 in fp32) take half as many
+    positions and twice the warps, since a thread has 255 registers; with scales they take half the
+    rows and four warps. TILE divides BLOCK_M, so that tiles before a block's first position need no
+    mask.
     """
     constants = softmax_plan(heads, kv_heads, head_dim, dtype)
     wide = head_dim > 128
@@ -185,8 +186,8 @@ def prefill_plan(
         return constants | {"BLOCK_M": rows, "TILE": rows, "STAGES": 1}, {"num_warps": 4}
     if wide and dtype in SCALED_DTYPES:
         return constants | {"BLOCK_M": 32, "TILE": 32, "STAGES": 2}, {"num_warps": 4}
-    rows, tile = (64, PAGE_TOKENS // 2) if wide else (128, PAGE_TOKENS)
-    return constants | {"BLOCK_M": rows, "TILE": tile, "STAGES": 2}, {"num_warps": 8}
+    tile, warps = (PAGE_TOKENS // 2, 8) if wide else (PAGE_TOKENS, 4)
+    return constants | {"BLOCK_M": PAGE_TOKENS, "TILE": tile, "STAGES": 2}, {"num_warps": warps}
 
 
 SHAPES = ATTENTION_SHAPES
@@ -205,7 +206,7 @@ def variants(shape: DecoderShape) -> Iterator[Variant]:
             divisible=frozenset(name for name in signature if name.endswith("_ptr")),
             expects=()
             if dtype == torch.float32
-            else ("HGMMA" if options["num_warps"] == 8 else "HMMA", "LDGSTS"),
+            else ("HGMMA" if constants["BLOCK_M"] == PAGE_TOKENS else "HMMA", "LDGSTS"),
             bytes_moved=PAGE_TOKENS * (8 * shape.queries + 2 * shape.keys * dtype.itemsize),
             num_warps=options["num_warps"],
         )

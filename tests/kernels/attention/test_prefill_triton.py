@@ -3,11 +3,13 @@
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from tailrace.kernels.attention import prefill_triton
 from tailrace.kernels.attention.paged_attention import (
     FAULT_PAGE,
     FAULT_POSITION,
@@ -15,8 +17,9 @@ from tailrace.kernels.attention.paged_attention import (
     paged_attention,
 )
 from tailrace.kernels.attention.paged_kv import FP8
-from tailrace.kernels.attention.prefill_triton import prefill_attention
+from tailrace.kernels.attention.prefill_triton import prefill_attention, prefill_plan
 from tailrace.kernels.shapes import PAGE_TOKENS
+from tailrace.origin.models.model import PREFILL_CHUNK_TOKENS
 from tests.kernels.paging import (
     GuardedCache,
     fill,
@@ -130,6 +133,24 @@ def test_a_row_is_the_same_in_any_batch_and_any_chunk(
     twice = torch.cat((q[90:], q[30:60]))
     mixed, _ = made.attend(twice, [(1, 90, 10), (0, 30, 30)], 30)
     assert torch.equal(mixed[10:], whole[30:60])
+
+
+def test_a_block_is_a_chunk_and_a_larger_one_gives_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    constants, _ = prefill_plan(2, 1, 32, torch.bfloat16)
+    assert constants["BLOCK_M"] == PREFILL_CHUNK_TOKENS
+    made = stage([150], device, dtype=torch.bfloat16)
+    q = normal(150, 2 * 32, device=device)
+    chunks = [(0, 0, 64), (0, 64, 64), (0, 128, 22)]
+    small, _ = made.attend(q, chunks, 64)
+
+    def large(*given: Any) -> tuple[dict[str, Any], dict[str, int]]:
+        return prefill_plan(*given)[0] | {"BLOCK_M": 128}, {"num_warps": 8}
+
+    monkeypatch.setattr(prefill_triton, "prefill_plan", large)
+    assert torch.equal(made.attend(q, chunks, 64)[0], small)
+    assert torch.equal(made.attend(q, [(0, 0, 150)], 150)[0], small)
 
 
 def test_later_positions_and_foreign_pages_behind_them_change_nothing(
