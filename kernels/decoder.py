@@ -1,5 +1,7 @@
 """A decoder's forward pass as a sequence of kernel launches: five per layer for a few rows.
 
+A BitNet decoder can compute one row in three per layer (`kernels.fused_layers`).
+
 A row is one token of one sequence. `decode` takes rows of distinct sequences. `replay` takes any
 rows, also several of one sequence, and gives each the same bits as `decode`. `prefill` takes chunks
 of prompts. All of them store the keys and values of their rows and return the hidden rows. No call
@@ -21,6 +23,7 @@ from tailrace.kernels.attention.prefill_triton import prefill_attention
 from tailrace.kernels.attention.rope import Rope
 from tailrace.kernels.attention.rope_triton import rope_write
 from tailrace.kernels.attention.splits_triton import DecodeWorkspace
+from tailrace.kernels.fused_layers import FUSED_LINEARS, FusedTernaryLayers
 from tailrace.kernels.layers import Head, Layer
 from tailrace.kernels.one_copy import one_copy
 from tailrace.kernels.rows.embedding_triton import embed
@@ -97,7 +100,9 @@ class Decoder:
     decoded, or whose logits are computed, at a time; default max_rows. Long contexts and large
     vocabularies need memory in proportion to it. dependent: launches of a step may begin while
     earlier ones still run (`kernels.dependent_triton`), with the same bits; `embed` is the ordinary
-    launch at the head of each chain. Raises ValueError for parts that do not fit each other.
+    launch at the head of each chain. fused: one row takes pairs of linears in one launch
+    (`kernels.fused_layers`), with the same bits, if the layers are ternary and the GPU holds the
+    programs. Raises ValueError for parts that do not fit each other.
     """
 
     def __init__(
@@ -113,6 +118,7 @@ class Decoder:
         max_length: int,
         step_rows: int | None = None,
         dependent: bool = False,
+        fused: bool = FUSED_LINEARS,
     ) -> None:
         if not len(layers) == len(ropes) == len(cache) == shape.layers:
             raise ValueError(
@@ -128,6 +134,8 @@ class Decoder:
         self.table = table
         self.parts = list(zip(layers, ropes, cache, strict=True))
         self.head = head
+        self.fused = FusedTernaryLayers.of(layers, self.device) if fused else None
+        """The layers for one row, if pairs of linears are fused."""
         self._x = self._buffer(max_rows, shape.hidden)
         self._qkv = self._buffer(max_rows, shape.queries + 2 * shape.keys)
         self._queries = self._buffer(max_rows, shape.queries)
@@ -147,12 +155,17 @@ class Decoder:
         ValueError for more than step_rows rows.
         """
         x, qkv, mixed, _ = self._begin(rows)
-        for layer, rope, cache in self.parts:
-            layer.project_in(x, qkv, dependent=self.dependent)
+        fused = self.fused if len(rows) <= FusedTernaryLayers.MAX_ROWS else None
+        for place, (layer, rope, cache) in enumerate(self.parts):
+            if place == 0 or fused is None:
+                layer.project_in(x, qkv, dependent=self.dependent)
             decode_attention(
                 qkv, rows.lengths, rows.sequences, cache, tables, mixed, self.faults[: len(rows)],
                 self._workspace, max_length=max_length, write=rope, dependent=self.dependent,
             )  # fmt: skip
+            if fused is not None:
+                fused.behind_attention(place, mixed, x, qkv, dependent=self.dependent)
+                continue
             layer.project_out(mixed, x, dependent=self.dependent)
             layer.feed_forward(x, dependent=self.dependent)
         return x

@@ -105,6 +105,10 @@ class TernaryLayer:
     def feed_forward(self, x: Tensor, *, dependent: bool = False) -> None:
         inner, gate = self.scratch.inner[: len(x)], Epilogue.RELU2_GATE
         self._linear(x, self.ffn_input_norm, self.gate_up, inner, gate, dependent)
+        self.project_down(inner, x, dependent=dependent)
+
+    def project_down(self, inner: Tensor, x: Tensor, *, dependent: bool = False) -> None:
+        """Compute x += down(inner), where inner is fp32 [rows, ffn] behind the activation."""
         self._linear(inner, self.ffn_norm, self.down, x, Epilogue.ADD, dependent)
 
     def _linear(

@@ -90,15 +90,20 @@ def elements(step: tl.constexpr, LINES: tl.constexpr):
 
 
 @triton.jit
-def load_row(row_ptr, IN: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr):
-    """Load a row of IN fp32 elements as a tuple of STEPS tiles, with 0 after its end."""
+def load_row(
+    row_ptr, IN: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr, CACHE: tl.constexpr = ""
+):  # fmt: skip
+    """Load a row of IN fp32 elements as a tuple of STEPS tiles, with 0 after its end.
+
+    CACHE is `.cg` to read from the L2 cache, past the multiprocessor's own.
+    """
     tiles = ()
     for step in tl.static_range(STEPS):
         element = elements(step, LINES)
         if (step + 1) * LINES * _WORDS * _WORD <= IN:
-            tile = tl.load(row_ptr + element)
+            tile = tl.load(row_ptr + element, cache_modifier=CACHE)
         else:
-            tile = tl.load(row_ptr + element, mask=element < IN, other=0.0)
+            tile = tl.load(row_ptr + element, mask=element < IN, other=0.0, cache_modifier=CACHE)
         tiles = tiles + (tl.reshape(tile, (LINES, _WORDS, _WORD)),)
     return tiles
 

@@ -245,6 +245,41 @@ def of_rows(sums, OWN: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr):
 
 
 @triton.jit
+def outputs_of(
+    program, FIRST: tl.constexpr, SECOND: tl.constexpr, THIRD: tl.constexpr, END: tl.constexpr,
+    OWN: tl.constexpr, LINES: tl.constexpr,
+):  # fmt: skip
+    """Return the field, output column and part of each thread, and whether it stores its output.
+
+    Every warp has all outputs of the program; the first one stores them.
+    """
+    thread = tl.arange(0, LINES * _WORDS)
+    out = thread % _WORDS
+    row, field = program * OWN + out // 4 % OWN, out % 4
+    part, column, size = part_of(row, FIRST, SECOND, THIRD)
+    return field, column + field * size, part, (row < END) & (thread < 4 * OWN)
+
+
+@triton.jit
+def outputs(
+    words, factor, tiles, field, scale, up_scale, OWN: tl.constexpr, ROWS: tl.constexpr,
+    LINES: tl.constexpr, STEPS: tl.constexpr, LEVELS: tl.constexpr, CHUNKS: tl.constexpr,
+    GATED: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """Multiply quantised activations by packed rows: the output of each thread, fp32."""
+    PARTS: tl.constexpr = LINES // ROWS
+    chunks = for_all_warps(words, STEPS, LEVELS, LINES, PARTS, CHUNKS, INTERPRETED)
+    sums = products(tiles, chunks, ROWS, PARTS, CHUNKS, INTERPRETED)
+    sums = of_rows(sums, OWN, ROWS, PARTS)
+    factor = tl.reshape(tl.broadcast_to(factor[:, None], (LINES, _WORDS)), (LINES * _WORDS,))
+    y = tl.div_rn((sums[0] >> 2 * field).to(tl.float32), factor) * scale
+    if GATED:
+        up = tl.div_rn((sums[1] >> 2 * field).to(tl.float32), factor) * up_scale
+        y = gated(y, up)
+    return y
+
+
+@triton.jit
 def ternary_gemv_kernel(
     x_ptr, norm_ptr, words_ptr, scale_ptr, out_ptr, eps,
     IN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, THIRD: tl.constexpr,
@@ -261,20 +296,14 @@ def ternary_gemv_kernel(
     ROWS: tl.constexpr = 2 * OWN if GATED else OWN
     PARTS: tl.constexpr = LINES // ROWS
     CHUNKS: tl.constexpr = (IN // _WORD + PARTS * _CHUNK - 1) // (PARTS * _CHUNK)
-    first = tl.program_id(0) * OWN
+    program = tl.program_id(0)
     # Everything that does not depend on earlier launches is loaded while the activations are
     # computed.
-    tiles = load_packed(words_ptr, first, END, IN, OWN, ROWS, PARTS, CHUNKS)
+    tiles = load_packed(words_ptr, program * OWN, END, IN, OWN, ROWS, PARTS, CHUNKS)
     gains = ()
     if NORM:
         gains = load_row(norm_ptr, IN, LINES, STEPS)
-    # Every warp has all outputs of the program; the first one stores them.
-    thread = tl.arange(0, LINES * _WORDS)
-    out = thread % _WORDS
-    row, field = first + out // 4 % OWN, out % 4
-    part, column, size = part_of(row, FIRST, SECOND, THIRD)
-    column += field * size
-    own = (row < END) & (thread < 4 * OWN)
+    field, column, part, own = outputs_of(program, FIRST, SECOND, THIRD, END, OWN, LINES)
     if PDL:
         cuda.gdc_launch_dependents()
         cuda.gdc_wait()
@@ -284,14 +313,10 @@ def ternary_gemv_kernel(
     scale = tl.load(scale_ptr + part, mask=own, other=0.0)
     up_scale = tl.load(scale_ptr + 1) if GATED else 0.0
     words, factor = int8_row(x, gains, eps, IN, LINES, STEPS, NORM, INTERPRETED)
-    chunks = for_all_warps(words, STEPS, LEVELS, LINES, PARTS, CHUNKS, INTERPRETED)
-    sums = products(tiles, chunks, ROWS, PARTS, CHUNKS, INTERPRETED)
-    sums = of_rows(sums, OWN, ROWS, PARTS)
-    factor = tl.reshape(tl.broadcast_to(factor[:, None], (LINES, _WORDS)), (LINES * _WORDS,))
-    y = tl.div_rn((sums[0] >> 2 * field).to(tl.float32), factor) * scale
-    if GATED:
-        up = tl.div_rn((sums[1] >> 2 * field).to(tl.float32), factor) * up_scale
-        y = gated(y, up)
+    y = outputs(
+        words, factor, tiles, field, scale, up_scale,
+        OWN, ROWS, LINES, STEPS, LEVELS, CHUNKS, GATED, INTERPRETED,
+    )  # fmt: skip
     if EPILOGUE == _ADD:
         y = old + y
     tl.store(out_ptr + column, y, mask=own)

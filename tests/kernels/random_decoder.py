@@ -48,6 +48,8 @@ class Recipe:
     int8_head: bool = False
     dependent: bool = False
     """Launches begin while those ahead still run."""
+    fused: bool = False
+    """One row takes pairs of ternary linears in one launch."""
     seed: int = 0
 
     @property
@@ -103,6 +105,7 @@ class _Draw:
         return Decoder(
             shape, table, layers, [self._rope() for _ in range(shape.layers)], self._head(table),
             cache, max_rows=recipe.rows, max_length=recipe.length, dependent=recipe.dependent,
+            fused=recipe.fused,
         )  # fmt: skip
 
     def _fill(self, cells: Tensor, scales: Tensor | None) -> None:

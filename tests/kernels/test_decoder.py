@@ -84,6 +84,24 @@ def test_dependent_launches_give_the_same_bits(family: Family, device: torch.dev
     assert replayed.equal(ordinary.logits(ordinary.replay(rows, recipe.tables(), LENGTH)))
 
 
+@pytest.mark.parametrize("layers", [1, 2])
+def test_fused_linears_give_the_same_bits(layers: int, device: torch.device) -> None:
+    recipe = recipe_of(Family.BITNET, device, rows=len(IDS))
+    recipe = replace(recipe, shape=replace(recipe.shape, layers=layers))
+    fused = replace(recipe, fused=True)
+    assert random_decoder(recipe).fused is None
+    assert random_decoder(fused).fused is not None
+    assert one_by_one(fused).equal(one_by_one(recipe))
+    rows = Rows.of(IDS, range(START, START + len(IDS)), [1] * len(IDS), device)
+    replayed = random_decoder(fused).replay(rows, recipe.tables(), LENGTH)
+    assert replayed.equal(random_decoder(recipe).replay(rows, recipe.tables(), LENGTH))
+
+
+def test_layers_without_ternary_linears_are_not_fused(device: torch.device) -> None:
+    recipe = replace(recipe_of(Family.LLAMA, device, rows=1), fused=True)
+    assert random_decoder(recipe).fused is None
+
+
 @pytest.mark.parametrize("family", [Family.LLAMA, Family.QWEN3])
 def test_a_step_is_that_of_the_oracles(family: Family, device: torch.device) -> None:
     recipe = recipe_of(family, device, rows=2)
