@@ -5,8 +5,8 @@
     python -m tailrace.kernels.gate.roofline --aot FILE        # count instructions behind the wait
 
 The lower bound of an operation is the bytes that it must move, divided by the copy bandwidth. The
-expected time adds the costs of a launch, from the constants below. Bytes come from the kernels' own
-plans.
+expected time adds the costs of a launch, from the constants of `kernels.gate.operation`. Bytes come
+from the kernels' own plans.
 """
 
 from __future__ import annotations
@@ -22,41 +22,19 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.kernels.attention.splits_triton import splits_of
-from tailrace.kernels.gate.aot_gate import EIGHT_ROWS
-from tailrace.kernels.gpu_limits import HOPPER
+from tailrace.kernels.gate import prefill_roofline as prefill
+from tailrace.kernels.gate.aot_gate import EIGHT_ROWS, PAIR
+from tailrace.kernels.gate.operation import (
+    COPY_TB_S,
+    INSTRUCTION_CLOCKS,
+    PEAKS,
+    SCHEDULERS,
+    SMS,
+    Operation,
+)
 from tailrace.kernels.shapes import REAL_SHAPES, DecoderShape, Family
 from tailrace.kernels.variant import Variant
 
-COPY_TB_S = 4.3
-"""Copy bandwidth in TB/s, read plus written, device to device on an H200 (measured)."""
-STREAM_SHARE = 0.9
-"""Share of the copy bandwidth that a kernel with all loads in flight reaches (assumed)."""
-LAUNCH_US = 1.3
-"""Time in us from the end of a kernel to the start of the next in a CUDA graph.
-
-Source: Hazy Research, Look Ma, No Bubbles, 2025; measured on an H100.
-"""
-RAMP_US = 0.8
-"""Time in us until the first loads of a kernel return: a loaded memory latency (assumed)."""
-DEPENDENT_US = 0.5
-"""Time in us left of both for a kernel that loads weights before the previous one ends (assumed).
-"""
-SMS, CLOCK_HZ = HOPPER.multiprocessors, 1.98e9
-SCHEDULERS = 4
-"""Schedulers per multiprocessor, each of which issues one instruction per clock to its warps."""
-INSTRUCTION_CLOCKS = 2.0
-"""Clocks per instruction after the wait, with one or two warps per scheduler and mostly dependent
-instructions (assumed); more warps take turns. Nothing hides these instructions."""
-DP4A_PER_CLOCK = 64
-"""dp4a instructions per multiprocessor and clock, of eight operations each; assumed to be the rate
-of 32-bit multiply-add."""
-PEAKS = {
-    "int8 tensor cores": 1979e12,
-    "bf16 tensor cores": 989e12,
-    "dp4a": SMS * CLOCK_HZ * DP4A_PER_CLOCK * 8,
-}
-"""Peak operations per second; for tensor cores from NVIDIA's data sheet of the H200 SXM, without
-sparsity."""
 INSTRUCTIONS = {
     "IDP.4A": "dp4a",
     "IGMMA": "int8 tensor cores",
@@ -76,50 +54,14 @@ LONG_TOKENS = 32_768
 KV_BYTES = 2
 """Bytes of a cached element: bf16."""
 
+PAIRS = ("o+gate_up", "down+qkv")
+"""Launches of two linears in a fused step of BitNet."""
+BEHIND_BARRIER = " behind barrier"
+"""End of the names of instructions counted behind a barrier of all programs."""
+
 # Step, format and rows of a linear in a variant's name; the plan's name of the kernel is left out.
 _LINEAR = re.compile(r"(qkv|o|gate_up|down|head) (\w+) rows=(\d+)")
 _KERNEL = re.compile(r" (?:dense|gemv|gemm)\b")
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """One or several kernels that a bench measures together."""
-
-    name: str
-    """Name in the bench, such as `bitnet-2b4t.qkv ternary rows=1`."""
-    bytes_moved: int
-    launches: int = 1
-    arithmetic: int = 0
-    """Number of multiplications and additions; 0 where they do not matter."""
-    peak: float = PEAKS["bf16 tensor cores"]
-    """Peak operations per second of the kernel's instructions."""
-    ordinary: int = 0
-    """Number of launches at the head of a chain, which are never dependent."""
-    behind: float = 0.0
-    """Clocks after the waits of all launches, from the counts of `make aot`; 0 if not counted."""
-
-    def floor_us(self, copy_tb_s: float = COPY_TB_S) -> float:
-        """Time in us at the copy bandwidth."""
-        return self.bytes_moved / copy_tb_s / 1e6
-
-    def expected_us(self, dependent: bool = False) -> float:
-        """Return the expected time in us, with or without programmatic dependent launches."""
-        busy = max(self.floor_us() / STREAM_SHARE, self.arithmetic / self.peak * 1e6)
-        busy += self.behind / CLOCK_HZ * 1e6
-        chained = self.launches - self.ordinary if dependent else 0
-        return busy + chained * DEPENDENT_US + (self.launches - chained) * (LAUNCH_US + RAMP_US)
-
-    def repeated(self, times: int) -> Operation:
-        """Return the operation repeated `count` times, which the bench does not measure."""
-        return replace(
-            self,
-            name=f"{self.name}, {times} times",
-            bytes_moved=times * self.bytes_moved,
-            launches=times * self.launches,
-            ordinary=times * self.ordinary,
-            arithmetic=times * self.arithmetic,
-            behind=times * self.behind,
-        )
 
 
 def clocks(variant: Variant, instructions: int) -> float:
@@ -240,6 +182,31 @@ def step(
     ]
 
 
+def pair(variant: Variant, behind: Mapping[str, int]) -> Operation:
+    """Return a launch of two ternary linears; each half has programs of its own."""
+    constants, second = variant.constants, behind.get(variant.name + BEHIND_BARRIER, 0)
+    first = behind.get(variant.name, 0) - second
+    return Operation(
+        variant.name,
+        variant.bytes_moved,
+        behind=clocks(replace(variant, programs=constants["PROGRAMS"]), first)
+        + clocks(replace(variant, programs=constants["NEXT_PROGRAMS"]), second),
+        barriers=1,
+    )
+
+
+def fused_step(
+    shape: DecoderShape, variants: list[Variant], int8_head: bool, behind: Mapping[str, int]
+) -> list[Operation]:
+    """Return a step of one row of BitNet with pairs of linears in one launch: three per layer."""
+    named = {variant.name: variant for variant in variants}
+    embed, _, attend, *_, lm_head, sampler = step(shape, variants, int8_head, behind)
+    qkv, *_, down = layer(shape, variants, behind, rows=1)
+    first, second = (pair(named[f"{shape.name}.{name}{PAIR}"], behind) for name in PAIRS)
+    pairs = first.repeated(shape.layers), second.repeated(shape.layers - 1)
+    return [embed, qkv, attend, *pairs, down, lm_head, sampler]
+
+
 def whole_step(
     shape: DecoderShape,
     variants: list[Variant],
@@ -250,12 +217,26 @@ def whole_step(
     """Return all of `step` as one operation under the bench's name; memory bounds each part."""
     kind = " int8 head" if int8_head else ""
     parts = step(shape, variants, int8_head, behind, rows)
+    return _whole(f"{shape.name}.step rows={rows} length={STEP_TOKENS}{kind}", parts)
+
+
+def whole_fused_step(
+    shape: DecoderShape, variants: list[Variant], int8_head: bool, behind: Mapping[str, int]
+) -> Operation:
+    """Return all of `fused_step` as one operation."""
+    kind = " int8 head" if int8_head else ""
+    parts = fused_step(shape, variants, int8_head, behind)
+    return _whole(f"{shape.name}.step rows=1 length={STEP_TOKENS}{kind} fused", parts)
+
+
+def _whole(name: str, parts: list[Operation]) -> Operation:
     return Operation(
-        f"{shape.name}.step rows={rows} length={STEP_TOKENS}{kind}",
+        name,
         sum(part.bytes_moved for part in parts),
         sum(part.launches for part in parts),
         ordinary=sum(part.ordinary for part in parts),
         behind=sum(part.behind for part in parts),
+        barriers=sum(part.barriers for part in parts),
     )
 
 
@@ -288,19 +269,23 @@ class Measured:
 
 
 def read_behind(path: Path) -> dict[str, int]:
-    """Return `behind_wait` of the last line of `make aot`'s output.
+    """Return `behind_wait` of the last line of `make aot`'s output, and `behind_barrier`.
 
-    Raises ValueError without it.
+    Counts of the latter have names that end with BEHIND_BARRIER. Raises ValueError without it.
     """
     lines = path.read_text("utf-8").splitlines()
     found = json.loads(lines[-1]) if lines else None
     if not isinstance(found, dict) or not isinstance(found.get("behind_wait"), dict):
         raise ValueError(f"{path}: no object `behind_wait` in the last line")
-    return {name: int(count) for name, count in found["behind_wait"].items()}
+    behind_barrier = found.get("behind_barrier", {})
+    counts = found["behind_wait"] | {
+        name + BEHIND_BARRIER: count for name, count in behind_barrier.items()
+    }
+    return {name: int(count) for name, count in counts.items()}
 
 
 def sections(behind: Mapping[str, int]) -> Iterator[tuple[str, list[Operation]]]:
-    """Return tables by title: each shape's linears, then attention, then whole steps.
+    """Return tables by title: each shape's linears, attention, whole steps, and prefill.
 
     See `step`.
     """
@@ -321,6 +306,15 @@ def sections(behind: Mapping[str, int]) -> Iterator[tuple[str, list[Operation]]]
             for int8 in (False, True)
         ]
         yield f"{shape.name}: a step of one row at {STEP_TOKENS} tokens", [*parts, *wholes]
+        if shape.family is Family.BITNET:
+            fused = fused_step(shape, variants[shape.name], False, behind)
+            fused += [
+                whole_fused_step(shape, variants[shape.name], int8, behind)
+                for int8 in (False, True)
+            ]
+            yield f"{shape.name}: the same step with pairs of linears in one launch", fused
+    for shape in REAL_SHAPES:
+        yield prefill.section(shape)
 
 
 def eight_rows_of_one(operations: Iterable[Operation]) -> str:
@@ -390,6 +384,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"Copy bandwidth {measured.copy_tb_s} TB/s; {measured.title}.\n")
         for title, operations in tables.items():
             print(markdown(title, operations, measured))
+        for shape in REAL_SHAPES:
+            print(*prefill.totals(shape), sep="\n")
         if behind:
             print(eight_rows_of_one(everything))
     return 0

@@ -9,32 +9,39 @@ from pathlib import Path
 
 import pytest
 
+from tailrace.kernels.gate import prefill_roofline as prefill
 from tailrace.kernels.gate.aot_gate import EIGHT_ROWS
 from tailrace.kernels.gate.aot_worker import kernel_modules, planned
-from tailrace.kernels.gate.roofline import (
+from tailrace.kernels.gate.operation import (
+    BARRIER_US,
     CLOCK_HZ,
     COPY_TB_S,
     DEPENDENT_US,
-    EIGHT,
     INSTRUCTION_CLOCKS,
+    L2_TB_S,
     LAUNCH_US,
     PEAKS,
     RAMP_US,
     SMS,
     STREAM_SHARE,
-    Measured,
     Operation,
+)
+from tailrace.kernels.gate.roofline import (
+    EIGHT,
+    Measured,
     attention,
     clocks,
+    fused_step,
     linears,
     main,
     markdown,
     read_behind,
     sampling,
     step,
+    whole_fused_step,
     whole_step,
 )
-from tailrace.kernels.shapes import BITNET_2B4T, LLAMA_8B, DecoderShape
+from tailrace.kernels.shapes import BITNET_2B4T, LLAMA_8B, PAGE_TOKENS, DecoderShape
 from tailrace.kernels.variant import Variant
 
 
@@ -148,6 +155,65 @@ def test_a_file_that_make_aot_did_not_write_is_refused(text: str, tmp_path: Path
     assert main(["--aot", str(file)]) == 1
 
 
+def test_a_fused_step_has_three_launches_per_layer_and_a_barrier_in_two(
+    plan: dict[DecoderShape, list[Variant]], tmp_path: Path
+) -> None:
+    shape, variants = BITNET_2B4T, plan[BITNET_2B4T]
+    names = [f"{shape.name}.{name} ternary pair rows=1" for name in ("o+gate_up", "down+qkv")]
+    file = tmp_path / "aot.txt"
+    counted = {
+        "behind_wait": dict.fromkeys(names, 900),
+        "behind_barrier": dict.fromkeys(names, 500),
+    }
+    file.write_text(json.dumps(counted), "utf-8")
+    behind = read_behind(file)
+    parts = fused_step(shape, variants, False, behind)
+    named = [re.split(r"[. ]", part.name)[1] for part in parts]
+    pairs = ["o+gate_up", "down+qkv"]
+    assert named == ["embed", "qkv", "attend", *pairs, "down", "head", "sample"]
+    fused, plain = (whole(shape, variants, False, {}) for whole in (whole_fused_step, whole_step))
+    assert fused.launches == plain.launches - (2 * shape.layers - 1)
+    assert fused.barriers == 2 * shape.layers - 1
+    assert fused.bytes_moved == plain.bytes_moved
+    saved = plain.expected_us() - fused.expected_us()
+    assert saved == pytest.approx(fused.barriers * (LAUNCH_US + RAMP_US - BARRIER_US))
+    # gate_up has more programs than multiprocessors; each half before a barrier has fewer.
+    per_layer = 400 * 4.0 + 500 * 8.0, 400 * 4.0 + 500 * 4.0
+    behind_us = [part.behind for part in parts[3:5]]
+    layers = shape.layers, shape.layers - 1
+    assert behind_us == pytest.approx([n * c for n, c in zip(layers, per_layer, strict=True)])
+
+
+def test_prefill_is_bound_by_the_caches_and_tensor_cores(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert prefill.tensor_share(16) == pytest.approx(0.4)
+    assert prefill.tensor_share(64) == prefill.tensor_share(256) == 1.0
+    gate_up = prefill.float_linear(LLAMA_8B, "gate_up", 512, 16, 64)
+    weight, tiles = 2 * 28_672 * 4096, 28_672 // 128
+    assert gate_up.cached == 8 * weight + tiles * 512 * 4096 * 2
+    assert gate_up.expected_us() == pytest.approx(
+        gate_up.cached / L2_TB_S / 1e6 + LAUNCH_US + RAMP_US
+    )
+    # Causal: 1 + 2 + ... + 8 pages, read once by each query head.
+    attention_op = prefill.attention(LLAMA_8B, 0, 512)
+    assert attention_op.cached == 36 * PAGE_TOKENS * LLAMA_8B.heads * 128 * 2 * 2
+    later = prefill.attention(LLAMA_8B, 512, 512)
+    assert later.arithmetic == attention_op.arithmetic * (36 + 64) // 36
+    names = [part.name.split(".")[1].split()[0] for part in prefill.layer(LLAMA_8B, 0, 512)]
+    dense = ["norm", "qkv", "rope_write", "prefill", "o", "norm", "gate_up", "down"]
+    assert names == dense
+    assert len(list(prefill.layer(BITNET_2B4T, 0, 512))) == 10
+    wide = prefill.prompt_us(LLAMA_8B, 512, 128, 128)
+    assert wide < prefill.prompt_us(LLAMA_8B, 512) < prefill.prompt_us(LLAMA_8B, 2048) / 4
+    assert main([]) == 0
+    printed = capsys.readouterr().out
+    assert "### llama-8b: prefill of 512 tokens" in printed
+    assert (
+        f"llama-8b, 512 tokens, 128 columns, 128 rows per program: {wide / 1e3:.1f} ms" in printed
+    )
+
+
 def test_the_parts_of_a_step_are_in_order(plan: dict[DecoderShape, list[Variant]]) -> None:
     parts = [re.split(r"[. ]", part.name)[1] for part in step(LLAMA_8B, plan[LLAMA_8B], False, {})]
     assert parts == ["embed", "qkv", "attend", "o", "gate_up", "down", "head", "sample"]
@@ -209,6 +275,7 @@ def test_json_holds_every_operation(capsys: pytest.CaptureFixture[str]) -> None:
     names = [entry["name"] for entry in entries]
     assert "llama-8b.attend bfloat16 rows=32 length=32768" in names
     chained = [entry for entry in entries if entry["launches"] > entry["ordinary"]]
-    assert [e["name"].split(".")[1] for e in entries if e not in chained] == ["embed rows=1"] * 3
+    heads = [e["name"].split(".")[1].partition(" rows")[0] for e in entries if e not in chained]
+    assert heads == ["embed", "embed", *["embed"] * 2, *["prefill attention"] * 3]
     assert all(entry["expected_us"] > entry["dependent_us"] > 0 for entry in chained)
     assert all(entry["floor_us"] <= entry["dependent_us"] for entry in entries)

@@ -1,0 +1,166 @@
+"""Predicted times of prefill on an H200: several hundred rows of one prompt at a time.
+
+A step of decoding is bound by memory. Prefill multiplies each weight by many rows, so here two
+other bounds count: the tensor cores, and the L2 cache, since each group of rows reads the weights
+again, and each tile of a weight the activations. `kernels.gate.roofline` prints the tables.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from tailrace.kernels.gate.operation import PEAKS, Operation
+from tailrace.kernels.linear.linear_plan import plan_linear
+from tailrace.kernels.linear.ternary_gemm_triton import TILE_PACKED, TILE_ROWS
+from tailrace.kernels.linear.ternary_plan import bitnet_linears
+from tailrace.kernels.linear.ternary_plan import bytes_moved as ternary_bytes
+from tailrace.kernels.shapes import PAGE_TOKENS, DecoderShape, Family
+
+STEP_ROWS = 512
+"""Rows of a prompt in one step."""
+PROMPTS = (512, 2048)
+"""Lengths in tokens of the prompts whose time is predicted."""
+SHARED_BYTES_PER_CLOCK = 128
+"""Bytes that a multiprocessor reads from shared memory in one clock."""
+PRODUCTS_PER_CLOCK = 2048
+"""Multiplications of bf16 by a multiprocessor's tensor cores in one clock."""
+PRODUCT_OUT, PRODUCT_IN = 64, 16
+"""Weight rows and inputs of one product of a warp group."""
+ROWS_PER_PROGRAM = 64
+"""Rows that a program of a float linear multiplies by a tile of the weight."""
+COLUMNS = 16
+"""Columns of one product, as committed."""
+WIDER = ((64, 64), (128, 128), (256, 256))
+"""Columns of one product and rows per program that are predicted besides the committed ones."""
+ONES_SHARE = 5 / 4
+"""Products of a ternary linear, one of which sums the activations, to those of its four fields."""
+
+
+def tensor_share(columns: int) -> float:
+    """Return the share of the tensor cores' peak that products of this many columns can reach.
+
+    Both operands of bf16 come from shared memory, the weight's for every product anew.
+    """
+    clocks = PRODUCT_OUT * columns * PRODUCT_IN / PRODUCTS_PER_CLOCK
+    read = 2 * PRODUCT_IN * (PRODUCT_OUT + columns) / SHARED_BYTES_PER_CLOCK
+    return clocks / max(clocks, read)
+
+
+def float_linear(
+    shape: DecoderShape, step: str, rows: int, columns: int, per_program: int
+) -> Operation:
+    """Return a bf16 linear of a layer, with its norm's result in bf16 where it has a norm."""
+    out, inputs = shape.linears[step]
+    plan = plan_linear(out, inputs, 2, gated=step == "gate_up")
+    x_bytes = 2 if step in ("qkv", "gate_up") else 4
+    blocks = math.ceil(rows / per_program)
+    return Operation(
+        f"{shape.name}.{step} bf16 rows={rows}",
+        plan.bytes_moved(rows, x_bytes),
+        arithmetic=2 * rows * out * inputs,
+        peak=PEAKS["bf16 tensor cores"] * tensor_share(columns),
+        cached=blocks * 2 * out * inputs + plan.tiles * rows * inputs * x_bytes,
+    )
+
+
+def ternary_linear(shape: DecoderShape, step: str, rows: int) -> Operation:
+    """Return a ternary linear of rows that are int8 already."""
+    outs, inputs, epilogue = bitnet_linears(shape)[step]
+    packed_rows = sum(outs) // 4
+    tiles = math.ceil(packed_rows / TILE_PACKED)
+    blocks = math.ceil(rows / TILE_ROWS)
+    return Operation(
+        f"{shape.name}.{step} ternary rows={rows}",
+        ternary_bytes(outs, inputs, epilogue, rows, 1),
+        arithmetic=int(ONES_SHARE * 2 * rows * sum(outs) * inputs),
+        peak=PEAKS["int8 tensor cores"],
+        cached=blocks * packed_rows * inputs + tiles * rows * inputs,
+    )
+
+
+def norm(shape: DecoderShape, width: int, rows: int) -> Operation:
+    """Return a norm that reads fp32 and stores bf16, or int8 and a factor per row."""
+    element = 1 if shape.family is Family.BITNET else 2
+    moved = rows * width * (4 + element) + 4 * width
+    return Operation(f"{shape.name}.norm of {width} rows={rows}", moved)
+
+
+def rope_write(shape: DecoderShape, rows: int) -> Operation:
+    """Return the launch that rotates queries and keys, and stores keys and values in bf16."""
+    moved = rows * (4 * (2 * shape.queries + 2 * shape.keys) + 2 * 2 * shape.keys)
+    return Operation(f"{shape.name}.rope_write rows={rows}", moved)
+
+
+def attention(shape: DecoderShape, start: int, rows: int) -> Operation:
+    """Return prefill attention of one sequence's rows from position `start` on.
+
+    A program has the rows of one page and one query head, and reads all pages up to its own.
+    """
+    pages = range(start // PAGE_TOKENS, math.ceil((start + rows) / PAGE_TOKENS))
+    positions = sum(page + 1 for page in pages) * PAGE_TOKENS
+    return Operation(
+        f"{shape.name}.prefill attention rows={rows} from {start}",
+        (start + rows) * 2 * 2 * shape.keys + rows * 2 * 4 * shape.queries,
+        arithmetic=4 * PAGE_TOKENS * positions * shape.queries,
+        cached=positions * 2 * 2 * shape.queries,
+        ordinary=1,
+    )
+
+
+def layer(
+    shape: DecoderShape,
+    start: int,
+    rows: int,
+    columns: int = COLUMNS,
+    per_program: int = ROWS_PER_PROGRAM,
+) -> Iterator[Operation]:
+    """Yield the launches of a layer, in order."""
+    ternary = shape.family is Family.BITNET
+    widths = {"qkv": shape.hidden, "gate_up": shape.hidden}
+    if ternary:
+        widths |= {"o": shape.queries, "down": shape.ffn}
+    for step in ("qkv", "o", "gate_up", "down"):
+        if step in widths:
+            yield norm(shape, widths[step], rows)
+        if ternary:
+            yield ternary_linear(shape, step, rows)
+        else:
+            yield float_linear(shape, step, rows, columns, per_program)
+        if step == "qkv":
+            yield rope_write(shape, rows)
+            yield attention(shape, start, rows)
+
+
+def prompt_us(
+    shape: DecoderShape, tokens: int, columns: int = COLUMNS, per_program: int = ROWS_PER_PROGRAM
+) -> float:
+    """Return the time of a prompt in us, without head and sampler, with all launches in graphs."""
+    steps = range(0, tokens, STEP_ROWS)
+    parts = (
+        part.expected_us()
+        for start in steps
+        for part in layer(shape, start, min(STEP_ROWS, tokens - start), columns, per_program)
+    )
+    return shape.layers * sum(parts)
+
+
+def section(shape: DecoderShape) -> tuple[str, list[Operation]]:
+    """Return the table of a prompt's first step: its title and the launches of all layers."""
+    parts = [part.repeated(shape.layers) for part in layer(shape, 0, STEP_ROWS)]
+    return f"{shape.name}: prefill of {STEP_ROWS} tokens", parts
+
+
+def totals(shape: DecoderShape) -> Iterator[str]:
+    """Yield the times of whole prompts as text; for float weights with wider products, too."""
+    kinds = [(COLUMNS, ROWS_PER_PROGRAM)]
+    if shape.family is not Family.BITNET:
+        kinds += WIDER
+    for tokens in PROMPTS:
+        for columns, per_program in kinds:
+            us = prompt_us(shape, tokens, columns, per_program)
+            kind = f"{columns} columns, {per_program} rows per program"
+            if shape.family is Family.BITNET:
+                kind = "int8 tensor cores"
+            rate = tokens / us * 1e3
+            yield f"{shape.name}, {tokens} tokens, {kind}: {us / 1e3:.1f} ms, {rate:.1f} k tokens/s"
