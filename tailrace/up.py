@@ -103,6 +103,7 @@ HOST = "127.0.0.1"
 DRAWS = 20  # tries to find a port that is free over TCP and UDP
 READY_POLL_S = 0.1
 READY_TIMEOUT_S = 1.0  # seconds for one answer of /readyz
+ORIGIN_START_S = 30.0  # seconds for which a missing link to the origin is part of a normal start
 SAMPLE_PROMPT = "Once upon a time"
 SAMPLE_QUESTION = "Tell me a short story about a fox."
 SAMPLE_TOKENS = 64
@@ -260,25 +261,40 @@ def _bind(kind: socket.SocketKind, port: int) -> int | None:
 async def wait_until_ready(place: Addresses, console: Console) -> None:
     """Poll /readyz until it is ready, and show why it is not."""
     shown = ""
+    began_s = time.monotonic()
     # trust_env: a proxy of the environment cannot reach loopback.
     async with httpx.AsyncClient(trust_env=False, timeout=READY_TIMEOUT_S) as client:
         with console.status("starting") as status:
-            while (reason := await _why_not_ready(client, place)) is not None:
+            while (answer := await _ask_ready(client, place)) is None or not answer["ready"]:
+                reason = why_not_ready(answer, time.monotonic() - began_s)
                 if reason != shown:
                     _show_progress(reason, status, console)
                     shown = reason
                 await asyncio.sleep(READY_POLL_S)
 
 
-async def _why_not_ready(client: httpx.AsyncClient, place: Addresses) -> str | None:
+async def _ask_ready(client: httpx.AsyncClient, place: Addresses) -> dict[str, Any] | None:
+    """Return what the edge says on /readyz, or None if it does not answer."""
     try:
         answer = await client.get(f"{place.http_url}/readyz")
     except httpx.TransportError:
-        return "starting the edge"
-    if answer.status_code == httpx.codes.OK:
         return None
-    reasons: list[str] = answer.json()["reasons"]
-    return ", ".join(reasons)
+    document: dict[str, Any] = answer.json()
+    return document
+
+
+def why_not_ready(answer: dict[str, Any] | None, waited_s: float) -> str:
+    """Return why an edge is not ready, given its answer on /readyz, `waited_s` after the start.
+
+    The edge is up before the origin and reports that it has no link to it. That is no fault during
+    a normal start, so it is shown only after ORIGIN_START_S.
+    """
+    if answer is None:
+        return "starting the edge"
+    is_linked = any(origin["up"] for origin in answer.get("origins", ()))
+    if "origins" in answer and not is_linked and waited_s < ORIGIN_START_S:
+        return "starting the origin"
+    return ", ".join(answer["reasons"])
 
 
 def _show_progress(reason: str, status: Status, console: Console) -> None:

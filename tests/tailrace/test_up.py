@@ -21,6 +21,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from tailrace.client import Client
 from tailrace.ledger.frame import Token
+from tailrace.up import ORIGIN_START_S, why_not_ready
 
 TIMEOUT_S = 60.0
 ANY_PORTS = ("--http-port", "0", "--https-port", "0", "--link-port", "0")
@@ -79,6 +80,7 @@ def test_up_shows_a_sample_replaces_an_edge_that_dies_and_stops_when_told(tmp_pa
         process.terminate()
         _, shown_later = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0
+    assert "no link" not in shown
     assert f"curl -N {ready['http']}/v1/generate" in shown
     assert f"⟨cut after 24 tokens · resumed on {ready['http']}, from index 24⟩" in shown
     assert "the edge was ended by SIGKILL; starting it again" in shown_later
@@ -95,6 +97,18 @@ def test_nothing_that_up_started_outlives_a_sigkill_of_it(tmp_path: Path) -> Non
             process.kill()
             read_to_end(to_edge)
             read_to_end(to_origin)
+
+
+def test_a_missing_link_is_shown_once_the_origin_has_had_time_to_start() -> None:
+    origin: dict[str, Any] = {"origin": "127.0.0.1:9", "up": False, "ready": False}
+    no_link = "no link to the origin at 127.0.0.1:9"
+    answer = {"ready": False, "reasons": [no_link], "origins": [origin]}
+    assert why_not_ready(None, 0.0) == "starting the edge"
+    assert why_not_ready(answer, ORIGIN_START_S - 1) == "starting the origin"
+    assert why_not_ready(answer, ORIGIN_START_S) == no_link
+
+    loading = answer | {"reasons": ["the model loads"], "origins": [origin | {"up": True}]}
+    assert why_not_ready(loading, 0.0) == "the model loads"
 
 
 def test_a_port_in_use_ends_up_with_the_flag_that_chooses_another(tmp_path: Path) -> None:
