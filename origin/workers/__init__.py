@@ -1,1 +1,1 @@
-"""Worker processes: their slots, what is said to them, and the programs that they run."""
+"""Worker processes: their slots in the supervisor, the frames to them, and their programs."""

@@ -2,8 +2,8 @@
 
     python -P -m tailrace.origin.workers.bootstrap PARENT MODULE …
 
-Before anything slow is imported it sees to it that the process ends with its supervisor, and that
-a signal which ends it for a fault leaves a traceback.
+PARENT is the supervisor's pid, MODULE the worker's program. Before any slow import it ensures that
+the process ends with its supervisor, and that a fatal signal leaves a traceback.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from collections.abc import Sequence
 from tailrace.origin.workers.load_spans import OF_THIS_PROCESS
 
 PR_SET_PDEATHSIG = 1
-"""Of prctl(2): the signal that this process gets when the thread that started it ends."""
+"""Option of prctl(2): the signal that this process gets when its parent thread ends."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a worker's module as its program; returns the exit status."""
+    """Run the `main` of a worker's module, and return the exit status."""
     parent, module, *rest = argv
     if not end_with(int(parent)):
         return 1
@@ -35,9 +35,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def end_with(parent: int) -> bool:
-    """Have the kernel kill this process when `parent` ends; False if that is gone already.
+    """Have the kernel kill this process when `parent` ends; return False if it has ended already.
 
-    Linux only: elsewhere a worker ends when it sees that its socket was closed.
+    The kernel does this on Linux only; elsewhere a worker ends when its socket is closed.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""The supervisor's side of the launcher: it is started, asked for workers, and started again.
+"""The supervisor's side of the fork server: starts it, restarts it, and asks it for workers.
 
-Only where the kernel can give away a child (Linux); elsewhere, and where the launcher says that it
-must not be forked, workers are started anew, each with imports of its own.
+This needs Linux, where orphans can be adopted. On other systems, and if the fork server reports
+that it must not be forked, each worker is spawned and imports its modules itself.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from tailrace.origin.workers.fork_server import MAX_ORDER_BYTES, Forked
 from tailrace.origin.workers.load_spans import LoadStage
 
 PR_SET_CHILD_SUBREAPER = 36
-"""Of prctl(2): orphans below this process become its children."""
+"""Option of prctl(2): orphaned descendants of this process become its children."""
 RESTART_MIN_S = 0.05
 RESTART_MAX_S = 30.0
-"""Wait before a launcher's successor is started; doubles while none becomes ready."""
+"""Bounds of the wait before a restart, in seconds; it doubles while none becomes ready."""
 PATIENCE_S = 30.0
-"""A worker is waited for so long; then it is started without a launcher."""
+"""Timeout for a forked worker in seconds; after it the worker is spawned."""
 ORPHANS_S = 1.0
-"""How often what a dead worker has left behind is looked for, until it has ended too."""
+"""Interval in seconds between two attempts to reap the orphans of a dead worker."""
 
 log = structlog.get_logger("launcher")
 
 
 class ForkedProcess:
-    """A child of this process that it has not started, as `asyncio.subprocess.Process` is one."""
+    """A child that this process has adopted, with the interface of `asyncio.subprocess.Process`."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
         self._ended = asyncio.Event()
-        # A child keeps its pid until it is waited for: nobody else can have got it.
+        # A child keeps its pid until it is waited for, so this is the right process.
         self._pidfd = os.pidfd_open(pid)
         asyncio.get_running_loop().add_reader(self._pidfd, self._reap)
 
     async def wait(self) -> int:
-        """Its exit status, or the negative number of the signal that ended it."""
+        """Return the exit status, or the negative number of the signal that ended the process."""
         await self._ended.wait()
         assert self.returncode is not None
         return self.returncode
@@ -57,7 +57,7 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
     def send_signal(self, number: int, /) -> None:
-        """Raises ProcessLookupError when it has ended."""
+        """Send a signal; raises ProcessLookupError if the process has ended."""
         if self.returncode is not None:
             raise ProcessLookupError(self.pid)
         os.kill(self.pid, number)
@@ -65,7 +65,7 @@ class ForkedProcess:
     def _reap(self) -> None:
         asyncio.get_running_loop().remove_reader(self._pidfd)
         os.close(self._pidfd)
-        # What it has started is of its group, whose number is its own until it is waited for.
+        # Its own children are in its group, whose id stays reserved until the worker is reaped.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         _, status = os.waitpid(self.pid, 0)
@@ -74,7 +74,7 @@ class ForkedProcess:
         self._reap_group()
 
     def _reap_group(self) -> None:
-        """Orphans of the worker are children of this process, and it is their end that lasts."""
+        """Reap the worker's orphans, which this process has adopted, until none is left."""
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-self.pid, os.WNOHANG)[0]:
                 pass
@@ -82,14 +82,15 @@ class ForkedProcess:
 
 
 ChildProcess = asyncio.subprocess.Process | ForkedProcess
-"""Of a worker, however it was started."""
+"""The process of a worker, forked or spawned."""
 
 
 class Launcher:
-    """Keeps one launcher process for workers that run `module` with `settings`.
+    """Keeps one fork server running for workers that run `module` with `settings`.
 
-    `refusal` is why there is none, if there is to be none any more; `stages` are those of the
-    start of the one that is there, or was.
+    Attributes:
+        refusal: Why workers are never forked any more; empty while they may be.
+        stages: The stages of the last fork server's start.
     """
 
     def __init__(self, module: str, settings: str, environment: Mapping[str, str]) -> None:
@@ -104,11 +105,11 @@ class Launcher:
 
     @property
     def pid(self) -> int | None:
-        """Of the launcher that is there now, if any."""
+        """The pid of the running fork server, or None."""
         return None if self._process is None else self._process.pid
 
     async def keep(self) -> None:
-        """Run launchers, one after another, until cancelled; none once one must not be forked."""
+        """Run a fork server, and restart it, until cancelled or until it refuses to fork."""
         backoff = Backoff(RESTART_MIN_S, RESTART_MAX_S)
         while not self.refusal:
             if await self._one_life():
@@ -122,16 +123,16 @@ class Launcher:
     async def fork(
         self, *argv: str, environment: Mapping[str, str] | None = None
     ) -> ForkedProcess | None:
-        """A worker with these arguments; None where it is to be started without a launcher.
+        """Return a forked worker with these arguments, or None if it must be spawned.
 
-        environment: variables that are set in the worker before its program begins.
+        `environment` has variables that are set in the worker before its program begins.
         """
         try:
             async with asyncio.timeout(PATIENCE_S):
                 while self._waiting is None and not self.refusal:
                     await self._settled.wait()
         except TimeoutError:
-            if self.stages:  # it hangs; one that was never ready may still import
+            if self.stages:  # it hangs; one that was never ready may still be importing
                 self._end()
         worker, self._waiting = self._waiting, None
         if worker is None or self._socket is None:
@@ -148,9 +149,9 @@ class Launcher:
         return worker
 
     async def _one_life(self) -> bool:
-        """Start a launcher and wait until it is gone; whether workers could be forked from it."""
+        """Run a fork server until it ends; return True if it was ready to fork."""
         if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1) != 0:
-            log.warning("launcher.no_subreaper")  # a fork ends at once, and its worker is missed
+            log.warning("launcher.no_subreaper")  # forked workers will be lost and then spawned
         asked_s = time.monotonic()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
@@ -169,7 +170,7 @@ class Launcher:
                     self._settled.set()
                 self.refusal = said.refusal if said is not None else ""
             finally:
-                # The worker that waits sees that its launcher is gone, and ends.
+                # The worker that waits sees the end of its pipe, and ends.
                 self._socket = self._process = self._waiting = None
                 self._settled.clear()
                 kill(process)
@@ -183,13 +184,13 @@ class Launcher:
         log.info("launcher.ready", pid=pid, rss_kib=said.rss_kib, pss_kib=said.pss_kib, s=took_s)
 
     def _end(self) -> None:
-        """Another one takes its place."""
+        """Kill the fork server; `keep` starts another one."""
         if self._process is not None:
             kill(self._process)
 
 
 async def _message(launcher: socket.socket) -> Forked | None:
-    """The launcher's next; None where it has gone."""
+    """Return the fork server's next message, or None if it has ended."""
     try:
         data = await asyncio.get_running_loop().sock_recv(launcher, MAX_ORDER_BYTES)
     except OSError:
@@ -203,7 +204,7 @@ async def _message(launcher: socket.socket) -> Forked | None:
 async def launched(
     module: str, *argv: str, env: Mapping[str, str], fds: Sequence[int] = ()
 ) -> asyncio.subprocess.Process:
-    """A process of its own that runs a worker's module, or the launcher; see `launch`."""
+    """Spawn a process that runs a worker's module, or the fork server, through `bootstrap`."""
     return await asyncio.create_subprocess_exec(
         *(
             sys.executable,
@@ -221,6 +222,6 @@ async def launched(
 
 
 def kill(process: ChildProcess) -> None:
-    """Nothing, where it has ended."""
+    """Kill a process unless it has ended."""
     with contextlib.suppress(ProcessLookupError):
         process.kill()

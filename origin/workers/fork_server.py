@@ -1,17 +1,17 @@
-"""What workers are forked from: a process that has imported what they need, and begun nothing.
+"""The fork server: a process that has imported the workers' modules, and forks workers.
 
     python -P -m tailrace.origin.workers.bootstrap PARENT \
         tailrace.origin.workers.fork_server FD MODULE SETTINGS
 
-FD is a socket of messages to the supervisor (SOCK_SEQPACKET, JSON). One worker is always forked
-ahead, and waits for its order. The first message names it; each order, a worker's arguments, goes
-to the one that waits, and is answered with the next one. A fork copies the thread that calls it
-and no other, and CUDA does not survive one; so a process with another thread, or in which CUDA
-was begun, forks nothing and says why.
+FD is a socket for messages to and from the supervisor (SOCK_SEQPACKET, JSON). One worker is always
+forked ahead and waits for its order. The first message to the supervisor names this worker. An
+order holds a worker's arguments: it is passed to the waiting worker, and answered with the next
+one. A fork copies only the thread that calls it, and CUDA does not survive a fork. So a process
+with other threads, or with CUDA initialized, forks nothing and reports why.
 
-A worker is no child of this process: it is forked twice, and its parent in between ends, so that
-the nearest subreaper, which is the supervisor, gets it. The supervisor learns of its end and waits
-for it as for any child, and this process may be killed without harm to what it has forked.
+A worker is forked twice and the process in between ends, so that the kernel gives the worker to
+the nearest subreaper, the supervisor. The supervisor can wait for it as for any child, and this
+process may be killed without harm to the workers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tailrace.origin.workers.load_spans import OF_THIS_PROCESS, LoadStage
 
 MAX_ORDER_BYTES = 128 * 1024
 ORDER_FD = 3
-"""Where a worker reads its order; of the files of this process it keeps that, and 0, 1 and 2."""
+"""File descriptor of a worker's order; the worker closes all others except 0, 1 and 2."""
 MOST_FDS = 1 << 20
 PID_DIGITS = 32
 
@@ -40,7 +40,10 @@ Run = Callable[[Sequence[str]], int]
 
 @dataclass(frozen=True, slots=True)
 class Forked:
-    """A message: the worker that waits, or why there is none. `stages` are of the start."""
+    """A message to the supervisor: the waiting worker's `pid`, or the `refusal` to fork.
+
+    The first message also has the `stages` of the fork server's start and its memory.
+    """
 
     pid: int = 0
     refusal: str = ""
@@ -50,13 +53,16 @@ class Forked:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serve until the supervisor has gone; returns the exit status. A worker returns its own."""
+    """Fork workers until the supervisor ends, and return the exit status.
+
+    In a forked worker this returns the worker's own status.
+    """
     fd, module, settings = argv
     parent = os.getppid()
     worker = importlib.import_module(module)
     worker.prepare(settings)
     gc.collect()
-    gc.freeze()  # a collection in a worker would write to, and so copy, every page of objects
+    gc.freeze()  # a collection in a worker would write to, and thus copy, every page of objects
     with socket.socket(fileno=int(fd)) as supervisor:
         stages = OF_THIS_PROCESS.close()
         waiting, order = _fork_ahead(worker.main, parent)
@@ -73,18 +79,18 @@ def main(argv: Sequence[str]) -> int:
 
 
 def unclean() -> str:
-    """Why this process must not be forked; empty when it may be."""
+    """Return why this process must not be forked, or an empty string if it may be."""
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
-        return f"{threads} threads run in it"
+        return f"{threads} threads run in the fork server"
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
-        return "CUDA was begun in it"
+        return "CUDA is initialized in the fork server"
     return ""
 
 
 def _fork_ahead(run: Run, parent: int) -> tuple[Forked, int]:
-    """A worker that waits, and the file that its order is written to."""
+    """Fork a worker that waits; return its message, and the descriptor for its order."""
     refusal = unclean()
     if refusal:
         return Forked(refusal=refusal), -1
@@ -103,7 +109,7 @@ def _fork_ahead(run: Run, parent: int) -> tuple[Forked, int]:
 
 
 def _in_between(run: Run, parent: int, order: int, tell: int) -> None:
-    """Fork the worker, tell its pid and end, so that it gets its parent; then it may begin."""
+    """Fork the worker, write its pid to `tell`, and exit, so that the supervisor adopts it."""
     status = 1
     try:
         worker = os.fork()
@@ -119,15 +125,15 @@ def _in_between(run: Run, parent: int, order: int, tell: int) -> None:
             sys.excepthook(*sys.exc_info())
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        os._exit(status)  # what was registered to run at an exit is the launcher's
+        os._exit(status)  # the exit handlers belong to the fork server
 
 
 def _work(run: Run, parent: int) -> int:
-    os.setsid()  # what a worker starts is of its group, and ends with it
+    os.setsid()  # so that its children are in its group and are killed with it
     with os.fdopen(ORDER_FD, "rb") as order:
         given = order.read()
     OF_THIS_PROCESS.begin("connect")
-    # It was forked long ago: only now has it certainly got its parent, unless that is gone.
+    # By now the supervisor has adopted this process, unless the supervisor has ended.
     if not given or not end_with(parent):
         return 1
     order = json.loads(given)
@@ -140,7 +146,7 @@ def _send(supervisor: socket.socket, message: Forked) -> None:
 
 
 def _memory_kib() -> tuple[int, int]:
-    """What this process has of memory, and with what it shares counted in parts."""
+    """Return this process's memory in KiB: resident, and proportional (shared pages divided)."""
     sizes = {"Rss": 0, "Pss": 0}
     for line in Path("/proc/self/smaps_rollup").read_text("ascii").splitlines():
         name, _, rest = line.partition(":")

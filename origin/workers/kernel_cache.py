@@ -1,10 +1,10 @@
-"""Compiled kernels, kept with the data folder: fingerprinted, whole or not at all.
+"""A cache of compiled kernels in the data folder, with checksums.
 
-Triton keeps what it compiles in a folder for each compilation, by a hash of its source, its
-options, the device and its own version. It trusts what lies there. Here a manifest of checksums
-stands beside these folders: what is not in it, or not as it says, is removed before a worker
-looks, and is compiled again. A folder counts as whole once Triton has written its group file,
-which it does last.
+Triton stores each compilation in a folder that is named by a hash of the source, the options, the
+device and Triton's version, and trusts what it finds there. This module keeps a manifest of
+checksums beside these folders. Before workers start, every folder that is missing from the
+manifest or differs from it is removed, so that it is compiled again. A folder is complete once it
+has Triton's group file, which Triton writes last.
 """
 
 from __future__ import annotations
@@ -29,23 +29,26 @@ from tailrace.ledger.errors import CallerError, ConfigError
 from tailrace.ledger.process.durable_file import locked, replace_file
 
 FOLDER = "kernels"
-"""In the data folder; below it a folder for each fingerprint."""
+"""Name of the folder in the data folder; it has one folder for each fingerprint."""
 MANIFEST = "manifest.json"
 MANIFEST_VERSION = 1
 VARIABLE = "TRITON_CACHE_DIR"
 GROUP = "__grp__"
-"""How the names of Triton's group files begin."""
+"""Prefix of the names of Triton's group files."""
 FINGERPRINT_CHARS = 16
 MAX_MEMBER_BYTES = 1 << 30
 
 Groups = dict[str, dict[str, list[Any]]]
-"""Of each folder the files: name -> [bytes, SHA-256]."""
+"""Folder name -> file name -> [size in bytes, SHA-256 in hex]."""
 
 log = structlog.get_logger("kernels")
 
 
 def fingerprint() -> str:
-    """Of what decides whether code that was compiled elsewhere is what would be compiled here."""
+    """Return a hash of everything that decides whether kernels compiled elsewhere are valid here.
+
+    It covers the kernels' source, the versions of torch, Triton and Python, and the platform.
+    """
     from tailrace import kernels
 
     digest = hashlib.sha256()
@@ -62,9 +65,9 @@ def fingerprint() -> str:
 
 
 def offer(data: Path) -> None:
-    """Have workers that are started from now on use the kernels that are kept, and keep theirs.
+    """Have workers that start from now on use the cache of this data folder.
 
-    Unless the environment says that Triton's lie elsewhere.
+    It sets TRITON_CACHE_DIR for them, unless the environment already sets it.
     """
     if VARIABLE in os.environ or find_spec("triton") is None:
         return
@@ -78,22 +81,25 @@ def offer(data: Path) -> None:
 
 
 def keep_compiled(data: Path) -> None:
-    """From now, what this process has had compiled into the folder that it was offered."""
+    """Add what this process has compiled to the manifest, if it uses the cache of `data`."""
     folder = data.resolve() / FOLDER
     if Path(os.environ.get(VARIABLE, "")).parent == folder:
-        with suppress(OSError):  # it is compiled again then
+        with suppress(OSError):  # otherwise it is compiled again
             KernelCache(data).keep()
 
 
 class KernelCache:
-    """Of one data folder, and of the code that runs."""
+    """The cache of one data folder for the code that runs, whose fingerprint is `mark`."""
 
     def __init__(self, data: Path, mark: str | None = None) -> None:
         self.mark = mark or fingerprint()
         self.folder = data.resolve() / FOLDER / self.mark
 
     def restore(self) -> int:
-        """Remove what is not whole; gives how many compilations are there. Before any worker."""
+        """Remove damaged and unfinished compilations; return the number of good ones.
+
+        It must be called before any worker starts.
+        """
         if not self.folder.is_dir():
             return 0
         known = self._known()
@@ -102,7 +108,7 @@ class KernelCache:
             if path.name in known and _files(path) == known[path.name]:
                 kept[path.name] = known[path.name]
                 continue
-            why = "is not as it was" if path.name in known else "was not finished"
+            why = "its checksum differs" if path.name in known else "it is unfinished"
             log.warning("kernels.removed", kernel=path.name, reason=why)
             shutil.rmtree(path)
         if known != kept:
@@ -111,10 +117,10 @@ class KernelCache:
         return len(kept)
 
     def keep(self) -> int:
-        """Take what was compiled since into the manifest; gives how many that are."""
+        """Add new compilations to the manifest, and return their number."""
         if not self.folder.is_dir():
             return 0
-        with locked(self.folder / MANIFEST):  # workers keep theirs at the same time
+        with locked(self.folder / MANIFEST):  # workers do this at the same time
             known = self._known()
             new = {
                 path.name: _files(path)
@@ -126,15 +132,19 @@ class KernelCache:
         return len(new)
 
     def export(self, to: Path, progress: Callable[[int], None] = lambda done: None) -> int:
-        """All that is whole, as one file; gives how many compilations that are."""
+        """Write all complete compilations to one file, and return their number.
+
+        Raises:
+            ConfigError: There are none, or the file cannot be written.
+        """
         import zstandard
 
         self.keep()
         known = self._known()
         if not known:
             raise ConfigError(
-                f"no kernel of this code is kept in {self.folder.parent}",
-                hint="an origin with a GPU keeps them there, once its workers have compiled some",
+                f"no compiled kernel of this version is in {self.folder.parent}",
+                hint="an origin with a GPU stores them there when its workers compile them",
             )
         new = to.with_name(to.name + ".new")
         try:
@@ -157,9 +167,10 @@ class KernelCache:
         return len(known)
 
     def take_in(self, path: Path, progress: Callable[[int], None] = lambda done: None) -> int:
-        """What `export` wrote, where it fits this code; a compilation that is here stays.
+        """Add the compilations of a file that `export` wrote, and return how many were new.
 
-        `CallerError` for a file that is damaged, or of other code: then nothing is taken in.
+        Raises:
+            CallerError: The file is damaged or of another version; nothing was added.
         """
         import zstandard
 
@@ -178,7 +189,7 @@ class KernelCache:
                         continue
                     group, _, name = member.name.partition("/")
                     if groups.get(group, {}).get(name) != [len(data), _sha256(data)]:
-                        raise ValueError(f"{member.name} is not as the manifest says")
+                        raise ValueError(f"{member.name} differs from the manifest")
                     taken.setdefault(group, {})[name] = data
                     progress(done)
         except OSError as error:
@@ -186,7 +197,7 @@ class KernelCache:
         except (ValueError, KeyError, TypeError, tarfile.TarError, zstandard.ZstdError) as error:
             raise CallerError(f"is damaged: {error}", field=str(path)) from error
         if groups is None or any(taken.get(one, {}).keys() != groups[one].keys() for one in groups):
-            raise CallerError("is damaged: it ends too early", field=str(path))
+            raise CallerError("is damaged: it is truncated", field=str(path))
         self.keep()
         self.folder.mkdir(parents=True, exist_ok=True)
         with locked(self.folder / MANIFEST):
@@ -198,7 +209,7 @@ class KernelCache:
 
     def _put(self, group: str, files: dict[str, bytes]) -> dict[str, list[Any]]:
         folder = self.folder / group
-        shutil.rmtree(folder, ignore_errors=True)  # one that was not finished
+        shutil.rmtree(folder, ignore_errors=True)  # an unfinished one
         folder.mkdir(parents=True)
         for name, data in files.items():
             moved = _moved(data, folder) if name.startswith(GROUP) else data
@@ -208,15 +219,15 @@ class KernelCache:
     def _accepted(self, path: Path, manifest: dict[str, Any]) -> Groups:
         if manifest["version"] != MANIFEST_VERSION or manifest["fingerprint"] != self.mark:
             raise CallerError(
-                f"is of other code: version {manifest['version']}, {manifest['fingerprint']}, not"
-                f" {MANIFEST_VERSION}, {self.mark}",
+                f"was exported by another version: format {manifest['version']}, fingerprint"
+                f" {manifest['fingerprint']}; this one needs {MANIFEST_VERSION}, {self.mark}",
                 field=str(path),
-                hint="the same Tailrace, torch, Triton and Python on both machines",
+                hint="use the same Tailrace, torch, Triton and Python on both machines",
             )
         groups: Groups = manifest["groups"]
         for group, name in _names(groups):
             if {group, name} & {"", ".", ".."} or "/" in group + name or "\\" in group + name:
-                raise ValueError(f"{group}/{name} is no name of a kernel's file")
+                raise ValueError(f"{group}/{name} is not a valid file name of a kernel")
         return groups
 
     def _known(self) -> Groups:
@@ -241,7 +252,7 @@ class KernelCache:
 
 
 def _files(folder: Path) -> dict[str, list[Any]]:
-    """Of a compilation; what another process has half written is no file of it."""
+    """Return size and SHA-256 of the files of a compilation, without unfinished (tmp.) files."""
     found = {}
     for path in sorted(folder.iterdir()):
         if path.is_file() and not path.name.startswith("tmp."):
@@ -251,7 +262,7 @@ def _files(folder: Path) -> dict[str, list[Any]]:
 
 
 def _is_whole(folder: Path) -> bool:
-    """A group of files is, when its group file and all that this names are there."""
+    """Return True if a compilation has its group file and every file that this names."""
     groups = [path for path in folder.iterdir() if path.name.startswith(GROUP)]
     for path in groups:
         try:
@@ -264,7 +275,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _moved(group: bytes, folder: Path) -> bytes:
-    """A group file names its files by their whole paths, which are others here."""
+    """Return a group file with its absolute paths changed to `folder`."""
     document = json.loads(group)
     document["child_paths"] = {
         name: str(folder / Path(name).name) for name in document["child_paths"]
@@ -279,7 +290,7 @@ def _names(groups: Groups) -> Iterator[tuple[str, str]]:
 def _member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     file = archive.extractfile(member) if member.isreg() else None
     if file is None or member.size > MAX_MEMBER_BYTES:
-        raise ValueError(f"{member.name} is no file of a kernel")
+        raise ValueError(f"{member.name} is not a file of a kernel, or is larger than 1 GiB")
     return file.read()
 
 

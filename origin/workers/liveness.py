@@ -1,7 +1,7 @@
-"""Whether a worker lives, of what it died, and whether another one is started.
+"""Rules for workers' lives: hangs, why a process ended, and when a new one is started.
 
-Plain rules; the clock is the caller's. Imported by workers, whose exceptions are torch's, and by
-the supervisor, which has none of it.
+They do no I/O except `count_oom_kills` and `Watchdog`; callers pass the time. Both workers and the
+supervisor import this, so torch's exceptions are recognized by name.
 """
 
 from __future__ import annotations
@@ -22,63 +22,68 @@ from tailrace.ledger.flow.circuit_breaker import CircuitBreaker, CircuitState
 VMSTAT = Path("/proc/vmstat")
 OOM_COUNT = "oom_kill"
 
-# How libraries name what has no class of its own, in lower case.
+# Parts of messages by which errors are recognized that have no class of their own; lower case.
 _OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate")
 _OF_DEVICE = ("cuda error", "cublas", "cudnn", "triton error", "device-side assert", "nvrtc")
 
 BEAT_S = 1.0
-"""A worker that is ready says something at least this often, unless a step takes longer."""
+"""Maximum interval in seconds between two frames of a ready worker, unless a step is longer."""
 SILENT_S = 5.0
-"""A worker that has said nothing for so long is given no further streams until it does."""
+"""Seconds of silence after which a worker gets no further streams until it sends again."""
 LOOK_S = 0.5
-"""How often the supervisor looks."""
+"""Interval in seconds between two checks by the supervisor."""
 BLIND_S = 2.0
-"""A supervisor that did not look for so long, because it was stopped or busy, may have missed
-what its workers said meanwhile; that time does not count."""
+"""Interval in seconds between two checks beyond which the supervisor itself was stopped or busy.
+
+Such time does not count as silence of a worker."""
 WATCHDOG_LEAD_S = 2.0
-"""A worker's own watchdog has so long to end it, before its supervisor does."""
+"""Seconds that a worker's own watchdog has to end it before the supervisor does."""
 MOST_DEATHS = 6
-"""One more than what ends a stream that kills workers: the model outlives such a stream."""
+"""Deaths in a row that open the circuit breaker: one more than end a poison stream."""
 SETTLED_S = 10.0
-"""A worker that was ready for so long has shown that workers live, though nobody asked it."""
+"""Seconds after which a ready worker closes the circuit breaker even if it had no request."""
 RESTART_MIN_S = 0.05
 RESTART_MAX_S = 5.0
-"""Wait before the successor of a worker that did not become ready; doubles while none does."""
+"""Bounds in seconds of the wait before a restart after a worker that did not become ready.
+
+It doubles with each of them."""
 OPEN_MIN_S = 1.0
 OPEN_MAX_S = 60.0
-"""How long the circuit is open; doubles with each trial that dies."""
+"""Bounds in seconds of the time that the circuit is open; it doubles with each failed trial."""
 TRIAL_LOOK_S = 0.5
-"""While one worker is tried, the others' slots look so often whether they may start."""
+"""Interval in seconds at which the other slots ask again while one worker is on trial."""
 ARM_AGAIN_S = 1.0
-"""Setting the timer makes a thread, which costs as much as a quick step: not for each of them."""
+"""Minimum interval in seconds between two settings of the watchdog's timer.
+
+Each setting starts a thread, which costs as much as a quick step."""
 
 
 class Death(StrEnum):
-    """A kind; its value is a label of metrics, and a word in logs."""
+    """Why a worker's process ended; the value is a label of metrics and a word in logs."""
 
     START = "start"
-    """It could not load, and said why."""
+    """It could not load, and reported why."""
     MEMORY = "out_of_memory"
-    """Of the device or the machine; the kernel may have killed it."""
+    """The device or the machine had too little memory; the kernel may have killed it."""
     DEVICE = "device"
-    """CUDA, or what is built on it, failed: nothing more can be done in that process."""
+    """CUDA or a library on it failed, after which the process cannot use the device."""
     HUNG = "hung"
     KILLED = "killed"
-    """By a SIGKILL that was not the kernel's for want of memory."""
+    """It got a SIGKILL, and the kernel killed nothing for lack of memory."""
     CRASHED = "crashed"
-    """By another signal, or an exception."""
+    """It got another signal or raised an exception."""
     EXITED = "exited"
-    """By itself, and it had no reason to."""
+    """It exited with status 0 without being told to."""
     SPOKE_WRONGLY = "bad_frame"
 
     @classmethod
     def of(cls, word: str) -> Death:
-        """As a worker says it; whatever else it says, it has crashed."""
+        """Return the member with this value, or CRASHED for an unknown value."""
         return next((kind for kind in cls if kind.value == word), cls.CRASHED)
 
 
 def kind_of(error: BaseException, *, starting: bool) -> Death:
-    """What an exception means for the process that it ends."""
+    """Return the member for an exception that ends a worker; `starting` is before it is ready."""
     text = f"{type(error).__name__}: {error}".lower()
     if isinstance(error, MemoryError) or any(word in text for word in _OF_MEMORY):
         return Death.MEMORY
@@ -88,7 +93,11 @@ def kind_of(error: BaseException, *, starting: bool) -> Death:
 
 
 def kind_of_exit(status: int | None, oom_kills: int) -> Death:
-    """By its exit status, and how many processes the kernel has killed for memory meanwhile."""
+    """Return the member for an exit status.
+
+    `oom_kills` counts the processes that the kernel killed for lack of memory meanwhile. A status
+    of None is a process that has not ended although it was killed.
+    """
     if status == -signal.SIGKILL:
         return Death.MEMORY if oom_kills else Death.KILLED
     if status is None:
@@ -97,7 +106,7 @@ def kind_of_exit(status: int | None, oom_kills: int) -> Death:
 
 
 def count_oom_kills() -> int:
-    """Of the whole machine so far; 0 where that is not counted."""
+    """Return how many processes the kernel has killed for lack of memory; 0 if unknown."""
     with suppress(OSError, ValueError):
         for line in VMSTAT.read_text("ascii").splitlines():
             name, _, count = line.partition(" ")
@@ -108,14 +117,14 @@ def count_oom_kills() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a worker may be silent: when it is ready, and while it starts or compiles."""
+    """Maximum silence of a worker in seconds: when it is ready, and while it starts or compiles."""
 
     silence_s: float = 30.0
     start_s: float = 600.0
 
 
 class Pulse:
-    """One worker's life as its supervisor hears it; every `now` is seconds of one clock."""
+    """Measures the silence of one worker; every `now` is seconds of one clock."""
 
     def __init__(self, patience: Patience, now: float) -> None:
         self._patience = patience
@@ -124,20 +133,20 @@ class Pulse:
         self._is_heard = True
 
     def expect(self, *, starting: bool) -> None:
-        """It has said that it starts or compiles, or what only a ready worker says."""
+        """Set the limit of silence: that of a worker that starts or compiles, or of a ready one."""
         self._limit_s = self._patience.start_s if starting else self._patience.silence_s
 
     def turn_away(self) -> None:
-        """It has been heard; nobody listens while what it said is stored."""
+        """Note that the worker is not read while its last frames are stored."""
         self._is_heard = False
 
     def listen(self, now: float) -> None:
-        """What it says from now on is heard."""
+        """Note that the worker was heard at `now` and is read again."""
         self._heard = now
         self._is_heard = True
 
     def look(self, now: float) -> None:
-        """Take note of the time."""
+        """Measure the silence at `now`."""
         if now - self._looked > BLIND_S:
             self._heard += now - self._looked
         if not self._is_heard:
@@ -146,7 +155,7 @@ class Pulse:
 
     @property
     def silence_s(self) -> float:
-        """As of the last look."""
+        """Seconds of silence at the last call of `look`."""
         return max(0.0, self._looked - self._heard)
 
     @property
@@ -159,12 +168,13 @@ class Pulse:
 
 
 class Circuit:
-    """When workers of a model are started again, after several died without having made anything.
+    """Decides when the workers of a model are started again after deaths.
 
-    A worker that died is replaced, at once if it was ready. After MOST_DEATHS in a row that had
-    made nothing the circuit breaker opens, and none is started for a while. Then one is started
-    as a trial: if it makes something, or lives for SETTLED_S, all slots go on; if it dies, the
-    next pause is longer. All slots of a model share it; every `now` is seconds of one clock.
+    A dead worker is replaced, at once if it was ready. After MOST_DEATHS deaths in a row without
+    any output the circuit breaker opens, and no worker is started for a while. Then one worker is
+    started as a trial. If it has output or lives for SETTLED_S, all slots start again; if it dies,
+    the next pause is longer. All slots of a model share one Circuit; every `now` is seconds of one
+    clock.
     """
 
     def __init__(self, random: Random | None = None) -> None:
@@ -180,11 +190,11 @@ class Circuit:
 
     @property
     def deaths(self) -> int:
-        """Deaths in a row of workers that had made nothing."""
+        """Number of deaths in a row without any output."""
         return self._breaker.failures
 
     def wait_s(self, slot: int, now: float) -> float:
-        """Return how long this slot waits before it asks again; 0 if it starts a worker now."""
+        """Return the seconds until this slot may ask again; 0 if it may start a worker now."""
         if self._breaker.allows(now):
             if self.state is CircuitState.CLOSED:
                 return max(self._restart_at - now, 0.0)
@@ -195,38 +205,39 @@ class Circuit:
         return 0.0 if self._trial == slot else TRIAL_LOOK_S
 
     def made(self) -> None:
-        """Note that a worker has made something of a stream, or has lived for SETTLED_S."""
+        """Note that a worker has had output, or has lived for SETTLED_S."""
         if self.deaths:
             self._breaker.reset()
             self._restart.reset()
 
     def died(self, slot: int, now: float, *, was_ready: bool) -> None:
-        """Note that the worker of a slot is gone."""
+        """Note that the worker of a slot has died."""
         self._breaker.failed(now)
         if was_ready:
             self._restart.reset()
         self._restart_at = now if was_ready else now + self._restart.next_delay_s()
 
     def retry_s(self, now: float) -> float:
-        """Return how long it is until the next trial, as clients are told."""
+        """Return the seconds until the next trial, which clients get as the time to retry."""
         if self.state is CircuitState.OPEN:
             return self._breaker.rest_s(now)
         return max(self._restart_at - now, 0.0)
 
     @property
     def reason(self) -> str:
-        """Why no worker can be expected now; empty while the circuit is closed."""
+        """Why no worker is started; empty while the circuit is closed."""
         if self.state is CircuitState.CLOSED:
             return ""
-        tried = "one is on trial" if self.state is CircuitState.HALF_OPEN else "it is tried again"
-        return f"{self.deaths} workers in a row died and had made nothing; {tried}"
+        is_trial = self.state is CircuitState.HALF_OPEN
+        next_try = "one is on trial" if is_trial else "another one will be tried"
+        return f"{self.deaths} workers in a row died without any output; {next_try}"
 
 
 class Watchdog:
-    """A worker's own end to a hang: unless it is armed again, or rests, within `silence_s`, there
-    are its tracebacks on stderr, and it exits.
+    """Ends its own process when it hangs, with the tracebacks of all threads on stderr.
 
-    The timer is a thread of C: it runs also where this process holds the interpreter for ever.
+    It fires if it is neither armed again nor resting for `silence_s`. The timer is a thread in C,
+    so it fires even if a thread holds the interpreter's lock for ever.
     """
 
     def __init__(
@@ -239,21 +250,21 @@ class Watchdog:
         self._is_extended = False
 
     def arm(self) -> None:
-        """The work goes on."""
+        """Start the timer anew, because the work makes progress."""
         now = self._clock_s()
         if self._armed_s is None or self._is_extended or now - self._armed_s >= ARM_AGAIN_S:
             faulthandler.dump_traceback_later(self._silence_s, exit=True)
             self._armed_s, self._is_extended = now, False
 
     def extend(self) -> None:
-        """What comes next may take as long as a start. Nothing, where it is not armed yet."""
+        """Allow `start_s` for what comes next, if the watchdog is armed."""
         if self._armed_s is not None:
             faulthandler.dump_traceback_later(self._start_s, exit=True)
             self._is_extended = True
 
     @contextmanager
     def resting(self) -> Iterator[None]:
-        """Nothing is due from this process meanwhile: it waits for the supervisor."""
+        """Stop the timer while the process waits for the supervisor."""
         was_armed = self._armed_s is not None
         faulthandler.cancel_dump_traceback_later()
         self._armed_s = None

@@ -1,8 +1,8 @@
-"""What each stage of a cold start takes, beside the least that it could: for operators.
+"""Measures each stage of a cold start, and its floor: `tailrace model load-profile`.
 
-A launcher and a worker are started as an origin starts them, and the worker is killed and
-replaced; all of that a few times. The floor of a stage is the least that it took in any of these
-starts, or for the interpreter and the imports in a process that does nothing else, if that is less.
+It starts a fork server and a worker as an origin does, then kills and replaces the worker, and
+repeats this. The floor of a stage is its shortest time in any start. For the interpreter and the
+imports it is that of a process that does nothing else, if that is shorter.
 """
 
 from __future__ import annotations
@@ -28,12 +28,15 @@ from tailrace.origin.workers.worker_frame import Ready
 from tailrace.origin.workers.worker_process import Owner, WorkerSlot, worker_environment
 
 PROCESS, IMPORTS = "launcher", "imports"
-"""Stages that a start has only where there is no launcher yet."""
+"""Stages of a start that is the first of its fork server."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadProfile:
-    """`cold` is the median of the starts with nothing there; `warm` replaced their workers."""
+    """The measured starts: `cold` is the median cold start, `warm` those of replacements.
+
+    `floors_s` has the floor of each stage in seconds, by the stage's name.
+    """
 
     cold: WorkerStart
     warm: tuple[WorkerStart, ...]
@@ -53,11 +56,11 @@ class LoadProfile:
 
 
 class _Witness(Owner):
-    """It only waits for its worker."""
+    """Waits for its worker."""
 
     def __init__(self) -> None:
         self.told: asyncio.Queue[str | None] = asyncio.Queue()
-        """None when the worker is ready, and why it is gone when it is."""
+        """Gets None when the worker is ready, and the reason when it has ended."""
 
     async def worker_ready(self, slot: WorkerSlot, ready: Ready) -> None:
         self.told.put_nowait(None)
@@ -67,9 +70,10 @@ class _Witness(Owner):
 
 
 async def profile(config: OriginConfig, starts: int) -> LoadProfile:
-    """So many cold starts, and as many of workers that replace one that was killed.
+    """Measure `starts` cold starts, each with the replacement of its killed worker.
 
-    Raises `Unavailable` where a worker cannot start.
+    Raises:
+        Unavailable: A worker cannot start.
     """
     colds, warms = [], []
     for _ in range(starts):
@@ -91,7 +95,7 @@ async def _start_and_replace(config: OriginConfig) -> tuple[WorkerStart, WorkerS
         if slot.pid is not None:
             with suppress(ProcessLookupError):
                 os.kill(slot.pid, signal.SIGKILL)
-        await witness.told.get()  # it is gone
+        await witness.told.get()  # it has ended
         return cold, await _start(slot, witness)
 
 
@@ -106,7 +110,10 @@ async def _start(slot: WorkerSlot, witness: _Witness) -> WorkerStart:
 async def _floors_s(
     colds: Sequence[WorkerStart], warms: Sequence[WorkerStart], module: str
 ) -> dict[str, float]:
-    """The least of each stage of a cold start; what only that one does is looked for there only."""
+    """Return the shortest time of each stage, in seconds.
+
+    Stages that only a cold start has are taken from cold starts only.
+    """
     floors: dict[str, float] = {}
     path = colds[0].path
     for start in (*colds, *warms):
@@ -125,7 +132,7 @@ async def _floors_s(
 
 
 def _imported(module: str) -> str:
-    """With what a worker on this machine imports late."""
+    """Return the modules that a worker on this machine imports, comma-separated."""
     has_triton = importlib.util.find_spec("triton") is not None and Path("/dev/nvidiactl").exists()
     return f"{module}, origin.models.{'gpu' if has_triton else 'cpu'}_model"
 

@@ -1,6 +1,6 @@
-"""Where the time of a worker's start goes: stages one after another, without gaps.
+"""The stages of a worker's start, one after another without gaps.
 
-What `launch` beside this runs first begins the first one; so nothing heavy is imported here.
+`bootstrap` begins the first stage before anything else is imported, so this imports little.
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ from dataclasses import dataclass, field, replace
 from tailrace.ledger.wire.bare import Float64, Uint
 
 FORKED, SPAWNED = "fork", "spawn"
-"""How a worker's process began, and the stage of its start until it runs our code."""
+"""How a worker's process was made; also the name of the stage until it runs our code."""
 COMPILE = "compile"
-"""The stage whose progress is in kernels, and which a worker stays in for minutes, once."""
+"""Name of the stage that compiles kernels; a first start may stay in it for minutes."""
 MAX_STARTS = 64
-"""Starts that are remembered."""
+"""Maximum number of starts that are remembered."""
 MAX_SPANS = 32
-"""Stages of one start; what follows counts as the last one."""
+"""Maximum number of stages of one start; what follows counts as the last one."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadStage:
-    """In seconds of CLOCK_MONOTONIC, which all processes of a machine share; `size` in bytes, if
-    its time depends on one."""
+    """One stage, in seconds of CLOCK_MONOTONIC, which all processes of a machine share.
+
+    `size` is the number of bytes that it processed, or 0 if its time does not depend on a size.
+    """
 
     name: str
     begin_s: Float64
@@ -39,7 +41,7 @@ class LoadStage:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStart:
-    """One start, from being asked for until the worker was heard to be ready."""
+    """One start, from the request for it until the supervisor read the worker's Ready."""
 
     path: str
     asked_s: float
@@ -48,32 +50,31 @@ class WorkerStart:
 
     @property
     def own_s(self) -> float:
-        """Return how long it took without the launcher's imports, which only the first start
-        waits for."""
+        """Return the seconds without the fork server's imports, which only a first start needs."""
         begun_s = (one.begin_s for one in self.stages if one.name in (FORKED, SPAWNED))
         return self.ready_s - next(begun_s, self.asked_s)
 
     @property
     def attributed(self) -> float:
-        """How much of its time lies in a stage."""
+        """Share of its time that lies in a stage, from 0 to 1."""
         took = self.ready_s - self.asked_s
         return sum(stage.end_s - stage.begin_s for stage in self.stages) / took if took else 1.0
 
 
 class LoadSpans:
-    """`enter` ends one stage and begins the next."""
+    """Records stages: `enter` ends one and begins the next."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
         self._stages: list[LoadStage] = []
 
     def begin(self, name: str) -> None:
-        """Forget what was: in a process that was forked, that is another one's."""
+        """Begin the first stage, and forget those of the process that this one was forked from."""
         self._stages.clear()
         self.enter(name)
 
     def enter(self, name: str, size: int = 0) -> None:
-        """Nothing, while the stage has the same name."""
+        """End the current stage and begin another one; nothing changes if it has the same name."""
         if self._stages and self._stages[-1].name == name:
             return
         self.close()
@@ -81,7 +82,7 @@ class LoadSpans:
         self._stages.append(LoadStage(name, now, now, size))
 
     def close(self) -> tuple[LoadStage, ...]:
-        """All of them, the last one up to now."""
+        """Return all stages, the last one until now."""
         if self._stages:
             self._stages[-1] = replace(self._stages[-1], end_s=self._clock_s())
         return tuple(self._stages)
@@ -92,9 +93,9 @@ OF_THIS_PROCESS = LoadSpans()
 
 @dataclass(slots=True)
 class ColdStart:
-    """One start of a worker; it is over when it is ready, or has a `fate`.
+    """One start of a worker; it has ended when it has `ready_s` or a `fate`.
 
-    `path` is how its process began; `size` of a span is in bytes, of those that read some.
+    Times are seconds of one clock. `path` is FORKED or SPAWNED.
     """
 
     slot: int
@@ -105,14 +106,16 @@ class ColdStart:
     path: str | None = None
 
     def reach(self, now_s: float) -> None:
-        """The stage that it is at goes on until now."""
+        """Extend the current stage until now."""
         if self.spans:
             self.spans[-1] = replace(self.spans[-1], end_s=now_s)
 
 
 class ColdStarts:
-    """Told by the owner of the slots. While a worker starts, stages are known by when they were
-    heard of; once it is ready, by its own account of them.
+    """Remembers the last starts of all slots, for operators.
+
+    While a worker starts, a stage's times are those at which the supervisor read of it. Once the
+    worker is ready, they are those that the worker measured.
     """
 
     def __init__(self) -> None:
@@ -137,7 +140,7 @@ class ColdStarts:
             start.begin_s, start.path, start.spans = own.asked_s, own.path, [*own.stages]
 
     def lost(self, slot: int, fate: str, now_s: float) -> None:
-        """A worker is gone: one that was starting has this start to its name."""
+        """Note that a worker has ended; if it was starting, its start ends with `fate`."""
         self.deaths[slot] += 1
         self.fates[slot] = fate
         start = self._now.pop(slot, None)
@@ -146,7 +149,7 @@ class ColdStarts:
             start.reach(now_s)
 
     def stage(self, slot: int) -> str | None:
-        """What a worker that starts is at."""
+        """Return the current stage of a starting worker, or None."""
         start = self._now.get(slot)
         return start.spans[-1].name if start is not None and start.spans else None
 

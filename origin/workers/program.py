@@ -1,7 +1,7 @@
-"""Which program a worker slot runs, and with which settings: those of the origin, as JSON.
+"""The program that a worker slot runs, and its settings: those of the origin, as JSON.
 
-Of `token_worker` and `text_worker` beside this, which read them, nothing is imported here:
-before a worker can be started, this is imported, and everything else may wait.
+This is imported before the first worker starts, so it does not import the programs themselves
+(`token_worker` and `text_worker`).
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ OF_UPSTREAM = (
     *("upstream_first_token_s", "upstream_between_tokens_s", "upstream_retry_s"),
 )
 OF_TEXT = ("text_streams",)
-"""Settings of `[origin]` that only one kind of worker goes by."""
+"""Settings of `[origin]` that only one kind of worker uses."""
 
 
 def makes_tokens(config: OriginConfig) -> bool:
-    """Whether the workers are of kind `tokens`: our own decoder, with a tokenizer to admit by."""
+    """Return True if the workers are of kind `tokens`: our own decoder and its tokenizer."""
     if config.producer is not None or config.upstream is not None:
         return False
     return not (is_embedding(config.model) or is_classifier(config.model))
 
 
 def program(config: OriginConfig) -> tuple[str, str]:
-    """The module that a slot runs, and its settings."""
+    """Return the module that a slot runs, and its settings as JSON."""
     is_ours = makes_tokens(config)
-    # A link may lead elsewhere by the time that a worker is started again.
+    # Resolved once: a symbolic link may point elsewhere when a worker is restarted.
     settled = {
         "model": config.model.resolve(),
         "draft_model": config.draft_model and config.draft_model.resolve(),
@@ -56,7 +56,7 @@ def gpus_of(config: OriginConfig) -> tuple[str, ...]:
 
 
 def unused(*served: OriginConfig) -> list[str]:
-    """What is set and has no effect on any of what is served."""
+    """Return the names of settings that are given but affect none of the served models."""
     return sorted(set.intersection(*map(_unused, served)))
 
 

@@ -1,7 +1,7 @@
-"""Folders for the sockets of workers: short paths, and no leftovers of origins that were killed.
+"""Folders for the sockets of workers, with short paths; those of killed origins are removed.
 
-A socket's path has 107 bytes at most, so it cannot lie in the data folder. Each folder has a file
-that its process locks; the kernel drops the lock when the process ends, however it ends.
+The path of a Unix socket has at most 107 bytes, so the data folder may be too deep. Each folder
+has a file that its process locks; the kernel drops the lock when the process ends.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def socket_folder() -> Iterator[Path]:
 
 
 def remove_left_folders(place: Path | None = None) -> int:
-    """Remove this user's folders whose process is gone, and return how many there were.
+    """Remove this user's folders whose process has ended, and return their number.
 
-    A folder without a lock file, or of another user, is left alone.
+    Folders without a lock file and folders of other users stay.
     """
     removed = 0
     for folder in (place or Path(tempfile.gettempdir())).glob(f"{PREFIX}*"):

@@ -2,14 +2,14 @@
 
     python -m tailrace.origin.workers.text_worker SOCKET SETTINGS
 
-It answers each Ask with the frames of its stream. Like `token_worker` beside it, it ends with
-status 0 when the supervisor closes the socket, and with 1 and a line on stderr when its producer
-cannot be made. It imports torch only where the producer does.
+SETTINGS is the JSON of an OriginConfig. The worker answers each Ask with the frames of its stream.
+Like `token_worker`, it exits with status 0 when the supervisor closes the socket, and with 1 and a
+line on stderr when its producer cannot be made. It imports torch only if the producer does.
 
-A producer is pulled no faster than its frames are taken: they wait in one bounded queue, whose
-only reader waits for the socket, which the supervisor reads when its ledger has stored what
-came before. What has gathered in the queue by then travels as one Step, so that busy streams
-share a group commit.
+A producer is pulled no faster than its frames are stored. The frames wait in one bounded queue,
+whose only reader waits for the socket, and the supervisor reads the socket only when the ledger
+has stored the frames before. The frames that have gathered in the queue by then are sent as one
+Step, so that busy streams share a group commit.
 """
 
 from __future__ import annotations
@@ -61,20 +61,20 @@ from tailrace.origin.workers.worker_frame import (
 SOFTWARE = "tailrace-text-worker"
 RECEIVE_BYTES = 1 << 16
 MAX_WAITING_STREAMS = 4096
-"""Streams that wait for their turn; one more ends at once, to be asked again."""
+"""Maximum number of streams that wait for their turn; one more ends at once as retryable."""
 OUTBOX_FRAMES = 256
-"""Frames that wait for the socket, of all streams."""
+"""Maximum number of frames of all streams that wait for the socket."""
 STEP_BYTES = 1 << 20
-"""A Step takes no further frame once its frames have so many bytes."""
+"""Size in bytes at which a Step takes no further frame."""
 UNSENT_BYTES = 64 * 1024
-"""Bytes beyond the socket's own buffer at which the sender waits."""
+"""Bytes beyond the socket's own buffer at which the sender waits for it."""
 
 log = structlog.get_logger("text_worker")
 
 
 @dataclass(slots=True)
 class TextRun:
-    """One stream on its way: `producing` is what a Halt cancels; `concluding` sees to its end."""
+    """One stream: a Halt cancels the task `producing`; the task `concluding` sends its end."""
 
     run: int
     production: Production
@@ -84,7 +84,7 @@ class TextRun:
 
 
 class TextWorker:
-    """The streams of one connection. `streams` of them are produced at a time; others wait."""
+    """The streams of one connection: at most `streams` are produced at a time, others wait."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class TextWorker:
         self._at_work = AtWork(lambda begun: writer.write(encode(begun)))
 
     def take(self, corr: int, frame: Frame) -> None:
-        """One order of the supervisor."""
+        """Carry out an order of the supervisor for the run `corr`."""
         match frame:
             case Ask():
                 self._at_work.take(corr)
@@ -113,10 +113,10 @@ class TextWorker:
                 if answer is not None and answer.producing is not None:
                     answer.producing.cancel()
             case _:
-                raise CallerError(f"{type(frame).__name__} is out of place here", field="tag")
+                raise CallerError(f"a text worker takes no {type(frame).__name__}", field="tag")
 
     async def send(self) -> None:
-        """Send what the streams make, until cancelled or the supervisor has gone."""
+        """Send the frames of all streams, until cancelled or until the socket is closed."""
         while True:
             emissions = [await self._outbox.get()]
             size = len(emissions[0].frame)
@@ -127,14 +127,14 @@ class TextWorker:
             await self._writer.drain()
 
     async def beat(self, watchdog: Watchdog) -> None:
-        """Show that the streams are attended to, however long what they wait for takes."""
+        """Send signs of life, however long the producer waits for something."""
         while True:
             watchdog.arm()
             self._at_work.repeat()
             await asyncio.sleep(BEAT_S)
 
     async def close(self) -> None:
-        """Stop every stream without a word: whoever would read it has gone."""
+        """Stop every stream without an end: the supervisor has closed the socket."""
         await cancel(
             task
             for answer in self._answers.values()
@@ -157,22 +157,21 @@ class TextWorker:
         answer.concluding = asyncio.create_task(self._conclude(answer))
 
     async def _produce(self, answer: TextRun) -> None:
-        """Hand over frame after frame; a cancel stops it anywhere, even before it began."""
+        """Put the frames of a stream into the outbox; it may be cancelled at any time."""
         this = asyncio.current_task()
-        # This task's own: a producer's log lines say which stream they are about, by what the
-        # supervisor's `stream.ordered` says of the run.
+        # Bound in this task only. The supervisor's log event `stream.ordered` maps runs to streams.
         structlog.contextvars.bind_contextvars(run=answer.run)
         async with self._turns, aclosing(answer.production.frames()) as frames:
             self._at_work.begin((answer.run,))
             async for numbered in frames:
                 await self._put(answer, numbered)
                 if this is not None and this.cancelling():
-                    break  # a producer has swallowed its CancelledError
+                    break  # the producer has swallowed its CancelledError
 
     async def _conclude(self, answer: TextRun) -> None:
-        """See to it that the stream has its end, and only one."""
+        """Ensure that the stream gets exactly one end."""
         if answer.producing is None:
-            message = f"{self._most} streams run or wait here"
+            message = f"the worker already has {self._most} running and waiting streams"
             end = End(FinishReason.FAILED, message=message, retryable=True)
         else:
             await asyncio.wait((answer.producing,))
@@ -191,17 +190,21 @@ class TextWorker:
 def _end_of(producing: asyncio.Task[None]) -> End:
     if not producing.cancelled() and (error := producing.exception()) is not None:
         log.error("stream.failed", exc_info=error)
-        return End(FinishReason.FAILED, message="the worker failed; see the origin's log")
+        return End(
+            FinishReason.FAILED, message="the producer raised an error; see the origin's log"
+        )
     return End(FinishReason.CANCELLED)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a worker; returns the exit status."""
+    """Run a worker, and return the exit status."""
     path, settings = argv
     OF_THIS_PROCESS.enter("connect")
     config = OriginConfig.model_validate_json(settings)
     configure_logging(config.log_level)
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # or a line for each upstream request
+    logging.getLogger("httpx").setLevel(
+        logging.WARNING
+    )  # otherwise it logs a line for each request
     try:
         asyncio.run(serve(path, config))
     except (TailraceError, OSError) as exc:
@@ -211,7 +214,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 async def serve(path: str, config: OriginConfig) -> None:
-    """Greet, make the producer, and answer until the supervisor closes the socket."""
+    """Send Hello, make the producer, and answer until the supervisor closes the socket."""
     reader, writer = await asyncio.open_unix_connection(path)
     writer.transport.set_write_buffer_limits(high=UNSENT_BYTES)
     writer.write(encode(Hello(SCHEMA_HASH, SOFTWARE)))
@@ -258,7 +261,7 @@ async def _open(
     writer: asyncio.StreamWriter,
     coming: asyncio.Future[tuple[int, Frame] | None],
 ) -> Producer | None:
-    """The producer, announced as ready; None where the supervisor went before it was."""
+    """Make the producer and send Ready; return None if the supervisor closed the socket before."""
 
     def progress(stage: str, done: int, total: int) -> None:
         OF_THIS_PROCESS.enter(stage)
@@ -290,7 +293,11 @@ async def _open(
 
 
 async def open_producer(config: OriginConfig, progress: Progress) -> Producer:
-    """What is to be served, ready to be asked; raises a TailraceError if it cannot be."""
+    """Return the producer that the settings name, ready for requests.
+
+    Raises:
+        TailraceError: It cannot be made.
+    """
     if config.upstream is not None:
         return await open_upstream(config, progress)
     if config.producer is not None:
@@ -301,7 +308,7 @@ async def open_producer(config: OriginConfig, progress: Progress) -> Producer:
 
 
 async def _orders(reader: asyncio.StreamReader) -> Orders:
-    """(corr, frame) as they come, until the supervisor closes the socket."""
+    """Yield (corr, frame) for each order, until the supervisor closes the socket."""
     splitter = FrameSplitter(SUPERVISOR, MAX_WORKER_FRAME_BYTES)
     while True:
         try:

@@ -2,9 +2,9 @@
 
     python -m tailrace.origin.workers.token_worker SOCKET SETTINGS
 
-SETTINGS is the JSON of an OriginConfig. It ends with status 0 when the supervisor closes the
-socket, and 1 with a line on stderr when the model cannot be loaded or the supervisor speaks
-another schema. It needs no signal: a supervisor that dies closes the socket too.
+SETTINGS is the JSON of an OriginConfig. The worker exits with status 0 when the supervisor closes
+the socket, which also happens when the supervisor dies. It exits with 1 and a line on stderr when
+the model cannot be loaded or the supervisor has another schema.
 """
 
 from __future__ import annotations
@@ -76,26 +76,32 @@ SOFTWARE = "tailrace-worker"
 RECEIVE_BYTES = 1 << 16
 MIB = 1 << 20
 MAX_STEP_BYTES = MAX_WORKER_FRAME_BYTES // 8
-"""Of the emissions of several runs; what one run emits in a step is far below a frame's limit."""
+"""Maximum size in bytes of a Step with several runs.
+
+What one run emits in an engine step is far below the limit of a frame."""
 EMISSION_BYTES = 32
-"""Around a frame, and of each id, at most."""
+"""Upper bound in bytes of what an emission takes beside its frame, and of each id."""
 LOAD_S = 0.5
-"""How often a busy worker says how busy it is."""
+"""Interval in seconds between two Load frames of a busy worker."""
 BYTE_STAGES = ("read", "hash")
-"""Of a load, those whose progress is in bytes."""
+"""Stages of a load whose progress is in bytes."""
 DIGESTS_FILE = "digests.json"
-"""In the origin's data folder: of the checkpoint's files, so that they are hashed once."""
+"""File in the data folder with the digests of checkpoint files, so that each is hashed once."""
 LOAD_AHEAD_BYTES = 256 * MIB
-"""A checkpoint of at most so many is loaded by the launcher, and shared by what is forked from it:
-replacing a worker costs no load then. A larger one would be twice in memory while it is loaded."""
-# One: at these sizes a second thread costs more than it brings, and a fixed number is part
-# of being deterministic.
+"""Maximum size in bytes of a checkpoint that the fork server loads and shares with its workers.
+
+Then replacing a worker needs no load. A larger one would take twice its memory while it loads."""
+# For matrices of these sizes a second thread costs more than it gains. The number is fixed because
+# results depend on it.
 TORCH_THREADS = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model and what is around it, loaded with `config` from files that were `files` then."""
+    """A model with its tokenizer and the like, loaded with `config`.
+
+    `files` identifies the files that it was loaded from.
+    """
 
     config: OriginConfig
     files: dict[str, Identity]
@@ -104,11 +110,11 @@ class Loaded:
 
 
 _ahead: list[Loaded] = []
-"""By the process that this one was forked from, if it did."""
+"""Models that the fork server loaded before it forked this process."""
 
 
 class FrameSocket:
-    """The supervisor's socket as frames; `closed` once the other side has gone."""
+    """The frames on the supervisor's socket; `closed` once the peer has closed it."""
 
     def __init__(self, connection: socket.socket, watchdog: Watchdog) -> None:
         self._connection = connection
@@ -117,7 +123,7 @@ class FrameSocket:
         self.closed = False
 
     def send(self, frame: Frame) -> None:
-        """Send one frame whole; waits while the supervisor does not read."""
+        """Send one frame, and wait while the supervisor does not read."""
         data = encode(frame)
         try:
             with suppress(BlockingIOError):
@@ -129,7 +135,7 @@ class FrameSocket:
             self.closed = True
 
     def receive(self, *, wait_s: float | None) -> Iterator[tuple[int, Frame]]:
-        """(corr, frame) of what has come, after waiting for something so long; None: for ever."""
+        """Yield (corr, frame) of what arrives within `wait_s` seconds; None waits for ever."""
         while not self.closed and self._readable(wait_s):
             try:
                 data = self._connection.recv(RECEIVE_BYTES)
@@ -145,7 +151,7 @@ class FrameSocket:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a worker; returns the exit status."""
+    """Run a worker, and return the exit status."""
     path, settings = argv
     OF_THIS_PROCESS.enter("connect")
     config = _config_of(settings)
@@ -163,32 +169,35 @@ def main(argv: Sequence[str]) -> int:
 
 
 def prepare(settings: str) -> None:
-    """Import what a worker with these settings will import later, load what may be loaded for all
-    of them, and begin nothing. `settings` may be a device alone: nothing is loaded then."""
+    """Import a worker's modules in the fork server, and load a small model for all workers.
+
+    It starts no thread and initializes no device. `settings` is a worker's settings, or the name
+    of a device alone: then no model is loaded.
+    """
     config = None if settings in [*Device] else _config_of(settings)
     device = Device(settings if config is None else config.device)
     torch.set_num_threads(TORCH_THREADS)
     if device != Device.CUDA:
         importlib.import_module("tailrace.origin.models.cpu_model")
     if device != Device.CPU and version.cuda is not None:
-        with suppress(ImportError):  # triton is not there without a GPU
+        with suppress(ImportError):  # triton may be missing
             importlib.import_module("tailrace.origin.models.gpu_model")
-    # To ask for a GPU may begin it, and no process can be forked then that uses it.
+    # torch.cuda.is_available() may initialize CUDA, and then forked processes cannot use the GPU.
     is_cpu = device == Device.CPU or (device == Device.AUTO and not (version.cuda or version.hip))
     if is_cpu and config is not None:
         configure_logging(config.log_level)
-        with suppress(Exception):  # whatever it is, a worker meets it too, and can say it
+        with suppress(Exception):  # a worker will raise it as well, and report it
             _load_ahead(config)
 
 
 @lru_cache(1)
 def _config_of(settings: str) -> OriginConfig:
-    """Checked once, by the launcher: that takes milliseconds, of which a worker has few."""
+    """Parse settings; cached, so that the fork server spares its workers the milliseconds."""
     return OriginConfig.model_validate_json(settings)
 
 
 def _load_ahead(config: OriginConfig) -> None:
-    """Nothing where it is large, or where code of the user's would run, with threads perhaps."""
+    """Load a small model, unless that would run the user's code, which might start threads."""
     large = checkpoint_bytes(config.model) > LOAD_AHEAD_BYTES
     if large or config.filter or config.draft_model is not None:
         return
@@ -197,7 +206,7 @@ def _load_ahead(config: OriginConfig) -> None:
 
 
 def serve(supervisor: FrameSocket, config: OriginConfig, watchdog: Watchdog) -> None:
-    """Greet, load, and generate until the supervisor closes the socket."""
+    """Send Hello, load, and generate until the supervisor closes the socket."""
     supervisor.send(Hello(SCHEMA_HASH, SOFTWARE))
     frames = supervisor.receive(wait_s=None)
     first = next(frames, None)
@@ -218,7 +227,7 @@ def serve(supervisor: FrameSocket, config: OriginConfig, watchdog: Watchdog) -> 
         raise
     watchdog.arm()
     try:
-        _take(frames, engine, at_work)  # what came right behind the Hello
+        _take(frames, engine, at_work)  # orders that arrived together with the Hello
         generate(supervisor, engine, at_work, watchdog)
     except Exception as error:
         supervisor.send(Fault.of(error, starting=False))
@@ -232,7 +241,7 @@ def generate(
     watchdog: Watchdog,
     clock_s: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Steps for as long as the supervisor listens; now and then, how busy the engine is."""
+    """Run engine steps and send their output, and Load frames, until the socket is closed."""
     told = clock_s()
     while not supervisor.closed:
         watchdog.arm()
@@ -247,9 +256,9 @@ def generate(
 
 
 def steps(emissions: Sequence[Emission], max_bytes: int = MAX_STEP_BYTES) -> Iterator[Step]:
-    """The emissions as one Step, or as several where many are long.
+    """Yield the emissions as one Step, or as several of at most `max_bytes`.
 
-    What one run emits stays together: a run is logged with its end, or without both.
+    The emissions of one run stay in one Step: its last text and its end are stored together.
     """
     by_run: dict[int, list[Emission]] = {}
     for emission in emissions:
@@ -270,7 +279,7 @@ def steps(emissions: Sequence[Emission], max_bytes: int = MAX_STEP_BYTES) -> Ite
 def _load_engine(
     config: OriginConfig, progress: Progress, at_work: AtWork, supervisor: FrameSocket
 ) -> Engine:
-    """Everything that is loaded, and announced as ready."""
+    """Load the model, send Ready, and return the engine."""
     started = time.monotonic()
     model, around = _loaded_ahead(config) or _load(config, progress)
     limits = Limits(running=config.running_streams, step_seconds=config.step_ms / 1000)
@@ -291,7 +300,7 @@ def _load_engine(
 
 
 def _loaded_ahead(config: OriginConfig) -> tuple[Model, ModelContext] | None:
-    """What this process was forked with, where it would load the same."""
+    """Return the model that the fork server loaded, if settings and files are still the same."""
     for loaded in _ahead:
         if loaded.config == config and loaded.files == identities(config.model):
             return loaded.model, loaded.around
@@ -322,7 +331,7 @@ def _enter(stage: str, _done: int, total: int) -> None:
 def _load_model(directory: Path, config: OriginConfig, progress: Progress) -> Model:
     device = Device(config.device)
     kv_bytes = None if config.kv_mib is None else config.kv_mib * MIB
-    # What a draft model guesses is no one's output: its formats are its checkpoint's.
+    # A draft model's tokens are only guesses, so it keeps the formats of its checkpoint.
     formats = config.formats if directory == config.model else AS_STORED
     return load_model(
         *(directory, progress, device, kv_bytes, formats),
@@ -333,14 +342,14 @@ def _load_model(directory: Path, config: OriginConfig, progress: Progress) -> Mo
 
 
 def _drafter(model: Model, config: OriginConfig, progress: Progress) -> Drafter | None:
-    """What guesses tokens: another model, the text itself, or nothing."""
+    """Return what guesses tokens for speculative decoding: a draft model, the text, or None."""
     if config.draft_model is not None:
         small = _load_model(config.draft_model, config, progress)
         if small.config.vocab != model.config.vocab:
             raise ModelError(
-                f"a draft model with {small.config.vocab} tokens for one with {model.config.vocab}",
+                f"the draft model has {small.config.vocab} tokens, the model {model.config.vocab}",
                 field=str(config.draft_model),
-                hint="both need the same tokenizer",
+                hint="use a draft model with the same tokenizer",
             )
         return DraftModel(small, PagePool(small.pages))
     return PromptLookup() if config.speculate == "prompt-lookup" else None
@@ -361,12 +370,12 @@ def _take(frames: Iterator[tuple[int, Frame]], engine: Engine, at_work: AtWork) 
             case Ease():
                 engine.ease(small_steps=frame.small_steps, guess=frame.guess)
             case _:
-                raise CallerError(f"{type(frame).__name__} is out of place here", field="tag")
+                raise CallerError(f"a token worker takes no {type(frame).__name__}", field="tag")
 
 
 def _warm_up(model: Model, around: ModelContext) -> None:
-    """Let BLAS, the allocator and llguidance do what they do once before a request waits for it."""
-    with suppress(ModelError):  # a tokenizer that no grammar can use serves all other requests
+    """Run one step, so that one-time work of BLAS and llguidance is done before a request."""
+    with suppress(ModelError):  # requests without a grammar work with any tokenizer
         around.prepare_grammars()
     model.forward([Piece((0,), 0, (0,), prefill=True)])
     hidden = model.forward([Piece((0,), 1, (0,), prefill=False)])

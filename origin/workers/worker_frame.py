@@ -1,9 +1,9 @@
 """The frames between a supervisor and its workers, and their codec.
 
-Same framing as the client schema, tags from 32 on. corr is the run's id, chosen by the
-supervisor and unique on one worker connection; 0 is the connection. Both sides send
-`Hello` first, with this schema's hash. After a change run `make schemas`, which writes
-origin/workers/worker.bare from these classes.
+They are framed as the client schema's; tags begin at 32. A frame's corr is the id of a run, which
+the supervisor chooses and which is unique on one worker connection; 0 is the connection itself.
+Both sides first send `Hello` with this schema's hash. After a change run `make schemas`, which
+writes origin/workers/worker.bare from these classes.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tailrace.ledger.wire.codec import PREFIX_BYTES, Codec, F, Tagged, framed
 from tailrace.origin.workers.liveness import Death, kind_of
 from tailrace.origin.workers.load_spans import LoadStage
 
-# A prompt of 2^20 tokens, 4 bytes each, fits, and so does a Step of many emissions.
+# Large enough for a prompt of 2^20 tokens of 4 bytes, and for a Step of many emissions.
 MAX_WORKER_FRAME_BYTES = 8 << 20
 MAX_FAULT_CHARS = 500
 
 
 class WorkerFrame(Tagged):
-    """A struct that is a frame of this schema alone."""
+    """Base class of the frames that only this schema has."""
 
     __slots__ = ()
 
@@ -39,13 +39,13 @@ FRAMES: dict[int, type[Frame]] = {Hello.tag: Hello}
 
 @dataclass_transform(frozen_default=True)
 def frame(tag: int) -> Callable[[type[F]], type[F]]:
-    """Makes a class the frame of this schema that has this tag: from 40 on, a supervisor's."""
+    """Register a class as the frame with this tag; tags from 40 on are the supervisor's."""
     return framed(FRAMES, tag)
 
 
 @frame(32)
 class LoadProgress(WorkerFrame):
-    """How far loading has come: `done` of `total` units of the named stage."""
+    """Progress of the worker's start: `done` of `total` units of the named stage."""
 
     stage: str
     done: Uint
@@ -54,11 +54,11 @@ class LoadProgress(WorkerFrame):
 
 @frame(33)
 class Ready(WorkerFrame):
-    """The model is loaded; `context` and `vocab` in tokens.
+    """The worker is ready; `context` and `vocab` are in tokens.
 
-    A worker of kind `tokens` takes Runs; one of kind `text` takes Asks, and knows of no tokens
-    (`context` and `vocab` are 0); of what engines can do it `offers` these fields of an Open.
-    `spans` say where the time of its start went, without gaps.
+    A worker of kind `tokens` takes Runs. One of kind `text` takes Asks; its `context` and `vocab`
+    are 0, and `offers` has the fields of an Open that it supports. `spans` are the stages of its
+    start, without gaps.
     """
 
     kind: str
@@ -74,13 +74,12 @@ class Ready(WorkerFrame):
 
 @dataclass(slots=True)  # frozen, it takes three times as long to make
 class Emission:
-    """One frame of one run: a whole encoded logged frame of the client schema, corr 0.
+    """One frame of one run: `frame` is an encoded frame of the client schema with corr 0.
 
-    `ids` are all tokens generated since the run's previous emission, up to and including
-    the one whose text completes this frame: a token whose text is held back (incomplete
-    UTF-8, a possible stop sequence) yields no frame, and its id rides in the next emission.
-    `steered` are the spans of `ids` that came from Steer orders, one for each order. The ids of
-    one order are all in one emission.
+    `ids` are all tokens since the run's previous emission, up to the one whose text completes this
+    frame. A token whose text is held back (incomplete UTF-8, a possible stop sequence) yields no
+    frame, and its id is in the next emission. `steered` has a span of `ids` for each Steer order;
+    the ids of one order are all in one emission.
     """
 
     run: int
@@ -92,9 +91,9 @@ class Emission:
 
 @dataclass(slots=True)
 class Emissions:
-    """Emissions in columns: one is a place in each of the first four.
+    """Emissions as columns of equal length: `runs`, `indexes`, `ids` and `frames`.
 
-    `steered` has the `Emission.steered` of the few places that have any.
+    `steered` maps the rows that have steered spans, which are few, to these spans.
     """
 
     runs: Sequence[int]
@@ -105,7 +104,7 @@ class Emissions:
 
     @classmethod
     def joined(cls, steps: Sequence[Step]) -> Emissions:
-        """Return the emissions of steps in a row; raises FrameError as `Step.cut` does."""
+        """Return the emissions of consecutive steps; raises FrameError as `Step.cut` does."""
         if len(steps) == 1:
             return steps[0].cut()
         runs, indexes, ids, frames = (
@@ -125,7 +124,7 @@ class Emissions:
         return cls(runs, indexes, ids, frames, steered)
 
     def those(self, wanted: Sequence[bool]) -> Emissions:
-        """Return only the emissions at the places that are wanted."""
+        """Return the rows that are `wanted`."""
         places = compress(range(len(wanted)), wanted)
         return Emissions(
             list(compress(self.runs, wanted)),
@@ -138,7 +137,7 @@ class Emissions:
 
 @dataclass(frozen=True, slots=True)
 class SteeredIds:
-    """Those ids of the emission at place `row` that came from one Steer order."""
+    """The span of ids of the emission in row `row` that came from one Steer order."""
 
     row: U32Int
     start: U32Int
@@ -147,10 +146,10 @@ class SteeredIds:
 
 @frame(34)
 class Step(WorkerFrame):
-    """All that one engine step produced; the last emission of a run is its StreamEnd.
+    """The emissions of one engine step; the last emission of a run is its StreamEnd.
 
-    In columns, which take a tenth of the time of as many structs to read: an emission is a place
-    in each of the first four, `counts` ids and `sizes` bytes of frames.
+    They are sent as columns, which are ten times quicker to decode than structs. Each emission is a
+    row of `runs`, `indexes`, `counts` (its number of `ids`) and `sizes` (its bytes in `frames`).
     """
 
     runs: U32Ints = ()
@@ -179,13 +178,17 @@ class Step(WorkerFrame):
         )
 
     def cut(self) -> Emissions:
-        """Return the emissions; FrameError if the columns do not fit together."""
+        """Return the emissions; raises FrameError if the columns contradict each other."""
         columns = (self.runs, self.indexes, self.counts, self.sizes)
         held = sum(self.counts), sum(self.sizes)
         if len(set(map(len, columns))) != 1 or held != (len(self.ids), len(self.frames)):
-            raise FrameError("the columns of a step do not fit together", field="Step", offset=0)
+            raise FrameError("the columns of a step contradict each other", field="Step", offset=0)
         if min(self.sizes, default=PREFIX_BYTES) < PREFIX_BYTES:
-            raise FrameError("a frame of a step is too short", field="Step.sizes", offset=0)
+            raise FrameError(
+                f"a frame of a step has fewer than {PREFIX_BYTES} bytes",
+                field="Step.sizes",
+                offset=0,
+            )
         all_ids, all_frames, at = tuple(self.ids), self.frames, 0
         ids = [all_ids[at : (at := at + count)] for count in self.counts]
         at = 0
@@ -196,7 +199,7 @@ class Step(WorkerFrame):
         spans: dict[int, tuple[IdSpan, ...]] = {}
         for each in self.steered:
             if each.row >= len(self.counts) or each.start + each.count > self.counts[each.row]:
-                where = "the steered ids of a step lie outside of its emissions"
+                where = "the steered ids of a step are not in its emissions"
                 raise FrameError(where, field="Step.steered", offset=0)
             span = IdSpan(each.start, each.count)
             spans[each.row] = (*spans.get(each.row, ()), span)
@@ -205,10 +208,10 @@ class Step(WorkerFrame):
 
 @frame(36)
 class Begun(WorkerFrame):
-    """The runs that the worker is at work on from now, of those that have no emission yet.
+    """The runs that the worker works on from now and that have no emission yet.
 
-    Each replaces the one before, and precedes the work: the worker may die of these, and not of
-    the runs that only wait in its queue.
+    Each Begun replaces the one before, and is sent before the work starts. If the worker dies,
+    these runs may be the cause; runs that only wait in its queue cannot be.
     """
 
     runs: tuple[U32Int, ...] = ()
@@ -216,14 +219,17 @@ class Begun(WorkerFrame):
 
 @frame(37)
 class Fault(WorkerFrame):
-    """Why the worker ends, which it does next; `kind` is a `Death`. No request is quoted."""
+    """Why the worker is about to end: `kind` is a `Death`. The text quotes no request."""
 
     error: str
     kind: str
 
     @classmethod
     def of(cls, error: Exception, *, starting: bool) -> Fault:
-        """In one line. What it says of a crash amid requests may quote one, and is left out."""
+        """Return the fault of an error, in one line.
+
+        The message of a crash may quote a request, so only the error's class is sent.
+        """
         kind, name = kind_of(error, starting=starting), type(error).__name__
         said = name if kind is Death.CRASHED else " ".join(f"{name}: {error}".split())
         return cls(said[:MAX_FAULT_CHARS], kind)
@@ -231,13 +237,23 @@ class Fault(WorkerFrame):
 
 @frame(35)
 class Load(WorkerFrame):
-    """How busy the engine is; counts without another word are of the worker's life so far.
+    """How busy the engine is. Counters count from the worker's start.
 
-    waiting, running: runs now, by priority class. batch_limit: tokens that a step may take now;
-    row_limit: rows of decoding for which runs are started; turn_limit: rows of a step beyond which
-    less urgent classes take turns. pages, pages_free: of the KV cache, now; free ones may hold a
-    reusable prefix. step_us: time of the last step. prompt_tokens: prefilled; reused_tokens: found
-    in the cache instead. drafted, accepted: tokens of speculative decoding.
+    Attributes:
+        waiting: Waiting runs now, by priority class.
+        running: Running runs now, by priority class.
+        batch_limit: Maximum number of tokens in a step now.
+        row_limit: Number of decoding rows up to which runs are started.
+        turn_limit: Number of rows of a step beyond which less urgent classes take turns.
+        pages: Pages of the KV cache.
+        pages_free: Pages that are free or can be evicted; they may hold a reusable prefix.
+        step_us: Duration of the last step in microseconds.
+        tokens: Counter of generated tokens.
+        prompt_tokens: Counter of prefilled tokens.
+        reused_tokens: Counter of prompt tokens found in the KV cache.
+        preemptions: Counter of runs that gave up their pages.
+        drafted: Counter of tokens proposed by speculative decoding.
+        accepted: Counter of proposed tokens that were accepted.
     """
 
     waiting: tuple[Uint, ...]
@@ -258,15 +274,23 @@ class Load(WorkerFrame):
 
 @frame(40)
 class Run(WorkerFrame):
-    """Generate, or go on: `generated_ids` are those already in the ledger, at first none.
+    """An order to generate a stream, or to continue it.
 
-    `steered` are the spans of them that came from Steer orders, one for each order.
-    `sent_bytes` counts the UTF-8 bytes of text in the stream's frames so far, `next_index`
-    is the index of the next one. `max_tokens` counts the `generated_ids` too. All of
-    `sampling` is settled. `completes`: its text goes on from the prompt's, as an answer in a
-    conversation does not. `priority` is a
-    `tailrace.ledger.frame.Priority`. With `logprobs` every text frame is a ScoredToken with so many
-    alternatives. `tools` is the JSON of a `ToolUse`, whose calls are taken out of the text.
+    Attributes:
+        prompt_ids: The prompt.
+        generated_ids: Generated ids that are already in the ledger; none at first.
+        sent_bytes: UTF-8 bytes of text in the stream's frames so far.
+        next_index: Index of the stream's next frame.
+        max_tokens: Maximum number of generated tokens, `generated_ids` included.
+        sampling: Sampling parameters; none is left to a default.
+        stop: Stop sequences.
+        ignore_eos: True to continue after an end-of-text token.
+        completes: True if the text continues the prompt's text; False for an answer in a chat.
+        priority: A `tailrace.ledger.frame.Priority`.
+        logprobs: Number of alternatives in each ScoredToken; None for frames without scores.
+        format: The grammar or schema of the text, if any.
+        tools: JSON of a `ToolUse`, whose calls are taken out of the text.
+        steered: Spans of `generated_ids` that came from Steer orders, one for each order.
     """
 
     prompt_ids: U32Ints
@@ -287,10 +311,10 @@ class Run(WorkerFrame):
 
 @frame(43)
 class Ask(WorkerFrame):
-    """A Run for a worker of kind `text`, or the rest of one.
+    """An order to a worker of kind `text` to generate a stream, or to continue it.
 
-    `recipe` is the JSON of a `Recipe`; `delivered` is the stream's text so far and
-    `next_index` the index of its next frame; `calls` of tools are in it.
+    `recipe` is the JSON of a `Recipe`, `delivered` the stream's text so far, `next_index` the index
+    of its next frame, and `calls` the number of tool calls in it so far.
     """
 
     recipe: str
@@ -301,23 +325,28 @@ class Ask(WorkerFrame):
 
 @frame(42)
 class Steer(WorkerFrame):
-    """Tokens that a run goes on with, as if it had drawn them next."""
+    """Token ids with which a run continues, as if it had drawn them next."""
 
     ids: tuple[Uint, ...]
 
 
 @frame(44)
 class Attend(WorkerFrame):
-    """Whether nobody reads a run's stream: then it gives way to others of its class. At first
-    somebody does. Not for a worker of kind `text`, which serves in order of arrival."""
+    """Tells a worker of kind `tokens` whether a run's stream is `unread`; at first it is read.
+
+    A run that is unread gives way to others of its class.
+    """
 
     unread: bool
 
 
 @frame(45)
 class Ease(WorkerFrame):
-    """What a worker of kind `tokens` does from now on, about no run: whether its steps are as small
-    as they may be, and whether it guesses tokens. At first it guesses, in steps of any size."""
+    """Sets the load shedding of a worker of kind `tokens`; its corr is 0.
+
+    `small_steps` makes its steps as small as possible. `guess` allows speculative decoding. At
+    first steps are of any size, and speculative decoding is allowed.
+    """
 
     small_steps: bool
     guess: bool
@@ -325,22 +354,22 @@ class Ease(WorkerFrame):
 
 @frame(41)
 class Halt(WorkerFrame):
-    """Cancel a run; it still ends with its StreamEnd emission."""
+    """An order to cancel a run; the run still ends with its StreamEnd emission."""
 
 
 CODEC: Codec[Frame] = Codec(FRAMES, MAX_WORKER_FRAME_BYTES)
 encode, decode = CODEC.encode, CODEC.decode
 SCHEMA_TEXT = schema_text(FRAMES, vars())
 SCHEMA_HASH = schema_identity(SCHEMA_TEXT)
-"""The identity of this schema. A worker of another version is refused."""
+"""Identity of this schema; a worker with another one is refused."""
 WORKER = frozenset(tag for tag in FRAMES if tag < Run.tag)
 SUPERVISOR = frozenset(FRAMES) - WORKER | {Hello.tag}
 
 
 def together(frames: Iterable[Frame]) -> Iterator[Frame | Emissions]:
-    """Yield the frames in order; steps in a row as the emissions of all of them.
+    """Yield the frames in order; consecutive steps are joined to one Emissions.
 
-    That costs little more than one of the steps. Raises FrameError as `Step.cut` does.
+    Handling joined steps costs little more than handling one. Raises FrameError as `Step.cut` does.
     """
     for is_step, some in groupby(frames, lambda each: isinstance(each, Step)):
         if is_step:
@@ -353,39 +382,42 @@ def check_hello(corr: int, frame: Frame | Emissions) -> None:
     """Raise SchemaMismatch unless a side's first frame is a Hello of this schema."""
     if corr or not isinstance(frame, Hello) or frame.schema != SCHEMA_HASH:
         raise SchemaMismatch(
-            "supervisor and worker do not speak one schema", hint="run one version of both"
+            "supervisor and worker have different schemas", hint="run the same version of both"
         )
 
 
 class AtWork:
-    """A worker's side of `origin/core/poison_streams.py`: it speaks before it works on a run."""
+    """Tells the supervisor which runs are worked on, before that work begins.
+
+    The supervisor finds poison streams with it (`origin/core/poison_streams.py`).
+    """
 
     def __init__(self, send: Callable[[Begun], None]) -> None:
         self._send = send
-        self._taken: set[int] = set()  # and not begun
+        self._taken: set[int] = set()  # taken and not yet begun
         self._begun: set[int] = set()
         self._told: set[int] = set()
 
     def take(self, run: int) -> None:
-        """Its order is looked at now, which is work already; then it waits for its turn."""
+        """Note that the order of `run` is being read, which is already work on it."""
         self._taken.add(run)
         self._tell(self._begun | {run})
 
     def begin(self, runs: Iterable[int]) -> None:
-        """What comes next is done for these runs, some of which may have made something."""
+        """Note that the work from now on is for these runs."""
         begun = self._taken.intersection(runs)
         self._taken -= begun
         self._begun |= begun
         self._tell(self._begun)
 
     def made(self, runs: Iterable[int]) -> None:
-        """These have an emission, the end perhaps."""
+        """Note that these runs have an emission."""
         for run in runs:
             self._taken.discard(run)
             self._begun.discard(run)
 
     def repeat(self) -> None:
-        """Say it again, as a sign of life."""
+        """Send the current runs again, as a sign of life."""
         self._told = set(self._begun)
         self._send(Begun(tuple(self._begun)))
 

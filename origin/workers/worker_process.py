@@ -1,9 +1,8 @@
 """One worker slot of the supervisor: its process and its socket.
 
-A slot runs a program of `program` beside this when it is told to, hears its frames in order, kills
-it when it hangs, and reports how it ended. Whether another one is started is decided by its owner.
-A slot may be launched before it has an owner, because a worker takes longer to load than that:
-what the worker says waits for the owner.
+A slot starts a worker's process when it is told to, reads its frames in order, kills it when it
+hangs, and reports how it ended. Its owner decides whether another process is started. A slot may be
+launched before it has an owner, because loading takes long: the worker's frames wait for the owner.
 """
 
 from __future__ import annotations
@@ -47,14 +46,17 @@ from tailrace.origin.workers.worker_frame import (
 )
 
 STOP_GRACE_S = 2.0
-"""A worker that has not exited so long after its socket closed, or after SIGABRT, is killed."""
+"""Seconds for a worker to exit after its socket was closed, or after SIGABRT; then it is killed."""
 KILL_GRACE_S = 5.0
-"""A killed worker that is still there after so long hangs in the kernel; its slot goes on."""
+"""Seconds to wait for the end of a killed worker.
+
+One that has not ended by then hangs in the kernel, and the slot goes on without it."""
 LAST_WORDS_S = 1.0
-"""What a worker said before it exited is read for so long; a child that it forked may hold its
-socket open, and will never close it."""
+"""Maximum seconds of reading what a worker sent before it exited.
+
+Without a limit a child of the worker that holds its socket open would block the slot for ever."""
 READ_BYTES = 64 * 1024
-"""Steps that come in one read are stored in one group commit."""
+"""Maximum bytes of one read; the steps in it are stored in one group commit."""
 
 log = structlog.get_logger("worker")
 
@@ -63,40 +65,44 @@ class Owner:
     """Receives the events of a slot. All handlers do nothing by default."""
 
     def worker_loading(self, slot: WorkerSlot, progress: LoadProgress) -> None:
-        """Note a stage of the worker's start."""
+        """Handle a stage of the worker's start."""
 
     async def worker_ready(self, slot: WorkerSlot, ready: Ready) -> None:
-        """Note that the worker may be given streams."""
+        """Handle that the worker may be given streams."""
 
     def worker_begun(self, slot: WorkerSlot, begun: Begun) -> None:
-        """Note what the worker is at work on."""
+        """Handle the runs that the worker is working on."""
 
     def worker_load(self, slot: WorkerSlot, load: Load) -> None:
-        """Note how busy the worker is."""
+        """Handle how busy the worker is."""
 
     async def worker_step(self, slot: WorkerSlot, made: Emissions) -> None:
-        """Store what an engine step made."""
+        """Store the output of engine steps."""
 
     def worker_silent(self, slot: WorkerSlot) -> None:
-        """Note that the worker says nothing."""
+        """Handle that the worker has fallen silent."""
 
     async def worker_heard(self, slot: WorkerSlot) -> None:
-        """Note that a silent worker has said something."""
+        """Handle that a silent worker has sent something."""
 
     async def worker_lost(self, slot: WorkerSlot) -> None:
-        """Note that the process has ended, and was not told to."""
+        """Handle that the process has ended without being told to."""
 
     async def worker_rested(self, slot: WorkerSlot) -> None:
-        """Note that the process has ended as it was told to."""
+        """Handle that the process has ended as it was told to."""
 
 
 class WorkerSlot:
-    """`number` is the slot's place in the pool; `pid` that of its process now, if any; `model`
-    the name of what it serves, where that is in the settings.
+    """A place for one worker process.
 
-    `program` is the module to run and its settings. `ready` is what the worker of this process
-    said when it was, `start` how it came to be. `fate` is what became of the last process, and
-    `death` of which kind that was.
+    Attributes:
+        number: The slot's number in the origin.
+        model: Name of the model that it serves; empty if the origin serves a single model.
+        pid: The pid of the running process, or None.
+        ready: The worker's Ready frame, or None while there is no ready worker.
+        start: The stages of the worker's start, once it is ready.
+        fate: How the last process ended, in words.
+        death: Why the last process ended.
     """
 
     def __init__(
@@ -108,7 +114,7 @@ class WorkerSlot:
         model: str = "",
         gpu: str | None = None,
     ) -> None:
-        """Create a slot without a process."""
+        """Create a slot without a process; `program` is the module to run, and its settings."""
         self.number = number
         self.model = model
         self.gpu = gpu
@@ -134,32 +140,32 @@ class WorkerSlot:
         self._connected = asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]](1)
 
     def belong_to(self, owner: Owner) -> None:
-        """Tell `owner` from now on, and what has happened before."""
+        """Set the owner, which gets all events from the first one on."""
         self._owner = owner
         self._is_owned.set()
 
     def send(self, frame: Frame, run: int) -> None:
-        """Give the worker an order; lost with the worker if it dies, as its runs are."""
+        """Send an order to the worker; it is lost if the worker has died."""
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(worker_frame.encode(frame, run))
 
     def launch(self) -> None:
-        """Run one process; nothing happens if the last one has not been reported as ended."""
+        """Start a process, unless the end of the last one is still to be reported."""
         if not self._is_launched:
             self._is_launched = True
             self._unwanted.clear()
             self._wanted.set()
 
     def stop(self) -> None:
-        """End the process that was launched; the owner hears when it is gone."""
+        """End the process; the owner gets `worker_rested` when it has ended."""
         self._unwanted.set()
 
     async def keep(self) -> None:
-        """Run a process each time that one is launched, until cancelled."""
+        """Run a process after each `launch`, until cancelled."""
         with socket_folder() as folder:
             path = folder / "worker.sock"
             server = await asyncio.start_unix_server(self._accept, path)
-            # Not `async with`: from Python 3.12 on that waits until every client has disconnected.
+            # Not `async with`: from Python 3.12 on that waits for all clients to disconnect.
             with contextlib.closing(server):
                 while True:
                     await self._wanted.wait()
@@ -183,7 +189,7 @@ class WorkerSlot:
             writer.close()
 
     async def _one_life(self, path: Path) -> None:
-        """Start a worker and hear it until it is gone."""
+        """Start a process and read from it until it has ended."""
         oom_kills = count_oom_kills()
         self._connected = asyncio.Queue(1)
         self._fault, self._is_silent = None, False
@@ -200,7 +206,7 @@ class WorkerSlot:
                 (exited, hearing, watching, unwanted), return_when=asyncio.FIRST_COMPLETED
             )
             if unwanted.done() and self._writer is not None:
-                self._disconnect()  # which a worker that is idle ends by
+                self._disconnect()  # on which an idle worker exits
                 await asyncio.wait((exited, hearing), timeout=STOP_GRACE_S)
             elif exited.done() and self._writer is not None:
                 await self._hear_last_words(hearing)
@@ -208,7 +214,7 @@ class WorkerSlot:
             tasks = (hearing, watching, unwanted, self._welcoming)
             await cancel(filter(None, tasks))
             if self._writer is None:
-                kill(process)  # it has not connected yet, or has not left in time
+                kill(process)  # it never connected, or has not exited in time
             self._disconnect()
             await _reap(process, exited)
         if self._unwanted.is_set():
@@ -221,7 +227,7 @@ class WorkerSlot:
         self._bury(process.returncode, count_oom_kills() - oom_kills)
 
     def _bury(self, status: int | None, oom_kills: int) -> None:
-        """Note and log of what the process died."""
+        """Set and log the reason why the process ended."""
         told = _fate(status), kind_of_exit(status, oom_kills)
         self.fate, self.death = self._fault or told
         log.warning(
@@ -235,7 +241,7 @@ class WorkerSlot:
         self.pid = self.ready = None
 
     async def _start(self, path: Path) -> ChildProcess:
-        """A worker's process: forked where that can be, or one that begins with its imports."""
+        """Start a worker's process: forked if possible, otherwise spawned."""
         self._asked_s, self._forked = time.monotonic(), False
         own = gpu_environment(self.gpu, os.environ)
         if self._launcher is not None:
@@ -247,7 +253,10 @@ class WorkerSlot:
         return await launched(self._module, str(path), self._settings, env=environment)
 
     async def _watch(self, pulse: Pulse, process: ChildProcess, exited: asyncio.Task[int]) -> None:
-        """Tell when the worker falls silent; kill it when it hangs, after a traceback if it can."""
+        """Report when the worker falls silent, and kill it when it hangs.
+
+        SIGABRT comes first, so that the worker writes a traceback if it can.
+        """
         while not pulse.is_hung:
             await asyncio.sleep(LOOK_S)
             pulse.look(time.monotonic())
@@ -255,7 +264,7 @@ class WorkerSlot:
                 log.warning("worker.silent", slot=self.number, pid=self.pid)
                 self._is_silent = True
                 (await self._told()).worker_silent(self)
-        self._fault = f"hung: it said nothing for {pulse.silence_s:.0f} s", Death.HUNG
+        self._fault = f"hung: it sent nothing for {pulse.silence_s:.0f} s", Death.HUNG
         log.error("worker.hung", slot=self.number, pid=self.pid, silence_s=pulse.silence_s)
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGABRT)
@@ -264,9 +273,9 @@ class WorkerSlot:
         await asyncio.wait((exited,), timeout=KILL_GRACE_S)
 
     async def _hear_last_words(self, hearing: asyncio.Task[None]) -> None:
-        """Take what an exited worker said; its errors are `hearing`'s, and are looked at later.
+        """Read what an exited worker has sent; errors stay in the task `hearing`.
 
-        Only reading has a limit: what was read is stored however long the ledger takes.
+        Only reading has a time limit: what was read is stored however long the ledger takes.
         """
         await asyncio.wait((hearing,), timeout=LAST_WORDS_S)
         if self._writer is not None:
@@ -274,16 +283,16 @@ class WorkerSlot:
         await asyncio.wait((hearing,))
 
     def _pass_on(self, error: BaseException | None) -> None:
-        """Raise what ends the origin; what a worker has said wrongly ends that worker only."""
+        """Raise an error of the supervisor; a fault of the worker is only logged."""
         if isinstance(error, FrameError | SchemaMismatch | OSError):
             log.error("worker.bad_frame", slot=self.number, error=str(error))
             if isinstance(error, FrameError | SchemaMismatch):
-                self._fault = f"it said what no worker says: {error}", Death.SPOKE_WRONGLY
+                self._fault = f"it sent a malformed frame: {error}", Death.SPOKE_WRONGLY
         elif error is not None:
             raise error
 
     async def _told(self) -> Owner:
-        """Who is told, once there is somebody."""
+        """Return the owner, once there is one."""
         await self._is_owned.wait()
         assert self._owner is not None
         return self._owner
@@ -345,13 +354,16 @@ class WorkerSlot:
                     stages={stage.name: stage.ms for stage in self.start.stages},
                     attributed=round(self.start.attributed, 4),
                 )
-                # It is heard while it is given streams: it makes tokens of the first ones already.
+                # A task of its own: steps of the first streams are read while others are assigned.
                 self._welcoming = asyncio.create_task(owner.worker_ready(self, frame))
             case _:
-                raise FrameError("not expected here", field=type(frame).__name__, offset=0)
+                raise FrameError("a worker must not send it", field=type(frame).__name__, offset=0)
 
     def _started(self, ready: Ready, heard_s: float) -> WorkerStart:
-        """From when it was asked for: what the launcher still did then, its process, its own."""
+        """Return the stages of a start: of the fork server, of the process, and of the worker.
+
+        Stages of the fork server count from when the start was requested.
+        """
         own = ready.spans
         began_s = own[0].begin_s if own else heard_s
         launcher = self._launcher.stages if self._launcher is not None and self._forked else ()
@@ -367,24 +379,26 @@ class WorkerSlot:
 
 
 def worker_environment() -> dict[str, str]:
-    """The worker decodes on one thread: the other cores belong to its neighbours."""
+    """Return the environment of a worker: one thread, since other workers need the other cores."""
     return {"OMP_NUM_THREADS": "1", **import_environment()}
 
 
 async def _reap(process: ChildProcess, exited: asyncio.Task[int]) -> None:
-    """Wait for the process; one that hangs is killed."""
+    """Wait for the end of the process, and kill it if it hangs."""
     done, _ = await asyncio.wait((exited,), timeout=STOP_GRACE_S)
     if not done:
         kill(process)
         done, _ = await asyncio.wait((exited,), timeout=KILL_GRACE_S)
     if not done:
-        log.error("worker.does_not_end", pid=process.pid)  # its socket is closed: it writes nothing
+        log.error(
+            "worker.does_not_end", pid=process.pid
+        )  # its socket is closed, so its output is ignored
 
 
 def _fate(status: int | None) -> str:
-    """What an exit status says, and nothing of a request."""
+    """Describe an exit status; the text never quotes a request."""
     if status is None:
-        return "it does not end, although it was killed"
+        return "was killed but has not ended"
     if status >= 0:
         return f"exit status {status}"
     with contextlib.suppress(ValueError):

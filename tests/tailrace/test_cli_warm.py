@@ -43,7 +43,7 @@ def test_tables_name_every_policy_and_mark_where_one_is(tmp_path: Path) -> None:
 
 def test_a_folder_without_kernels_has_none_to_export(tmp_path: Path) -> None:
     file = str(tmp_path / "kernels.tar.zst")
-    with pytest.raises(ConfigError, match=r"no kernel of this code is kept in .*kernels"):
+    with pytest.raises(ConfigError, match=r"no compiled kernel of this version is in .*kernels"):
         warm("export-cache", file, "--data", str(tmp_path))
     with pytest.raises(CallerError, match="cannot be read: No such file"):
         warm("import-cache", file, "--data", str(tmp_path))

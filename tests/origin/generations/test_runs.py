@@ -601,7 +601,7 @@ async def test_readiness_and_clients_are_told_of_a_crash_loop(stage: Stage) -> N
         await stage.lost(slot)
     [reason] = stage.runs.models.reasons
     assert reason == (
-        f"{MOST_DEATHS} workers in a row died and had made nothing; it is tried again; "
+        f"{MOST_DEATHS} workers in a row died without any output; another one will be tried; "
         "1 died before, the last: ended by SIGKILL"
     )
     for _ in range(FAILED_STARTS - 1):

@@ -221,4 +221,4 @@ def test_a_large_model_and_code_of_the_users_are_not_loaded_for_all_workers(
 async def test_a_process_with_another_thread_is_not_forked(tmp_path: Path) -> None:
     async with home(tmp_path, "thread") as it:
         assert await it.launcher.fork(str(it.path), "") is None
-        assert it.launcher.refusal == "2 threads run in it"
+        assert it.launcher.refusal == "2 threads run in the fork server"

@@ -98,7 +98,7 @@ def test_kernels_are_carried_to_another_folder_whole_or_not_at_all(
 ) -> None:
     here, there = KernelCache(tmp_path / "a"), KernelCache(tmp_path / "b")
     file = tmp_path / "kernels.tar.zst"
-    with pytest.raises(ConfigError, match="no kernel of this code is kept"):
+    with pytest.raises(ConfigError, match="no compiled kernel of this version"):
         here.export(file)
     compile_into(script, here, 32, 64)
     assert here.export(file) == 2
@@ -109,7 +109,7 @@ def test_kernels_are_carried_to_another_folder_whole_or_not_at_all(
             there.take_in(file)
         assert not there.folder.exists()
     file.write_bytes(packed)
-    with pytest.raises(CallerError, match="is of other code: version 1, "):
+    with pytest.raises(CallerError, match="was exported by another version: format 1, "):
         KernelCache(tmp_path / "b", "other").take_in(file)
     assert (there.take_in(file), there.take_in(file), there.restore()) == (2, 0, 2)
     assert compile_into(script, there, 32, 64) == 0

@@ -305,7 +305,7 @@ async def test_an_order_of_another_kind_ends_the_worker(tmp_path: Path) -> None:
         it.send(Run((1,), (), 0, 0, 5), run=1)
         async with asyncio.timeout(TIMEOUT_S):
             assert await it.process.wait() == 1
-        assert "Run is out of place here" in await it.errors()
+        assert "a text worker takes no Run" in await it.errors()
 
 
 async def test_a_producer_that_cannot_be_made_is_named_on_stderr(tmp_path: Path) -> None:
@@ -367,4 +367,4 @@ async def test_a_stream_too_many_ends_at_once_to_be_asked_again(
         await asyncio.gather(sending, return_exceptions=True)
     end: Any = decode_client(ends[0].frame)[1]
     assert (end.finish_reason, end.retryable, end.index) == (FinishReason.FAILED, True, 0)
-    assert end.message == "2 streams run or wait here"
+    assert end.message == "the worker already has 2 running and waiting streams"
