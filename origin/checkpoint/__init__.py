@@ -1,1 +1,1 @@
-"""What lies in the folder of a checkpoint, and whether it can be served: read without torch."""
+"""Reads and checks the folder of a checkpoint, without torch."""

@@ -1,10 +1,9 @@
-"""SHA-256 of files, kept by what tells that a file is still the one that was read.
+"""SHA-256 of files, cached by the identity of a file: device, inode, size and times.
 
-A checkpoint of 16 GB takes 12 s to hash, at every start of a worker. A file whose device, inode,
-size and times are those of a digest that was kept is not read again: whatever writes to a file
-moves its ctime, which no program can set. One that was changed within the last moments is not
-kept, because its next change might have the same time. What was kept is written as a whole or
-not at all; what cannot be read, or is of another version, is computed again.
+Without the cache each start of a worker would hash the checkpoint, which takes 12 s for 16 GB. Any
+write to a file changes its ctime, which no program can set. The digest of a file that changed
+moments ago is not cached, because the next change might have the same ctime. The cache is replaced
+as a whole; one that cannot be read, or is of another version, counts as empty.
 """
 
 from __future__ import annotations
@@ -21,12 +20,16 @@ from tailrace.ledger.process.durable_file import locked, replace_file
 
 VERSION = 1
 SETTLED_S = 2.0
-"""A file that was changed less than so long ago may change again at the same time."""
+"""Seconds since its last change after which the digest of a file may be cached."""
 MAX_KEPT = 4096
+"""Maximum number of digests in the cache."""
 
 
 class FileDigests:
-    """`path` is where they are kept; None for nowhere. `clock_s` is Unix time."""
+    """Digests of files, cached in the file `path` if it is given.
+
+    `clock_s` returns Unix time in seconds.
+    """
 
     def __init__(self, path: Path | None = None, clock_s: Callable[[], float] = time.time) -> None:
         self._path = path
@@ -34,10 +37,10 @@ class FileDigests:
         self._kept = _read(path) if path is not None else {}
         self._new: dict[str, tuple[Identity, str]] = {}
         self.hashed_bytes = 0
-        """Of the files that were read."""
+        """Total size of the files that were hashed."""
 
     def of(self, path: Path) -> bytes:
-        """Raises OSError where it cannot be read."""
+        """Return the SHA-256 of a file; raises OSError if it cannot be read."""
         with path.open("rb") as file:
             name, before = str(path.resolve()), _identity(os.fstat(file.fileno()))
             kept = self._kept.get(name)
@@ -51,9 +54,9 @@ class FileDigests:
         return digest.digest()
 
     def keep(self) -> None:
-        """Add what is new to the file; a folder that cannot be written to is left alone.
+        """Add new digests to the cache file; nothing happens if it cannot be written.
 
-        Other workers may do so at the same time: the file is read again under a lock.
+        Other workers may do this at the same time, so the file is read again under a lock.
         """
         if self._path is None or not self._new:
             return
@@ -72,7 +75,10 @@ Identity = list[int]
 
 
 def identities(directory: Path) -> dict[str, Identity]:
-    """Of the files in a folder, by name; they are the same ones as long as these are. OSError."""
+    """Return the identity of each file in a folder, by name.
+
+    A file is unchanged as long as its identity is. Raises OSError if the folder cannot be read.
+    """
     return {path.name: _identity(path.stat()) for path in directory.iterdir()}
 
 
@@ -81,7 +87,7 @@ def _identity(stat: os.stat_result) -> Identity:
 
 
 def _read(path: Path) -> dict[str, tuple[Identity, str]]:
-    """Nothing, where it is damaged or not ours."""
+    """Return the digests of a cache file; empty if it is missing, damaged or of another version."""
     try:
         stored = json.loads(path.read_text("utf-8"))
         files = stored["files"] if stored["version"] == VERSION else {}

@@ -1,6 +1,7 @@
-"""What is wrong with a checkpoint: found one by one, told all at once or as one refusal.
+"""Faults and notes about a checkpoint, and a reader of its JSON files that collects them.
 
-Its JSON files are read here: every value is checked, and every fault is a finding."""
+All findings of a checkpoint are collected, to be listed together or raised as one error.
+"""
 
 from __future__ import annotations
 
@@ -15,24 +16,24 @@ from typing import Any
 from tailrace.ledger.errors import ModelError
 
 MAX_JSON_BYTES = 64 * 1024 * 1024
-"""The largest real ones are tokenizers, of up to 40 MB."""
+"""Maximum size of a JSON file in bytes; the largest real tokenizers have 40 MB."""
 MAX_COUNT = 2**31 - 1
-"""What an int32 holds: the kernels count with those."""
+"""Maximum of a whole number: that of an int32, which the kernels use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing about one place of one file."""
+    """A fault, or a note, about one place in one file."""
 
     file: Path
     where: str
     """The key or the tensor; empty for the file itself."""
     problem: str
-    """What is there, with its value."""
+    """The problem, with the value that was found."""
     right: str | None
-    """What would be right, if that can be said."""
+    """Something that would be right, or None if that is not known."""
     fault: bool
-    """The checkpoint cannot be served; otherwise it is only worth knowing."""
+    """True if the checkpoint cannot be served; False for a note."""
 
     def __str__(self) -> str:
         where = f"{self.where}: " if self.where else ""
@@ -40,7 +41,7 @@ class Finding:
 
 
 class Findings:
-    """Collects; the reader of a bad value takes a stand-in and goes on to the next."""
+    """Collects findings; after a bad value, reading continues with a stand-in."""
 
     def __init__(self) -> None:
         self._found: dict[Finding, None] = {}  # a set in order: a file may be read twice
@@ -54,11 +55,11 @@ class Findings:
         return [finding for finding in self._found if finding.fault]
 
     def fault(self, file: Path, where: str, problem: str, right: str | None = None) -> None:
-        """Something that makes the checkpoint impossible to serve."""
+        """Add a fault, with which the checkpoint cannot be served."""
         self._found[Finding(file, where, problem, right, fault=True)] = None
 
     def note(self, file: Path, where: str, problem: str, right: str | None = None) -> None:
-        """Something that is served all the same."""
+        """Add a note, with which the checkpoint is served all the same."""
         self._found[Finding(file, where, problem, right, fault=False)] = None
 
     def refuse(self) -> None:
@@ -68,14 +69,17 @@ class Findings:
 
 
 def refusal(finding: Finding, others: int = 0) -> ModelError:
-    """The error to raise: `field` is the file, the message names the key or tensor."""
+    """Return the error for a fault: its `field` is the file, its message names key or tensor.
+
+    `others` is the number of further faults.
+    """
     more = f", and {others} more that `tailrace model check` lists" if others else ""
     right = f"expected {finding.right}" if finding.right else None
     return ModelError(f"{finding}{more}", field=str(finding.file), hint=right)
 
 
 def read_object(path: Path, findings: Findings) -> dict[str, Any] | None:
-    """The JSON object in a file; None, and a fault, if there is none."""
+    """Return the JSON object in a file; None, and a fault, if it cannot be read."""
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
             findings.fault(path, "", f"is larger than {MAX_JSON_BYTES} bytes")
@@ -94,15 +98,15 @@ def read_object(path: Path, findings: Findings) -> dict[str, Any] | None:
 
 
 def read_object_if_there(path: Path, findings: Findings) -> dict[str, Any]:
-    """As `read_object`; empty for a file that may be missing and is, and for a bad one."""
+    """Return the JSON object in an optional file; empty if the file is missing or faulty."""
     return (read_object(path, findings) or {}) if path.exists() else {}
 
 
 class JsonObject:
-    """One JSON object of a file, by key; null counts as missing.
+    """One JSON object of a file, read key by key; null counts as missing.
 
-    A value of the wrong kind is a fault that names the key, and a stand-in goes on in its
-    place so that the rest is looked at as well.
+    A value of the wrong kind is a fault that names the key. A stand-in takes its place, so that
+    the rest is checked as well.
     """
 
     def __init__(self, file: Path, raw: dict[str, Any], findings: Findings, prefix: str = ""):
@@ -112,17 +116,17 @@ class JsonObject:
         self._prefix = prefix
 
     def fault(self, key: str, problem: str, right: str | None = None) -> None:
-        """A fault of the value at `key`."""
+        """Add a fault of the value at `key`."""
         self.findings.fault(self.file, self._name(key), problem, right)
 
     def note(self, key: str, problem: str, right: str | None = None) -> None:
-        """Something worth knowing about the value at `key`."""
+        """Add a note about the value at `key`."""
         self.findings.note(self.file, self._name(key), problem, right)
 
     def count(
         self, key: str, default: int | None = None, least: int = 1, most: int = MAX_COUNT
     ) -> int:
-        """A whole number; a missing one is a fault unless there is a default."""
+        """Return a whole number from `least` to `most`; a missing one needs a default."""
         value = self.raw.get(key)
         if value is None and default is not None:
             return default
@@ -137,7 +141,7 @@ class JsonObject:
     def number(
         self, key: str, default: float | None = None, above: float = 0.0, most: float = math.inf
     ) -> float:
-        """A finite number above a bound; a missing one is a fault unless there is a default."""
+        """Return a number above `above`, at most `most`; a missing one needs a default."""
         value = self.raw.get(key)
         if value is None and default is not None:
             return default
@@ -152,15 +156,15 @@ class JsonObject:
         return float(value)
 
     def not_negative(self, key: str, default: float, most: float = math.inf) -> float:
-        """A finite number, 0 or above."""
+        """Return a number from 0 to `most`."""
         return 0.0 if self.raw.get(key) == 0 else self.number(key, default, most=most)
 
     def optional_number(self, key: str) -> float | None:
-        """A number above 0, or None where there is none."""
+        """Return a number above 0, or None if it is missing."""
         return None if self.raw.get(key) is None else self.number(key)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """true or false."""
+        """Return a boolean."""
         value = self.raw.get(key)
         if value is not None and not isinstance(value, bool):
             self.fault(key, self._shown(key), "true or false")
@@ -168,19 +172,21 @@ class JsonObject:
         return default if value is None else value
 
     def only(self, key: str, right: object, default: object = None) -> None:
-        """The one value that is computed; a missing one means `default`."""
+        """Add a fault unless the value is `right`; a missing one counts as `default`."""
         value = self.raw.get(key)
         if (default if value is None else value) != right:
             self.fault(key, self._shown(key), repr(right))
 
     def nothing_but(self, known: Set[str]) -> None:
-        """A fault for each key that is not known."""
+        """Add a fault for each key that is not in `known`."""
         for key, value in self.raw.items():
             if key not in known and value is not None:
-                self.fault(key, shown(value), "no such key: what it changes is not known")
+                self.fault(
+                    key, shown(value), "no such key, because its effect on the result is not known"
+                )
 
     def child(self, key: str) -> JsonObject | None:
-        """The object at `key`; None where there is none, or none that is an object."""
+        """Return the object at `key`; None if it is missing or, which is a fault, not an object."""
         value = self.raw.get(key)
         if value is not None and not isinstance(value, dict):
             self.fault(key, self._shown(key), "an object")
@@ -196,6 +202,6 @@ class JsonObject:
 
 
 def shown(value: object) -> str:
-    """A value as JSON, cut where it is long."""
+    """Return a value as JSON, cut after 80 characters."""
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 80 else f"{text[:80]}…"

@@ -1,10 +1,9 @@
-"""Which tensors a model of a given shape has, and whether a checkpoint has exactly those; no torch.
+"""The tensors that a model of a given shape needs, and a check that a checkpoint has them.
 
-The names are Llama's, in all three families. Where they lie, the headers of the safetensors files
-tell: one model.safetensors, or the shards that model.safetensors.index.json names. A file is the
-length of a header (u64, little-endian), the header (JSON: name -> dtype, shape, data_offsets) and
-the tensors' bytes, without holes. Source: the format's own description,
-https://huggingface.co/docs/safetensors.
+The names are those of Llama in all three families. The tensors are in model.safetensors, or in the
+shards that model.safetensors.index.json names. A safetensors file is the length of a header (u64,
+little-endian), the header (JSON: name -> dtype, shape, data_offsets) and the tensors' bytes,
+without gaps (https://huggingface.co/docs/safetensors). No torch.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ SUFFIX = ".safetensors"
 
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000
-"""The format's own limit."""
+"""Maximum size of a header in bytes, set by the format."""
 READ_BYTES = 1 << 20
 BYTES_OF = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1,
@@ -39,31 +38,31 @@ EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 FLOATING = ("BF16", "F16", "F32")
 PACKED = ("U8",)
-# Computed from the config; older files hold it all the same.
+# Older checkpoints contain it, although it is computed from the config.
 IGNORED_SUFFIX = "rotary_emb.inv_freq"
 Expected = tuple[tuple[str, ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor as its file's header describes it; dtype by its safetensors name."""
+    """One tensor as described in its file's header; `dtype` is the safetensors name."""
 
     file: Path
     dtype: str
     shape: tuple[int, ...]
     start: int
     end: int
-    """Bytes from the first tensor's first byte."""
+    """`start` and `end` are offsets in bytes from the first tensor's first byte."""
 
 
 def main_file(directory: Path) -> Path:
-    """model.safetensors, or the index of the shards where only that is there."""
+    """Return model.safetensors, or the index of the shards if only that exists."""
     whole, index = directory / WEIGHTS_FILE, directory / INDEX_FILE
     return whole if whole.exists() or not index.exists() else index
 
 
 def weight_files(directory: Path, findings: Findings) -> list[Path]:
-    """The files that hold tensors, by name."""
+    """Return the files that hold tensors, in the order of their names."""
     main = main_file(directory)
     if main.name != INDEX_FILE:
         return [main]
@@ -71,7 +70,7 @@ def weight_files(directory: Path, findings: Findings) -> list[Path]:
 
 
 def stored_tensors(directory: Path, findings: Findings) -> dict[str, StoredTensor]:
-    """Every tensor by name, of all files that could be read; what is wrong becomes a finding."""
+    """Return all tensors by name; files that cannot be read are faults."""
     stored: dict[str, StoredTensor] = {}
     for path in weight_files(directory, findings):
         for name, tensor in read_header(path, findings).items():
@@ -85,20 +84,20 @@ def stored_tensors(directory: Path, findings: Findings) -> dict[str, StoredTenso
 
 
 def read_header(path: Path, findings: Findings) -> dict[str, StoredTensor]:
-    """The tensors of one file; empty, and a fault, if it is not whole."""
+    """Return the tensors of one file; empty, and a fault, if its header cannot be read."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
             length = int.from_bytes(file.read(LENGTH_BYTES), "little")
             if size < LENGTH_BYTES or length > min(MAX_HEADER_BYTES, size - LENGTH_BYTES):
-                findings.fault(path, "", f"ends within its header ({size} bytes)")
+                findings.fault(path, "", f"is cut off within its header ({size} bytes)")
                 return {}
             header = json.loads(file.read(length), object_pairs_hook=_unique)
     except FileNotFoundError:
         findings.fault(path, "", "cannot be read: there is no such file", "weights as safetensors")
         return {}
     except (OSError, ValueError, RecursionError) as exc:
-        findings.fault(path, "", f"has no header that can be read: {exc}")
+        findings.fault(path, "", f"has a header that cannot be read: {exc}")
         return {}
     if not isinstance(header, dict):
         findings.fault(path, "", "has a header that is not a JSON object")
@@ -112,7 +111,7 @@ def read_header(path: Path, findings: Findings) -> dict[str, StoredTensor]:
 
 
 def same_bytes(one: StoredTensor, other: StoredTensor) -> bool:
-    """Whether two tensors of one dtype and shape are equal; OSError where they cannot be read."""
+    """Return True if two tensors of equal dtype and shape have equal bytes; may raise OSError."""
     with _opened(one) as ours, _opened(other) as theirs:
         left = one.end - one.start
         while left > 0:
@@ -124,7 +123,7 @@ def same_bytes(one: StoredTensor, other: StoredTensor) -> bool:
 
 
 def _opened(tensor: StoredTensor) -> BinaryIO:
-    """The tensor's file, at its first byte."""
+    """Open the tensor's file at its first byte."""
     file = tensor.file.open("rb")
     length = int.from_bytes(file.read(LENGTH_BYTES), "little")
     file.seek(LENGTH_BYTES + length + tensor.start)
@@ -155,7 +154,7 @@ def _are_sizes(value: Any) -> bool:
 def _check_cover(
     path: Path, tensors: dict[str, StoredTensor], data_bytes: int, findings: Findings
 ) -> None:
-    """The tensors lie one behind the other and fill the file."""
+    """Add a fault unless the tensors fill the file without gaps."""
     at = 0
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)):
         if tensor.start != at:
@@ -163,12 +162,12 @@ def _check_cover(
             return
         at = tensor.end
     if at != data_bytes:
-        problem = f"holds {data_bytes} bytes of tensors: it is cut off or has been added to"
-        findings.fault(path, "", problem, f"the {at} bytes that its header tells of")
+        problem = f"has {data_bytes} bytes of tensors: it is cut off, or something was appended"
+        findings.fault(path, "", problem, f"the {at} bytes of its header")
 
 
 def _weight_map(index: Path, findings: Findings) -> dict[str, str]:
-    """Tensor -> shard, without the entries whose shard is no plain file name."""
+    """Return the shard of each tensor; an entry that is not a plain file name is a fault."""
     raw = read_object(index, findings)
     if raw is None:
         return {}
@@ -184,14 +183,14 @@ def _weight_map(index: Path, findings: Findings) -> dict[str, str]:
 
 
 def _is_plain(shard: object) -> bool:
-    """A shard's name never leads out of the folder."""
+    """Return True for a file name that cannot lead out of the folder."""
     if not isinstance(shard, str) or not shard.endswith(SUFFIX):
         return False
     return shard.isprintable() and not set(shard) & set("/\\:") and not shard.startswith(".")
 
 
 def _check_index(index: Path, stored: dict[str, StoredTensor], findings: Findings) -> None:
-    """What the index says of each tensor is what the shards say."""
+    """Add a fault for each difference between the index and the shards."""
     said = _weight_map(index, Findings())
     read = {tensor.file.name for tensor in stored.values()}
     for name, shard in said.items():
@@ -206,17 +205,17 @@ def _check_index(index: Path, stored: dict[str, StoredTensor], findings: Finding
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len({name for name, _ in pairs}) != len(pairs):
-        raise ValueError("a name is there twice")
+        raise ValueError("it has a name twice")
     return dict(pairs)
 
 
 def is_ignored(name: str, config: ModelConfig) -> bool:
-    """Whether a tensor that many checkpoints carry is needed by nobody."""
+    """Return True for a tensor that many checkpoints have and the model does not need."""
     return name.endswith(IGNORED_SUFFIX) or (name == HEAD and config.tied_head)
 
 
 def linears(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """(out, in) of the linears of a layer, by name within it."""
+    """Return (outputs, inputs) of a layer's linear maps, by their name within it."""
     return {
         "self_attn.q_proj": (config.queries, config.hidden),
         "self_attn.k_proj": (config.keys, config.hidden),
@@ -229,7 +228,7 @@ def linears(config: ModelConfig) -> dict[str, tuple[int, int]]:
 
 
 def norms(config: ModelConfig) -> dict[str, int]:
-    """The size of the norms of a layer, by name within it."""
+    """Return the sizes of a layer's norms, by their name within it."""
     sizes = {"input_layernorm": config.hidden, "post_attention_layernorm": config.hidden}
     match config.family:
         case Family.BITNET:
@@ -243,7 +242,7 @@ def norms(config: ModelConfig) -> dict[str, int]:
 
 
 def expected_tensors(config: ModelConfig) -> Iterator[tuple[str, Expected]]:
-    """(name, (dtypes allowed, shape)) of every tensor of the checkpoint."""
+    """Yield (name, (allowed dtypes, shape)) of every tensor that a checkpoint must have."""
     yield EMBEDDING, (FLOATING, (config.vocab, config.hidden))
     yield "model.norm.weight", (FLOATING, (config.hidden,))
     if not config.tied_head:
@@ -263,10 +262,10 @@ def expected_tensors(config: ModelConfig) -> Iterator[tuple[str, Expected]]:
 def examine_weights(
     directory: Path, config: ModelConfig, findings: Findings
 ) -> dict[str, StoredTensor]:
-    """The tensors of a checkpoint by name.
+    """Return the tensors of a checkpoint by name.
 
-    A fault for each that is missing, misshapen, of another dtype, or too many. None is called
-    missing where a file cannot be read.
+    A tensor that is missing, superfluous, or of a wrong shape or dtype is a fault. If a file cannot
+    be read, only that is a fault, not the tensors that are missing because of it.
     """
     before = len(findings.faults)
     stored = stored_tensors(directory, findings)
@@ -291,16 +290,16 @@ def _check_others(
         if name == HEAD and config.tied_head:
             _check_tied(stored, expected[EMBEDDING][1], findings)
         elif not is_ignored(name, config):
-            findings.fault(stored[name].file, name, "belongs to no part of the model")
+            findings.fault(stored[name].file, name, "is not part of the model")
 
 
 def _check_tied(
     stored: dict[str, StoredTensor], shape: tuple[int, ...], findings: Findings
 ) -> None:
-    """A head that is there all the same is the embedding, byte for byte."""
+    """Add a fault if a checkpoint with a tied head has another head than the embedding."""
     head, embedding = stored[HEAD], stored.get(EMBEDDING)
     if embedding is None or embedding.shape != shape:
-        return  # which is a fault already
+        return  # that is already a fault
     _check_tensor(HEAD, head, (embedding.dtype,), shape, findings)
     if (head.dtype, head.shape) != (embedding.dtype, shape):
         return
@@ -310,7 +309,7 @@ def _check_tied(
         findings.fault(head.file, HEAD, f"cannot be read: {exc}")
         return
     if not is_same:
-        right = "tie_word_embeddings false, or no head"
+        right = "the same bytes, or tie_word_embeddings false"
         findings.fault(head.file, HEAD, f"differs from {EMBEDDING}", right)
 
 

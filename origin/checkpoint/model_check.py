@@ -1,7 +1,7 @@
-"""Whether a checkpoint can be served, and what it will take: every finding, not the first alone.
+"""Checks a whole checkpoint, and computes the memory that it needs: `tailrace model check`.
 
-Of the weights only the headers are read, and what should be the same tensor twice, so that this
-needs no torch and a moment for a model of any size.
+It reports every fault, not only the first. Of the weights it reads only the headers, and both
+copies of a tied head, so it is quick for a model of any size. No torch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tailrace.origin.formats import AS_STORED, Formats
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """What was found; the figures are there where the config and the weights could be read."""
+    """The result of a check; figures are missing if config or weights cannot be read."""
 
     directory: Path
     findings: list[Finding]
@@ -52,7 +52,7 @@ class ModelReport:
     parameters: int | None
     formats: Formats
     footprints: dict[str, Footprint] = field(default_factory=dict)
-    """By device: cpu, and gpu where the GPU kernels take the model."""
+    """Memory by device: cpu, and gpu if the GPU kernels support the model."""
 
     @property
     def supported(self) -> bool:
@@ -60,13 +60,13 @@ class ModelReport:
 
 
 def check_model(directory: Path, formats: Formats = AS_STORED) -> ModelReport:
-    """Look at every file of a checkpoint; what is wrong becomes a finding, nothing is raised.
+    """Check every file of a checkpoint; faults become findings, and nothing is raised.
 
-    formats: those that it would be served in.
+    `formats` are the number formats in which it would be served.
     """
     findings = Findings()
     config = examine_config(directory, findings)
-    if config is None:  # what the files should hold is not known, but whether they are whole is
+    if config is None:  # without a shape, files can only be checked for damage
         read_object(directory / TOKENIZER_FILE, findings)
         stored = stored_tensors(directory, findings)
     else:
@@ -105,20 +105,20 @@ def _footprints(
         devices["gpu"] = gpu_footprint(config, stored, formats)
     else:
         right = "on a GPU one of " + ", ".join(map(str, HEAD_DIMS))
-        problem = f"{config.head_dim}: runs on a CPU only"
+        problem = f"{config.head_dim}: the model runs on a CPU only"
         findings.note(directory / CONFIG_FILE, "head_dim", problem, right)
     return devices
 
 
 def _try_prompts(directory: Path, has_template: bool, findings: Findings) -> None:
-    """The tokenizer loads, and a plain question becomes a prompt."""
+    """Load the tokenizer and make a prompt; a failure is a finding."""
     try:
         reader = PromptReader(directory)
     except ModelError as error:
         findings.fault(directory / TOKENIZER_FILE, "", error.message)
         return
     if not has_template:
-        right = "requests can give prompt, not messages"
+        right = "requests can have `prompt`, but not `messages`"
         findings.note(directory / TOKENIZER_CONFIG_FILE, "chat_template", "is missing", right)
         return
     try:

@@ -1,8 +1,8 @@
 """The shape of a decoder, from the config.json of a Hugging Face checkpoint.
 
-Served are `bitnet`, `llama` and `qwen3`. What is missing means what it means in transformers;
-what would load but compute something else is refused by key and value, and so is a key that is in
-no table here: it may say that the weights were trained in another computation. No torch.
+The families `bitnet`, `llama` and `qwen3` are served. Missing keys have the defaults of
+transformers. A value with which the model would load but compute something else is refused. So is
+an unknown key, because the weights may have been trained with what it changes. No torch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tailrace.origin.checkpoint.finding import (
 )
 from tailrace.origin.checkpoint.tokenizer_file import check_tokenizer
 
-# What is read here.
+# Keys that are read here.
 READ = frozenset(
     """
     architectures attention_bias auto_map eos_token_id head_dim hidden_act hidden_size
@@ -38,7 +38,7 @@ READ = frozenset(
     """.split()
 )
 
-# Each changes what is computed; the value with which it does not.
+# Keys that change the computation, with the value with which they do not.
 NEUTRAL: dict[str, object] = {
     "add_cross_attention": False,
     "attention_multiplier": None,
@@ -58,7 +58,7 @@ NEUTRAL: dict[str, object] = {
     "use_qk_norm": False,
 }
 
-# Where it came from, how it was trained, how it is run elsewhere, and what it is asked for.
+# Keys about origin, training, other software and requests, which do not change the computation.
 IRRELEVANT = frozenset(
     """
     _attn_implementation _attn_implementation_autoset _commit_hash _flash_attn_2_enabled
@@ -83,7 +83,7 @@ IRRELEVANT = frozenset(
     """.split()
 )
 
-# Of rope_scaling and rope_parameters. transformers reads neither alpha, attn_factor nor finetuned.
+# Keys of rope_scaling and rope_parameters; transformers ignores alpha, attn_factor and finetuned.
 ROPE = frozenset(
     """
     alpha attention_factor attn_factor beta_fast beta_slow factor finetuned high_freq_factor
@@ -93,7 +93,7 @@ ROPE = frozenset(
 )
 
 CLASS_NAMES = {Family.BITNET: "BitNet", Family.LLAMA: "Llama", Family.QWEN3: "Qwen3"}
-# BitNet was published with code of its own, before transformers had the same.
+# BitNet was published with its own code before transformers had it.
 AUTO_CLASSES = {Family.BITNET: frozenset(("BitNetConfig", "BitNetModel", "BitNetForCausalLM"))}
 
 
@@ -101,20 +101,20 @@ CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
 MAX_LAYERS = 1024
 MAX_CONTEXT = 1 << 24
-"""Tokens; the rotary tables have a row for each."""
+"""Maximum context in tokens; the rotary tables have a row for each."""
 FULL_ATTENTION = "full_attention"
 QWEN3_FULL_LAYERS = 28
-"""Layers before the first with a sliding window, where the file does not say."""
+"""Default number of layers before the first one with a sliding window."""
 
 
 def read_rope(
     config: JsonObject, context: int, default_theta: float
 ) -> tuple[float, RopeScaling | None]:
-    """(theta, how it is scaled) of a config.json whose context is already known.
+    """Return (theta, scaling) of the rotary embedding in a config.json.
 
-    Older files have `rope_theta` at the top and a `rope_scaling` with `type` or `rope_type`; newer
-    ones have all of it in `rope_parameters`. Where both are there, transformers goes by
-    `rope_scaling`, and so does this.
+    Older files have `rope_theta` at the top level and a `rope_scaling` with `type` or `rope_type`;
+    newer ones have everything in `rope_parameters`. If both exist, `rope_scaling` is used, as in
+    transformers.
     """
     old, new = config.child("rope_scaling"), config.child("rope_parameters")
     rope = old if old is not None and old.raw else new
@@ -127,7 +127,7 @@ def read_rope(
         part.only("partial_rotary_factor", 1.0, default=1.0)
     try:
         return theta, _scaling(config, rope, context)
-    except ValueError as exc:  # each number is right, but not beside the others
+    except ValueError as exc:  # numbers that are valid alone but not together
         rope.fault("", str(exc))
         return theta, None
 
@@ -138,7 +138,7 @@ def _scaling(config: JsonObject, rope: JsonObject, context: int) -> RopeScaling 
         case "default":
             return None
         case "dynamic":
-            # It stretches only what is longer than the context, and nothing longer is served.
+            # It only affects positions beyond the context, which are never served.
             rope.number("factor")
             return None
         case "linear":
@@ -172,27 +172,27 @@ def _yarn(config: JsonObject, rope: JsonObject, context: int) -> YarnScaling:
     if original * factor > context:
         config.note(
             "max_position_embeddings",
-            f"{context}: the scaling reaches to {original * factor:.0f} tokens",
-            "a larger number serves longer contexts",
+            f"{context}: the scaling allows {original * factor:.0f} tokens",
+            "a larger number would allow longer contexts",
         )
     return scaling
 
 
 def _original_context(config: JsonObject, rope: JsonObject, context: int) -> int:
-    """The context of the training; a number at the top of the file goes first."""
+    """Return the context of the training; a key at the top level takes precedence."""
     key = "original_max_position_embeddings"
     return config.count(key, rope.count(key, context))
 
 
 @dataclass(frozen=True, slots=True)
 class FamilyDefaults:
-    """What a key means that is not in the file (transformers' configuration classes)."""
+    """Defaults of missing keys, from transformers' configuration classes."""
 
     activation: str
     rope_theta: float
     norm_eps: float
     head_dim: int | None
-    """None: hidden size / heads."""
+    """None stands for hidden size / heads."""
 
 
 DEFAULTS = {
@@ -204,19 +204,22 @@ DEFAULTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig(DecoderShape):
-    """The shape of a decoder, and what else of its computation a config.json says."""
+    """The shape of a decoder, and everything else in config.json that its computation needs."""
 
     rope_scaling: RopeScaling | None
     tied_head: bool
     eos_ids: frozenset[int]
     packed: bool
-    """BitNet: the files hold packed ternary weights, not real ones that become so at load."""
+    """BitNet: True for packed ternary weights; False for real ones that become ternary at load."""
 
 
 def read_config(directory: Path) -> ModelConfig:
-    """The model's shape; eos_token_id of generation_config.json goes before config.json's.
+    """Return the model's shape, after checking that tokenizer.json fits it.
 
-    tokenizer.json is held against it. Raises ModelError that names the file and the key.
+    eos_token_id of generation_config.json takes precedence over that of config.json.
+
+    Raises:
+        ModelError: The checkpoint cannot be served; it names the file and the key.
     """
     findings = Findings()
     config = examine_config(directory, findings)
@@ -228,7 +231,7 @@ def read_config(directory: Path) -> ModelConfig:
 
 
 def examine_config(directory: Path, findings: Findings) -> ModelConfig | None:
-    """As far as it can be read: None if its family is not served or there is a fault in it."""
+    """Return the model's shape; None if its family is not served or config.json has a fault."""
     path = directory / CONFIG_FILE
     raw = read_object(path, findings)
     if raw is None:
@@ -282,9 +285,9 @@ def _family(keys: JsonObject) -> Family | None:
 
 
 def _heads(keys: JsonObject, family: Family) -> tuple[int, int, int]:
-    """(query heads, key heads, elements of one)."""
+    """Return (query heads, key heads, elements of one head)."""
     heads, hidden = keys.count("num_attention_heads"), keys.count("hidden_size")
-    # Only Llama gives every query head its own key head where the file does not say.
+    # Without the key only Llama has as many key heads as query heads.
     said = "num_key_value_heads" in keys.raw or family is not Family.LLAMA
     given = keys.raw.get("num_key_value_heads", 0)
     kv_heads = heads if given is None or not said else keys.count("num_key_value_heads")
@@ -295,12 +298,14 @@ def _heads(keys: JsonObject, family: Family) -> tuple[int, int, int]:
     if heads % kv_heads:
         keys.fault("num_key_value_heads", f"{kv_heads}", f"a divisor of the {heads} heads")
     if head_dim % 2:
-        keys.fault("head_dim", f"{head_dim}", "an even number, as rotary embedding turns pairs")
+        keys.fault(
+            "head_dim", f"{head_dim}", "an even number, because rotary embedding rotates pairs"
+        )
     return heads, kv_heads, head_dim
 
 
 def _check_same_computation(keys: JsonObject, config: ModelConfig) -> None:
-    """Refuse what would load but compute something else."""
+    """Add a fault for each key with which the model would load but compute something else."""
     activation = DEFAULTS[config.family].activation
     keys.only("hidden_act", activation, default=activation)
     for key in ("attention_bias", "mlp_bias"):
@@ -315,27 +320,35 @@ def _check_same_computation(keys: JsonObject, config: ModelConfig) -> None:
         sizes["num_key_value_heads"] = config.keys
         for key, size in sizes.items():
             if size % 4:
-                keys.fault(key, f"{size} rows", "a multiple of 4, as four weights are one byte")
+                keys.fault(
+                    key,
+                    f"{size} rows",
+                    "a multiple of 4, because four weights are packed into a byte",
+                )
 
 
 def _check_classes(keys: JsonObject, family: Family) -> None:
-    """The code that computes it is that of its family, not one of its own."""
+    """Add a fault if the checkpoint names another class than its family's, or its own code."""
     right = f"{CLASS_NAMES[family]}ForCausalLM"
     kinds = keys.raw.get("architectures")
     if kinds and not (isinstance(kinds, list) and right in kinds):
         keys.fault("architectures", shown(kinds), shown([right]))
     own = keys.child("auto_map")
     for kind, name in ({} if own is None else own.raw).items():
-        # `module.Class`, after the repository and two dashes where it is another one.
+        # `module.Class`, or `REPOSITORY--module.Class` for code of another repository.
         if str(name).rpartition(".")[2] not in AUTO_CLASSES.get(family, ()):
-            keys.fault(f"auto_map.{kind}", shown(name), "none: code of its own is not run")
+            keys.fault(
+                f"auto_map.{kind}",
+                shown(name),
+                "no auto_map, because a checkpoint's own code is not run",
+            )
 
 
 def _check_attention(keys: JsonObject, config: ModelConfig) -> None:
-    """Every layer attends to everything before it."""
+    """Add a fault unless every layer attends to all earlier tokens."""
     kinds = keys.raw.get("layer_types")
     if kinds is not None and kinds != [FULL_ATTENTION] * config.layers:
-        keys.fault("layer_types", shown(kinds), f"{config.layers} times {FULL_ATTENTION}")
+        keys.fault("layer_types", shown(kinds), f"{config.layers} × {FULL_ATTENTION}")
     if kinds is not None or keys.raw.get("sliding_window") is None:
         return
     window = keys.count("sliding_window")
@@ -348,12 +361,12 @@ def _check_attention(keys: JsonObject, config: ModelConfig) -> None:
 
 
 def _quantization(keys: JsonObject, family: Family) -> bool:
-    """Whether the weights are packed; faults for every other way to quantise them."""
+    """Return True if the weights are packed; other kinds of quantization are faults."""
     found = keys.child("quantization_config")
     if family is not Family.BITNET:
         if found is not None:
             method = shown(found.raw.get("quant_method"))
-            found.fault("quant_method", method, "none: weights as bf16, fp16 or fp32")
+            found.fault("quant_method", method, "no quantization: weights in bf16, fp16 or fp32")
         return False
     if found is None:
         keys.fault("quantization_config", "is missing", "that of a BitNet checkpoint")
@@ -363,7 +376,7 @@ def _quantization(keys: JsonObject, family: Family) -> bool:
     found.only("use_rms_norm", False, default=False)
     spared = found.raw.get("modules_to_not_convert") or ["lm_head"]
     if spared != ["lm_head"]:
-        found.fault("modules_to_not_convert", shown(spared), "null: every layer is ternary")
+        found.fault("modules_to_not_convert", shown(spared), "null, because every layer is ternary")
     mode = found.raw.get("quantization_mode", "offline")
     if mode not in ("offline", "online"):
         found.fault("quantization_mode", shown(mode), "offline (packed) or online (not packed)")
@@ -381,5 +394,9 @@ def _eos_ids(directory: Path, keys: JsonObject, vocab: int) -> frozenset[int]:
         if type(item) is not int or not 0 <= item < vocab:
             place.fault("eos_token_id", shown(item), f"an id of the vocabulary of {vocab}")
     if not ids:
-        place.note("eos_token_id", "is missing", "without it only max_tokens and stops end a text")
+        place.note(
+            "eos_token_id",
+            "is missing",
+            "without it texts end only at max_tokens or a stop sequence",
+        )
     return frozenset(item for item in ids if type(item) is int)

@@ -1,7 +1,7 @@
-"""What a model takes in memory, computed from its shape; no torch.
+"""The memory that a model needs on a CPU and on a GPU, computed from its shape; no torch.
 
-The numbers are those of `origin.models`, on a CPU and on a GPU: weights, rotary tables, and the
-keys and values of the cache. Activations and what torch itself takes are not in them.
+It covers weights, rotary tables and the KV cache as `origin.models` allocates them, but neither
+activations nor torch itself.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from tailrace.origin.checkpoint.model_config import CONFIG_FILE, ModelConfig
 from tailrace.origin.formats import AS_STORED, Formats
 
 WEIGHT_GROUP = 128
-"""Inputs that int4 weights of one row share a scale for; int8 ones lie in such groups."""
+"""Number of inputs in a group; int4 weights of one row and group share a scale."""
 HEAD_GROUP = 4
-"""Inputs of an int8 head that are multiplied by one instruction."""
+"""Number of inputs of an int8 head that one CPU instruction multiplies."""
 
 FP32_BYTES = 4
 BF16_BYTES = 2
 SCALED_KV = ("int8", "fp8")
-"""Formats of a byte an element, with an fp32 scale per token and head."""
+"""Formats with one byte per element and an fp32 scale per token and head."""
 INT4_GROUP_BYTES = {"cpu": 2 * BF16_BYTES, "gpu": FP32_BYTES + 1}
-"""Scale and zero of so many int4 weights as share them."""
+"""Bytes of scale and zero point for each group of int4 weights."""
 GPU_KV_SHARE = 0.8
-"""Of what the weights leave, what pages take on a GPU."""
+"""Share of a GPU's memory beside the weights that the pages of the KV cache get."""
 
 
 def examine_formats(
     formats: Formats, directory: Path, config: ModelConfig, findings: Findings
 ) -> None:
-    """Find fault with what this model cannot have, whatever it runs on."""
+    """Add a fault for each number format that this model does not support on any device."""
     file = directory / CONFIG_FILE
     if formats.weights != "auto" and config.family is Family.BITNET:
         problem = f"ternary weights of bitnet cannot be held as {formats.weights}"
@@ -43,15 +43,17 @@ def examine_formats(
         for name, (_, inputs) in linears(config).items():
             if inputs % WEIGHT_GROUP:
                 right = f"a multiple of {WEIGHT_GROUP}, or the setting weights = auto"
-                problem = f"{inputs} inputs, for {formats.weights} weights"
+                problem = f"{inputs} inputs cannot have {formats.weights} weights"
                 findings.fault(file, name, problem, right)
     if formats.head == "int8" and config.hidden % HEAD_GROUP:
         right = f"a multiple of {HEAD_GROUP}, or the setting head = auto"
-        findings.fault(file, "hidden_size", f"{config.hidden}, for an int8 head", right)
+        findings.fault(
+            file, "hidden_size", f"{config.hidden} inputs cannot have an int8 head", right
+        )
 
 
 def refuse_formats(formats: Formats, directory: Path, config: ModelConfig) -> None:
-    """Raise ModelError for what this model cannot have."""
+    """Raise ModelError for a number format that this model does not support."""
     findings = Findings()
     examine_formats(formats, directory, config, findings)
     findings.refuse()
@@ -59,26 +61,26 @@ def refuse_formats(formats: Formats, directory: Path, config: ModelConfig) -> No
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes on one kind of device."""
+    """Memory in bytes on one kind of device."""
 
     weights_bytes: int
     kv_token_bytes: int
     """Keys and values of one token in all layers."""
     kv_share: float
-    """Of the memory beside the weights, what keys and values may take."""
+    """Share of the memory beside the weights that keys and values may take."""
 
     @property
     def kv_page_bytes(self) -> int:
         return self.kv_token_bytes * PAGE_TOKENS
 
     def sequences(self, memory_bytes: int, context: int) -> int:
-        """Sequences of a full context, in whole pages, that so much memory holds at once."""
+        """Return how many sequences of `context` tokens fit into `memory_bytes` at once."""
         left = max(memory_bytes - self.weights_bytes, 0) * self.kv_share
         return int(left // (-(-context // PAGE_TOKENS) * self.kv_page_bytes))
 
 
 def parameters(config: ModelConfig) -> int:
-    """Weights of the model, a tied embedding counted once; scales of ternary layers are none."""
+    """Return the number of weights; a tied embedding counts once, scales do not count."""
     layer = _linear_weights(config) + sum(norms(config).values())
     tables = config.vocab * config.hidden * (1 if config.tied_head else 2)
     return tables + config.layers * layer + config.hidden
@@ -87,10 +89,11 @@ def parameters(config: ModelConfig) -> int:
 def cpu_footprint(
     config: ModelConfig, stored: Mapping[str, StoredTensor], formats: Formats = AS_STORED
 ) -> Footprint:
-    """fp32 throughout, but ternary weights as int8, and an untied embedding as it is stored.
+    """Return the memory on a CPU with an instruction for int8 products.
 
-    A processor without an instruction for int8 products holds ternary weights and an int8 head as
-    fp32, too.
+    Unless `formats` has others, weights are fp32, except ternary ones (int8) and an untied
+    embedding (as stored). A CPU without the instruction needs more, because ternary weights and an
+    int8 head are fp32, too.
     """
     if config.family is Family.BITNET:
         linear = _int8_bytes(config)
@@ -115,7 +118,7 @@ def cpu_footprint(
 def gpu_footprint(
     config: ModelConfig, stored: Mapping[str, StoredTensor], formats: Formats = AS_STORED
 ) -> Footprint:
-    """Ternary weights packed, dense ones and the embedding as they are stored."""
+    """Return the memory on a GPU: ternary weights are packed, others are as stored."""
     small = has_fp32_head(config.vocab, config.hidden)
     weights = _stored_bytes(stored, EMBEDDING)
     if formats.head == "int8":
@@ -143,25 +146,25 @@ def gpu_footprint(
 
 
 def _linear_weights(config: ModelConfig) -> int:
-    """Weights of the linears of one layer."""
+    """Return the number of weights in the linear maps of one layer."""
     return sum(rows * columns for rows, columns in linears(config).values())
 
 
 def _small_bytes(config: ModelConfig) -> int:
-    """Norms and the rotary tables, all fp32."""
+    """Return the bytes of norms and rotary tables, all in fp32."""
     tables = 2 * config.context * config.head_dim
     norms_of_all = config.layers * sum(norms(config).values()) + config.hidden
     return (norms_of_all + tables) * FP32_BYTES
 
 
 def _int8_bytes(config: ModelConfig) -> int:
-    """The linears of one layer in int8, with a scale for every row."""
+    """Return the bytes of one layer's linear maps in int8, with a scale for every row."""
     rows = sum(rows for rows, _ in linears(config).values())
     return _linear_weights(config) + rows * FP32_BYTES
 
 
 def _quantised_bytes(config: ModelConfig, formats: Formats, device: str) -> int:
-    """The linears of one layer in the format that was asked for."""
+    """Return the bytes of one layer's linear maps in the configured format."""
     if formats.weights == "int8":
         return _int8_bytes(config)
     weights = _linear_weights(config)
@@ -173,7 +176,7 @@ def _int8_head_bytes(config: ModelConfig) -> int:
 
 
 def _kv_token_bytes(config: ModelConfig, formats: Formats, plain_bytes: int) -> int:
-    """Keys and values of one token in all layers, in elements of so many bytes if not scaled."""
+    """Return the bytes of one token's keys and values; an unscaled element has `plain_bytes`."""
     head = config.head_dim * plain_bytes
     if formats.kv_cache in SCALED_KV:
         head = config.head_dim + FP32_BYTES

@@ -1,7 +1,7 @@
-"""From a request's text to prompt token ids: tokenizer and chat template, no torch.
+"""Turns a request's prompt or messages into token ids, with tokenizer and chat template; no torch.
 
-A chat template is code that came with the weights: it runs in Jinja's sandbox, in a process of its
-own (`template_child`), on plain strings, and its size, time, memory and output are bounded.
+A chat template is code that comes with the weights. It runs in Jinja's sandbox in its own process
+(`template_child`) on plain strings, with limits on its size, time, memory and output.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ from tailrace.origin.tool_calls import MarkupName, markup_of, read_calls, shows_
 
 COMMAND = (sys.executable, "-P", "-m", "tailrace.origin.checkpoint.template_child")
 PATIENCE_S = 30.0
-"""Of a clock, for a start or an answer on a machine that has no processor to spare."""
+"""Timeout in seconds for the start of the process, and for each of its answers."""
 READ_BYTES = 1 << 16
 
 TEMPLATE_FILE = "chat_template.jinja"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 MAX_TEMPLATE_BYTES = 1024 * 1024
-"""The longest real ones, for tools in many forms, are of about 20 kB."""
+"""Maximum size of a chat template in bytes; the longest real ones have about 20 kB."""
 Now = Callable[[], datetime]
 ROLES = ("system", "user", "assistant", "tool")
 Functions = Sequence[dict[str, Any]]
-"""What a model may call: `name`, `description`, `parameters`."""
+"""Functions that a model may call, each with `name`, `description` and `parameters`."""
 MARK = "\ufdd0"
-"""A noncharacter: for use inside a process, never in text that is exchanged (Unicode 23.7)."""
+"""A noncharacter, which may be used inside a process but not in exchanged text (Unicode 23.7)."""
 
 
 class TemplateProcess:
-    """Asks a child that is started for the first question, and anew after one has ended.
+    """Compiles and renders a template in a child process, which is restarted after it has ended.
 
-    Any thread may ask, and waits until it is its turn, and for the answer.
+    Any thread may call it, and blocks until its turn and then until the answer.
     """
 
     def __init__(self, template: str, special: Mapping[str, Any]) -> None:
@@ -69,14 +69,14 @@ class TemplateProcess:
         self._child: subprocess.Popen[bytes] | None = None
 
     def compile(self) -> Answer:
-        """Empty, or with a `problem`."""
+        """Compile the template, and return an answer that is empty or has a `problem`."""
         with self._lock:
             return self._start()
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, now: str
     ) -> Answer:
-        """With `text`, `refused` or `failed`."""
+        """Render the template, and return an answer with `text`, `refused` or `failed`."""
         with self._lock:
             if self._child is None and (problem := self._start().get("problem")):
                 return {"failed": problem}
@@ -93,7 +93,7 @@ class TemplateProcess:
         return answer
 
     def _ask(self, question: Mapping[str, Any], otherwise: str) -> Answer:
-        """The answer, or why there is none, as what it is `otherwise`."""
+        """Return the answer, or the reason why there is none under the key `otherwise`."""
         assert self._child is not None
         try:
             return _exchange(self._child, json.dumps(question).encode())
@@ -101,7 +101,7 @@ class TemplateProcess:
             reason = f"it gave no answer for {PATIENCE_S:g} s"
         except (BrokenPipeError, EOFError):
             status = self._child.wait()
-            reason = f"its process ended with {status}"
+            reason = f"its process ended with status {status}"
             if status == -signal.SIGPROF:
                 reason = f"it takes more than {MAX_CPU_S:g} s of processor time"
         self._stop()
@@ -113,11 +113,17 @@ class TemplateProcess:
 
 
 def _exchange(child: subprocess.Popen[bytes], question: bytes) -> Answer:
-    """Raises BrokenPipeError or EOFError for a child that ends, TimeoutError for a silent one."""
+    """Send a question, and return the answer.
+
+    Raises:
+        BrokenPipeError: The child has ended before the question.
+        EOFError: The child has ended before the answer.
+        TimeoutError: The child has not answered in time.
+    """
     assert child.stdin is not None and child.stdout is not None
     child.stdin.write(question + b"\n")
     child.stdin.flush()
-    ready = select.poll()  # select() knows no descriptor above 1023
+    ready = select.poll()  # select() takes no descriptor above 1023
     ready.register(child.stdout, select.POLLIN)
     deadline = time.monotonic() + PATIENCE_S
     pieces = [b""]
@@ -133,24 +139,26 @@ def _exchange(child: subprocess.Popen[bytes], question: bytes) -> Answer:
 
 def _end(child: subprocess.Popen[bytes]) -> None:
     child.kill()
-    with suppress(BrokenPipeError), child:  # closes its pipes, and waits for it
+    with suppress(BrokenPipeError), child:  # this closes its pipes and waits for its end
         pass
 
 
 def utc_now() -> datetime:
-    """What `strftime_now` tells, unless another clock is given."""
+    """Return the time, which templates get from `strftime_now` by default."""
     return datetime.now(UTC)
 
 
 class ChatTemplate:
-    """One template: `chat_template.jinja`, or `chat_template` in tokenizer_config.json, which may
-    be a list of named ones of which `default` counts. It finds the names that templates made
-    for transformers expect: `raise_exception`, `strftime_now`, a `tojson` that leaves HTML alone,
-    loop controls, `generation` blocks, and the special tokens.
+    """The chat template of a checkpoint.
 
-    `special` is what it may name: `bos_token` and the like.
+    It is `chat_template.jinja`, or `chat_template` in tokenizer_config.json, which may be a list of
+    named templates; then the one named `default` is used. Templates get the names that transformers
+    gives them: `raise_exception`, `strftime_now`, a `tojson` without HTML escapes, loop controls,
+    `generation` blocks, and the special tokens (`special`: `bos_token` and the like).
 
-    `markup` is how its model calls tools, if it `shows_tools` and that is known.
+    Attributes:
+        shows_tools: True if the template passes tools to the model.
+        markup: How the model calls tools; None if that is not known.
     """
 
     def __init__(self, source: str, file: Path, special: Mapping[str, Any], now: Now) -> None:
@@ -161,7 +169,7 @@ class ChatTemplate:
         self._now = now
 
     def examine(self, findings: Findings) -> bool:
-        """Whether it can be compiled; a fault if not."""
+        """Return True if the template compiles; otherwise add a fault."""
         answer = self._process.compile()
         if not answer:
             return True
@@ -173,11 +181,14 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None
     ) -> str:
-        """The prompt up to where the assistant's answer begins.
+        """Return the prompt up to where the assistant's answer begins.
 
-        Raises TemplateError for a conversation that the template refuses, ModelError for a
-        fault of the template itself. It takes a tenth of a millisecond, and where the template
-        is such as to run without end, a second: not on the event loop.
+        It blocks: usually for a tenth of a millisecond, but for a template that never ends until
+        its limit of CPU time. So it must not run on the event loop.
+
+        Raises:
+            TemplateError: The template refuses the conversation.
+            ModelError: The template has a fault.
         """
         turns = [dict(message) for message in messages]
         answer = self._process.render(turns, tools, self._now().isoformat())
@@ -191,7 +202,11 @@ class ChatTemplate:
 
 
 def load_template(directory: Path, now: Now = utc_now) -> ChatTemplate | None:
-    """The template of a checkpoint, if it has one; ModelError, with file and line, if it is bad."""
+    """Return the template of a checkpoint, or None if it has none.
+
+    Raises:
+        ModelError: The template does not compile; it names file and line.
+    """
     findings = Findings()
     template = examine_template(directory, findings, now)
     findings.refuse()
@@ -201,7 +216,7 @@ def load_template(directory: Path, now: Now = utc_now) -> ChatTemplate | None:
 def examine_template(
     directory: Path, findings: Findings, now: Now = utc_now
 ) -> ChatTemplate | None:
-    """As `load_template`, with what is wrong as findings."""
+    """Return the template of a checkpoint, or None; faults become findings."""
     config = read_object_if_there(directory / TOKENIZER_CONFIG_FILE, findings)
     file, source = _source(directory, config, findings)
     if source is None:
@@ -215,7 +230,7 @@ def examine_template(
 
 
 def special_tokens(config: Mapping[str, Any]) -> dict[str, Any]:
-    """`bos_token` and the like by name, as text, and `additional_special_tokens` as a list."""
+    """Return the texts of special tokens by name, and `additional_special_tokens` as a list."""
     named = {key: _text(value) for key, value in config.items() if key.endswith("_token")}
     extra = config.get("extra_special_tokens")
     if isinstance(extra, dict):
@@ -228,7 +243,7 @@ def special_tokens(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text(token: object) -> str | None:
-    """A token as it is written: plain, or as an object with its flags."""
+    """Return the text of a token, which is a string or an object with flags; otherwise None."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
 
@@ -236,7 +251,7 @@ def _text(token: object) -> str | None:
 def _source(
     directory: Path, config: Mapping[str, Any], findings: Findings
 ) -> tuple[Path, str | None]:
-    """(file, template); a file of its own goes first, as in transformers."""
+    """Return (file, template); `chat_template.jinja` takes precedence, as in transformers."""
     own = directory / TEMPLATE_FILE
     try:
         if own.exists():
@@ -255,7 +270,7 @@ def _source(
 
 
 def _default_of(named: list[Any]) -> Any:
-    """The template named `default`, or the only one; otherwise the list itself."""
+    """Return the template named `default`, or the only one, or else the list itself."""
     items = [item for item in named if isinstance(item, dict)]
     if len(items) == 1:
         return items[0].get("template", named)
@@ -263,19 +278,25 @@ def _default_of(named: list[Any]) -> Any:
 
 
 class Prompt(NamedTuple):
-    """Token ids, and how many messages were dropped to make room."""
+    """Token ids, and the number of messages that were dropped to fit the context."""
 
     ids: tuple[int, ...]
     dropped: int
 
 
 class PromptReader:
-    """The text side of one checkpoint folder: what the supervisor needs to admit a request."""
+    """Tokenizer, chat template and limits of one checkpoint, with which requests are admitted."""
 
     def __init__(self, directory: Path, now: Now = utc_now, *, open_objects: bool = False) -> None:
-        """`now` is the clock that a chat template may ask for the date.
+        """Read the files of a checkpoint.
 
-        `open_objects`: requests for this model get JSON schemas as they are, none closed.
+        Args:
+            directory: The folder of the checkpoint.
+            now: The clock for templates that write the date.
+            open_objects: If True, objects of JSON schemas may have members that are not listed.
+
+        Raises:
+            ModelError: A file is missing or has a fault.
         """
         self.open_objects = open_objects
         findings = Findings()
@@ -284,7 +305,7 @@ class PromptReader:
         given = read_object_if_there(defaults_path, findings)
         defaults = JsonObject(defaults_path, given, findings)
         self.context = config.count("max_position_embeddings")
-        # What a request leaves open; transformers takes the likeliest token where it may not draw.
+        # Defaults for requests; as in transformers, do_sample false selects the likeliest token.
         temperature = defaults.not_negative("temperature", 1.0)
         self.defaults = Sampling(
             temperature=temperature if defaults.flag("do_sample", default=True) else 0.0,
@@ -303,11 +324,16 @@ class PromptReader:
     def ids(
         self, prompt: str | None, messages: Sequence[Message], functions: Functions = ()
     ) -> tuple[int, ...]:
-        """Token ids of a prompt or of a conversation; raises `CallerError` naming the field."""
+        """Return the token ids of a prompt or of a conversation.
+
+        Raises:
+            CallerError: There is none, it does not fit, or the template refuses it; it names the
+                field.
+        """
         field = "prompt" if prompt is not None else "messages"
         text = prompt if prompt is not None else self._render(messages, functions)
         self._check_chars(text, field)
-        # A chat template writes the special tokens of a conversation itself.
+        # A chat template writes special tokens itself, so the tokenizer adds none.
         plain = prompt is not None
         ids = tuple(self._tokenizer.encode(text).ids if plain else self._quoted.encode(text))
         if not ids:
@@ -323,10 +349,12 @@ class PromptReader:
         return ids
 
     def markup(self, *, forced: bool) -> MarkupName | None:
-        """Return how calls of tools are written.
+        """Return how the model writes tool calls, or None if it will not call tools.
 
-        A model whose template shows no tools can be forced to call one, and does not by itself:
-        None. Raises CallerError for a model whose template shows them in an unknown form.
+        A model whose template ignores tools calls them only if it is `forced` to.
+
+        Raises:
+            CallerError: The template passes tools to the model in an unknown markup.
         """
         template = self._template
         if template is None or not template.shows_tools:
@@ -334,7 +362,7 @@ class PromptReader:
         if template.markup is not None:
             return template.markup
         raise CallerError(
-            "this model calls tools in a form that is not known here",
+            "tool calls of this model are not supported: its chat template has an unknown markup",
             code="unsupported",
             field="tools",
             hint='leave them out, or send "tool_choice": "none"',
@@ -347,13 +375,13 @@ class PromptReader:
         room: int | None = None,
         functions: Functions = (),
     ) -> Prompt:
-        """The same, of a conversation that may be cut: see `Prompt.dropped`.
+        """Return the prompt of a conversation, from which old messages may be dropped.
 
-        With `room`, the oldest turns go until so many tokens are left for the answer, or, if
-        that cannot be, until only the last turn of the user is left. What the system says stays.
+        With `room`, the oldest turns are dropped until `room` tokens are left for the answer, or
+        until only the last turn of the user is left. System messages always stay.
         """
         cuts = _cuts(messages) if room is not None else [0]
-        # Each cut leaves less than the one before, so that the first that fits is soon found.
+        # Each cut leaves less than the one before: find the first that fits by bisection.
         low, high = 0, len(cuts) - 1
         while low < high:
             middle = (low + high) // 2
@@ -365,12 +393,12 @@ class PromptReader:
         return Prompt(self.ids(prompt, kept, functions), len(messages) - len(kept))
 
     def text(self, ids: Sequence[int]) -> str:
-        """What was read, special tokens too, as far as ids can tell."""
+        """Return the text of token ids, special tokens included."""
         decoded: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
         return decoded
 
     def steer_ids(self, text: str) -> tuple[int, ...]:
-        """Token ids of text for a running generation; special tokens in it stay letters."""
+        """Return the ids of a text that steers a generation; its special tokens become letters."""
         self._check_chars(text, "text")
         return tuple(self._quoted.encode(self._quoted.mark(text)))
 
@@ -383,17 +411,17 @@ class PromptReader:
     def _check_chars(self, text: str, field: str) -> None:
         if len(text) > self._max_prompt_chars:
             raise TooLarge(
-                f"{len(text)} characters cannot fit the context of {self.context} tokens",
+                f"{len(text)} characters do not fit into the context of {self.context} tokens",
                 code="prompt_too_long",
                 status=400,
                 field=field,
-                hint="send less",
+                hint=f"send at most {self._max_prompt_chars} characters",
             )
 
     def _render(self, messages: Sequence[Message], functions: Functions) -> str:
         if self._template is None:
             raise CallerError(
-                "this model has no chat template", field="messages", hint="send prompt instead"
+                "this model has no chat template", field="messages", hint="send `prompt` instead"
             )
         for at, message in enumerate(messages):
             if message.role not in ROLES:
@@ -410,7 +438,7 @@ class PromptReader:
             raise CallerError(f"the chat template refuses: {error}", field="messages") from error
 
     def _marked(self, value: Any) -> Any:
-        """The same, with every text in it marked."""
+        """Return a copy of `value` in which special tokens in all texts are marked."""
         if isinstance(value, str):
             return self._quoted.mark(value)
         if isinstance(value, list):
@@ -421,7 +449,10 @@ class PromptReader:
 
 
 def turns_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages as chat templates know them: arguments are objects, an answer knows its function."""
+    """Return messages as chat templates expect them.
+
+    The arguments of tool calls are objects, and the answer to a call has the function's name.
+    """
     names: dict[str, str] = {}
     turns: list[dict[str, Any]] = []
     for at, message in enumerate(messages):
@@ -447,9 +478,9 @@ def _as_template_knows(call: dict[str, str]) -> dict[str, Any]:
 
 
 def _cuts(messages: Sequence[Message]) -> list[int]:
-    """Where a conversation may begin: at its start, or at a later turn of the user.
+    """Return the indexes at which a conversation may be cut: its start, and later user turns.
 
-    So what is kept begins as conversations do, and roles alternate as they did.
+    A cut conversation then begins with a user turn, and its roles alternate as before.
     """
     first = next((at for at, message in enumerate(messages) if message.role != "system"), 0)
     later = (at for at in range(first + 1, len(messages)) if messages[at].role == "user")
@@ -457,20 +488,20 @@ def _cuts(messages: Sequence[Message]) -> list[int]:
 
 
 def _after(messages: Sequence[Message], cut: int) -> list[Message]:
-    """The messages from `cut` on, and what the system said before."""
+    """Return the system messages before `cut`, and all messages from `cut` on."""
     return [message for message in messages[:cut] if message.role == "system"] + [*messages[cut:]]
 
 
 class QuotedTokens:
-    """The special tokens of one tokenizer: those inside a message stay the letters that they are.
+    """Encodes special tokens inside messages as plain letters, against prompt injection.
 
-    A chat template writes the special tokens of a conversation itself, as text, and the tokenizer
-    finds them in that text. One that stands in a message would be found as well, and end the
-    message or begin another in the system's name. So every one in a message is marked before the
-    template runs, and what the tokenizer then finds behind a mark is replaced by the ids of its
-    letters. The marks pass through the template with the text around them, whatever it trims or
-    splits; the tokenizer never sees them. What is not seen is a special token that a template
-    itself puts together, by cutting a piece out of the middle of a message.
+    A chat template writes the special tokens of a conversation as text, where the tokenizer finds
+    them. A special token inside a message would be found as well, and could end the message or
+    begin another one of the system. So each special token in a message is marked before the
+    template runs, and each marked token that the tokenizer finds is replaced by the ids of its
+    letters. The marks pass through the template with the text around them, and are removed before
+    the tokenizer runs. Not covered is a special token that the template itself joins by cutting a
+    piece out of the middle of a message.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -482,18 +513,18 @@ class QuotedTokens:
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
     def mark(self, content: str) -> str:
-        """A message's content with MARK before each special token in it, and no other MARK."""
+        """Return a message's content with MARK before each special token, and no other MARK."""
         return self._pattern.sub(lambda found: MARK + found[0], content.replace(MARK, ""))
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a rendered prompt; special tokens behind a MARK as their letters."""
+        """Return the token ids of a rendered prompt; special tokens after a MARK become letters."""
         if MARK not in text:
             return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
         marked, plain = _without_marks(text)
         encoding = self._tokenizer.encode(plain, add_special_tokens=False)
         ids: list[int] = []
         for at, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
-            # A token may take the spaces around it with it.
+            # A token may include the spaces around it.
             begins = start + max(plain[start:end].find(self._texts.get(at, "")), 0)
             quoted = at in self._texts and begins in marked
             ids.extend(self._letters[at] if quoted else [at])
@@ -508,7 +539,7 @@ class QuotedTokens:
 
 
 def _without_marks(text: str) -> tuple[set[int], str]:
-    """(where in the text without marks each of them stood, that text)."""
+    """Return the positions of the marks in the text without marks, and that text."""
     pieces = text.split(MARK)
     at, places = 0, set()
     for piece in pieces[:-1]:

@@ -1,15 +1,14 @@
 """The process that renders a chat template: `python -m tailrace.origin.checkpoint.template_child`.
 
-A template is code that came with the weights. Jinja's sandbox keeps it from reaching out, but not
-from computing without end or taking all memory, some of it within a single call of the
-interpreter, some of it while it is compiled. So the kernel ends this process at a bound of either.
+A template is code that comes with the weights. Jinja's sandbox denies it access to the system, but
+does not keep it from computing for ever or using all memory, even during compilation or within a
+single call into the interpreter. So the kernel ends this process at a limit of CPU time or memory.
 
-Every line of its standard input is JSON, and answered by a line on its standard output. The first
-holds a `template` and the `special` tokens that it may name, and is answered by {} or by a
-`problem`, perhaps with its `line`. Each other one holds `messages`, `tools` (or null) and the time
-that it is `now`, and is answered by a `text`, or by why it is `refused` by the template or
-`failed`. The process ends when its input does: with its parent, however that ends.
-`prompt` beside this is its other side.
+Each line of standard input is a JSON object, and is answered by one on standard output. The first
+has the `template` and the `special` tokens that it may name; the answer is {} or has a `problem`,
+perhaps with its `line`. Each further one has `messages`, `tools` (or null) and the time `now`; the
+answer has the `text`, or the reason why the template has `refused` or `failed`. The process ends
+at the end of its input, and thus with its parent. The parent's side is in `prompt`.
 """
 
 from __future__ import annotations
@@ -29,15 +28,16 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_CPU_S = 0.5
-"""Processor time of compiling a template, and of rendering it once. Real ones take tens of
-milliseconds and less than one."""
+"""Maximum CPU seconds for compiling a template, and for each rendering.
+
+Real ones compile in tens of milliseconds and render in less than one."""
 MAX_MEMORY_BYTES = 512 * 1024 * 1024
-"""Address space of the process, which takes a tenth of it."""
+"""Maximum address space of the process, which itself uses a tenth of it."""
 MAX_ADDED_CHARS = 4 * 1024 * 1024
-"""What a template may write beside the messages themselves; it ends one that never stops."""
+"""Maximum number of characters that a template may add to those of messages and tools."""
 
 Answer = dict[str, Any]
-# What a template can do wrong by itself, beside what Jinja says of it. Of anything else this ends.
+# Errors of a template besides those of Jinja. Any other error ends the process.
 FAULTS = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError),
     *(RuntimeError, TypeError, ValueError),
@@ -45,7 +45,7 @@ FAULTS = (
 
 
 class GenerationBlocks(Extension):
-    """`{% generation %}` marks what a model is trained to say; here it is text as any other."""
+    """Supports `{% generation %}`, which marks text for training; it is rendered as other text."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja declares it so
 
@@ -56,7 +56,7 @@ class GenerationBlocks(Extension):
 
 
 def serve(source: TextIO, sink: TextIO) -> None:
-    """Answer until the source ends."""
+    """Answer each line of `source` until its end."""
     template: Template | None = None
     for line in source:
         asked = json.loads(line)
@@ -70,7 +70,7 @@ def serve(source: TextIO, sink: TextIO) -> None:
 
 @contextmanager
 def _limited_cpu() -> Iterator[None]:
-    """SIGPROF ends the process where the body takes longer, whatever it is in the midst of."""
+    """Have SIGPROF end the process if the body takes more than MAX_CPU_S."""
     signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)
     yield
     signal.setitimer(signal.ITIMER_PROF, 0)
@@ -86,7 +86,7 @@ def _compiled(source: str, special: Mapping[str, Any]) -> tuple[Template | None,
         return environment.from_string(source, globals={**special, **names}), {}
     except TemplateSyntaxError as exc:
         return None, {"problem": f"does not parse: {exc.message}", "line": exc.lineno}
-    except FAULTS as exc:  # constants are computed here, by whatever filters there are
+    except FAULTS as exc:  # compilation evaluates constants, with any filter
         return None, {"problem": f"cannot be compiled: {_said(exc)}"}
 
 
@@ -111,7 +111,7 @@ def _rendered(template: Template, asked: Mapping[str, Any]) -> Answer:
 
 
 def _chars(value: object) -> int:
-    """Of all text in messages, or in tools."""
+    """Return the number of characters of all text in messages, or in tools."""
     if isinstance(value, dict):
         return sum(map(_chars, value.values()))
     if isinstance(value, list):
@@ -136,7 +136,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own filter escapes what is special in HTML; prompts are no HTML."""
+    """Return a value as JSON, without the HTML escapes of Jinja's own filter."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -147,7 +147,7 @@ def _to_json(
 
 
 def main() -> None:
-    # Who ends the whole group with Ctrl-C ends the parent, and with it this process.
+    # Ctrl-C reaches the whole process group; this process ends with its parent.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _, most = resource.getrlimit(resource.RLIMIT_AS)
     if most == resource.RLIM_INFINITY or most > MAX_MEMORY_BYTES:

@@ -1,8 +1,7 @@
-"""tokenizer.json: loaded as transformers reads it, and whether it fits the model and the files
-beside it, which is read as JSON.
+"""Loads tokenizer.json, and checks that it fits the model and the other tokenizer files.
 
-tokenizer.json alone makes the ids. Where another file says something else, transformers follows
-that one, in ways that differ by class and version, so such a contradiction is refused by name.
+Only tokenizer.json determines the ids. If another file contradicts it, transformers may follow that
+file, depending on class and version. So a contradiction is a fault.
 """
 
 from __future__ import annotations
@@ -26,20 +25,23 @@ TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 ADDED_TOKENS_FILE = "added_tokens.json"
 
-SAVED_AGAIN = f"what {TOKENIZER_FILE} holds; transformers' save_pretrained writes them anew"
-# What decides the ids in an added token, and its value where it is not said; `normalized` is the
-# opposite of `special` there.
+SAVED_AGAIN = f"the same as in {TOKENIZER_FILE}; transformers' save_pretrained rewrites both"
+# Flags of an added token that affect the ids, with their defaults. The default of `normalized` is
+# the opposite of `special`.
 TOKEN_FLAGS = {"special": False, "lstrip": False, "rstrip": False, "single_word": False}
-# Only a template writes these two, and models are trained with them.
+# These two are written by templates, and models are trained with them.
 WRITTEN_TOKENS = ("bos_token", "eos_token")
 Token = dict[str, Any]
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:
-    """tokenizer.json of a checkpoint; ModelError if it cannot be read.
+    """Load tokenizer.json of a checkpoint, without truncation and padding.
 
-    A file that was saved while a model was trained may cut and fill up what it encodes; neither
-    is a part of the model, and transformers does neither unless it is asked to.
+    A file that was saved during training may have both, and transformers ignores them by default,
+    too.
+
+    Raises:
+        ModelError: The file cannot be read.
     """
     path = directory / TOKENIZER_FILE
     try:
@@ -52,8 +54,9 @@ def load_tokenizer(directory: Path) -> Tokenizer:
 
 
 def check_tokenizer(directory: Path, vocab: int, eos_ids: Set[int], findings: Findings) -> None:
-    """Every id of the tokenizer is a row of the embedding, every end of text is a token, and no
-    other file says that the tokenizer is another one.
+    """Add a fault for each disagreement of tokenizer.json with the model or another file.
+
+    Every id must be a row of the embedding, and every end-of-text id a token.
     """
     path = directory / TOKENIZER_FILE
     raw = read_object(path, findings)
@@ -79,7 +82,7 @@ def check_tokenizer(directory: Path, vocab: int, eos_ids: Set[int], findings: Fi
 
 
 def _tokens(raw: Mapping[str, Any]) -> dict[int, str]:
-    """Id -> token; what is not of the format is left out."""
+    """Return the token of each id, without entries that are malformed."""
     model = raw.get("model")
     vocab = model.get("vocab") if isinstance(model, dict) else None
     tokens: dict[int, str] = {}
@@ -93,7 +96,7 @@ def _tokens(raw: Mapping[str, Any]) -> dict[int, str]:
 
 
 def _added(raw: Mapping[str, Any]) -> Iterator[tuple[int, Token]]:
-    """(id, token) of the added tokens; what is not of the format is left out."""
+    """Yield (id, token) for the added tokens, without entries that are malformed."""
     added = raw.get("added_tokens")
     for item in added if isinstance(added, list) else []:
         if isinstance(item, dict) and type(item.get("id")) is int:
@@ -101,15 +104,16 @@ def _added(raw: Mapping[str, Any]) -> Iterator[tuple[int, Token]]:
 
 
 def _token(said: Mapping[str, Any]) -> Token:
-    """Its content, and what decides where it is found."""
+    """Return a token's content, and the flags that decide where it matches."""
     flags = {name: said.get(name, default) for name, default in TOKEN_FLAGS.items()}
     normalized = said.get("normalized", not flags["special"])
     return {"content": str(said.get("content")), **flags, "normalized": normalized}
 
 
 def _check_special(config: JsonObject, texts: Set[str], added: Set[str]) -> None:
-    """A template that writes a token that is none would write its letters, and transformers
-    makes a token of each that is named.
+    """Add a fault or note for each special token that tokenizer.json does not have.
+
+    A template that writes it would write plain letters, while transformers adds a token.
     """
     for key, value in _named(config.raw):
         text = value.get("content") if isinstance(value, dict) else value
@@ -119,11 +123,13 @@ def _check_special(config: JsonObject, texts: Set[str], added: Set[str]) -> None
         if key in WRITTEN_TOKENS or not is_text or text in texts:
             config.fault(key, shown(value), f"one of the added_tokens of {TOKENIZER_FILE}")
         else:
-            config.note(key, f"{shown(value)} is no token of {TOKENIZER_FILE}", "it stays letters")
+            config.note(
+                key, f"{shown(value)} is not a token of {TOKENIZER_FILE}", "it is plain text"
+            )
 
 
 def _named(raw: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """(key, token as it is written) of every special token that tokenizer_config.json names."""
+    """Yield (key, token) for every special token that tokenizer_config.json names."""
     for key, value in raw.items():
         if key.endswith("special_tokens") and isinstance(value, list):
             yield from ((key, item) for item in value)
@@ -132,7 +138,7 @@ def _named(raw: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _check_added(directory: Path, config: JsonObject, added: Mapping[int, Token]) -> None:
-    """The added tokens of other files are those of tokenizer.json."""
+    """Add a fault for each added token of another file that differs from tokenizer.json."""
     decoder = config.child("added_tokens_decoder")
     if decoder is not None:
         for at, said in decoder.raw.items():
@@ -147,7 +153,7 @@ def _check_added(directory: Path, config: JsonObject, added: Mapping[int, Token]
 
 
 def _check_ends(config: JsonObject, raw: Mapping[str, Any]) -> None:
-    """What is put before and behind a prompt."""
+    """Add a fault if add_bos_token or add_eos_token contradicts tokenizer.json."""
     flags = ("add_bos_token", "add_eos_token")
     if not any(flag in config.raw for flag in flags):
         return
@@ -155,12 +161,12 @@ def _check_ends(config: JsonObject, raw: Mapping[str, Any]) -> None:
         text = config.raw.get(flag.removeprefix("add_"))
         text = text.get("content") if isinstance(text, dict) else text
         if does != (text if config.flag(flag) else None):
-            right = f"what the post_processor of {TOKENIZER_FILE} adds: {shown(does)}"
+            right = f"as the post_processor of {TOKENIZER_FILE}, which adds {shown(does)}"
             config.fault(flag, shown(config.raw.get(flag)), right)
 
 
 def _ends(raw: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """The special tokens that a TemplateProcessing puts before and behind a text."""
+    """Return the special tokens that a TemplateProcessing puts before and after a text."""
     templates = (part.get("single") for part in _parts(raw.get("post_processor")))
     single = next((template for template in templates if isinstance(template, list)), [])
     named = [piece.get("SpecialToken") for piece in single if isinstance(piece, dict)]
@@ -169,7 +175,7 @@ def _ends(raw: Mapping[str, Any]) -> tuple[str | None, str | None]:
 
 
 def _check_space(config: JsonObject, raw: Mapping[str, Any]) -> None:
-    """What is put before the first word."""
+    """Add a fault if add_prefix_space contradicts tokenizer.json."""
     does = any(
         part.get("type") == "Prepend"
         or part.get("add_prefix_space") is True
@@ -178,11 +184,11 @@ def _check_space(config: JsonObject, raw: Mapping[str, Any]) -> None:
         for part in _parts(raw.get(key))
     )
     if config.flag("add_prefix_space", default=does) != does:
-        config.fault("add_prefix_space", shown(not does), f"what {TOKENIZER_FILE} does")
+        config.fault("add_prefix_space", shown(not does), f"{shown(does)}, as in {TOKENIZER_FILE}")
 
 
 def _parts(part: object) -> Iterator[dict[str, Any]]:
-    """The parts of a normalizer and the like, each of which may be a sequence of others."""
+    """Yield a part of tokenizer.json, such as a normalizer, and the parts of a sequence."""
     if isinstance(part, list):
         for item in part:
             yield from _parts(item)

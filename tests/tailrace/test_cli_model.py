@@ -110,7 +110,7 @@ def test_a_missing_folder_and_a_wrong_size_are_wrong_usage(tmp_path: Path) -> No
     assert "nowhere does not exist (give the folder of a checkpoint)" in said
     status, said = check(Path("Some/Model-1B"))
     assert status == 2
-    assert "fetch it first: hf download Some/Model-1B --local-dir Model-1B" in said
+    assert "download it first: hf download Some/Model-1B --local-dir Model-1B" in said
     status, said = check(DEMO, "--memory", "lots")
     assert status == 2
     assert "--memory" in said
@@ -122,7 +122,7 @@ def test_what_is_served_all_the_same_is_a_note_behind_what_is_wrong(copy: Path) 
     (copy / "config.json").write_text(json.dumps(config))
     status, said = check(copy)
     assert status == 0
-    note = "note  config.json: max_position_embeddings: 1024: the scaling reaches to 2048 tokens; "
+    note = "note  config.json: max_position_embeddings: 1024: the scaling allows 2048 tokens; "
     assert said.splitlines()[-1].startswith(note)
     (copy / "tokenizer.json").unlink()
     status, said = check(copy)

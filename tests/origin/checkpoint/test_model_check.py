@@ -169,7 +169,7 @@ def test_every_tensor_at_fault_is_found_with_what_would_be_right(tmp_path: Path)
         ("model.layers.0.self_attn.q_proj.weight", "dtype F32", "U8"),
         ("model.layers.0.self_attn.q_proj.weight", "shape (3, 3)", "(32, 128)"),
         ("model.norm.weight", "is missing", "BF16 (128,)"),
-        ("more", "belongs to no part of the model", None),
+        ("more", "is not part of the model", None),
     ]
 
 

@@ -135,7 +135,7 @@ def test_a_model_that_calls_in_an_unknown_form_is_refused(
     tmp_path: Path, choice: ToolChoice
 ) -> None:
     reader = reader_of(tmp_path, UNKNOWN)
-    with pytest.raises(CallerError, match="a form that is not known") as caught:
+    with pytest.raises(CallerError, match="an unknown markup") as caught:
         admitted(reader, asking(Tools(json.dumps([ADD]), choice), (Message("user", "1 + 1?"),)))
     assert (caught.value.code, caught.value.field) == ("unsupported", "tools")
 

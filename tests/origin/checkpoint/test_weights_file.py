@@ -44,22 +44,22 @@ def refused(directory: Path, match: str, file: str = "model.safetensors") -> Non
 def test_a_truncated_weights_file_is_refused(copy: Path, keep_bytes: int) -> None:
     path = copy / "model.safetensors"
     path.write_bytes(path.read_bytes()[:keep_bytes])
-    refused(copy, "ends within its header|cut off")
+    refused(copy, "cut off")
 
 
 def test_a_weights_file_with_more_bytes_than_its_tensors_is_refused(copy: Path) -> None:
     with (copy / "model.safetensors").open("ab") as file:
         file.write(b"\0")
-    refused(copy, "has been added to")
+    refused(copy, "something was appended")
 
 
 @pytest.mark.parametrize(
     ("header", "problem"),
     [
         (b"[]", "not a JSON object"),
-        (b"{]", "no header that can be read"),
-        (b"\xff\xff", "no header that can be read"),
-        (b"[" * 99_999, "no header that can be read"),
+        (b"{]", "has a header that cannot be read"),
+        (b"\xff\xff", "has a header that cannot be read"),
+        (b"[" * 99_999, "has a header that cannot be read"),
         (b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},'
          b'"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}', "twice"),
         (b'{"a":{"dtype":"F12","shape":[1],"data_offsets":[0,4]}}', 'a: dtype "F12"'),
@@ -79,7 +79,7 @@ def test_a_header_that_lies_is_refused(copy: Path, header: bytes, problem: str) 
 
 def test_a_header_longer_than_the_format_allows_is_refused(copy: Path) -> None:
     (copy / "model.safetensors").write_bytes((1 << 40).to_bytes(8, "little") + b"{}")
-    refused(copy, "ends within its header")
+    refused(copy, "is cut off within its header")
 
 
 def test_a_folder_without_weights_is_refused(copy: Path) -> None:
