@@ -19,7 +19,7 @@ from tailrace.ledger.sqlite.retention import RetentionSettings
 from tailrace.origin.config import LedgerConfig
 
 SEEN_NAME = "ledger.db.seen"
-"""In the data folder: where its ledger is, once there was one."""
+"""File in the data folder with the path of its ledger, once there was one."""
 
 log = structlog.get_logger("origin")
 
@@ -30,12 +30,17 @@ async def open_ledger(
     now_ms: Callable[[], int],
     reached: tuple[str | None, int] | None = None,
 ) -> Ledger:
-    """The ledger of an origin whose folder is `data`; `now_ms` gives Unix time in ms.
+    """Open the ledger of an origin.
 
-    `reached` is host and port at which other origins reach it, as `PostgresLedger.open` takes it.
+    Args:
+        config: The settings of the ledger.
+        data: The origin's data folder.
+        now_ms: A clock: Unix time in ms.
+        reached: Host and port at which other origins reach this one; see `PostgresLedger.open`.
 
-    Raises `ConfigError` where the driver for PostgreSQL is not installed, `LedgerFailed` where
-    the storage cannot be opened.
+    Raises:
+        ConfigError: The driver for PostgreSQL is not installed, or the file has disappeared.
+        LedgerFailed: The storage cannot be opened.
     """
     if config.url is None:
         retention = RetentionSettings(
@@ -53,7 +58,7 @@ async def open_ledger(
         from tailrace.ledger.postgres.ledger import PostgresLedger
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == "ledger":
-            raise  # a fault of ours, not of the installation
+            raise  # a bug of ours, not a missing package
         raise ConfigError(
             f"the package {error.name!r} is not installed",
             field="ledger.url",
@@ -68,17 +73,17 @@ async def open_ledger(
 
 
 def _require_known(path: Path, data: Path) -> None:
-    """Raise `ConfigError` if this folder's ledger is gone: an empty one must not take its place.
+    """Raise `ConfigError` if the ledger of this data folder has disappeared.
 
-    All that the old one has acknowledged would be answered with 404.
+    A new, empty ledger would answer 404 for every stream that the old one acknowledged.
     """
     seen = data / SEEN_NAME
     with suppress(OSError):
         if not path.exists() and seen.read_text("utf-8") == _named(path, data):
             raise ConfigError(
-                f"there was a ledger at {path}, and it is gone",
+                f"the ledger {path} has disappeared",
                 field="ledger.path",
-                hint="is its disk mounted? put the file back with all that lay beside it;"
+                hint="mount its disk, or restore the file and the files beside it;"
                 f" to begin with an empty ledger, remove {seen}",
             )
 
@@ -86,21 +91,21 @@ def _require_known(path: Path, data: Path) -> None:
 def _note_known(path: Path, data: Path) -> None:
     """Note in the data folder that there is a ledger at `path`."""
     seen, named = data / SEEN_NAME, _named(path, data)
-    with suppress(OSError):  # without the note nothing is refused
+    with suppress(OSError):  # without the note only this protection is missing
         if not seen.exists() or seen.read_text("utf-8") != named:
             data.mkdir(parents=True, exist_ok=True)
             replace_file(seen, named.encode())
 
 
 def _named(path: Path, data: Path) -> str:
-    """Name a ledger so that the data folder may be moved with it."""
+    """Return the ledger's path relative to the data folder, so that both may be moved together."""
     return os.path.relpath(path, data)
 
 
 def owner_name(name: str | None, random: Callable[[int], bytes] = secrets.token_bytes) -> str:
-    """Who a process is in a shared ledger.
+    """Return the name of this process in a shared ledger: `name` or HOST:PID, and a random part.
 
-    Never the same twice: a restarted origin has lost its runs, so it must not pass for the
-    living owner of the streams that it had.
+    The random part keeps a restarted origin, which has lost its runs, from being taken for the
+    living owner of its old streams.
     """
     return f"{name or f'{socket.gethostname()}:{os.getpid()}'}:{random(4).hex()}"

@@ -1,7 +1,7 @@
-"""`tailrace origin`: starts the workers, and then the supervisor that keeps them.
+"""`tailrace origin`: starts the workers, and then the supervisor.
 
-In this order, because a worker takes longest: torch alone is two seconds of imports. So this
-imports little, and what the supervisor needs is imported while the workers import theirs.
+Workers start first because they take longest: importing torch alone takes two seconds. So this
+module imports little, and the supervisor's modules are imported while the workers import theirs.
 """
 
 from __future__ import annotations
@@ -43,25 +43,30 @@ def run(
     streams: StreamsConfig,
     tables: Tables | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, and `drain_s` longer at most.
+    """Serve until SIGTERM or SIGINT, and then for at most `drain_s`.
 
-    Raises `TailraceError` if it cannot start or go on. However this ends, the process ends soon
-    after, even if a library has left a thread.
+    After this the process ends soon, even if a library has left a thread running. If `tables` has
+    models, they are served instead of the one of `config`.
 
-    `tables` name several models, where it is not the one that `config` says.
+    Raises:
+        TailraceError: The origin cannot start or continue.
     """
     configure_logging(config.log_level)
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # or a line per webhook, with its URL
+    logging.getLogger("httpx").setLevel(
+        logging.WARNING
+    )  # otherwise it logs each webhook, with its URL
     _check_folders(config, tables or {})
     offer(config.data)
     remove_left_folders()
     several: list[ModelPlan] = []
     if tables:
-        from tailrace.origin.serving.plan import planned  # an origin of one model starts without it
+        from tailrace.origin.serving.plan import planned  # imported only for several models
 
         several = planned(tables, config)
     for name in unused(*[plan.config for plan in several] or [config]):
-        log.warning("setting.unused", setting=f"origin.{name}", why="nothing served goes by it")
+        log.warning(
+            "setting.unused", setting=f"origin.{name}", why="it has no effect on the served models"
+        )
     status = EXIT_FAILED
     try:
         uvloop.run(_start(config, ledger, streams, several))
@@ -75,7 +80,7 @@ def run(
 
 
 def _check_folders(config: OriginConfig, tables: Tables) -> None:
-    """Raise ConfigError for a folder that is missing, before a worker is started for it."""
+    """Raise ConfigError for a missing model folder, or a data folder that cannot be written."""
     named = [(f"models.{name}", table.alone(name, config)) for name, table in tables.items()]
     for field, model in named or [("origin.model", config)]:
         if makes_tokens(model):
@@ -87,13 +92,13 @@ def _check_folders(config: OriginConfig, tables: Tables) -> None:
         raise ConfigError(
             f"{data} cannot be created: {error.strerror}",
             field="origin.data",
-            hint="give a folder that this user may write in: --data FOLDER",
+            hint="use a folder that this user may write to: --data FOLDER",
         ) from error
     if not os.access(data, os.W_OK | os.X_OK):
         raise ConfigError(
             f"{data} cannot be written to",
             field="origin.data",
-            hint=f"give a folder that user {os.geteuid()} may write in: --data FOLDER",
+            hint=f"use a folder that user {os.geteuid()} may write to: --data FOLDER",
         )
 
 
@@ -107,7 +112,7 @@ async def _start(
     slots: list[WorkerSlot] = []
     for plan in several:
         slots += slots_of(plan.name, plan.config, launcher, len(slots), plan.gpus)
-    if not several:  # a single model is always wanted, so its workers start now
+    if not several:  # the workers of a single model always run, so they start now
         slots = slots_of("", config, launcher, 0, _gpus_of_workers(config))
         for slot in slots:
             slot.launch()
@@ -116,7 +121,7 @@ async def _start(
     async with beside(parts) as running:
         await asyncio.to_thread(
             import_module, "tailrace.origin.supervisor"
-        )  # meanwhile the loop starts the workers
+        )  # the loop starts the workers meanwhile
         from tailrace.origin.supervisor import serve
 
         look_less_often()
@@ -135,9 +140,10 @@ def _gpus_of_workers(config: OriginConfig) -> Sequence[str]:
 
 
 def launcher_of(config: OriginConfig, models: Sequence[OriginConfig]) -> Launcher | None:
-    """One for the workers of all models that make tokens; it imports what any of them needs.
+    """Return a fork server for the workers of all models that make tokens, or None.
 
-    Of several it loads none ahead: which are loaded, and take memory, changes.
+    It imports the modules that any of them needs. A single small model is also loaded by it;
+    several are not, because which of them take memory changes.
     """
     ours = [model for model in models if makes_tokens(model)]
     if not config.fork_workers or not ours:
@@ -156,7 +162,10 @@ def slots_of(
     first: int,
     gpus: Sequence[str] = (),
 ) -> list[WorkerSlot]:
-    """Of one model, numbered from `first` on. `gpus` has the GPU of each worker, or nothing."""
+    """Return the worker slots of one model, numbered from `first` on.
+
+    `gpus` has the GPU of each worker, or nothing.
+    """
     command = program(config)
     patience = Patience(config.worker_silence_s, config.worker_start_s)
     forks = launcher if makes_tokens(config) else None

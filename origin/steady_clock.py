@@ -1,10 +1,10 @@
-"""Unix time that does not leap ahead, so that setting a clock ends nothing that has time left.
+"""Unix time that does not leap ahead, so that setting the system's clock expires nothing early.
 
-Retention, and the TTLs of objects, are spans of time; the system's clock may be stepped by a
-day. So a step ahead is followed at once by a minute only, and then at twice the pace of time;
-one back is followed at once, which lets things live longer. A restart goes on where the
-process before it was, as long as the system has been up: the time in between is known then.
-After another boot nothing can tell a step from a long pause, and the system's clock is believed.
+Retention and the TTLs of objects are durations, but the system's clock may be stepped, even by a
+day. A step ahead is followed at once by at most a minute, and then at twice the pace of time. A
+step back is followed at once; then things only live longer. After a restart the clock continues
+from the previous process, if the system has not been rebooted. After a reboot a step cannot be told
+from a long pause, so the system's clock is used.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from tailrace.ledger.process.durable_file import replace_file
 from tailrace.ledger.process.lifecycle import boot_id
 
 MAX_LEAP_MS = 60_000
-"""What the clock may be set ahead by at once, and by as much again in each such time."""
+"""Maximum step ahead in ms that is followed at once, and again in each such period."""
 MARK_NAME = "clock.json"
-_UPTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # with the time of a suspend
+# CLOCK_BOOTTIME includes the time of a suspend.
+_UPTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 log = structlog.get_logger("origin")
 
 
 @dataclass(frozen=True, slots=True)
 class ClockMark:
-    """What the time was, when the system `boot` had been up for so long."""
+    """The clock's time `now_ms` at an uptime of the system; `boot` identifies the system's boot."""
 
     boot: str
     uptime_ms: int
@@ -39,7 +40,10 @@ class ClockMark:
 
 
 class SteadyClock:
-    """Gives Unix time in ms. `before` is a mark of this boot, of a process before this one."""
+    """A callable that returns Unix time in ms.
+
+    `before` is the mark of an earlier process in the same boot, if there is one.
+    """
 
     def __init__(
         self,
@@ -66,12 +70,12 @@ class SteadyClock:
 
     @property
     def behind_ms(self) -> int:
-        """How much of a step ahead it has not followed yet."""
+        """Milliseconds by which it is behind the system's clock after a step ahead."""
         return self._system_ms() - self()
 
 
 class KeptClock(SteadyClock):
-    """The clock of this machine, in step with the processes that used the same folder before."""
+    """A steady clock that continues from the last process with the same data folder."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / MARK_NAME
@@ -80,22 +84,22 @@ class KeptClock(SteadyClock):
         self._told = False
 
     def keep(self) -> None:
-        """Leave a mark for the next process, and tell of steps that are not followed yet."""
+        """Store a mark for the next process, and log steps that are not followed yet."""
         behind_s = self.behind_ms // 1_000
         if self._told is not (behind_s > 0):
             self._told = not self._told
             if self._told:
-                log.warning("clock.stepped", ahead_s=behind_s, hint="retention follows slowly")
+                log.warning("clock.stepped", ahead_s=behind_s, hint="expiry follows slowly")
             else:
                 log.info("clock.followed")
         mark = ClockMark(self._boot, self._uptime, self._now)
-        with suppress(OSError):  # without it the next process believes the system's clock
-            # After a power cut it is another boot, of which this mark says nothing.
+        with suppress(OSError):  # without it the next process uses the system's clock
+            # Not synced: after a power cut the boot is another one, and the mark is ignored.
             replace_file(self._path, json.dumps(asdict(mark)).encode(), sync=False)
 
 
 def _read(path: Path, boot: str) -> ClockMark | None:
-    """The mark that a process of this boot left, if there is a whole one."""
+    """Return the mark in a file if it is valid and of this boot, otherwise None."""
     try:
         stored = json.loads(path.read_text())
         mark = ClockMark(str(stored["boot"]), int(stored["uptime_ms"]), int(stored["now_ms"]))
@@ -105,10 +109,10 @@ def _read(path: Path, boot: str) -> ClockMark | None:
 
 
 def now_ms() -> int:
-    """Unix time in milliseconds, as the system has it."""
+    """Return the system's Unix time in milliseconds."""
     return time.time_ns() // 1_000_000
 
 
 def uptime_ms() -> int:
-    """How long the system has been up, in milliseconds; no step changes it."""
+    """Return the system's uptime in milliseconds; steps of the clock do not change it."""
     return time.clock_gettime_ns(_UPTIME) // 1_000_000

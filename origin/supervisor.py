@@ -1,6 +1,6 @@
-"""The supervisor of an origin: ledger, link server and workers' slots in one process. No torch.
+"""The supervisor of an origin: ledger, link server and worker slots in one process. No torch.
 
-`tailrace.origin.start` has begun the workers by the time that this is imported.
+`tailrace.origin.start` imports this after it has started the workers.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
     from tailrace.origin.checkpoint.prompt import PromptReader
 
 ADOPT_S = 0.5
-"""How often streams of origins that are gone are looked for, and who reads which."""
+"""Interval in seconds between two looks for streams of dead origins and for their readers."""
 
 LOOK_S = 0.05
-"""How late an origin that goes away may notice that nothing is under way any more."""
+"""Interval in seconds at which a draining origin checks whether its streams have ended."""
 
 MEMINFO = Path("/proc/meminfo")
 GROUP = Path("/sys/fs/cgroup")
@@ -67,9 +67,9 @@ async def serve(
     stop: Stop,
     several: Sequence[ModelPlan] = (),
 ) -> None:
-    """Serve until it is to `stop`, or one of the parts ends that are `running`, or of our own.
+    """Serve until `stop`, or until one of the `running` tasks or a part of the supervisor ends.
 
-    `several` are the models that are served instead of the one of `config`.
+    `several` models are served instead of the one of `config`, if there are any.
     """
     own = load_classes(config.objects)
     readers = {plan.name: _reader_of(plan.config) for plan in several} or {"": _reader_of(config)}
@@ -94,17 +94,18 @@ def _reader_of(config: OriginConfig) -> PromptReader | None:
     """Return the reader of a checkpoint's prompts; None for a producer or an upstream server."""
     if not makes_tokens(config):
         return None
-    # it needs the packages of the extra `torch`, which an origin of an upstream server lacks
+    # Imported late: it needs the extra `torch`, which an origin of an upstream server may lack.
     from tailrace.origin.checkpoint.prompt import PromptReader
 
     return PromptReader(config.model, open_objects=config.open_objects)
 
 
 class Supervisor:
-    """Wires the parts together and keeps them running.
+    """Wires the parts of an origin together and keeps them running.
 
-    `plans` are the models that are served instead of the one of `config`. `clock_s` and `pace` are
-    the time of the models' core, so that a recorded day can be played in a minute.
+    `plans` are the models that are served instead of the one of `config`, if there are any.
+    `clock_s` and `pace` are the clock of the models' core, so that a recorded day can be replayed
+    in a minute.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class Supervisor:
         clock_s: Callable[[], float] = time.monotonic,
         pace: float = 1.0,
     ) -> None:
-        """Create everything; nothing runs before `serve`."""
+        """Create all parts; nothing runs before `serve`."""
         self._config = config
         self._clock = clock
         self._retention = retention
@@ -191,7 +192,7 @@ class Supervisor:
         return await self._desk.answer(asked, request)
 
     async def serve(self, running: Sequence[asyncio.Task[Any]], stop: Stop) -> None:
-        """Run until a part ends; the first error of a part stops it with that error."""
+        """Run until a part ends, and raise its error if it failed."""
         address, credentials = self._config.link_address, self._config.link_credentials
         try:
             server = await listen(self._link, address, credentials)
@@ -199,7 +200,7 @@ class Supervisor:
             raise ConfigError(
                 f"cannot listen on {self._config.link}: {os_reason(error)}",
                 field="origin.link",
-                hint="another origin may be running; choose another port",
+                hint="another origin may be running: stop it, or choose another port",
             ) from error
         if address.scheme != UNIX:
             address = address._replace(port=server.sockets[0].getsockname()[1])
@@ -239,7 +240,7 @@ class Supervisor:
             self._failed.set_exception(error)
 
     async def _until(self, stop: Stop) -> None:
-        """End when told to, and when what is under way then has ended, or `drain_s` is over."""
+        """Return after `stop`, once the running streams have ended or `drain_s` is over."""
         await stop.asked.wait()
         drain_s = self._config.drain_s
         if drain_s and self._runs.table.count:
@@ -251,7 +252,7 @@ class Supervisor:
                     await first_of(stop.at_once.wait(), self._none_under_way())
 
     async def _none_under_way(self) -> None:
-        while self._runs.table.count:  # noqa: ASYNC110  (a stream ends in many ways; nobody else asks)
+        while self._runs.table.count:  # noqa: ASYNC110  (streams end in many ways)
             await asyncio.sleep(LOOK_S)
 
     def _say_heartbeat(self) -> None:
@@ -268,9 +269,9 @@ class Supervisor:
                 link.look(now)
 
     async def _adopt(self) -> None:
-        """Go on with the streams of our predecessor, and of origins that share the ledger."""
+        """Continue streams of the previous process and of dead origins that share the ledger."""
         while True:
-            # Each by itself: who reads a stream is looked at although the ledger cannot be read.
+            # Separate blocks: readers are checked even if the ledger cannot be read.
             with self._unless_unread():
                 if not self.models.leaving:
                     await self._runs.restore(await self._ledger.unfinished())
@@ -281,21 +282,21 @@ class Supervisor:
             await asyncio.sleep(ADOPT_S)
 
     async def _sweep(self) -> None:
-        """Remove expired streams, a few at a time; keep what workers have compiled."""
+        """Remove expired streams now and then, and store new compiled kernels and the clock."""
         kernels = await asyncio.to_thread(KernelCache, self._config.data)
         while True:
             await asyncio.sleep(self._retention.sweep_s)
             self._clock.keep()
-            with suppress(OSError):  # it is compiled again then
+            with suppress(OSError):  # otherwise they are compiled again
                 await asyncio.to_thread(kernels.keep)
             with self._unless_unread():
                 await self._ledger.expire()
 
     @contextmanager
     def _unless_unread(self) -> Iterator[None]:
-        """Log that the ledger could not be read, for work that is done again soon.
+        """Log that the ledger cannot be read or is damaged, for work that is soon tried again.
 
-        A ledger that has failed to write ends the origin.
+        A failed write ends the origin.
         """
         try:
             yield
@@ -304,14 +305,16 @@ class Supervisor:
         except Unavailable as error:
             log.warning("ledger.away", error=str(error))
         except Damaged as error:
-            if str(error) != self._told_damage:  # some of it is done twice a second
+            if str(error) != self._told_damage:  # this may happen twice a second
                 self._told_damage = str(error)
                 log.error("ledger.damaged", error=str(error))
 
 
 def free_memory(meminfo: Path = MEMINFO, group: Path = GROUP) -> float:
-    """Of the machine and of the control group that this process is in, the lesser share that is
-    free; 1.0 where neither can be known."""
+    """Return the free share of memory, of the machine or of the control group, whichever is less.
+
+    It is 1.0 if neither is known.
+    """
     shares = [1.0]
     with suppress(OSError, ValueError, KeyError, ZeroDivisionError):
         fields = _numbers(meminfo)
@@ -319,13 +322,13 @@ def free_memory(meminfo: Path = MEMINFO, group: Path = GROUP) -> float:
     with suppress(OSError, ValueError, KeyError, ZeroDivisionError):
         limit = int((group / "memory.max").read_text("ascii"))  # "max" is none
         used = int((group / "memory.current").read_text("ascii"))
-        # Pages of files that were not used lately are given back when they are needed.
+        # The kernel reclaims file pages that were not used lately.
         used -= _numbers(group / "memory.stat")["inactive_file"]
         shares.append(1 - used / limit)
     return max(0.0, min(shares))
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """The first number behind each name."""
+    """Return the first number after each name in a file of /proc or /sys."""
     lines = (line.split() for line in path.read_text("ascii").splitlines())
     return {name: int(value) for name, value, *_ in lines}

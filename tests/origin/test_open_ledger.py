@@ -37,7 +37,7 @@ async def test_an_empty_ledger_does_not_take_the_place_of_one_that_is_gone(
     if moved:
         data = data.rename(tmp_path / "elsewhere")
     (data / "ledger.db").rename(tmp_path / "kept")
-    with pytest.raises(ConfigError, match="there was a ledger") as error:
+    with pytest.raises(ConfigError, match="has disappeared") as error:
         await open_ledger(config, data, now_ms)
     assert str(data / SEEN_NAME) in str(error.value.hint)
     assert not (data / "ledger.db").exists()
@@ -60,7 +60,7 @@ async def test_a_link_to_a_disk_that_is_not_mounted_is_no_new_ledger(tmp_path: P
     await (await open_ledger(LedgerConfig(), data, now_ms)).close()
     (disk / "tailrace").rename(tmp_path / "unmounted")
     (disk / "tailrace").mkdir()  # the mount point exists, but its disk is not mounted
-    with pytest.raises(ConfigError, match="there was a ledger"):
+    with pytest.raises(ConfigError, match="has disappeared"):
         await open_ledger(LedgerConfig(), data, now_ms)
     assert list((disk / "tailrace").iterdir()) == []
 
