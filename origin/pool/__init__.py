@@ -1,1 +1,1 @@
-"""Members, policies, history and shadow of the pool of models; `origin.core` decides."""
+"""The pool of models: settings, members, policies, history and shadow; `origin.core` decides."""

@@ -1,5 +1,6 @@
-"""The models of a pool: what is said of each, and the times of the week at which an operator wants
-one loaded, whatever the policy says.
+"""The models of a pool and their schedules.
+
+A schedule has the times of the week at which a model is loaded, whatever the policy decides.
 """
 
 from __future__ import annotations
@@ -15,17 +16,20 @@ from tailrace.ledger.errors import CallerError
 from tailrace.origin.pool.policies.policies import LOAD_S
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
-RIGHT = "such as 'mon-fri 08:00-18:00' or 'sat,sun 22:00-02:00 Europe/Berlin'; UTC without a zone"
+RIGHT = (
+    "write for instance 'mon-fri 08:00-18:00' or 'sat,sun 22:00-02:00 Europe/Berlin';"
+    " the default zone is UTC"
+)
 _SPAN = re.compile(r"(\d\d):(\d\d)-(\d\d):(\d\d)")
 MIDNIGHT = (24, 0)
 
 LEAST_SIZE = 1e-6
-"""What a model that takes nothing of its device counts as, where something is divided by it."""
+"""Size of a model that takes no memory, in divisions by its size."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenHours:
-    """From `begin_s` to `end_s`, in seconds of Unix time."""
+    """Hours from `begin_s` to `end_s`, in seconds of Unix time."""
 
     begin_s: float
     end_s: float
@@ -33,7 +37,7 @@ class OpenHours:
 
 @dataclass(frozen=True)
 class Schedule:
-    """One span of the day, on some days; one that ends before it begins goes past midnight."""
+    """A time span on some days of the week; it passes midnight if `end` is before `begin`."""
 
     days: frozenset[int]
     begin: time
@@ -42,10 +46,10 @@ class Schedule:
 
     @classmethod
     def parse(cls, text: str, field: str = "schedule") -> Schedule:
-        """`DAYS HH:MM-HH:MM [ZONE]`; CallerError says which part is not that."""
+        """Parse `DAYS HH:MM-HH:MM [ZONE]`; raises CallerError that names the malformed part."""
         parts = text.lower().split() if text else []
         if len(parts) not in (2, 3):
-            raise CallerError(f"{text!r} is not days and hours", field=field, hint=RIGHT)
+            raise CallerError(f"{text!r} is not DAYS HH:MM-HH:MM [ZONE]", field=field, hint=RIGHT)
         days = frozenset(_days(parts[0], field))
         found = _SPAN.fullmatch(parts[1])
         if found is None:
@@ -55,17 +59,19 @@ class Schedule:
             raise CallerError(f"{parts[1]!r} begins at 24:00", field=field, hint="write 00:00")
         begin, end = (_time(hours[at], hours[at + 1], parts[1], field) for at in (0, 2))
         if begin == end and (hours[2], hours[3]) != MIDNIGHT:
-            hint = "'00:00-24:00' is the whole day"
-            raise CallerError(f"{parts[1]!r} ends as it begins", field=field, hint=hint)
+            hint = "write 00:00-24:00 for the whole day"
+            raise CallerError(
+                f"{parts[1]!r} begins and ends at the same time", field=field, hint=hint
+            )
         name = text.split()[2] if len(parts) == 3 else "UTC"
         try:
             zone = ZoneInfo(name)
-        except (OSError, ValueError, KeyError):  # no such zone, or no name of one
-            raise CallerError(f"no time zone is called {name!r}", field=field, hint=RIGHT) from None
+        except (OSError, ValueError, KeyError):  # an unknown or malformed name
+            raise CallerError(f"unknown time zone {name!r}", field=field, hint=RIGHT) from None
         return cls(days, begin, end, zone)
 
     def next_hours(self, now: float) -> OpenHours:
-        """Those that are open now, or else the next ones."""
+        """Return the open hours at Unix time `now`, or else the next ones."""
         today = datetime.fromtimestamp(now, self.zone).date()
         for ahead in range(-1, 9):
             day = today + timedelta(days=ahead)
@@ -95,7 +101,7 @@ def _days(text: str, field: str) -> list[int]:
     for part in text.split(","):
         ends = part.split("-")
         if len(ends) > 2 or any(one not in DAYS for one in ends):
-            hint = f"daily, or of {', '.join(DAYS)}, with commas and hyphens"
+            hint = f"use daily, or {', '.join(DAYS)} with commas and hyphens"
             raise CallerError(f"{part!r} is not a day", field=field, hint=hint)
         first, last = DAYS.index(ends[0]), DAYS.index(ends[-1])
         found += [day % 7 for day in range(first, last + 7 * (last < first) + 1)]
@@ -104,10 +110,11 @@ def _days(text: str, field: str) -> list[int]:
 
 @dataclass(frozen=True)
 class PoolMember:
-    """A model of the pool. `size` is what it takes of its device's cap, in the cap's unit.
+    """A model of the pool.
 
-    `load_s` is how long a load is taken to take until one was measured. `shares` divides `size`
-    among devices, for a model whose workers are on several.
+    `size` is its memory on its device, in the unit of the device's cap. `load_s` is the estimated
+    time of a load, until one was measured. `shares` divides `size` among devices, for a model whose
+    workers are on several.
     """
 
     name: str

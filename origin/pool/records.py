@@ -1,4 +1,4 @@
-"""Records of what the pool did, for its history and log. Times are Unix time in seconds."""
+"""Records of the pool's work, for its history and log. Times are Unix time in seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from tailrace.origin.pool.tiers import Tier
 
 @dataclass(frozen=True, slots=True)
 class ArrivalRecord:
-    """A request that has ended. `tier` is what it found, `waited_s` how long until it was taken."""
+    """A request that has ended.
+
+    `tier` is the model's tier when it arrived, `waited_s` the time until it was started.
+    """
 
     model: str
     arrived_s: float
@@ -23,7 +26,7 @@ class ArrivalRecord:
 
 @dataclass(frozen=True, slots=True)
 class TierChange:
-    """A model has come to `tier`. `took_s`, of one that became ready: since the load began."""
+    """A model has reached `tier`; `took_s` is the time of the load if it became ready."""
 
     model: str
     at_s: float
@@ -35,7 +38,7 @@ class TierChange:
 
 @dataclass(frozen=True, slots=True)
 class StateChange:
-    """A model has come to another state, for this reason."""
+    """A change of a model's state."""
 
     model: str
     before: ModelState
@@ -45,7 +48,7 @@ class StateChange:
 
 @dataclass(frozen=True, slots=True)
 class CircuitChange:
-    """The circuit breaker of a model's workers has another state: a word of `CircuitState`."""
+    """A change of the circuit breaker of a model's workers; `state` is a `CircuitState`."""
 
     model: str
     state: str
@@ -53,22 +56,22 @@ class CircuitChange:
 
 
 class PoolChoice(StrEnum):
-    """What a decision of the pool was about."""
+    """The kinds of decisions of the pool."""
 
     KEEP = "keep"
-    """It fell idle: for how long it stays, and when it is loaded again."""
+    """The model became idle: how long it stays loaded, and when it is prewarmed."""
     LOAD = "load"
     PREWARM = "prewarm"
     EVICT = "evict"
     DRAIN = "drain"
-    """It takes no more requests, so that another model has its turn."""
+    """The model takes no more requests, so that another model gets its memory."""
     DECLINE = "decline"
-    """A hint or a prewarm that was not followed."""
+    """A hint or a prewarm was not followed."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolDecision:
-    """What was decided about a model, by what, and from what it knew."""
+    """A decision about a model, by which policy, and the features that it was based on."""
 
     model: str
     at_s: float

@@ -1,4 +1,4 @@
-"""The pool in time that is played, for a shadow of the pool that serves."""
+"""Replays requests through a pool on a simulated clock; the shadow pool is such a replay."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from tailrace.origin.core.pool import ModelPool
 from tailrace.origin.pool.records import KeepRecord
 
 LEAVE_S = 0.1
-"""Time until the memory of a leaving model is free, unless it was measured."""
+"""Estimated seconds until the memory of a leaving model is free, until it was measured."""
 MOST_HELD = 100_000
-"""Maximum number of requests that a shadow keeps; beyond it the oldest counts as ended."""
+"""Maximum number of running requests of a shadow; beyond it the oldest counts as ended."""
 
 _ENDED, _EXITED, _LOADED = range(3)
-"""Order of what happens at one instant; arrivals come after all of these."""
+"""Order of events at the same time; arrivals come after all of these."""
 
 
 class PoolReplay:
-    """Feeds a pool with requests, in the order of their arrival, and with what follows of them."""
+    """Feeds a pool with requests in the order of their arrival, and with the events that follow."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class PoolReplay:
         self.happen(Filled() if fill else Tick())
 
     def request(self, model: str, at: float, service_s: float) -> None:
-        """Play a request that takes `service_s` after it was taken."""
+        """Replay a request that runs for `service_s` after its start."""
         self.advance(at)
         self._count += 1
         request = self._count
@@ -68,7 +68,7 @@ class PoolReplay:
         self.happen(RequestArrived(model, request))
 
     def advance(self, to: float) -> None:
-        """Play everything that happens until a time."""
+        """Replay all events until the time `to`."""
         while True:
             first = self._events[0][0] if self._events else inf
             due = max(min(first, self.pool.wake_at()), self.now)
@@ -80,7 +80,7 @@ class PoolReplay:
             self.now = to
 
     def happen(self, event: Event) -> None:
-        """Report an event to the pool, and play what follows."""
+        """Pass an event to the pool, and schedule the events that follow."""
         self.carry_out(self.pool.handle(event, self.now))
         if isinstance(event, WorkerReady):
             model = self.pool.model_of(event.worker).name
@@ -88,7 +88,7 @@ class PoolReplay:
                 self._at(self.now + service_s, _ENDED, RequestEnded(model, request))
 
     def carry_out(self, commands: list[Command]) -> None:
-        """Play what the commands lead to."""
+        """Schedule the events to which the commands lead."""
         for command in commands:
             match command:
                 case StartWorker(worker):
@@ -107,7 +107,7 @@ class PoolReplay:
 
 @dataclass(frozen=True)
 class PoolCounts:
-    """What a pool has come to; `cold_starts` counts the first one of each model, too."""
+    """Totals of a pool; `cold_starts` includes the first one of each model."""
 
     requests: int
     cold_starts: int
@@ -116,7 +116,7 @@ class PoolCounts:
 
     @classmethod
     def of(cls, pool: ModelPool) -> PoolCounts:
-        """Count what a pool has done so far."""
+        """Return the totals of a pool so far."""
         states = pool.models
         return cls(
             sum(one.request_count for one in states),
@@ -131,10 +131,10 @@ class PoolCounts:
 
 
 class ShadowPool:
-    """Another policy beside the one that serves: it decides, and nothing is done about it.
+    """Runs another policy beside the serving one; its decisions are recorded, not carried out.
 
-    In the shadow a request takes as long as it did in truth, once it was taken; that is known when
-    it has ended. So the shadow is behind by the longest request that is under way.
+    In the shadow a request runs as long as in reality. That is known only after its end, so the
+    shadow lags behind by the longest running request.
     """
 
     def __init__(self, replay: PoolReplay, now: float) -> None:
@@ -153,7 +153,7 @@ class ShadowPool:
             self.ended(first, now, now - self._open[first].arrived_s)
 
     def ended(self, request: Hashable, now: float, service_s: float) -> None:
-        """It has ended, `service_s` after it was taken."""
+        """Note that a request has ended, `service_s` after its start."""
         if request not in self._open:
             return
         self._open[request].service_s = service_s

@@ -1,4 +1,4 @@
-"""How much of its start a model still has to go through before it answers."""
+"""Tiers: how far a model's start has come, and thus how long its next answer takes."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from enum import IntEnum
 
 
 class Tier(IntEnum):
-    """From nothing at all to a model that has just answered; what a start still has to pay.
+    """The stages from a cold model to one that has answered requests.
 
-    On a CPU: `launched` is a launcher to fork from, `host` weights that were read before and lie
-    in the system's page cache, `device` the model in its worker's memory.
+    On a CPU `launched` is a ready fork server, `host` weights in the system's page cache, and
+    `device` the model in its worker's memory.
     """
 
     COLD = 0
     LAUNCHED = 1
-    """A process has imported what a worker needs."""
+    """A process has imported the worker's modules."""
     HOST = 2
     """Its weights are in the host's memory."""
     DEVICE = 3
-    """They are on the device."""
+    """Its weights are on the device."""
     COMPILED = 4
-    """Its kernels are compiled, the shapes that it has seen were replayed: it may be asked."""
+    """Its kernels are compiled and warmed up, so it takes requests."""
     HOT = 5
-    """It has answered since."""
+    """It has answered a request since its load."""
 
     @property
     def word(self) -> str:
@@ -40,4 +40,4 @@ STAGE_TIERS = {
     "compile": Tier.DEVICE,
     "capture": Tier.DEVICE,
 }
-"""What a worker has reached by the time that it enters a stage of its start."""
+"""Tier that a worker has reached when it enters a stage of its start."""

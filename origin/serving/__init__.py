@@ -1,1 +1,1 @@
-"""The models that an origin serves beside each other: their settings, and what is known of each."""
+"""Carries out what `origin.core` decides about models, and plans their memory."""

@@ -1,6 +1,6 @@
-"""The pool that serves: its policies, its history, what operators order, and the shadow beside it.
+"""The pool of models that serves: policies, history, operators' orders and the shadow pool.
 
-Every event of an origin's models passes `happen`, so that the history and the shadow miss none.
+Every event of an origin's models passes through `happen`, so that history and shadow get them all.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ Tell = Callable[[PoolRecord, bool], None]
 
 
 class LivePool:
-    """`pool` decides about the models by `policy`, but for those that have their `own` one.
+    """The pool that decides about the models by `policy`, or by a model's `own` one.
 
-    `carry_out` gets its commands. `tell` gets its records, and the decisions of the shadow beside
-    it (True). Times are seconds of `clock_s`.
+    `carry_out` gets the pool's commands. `tell` gets its records with False, and decisions of the
+    shadow pool with True. Times are seconds of `clock_s`.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class LivePool:
         pins: Pins | None = None,
         random: Random | None = None,
     ) -> None:
-        """Create a pool; without `pins`, those of operators are forgotten with this object."""
+        """Create a pool; without `pins`, operators' pins are not stored."""
         self._random = random
         self.clock_s = clock_s
         self._pins = pins
@@ -83,7 +83,7 @@ class LivePool:
         self.pool = self._pool_of(members, named_policy(policy, prices, "origin.policy"))
 
     def happen(self, event: Event) -> None:
-        """Report an event to the pool, keep its records, and have its commands carried out."""
+        """Pass an event to the pool, store its records, and carry out its commands."""
         if isinstance(event, Tick) and event.unix_offset_s is not None:
             self._unix_offset_s = event.unix_offset_s
         commands = self.pool.handle(event, self.clock_s())
@@ -92,7 +92,7 @@ class LivePool:
                 self.keep(command.record)
         self.carry_out(commands)
 
-    # ---- what operators ask for ----
+    # ---- orders of operators ----
 
     def prewarm(self, model: str) -> None:
         """Load a model as if it were requested soon."""
@@ -105,7 +105,7 @@ class LivePool:
             await self._pins.keep(model, pinned=pinned)
 
     def restore_pins(self) -> None:
-        """Pin what operators have pinned before the origin started, as far as it is possible."""
+        """Pin the models that operators pinned before this start, as far as possible."""
         for model in () if self._pins is None else self._pins.models:
             try:
                 self.happen(ModelPinned(model, pinned=True))
@@ -113,7 +113,7 @@ class LivePool:
                 log.warning("pin.ignored", model=model, error=str(error))
 
     async def apply(self, policy: str, *, shadow: bool) -> None:
-        """Use another policy, which learns from recent requests; own policies of models stay."""
+        """Use another policy, taught with recent requests; models keep their own policies."""
         chosen = await self._taught(named_policy(policy, self._prices))
         if shadow:
             self._run_beside(policy, chosen)
@@ -134,7 +134,7 @@ class LivePool:
             await self.apply(self._shadow[0], shadow=True)
 
     def run_shadow(self, policy: str) -> None:
-        """Begin a shadow at the start of the origin, when there is nothing to learn from yet."""
+        """Begin a shadow at the start of the origin, without requests to learn from."""
         self._run_beside(policy, named_policy(policy, self._prices, "origin.shadow_policy"))
 
     def _run_beside(self, name: str, policy: KeepAlivePolicy) -> None:
@@ -155,7 +155,10 @@ class LivePool:
         self._shadow = name, now, running, PoolCounts.of(self.pool)
 
     def shadow(self) -> dict[str, Any] | None:
-        """Both since the shadow began: `cold_rate` is what it would have come to."""
+        """Return the figures of the shadow and of the real pool since the shadow began.
+
+        Figures of the real pool have the prefix `real_`. The result is None without a shadow.
+        """
         if self._shadow is None:
             return None
         policy, since_s, running, before = self._shadow
@@ -176,7 +179,7 @@ class LivePool:
         }
 
     def hint(self, hint: Hint, model: str) -> None:
-        """Note a hint at a model, or at any where that is empty."""
+        """Pass on a hint at a model, or at all models if `model` is empty."""
         if not model or self.pool.find(model) is not None:
             self.happen(ModelHinted(model, hint))
 
@@ -197,10 +200,10 @@ class LivePool:
             for name, one in self._own.items()
         }
 
-    # ---- what it learns ----
+    # ---- records ----
 
     def keep(self, record: PoolRecord) -> None:
-        """Keep a record of the pool, and tell it."""
+        """Handle a record of the pool: learn from it, and pass it to `tell`."""
         if isinstance(record, ArrivalRecord):
             self._recent.append(record)
         elif isinstance(record, PoolDecision) and record.choice.value == "evict":
@@ -215,13 +218,16 @@ class LivePool:
             self.tell(record, True)
 
     async def _taught(self, policy: KeepAlivePolicy) -> KeepAlivePolicy:
-        """In another thread, as it takes a second; what is asked in that one it does not learn."""
+        """Return the policy after teaching it in a thread, which may take a second.
+
+        It does not learn from requests during that second.
+        """
         await asyncio.to_thread(teach, policy, tuple(self._recent))
         return policy
 
 
 def teach(policy: KeepAlivePolicy, past: Sequence[ArrivalRecord]) -> None:
-    """The gaps between requests, as if it had decided about each."""
+    """Teach a policy the gaps between past requests of each model."""
     ended_s: dict[str, float] = {}
     for one in sorted(past, key=lambda one: one.arrived_s):
         last_s = ended_s.get(one.model)

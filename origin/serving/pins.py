@@ -18,7 +18,7 @@ log = structlog.get_logger("models")
 
 
 class Pins:
-    """Remembers pins over restarts; what the settings pin is not among them."""
+    """Stores operators' pins over restarts; pins in the settings are not among them."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / PINS_FILE
@@ -27,11 +27,11 @@ class Pins:
 
     @property
     def models(self) -> list[str]:
-        """The pinned models by name, of this origin's settings or not."""
+        """Names of the pinned models, including models that are no longer in the settings."""
         return sorted(self._models)
 
     async def keep(self, model: str, *, pinned: bool) -> None:
-        """Store a change of a pin; raises `Unavailable` where the folder cannot be written."""
+        """Store a change of a pin; raises `Unavailable` if the file cannot be written."""
         async with self._turn:
             wanted = self._models | {model} if pinned else self._models - {model}
             if wanted == self._models:
@@ -40,20 +40,20 @@ class Pins:
                 await asyncio.to_thread(_write, self._path, sorted(wanted))
             except OSError as error:
                 raise Unavailable(
-                    f"the pin holds until the origin ends: {self._path} cannot be written:"
-                    f" {error.strerror or error}"
+                    f"the change of the pin is lost when the origin ends, because {self._path}"
+                    f" cannot be written: {error.strerror or error}"
                 ) from error
             self._models = wanted
 
 
 def _read(path: Path) -> frozenset[str]:
-    """Return the pins of a file, none where there is no file."""
+    """Return the pins in a file; none if it is missing or, which is logged, unreadable."""
     try:
         stored = json.loads(path.read_text("utf-8"))
         models = stored["models"] if stored["version"] == VERSION else None
         if isinstance(models, list) and all(isinstance(one, str) for one in models):
             return frozenset(models)
-        error = f"it is not of version {VERSION}"
+        error = f"it is not a list of pins of version {VERSION}"
     except FileNotFoundError:
         return frozenset()
     except (OSError, ValueError, TypeError, KeyError) as damage:
@@ -63,5 +63,5 @@ def _read(path: Path) -> frozenset[str]:
 
 
 def _write(path: Path, models: list[str]) -> None:
-    """Replace the file; it is on the disk when this returns."""
+    """Replace the file; it is synced to the disk when this returns."""
     replace_file(path, json.dumps({"version": VERSION, "models": models}).encode())

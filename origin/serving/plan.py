@@ -1,4 +1,4 @@
-"""What each of several models is to be given, and what is known of it, before it is loaded."""
+"""The memory and settings of each of several models, and the facts known before it is loaded."""
 
 from __future__ import annotations
 
@@ -26,37 +26,36 @@ from tailrace.origin.workers.worker_frame import Ready
 VERSION = 1
 KNOWN_FILE = "models.json"
 LIBRARIES = ("torch", "triton", "tokenizers")
-"""Whose versions make another engine; see `Model.fingerprint`."""
+"""Libraries whose versions are part of an engine's identity; see `Model.fingerprint`."""
 
 MIB = 1 << 20
 CPU, GPU = "cpu", "cuda"
 KV_MIB = {CPU: 512, GPU: 2048}
-"""Of the KV cache of one of several models, where nothing says how large it is."""
+"""Default size of the KV cache in MiB, by device, if an origin serves several models."""
 BESIDE_MIB = {CPU: 0, GPU: 1024}
-"""What a process takes of its device beside weights and KV cache; an allowance, not measured."""
+"""Allowance in MiB for a process beside weights and KV cache, by device; not measured."""
 FIRST_START_S = {CPU: 2.0, GPU: 20.0}
-"""Of the first load of a model: imports, and kernels to be compiled."""
+"""Estimated seconds of a first load for imports and compiling kernels, by device."""
 FIRST_BYTES_PER_S = 1e9
-"""At which its weights are read, hashed, looked through and moved; the hash alone has 1.3e9."""
+"""Estimated bytes per second of reading, hashing, checking and moving weights at a load."""
 NVIDIA = Path("/dev/nvidiactl")
 CAP_SETTINGS = {CPU: "cpu_memory_mib", GPU: "gpu_memory_mib"}
-"""The setting of each device's cap."""
+"""The setting with the memory cap of each device."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """`ready` is what its worker said, without spans; `load_s` how long its start took."""
+    """The last Ready of a model's worker, without spans, and the seconds that its start took."""
 
     ready: Ready
     load_s: float
 
 
 class KnownModels:
-    """What was known of models when they were loaded last, so that requests for one that is not can
-    be admitted.
+    """Remembers facts about models from their last load, to admit requests for unloaded models.
 
-    Kept in a file of the origin's data folder, each by what its files and settings were. What
-    cannot be read, or is of another version, is learnt again by loading.
+    They are stored in a file of the data folder, with an identity of the model's files and
+    settings. Entries that cannot be read or have another identity are replaced at the next load.
     """
 
     def __init__(self, folder: Path, configs: Mapping[str, OriginConfig]) -> None:
@@ -65,7 +64,7 @@ class KnownModels:
         self._stored = _read(self._path)
 
     def find(self, name: str) -> KnownModel | None:
-        """None where it was never loaded, or has changed since."""
+        """Return what is known of a model; None if it was never loaded or has changed since."""
         stored = self._stored.get(name)
         if not isinstance(stored, dict) or stored.get("identity") != self._identities[name]:
             return None
@@ -76,19 +75,19 @@ class KnownModels:
         return None
 
     def learn(self, name: str, known: KnownModel) -> None:
-        """Keep it; a folder that cannot be written to is left alone."""
+        """Store what is known of a model; nothing happens if the file cannot be written."""
         said = asdict(known.ready)
         del said["spans"]
         entry = {"identity": self._identities[name], "ready": said, "load_s": known.load_s}
         self._stored[name] = entry
         document = {"version": VERSION, "models": self._stored}
         with suppress(OSError):
-            # The event loop does not wait for the disk here: what is lost is learnt again.
+            # Not synced, so that the event loop does not wait; a lost entry is learnt again.
             replace_file(self._path, json.dumps(document).encode(), sync=False)
 
 
 def _identity(config: OriginConfig) -> str:
-    """Changes with the settings, the files and the software."""
+    """Return a hash of a model's settings, its files and the versions of the software."""
     parts = [tailrace_version(), config.model_dump_json()]
     for library in LIBRARIES:
         with suppress(PackageNotFoundError):
@@ -109,16 +108,18 @@ def _read(path: Path) -> dict[str, object]:
 
 
 def device_of(config: OriginConfig) -> str:
-    """Whose cap a model counts against, before a worker has said where it runs."""
+    """Return the device whose cap a model counts against, before a worker has reported it."""
     if config.device == "auto":
         return GPU if NVIDIA.exists() else CPU
     return config.device
 
 
 def needed(name: str, table: ModelTable, config: OriginConfig) -> tuple[int, OriginConfig]:
-    """Bytes of each worker of a model, and its settings with a KV cache that fits in them.
+    """Return the bytes of each worker of a model, and its settings with a KV cache of that size.
 
-    Raises ModelError for a folder that cannot be served, ConfigError for too little memory.
+    Raises:
+        ModelError: The checkpoint cannot be served.
+        ConfigError: `memory_mib` of the model is too small.
     """
     if not makes_tokens(config):
         return (table.memory_mib or 0) * MIB, config
@@ -135,16 +136,17 @@ def needed(name: str, table: ModelTable, config: OriginConfig) -> tuple[int, Ori
     total = beside + caches * max(kv_mib, 1) * MIB
     if table.memory_mib is not None and total > table.memory_mib * MIB:
         raise ConfigError(
-            f"{table.memory_mib} MiB, and weights and KV cache take {-(-total // MIB)} at least",
+            f"{table.memory_mib} MiB are too few: weights and KV cache take at least"
+            f" {-(-total // MIB)} MiB",
             field=f"models.{name}.memory_mib",
-            hint="more, or a smaller kv_mib",
+            hint="increase it, or set a smaller kv_mib",
         )
     size = total if table.memory_mib is None else table.memory_mib * MIB
     return size, config.model_copy(update={"kv_mib": kv_mib})
 
 
 def first_load_s(config: OriginConfig) -> float:
-    """What a load is taken to take until one was measured."""
+    """Return the estimated seconds of a load, until one was measured."""
     if not makes_tokens(config):
         return LOAD_S
     with suppress(OSError):
@@ -154,7 +156,7 @@ def first_load_s(config: OriginConfig) -> float:
 
 
 def _weights(folder: Path, device: str, formats: Formats) -> int:
-    # only a checkpoint needs them: they import tokenizers, which an upstream server does without
+    # Imported late: they need tokenizers, which an origin of upstream servers may lack.
     from tailrace.origin.checkpoint.finding import Findings
     from tailrace.origin.checkpoint.layout import examine_weights
     from tailrace.origin.checkpoint.model_config import examine_config
@@ -172,9 +174,9 @@ def _weights(folder: Path, device: str, formats: Formats) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """`config` is that of its workers, `size_mib` what all of them take together.
+    """One of several models: `config` is its workers', `size_mib` their memory together.
 
-    `gpus` has the GPU of each worker, if GPUs are given out.
+    `gpus` has the GPU of each worker, if GPUs are assigned.
     """
 
     name: str
@@ -197,7 +199,12 @@ def gpu_device(gpu: str) -> str:
 
 
 def planned(tables: Tables, origin: OriginConfig) -> list[ModelPlan]:
-    """Raises ConfigError or ModelError for what cannot be."""
+    """Return the plan of each model.
+
+    Raises:
+        ConfigError: A memory limit or cap is too small or missing.
+        ModelError: A checkpoint cannot be served.
+    """
     plans: list[ModelPlan] = []
     held: Counter[str] = Counter()
     for name, table in tables.items():
@@ -215,7 +222,7 @@ def planned(tables: Tables, origin: OriginConfig) -> list[ModelPlan]:
 
 
 def caps(origin: OriginConfig, plans: Iterable[ModelPlan] = ()) -> dict[str, float]:
-    """In MiB, of the devices that have one; each GPU has the same."""
+    """Return the memory caps in MiB of the devices that have one; all GPUs have the same cap."""
     devices = dict.fromkeys([*CAP_SETTINGS, *(one for plan in plans for one in plan.shares_mib)])
     given = {device: getattr(origin, _cap_setting(device)) for device in devices}
     return {device: float(cap) for device, cap in given.items() if cap is not None}
@@ -232,27 +239,29 @@ def _check_cap(plans: list[ModelPlan], device: str, origin: OriginConfig) -> Non
     on_gpu = [plan for plan in plans if plan.device == GPU and shares[plan.name]]
     if cap is None and len(on_gpu) > 1:
         raise ConfigError(
-            f"{on_gpu[0].name!r} and {on_gpu[1].name!r} are to share a GPU",
+            f"missing, although {on_gpu[0].name!r} and {on_gpu[1].name!r} share a GPU",
             field=field,
-            hint="say how much of its memory they may take together",
+            hint="set the memory in MiB that all models together may take on it",
         )
     if cap is None:
         return
     for plan in plans:
         if shares[plan.name] > cap:
             raise ConfigError(
-                f"{plan.name!r} takes {shares[plan.name]:.0f} MiB, and the cap is {cap}",
+                f"the cap of {cap} MiB is too small: {plan.name!r} takes"
+                f" {shares[plan.name]:.0f} MiB",
                 field=field,
-                hint="a cap that holds the largest model, or a smaller kv_mib for it",
+                hint="set a larger cap, or a smaller kv_mib for the model",
             )
     kept = [plan for plan in plans if plan.table.is_kept]
     taken = sum(shares[plan.name] for plan in kept)
     largest = max((shares[plan.name] for plan in plans if plan not in kept), default=0)
     if taken + largest > cap:
-        what = ", ".join(plan.name for plan in kept)
-        beside = f", and another one needs {largest:.0f}" if largest else ""
+        names = ", ".join(plan.name for plan in kept)
+        other = f", and the largest other model needs {largest:.0f} MiB" if largest else ""
         raise ConfigError(
-            f"what is always loaded ({what}) takes {taken:.0f} MiB{beside}; the cap is {cap}",
+            f"the cap of {cap} MiB is too small: models that are always loaded ({names}) take"
+            f" {taken:.0f} MiB{other}",
             field=field,
-            hint="a larger cap, or fewer models with pin or minimum_warm",
+            hint="set a larger cap, or pin or minimum_warm for fewer models",
         )

@@ -582,14 +582,20 @@ def test_a_shadow_of_the_same_policy_does_what_the_pool_did() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "schedule: '' is not days and hours (such as 'mon-fri 08:00-18:00'"),
-        ("mon-fri", "'mon-fri' is not days and hours"),
-        ("monday 08:00-18:00", "'monday' is not a day (daily, or of mon, tue"),
+        (
+            "",
+            "schedule: '' is not DAYS HH:MM-HH:MM [ZONE] (write for instance 'mon-fri 08:00-18:00'",
+        ),
+        ("mon-fri", "'mon-fri' is not DAYS HH:MM-HH:MM [ZONE]"),
+        ("monday 08:00-18:00", "'monday' is not a day (use daily, or mon, tue"),
         ("mon 8-18", "'8-18' is not HH:MM-HH:MM"),
         ("mon 08:00-25:00", "25:00 in '08:00-25:00' is not a time of day (00:00 to 24:00)"),
-        ("mon 08:00-08:00", "ends as it begins ('00:00-24:00' is the whole day)"),
+        (
+            "mon 08:00-08:00",
+            "begins and ends at the same time (write 00:00-24:00 for the whole day)",
+        ),
         ("mon 24:00-08:00", "begins at 24:00 (write 00:00)"),
-        ("mon 08:00-18:00 Mars/Base", "no time zone is called 'Mars/Base'"),
+        ("mon 08:00-18:00 Mars/Base", "unknown time zone 'Mars/Base'"),
     ],
 )
 def test_a_malformed_schedule_is_refused_with_what_would_be_right(text: str, says: str) -> None:

@@ -68,23 +68,23 @@ def test_every_worker_of_a_model_counts() -> None:
         (
             {"a": table(), "b": table(workers=2)},
             {"cpu_memory_mib": 100},
-            "origin.cpu_memory_mib: 'b' takes 120 MiB, and the cap is 100",
+            "origin.cpu_memory_mib: the cap of 100 MiB is too small: 'b' takes 120 MiB",
         ),
         (
             {"a": table(pin=True), "b": table(workers=2)},
             {"cpu_memory_mib": 170},
-            r"always loaded \(a\) takes 60 MiB, and another one needs 120; the cap is 170",
+            r"cap of 170 .* always loaded \(a\) take 60 MiB, and the largest other model needs 120",
         ),
         (
             {"a": table(pin=True), "b": table(minimum_warm=1)},
             {"cpu_memory_mib": 100},
-            r"always loaded \(a, b\) takes 120 MiB; the cap is 100",
+            r"cap of 100 MiB .* always loaded \(a, b\) take 120 MiB",
         ),
         (
             {name: table().model_copy(update={"device": "cuda", "memory_mib": 9000})
              for name in "ab"},
             {},
-            "origin.gpu_memory_mib: 'a' and 'b' are to share a GPU",
+            "origin.gpu_memory_mib: missing, although 'a' and 'b' share a GPU",
         ),
     ],
 )  # fmt: skip
