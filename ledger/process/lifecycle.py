@@ -77,6 +77,6 @@ def look_less_often(thresholds: tuple[int, int, int] = GC_THRESHOLDS) -> None:
 
 def import_environment() -> dict[str, str]:
     """Return the environment for a child process that imports our packages from the same place."""
-    root = str(Path(__file__).resolve().parents[1])
+    root = str(Path(__file__).absolute().parents[3])  # not resolved: folders may be links
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

@@ -2,8 +2,11 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from tailrace.ledger.process.lifecycle import import_environment
 
 ENDS_AT_ONCE = """
 import asyncio, gc, os, signal
@@ -39,5 +42,13 @@ def test_python_seldom_looks_for_cycles_and_never_in_what_was_loaded(
     code = ENDS_AT_ONCE.format(imports=imports, start=start)
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_child_imports_our_packages_although_they_are_not_installed(tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-S", "-c", "import tailrace.ledger.errors as it; print(it)"]
+    result = subprocess.run(
+        command, env=import_environment(), cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert result.returncode == 0, result.stderr
