@@ -57,7 +57,7 @@ async def open_ledger(
     try:
         from tailrace.ledger.postgres.ledger import PostgresLedger
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] == "ledger":
+        if (error.name or "").partition(".")[0] == "tailrace":
             raise  # a bug of ours, not a missing package
         raise ConfigError(
             f"the package {error.name!r} is not installed",

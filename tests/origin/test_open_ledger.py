@@ -77,6 +77,15 @@ async def test_without_the_driver_it_is_said_how_to_get_it(
         await open_ledger(config, tmp_path, now_ms)
 
 
+async def test_a_missing_module_of_our_own_is_not_taken_for_the_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tailrace.ledger.postgres.ledger", None)
+    config = LedgerConfig.load(url="postgresql://db.example/tailrace")
+    with pytest.raises(ModuleNotFoundError, match=r"tailrace\.ledger\.postgres"):
+        await open_ledger(config, tmp_path, now_ms)
+
+
 def test_an_owner_is_told_apart_from_all_before_it() -> None:
     assert owner_name("blue", bytes) == "blue:00000000"
     assert owner_name(None).startswith(f"{socket.gethostname()}:")
