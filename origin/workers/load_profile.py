@@ -134,7 +134,7 @@ async def _floors_s(
 def _imported(module: str) -> str:
     """Return the modules that a worker on this machine imports, comma-separated."""
     has_triton = importlib.util.find_spec("triton") is not None and Path("/dev/nvidiactl").exists()
-    return f"{module}, origin.models.{'gpu' if has_triton else 'cpu'}_model"
+    return f"{module}, tailrace.origin.models.{'gpu' if has_triton else 'cpu'}_model"
 
 
 async def _run_s(code: str) -> float:
@@ -143,5 +143,6 @@ async def _run_s(code: str) -> float:
         *(sys.executable, "-P", "-c", f"{code}; import os; os._exit(0)"),
         env=worker_environment(),
     )
-    await process.wait()
+    if await process.wait() != 0:
+        raise Unavailable(f"a Python process with {code!r} ended with {process.returncode}")
     return time.monotonic() - began_s
