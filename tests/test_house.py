@@ -44,6 +44,7 @@ SANS_IO = (
     *("ledger/sqlite/encoding.py", "ledger/sqlite/capacity.py", "ledger/sqlite/tail.py"),
     *("origin/engine/*.py", "origin/scheduler/*.py", "origin/streams/append.py"),
     *("origin/gpu/faults.py", "origin/core/*.py", "origin/workers/liveness.py"),
+    *("origin/streams/chunks.py", "origin/streams/cursors.py", "origin/streams/offsets.py"),
     *("origin/streams/page.py", "origin/streams/request.py", "origin/pool/policies/*.py"),
     "origin/pool/*.py",
     "origin/subscriptions/subscription.py",

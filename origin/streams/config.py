@@ -23,7 +23,7 @@ from typing import Any
 
 from tailrace.ledger.errors import CallerError
 from tailrace.ledger.wire.schema import Durability
-from tailrace.origin.streams.page import BEGINNING, Offset, parse_offset
+from tailrace.origin.streams.offsets import BEGINNING, Offset, parse_offset
 from tailrace.origin.streams.protocol import EXPIRES_AT, TTL
 
 MAX_TTL_S = 100 * 365 * 24 * 3600

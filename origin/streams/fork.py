@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from tailrace.ledger.errors import CallerError, Conflict, TailraceError
 from tailrace.ledger.interface import ObjectKey
 from tailrace.ledger.objects.object import ObjectContext, ObjectRequest, ObjectResponse
+from tailrace.origin.streams.chunks import piece
 from tailrace.origin.streams.config import (
     NEVER,
     Create,
@@ -37,7 +38,7 @@ from tailrace.origin.streams.config import (
     unpack_parts,
 )
 from tailrace.origin.streams.json import Steps, first_values
-from tailrace.origin.streams.page import Tip, piece
+from tailrace.origin.streams.page import Tip
 from tailrace.origin.streams.protocol import DEFAULT_TYPE, FORK_OFFSET, FORK_SUB_OFFSET, essence
 
 MAX_DEPTH = 64

@@ -41,7 +41,8 @@ from tailrace.origin.streams.fork import (
     inherited,
     wake_by,
 )
-from tailrace.origin.streams.page import BEGINNING, Tip
+from tailrace.origin.streams.offsets import BEGINNING
+from tailrace.origin.streams.page import Tip
 from tailrace.origin.streams.protocol import (
     CONTENT_TYPE,
     LOCATION,

@@ -1,141 +1,21 @@
-"""Positions of readers, and the data there: offsets, cursors, messages and pages.
-
-An offset is an opaque token to clients, which sorts as text. It names a frame by its index, and a
-byte in it. It is nearly always at the beginning of a frame; inside a frame it is where a reader of
-text stopped between two characters. So every well-formed offset can be checked against the frame
-that it names.
-
-Cursors make the URLs of waiting readers change over time. A cache in front of us answers all
-readers who wait on one URL. A cursor in the URL, counted in intervals of time, keeps a client from
-getting the same cached answer for ever.
-
-A message is a run of Chunks, the last of which is marked. A page is the content of one answer, from
-an offset to a limit.
-"""
+"""A page is the content of one answer to a reader, from an offset to a limit."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from tailrace.ledger.errors import CallerError
-from tailrace.ledger.frame import Chunk, FinishReason, ScoredToken, StreamEnd, Token, decode, encode
-from tailrace.ledger.interface import Record
-
-BEGINNING = "-1"
-"""Offset for reading from the first byte."""
-NOW = "now"
-"""Offset for reading only future data."""
-
-_DIGITS = 16
-_FORM = re.compile(rf"([0-9]{{{_DIGITS}}})_([0-9]{{{_DIGITS}}})")
-
-EPOCH_MS = 1_728_432_000_000
-"""Start of the intervals of cursors, 2024-10-09T00:00:00Z, in Unix ms."""
-INTERVAL_MS = 20_000
-MAX_JITTER_S = 3600
-"""Maximum seconds by which a cursor is moved ahead of one that is as new as ours."""
-MAX_DIGITS = 16
-"""Maximum digits of a cursor; longer ones are not ours."""
-
-_JITTER_STEPS = MAX_JITTER_S * 1000 // INTERVAL_MS
-
-CHUNK_BYTES = 64 * 1024
-"""Maximum data bytes per Chunk: small enough for frames that share a connection."""
+from tailrace.origin.streams.chunks import piece
+from tailrace.origin.streams.offsets import Offset, no_such_offset
 
 MAX_PAGE_BYTES = 1024 * 1024
 """Maximum bytes of a page; the frame or JSON value that reaches it is completed."""
+
 MAX_PAGE_FRAMES = 1024
 """Maximum frames of a page; decoding them blocks the process for some ms."""
+
 FIRST_FRAMES = 64
 """Frames that are read first, before their size is known: 4 MiB at most."""
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Offset:
-    """Byte `byte` of the frame at `index`; as text it sorts like the pair of numbers."""
-
-    index: int
-    byte: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.index:0{_DIGITS}d}_{self.byte:0{_DIGITS}d}"
-
-
-START = Offset(0)
-
-
-def parse_offset(text: str, field: str = "offset") -> Offset | None:
-    """Return the offset that a client sent; None is `now`. Raises CallerError for anything else."""
-    if text == NOW:
-        return None
-    if text == BEGINNING:
-        return START
-    match = _FORM.fullmatch(text)
-    if match is None:
-        raise CallerError(
-            "not an offset",
-            code="bad_offset",
-            field=field,
-            hint=f"{BEGINNING}, {NOW}, or what Stream-Next-Offset said",
-        )
-    return Offset(int(match[1]), int(match[2]))
-
-
-def parse_cursor(text: str | None) -> int | None:
-    """Return the cursor that a client echoes; None if there is none or it cannot be ours."""
-    if text is None or len(text) > MAX_DIGITS or not (text.isascii() and text.isdigit()):
-        return None
-    return int(text)
-
-
-def next_cursor(now_ms: int, echoed: int | None, random: Callable[[int], bytes]) -> int:
-    """Return the interval of `now_ms`, or a number above `echoed` if that is not older."""
-    current = max(0, now_ms - EPOCH_MS) // INTERVAL_MS
-    if echoed is None or echoed < current:
-        return current
-    return echoed + 1 + int.from_bytes(random(4), "little") % _JITTER_STEPS
-
-
-class FramePiece(NamedTuple):
-    """Bytes that a frame adds to its stream; `last` if it ends a message."""
-
-    data: bytes
-    last: bool
-
-
-def chunks(messages: Iterable[bytes], index: int) -> list[Record]:
-    """Return the records of these messages, none of them empty, from `index` on."""
-    records: list[Record] = []
-    for message in messages:
-        for at in range(0, len(message), CHUNK_BYTES):
-            data = message[at : at + CHUNK_BYTES]
-            chunk = Chunk(data, at + CHUNK_BYTES >= len(message), index + len(records))
-            records.append(Record(encode(chunk), ()))
-    return records
-
-
-def end(index: int) -> Record:
-    return Record(encode(StreamEnd(0, FinishReason.STOP, index, 0)), ())
-
-
-def piece(raw: bytes) -> FramePiece:
-    """Return what a logged frame adds: a Chunk its data, a Token its text, any other nothing."""
-    _, frame = decode(raw)
-    if isinstance(frame, Chunk):
-        return FramePiece(frame.data, frame.last)
-    return FramePiece(frame.text.encode() if isinstance(frame, Token | ScoredToken) else b"", True)
-
-
-def renumbered(raw: bytes, index: int) -> bytes:
-    """Return the same Chunk or StreamEnd at another index, for readers of a fork."""
-    _, frame = decode(raw)
-    if isinstance(frame, Chunk):
-        return encode(Chunk(frame.data, frame.last, index))
-    assert isinstance(frame, StreamEnd)  # streams of objects have no other frames
-    return encode(StreamEnd(frame.total_tokens, frame.finish_reason, index, frame.prompt_tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,15 +59,6 @@ class Page:
                 return Offset(index, skipped + len(data) - size)
             size -= len(data)
         return None
-
-
-def no_such_offset(offset: Offset, why: str) -> CallerError:
-    return CallerError(
-        f"no position {offset}: {why}",
-        code="bad_offset",
-        field="offset",
-        hint="what Stream-Next-Offset said",
-    )
 
 
 class PageBuilder:

@@ -15,7 +15,8 @@ from tailrace.ledger.errors import CallerError, NotFound, TailraceError, error_b
 from tailrace.ledger.frame import CALL_METHODS, RESERVED_NAME, SAFE_METHODS, STREAM_PATH
 from tailrace.ledger.objects.object import MAX_KEY_CHARS, Headers, ObjectResponse
 from tailrace.origin.streams.json import JSON_TYPE
-from tailrace.origin.streams.page import Offset, Tip
+from tailrace.origin.streams.offsets import Offset
+from tailrace.origin.streams.page import Tip
 
 CONTENT_TYPE = "content-type"
 CACHE_CONTROL = "cache-control"

@@ -25,19 +25,13 @@ from tailrace.ledger.errors import CallerError, NotFound
 from tailrace.ledger.frame import FRAMES_TYPE, Heartbeat, StreamEnd, encode, tag_of
 from tailrace.ledger.interface import Ledger, StreamKind
 from tailrace.ledger.objects.object import ObjectRequest, ObjectResponse, ReadContext
+from tailrace.origin.streams.chunks import renumbered
 from tailrace.origin.streams.config import Create, ForkOrder, StreamConfig, StreamSettings
+from tailrace.origin.streams.cursors import next_cursor
 from tailrace.origin.streams.fork import Cut, Cutter
 from tailrace.origin.streams.json import Steps, join_json
-from tailrace.origin.streams.page import (
-    FIRST_FRAMES,
-    Offset,
-    Page,
-    PageBuilder,
-    Tip,
-    next_cursor,
-    no_such_offset,
-    renumbered,
-)
+from tailrace.origin.streams.offsets import Offset, no_such_offset
+from tailrace.origin.streams.page import FIRST_FRAMES, Page, PageBuilder, Tip
 from tailrace.origin.streams.protocol import (
     CACHE_CONTROL,
     CONTENT_TYPE,

@@ -15,8 +15,9 @@ from tailrace.ledger.interface import NewStream, StreamKind
 from tailrace.ledger.objects.object import ObjectContext
 from tailrace.ledger.objects.storage import ObjectStorage
 from tailrace.ledger.wire.schema import Durability
+from tailrace.origin.streams.chunks import chunks, end
 from tailrace.origin.streams.config import LastUse, StreamConfig
-from tailrace.origin.streams.page import Tip, chunks, end
+from tailrace.origin.streams.page import Tip
 from tailrace.origin.streams.request import Sender
 
 CONFIG = "config"

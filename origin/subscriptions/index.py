@@ -36,7 +36,7 @@ from tailrace.ledger.objects.object import (
     ObjectResponse,
 )
 from tailrace.origin.streams.config import Change, StreamEvent
-from tailrace.origin.streams.page import BEGINNING
+from tailrace.origin.streams.offsets import BEGINNING
 from tailrace.origin.subscriptions.request import INDEX_KEY, SUBSCRIPTION
 from tailrace.origin.subscriptions.subscription import Directory
 

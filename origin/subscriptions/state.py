@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 from tailrace.ledger.errors import CallerError, Conflict, Unauthorized
 from tailrace.ledger.objects.object import ObjectContext, ObjectRequest
 from tailrace.ledger.objects.storage import ObjectStorage
-from tailrace.origin.streams.page import BEGINNING, START, parse_offset
+from tailrace.origin.streams.offsets import BEGINNING, START, parse_offset
 from tailrace.origin.subscriptions.index import Update, base64url
 from tailrace.origin.subscriptions.request import AckBody, CreateBody, HolderBody, parse
 from tailrace.origin.subscriptions.subscription import (

@@ -16,7 +16,7 @@ from tailrace.origin.streams.config import (
     format_rfc3339,
     parse_expiry,
 )
-from tailrace.origin.streams.page import Offset
+from tailrace.origin.streams.offsets import Offset
 
 ids = st.binary(min_size=16, max_size=16)
 counts = st.integers(0, 10**15)

@@ -21,6 +21,7 @@ from tailrace.ledger.objects.object import (
     ObjectResponse,
 )
 from tailrace.ledger.sqlite.ledger import SqliteLedger
+from tailrace.origin.streams.chunks import CHUNK_BYTES, chunks, piece
 from tailrace.origin.streams.config import (
     NEVER,
     Create,
@@ -46,7 +47,8 @@ from tailrace.origin.streams.fork import (
 )
 from tailrace.origin.streams.json import join_json
 from tailrace.origin.streams.object import StreamObject, stream_class
-from tailrace.origin.streams.page import CHUNK_BYTES, START, Offset, Tip, chunks, piece
+from tailrace.origin.streams.offsets import START, Offset
+from tailrace.origin.streams.page import Tip
 from tests.ledger.next_alarm import next_alarm_ms
 from tests.ledger.objects.object_world import crashed
 from tests.origin.streams.stream_world import ROOT, ZERO, StreamWorld, done, streams_at

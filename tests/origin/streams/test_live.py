@@ -22,8 +22,10 @@ from tailrace.ledger.frame import (
     decode,
 )
 from tailrace.ledger.objects.object import ObjectResponse
+from tailrace.origin.streams.chunks import chunks
 from tailrace.origin.streams.config import StreamSettings
-from tailrace.origin.streams.page import START, Offset, Page, PageBuilder, Tip, chunks
+from tailrace.origin.streams.offsets import START, Offset
+from tailrace.origin.streams.page import Page, PageBuilder, Tip
 from tailrace.origin.streams.read import (
     SILENCE,
     EventTexts,

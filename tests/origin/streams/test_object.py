@@ -14,7 +14,7 @@ from tailrace.origin.streams import state
 from tailrace.origin.streams.config import Change, StreamEvent, StreamSettings
 from tailrace.origin.streams.fork import GIVE_BACK, TAKE
 from tailrace.origin.streams.json import RUN
-from tailrace.origin.streams.page import Offset
+from tailrace.origin.streams.offsets import Offset
 from tailrace.origin.streams.read import SLICE_STEPS, USE
 from tests.ledger.objects.object_world import crashed
 from tests.origin.streams.stream_world import ROOT, ZERO, StreamWorld, streams_at

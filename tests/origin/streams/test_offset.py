@@ -7,16 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.ledger.errors import CallerError
-from tailrace.origin.streams.page import (
+from tailrace.origin.streams.cursors import (
     EPOCH_MS,
     INTERVAL_MS,
     MAX_JITTER_S,
-    START,
-    Offset,
     next_cursor,
     parse_cursor,
-    parse_offset,
 )
+from tailrace.origin.streams.offsets import START, Offset, parse_offset
 
 numbers = st.integers(0, 10**16 - 1)
 offsets = st.builds(Offset, numbers, numbers)

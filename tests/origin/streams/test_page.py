@@ -18,20 +18,9 @@ from tailrace.ledger.frame import (
     encode,
     index_of,
 )
-from tailrace.origin.streams.page import (
-    CHUNK_BYTES,
-    MAX_PAGE_BYTES,
-    MAX_PAGE_FRAMES,
-    START,
-    Offset,
-    Page,
-    PageBuilder,
-    Tip,
-    chunks,
-    end,
-    piece,
-    renumbered,
-)
+from tailrace.origin.streams.chunks import CHUNK_BYTES, chunks, end, piece, renumbered
+from tailrace.origin.streams.offsets import START, Offset
+from tailrace.origin.streams.page import MAX_PAGE_BYTES, MAX_PAGE_FRAMES, Page, PageBuilder, Tip
 
 messages_of = st.lists(
     st.binary(min_size=1, max_size=20) | st.integers(1, 3 * CHUNK_BYTES).map(bytes), max_size=8

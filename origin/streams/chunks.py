@@ -1,0 +1,54 @@
+"""The frames of a stream object: messages as Chunks, and the data that each frame adds.
+
+A message is a run of Chunks, the last of which is marked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from tailrace.ledger.frame import Chunk, FinishReason, ScoredToken, StreamEnd, Token, decode, encode
+from tailrace.ledger.interface import Record
+
+CHUNK_BYTES = 64 * 1024
+"""Maximum data bytes per Chunk: small enough for frames that share a connection."""
+
+
+class FramePiece(NamedTuple):
+    """Bytes that a frame adds to its stream; `last` if it ends a message."""
+
+    data: bytes
+    last: bool
+
+
+def chunks(messages: Iterable[bytes], index: int) -> list[Record]:
+    """Return the records of these messages, none of them empty, from `index` on."""
+    records: list[Record] = []
+    for message in messages:
+        for at in range(0, len(message), CHUNK_BYTES):
+            data = message[at : at + CHUNK_BYTES]
+            chunk = Chunk(data, at + CHUNK_BYTES >= len(message), index + len(records))
+            records.append(Record(encode(chunk), ()))
+    return records
+
+
+def end(index: int) -> Record:
+    return Record(encode(StreamEnd(0, FinishReason.STOP, index, 0)), ())
+
+
+def piece(raw: bytes) -> FramePiece:
+    """Return what a logged frame adds: a Chunk its data, a Token its text, any other nothing."""
+    _, frame = decode(raw)
+    if isinstance(frame, Chunk):
+        return FramePiece(frame.data, frame.last)
+    return FramePiece(frame.text.encode() if isinstance(frame, Token | ScoredToken) else b"", True)
+
+
+def renumbered(raw: bytes, index: int) -> bytes:
+    """Return the same Chunk or StreamEnd at another index, for readers of a fork."""
+    _, frame = decode(raw)
+    if isinstance(frame, Chunk):
+        return encode(Chunk(frame.data, frame.last, index))
+    assert isinstance(frame, StreamEnd)  # streams of objects have no other frames
+    return encode(StreamEnd(frame.total_tokens, frame.finish_reason, index, frame.prompt_tokens))
