@@ -50,8 +50,8 @@ from tailrace.origin.config import StreamsConfig
 from tailrace.origin.edges.peers import ALONE, Peers, PeerTransport
 from tailrace.origin.generations.service import CHAT
 from tailrace.origin.plugin import load_plugin
-from tailrace.origin.streams.config import StreamSettings
 from tailrace.origin.streams.object import stream_class
+from tailrace.origin.streams.settings import StreamSettings
 from tailrace.origin.subscriptions.index import MAX_SUBSCRIPTIONS, UPDATE, Updates, index_class
 from tailrace.origin.subscriptions.object import subscription_class
 from tailrace.origin.subscriptions.request import INDEX_KEY, SUBSCRIPTION

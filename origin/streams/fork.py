@@ -27,9 +27,7 @@ from tailrace.ledger.interface import ObjectKey
 from tailrace.ledger.objects.object import ObjectContext, ObjectRequest, ObjectResponse
 from tailrace.origin.streams.chunks import piece
 from tailrace.origin.streams.config import (
-    NEVER,
     Create,
-    Expiry,
     ForkOrder,
     Part,
     StreamConfig,
@@ -37,6 +35,7 @@ from tailrace.origin.streams.config import (
     unpack_order,
     unpack_parts,
 )
+from tailrace.origin.streams.expiry import NEVER, Expiry
 from tailrace.origin.streams.json import Steps, first_values
 from tailrace.origin.streams.page import Tip
 from tailrace.origin.streams.protocol import DEFAULT_TYPE, FORK_OFFSET, FORK_SUB_OFFSET, essence

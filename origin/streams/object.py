@@ -29,7 +29,8 @@ from tailrace.origin.streams.append import (
     messages_of,
     place_headers,
 )
-from tailrace.origin.streams.config import Change, Create, StreamEvent, StreamSettings, packed
+from tailrace.origin.streams.config import Create, packed
+from tailrace.origin.streams.events import Change, StreamEvent
 from tailrace.origin.streams.fork import (
     GIVE_BACK,
     TAKE,
@@ -67,6 +68,7 @@ from tailrace.origin.streams.read import (
     read_stream,
 )
 from tailrace.origin.streams.request import AppendRequest, Place, parse_append, parse_create
+from tailrace.origin.streams.settings import StreamSettings
 from tailrace.origin.streams.state import PRODUCER, StoredStream
 
 WRITES = frozenset(("PUT", "POST", "DELETE"))

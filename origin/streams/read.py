@@ -26,7 +26,7 @@ from tailrace.ledger.frame import FRAMES_TYPE, Heartbeat, StreamEnd, encode, tag
 from tailrace.ledger.interface import Ledger, StreamKind
 from tailrace.ledger.objects.object import ObjectRequest, ObjectResponse, ReadContext
 from tailrace.origin.streams.chunks import renumbered
-from tailrace.origin.streams.config import Create, ForkOrder, StreamConfig, StreamSettings
+from tailrace.origin.streams.config import Create, ForkOrder, StreamConfig
 from tailrace.origin.streams.cursors import next_cursor
 from tailrace.origin.streams.fork import Cut, Cutter
 from tailrace.origin.streams.json import Steps, join_json
@@ -56,6 +56,7 @@ from tailrace.origin.streams.protocol import (
     tip_headers,
 )
 from tailrace.origin.streams.request import Live, Read, parse_read
+from tailrace.origin.streams.settings import StreamSettings
 from tailrace.origin.streams.state import CONFIG
 
 SLICE_STEPS = 64

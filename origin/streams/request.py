@@ -9,8 +9,9 @@ from urllib.parse import parse_qsl, urlsplit
 
 from tailrace.ledger.errors import CallerError, TooLarge
 from tailrace.ledger.objects.object import ObjectRequest
-from tailrace.origin.streams.config import Create, ForkOrder, parse_expiry
+from tailrace.origin.streams.config import Create, ForkOrder
 from tailrace.origin.streams.cursors import parse_cursor
+from tailrace.origin.streams.expiry import parse_expiry
 from tailrace.origin.streams.offsets import START, Offset, parse_offset
 from tailrace.origin.streams.protocol import (
     CLOSED,

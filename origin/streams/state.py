@@ -16,7 +16,8 @@ from tailrace.ledger.objects.object import ObjectContext
 from tailrace.ledger.objects.storage import ObjectStorage
 from tailrace.ledger.wire.schema import Durability
 from tailrace.origin.streams.chunks import chunks, end
-from tailrace.origin.streams.config import LastUse, StreamConfig
+from tailrace.origin.streams.config import StreamConfig
+from tailrace.origin.streams.expiry import LastUse
 from tailrace.origin.streams.page import Tip
 from tailrace.origin.streams.request import Sender
 

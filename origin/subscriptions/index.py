@@ -35,7 +35,7 @@ from tailrace.ledger.objects.object import (
     ObjectRequest,
     ObjectResponse,
 )
-from tailrace.origin.streams.config import Change, StreamEvent
+from tailrace.origin.streams.events import Change, StreamEvent
 from tailrace.origin.streams.offsets import BEGINNING
 from tailrace.origin.subscriptions.request import INDEX_KEY, SUBSCRIPTION
 from tailrace.origin.subscriptions.subscription import Directory

@@ -15,8 +15,9 @@ from tailrace.ledger.objects.object import ObjectFactory, ObjectRequest, ObjectR
 from tailrace.ledger.objects.runtime import ObjectRuntime
 from tailrace.ledger.sqlite.ledger import SqliteLedger
 from tailrace.ledger.sqlite.retention import RetentionSettings
-from tailrace.origin.streams.config import StreamEvent, StreamSettings
+from tailrace.origin.streams.events import StreamEvent
 from tailrace.origin.streams.object import stream_class
+from tailrace.origin.streams.settings import StreamSettings
 from tests.ledger.objects.object_world import HandClock
 
 ROOT = "http://host/v1/stream/"

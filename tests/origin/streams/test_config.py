@@ -5,17 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.ledger.errors import CallerError
-from tailrace.origin.streams.config import (
-    NEVER,
-    Create,
-    Expiry,
-    ForkOrder,
-    LastUse,
-    Part,
-    StreamConfig,
-    format_rfc3339,
-    parse_expiry,
-)
+from tailrace.origin.streams.config import Create, ForkOrder, Part, StreamConfig
+from tailrace.origin.streams.expiry import NEVER, Expiry, LastUse, format_rfc3339, parse_expiry
 from tailrace.origin.streams.offsets import Offset
 
 ids = st.binary(min_size=16, max_size=16)

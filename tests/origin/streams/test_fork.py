@@ -22,16 +22,8 @@ from tailrace.ledger.objects.object import (
 )
 from tailrace.ledger.sqlite.ledger import SqliteLedger
 from tailrace.origin.streams.chunks import CHUNK_BYTES, chunks, piece
-from tailrace.origin.streams.config import (
-    NEVER,
-    Create,
-    Expiry,
-    ForkOrder,
-    Part,
-    StreamConfig,
-    StreamSettings,
-    packed,
-)
+from tailrace.origin.streams.config import Create, ForkOrder, Part, StreamConfig, packed
+from tailrace.origin.streams.expiry import NEVER, Expiry
 from tailrace.origin.streams.fork import (
     GIVE_BACK,
     MAX_DEPTH,
@@ -49,6 +41,7 @@ from tailrace.origin.streams.json import join_json
 from tailrace.origin.streams.object import StreamObject, stream_class
 from tailrace.origin.streams.offsets import START, Offset
 from tailrace.origin.streams.page import Tip
+from tailrace.origin.streams.settings import StreamSettings
 from tests.ledger.next_alarm import next_alarm_ms
 from tests.ledger.objects.object_world import crashed
 from tests.origin.streams.stream_world import ROOT, ZERO, StreamWorld, done, streams_at

@@ -23,7 +23,6 @@ from tailrace.ledger.frame import (
 )
 from tailrace.ledger.objects.object import ObjectResponse
 from tailrace.origin.streams.chunks import chunks
-from tailrace.origin.streams.config import StreamSettings
 from tailrace.origin.streams.offsets import START, Offset
 from tailrace.origin.streams.page import Page, PageBuilder, Tip
 from tailrace.origin.streams.read import (
@@ -32,6 +31,7 @@ from tailrace.origin.streams.read import (
     control_event,
     data_event,
 )
+from tailrace.origin.streams.settings import StreamSettings
 from tests.origin.streams.stream_world import TIMEOUT_S, ZERO, StreamWorld, streams_at
 
 pytestmark = pytest.mark.anyio

@@ -11,11 +11,12 @@ from tailrace.ledger.interface import ObjectKey, ValueRange
 from tailrace.ledger.objects.object import ERASE, ObjectRequest, ObjectResponse
 from tailrace.ledger.sqlite.retention import RetentionSettings
 from tailrace.origin.streams import state
-from tailrace.origin.streams.config import Change, StreamEvent, StreamSettings
+from tailrace.origin.streams.events import Change, StreamEvent
 from tailrace.origin.streams.fork import GIVE_BACK, TAKE
 from tailrace.origin.streams.json import RUN
 from tailrace.origin.streams.offsets import Offset
 from tailrace.origin.streams.read import SLICE_STEPS, USE
+from tailrace.origin.streams.settings import StreamSettings
 from tests.ledger.objects.object_world import crashed
 from tests.origin.streams.stream_world import ROOT, ZERO, StreamWorld, streams_at
 

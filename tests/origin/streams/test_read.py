@@ -23,9 +23,10 @@ from tailrace.ledger.frame import (
 from tailrace.ledger.interface import Append, Ledger, NewStream, ObjectKey, Record, StreamKind
 from tailrace.ledger.objects.object import ObjectRequest, ObjectResponse
 from tailrace.ledger.objects.runtime import ObjectRuntime
-from tailrace.origin.streams.config import StreamConfig, StreamSettings
+from tailrace.origin.streams.config import StreamConfig
 from tailrace.origin.streams.object import stream_class
 from tailrace.origin.streams.protocol import NEXT_OFFSET, TTL
+from tailrace.origin.streams.settings import StreamSettings
 from tailrace.origin.streams.state import CONFIG
 from tests.ledger.backends import A, PostgresBackend, token, tokens
 from tests.ledger.postgres_server import PostgresServer

@@ -25,7 +25,7 @@ from tailrace.ledger.objects import storage
 from tailrace.ledger.objects.object import ObjectResponse
 from tailrace.ledger.sqlite.ledger import SqliteLedger
 from tailrace.origin.streams.chunks import CHUNK_BYTES
-from tailrace.origin.streams.config import StreamSettings
+from tailrace.origin.streams.settings import StreamSettings
 from tests.ledger.objects.object_world import HeldStore, LedgerWithObjects, step
 from tests.origin.streams.stream_world import StreamWorld, streams_at
 

@@ -4,7 +4,8 @@ import pytest
 
 from tailrace.ledger.errors import CallerError, NotFound, TooLarge
 from tailrace.ledger.objects.object import Headers, ObjectRequest
-from tailrace.origin.streams.config import Create, Expiry, ForkOrder
+from tailrace.origin.streams.config import Create, ForkOrder
+from tailrace.origin.streams.expiry import Expiry
 from tailrace.origin.streams.offsets import START, Offset
 from tailrace.origin.streams.request import (
     AppendRequest,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tailrace.ledger.interface import ObjectKey
-from tailrace.origin.streams.config import Change
+from tailrace.origin.streams.events import Change
 from tests.ledger.next_alarm import next_alarm_ms
 from tests.origin.streams.stream_world import StreamWorld, streams_at
 

@@ -16,8 +16,9 @@ from tailrace.ledger.interface import ObjectKey
 from tailrace.ledger.objects.object import ObjectFactory, ObjectRequest, ObjectResponse
 from tailrace.ledger.objects.runtime import ObjectRuntime
 from tailrace.ledger.sqlite.ledger import SqliteLedger
-from tailrace.origin.streams.config import StreamEvent, StreamSettings
+from tailrace.origin.streams.events import StreamEvent
 from tailrace.origin.streams.object import stream_class
+from tailrace.origin.streams.settings import StreamSettings
 from tailrace.origin.subscriptions.index import Updates, index_class
 from tailrace.origin.subscriptions.object import subscription_class
 from tailrace.origin.subscriptions.request import INDEX_KEY, SUBSCRIPTION, object_of

@@ -15,7 +15,7 @@ from tailrace.ledger.frame import Durability
 from tailrace.ledger.interface import ObjectKey, ObjectWrite
 from tailrace.ledger.objects.object import ObjectRequest, ObjectResponse
 from tailrace.ledger.sqlite.ledger import SqliteLedger
-from tailrace.origin.streams.config import Change, StreamEvent
+from tailrace.origin.streams.events import Change, StreamEvent
 from tailrace.origin.subscriptions.index import ENTRY, SCAN, UPDATE, VERSION, Update, Updates
 from tailrace.origin.subscriptions.request import INDEX_KEY
 
