@@ -17,7 +17,7 @@ from enum import Enum, auto
 
 from tailrace.ledger.errors import CallerError, Conflict, Forbidden, TailraceError
 from tailrace.ledger.objects.object import Headers
-from tailrace.origin.streams.json import Steps, split_json
+from tailrace.origin.streams.json_messages import Steps, split_json
 from tailrace.origin.streams.page import Tip
 from tailrace.origin.streams.protocol import (
     CONTENT_TYPE,

@@ -36,7 +36,7 @@ from tailrace.origin.streams.config import (
     unpack_parts,
 )
 from tailrace.origin.streams.expiry import NEVER, Expiry
-from tailrace.origin.streams.json import Steps, first_values
+from tailrace.origin.streams.json_messages import Steps, first_values
 from tailrace.origin.streams.page import Tip
 from tailrace.origin.streams.protocol import DEFAULT_TYPE, FORK_OFFSET, FORK_SUB_OFFSET, essence
 

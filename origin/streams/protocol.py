@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 from tailrace.ledger.errors import CallerError, NotFound, TailraceError, error_body
 from tailrace.ledger.frame import CALL_METHODS, RESERVED_NAME, SAFE_METHODS, STREAM_PATH
 from tailrace.ledger.objects.object import MAX_KEY_CHARS, Headers, ObjectResponse
-from tailrace.origin.streams.json import JSON_TYPE
+from tailrace.origin.streams.json_messages import JSON_TYPE
 from tailrace.origin.streams.offsets import Offset
 from tailrace.origin.streams.page import Tip
 

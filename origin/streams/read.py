@@ -29,7 +29,7 @@ from tailrace.origin.streams.chunks import renumbered
 from tailrace.origin.streams.config import Create, ForkOrder, StreamConfig
 from tailrace.origin.streams.cursors import next_cursor
 from tailrace.origin.streams.fork import Cut, Cutter
-from tailrace.origin.streams.json import Steps, join_json
+from tailrace.origin.streams.json_messages import Steps, join_json
 from tailrace.origin.streams.offsets import Offset, no_such_offset
 from tailrace.origin.streams.page import FIRST_FRAMES, Page, PageBuilder, Tip
 from tailrace.origin.streams.protocol import (

@@ -22,7 +22,7 @@ from tailrace.ledger.objects.object import (
     ObjectRequest,
     ObjectResponse,
 )
-from tailrace.origin.streams.json import JSON_TYPE
+from tailrace.origin.streams.json_messages import JSON_TYPE
 from tailrace.origin.streams.protocol import CONTENT_TYPE, NEXT_OFFSET, answer, error_answer, parted
 from tailrace.origin.subscriptions.index import ENTER, LEAVE, NAME, SCAN, SIGN, UPDATE, Updates
 from tailrace.origin.subscriptions.request import (

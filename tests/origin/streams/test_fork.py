@@ -37,7 +37,7 @@ from tailrace.origin.streams.fork import (
     created,
     inherited,
 )
-from tailrace.origin.streams.json import join_json
+from tailrace.origin.streams.json_messages import join_json
 from tailrace.origin.streams.object import StreamObject, stream_class
 from tailrace.origin.streams.offsets import START, Offset
 from tailrace.origin.streams.page import Tip

@@ -13,7 +13,7 @@ from tailrace.ledger.sqlite.retention import RetentionSettings
 from tailrace.origin.streams import state
 from tailrace.origin.streams.events import Change, StreamEvent
 from tailrace.origin.streams.fork import GIVE_BACK, TAKE
-from tailrace.origin.streams.json import RUN
+from tailrace.origin.streams.json_messages import RUN
 from tailrace.origin.streams.offsets import Offset
 from tailrace.origin.streams.read import SLICE_STEPS, USE
 from tailrace.origin.streams.settings import StreamSettings

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.ledger.errors import CallerError
-from tailrace.origin.streams.json import (
+from tailrace.origin.streams.json_messages import (
     MAX_DEPTH,
     MESSAGE_BYTES,
     RUN,
