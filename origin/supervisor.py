@@ -33,7 +33,8 @@ from tailrace.origin.generations.runs import Runs
 from tailrace.origin.generations.service import Service
 from tailrace.origin.gpu.meter import GpuMeter
 from tailrace.origin.metrics import Metrics
-from tailrace.origin.objects import OriginObjects, load_classes
+from tailrace.origin.objects.object_host import OriginObjects
+from tailrace.origin.objects.operator_classes import load_classes
 from tailrace.origin.open_ledger import open_ledger
 from tailrace.origin.pool.history.recorder import recorder_of
 from tailrace.origin.serving.model_host import ModelHost, Readers, live_pool, single_pool

@@ -1,7 +1,7 @@
 """The deployment of an edge's wrangler file: classes of objects, bindings, migrations and crons.
 
 An edge sends all of it whenever it connects to an origin. The origin applies what is new
-(`origin/objects.py`).
+(`origin/objects/deployments.py`).
 """
 
 from __future__ import annotations

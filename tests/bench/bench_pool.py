@@ -38,7 +38,7 @@ from tailrace.origin.checkpoint.prompt import PromptReader  # noqa: E402
 from tailrace.origin.config import DEMO_MODEL, LedgerConfig, OriginConfig, StreamsConfig  # noqa: E402
 from tailrace.origin.core.pool import ModelPool  # noqa: E402
 from tailrace.origin.generations.service import Service  # noqa: E402
-from tailrace.origin.objects import OriginObjects  # noqa: E402
+from tailrace.origin.objects.object_host import OriginObjects  # noqa: E402
 from tailrace.origin.open_ledger import open_ledger  # noqa: E402
 from tailrace.origin.pool.members import PoolMember  # noqa: E402
 from tailrace.origin.pool.model_table import ModelTable  # noqa: E402

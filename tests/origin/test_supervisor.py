@@ -14,7 +14,7 @@ from tailrace.ledger.frame import Durability
 from tailrace.ledger.interface import NewStream
 from tailrace.ledger.sqlite.ledger import SqliteLedger
 from tailrace.origin.config import LedgerConfig, OriginConfig, StreamsConfig
-from tailrace.origin.objects import OriginObjects
+from tailrace.origin.objects.object_host import OriginObjects
 from tailrace.origin.steady_clock import KeptClock, now_ms
 from tailrace.origin.supervisor import Supervisor
 from tests.ledger.sqlite.faulty_vfs import Disk, FaultyVfs

@@ -15,7 +15,8 @@ from tailrace.ledger.objects.deployment import Deployment
 from tailrace.ledger.objects.object import DurableObject, ObjectRequest
 from tailrace.ledger.sqlite.ledger import SqliteLedger
 from tailrace.origin.config import StreamsConfig
-from tailrace.origin.objects import OriginObjects, load_classes
+from tailrace.origin.objects.object_host import OriginObjects
+from tailrace.origin.objects.operator_classes import load_classes
 from tests.origin.own_objects import MINUTE_MS, START_MS, Clerk, Counter
 
 pytestmark = pytest.mark.anyio

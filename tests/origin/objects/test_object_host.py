@@ -15,7 +15,8 @@ from tailrace.ledger.objects.runtime import MAX_ALARMS_AT_ONCE
 from tailrace.ledger.sqlite.ledger import SqliteLedger
 from tailrace.origin.config import StreamsConfig
 from tailrace.origin.generations.service import CHAT
-from tailrace.origin.objects import KEPT_MS, OriginObjects
+from tailrace.origin.objects.chats import KEPT_MS
+from tailrace.origin.objects.object_host import OriginObjects
 from tailrace.origin.steady_clock import now_ms
 from tailrace.origin.subscriptions.index import SCAN
 from tailrace.origin.subscriptions.request import INDEX_KEY, SUBSCRIPTION

@@ -1,0 +1,149 @@
+"""The object runtime of an origin, with all classes of objects that it serves.
+
+They are streams, subscriptions, chats, deployments and the operator's own classes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from functools import partial
+
+from tailrace.ledger.errors import NotFound, Unavailable
+from tailrace.ledger.frame import Durability
+from tailrace.ledger.interface import Ledger, ObjectKey
+from tailrace.ledger.objects.deployment import DEPLOYMENT
+from tailrace.ledger.objects.object import (
+    DurableObject,
+    ObjectFactory,
+    ObjectLimits,
+    ObjectRequest,
+    ObjectResponse,
+)
+from tailrace.ledger.objects.runtime import ObjectRuntime
+from tailrace.origin.config import StreamsConfig
+from tailrace.origin.edges.peers import ALONE, Peers, PeerTransport
+from tailrace.origin.generations.service import CHAT
+from tailrace.origin.objects.chats import CHATS
+from tailrace.origin.objects.deployments import KEPT, Deployed, DeploymentObject
+from tailrace.origin.objects.operator_classes import Classes
+from tailrace.origin.streams.object import stream_class
+from tailrace.origin.streams.settings import StreamSettings
+from tailrace.origin.subscriptions.index import MAX_SUBSCRIPTIONS, UPDATE, Updates, index_class
+from tailrace.origin.subscriptions.object import subscription_class
+from tailrace.origin.subscriptions.request import INDEX_KEY, SUBSCRIPTION
+from tailrace.origin.subscriptions.webhook import Webhooks
+
+HERE = frozenset((UPDATE,))
+"""Operations whose data is in this process's memory, so that the subscription is moved here."""
+
+
+class OriginObjects:
+    """The object runtime with its classes. `run` it, and `close` it before the ledger."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        config: StreamsConfig,
+        now_ms: Callable[[], int],
+        random: Callable[[int], bytes] = secrets.token_bytes,
+        *,
+        transport: PeerTransport = ALONE,
+        own: Classes | None = None,
+    ) -> None:
+        """Create the runtime.
+
+        `transport` is used for connections to other origins, `own` the operator's classes.
+        """
+        self._on = config.subscriptions
+        self._own = own or {}
+        self._scripts: dict[str, Deployed] = {}
+        self._updates = Updates(ledger.objects)
+        self._webhooks = Webhooks(config.webhook_hosts, now_ms=now_ms)
+        settings = StreamSettings(
+            long_poll_s=config.long_poll_s,
+            sse_s=config.sse_s,
+            durability=Durability.from_word(config.durability),
+            on_event=self._updates.on_event if self._on else None,
+        )
+        self._classes: dict[str, ObjectFactory] = {
+            "stream": stream_class(settings),
+            CHAT: CHATS,
+            DEPLOYMENT: partial(DeploymentObject, own=self._own),
+            # When subscriptions are off they do nothing, not even when an earlier alarm rings.
+            SUBSCRIPTION: DurableObject,
+            INDEX_KEY.kind: DurableObject,
+        }
+        if self._on:
+            self._classes[SUBSCRIPTION] = subscription_class(self._updates, self._webhooks)
+            self._classes[INDEX_KEY.kind] = index_class(self._updates)
+        # Delivering a wake takes as long as its webhook does.
+        limits = ObjectLimits(alarms_at_once={SUBSCRIPTION: MAX_SUBSCRIPTIONS} if self._on else {})
+        self._peers = Peers(ledger.objects.seize, HERE, transport)
+        self.runtime = ObjectRuntime(
+            ledger, self._classes, now_ms, random, limits=limits, forward=self._peers.ask
+        )
+
+    async def fetch(self, key: ObjectKey, request: ObjectRequest) -> ObjectResponse:
+        if not self._on and key.kind in (SUBSCRIPTION, INDEX_KEY.kind):
+            raise NotFound(
+                "this origin has no subscriptions",
+                code="subscriptions_off",
+                hint="its operator can set streams.subscriptions = true",
+            )
+        return await self.runtime.fetch(key, request)
+
+    async def fetch_here(self, key: ObjectKey, request: ObjectRequest) -> ObjectResponse:
+        if key.kind not in self._classes:
+            await self.load()  # another origin has been told of it
+        return await self.runtime.fetch_here(key, request)
+
+    async def deploy(self, script: str, request: ObjectRequest) -> ObjectResponse:
+        """Deploy a wrangler file's classes and crons. Raises Conflict if that is impossible."""
+        response = await self.runtime.fetch(ObjectKey(DEPLOYMENT, script), request)
+        assert isinstance(response.body, bytes)
+        self._adopt(script, response.body)
+        return ObjectResponse(204)
+
+    def kind_of(self, called: str) -> str:
+        """Return the namespace of SCRIPT/CLASS. Raises Unavailable where nothing is deployed."""
+        script, _, name = called.rpartition("/")
+        deployed = self._scripts.get(script)
+        if deployed is None:
+            raise Unavailable(f"{script} is not deployed here", code="not_deployed")
+        if name not in deployed.kinds:
+            raise NotFound(f"no class {name} is deployed", field="kind")
+        return deployed.kinds[name]
+
+    async def load(self) -> None:
+        """Load what is deployed, from the ledger."""
+        store = self.runtime.ledger.objects
+        for script in await store.names(DEPLOYMENT):
+            found = await store.get(ObjectKey(DEPLOYMENT, script), (KEPT,))
+            if KEPT in found:
+                self._adopt(script, found[KEPT])
+
+    def _adopt(self, script: str, raw: bytes) -> None:
+        """Recreate loaded objects of namespaces that have another class from now on."""
+        self._scripts[script] = deployed = Deployed.model_validate_json(raw)
+        wanted: dict[str, ObjectFactory] = {
+            kind: self._own[name] for name, kind in deployed.kinds.items() if name in self._own
+        }
+        for kind, made in (wanted | dict.fromkeys(deployed.erasing, DurableObject)).items():
+            if self._classes.get(kind) is not made:
+                self._classes[kind] = made
+                self.runtime.reset(kind)
+
+    async def run(self) -> None:
+        """Run alarms, eviction and updates, until cancelled."""
+        await self.load()
+        async with asyncio.TaskGroup() as parts:
+            parts.create_task(self.runtime.run())
+            if self._on:
+                parts.create_task(self._updates.run(self.runtime))
+
+    async def close(self) -> None:
+        await self.runtime.close()
+        await self._peers.close()
+        await self._webhooks.aclose()
