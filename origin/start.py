@@ -24,7 +24,7 @@ from tailrace.origin.checkpoint.folder import check_folder
 from tailrace.origin.config import LedgerConfig, OriginConfig, StreamsConfig
 from tailrace.origin.gpu.placement import place
 from tailrace.origin.pool.model_table import Tables
-from tailrace.origin.workers.fork_client import Launcher
+from tailrace.origin.workers.fork_client import ForkServer
 from tailrace.origin.workers.kernel_cache import offer
 from tailrace.origin.workers.liveness import Patience
 from tailrace.origin.workers.program import gpus_of, makes_tokens, program, unused
@@ -108,16 +108,16 @@ async def _start(
     streams: StreamsConfig,
     several: Sequence[ModelPlan],
 ) -> None:
-    launcher = launcher_of(config, [plan.config for plan in several] or [config])
+    fork_server = fork_server_of(config, [plan.config for plan in several] or [config])
     slots: list[WorkerSlot] = []
     for plan in several:
-        slots += slots_of(plan.name, plan.config, launcher, len(slots), plan.gpus)
+        slots += slots_of(plan.name, plan.config, fork_server, len(slots), plan.gpus)
     if not several:  # the workers of a single model always run, so they start now
-        slots = slots_of("", config, launcher, 0, _gpus_of_workers(config))
+        slots = slots_of("", config, fork_server, 0, _gpus_of_workers(config))
         for slot in slots:
             slot.launch()
     stop = Stop()
-    parts = [slot.keep() for slot in slots] + ([launcher.keep()] if launcher else [])
+    parts = [slot.keep() for slot in slots] + ([fork_server.keep()] if fork_server else [])
     async with beside(parts) as running:
         await asyncio.to_thread(
             import_module, "tailrace.origin.supervisor"
@@ -139,7 +139,7 @@ def _gpus_of_workers(config: OriginConfig) -> Sequence[str]:
     return place([0.0] * config.workers, gpus, {})
 
 
-def launcher_of(config: OriginConfig, models: Sequence[OriginConfig]) -> Launcher | None:
+def fork_server_of(config: OriginConfig, models: Sequence[OriginConfig]) -> ForkServer | None:
     """Return a fork server for the workers of all models that make tokens, or None.
 
     It imports the modules that any of them needs. A single small model is also loaded by it;
@@ -152,13 +152,13 @@ def launcher_of(config: OriginConfig, models: Sequence[OriginConfig]) -> Launche
     module, settings = program(ours[0])
     if len(models) > 1:
         settings = devices.pop() if len(devices) == 1 else "auto"
-    return Launcher(module, settings, worker_environment())
+    return ForkServer(module, settings, worker_environment())
 
 
 def slots_of(
     name: str,
     config: OriginConfig,
-    launcher: Launcher | None,
+    fork_server: ForkServer | None,
     first: int,
     gpus: Sequence[str] = (),
 ) -> list[WorkerSlot]:
@@ -168,7 +168,7 @@ def slots_of(
     """
     command = program(config)
     patience = Patience(config.worker_silence_s, config.worker_start_s)
-    forks = launcher if makes_tokens(config) else None
+    forks = fork_server if makes_tokens(config) else None
     return [
         WorkerSlot(first + nth, command, patience, forks, name, gpus[nth] if gpus else None)
         for nth in range(config.workers)

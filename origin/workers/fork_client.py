@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 import structlog
 
 from tailrace.ledger.flow.backoff import Backoff
-from tailrace.origin.workers.fork_server import MAX_ORDER_BYTES, Forked
+from tailrace.origin.workers.fork_server import MAX_ORDER_BYTES, ForkMessage
 from tailrace.origin.workers.load_spans import LoadStage
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -33,7 +33,7 @@ PATIENCE_S = 30.0
 ORPHANS_S = 1.0
 """Interval in seconds between two attempts to reap the orphans of a dead worker."""
 
-log = structlog.get_logger("launcher")
+log = structlog.get_logger("fork_server")
 
 
 class ForkedProcess:
@@ -85,7 +85,7 @@ ChildProcess = asyncio.subprocess.Process | ForkedProcess
 """The process of a worker, forked or spawned."""
 
 
-class Launcher:
+class ForkServer:
     """Keeps one fork server running for workers that run `module` with `settings`.
 
     Attributes:
@@ -116,7 +116,9 @@ class Launcher:
                 backoff.reset()
             if not self.refusal:
                 await asyncio.sleep(backoff.next_delay_s())
-        log.warning("launcher.refused", reason=self.refusal, hint="each worker imports for itself")
+        log.warning(
+            "fork_server.refused", reason=self.refusal, hint="each worker imports for itself"
+        )
         self._settled.set()
         await asyncio.Event().wait()
 
@@ -143,7 +145,7 @@ class Launcher:
             order = {"argv": argv, "environment": dict(environment or {})}
             self._socket.send(json.dumps(order).encode())
         except OSError as error:
-            log.warning("launcher.no_answer", error=f"{type(error).__name__}: {error}")
+            log.warning("fork_server.no_answer", error=f"{type(error).__name__}: {error}")
             self._end()
             return None
         return worker
@@ -151,14 +153,14 @@ class Launcher:
     async def _one_life(self) -> bool:
         """Run a fork server until it ends; return True if it was ready to fork."""
         if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1) != 0:
-            log.warning("launcher.no_subreaper")  # forked workers will be lost and then spawned
+            log.warning("fork_server.no_subreaper")  # forked workers will be lost and then spawned
         asked_s = time.monotonic()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         with ours, theirs:
             fd = theirs.fileno()
             command = "tailrace.origin.workers.fork_server", str(fd), *self._command
-            self._process = process = await launched(*command, env=self._environment, fds=(fd,))
+            self._process = process = await spawn(*command, env=self._environment, fds=(fd,))
             theirs.close()
             was_ready = False
             try:
@@ -175,13 +177,13 @@ class Launcher:
                 self._settled.clear()
                 kill(process)
                 await process.wait()
-            log.warning("launcher.lost", pid=process.pid, exit=process.returncode)
+            log.warning("fork_server.lost", pid=process.pid, exit=process.returncode)
             return was_ready
 
-    def _ready(self, pid: int, said: Forked, asked_s: float) -> None:
-        self.stages = LoadStage("launcher", asked_s, said.stages[0].begin_s), *said.stages
+    def _ready(self, pid: int, said: ForkMessage, asked_s: float) -> None:
+        self.stages = LoadStage("fork_server", asked_s, said.stages[0].begin_s), *said.stages
         took_s = self.stages[-1].end_s - asked_s
-        log.info("launcher.ready", pid=pid, rss_kib=said.rss_kib, pss_kib=said.pss_kib, s=took_s)
+        log.info("fork_server.ready", pid=pid, rss_kib=said.rss_kib, pss_kib=said.pss_kib, s=took_s)
 
     def _end(self) -> None:
         """Kill the fork server; `keep` starts another one."""
@@ -189,19 +191,19 @@ class Launcher:
             kill(self._process)
 
 
-async def _message(launcher: socket.socket) -> Forked | None:
+async def _message(fork_server: socket.socket) -> ForkMessage | None:
     """Return the fork server's next message, or None if it has ended."""
     try:
-        data = await asyncio.get_running_loop().sock_recv(launcher, MAX_ORDER_BYTES)
+        data = await asyncio.get_running_loop().sock_recv(fork_server, MAX_ORDER_BYTES)
     except OSError:
         return None
     if not data:
         return None
     said = json.loads(data)
-    return Forked(**said | {"stages": tuple(LoadStage(**stage) for stage in said["stages"])})
+    return ForkMessage(**said | {"stages": tuple(LoadStage(**stage) for stage in said["stages"])})
 
 
-async def launched(
+async def spawn(
     module: str, *argv: str, env: Mapping[str, str], fds: Sequence[int] = ()
 ) -> asyncio.subprocess.Process:
     """Spawn a process that runs a worker's module, or the fork server, through `bootstrap`."""

@@ -39,7 +39,7 @@ Run = Callable[[Sequence[str]], int]
 
 
 @dataclass(frozen=True, slots=True)
-class Forked:
+class ForkMessage:
     """A message to the supervisor: the waiting worker's `pid`, or the `refusal` to fork.
 
     The first message also has the `stages` of the fork server's start and its memory.
@@ -89,11 +89,11 @@ def unclean() -> str:
     return ""
 
 
-def _fork_ahead(run: Run, parent: int) -> tuple[Forked, int]:
+def _fork_ahead(run: Run, parent: int) -> tuple[ForkMessage, int]:
     """Fork a worker that waits; return its message, and the descriptor for its order."""
     refusal = unclean()
     if refusal:
-        return Forked(refusal=refusal), -1
+        return ForkMessage(refusal=refusal), -1
     told, tell = os.pipe()
     order, give = os.pipe()
     between = os.fork()
@@ -105,7 +105,7 @@ def _fork_ahead(run: Run, parent: int) -> tuple[Forked, int]:
     with os.fdopen(told, "rb") as answer:
         pid = int(answer.read(PID_DIGITS))
     os.waitpid(between, 0)
-    return Forked(pid), give
+    return ForkMessage(pid), give
 
 
 def _in_between(run: Run, parent: int, order: int, tell: int) -> None:
@@ -141,7 +141,7 @@ def _work(run: Run, parent: int) -> int:
     return run(order["argv"])
 
 
-def _send(supervisor: socket.socket, message: Forked) -> None:
+def _send(supervisor: socket.socket, message: ForkMessage) -> None:
     supervisor.send(json.dumps(asdict(message)).encode())
 
 

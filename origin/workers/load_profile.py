@@ -21,13 +21,13 @@ from pathlib import Path
 from tailrace.ledger.errors import Unavailable
 from tailrace.ledger.process.tasks import beside
 from tailrace.origin.config import OriginConfig
-from tailrace.origin.start import launcher_of, slots_of
+from tailrace.origin.start import fork_server_of, slots_of
 from tailrace.origin.workers.load_spans import WorkerStart
 from tailrace.origin.workers.program import program
 from tailrace.origin.workers.worker_frame import Ready
 from tailrace.origin.workers.worker_process import Owner, WorkerSlot, worker_environment
 
-PROCESS, IMPORTS = "launcher", "imports"
+PROCESS, IMPORTS = "fork_server", "imports"
 """Stages of a start that is the first of its fork server."""
 
 
@@ -86,10 +86,10 @@ async def profile(config: OriginConfig, starts: int) -> LoadProfile:
 
 
 async def _start_and_replace(config: OriginConfig) -> tuple[WorkerStart, WorkerStart]:
-    launcher = launcher_of(config, [config])
-    slot, witness = slots_of("", config, launcher, 0)[0], _Witness()
+    fork_server = fork_server_of(config, [config])
+    slot, witness = slots_of("", config, fork_server, 0)[0], _Witness()
     slot.belong_to(witness)
-    parts = [slot.keep()] if launcher is None else [slot.keep(), launcher.keep()]
+    parts = [slot.keep()] if fork_server is None else [slot.keep(), fork_server.keep()]
     async with beside(parts):
         cold = await _start(slot, witness)
         if slot.pid is not None:

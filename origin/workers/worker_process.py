@@ -24,7 +24,7 @@ from tailrace.ledger.process.tasks import cancel
 from tailrace.ledger.wire.codec import FrameSplitter
 from tailrace.origin.gpu.placement import gpu_environment
 from tailrace.origin.workers import worker_frame
-from tailrace.origin.workers.fork_client import ChildProcess, Launcher, kill, launched
+from tailrace.origin.workers.fork_client import ChildProcess, ForkServer, kill, spawn
 from tailrace.origin.workers.liveness import (
     LOOK_S,
     Death,
@@ -110,7 +110,7 @@ class WorkerSlot:
         number: int,
         program: tuple[str, str],
         patience: Patience | None = None,
-        launcher: Launcher | None = None,
+        fork_server: ForkServer | None = None,
         model: str = "",
         gpu: str | None = None,
     ) -> None:
@@ -131,7 +131,7 @@ class WorkerSlot:
         self._forked = False
         self._module, self._settings = program
         self._patience = patience or Patience()
-        self._launcher = launcher
+        self._fork_server = fork_server
         self._fault: tuple[str, Death] | None = None
         self._welcoming: asyncio.Task[None] | None = None
         self._owner: Owner | None = None
@@ -244,13 +244,13 @@ class WorkerSlot:
         """Start a worker's process: forked if possible, otherwise spawned."""
         self._asked_s, self._forked = time.monotonic(), False
         own = gpu_environment(self.gpu, os.environ)
-        if self._launcher is not None:
-            forked = await self._launcher.fork(str(path), self._settings, environment=own)
+        if self._fork_server is not None:
+            forked = await self._fork_server.fork(str(path), self._settings, environment=own)
             if forked is not None:
                 self._forked = True
                 return forked
         environment = {**worker_environment(), **own}
-        return await launched(self._module, str(path), self._settings, env=environment)
+        return await spawn(self._module, str(path), self._settings, env=environment)
 
     async def _watch(self, pulse: Pulse, process: ChildProcess, exited: asyncio.Task[int]) -> None:
         """Report when the worker falls silent, and kill it when it hangs.
@@ -366,10 +366,12 @@ class WorkerSlot:
         """
         own = ready.spans
         began_s = own[0].begin_s if own else heard_s
-        launcher = self._launcher.stages if self._launcher is not None and self._forked else ()
+        fork_server = (
+            self._fork_server.stages if self._fork_server is not None and self._forked else ()
+        )
         before = [
             replace(stage, begin_s=max(stage.begin_s, self._asked_s))
-            for stage in launcher
+            for stage in fork_server
             if stage.end_s > self._asked_s
         ]
         waited_s = before[-1].end_s if before else self._asked_s

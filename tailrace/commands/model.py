@@ -134,9 +134,9 @@ def load_profile(
         return
     for name, took_ms, floor_ms, size in stages:
         of = f"  {_size(size)}" if size else ""
-        typer.echo(f"{name:10} {took_ms:9.1f} ms   floor {floor_ms:9.1f} ms{of}")
+        typer.echo(f"{name:11} {took_ms:9.1f} ms   floor {floor_ms:9.1f} ms{of}")
     typer.echo(
-        f"{'in all':10} {said['cold_ms']:9.1f} ms   floor {said['floor_ms']:9.1f} ms,"
+        f"{'in all':11} {said['cold_ms']:9.1f} ms   floor {said['floor_ms']:9.1f} ms,"
         f" {found.over_floor:.2f} times as long; {found.cold.attributed:.1%} lie in a stage\n"
         f"a worker that was killed was replaced in {said['replaced_ms']:.0f} ms"
     )

@@ -3,7 +3,7 @@
     python tests/bench/bench_pool.py [--day-s 60] [--policy NAME …] [--seed 1]
 
 Three models of the demo's size behind one origin, a cap that holds two, the origin's supervisor,
-ledger, launcher and workers as they are; the pool's clock runs so fast that a day takes `--day-s`.
+ledger, fork server and workers as they are; the pool's clock is so fast that a day takes `--day-s`.
 What is asked comes from a trace that is drawn: bursts, the hours of a day, and a clockwork. The
 simulator plays two things with the very pool that served: the day as it was to be, with loads and
 requests that take what they take in the mean (`planned`), and the requests as they came
@@ -62,7 +62,7 @@ from tailrace.origin.pool.replay import LEAVE_S, PoolCounts, PoolReplay  # noqa:
 from tailrace.origin.pool.tiers import Tier  # noqa: E402
 from tailrace.origin.serving.model_host import ModelHost  # noqa: E402
 from tailrace.origin.serving.plan import first_load_s, planned  # noqa: E402
-from tailrace.origin.start import launcher_of, slots_of  # noqa: E402
+from tailrace.origin.start import fork_server_of, slots_of  # noqa: E402
 from tailrace.origin.steady_clock import KeptClock  # noqa: E402
 from tailrace.origin.supervisor import Supervisor  # noqa: E402
 from tests.bench.machine import print_line  # noqa: E402
@@ -192,13 +192,13 @@ async def play(policy: str, trace: ArrivalTrace, day_s: float, folder: Path) -> 
     )
     table = ModelTable(folder=DEMO_MODEL, kv_mib=16, memory_mib=SIZE_MIB)
     plans = planned(dict.fromkeys(trace.names, table), config)
-    launcher = launcher_of(config, [plan.config for plan in plans])
+    fork_server = fork_server_of(config, [plan.config for plan in plans])
     slots = [
         slot
         for number, plan in enumerate(plans)
-        for slot in slots_of(plan.name, plan.config, launcher, number)
+        for slot in slots_of(plan.name, plan.config, fork_server, number)
     ]
-    parts = [slot.keep() for slot in slots] + ([launcher.keep()] if launcher else [])
+    parts = [slot.keep() for slot in slots] + ([fork_server.keep()] if fork_server else [])
     running: list[asyncio.Task[Any]] = [asyncio.create_task(part) for part in parts]
     ledger_config = LedgerConfig()
     clock = KeptClock(folder)

@@ -23,7 +23,7 @@ from tailrace.ledger.frame import SAMPLING, Sampling, Token, decode
 from tailrace.origin.checkpoint.prompt import PromptReader
 from tailrace.origin.config import OriginConfig
 from tailrace.origin.engine.engine import Engine
-from tailrace.origin.models import cpu_model  # noqa: F401  (as the launcher imports it)
+from tailrace.origin.models import cpu_model  # noqa: F401  (as the fork server imports it)
 from tailrace.origin.scheduler.limits import Limits
 from tailrace.origin.workers import token_worker
 from tailrace.origin.workers.worker_frame import Run

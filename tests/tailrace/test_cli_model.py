@@ -152,7 +152,7 @@ def test_a_cold_start_is_told_by_stages_that_follow_one_another(tmp_path: Path) 
     stages = {stage["stage"]: stage for stage in told["stages"]}
     loaded = ["check", "read", "hash", "unpack", "tokenizer", "warm-up"]
     if sys.platform == "linux":  # a small model is loaded before the fork
-        assert [*stages] == ["launcher", "imports", *loaded, "fork", "connect"]
+        assert [*stages] == ["fork_server", "imports", *loaded, "fork", "connect"]
     else:
         assert [*stages] == ["spawn", "imports", "connect", *loaded]
     assert stages["read"]["bytes"] > 1_000_000

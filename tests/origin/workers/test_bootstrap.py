@@ -1,4 +1,4 @@
-"""The launcher and its workers end with their supervisor, whatever they are doing."""
+"""The fork server and its workers end with their supervisor, whatever they are doing."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ ctypes.CDLL(None).prctl(36, 1)  # orphans become its children
 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 command = [sys.executable, "-P", "-m", "tailrace.origin.workers.bootstrap", str(os.getpid())]
 command += ["tailrace.origin.workers.fork_server", str(theirs.fileno()), "held", ""]
-launcher = subprocess.Popen(command, pass_fds=[theirs.fileno()])
-print(launcher.pid, flush=True)
+fork_server = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+print(fork_server.pid, flush=True)
 ours.recv(65_536)
 if os.environ["MOMENT"] == "waits":
     print("waits", flush=True)
 else:
     ours.send(json.dumps({"argv": [], "environment": {}}).encode())
-launcher.wait()
+fork_server.wait()
 """
 HELD = """
 import os
@@ -45,7 +45,9 @@ reached("imports")
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a worker sees its socket close")
 @pytest.mark.parametrize("moment", ["imports", "forks", "waits", "works"])
-def test_a_launcher_and_its_workers_end_with_their_supervisor(tmp_path: Path, moment: str) -> None:
+def test_a_fork_server_and_its_workers_end_with_their_supervisor(
+    tmp_path: Path, moment: str
+) -> None:
     (tmp_path / "held.py").write_text(HELD)
     path, gate = os.pathsep.join((str(ROOT), str(tmp_path))), tmp_path / "gate"
     os.mkfifo(gate)
@@ -58,11 +60,11 @@ def test_a_launcher_and_its_workers_end_with_their_supervisor(tmp_path: Path, mo
     ) as supervisor:
         assert supervisor.stdout is not None
         said = {supervisor.stdout.readline().strip() for _ in range(2)}
-        launcher = os.pidfd_open(int(min(said)))  # digits come before letters
+        fork_server = os.pidfd_open(int(min(said)))  # digits come before letters
         supervisor.kill()
         try:
             assert said - {min(said)} == {moment}
-            assert select.select([launcher], [], [], TIMEOUT_S)[0], "it lives on"
+            assert select.select([fork_server], [], [], TIMEOUT_S)[0], "it lives on"
             opened = [os.open(gate, os.O_RDWR)] if moment == "forks" else []
             # Whoever was started holds the other end of this pipe, until he ends.
             supervisor.communicate(timeout=TIMEOUT_S)
@@ -73,7 +75,7 @@ def test_a_launcher_and_its_workers_end_with_their_supervisor(tmp_path: Path, mo
                 os.killpg(supervisor.pid, signal.SIGKILL)
             raise
         finally:
-            os.close(launcher)
+            os.close(fork_server)
 
 
 def test_a_worker_whose_supervisor_is_gone_already_imports_nothing() -> None:

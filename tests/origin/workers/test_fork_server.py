@@ -1,4 +1,4 @@
-"""Workers that are forked from a launcher, with real processes that are killed."""
+"""Workers that are forked from a fork server, with real processes that are killed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tailrace.ledger.wire.codec import FrameSplitter
 from tailrace.origin.config import OriginConfig
 from tailrace.origin.gpu.placement import gpu_environment
 from tailrace.origin.workers import token_worker
-from tailrace.origin.workers.fork_client import PR_SET_CHILD_SUBREAPER, ForkedProcess, Launcher
+from tailrace.origin.workers.fork_client import PR_SET_CHILD_SUBREAPER, ForkedProcess, ForkServer
 from tailrace.origin.workers.program import program
 from tailrace.origin.workers.worker_frame import (
     MAX_WORKER_FRAME_BYTES,
@@ -49,10 +49,10 @@ def _orphans_are_ours_for_a_test_only() -> Iterator[None]:
 
 
 class Home:
-    """A launcher, and where its workers call."""
+    """A fork server, and where its workers call."""
 
     def __init__(self, folder: Path, settings: str) -> None:
-        self.launcher = Launcher(WORKER, settings, worker_environment())
+        self.fork_server = ForkServer(WORKER, settings, worker_environment())
         self.path = folder / "worker.sock"
         self.said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
@@ -62,7 +62,7 @@ class Home:
         await writer.wait_closed()
 
     async def fork(self, settings: str = "") -> ForkedProcess:
-        worker = await self.launcher.fork(str(self.path), settings)
+        worker = await self.fork_server.fork(str(self.path), settings)
         assert worker is not None
         return worker
 
@@ -73,7 +73,7 @@ class Home:
 @asynccontextmanager
 async def home(folder: Path, settings: str = "") -> AsyncIterator[Home]:
     it = Home(folder, settings)
-    keeping = asyncio.create_task(it.launcher.keep())
+    keeping = asyncio.create_task(it.fork_server.keep())
     server = await asyncio.start_unix_server(it.hear, it.path)
     try:
         async with asyncio.timeout(TIMEOUT_S):
@@ -115,7 +115,7 @@ async def test_a_forked_worker_sees_the_gpu_that_it_is_given_and_the_next_one_se
     async with home(tmp_path) as it:
         for gpu in ("3", "5", None):
             own = gpu_environment(gpu, {})
-            worker = await it.launcher.fork(str(it.path), "", environment=own)
+            worker = await it.fork_server.fork(str(it.path), "", environment=own)
             assert worker is not None
             seen.append((await it.said.get())["gpu"])
             worker.kill()
@@ -123,17 +123,17 @@ async def test_a_forked_worker_sees_the_gpu_that_it_is_given_and_the_next_one_se
     assert seen == ["3", "5", os.environ.get("CUDA_VISIBLE_DEVICES")]
 
 
-async def test_workers_outlive_their_launcher_and_another_one_takes_its_place(
+async def test_workers_outlive_their_fork_server_and_another_one_takes_its_place(
     tmp_path: Path,
 ) -> None:
     async with home(tmp_path) as it:
         worker, _ = await it.worker()
-        assert it.launcher.pid is not None
-        os.kill(it.launcher.pid, signal.SIGKILL)
+        assert it.fork_server.pid is not None
+        os.kill(it.fork_server.pid, signal.SIGKILL)
         said = asyncio.create_task(it.said.get())
         while not said.done():
             # A request to the killed fork server gets no worker, or one that ends without an order.
-            if (another := await it.launcher.fork(str(it.path), "")) is not None:
+            if (another := await it.fork_server.fork(str(it.path), "")) is not None:
                 ended = asyncio.create_task(another.wait())
                 await asyncio.wait((said, ended), return_when=asyncio.FIRST_COMPLETED)
         assert said.result()["parent"] == os.getpid()
@@ -153,7 +153,7 @@ async def test_a_forked_worker_ends_as_one_that_was_started(
     assert "ValueError: of the worker" in capfd.readouterr().err
 
 
-async def stages_of_a_worker(launcher: Launcher, folder: Path) -> list[str]:
+async def stages_of_a_worker(fork_server: ForkServer, folder: Path) -> list[str]:
     """Return what the start of one more worker of a model consists of."""
     ready: asyncio.Queue[Ready] = asyncio.Queue()
 
@@ -168,7 +168,7 @@ async def stages_of_a_worker(launcher: Launcher, folder: Path) -> list[str]:
 
     path = folder / "worker.sock"
     with closing(await asyncio.start_unix_server(hear, path)):
-        worker = await launcher.fork(str(path), launcher._command[1])
+        worker = await fork_server.fork(str(path), fork_server._command[1])
         assert worker is not None
         said = await ready.get()
         assert await worker.wait() == 0
@@ -182,14 +182,14 @@ async def test_workers_are_forked_with_a_small_model_loaded_unless_its_files_hav
     model = tmp_path / "model"
     shutil.copytree(checkpoint, model)
     config = OriginConfig(model=model, data=tmp_path / "data", device="cpu")
-    launcher = Launcher(*program(config), worker_environment())
-    keeping = asyncio.create_task(launcher.keep())
+    fork_server = ForkServer(*program(config), worker_environment())
+    keeping = asyncio.create_task(fork_server.keep())
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            assert await stages_of_a_worker(launcher, tmp_path) == ["connect"]
-            assert "unpack" in [stage.name for stage in launcher.stages]
+            assert await stages_of_a_worker(fork_server, tmp_path) == ["connect"]
+            assert "unpack" in [stage.name for stage in fork_server.stages]
             (model / "config.json").touch()
-            assert "unpack" in await stages_of_a_worker(launcher, tmp_path)
+            assert "unpack" in await stages_of_a_worker(fork_server, tmp_path)
     finally:
         keeping.cancel()
         await asyncio.wait((keeping,))
@@ -220,5 +220,5 @@ def test_a_large_model_and_code_of_the_users_are_not_loaded_for_all_workers(
 
 async def test_a_process_with_another_thread_is_not_forked(tmp_path: Path) -> None:
     async with home(tmp_path, "thread") as it:
-        assert await it.launcher.fork(str(it.path), "") is None
-        assert it.launcher.refusal == "2 threads run in the fork server"
+        assert await it.fork_server.fork(str(it.path), "") is None
+        assert it.fork_server.refusal == "2 threads run in the fork server"
