@@ -30,9 +30,9 @@ DEMO_MODEL = Path(__file__).parent / "demo" / "model"
 MAX_RETENTION_S = 100 * 365 * 86_400
 """Maximum retention of a stream, and maximum time before it is compressed, in seconds."""
 URL_SCHEMES = ("postgresql://", "postgres://")
-LEAST_PATIENCE_S = 2.0
+MIN_SILENCE_TIMEOUT_S = 2.0
 """Minimum silence before an origin counts as dead; its event loop may be busy for a second."""
-HEARTBEATS_IN_PATIENCE = 4
+HEARTBEATS_PER_TIMEOUT = 4
 MOST_HEARTBEAT_S = 5.0
 """Maximum seconds between two Heartbeats, as PROTOCOL.md promises."""
 
@@ -146,14 +146,14 @@ class LedgerConfig(Settings):
     )
 
     @property
-    def patience_s(self) -> float:
+    def silence_timeout_s(self) -> float:
         """Seconds of silence after which an edge considers this origin dead."""
-        return max(self.lease_s, LEAST_PATIENCE_S)
+        return max(self.lease_s, MIN_SILENCE_TIMEOUT_S)
 
     @property
     def heartbeat_s(self) -> float:
         """Seconds between two Heartbeats of an origin, so that one or two may be late."""
-        return min(self.patience_s / HEARTBEATS_IN_PATIENCE, MOST_HEARTBEAT_S)
+        return min(self.silence_timeout_s / HEARTBEATS_PER_TIMEOUT, MOST_HEARTBEAT_S)
 
     @model_validator(mode="after")
     def _check_place(self) -> Self:

@@ -26,7 +26,7 @@ from tailrace.origin.gpu.placement import place
 from tailrace.origin.pool.model_table import Tables
 from tailrace.origin.workers.fork_client import ForkServer
 from tailrace.origin.workers.kernel_cache import offer
-from tailrace.origin.workers.liveness import Patience
+from tailrace.origin.workers.liveness import SilenceLimits
 from tailrace.origin.workers.program import gpus_of, makes_tokens, program, unused
 from tailrace.origin.workers.socket_folder import remove_left_folders
 from tailrace.origin.workers.worker_process import WorkerSlot, worker_environment
@@ -167,9 +167,9 @@ def slots_of(
     `gpus` has the GPU of each worker, or nothing.
     """
     command = program(config)
-    patience = Patience(config.worker_silence_s, config.worker_start_s)
+    limits = SilenceLimits(config.worker_silence_s, config.worker_start_s)
     forks = fork_server if makes_tokens(config) else None
     return [
-        WorkerSlot(first + nth, command, patience, forks, name, gpus[nth] if gpus else None)
+        WorkerSlot(first + nth, command, limits, forks, name, gpus[nth] if gpus else None)
         for nth in range(config.workers)
     ]

@@ -21,12 +21,12 @@ from tailrace.ledger.postgres.plan import GroupPlan, Item, Object
 from tailrace.ledger.postgres.retention import add_partitions
 from tailrace.ledger.postgres.rows import Blobs, Flags, Ints, columns
 from tailrace.ledger.postgres.schema import SID_BITS
-from tailrace.ledger.postgres.server import WRITE_PATIENCE_S, LastingConnection
+from tailrace.ledger.postgres.server import WRITE_TIMEOUT_S, LastingConnection
 from tailrace.ledger.postgres.tail import Residents, StreamHead, went_back
 
 MAX_FORMING_BYTES = 4 * 1024 * 1024
 """Maximum bytes of frames and values that wait for the next commit; further writers wait."""
-CLOSE_PATIENCE_S = 5.0
+CLOSE_TIMEOUT_S = 5.0
 """Seconds that closing waits for the forming group to be stored."""
 MAX_FORMING_ITEMS = 8_192
 """Maximum frames and writes that wait for the next commit."""
@@ -279,7 +279,7 @@ class Writer:
         """Store the forming group, then stop; do not wait long for a server that is away."""
         self._closing = True
         self._work.set()
-        _, late = await asyncio.wait({self._task}, timeout=CLOSE_PATIENCE_S)
+        _, late = await asyncio.wait({self._task}, timeout=CLOSE_TIMEOUT_S)
         why = "was closed while its server was away" if late else "is closed"
         self.fail(LedgerFailed(f"the ledger {why}"))
         self._task.cancel()
@@ -333,7 +333,7 @@ class Writer:
                 await add_partitions(connection, {sid >> SID_BITS for sid, *_ in tried[-1].rows})
                 return await commit_locked(connection, items, tried, stamp)
 
-        return await self._connection.run(work, WRITE_PATIENCE_S)
+        return await self._connection.run(work, WRITE_TIMEOUT_S)
 
     async def _try(
         self, connection: AsyncConnection, items: list[Item], tried: list[GroupPlan], stamp: Stamp

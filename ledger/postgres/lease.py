@@ -134,6 +134,6 @@ class Lease:
             await connection.execute("DELETE FROM owner WHERE lease = $1", (self.number,))
 
         try:
-            await self._connection.run(work, patience_s=0.0)
+            await self._connection.run(work, timeout_s=0.0)
         except TailraceError:
             return  # it expires by itself

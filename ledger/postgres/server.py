@@ -43,16 +43,16 @@ SHOWN = ("host", "port", "dbname", "user")
 RETRY_MIN_S = 0.05
 RETRY_MAX_S = 1.0
 """Maximum seconds between attempts to connect."""
-WRITE_PATIENCE_S = 60.0
+WRITE_TIMEOUT_S = 60.0
 """Seconds that commits wait for a lost server; after that the ledger has failed."""
-READ_PATIENCE_S = 10.0
+READ_TIMEOUT_S = 10.0
 """Seconds that other work waits for a lost server; after that the caller gets a retryable error."""
-OPEN_PATIENCE_S = 5.0
+OPEN_TIMEOUT_S = 5.0
 MAX_UNDOINGS = 8
 """Maximum retries of work that conflicted with another transaction or was cancelled."""
 POOL_CONNECTIONS = 4
 """Number of connections for reads and ungrouped writes, besides the writer's."""
-ANSWER_PATIENCE_S = 10.0
+ANSWER_TIMEOUT_S = 10.0
 """Seconds without an answer after which the connections are cut and another host is tried."""
 IDLE_TRANSACTION_MS = 3_000
 """Time after which an origin that stalls inside a transaction loses its locks."""
@@ -108,7 +108,7 @@ class Connection(AsyncConnection[Any]):
     async def wait(self, gen: PQGen[Any], *arguments: Any, **options: Any) -> Any:
         loop = asyncio.get_running_loop()
         self._asked_at = loop.time()
-        timer = loop.call_later(ANSWER_PATIENCE_S, self._give_up)
+        timer = loop.call_later(ANSWER_TIMEOUT_S, self._give_up)
         try:
             return await super().wait(gen, *arguments, **options)
         finally:
@@ -247,13 +247,13 @@ class Server:
     # ---- the first one ----
 
     async def reach(self) -> None:
-        """Check that a connection can be made, within OPEN_PATIENCE_S.
+        """Check that a connection can be made, within OPEN_TIMEOUT_S.
 
         Raises:
             ConfigError: A setting must be wrong; raised at once.
             LedgerFailed: The server is away.
         """
-        deadline = asyncio.get_running_loop().time() + OPEN_PATIENCE_S
+        deadline = asyncio.get_running_loop().time() + OPEN_TIMEOUT_S
         backoff = Backoff(RETRY_MIN_S, RETRY_MAX_S)
         while True:
             try:
@@ -283,7 +283,7 @@ class LastingConnection:
         self._turn = asyncio.Lock()
         self._doubtful = False
 
-    async def run(self, work: Work[T], patience_s: float = READ_PATIENCE_S) -> T:
+    async def run(self, work: Work[T], timeout_s: float = READ_TIMEOUT_S) -> T:
         """Run `work` on a live connection, and repeat it until it succeeds.
 
         Raises:
@@ -292,7 +292,7 @@ class LastingConnection:
             LedgerFailed: The server refused the work.
         """
         async with self._turn:
-            deadline = asyncio.get_running_loop().time() + patience_s
+            deadline = asyncio.get_running_loop().time() + timeout_s
             backoff = Backoff(RETRY_MIN_S, RETRY_MAX_S)
             pause, undoings = 0.0, 0  # a stale connection is replaced at once
             while True:
@@ -354,11 +354,11 @@ class Pool:
         self._all = tuple(self._free)
         self._places = asyncio.Semaphore(size)
 
-    async def run(self, work: Work[T], patience_s: float = READ_PATIENCE_S) -> T:
+    async def run(self, work: Work[T], timeout_s: float = READ_TIMEOUT_S) -> T:
         async with self._places:
             one = self._free.pop()  # the last used one; the others may never be needed
             try:
-                return await one.run(work, patience_s)
+                return await one.run(work, timeout_s)
             finally:
                 self._free.append(one)
 

@@ -21,7 +21,7 @@ from tailrace.ledger.process.lifecycle import import_environment
 from tailrace.origin.admin.query import Document, parse_body
 
 HISTORY = "history"
-PATIENCE_S = 60.0
+SIMULATION_TIMEOUT_S = 60.0
 """Timeout of a simulation in seconds."""
 MAX_GAPS = 200_000
 """Maximum idle gaps of a trace for policies that are asked about each one."""
@@ -81,10 +81,10 @@ async def simulate(body: bytes, turn: asyncio.Lock, history: str | None = None) 
             stdout=asyncio.subprocess.PIPE,
         )
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(SIMULATION_TIMEOUT_S):
                 said, _ = await process.communicate(told.encode())
         except TimeoutError:
-            raise Unavailable(f"the simulation took over {PATIENCE_S:g} s") from None
+            raise Unavailable(f"the simulation took over {SIMULATION_TIMEOUT_S:g} s") from None
         finally:
             if process.returncode is None:
                 process.kill()

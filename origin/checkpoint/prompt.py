@@ -41,7 +41,7 @@ from tailrace.origin.checkpoint.tokenizer_file import TOKENIZER_CONFIG_FILE, loa
 from tailrace.origin.tool_calls import MarkupName, markup_of, read_calls, shows_tools
 
 COMMAND = (sys.executable, "-P", "-m", "tailrace.origin.checkpoint.template_child")
-PATIENCE_S = 30.0
+ANSWER_TIMEOUT_S = 30.0
 """Timeout in seconds for the start of the process, and for each of its answers."""
 READ_BYTES = 1 << 16
 
@@ -98,7 +98,7 @@ class TemplateProcess:
         try:
             return _exchange(self._child, json.dumps(question).encode())
         except TimeoutError:
-            reason = f"it gave no answer for {PATIENCE_S:g} s"
+            reason = f"it gave no answer for {ANSWER_TIMEOUT_S:g} s"
         except (BrokenPipeError, EOFError):
             status = self._child.wait()
             reason = f"its process ended with status {status}"
@@ -125,7 +125,7 @@ def _exchange(child: subprocess.Popen[bytes], question: bytes) -> Answer:
     child.stdin.flush()
     ready = select.poll()  # select() takes no descriptor above 1023
     ready.register(child.stdout, select.POLLIN)
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + ANSWER_TIMEOUT_S
     pieces = [b""]
     while not pieces[-1].endswith(b"\n"):
         if not ready.poll(max(deadline - time.monotonic(), 0) * 1000):

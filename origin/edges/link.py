@@ -104,7 +104,7 @@ class EdgeLink(asyncio.Protocol):
         self._greeted = False
         self._deadline: asyncio.TimerHandle | None = None  # deadline of the greeting
         self._silence = IdleTimer(0.0, LONGEST_LOOK_S)
-        self._patience_s = 0.0  # 0: the edge has not stated any
+        self._silence_timeout_s = 0.0  # 0: the edge has not stated any
         self._feeds: dict[int, Feed] = {}
         self._calls: dict[int, CallRun[Any]] = {}
         self._answers: set[int] = set()  # corrs of Cancels and Steers in progress
@@ -263,7 +263,7 @@ class EdgeLink(asyncio.Protocol):
     def look(self, now: float) -> None:
         """Close the link if its edge has been silent for longer than it announced."""
         silent_s = self._silence.seconds(now)
-        if self._transport is not None and 0 < self._patience_s < silent_s:
+        if self._transport is not None and 0 < self._silence_timeout_s < silent_s:
             log.warning("link.silent", seconds=round(silent_s, 1))
             self._transport.abort()
 
@@ -363,7 +363,7 @@ class EdgeLink(asyncio.Protocol):
             case Detach():
                 self._detach(corr)
             case Heartbeat():
-                self._patience_s = frame.patience_ms / 1000
+                self._silence_timeout_s = frame.patience_ms / 1000
             case Challenge() if self._handshake.challenge is None:
                 self._handshake.answer(frame)  # raises: there is no secret here
             case Open():

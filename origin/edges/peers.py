@@ -58,7 +58,7 @@ WINDOW_BODIES = 64
 """Maximum number of Body frames of one answer on their way from another origin."""
 WINDOW_BODY_BYTES = 1 << 20
 """Maximum number of their bytes, and of the bytes of a body that is passed on whole."""
-PEER_PATIENCE_S = 6.0
+PEER_OUTAGE_S = 6.0
 """Time in seconds for which an unreachable origin may keep its objects; usually longer than its
 lease."""
 
@@ -87,7 +87,7 @@ ALONE = PeerTransport(TCP, Credentials("origin.link"), (secrets.token_bytes(MAC_
 class Outages:
     """How long each address has been unreachable; every `now` is in seconds of one clock.
 
-    Failures further apart than `PEER_PATIENCE_S` belong to two outages, since the time between them
+    Failures further apart than `PEER_OUTAGE_S` belong to two outages, since the time between them
     is unknown.
     """
 
@@ -97,7 +97,7 @@ class Outages:
     def failed(self, address: str, now: float) -> float:
         """Record a failure, and return how long this outage has lasted."""
         first_s, last_s = self._failed.get(address, (now, now))
-        if now - last_s > PEER_PATIENCE_S:
+        if now - last_s > PEER_OUTAGE_S:
             first_s = now
         self._failed[address] = first_s, now
         return now - first_s
@@ -176,7 +176,7 @@ class Peers:
     async def _wait_for(self, address: str, key: ObjectKey) -> None:
         """Wait for an unreachable origin to lose its lease."""
         now = asyncio.get_running_loop().time()
-        if self._outages.failed(address, now) < PEER_PATIENCE_S:
+        if self._outages.failed(address, now) < PEER_OUTAGE_S:
             await asyncio.sleep(PEER_RETRY_S)
             return
         log.warning("object.seized", kind=key.kind, name=key.name, unreachable=address)
@@ -208,7 +208,7 @@ class PeerLink(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._splitter = Splitter(tags=ANSWERING)
         self._heard_at = 0.0  # by the event loop's clock
-        self._patience_s = PEER_SILENCE_S
+        self._silence_timeout_s = PEER_SILENCE_S
         self._corrs = itertools.count(1)
         self._calls: dict[int, PeerCall] = {}
 
@@ -257,7 +257,7 @@ class PeerLink(asyncio.Protocol):
 
     async def wait(self, news: asyncio.Event) -> None:
         """Wait for `news` while the other origin is alive; raises when it is not."""
-        left_s = self._heard_at + self._patience_s - asyncio.get_running_loop().time()
+        left_s = self._heard_at + self._silence_timeout_s - asyncio.get_running_loop().time()
         if left_s <= 0:
             self.close()
             raise outcome_unknown()
@@ -313,7 +313,7 @@ class PeerLink(asyncio.Protocol):
             self._handshake.check(frame)
             self.greeted.set()
         elif isinstance(frame, Heartbeat):
-            self._patience_s = frame.patience_ms / 1000 or PEER_SILENCE_S
+            self._silence_timeout_s = frame.patience_ms / 1000 or PEER_SILENCE_S
             self._write(ALIVE)
         elif corr == 0 and isinstance(frame, StreamError):
             raise to_error(frame)

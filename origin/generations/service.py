@@ -411,7 +411,7 @@ class Service:
             reasons=reasons,
             models=models.names,
             devices=tuple({model.ready.device: 0 for model in models.core.models if model.ready}),
-            patience_ms=round(self.retention.patience_s * 1000),
+            patience_ms=round(self.retention.silence_timeout_s * 1000),
             streams=self.runs.table.count,
             room=self.config.max_streams,
             corrs=CORRS,

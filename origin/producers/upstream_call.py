@@ -197,7 +197,7 @@ class UpstreamCall:
         self._url = url
         self._body = body
         self._config = config
-        self._patience_s = 0.0
+        self._timeout_s = 0.0
         self._silence = IdleTimer(0.0)
         self._timer: asyncio.TimerHandle | None = None
         # our number and the id of each call, by the server's number
@@ -289,7 +289,7 @@ class UpstreamCall:
 
     def _wait(self, seconds: float) -> None:
         """Set the timeout for a silent server from now on."""
-        self._patience_s = seconds
+        self._timeout_s = seconds
         look_s = min(seconds / LOOKS, LONGEST_LOOK_S)
         self._silence = IdleTimer(asyncio.get_running_loop().time(), look_s)
 
@@ -313,11 +313,11 @@ class UpstreamCall:
     def _look(self, limit: asyncio.Timeout) -> None:
         """Check now and then, while a step is awaited, whether the server is silent too long."""
         loop = asyncio.get_running_loop()
-        left_s = self._patience_s - self._silence.seconds(loop.time())
+        left_s = self._timeout_s - self._silence.seconds(loop.time())
         if left_s <= 0:
             limit.reschedule(loop.time())
         else:
-            wait_s = min(left_s, self._patience_s / LOOKS, LONGEST_LOOK_S)
+            wait_s = min(left_s, self._timeout_s / LOOKS, LONGEST_LOOK_S)
             self._timer = loop.call_later(wait_s, self._look, limit)
 
 

@@ -28,7 +28,7 @@ PR_SET_CHILD_SUBREAPER = 36
 RESTART_MIN_S = 0.05
 RESTART_MAX_S = 30.0
 """Bounds of the wait before a restart, in seconds; it doubles while none becomes ready."""
-PATIENCE_S = 30.0
+FORK_TIMEOUT_S = 30.0
 """Timeout for a forked worker in seconds; after it the worker is spawned."""
 ORPHANS_S = 1.0
 """Interval in seconds between two attempts to reap the orphans of a dead worker."""
@@ -130,7 +130,7 @@ class ForkServer:
         `environment` has variables that are set in the worker before its program begins.
         """
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(FORK_TIMEOUT_S):
                 while self._waiting is None and not self.refusal:
                     await self._settled.wait()
         except TimeoutError:

@@ -116,7 +116,7 @@ def count_oom_kills() -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class SilenceLimits:
     """Maximum silence of a worker in seconds: when it is ready, and while it starts or compiles."""
 
     silence_s: float = 30.0
@@ -126,15 +126,15 @@ class Patience:
 class Pulse:
     """Measures the silence of one worker; every `now` is seconds of one clock."""
 
-    def __init__(self, patience: Patience, now: float) -> None:
-        self._patience = patience
-        self._limit_s = patience.start_s
+    def __init__(self, limits: SilenceLimits, now: float) -> None:
+        self._limits = limits
+        self._limit_s = limits.start_s
         self._heard = self._looked = now
         self._is_heard = True
 
     def expect(self, *, starting: bool) -> None:
         """Set the limit of silence: that of a worker that starts or compiles, or of a ready one."""
-        self._limit_s = self._patience.start_s if starting else self._patience.silence_s
+        self._limit_s = self._limits.start_s if starting else self._limits.silence_s
 
     def turn_away(self) -> None:
         """Note that the worker is not read while its last frames are stored."""

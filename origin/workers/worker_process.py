@@ -28,8 +28,8 @@ from tailrace.origin.workers.fork_client import ChildProcess, ForkServer, kill, 
 from tailrace.origin.workers.liveness import (
     LOOK_S,
     Death,
-    Patience,
     Pulse,
+    SilenceLimits,
     count_oom_kills,
     kind_of_exit,
 )
@@ -109,7 +109,7 @@ class WorkerSlot:
         self,
         number: int,
         program: tuple[str, str],
-        patience: Patience | None = None,
+        limits: SilenceLimits | None = None,
         fork_server: ForkServer | None = None,
         model: str = "",
         gpu: str | None = None,
@@ -130,7 +130,7 @@ class WorkerSlot:
         self._asked_s = 0.0
         self._forked = False
         self._module, self._settings = program
-        self._patience = patience or Patience()
+        self._limits = limits or SilenceLimits()
         self._fork_server = fork_server
         self._fault: tuple[str, Death] | None = None
         self._welcoming: asyncio.Task[None] | None = None
@@ -195,7 +195,7 @@ class WorkerSlot:
         self._fault, self._is_silent = None, False
         process = await self._start(path)
         self.pid = process.pid
-        pulse = Pulse(self._patience, time.monotonic())
+        pulse = Pulse(self._limits, time.monotonic())
         exited = asyncio.create_task(process.wait())
         self._welcoming = None
         hearing = asyncio.create_task(self._hear(pulse))

@@ -16,7 +16,7 @@ from tailrace.origin.pool.history.schema import HistoryEntry
 
 SCHEMA = "tailrace_history"
 LOCK = 0x54_52_48_31  # "TRH1"; lock for creating tables and rolling up
-PATIENCE_S = 10.0
+WRITE_TIMEOUT_S = 10.0
 """Timeout in seconds of a write to an absent server, after which it is retried."""
 # The ledger's connections forbid sequential scans, which may be best here; and commits of
 # statistics need not wait for a standby.
@@ -40,7 +40,7 @@ class PostgresHistory:
         """
         history = cls(url)
         try:
-            await history._connection.run(partial(_prepare, make=make), PATIENCE_S)
+            await history._connection.run(partial(_prepare, make=make), WRITE_TIMEOUT_S)
         except BaseException:
             await history.close()
             raise
@@ -58,7 +58,7 @@ class PostgresHistory:
                     except DataError as error:
                         raise ValueError(first_line(error)) from error
 
-        await self._connection.run(work, PATIENCE_S)
+        await self._connection.run(work, WRITE_TIMEOUT_S)
 
     async def rows(self, query: str, *values: str | int) -> Sequence[tuple[Any, ...]]:
         async def work(connection: AsyncConnection) -> Sequence[tuple[Any, ...]]:
@@ -66,7 +66,7 @@ class PostgresHistory:
                 await connection.execute(_SETTINGS)
                 return await (await connection.execute(query.encode(), values)).fetchall()
 
-        return await self._connection.run(work, PATIENCE_S)
+        return await self._connection.run(work, WRITE_TIMEOUT_S)
 
     async def close(self) -> None:
         await self._connection.close()

@@ -66,7 +66,7 @@ async def test_a_database_or_role_that_is_not_there_is_a_setting(
 async def test_a_server_that_is_away_is_worth_another_try(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tailrace.ledger.postgres.server.OPEN_PATIENCE_S", 0.1)
+    monkeypatch.setattr("tailrace.ledger.postgres.server.OPEN_TIMEOUT_S", 0.1)
     error = await refused(f"host={tmp_path} user=postgres dbname=postgres")
     assert isinstance(error, LedgerFailed)
     assert error.retryable
@@ -75,7 +75,7 @@ async def test_a_server_that_is_away_is_worth_another_try(
 
 async def test_a_standby_alone_is_worth_another_try(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be promoted any moment."""
-    monkeypatch.setattr("tailrace.ledger.postgres.server.OPEN_PATIENCE_S", 0.1)
+    monkeypatch.setattr("tailrace.ledger.postgres.server.OPEN_TIMEOUT_S", 0.1)
     server = PostgresServer.make()
     try:
         standby = server.standby()

@@ -138,7 +138,7 @@ async def test_a_commit_waits_for_its_standby_even_when_told_not_to(
 async def test_a_server_that_stays_away_fails_the_ledger_and_says_to_retry(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tailrace.ledger.postgres.commit.WRITE_PATIENCE_S", 0.2)
+    monkeypatch.setattr("tailrace.ledger.postgres.commit.WRITE_TIMEOUT_S", 0.2)
     async with opened(server.dsn()) as ledger:
         await ledger.create(new())
         await ledger.append(tokens(A, [0]))

@@ -226,7 +226,7 @@ async def test_a_primary_that_hangs_is_left_for_the_one_that_took_its_place(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has lost its standby, so its commits wait for ever; it does not know why."""
-    monkeypatch.setattr("tailrace.ledger.postgres.server.ANSWER_PATIENCE_S", 1.0)
+    monkeypatch.setattr("tailrace.ledger.postgres.server.ANSWER_TIMEOUT_S", 1.0)
     standby = await asyncio.to_thread(server.standby)
     try:
         async with opened(f"host={server.folder},{standby.folder} user=postgres") as ledger:
@@ -264,8 +264,8 @@ async def test_a_primary_that_hangs_is_left_for_the_one_that_took_its_place(
 async def test_a_lone_server_that_hangs_fails_the_ledger_in_the_end(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tailrace.ledger.postgres.server.ANSWER_PATIENCE_S", 0.3)
-    monkeypatch.setattr("tailrace.ledger.postgres.commit.WRITE_PATIENCE_S", 1.0)
+    monkeypatch.setattr("tailrace.ledger.postgres.server.ANSWER_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("tailrace.ledger.postgres.commit.WRITE_TIMEOUT_S", 1.0)
     async with opened(server.dsn()) as ledger:
         await ledger.create(new())
         await ledger.append(tokens(A, [0]))

@@ -248,7 +248,7 @@ def test_a_child_that_gives_no_answer_is_ended_and_the_next_one_answers(
     mercy.start()
     try:
         with monkeypatch.context() as patched:
-            patched.setattr("tailrace.origin.checkpoint.prompt.PATIENCE_S", 0.1)
+            patched.setattr("tailrace.origin.checkpoint.prompt.ANSWER_TIMEOUT_S", 0.1)
             with pytest.raises(ModelError, match=r"it gave no answer for 0\.1 s"):
                 template.render(TURNS)
     finally:

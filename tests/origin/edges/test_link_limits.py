@@ -128,14 +128,14 @@ async def test_an_edge_that_was_silent_for_as_long_as_it_has_told_is_gone(house:
 
 
 @pytest.mark.parametrize(("lease_s", "patience_ms"), [(7.0, 7_000), (1.0, 2_000)])
-async def test_an_origin_tells_its_lease_for_its_patience_but_two_seconds_at_least(
+async def test_an_origin_tells_its_lease_as_its_timeout_but_two_seconds_at_least(
     house: House, lease_s: float, patience_ms: int
 ) -> None:
     told = replace(house.service, retention=LedgerConfig(lease_s=lease_s)).heartbeat()
     assert told.patience_ms == patience_ms
 
 
-async def test_an_edge_that_has_told_no_patience_is_kept(house: House) -> None:
+async def test_an_edge_that_has_told_no_timeout_is_kept(house: House) -> None:
     await house.greeted()
     [there] = house.links
     now = asyncio.get_running_loop().time()

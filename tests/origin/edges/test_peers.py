@@ -212,7 +212,7 @@ def test_an_address_that_failed_once_long_ago_is_waited_for_when_it_fails_again(
 async def test_an_origin_that_lives_but_cannot_be_reached_loses_its_objects(
     database: str, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tailrace.origin.edges.peers.PEER_PATIENCE_S", 0.2)
+    monkeypatch.setattr("tailrace.origin.edges.peers.PEER_OUTAGE_S", 0.2)
     async with origin(database, checkpoint) as one, origin(database, checkpoint) as other:
         assert await one.ask("PUT", "s", b"a") == 201
         one.fall_silent()
@@ -252,7 +252,7 @@ async def test_what_was_under_way_at_an_origin_that_is_lost_may_have_been_done(
 async def test_an_address_that_leads_to_another_origin_costs_time_and_nothing_else(
     database: str, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tailrace.origin.edges.peers.PEER_PATIENCE_S", 0.2)
+    monkeypatch.setattr("tailrace.origin.edges.peers.PEER_OUTAGE_S", 0.2)
     async with origin(database, checkpoint) as other:
         at_the_other = ("127.0.0.1", other.port)
         ledger = await PostgresLedger.open(database, now_ms, owner="lost", reached=at_the_other)

@@ -7,11 +7,11 @@ from tailrace.origin.workers.liveness import (
     LOOK_S,
     SILENT_S,
     WATCHDOG_LEAD_S,
-    Patience,
     Pulse,
+    SilenceLimits,
 )
 
-PATIENCE = Patience(silence_s=30, start_s=600)
+LIMITS = SilenceLimits(silence_s=30, start_s=600)
 
 
 class Watched:
@@ -19,7 +19,7 @@ class Watched:
 
     def __init__(self, *, starting: bool = False) -> None:
         self.now = 100.0
-        self.pulse = Pulse(PATIENCE, self.now)
+        self.pulse = Pulse(LIMITS, self.now)
         if not starting:
             self.say()
 
@@ -47,14 +47,14 @@ def test_a_worker_is_first_silent_and_then_hung() -> None:
     assert it.state == "heard"
     it.wait(LOOK_S)
     assert it.state == "silent"
-    it.wait(PATIENCE.silence_s + WATCHDOG_LEAD_S - SILENT_S)
+    it.wait(LIMITS.silence_s + WATCHDOG_LEAD_S - SILENT_S)
     assert it.state == "hung"
 
 
 def test_what_it_says_begins_the_wait_anew() -> None:
     it = Watched()
     for _ in range(10):
-        it.wait(PATIENCE.silence_s)
+        it.wait(LIMITS.silence_s)
         it.say()
     assert it.state == "heard"
 
@@ -62,34 +62,34 @@ def test_what_it_says_begins_the_wait_anew() -> None:
 def test_a_start_and_a_compilation_may_take_longer_but_not_for_ever() -> None:
     for it in (Watched(starting=True), Watched()):
         it.say(starting=True)
-        it.wait(PATIENCE.start_s)
+        it.wait(LIMITS.start_s)
         assert it.state == "silent"
         it.wait(WATCHDOG_LEAD_S + LOOK_S)
         assert it.state == "hung"
 
 
-def test_the_usual_patience_is_back_after_a_compilation() -> None:
+def test_the_usual_limit_is_back_after_a_compilation() -> None:
     it = Watched()
     it.say(starting=True)
     it.say()
-    it.wait(PATIENCE.silence_s + WATCHDOG_LEAD_S + LOOK_S)
+    it.wait(LIMITS.silence_s + WATCHDOG_LEAD_S + LOOK_S)
     assert it.state == "hung"
 
 
 def test_a_worker_is_not_silent_while_nobody_listens() -> None:
     it = Watched()
     it.pulse.turn_away()  # its step waits for the ledger
-    it.wait(10 * PATIENCE.silence_s)
+    it.wait(10 * LIMITS.silence_s)
     assert it.state == "heard"
     it.pulse.listen(it.now)
-    it.wait(PATIENCE.silence_s)
+    it.wait(LIMITS.silence_s)
     assert it.state == "silent"
 
 
 def test_time_in_which_the_supervisor_was_stopped_does_not_count() -> None:
     it = Watched()
-    it.now += 10 * BLIND_S + PATIENCE.silence_s
+    it.now += 10 * BLIND_S + LIMITS.silence_s
     it.pulse.look(it.now)
     assert it.state == "heard"
-    it.wait(PATIENCE.silence_s + WATCHDOG_LEAD_S + LOOK_S)
+    it.wait(LIMITS.silence_s + WATCHDOG_LEAD_S + LOOK_S)
     assert it.state == "hung"

@@ -16,7 +16,7 @@ import pytest
 from tailrace.ledger.frame import StreamEnd, Token
 from tailrace.ledger.frame import decode as decode_client
 from tailrace.origin.config import OriginConfig
-from tailrace.origin.workers.liveness import Death, Patience
+from tailrace.origin.workers.liveness import Death, SilenceLimits
 from tailrace.origin.workers.program import program
 from tailrace.origin.workers.worker_frame import Ask, Emissions, Ready
 from tailrace.origin.workers.worker_process import Owner, WorkerSlot
@@ -38,15 +38,15 @@ class Owned(Owner):
     def __init__(
         self,
         producer: str,
-        patience: Patience,
+        limits: SilenceLimits,
         filter_place: str | None = None,
         gpu: str | None = None,
     ) -> None:
         place = producer if ":" in producer else f"{PRODUCERS}:{producer}"
         config = OriginConfig(
-            producer=place, worker_silence_s=patience.silence_s, filter=filter_place
+            producer=place, worker_silence_s=limits.silence_s, filter=filter_place
         )
-        self.slot = WorkerSlot(0, program(config), patience, gpu=gpu)
+        self.slot = WorkerSlot(0, program(config), limits, gpu=gpu)
         self.slot.belong_to(self)
         self.readies: asyncio.Queue[Ready] = asyncio.Queue()
         self.losses: asyncio.Queue[str] = asyncio.Queue()
@@ -90,10 +90,10 @@ async def owned(
     producer: str,
     *,
     filter_place: str | None = None,
-    patience: Patience | None = None,
+    limits: SilenceLimits | None = None,
     gpu: str | None = None,
 ) -> AsyncIterator[Owned]:
-    it = Owned(producer, patience or Patience(), filter_place, gpu)
+    it = Owned(producer, limits or SilenceLimits(), filter_place, gpu)
     it.slot.launch()
     keeping = asyncio.create_task(it.slot.keep())
     try:
@@ -223,7 +223,7 @@ async def test_a_worker_that_is_stopped_is_silent_until_it_goes_on(
 
 
 async def test_a_worker_that_hangs_is_killed_and_replaced() -> None:
-    async with owned("echo", patience=Patience(silence_s=3)) as it:
+    async with owned("echo", limits=SilenceLimits(silence_s=3)) as it:
         await it.readies.get()
         os.kill(it.pid, signal.SIGSTOP)
         assert (await it.losses.get()).startswith("hung: ")
@@ -235,7 +235,7 @@ async def test_a_start_that_never_ends_is_a_hang_and_leaves_a_traceback(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     said = ""
-    async with owned("stuck", patience=Patience(start_s=1.0)) as it:
+    async with owned("stuck", limits=SilenceLimits(start_s=1.0)) as it:
         while "in stuck" not in said:  # a busy machine may still import when the time is over
             assert (await it.losses.get()).startswith("hung: ")
             said += capfd.readouterr().err
@@ -244,7 +244,7 @@ async def test_a_start_that_never_ends_is_a_hang_and_leaves_a_traceback(
 async def test_a_worker_that_holds_its_loop_up_ends_itself_with_a_traceback(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    async with owned("blocking", patience=Patience(silence_s=3)) as it:
+    async with owned("blocking", limits=SilenceLimits(silence_s=3)) as it:
         await it.readies.get()
         it.ask(1, "x")
         assert await it.losses.get() == "exit status 1"  # the watchdog's status
@@ -267,7 +267,7 @@ async def test_a_slot_that_is_launched_twice_runs_one_process_and_ends_with_it()
 
 
 async def test_a_slot_that_is_stopped_before_its_process_began_says_that_it_is_at_rest() -> None:
-    it = Owned(f"{PRODUCERS}:echo", Patience(), None)
+    it = Owned(f"{PRODUCERS}:echo", SilenceLimits(), None)
     it.slot.launch()
     it.slot.stop()
     keeping = asyncio.create_task(it.slot.keep())
