@@ -13,9 +13,9 @@ from tailrace.ledger.process.settings import file_of, finding, read_table
 from tailrace.origin.config import DEMO_MODEL, OriginConfig
 from tailrace.origin.formats import HeadFormat, KvFormat, WeightsFormat
 
-OF_ONE = ("model", "model_name", "producer", "upstream", "upstream_model", "upstream_key_env")
+SINGLE_MODEL_SETTINGS = "model model_name producer upstream upstream_model upstream_key_env".split()
 """Settings of `[origin]` that select the model of an origin with one model."""
-OF_WHAT = ("folder", "producer", "upstream")
+SOURCE_SETTINGS = ("folder", "producer", "upstream")
 """Exactly one of these settings selects what is served."""
 
 
@@ -122,10 +122,10 @@ class ModelTable(BaseModel):
 
     @model_validator(mode="after")
     def _serves_one_thing(self) -> Self:
-        given = [name for name in OF_WHAT if getattr(self, name) is not None]
+        given = [name for name in SOURCE_SETTINGS if getattr(self, name) is not None]
         if len(given) != 1:
             said = " and ".join(given) or "nothing"
-            raise ValueError(f"give one of {', '.join(OF_WHAT)}, not {said}")
+            raise ValueError(f"give one of {', '.join(SOURCE_SETTINGS)}, not {said}")
         return self
 
     @property
@@ -180,7 +180,7 @@ def chosen(tables: Tables, models: Sequence[str], origin: OriginConfig) -> Table
     Raises:
         ConfigError: `origin` selects another model, or two models have the same name.
     """
-    one = OF_ONE[2:] if models else OF_ONE
+    one = SINGLE_MODEL_SETTINGS[2:] if models else SINGLE_MODEL_SETTINGS
     also = [key for key in one if key in origin.model_fields_set]
     if also and (models or tables):
         raise ConfigError(

@@ -32,7 +32,7 @@ MIB = 1 << 20
 CPU, GPU = "cpu", "cuda"
 KV_MIB = {CPU: 512, GPU: 2048}
 """Default size of the KV cache in MiB, by device, if an origin serves several models."""
-BESIDE_MIB = {CPU: 0, GPU: 1024}
+OVERHEAD_MIB = {CPU: 0, GPU: 1024}
 """Allowance in MiB for a process beside weights and KV cache, by device; not measured."""
 FIRST_START_S = {CPU: 2.0, GPU: 20.0}
 """Estimated seconds of a first load for imports and compiling kernels, by device."""
@@ -124,7 +124,7 @@ def needed(name: str, table: ModelTable, config: OriginConfig) -> tuple[int, Ori
     if not makes_tokens(config):
         return (table.memory_mib or 0) * MIB, config
     device = device_of(config)
-    beside = BESIDE_MIB[device] * MIB + _weights(config.model, device, config.formats)
+    beside = OVERHEAD_MIB[device] * MIB + _weights(config.model, device, config.formats)
     caches = 1
     if config.draft_model is not None:
         beside += _weights(config.draft_model, device, AS_STORED)

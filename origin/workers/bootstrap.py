@@ -16,7 +16,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from tailrace.origin.workers.load_spans import OF_THIS_PROCESS
+from tailrace.origin.workers.load_spans import PROCESS_SPANS
 
 PR_SET_PDEATHSIG = 1
 """Option of prctl(2): the signal that this process gets when its parent thread ends."""
@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
     # Ctrl-C in a terminal reaches every process; the supervisor decides when this one ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
-    OF_THIS_PROCESS.begin("imports")
+    PROCESS_SPANS.begin("imports")
     return int(importlib.import_module(module).main(rest))
 
 

@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tailrace.origin.workers.bootstrap import end_with
-from tailrace.origin.workers.load_spans import OF_THIS_PROCESS, LoadStage
+from tailrace.origin.workers.load_spans import PROCESS_SPANS, LoadStage
 
 MAX_ORDER_BYTES = 128 * 1024
 ORDER_FD = 3
@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
     gc.collect()
     gc.freeze()  # a collection in a worker would write to, and thus copy, every page of objects
     with socket.socket(fileno=int(fd)) as supervisor:
-        stages = OF_THIS_PROCESS.close()
+        stages = PROCESS_SPANS.close()
         waiting, order = _fork_ahead(worker.main, parent)
         rss_kib, pss_kib = _memory_kib()
         first = replace(waiting, stages=stages, rss_kib=rss_kib, pss_kib=pss_kib)
@@ -132,7 +132,7 @@ def _work(run: Run, parent: int) -> int:
     os.setsid()  # so that its children are in its group and are killed with it
     with os.fdopen(ORDER_FD, "rb") as order:
         given = order.read()
-    OF_THIS_PROCESS.begin("connect")
+    PROCESS_SPANS.begin("connect")
     # By now the supervisor has adopted this process, unless the supervisor has ended.
     if not given or not end_with(parent):
         return 1

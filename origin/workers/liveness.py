@@ -74,7 +74,7 @@ class Death(StrEnum):
     """It got another signal or raised an exception."""
     EXITED = "exited"
     """It exited with status 0 without being told to."""
-    SPOKE_WRONGLY = "bad_frame"
+    BAD_FRAME = "bad_frame"
 
     @classmethod
     def of(cls, word: str) -> Death:

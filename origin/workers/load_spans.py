@@ -88,7 +88,8 @@ class LoadSpans:
         return tuple(self._stages)
 
 
-OF_THIS_PROCESS = LoadSpans()
+PROCESS_SPANS = LoadSpans()
+"""The stages of this process's own start."""
 
 
 @dataclass(slots=True)

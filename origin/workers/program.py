@@ -13,16 +13,16 @@ from tailrace.origin.producers.embedder import is_classifier, is_embedding
 TOKENS = "tailrace.origin.workers.token_worker"
 TEXT = "tailrace.origin.workers.text_worker"
 
-OF_DECODER = (
+DECODER_SETTINGS = (
     *("step_ms", "running_streams", "fork_workers", "kv_mib", "weights", "kv_cache", "head"),
     *("dependent_launches", "speculate", "draft_model", "open_objects"),
 )
-OF_FOLDER = ("model", "device", "gpus")
-OF_UPSTREAM = (
+FOLDER_SETTINGS = ("model", "device", "gpus")
+UPSTREAM_SETTINGS = (
     *("upstream_model", "upstream_key_env", "upstream_lost", "upstream_connect_s"),
     *("upstream_first_token_s", "upstream_between_tokens_s", "upstream_retry_s"),
 )
-OF_TEXT = ("text_streams",)
+TEXT_SETTINGS = ("text_streams",)
 """Settings of `[origin]` that only one kind of worker uses."""
 
 
@@ -63,6 +63,11 @@ def unused(*served: OriginConfig) -> list[str]:
 def _unused(config: OriginConfig) -> set[str]:
     is_ours, is_upstream = makes_tokens(config), config.upstream is not None
     has_folder = config.producer is None and not is_upstream
-    effects = (OF_DECODER, is_ours), (OF_FOLDER, has_folder), (OF_UPSTREAM, is_upstream)
-    idle = {name for names, has in (*effects, (OF_TEXT, not is_ours)) if not has for name in names}
-    return idle & config.model_fields_set
+    uses = (
+        (DECODER_SETTINGS, is_ours),
+        (FOLDER_SETTINGS, has_folder),
+        (UPSTREAM_SETTINGS, is_upstream),
+        (TEXT_SETTINGS, not is_ours),
+    )
+    without_use = {name for names, is_used in uses if not is_used for name in names}
+    return without_use & config.model_fields_set

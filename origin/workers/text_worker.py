@@ -39,7 +39,7 @@ from tailrace.origin.producers.embedder import open_embedder
 from tailrace.origin.producers.production import Numbered, Production
 from tailrace.origin.producers.upstream import Progress, open_upstream
 from tailrace.origin.workers.liveness import BEAT_S, Watchdog
-from tailrace.origin.workers.load_spans import OF_THIS_PROCESS
+from tailrace.origin.workers.load_spans import PROCESS_SPANS
 from tailrace.origin.workers.worker_frame import (
     MAX_WORKER_FRAME_BYTES,
     SCHEMA_HASH,
@@ -199,7 +199,7 @@ def _end_of(producing: asyncio.Task[None]) -> End:
 def main(argv: Sequence[str]) -> int:
     """Run a worker, and return the exit status."""
     path, settings = argv
-    OF_THIS_PROCESS.enter("connect")
+    PROCESS_SPANS.enter("connect")
     config = OriginConfig.model_validate_json(settings)
     configure_logging(config.log_level)
     logging.getLogger("httpx").setLevel(
@@ -264,7 +264,7 @@ async def _open(
     """Make the producer and send Ready; return None if the supervisor closed the socket before."""
 
     def progress(stage: str, done: int, total: int) -> None:
-        OF_THIS_PROCESS.enter(stage)
+        PROCESS_SPANS.enter(stage)
         writer.write(encode(LoadProgress(stage, done, total)))
 
     started = time.monotonic()
@@ -286,7 +286,7 @@ async def _open(
         vocab=0,
         load_ms=round((time.monotonic() - started) * 1000),
         offers=about.offers,
-        spans=OF_THIS_PROCESS.close(),
+        spans=PROCESS_SPANS.close(),
     )
     writer.write(encode(ready))
     return producer

@@ -50,7 +50,7 @@ from tailrace.origin.scheduler.limits import Limits
 from tailrace.origin.scheduler.pages import PagePool
 from tailrace.origin.workers.kernel_cache import keep_compiled
 from tailrace.origin.workers.liveness import BEAT_S, Watchdog
-from tailrace.origin.workers.load_spans import OF_THIS_PROCESS
+from tailrace.origin.workers.load_spans import PROCESS_SPANS
 from tailrace.origin.workers.worker_frame import (
     MAX_WORKER_FRAME_BYTES,
     SCHEMA_HASH,
@@ -153,7 +153,7 @@ class FrameSocket:
 def main(argv: Sequence[str]) -> int:
     """Run a worker, and return the exit status."""
     path, settings = argv
-    OF_THIS_PROCESS.enter("connect")
+    PROCESS_SPANS.enter("connect")
     config = _config_of(settings)
     configure_logging(config.log_level)
     torch.set_num_threads(TORCH_THREADS)
@@ -293,7 +293,7 @@ def _load_engine(
         context=model.config.context,
         vocab=model.config.vocab,
         load_ms=round((time.monotonic() - started) * 1000),
-        spans=OF_THIS_PROCESS.close(),
+        spans=PROCESS_SPANS.close(),
     )
     supervisor.send(ready)
     return engine
@@ -325,7 +325,7 @@ def _load(config: OriginConfig, progress: Progress) -> tuple[Model, ModelContext
 
 
 def _enter(stage: str, _done: int, total: int) -> None:
-    OF_THIS_PROCESS.enter(stage, total if stage in BYTE_STAGES else 0)
+    PROCESS_SPANS.enter(stage, total if stage in BYTE_STAGES else 0)
 
 
 def _load_model(directory: Path, config: OriginConfig, progress: Progress) -> Model:

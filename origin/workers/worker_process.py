@@ -287,7 +287,7 @@ class WorkerSlot:
         if isinstance(error, FrameError | SchemaMismatch | OSError):
             log.error("worker.bad_frame", slot=self.number, error=str(error))
             if isinstance(error, FrameError | SchemaMismatch):
-                self._fault = f"it sent a malformed frame: {error}", Death.SPOKE_WRONGLY
+                self._fault = f"it sent a malformed frame: {error}", Death.BAD_FRAME
         elif error is not None:
             raise error
 
