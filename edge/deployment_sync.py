@@ -13,7 +13,7 @@ from tailrace.edge.origins.reader import whole_answer
 from tailrace.ledger.errors import TailraceError
 from tailrace.ledger.frame import Call
 from tailrace.ledger.objects.deployment import DEPLOYMENT, Deployment
-from tailrace.ledger.process.tasks import beside
+from tailrace.ledger.process.tasks import background
 
 RETRY_S = 5.0
 """Time after which a deployment is sent again to an origin that has refused it."""
@@ -45,7 +45,7 @@ class DeploymentSync:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Keep the origins up to date while the context is open."""
-        async with beside(self._sync(one.address) for one in self._link.origins):
+        async with background(self._sync(one.address) for one in self._link.origins):
             yield
 
     async def _sync(self, address: str) -> None:

@@ -24,7 +24,7 @@ from tailrace.edge.access.keys import KeyRing, read_keys
 from tailrace.edge.config import EdgeConfig
 from tailrace.edge.quic.listen import QuicListener
 from tailrace.ledger.errors import ConfigError
-from tailrace.ledger.process.tasks import beside
+from tailrace.ledger.process.tasks import background
 
 LOOK_S = 1.0
 """Interval between two looks at the files, in seconds."""
@@ -79,7 +79,7 @@ async def reloading(*what: WatchedFile, by_signal: bool = True) -> AsyncIterator
     if by_signal:
         loop.add_signal_handler(signal.SIGHUP, asked.set)
     try:
-        async with beside([look()]):
+        async with background([look()]):
             yield
     finally:
         if by_signal:

@@ -19,7 +19,7 @@ import uvloop
 from tailrace.ledger.errors import EXIT_FAILED, EXIT_USAGE, CallerError, ConfigError
 from tailrace.ledger.process.lifecycle import Stop, end_without_threads, look_less_often
 from tailrace.ledger.process.logging_setup import configure_logging
-from tailrace.ledger.process.tasks import beside
+from tailrace.ledger.process.tasks import background
 from tailrace.origin.checkpoint.folder import check_folder
 from tailrace.origin.config import LedgerConfig, OriginConfig, StreamsConfig
 from tailrace.origin.gpu.placement import place
@@ -118,7 +118,7 @@ async def _start(
             slot.launch()
     stop = Stop()
     parts = [slot.keep() for slot in slots] + ([fork_server.keep()] if fork_server else [])
-    async with beside(parts) as running:
+    async with background(parts) as running:
         await asyncio.to_thread(
             import_module, "tailrace.origin.supervisor"
         )  # the loop starts the workers meanwhile

@@ -54,7 +54,7 @@ from tailrace.ledger.frame import (
     decode,
     to_error,
 )
-from tailrace.ledger.process.tasks import together
+from tailrace.ledger.process.tasks import gather
 from tailrace.ledger.stream_text import StreamText
 
 MAX_DOCUMENT_BYTES = 32 << 20
@@ -335,7 +335,7 @@ async def _document(reader: Reader, wanted: Open | Resume, opened: Opened) -> di
         return state_document(opened, await collect(reader))
     caller = wanted.caller
     others = [_sibling(reader.link, sibling, caller) for sibling in opened.siblings]
-    return answer_document(opened, await together(collect(reader), *others))
+    return answer_document(opened, await gather(collect(reader), *others))
 
 
 async def _sibling(link: OriginPool, sibling: Sibling, caller: Caller | None) -> Collected:

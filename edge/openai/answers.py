@@ -49,7 +49,7 @@ from tailrace.ledger.frame import (
     Resume,
     StreamEnd,
 )
-from tailrace.ledger.process.tasks import together
+from tailrace.ledger.process.tasks import gather
 
 CANCELLED = "cancelled"
 """The `finish_reason`, unknown to OpenAI, of a stream that was cancelled and is read later."""
@@ -204,7 +204,7 @@ async def _whole(
             with ExitStack() as opened:
                 choices = await _choices(link, wanted, opened)
                 try:
-                    collected = await together(*(collect(choice.reader) for choice in choices))
+                    collected = await gather(*(collect(choice.reader) for choice in choices))
                     for each in collected:
                         if isinstance(each.closing, StreamEnd):
                             check_end(each.closing)
@@ -219,7 +219,7 @@ async def _whole(
         return [(choice.opened, each) for choice, each in zip(choices, collected, strict=True)]
 
     try:
-        made = await together(*(answered(wanted) for wanted in opens))
+        made = await gather(*(answered(wanted) for wanted in opens))
     except _Broken as broken:
         return _refusal(dialect, broken, headers)
     answers = [each for group in made for each in group]

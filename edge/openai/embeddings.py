@@ -26,7 +26,7 @@ from tailrace.edge.origins.reader import Reader
 from tailrace.edge.starlette_helpers import link_of, unless_disconnected
 from tailrace.ledger.errors import CallerError
 from tailrace.ledger.frame import Caller, Open, Opened, StreamEnd
-from tailrace.ledger.process.tasks import together
+from tailrace.ledger.process.tasks import gather
 
 EXAMPLE = '{"model": "demo", "input": "Once upon a time"}'
 MAX_INPUTS = 2048
@@ -64,7 +64,7 @@ async def embed(request: Request) -> Response:
     parsed, headers = parse_body(EmbeddingBody, body, EXAMPLE)
     opens = parsed.opens(request.headers.get("Idempotency-Key"), caller_of(request))
     link, turns = link_of(request), asyncio.Semaphore(AT_A_TIME)
-    work = together(*(_computed(link, wanted, turns) for wanted in opens))
+    work = gather(*(_computed(link, wanted, turns) for wanted in opens))
     found = await unless_disconnected(request, work)
     vectors: list[Any] = [vector for _, vector, _ in found]
     if parsed.encoding_format == "base64":  # fp32, little-endian

@@ -39,7 +39,7 @@ from tailrace.ledger.frame import (
     error_frame,
 )
 from tailrace.ledger.links.transport import Credentials, LinkAddress
-from tailrace.ledger.process.tasks import beside
+from tailrace.ledger.process.tasks import background
 
 LINK_TICK_S = 0.05
 """Interval between two looks at deadlines, and between two groups of heartbeats for clients."""
@@ -263,7 +263,7 @@ class OriginPool:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Keep the links connected while the block runs."""
-        async with beside(origin.connect_forever() for origin in self.origins):
+        async with background(origin.connect_forever() for origin in self.origins):
             self._tick()
             try:
                 yield

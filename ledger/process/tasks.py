@@ -19,7 +19,9 @@ async def cancel(tasks: Iterable[asyncio.Future[Any]]) -> None:
 
 
 @asynccontextmanager
-async def beside(works: Iterable[Coroutine[Any, Any, T]]) -> AsyncIterator[list[asyncio.Task[T]]]:
+async def background(
+    works: Iterable[Coroutine[Any, Any, T]],
+) -> AsyncIterator[list[asyncio.Task[T]]]:
     """Run coroutines in the background for as long as the block runs."""
     tasks = [asyncio.create_task(work) for work in works]
     try:
@@ -28,9 +30,9 @@ async def beside(works: Iterable[Coroutine[Any, Any, T]]) -> AsyncIterator[list[
         await cancel(tasks)
 
 
-async def together(*works: Coroutine[Any, Any, T]) -> list[T]:
+async def gather(*works: Coroutine[Any, Any, T]) -> list[T]:
     """Run the coroutines and return their results; the first error cancels the others."""
-    async with beside(works) as tasks:
+    async with background(works) as tasks:
         return await asyncio.gather(*tasks)
 
 

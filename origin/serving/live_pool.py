@@ -116,7 +116,7 @@ class LivePool:
         """Use another policy, taught with recent requests; models keep their own policies."""
         chosen = await self._taught(named_policy(policy, self._prices))
         if shadow:
-            self._run_beside(policy, chosen)
+            self._start_shadow(policy, chosen)
         else:
             self._policy = policy
             self.happen(PoliciesSet(chosen))
@@ -135,17 +135,17 @@ class LivePool:
 
     def run_shadow(self, policy: str) -> None:
         """Begin a shadow at the start of the origin, without requests to learn from."""
-        self._run_beside(policy, named_policy(policy, self._prices, "origin.shadow_policy"))
+        self._start_shadow(policy, named_policy(policy, self._prices, "origin.shadow_policy"))
 
-    def _run_beside(self, name: str, policy: KeepAlivePolicy) -> None:
+    def _start_shadow(self, name: str, policy: KeepAlivePolicy) -> None:
         now = self.clock_s()
         pins = {one.name: one.is_pinned for one in self.pool.models}
         members = [replace(one, is_pinned=pins[one.name]) for one in self._members]
-        beside = self._pool_of(members, policy)
-        beside.handle(Tick(self._unix_offset_s), now)
+        shadow = self._pool_of(members, policy)
+        shadow.handle(Tick(self._unix_offset_s), now)
         pool = self.pool
         replay = PoolReplay(
-            beside,
+            shadow,
             lambda one: pool.of(one).load_s,
             lambda one: self._leave_s,
             self._keep_of_shadow,

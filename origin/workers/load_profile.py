@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tailrace.ledger.errors import Unavailable
-from tailrace.ledger.process.tasks import beside
+from tailrace.ledger.process.tasks import background
 from tailrace.origin.config import OriginConfig
 from tailrace.origin.start import fork_server_of, slots_of
 from tailrace.origin.workers.load_spans import WorkerStart
@@ -90,7 +90,7 @@ async def _start_and_replace(config: OriginConfig) -> tuple[WorkerStart, WorkerS
     slot, witness = slots_of("", config, fork_server, 0)[0], _Witness()
     slot.belong_to(witness)
     parts = [slot.keep()] if fork_server is None else [slot.keep(), fork_server.keep()]
-    async with beside(parts):
+    async with background(parts):
         cold = await _start(slot, witness)
         if slot.pid is not None:
             with suppress(ProcessLookupError):

@@ -28,7 +28,7 @@ from pydantic import ValidationError
 from tailrace.ledger.errors import CallerError, TailraceError
 from tailrace.ledger.frame import FinishReason, Hello, StreamEnd, tag_of
 from tailrace.ledger.process.logging_setup import configure_logging
-from tailrace.ledger.process.tasks import beside, cancel
+from tailrace.ledger.process.tasks import background, cancel
 from tailrace.ledger.validation import invalid_document
 from tailrace.ledger.wire.codec import FrameSplitter
 from tailrace.origin.config import OriginConfig
@@ -246,7 +246,7 @@ async def _serve(config: OriginConfig, orders: Orders, writer: asyncio.StreamWri
         worker = TextWorker(producer, writer, config.text_streams, filter_factory)
         watchdog = Watchdog(config.worker_silence_s, config.worker_start_s)
         try:
-            async with beside((worker.send(), worker.beat(watchdog))):
+            async with background((worker.send(), worker.beat(watchdog))):
                 while (order := await coming) is not None:
                     worker.take(*order)
                     coming = asyncio.ensure_future(anext(orders, None))

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tailrace.ledger.process.tasks import beside, first_of, together
+from tailrace.ledger.process.tasks import background, first_of, gather
 
 pytestmark = pytest.mark.anyio
 
@@ -38,14 +38,14 @@ async def test_of_two_that_end_at_once_the_one_that_failed_is_told_of() -> None:
 
 
 async def test_together_they_give_all_or_the_first_error() -> None:
-    assert await together(give(1), give(2)) == [1, 2]
+    assert await gather(give(1), give(2)) == [1, 2]
     with pytest.raises(LookupError):
-        await together(give(1), fail())
+        await gather(give(1), fail())
 
 
 async def test_what_runs_beside_a_block_has_ended_after_it() -> None:
     ended: list[str] = []
     with pytest.raises(LookupError):
-        async with beside([forever(ended), fail()]) as tasks:
+        async with background([forever(ended), fail()]) as tasks:
             await tasks[1]
     assert ended == ["cancelled"]
