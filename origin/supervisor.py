@@ -23,7 +23,7 @@ from tailrace.ledger.process.lifecycle import Stop
 from tailrace.ledger.process.tasks import first_of
 from tailrace.ledger.telemetry.exposition import exposed
 from tailrace.ledger.telemetry.traces import Traces
-from tailrace.origin.admin.desk import OperatorDesk
+from tailrace.origin.admin.handler import AdminHandler
 from tailrace.origin.admin.streams import LivePages, unix_clock
 from tailrace.origin.config import LedgerConfig, OriginConfig, StreamsConfig
 from tailrace.origin.edges.link import EdgeLink
@@ -173,10 +173,10 @@ class Supervisor:
             config=config,
             retention=retention,
             now_ms=now_ms,
-            desk=self._answer_operator,
+            admin=self._answer_operator,
         )
         unix_ms = unix_clock(now_ms, self._metrics.clock)
-        self._desk = OperatorDesk(
+        self._admin = AdminHandler(
             ledger=ledger,
             runs=self._runs,
             metrics=self._metrics,
@@ -190,7 +190,7 @@ class Supervisor:
         )
 
     async def _answer_operator(self, asked: str, request: ObjectRequest) -> ObjectResponse:
-        return await self._desk.answer(asked, request)
+        return await self._admin.answer(asked, request)
 
     async def serve(self, running: Sequence[asyncio.Task[Any]], stop: Stop) -> None:
         """Run until a part ends, and raise its error if it failed."""

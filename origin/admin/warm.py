@@ -147,7 +147,7 @@ class WantedPolicy(BaseModel):
     shadow: bool = False
 
 
-class WarmDesk:
+class WarmHandler:
     """Admin handler of the warm pool.
 
     An origin of one model has none, as its model stays loaded.

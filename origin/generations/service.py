@@ -103,11 +103,11 @@ class Objects(Protocol):
     def kind_of(self, called: str) -> str: ...
 
 
-Desk = Callable[[str, ObjectRequest], Awaitable[ObjectResponse]]
+AdminCall = Callable[[str, ObjectRequest], Awaitable[ObjectResponse]]
 """Answers operators: what is asked for, and the request."""
 
 
-async def no_desk(asked: str, request: ObjectRequest) -> ObjectResponse:
+async def no_admin(asked: str, request: ObjectRequest) -> ObjectResponse:
     raise NotFound("this origin answers no operators")
 
 
@@ -123,7 +123,7 @@ class Service:
     retention: LedgerConfig
     now_ms: Callable[[], int]
     random: Callable[[int], bytes] = secrets.token_bytes
-    desk: Desk = no_desk
+    admin: AdminCall = no_admin
     _endings: dict[bytes, asyncio.Task[StreamInfo]] = field(default_factory=dict, init=False)
 
     async def open(self, request: Open) -> Opened:
@@ -340,7 +340,7 @@ class Service:
 
     async def _call_operator(self, call: Call, request: ObjectRequest) -> ObjectResponse:
         check_right(call.caller, Right.ADMIN)
-        return await self.desk(call.name, request)
+        return await self.admin(call.name, request)
 
     async def _call_hint(self, call: Call, request: ObjectRequest) -> ObjectResponse:
         _require_edge(call)

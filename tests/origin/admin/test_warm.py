@@ -14,7 +14,7 @@ import pytest
 from tailrace.ledger.errors import TailraceError
 from tailrace.origin.admin.query import Query
 from tailrace.origin.admin.simulation import simulate
-from tailrace.origin.admin.warm import WarmDesk
+from tailrace.origin.admin.warm import WarmHandler
 from tailrace.origin.core.events import (
     Command,
     StartWorker,
@@ -48,7 +48,7 @@ class Office:
         )
         models = ModelHost(self.live, [], Metrics())
         self.live.carry_out = self._carry_out
-        self.desk = WarmDesk(pool.recorder, models, self.live)
+        self.admin = WarmHandler(pool.recorder, models, self.live)
 
     def _tell(self, record: PoolRecord, of_shadow: bool) -> None:
         self.pool.recorder.record(record, shadow=of_shadow)
@@ -64,7 +64,7 @@ class Office:
         await self.pool.recorder.flush()
         method = "GET" if body is None else "POST"
         given = b"" if body is None else json.dumps(body).encode()
-        return await self.desk.answer(part, Query(f"http://operator/?{query}"), method, given)
+        return await self.admin.answer(part, Query(f"http://operator/?{query}"), method, given)
 
 
 @pytest.fixture
@@ -122,19 +122,19 @@ async def test_an_origin_of_one_model_says_that_it_stays_loaded(tmp_path: Path) 
     recorder = HistoryRecorder(None, "here", Keeping(DAY_MS, 1000), lambda: NOON_MS)
     slot, metrics = Slot(0), Metrics()
     models = host_of([slot], metrics)
-    desk = WarmDesk(recorder, models, None)
-    told = await desk.answer("", Query("http://operator/"), "GET", b"")
+    handler = WarmHandler(recorder, models, None)
+    told = await handler.answer("", Query("http://operator/"), "GET", b"")
     assert (told["pool"], told["problem"]) == (False, "ledger.history_days is 0")
     assert told["models"] == []  # it has not reported its models yet
     models.worker_ready(slot, READY)
     for tier in ("hot", "cold"):
-        told = await desk.answer("", Query("http://operator/"), "GET", b"")
+        told = await handler.answer("", Query("http://operator/"), "GET", b"")
         [one] = told["models"]
         assert (one["model"], one["tier"], one["pinned"]) == ("demo", tier, True)
         models.happen(WorkerDied(0, "killed"))
     for part, method, says in (("pin", "POST", "no orders"), ("explain", "GET", "no history")):
         with pytest.raises(TailraceError, match=says):
-            await desk.answer(part, Query("http://operator/?"), method, b"")
+            await handler.answer(part, Query("http://operator/?"), method, b"")
 
 
 async def test_the_simulator_replays_what_was_asked_of_this_origin(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tailrace.ledger.interface import StreamInfo
 from tailrace.ledger.links.rights import Right
 from tailrace.ledger.objects.object import ObjectRequest
 from tailrace.ledger.sqlite.ledger import SqliteLedger
-from tailrace.origin.admin.desk import OperatorDesk
+from tailrace.origin.admin.handler import AdminHandler
 from tailrace.origin.admin.streams import LivePages
 from tailrace.origin.config import OriginConfig
 from tailrace.origin.workers.load_spans import FORKED, LoadStage, WorkerStart
@@ -28,11 +28,11 @@ pytestmark = pytest.mark.anyio
 
 
 class House(Stage):
-    """A stage with a desk before it."""
+    """A stage with an admin handler before it."""
 
     def __init__(self, ledger: SqliteLedger, **settings: Any) -> None:
         super().__init__(ledger)
-        self.desk = OperatorDesk(
+        self.admin = AdminHandler(
             ledger=ledger,
             runs=self.runs,
             metrics=self.metrics,
@@ -52,7 +52,7 @@ class House(Stage):
         """Return the document, or the error."""
         name, _, query = asked.partition("?")
         request = ObjectRequest(method, f"http://operator/{name}?{query}", body=body)
-        answer = await self.desk.answer(name, request)
+        answer = await self.admin.answer(name, request)
         assert isinstance(answer.body, bytes)
         document = json.loads(answer.body)
         assert (answer.status >= 400) == ("error" in document)

@@ -23,7 +23,7 @@ from tailrace.origin.admin.streams import (
     prompt_document,
     stored_document,
 )
-from tailrace.origin.admin.warm import WarmDesk, pool_document
+from tailrace.origin.admin.warm import WarmHandler, pool_document
 from tailrace.origin.config import OriginConfig
 from tailrace.origin.generations.callers import generation
 from tailrace.origin.generations.runs import Runs
@@ -40,7 +40,7 @@ log = structlog.get_logger("operator")
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorDesk:
+class AdminHandler:
     """The admin handler of one origin, which answers for itself only.
 
     `links` are the connected edges; `end` cancels a stream and returns its status.
@@ -70,9 +70,9 @@ class OperatorDesk:
         if (one := _STREAM.fullmatch(asked)) is not None:
             return await self._stream(bytes.fromhex(one[1]), one[2], request.method, query)
         if asked == "warm" or asked.startswith("warm/"):
-            desk = WarmDesk(self.runs.recorder, self.runs.models, self.pool)
+            handler = WarmHandler(self.runs.recorder, self.runs.models, self.pool)
             part = asked.partition("/")[2]
-            return await desk.answer(part, query, request.method, request.body)
+            return await handler.answer(part, query, request.method, request.body)
         if asked == "simulate":
             require(request.method, "POST")
             query.done()
