@@ -270,7 +270,7 @@ async def test_pins_that_cannot_be_read_or_written_are_told(tmp_path: Path) -> N
         assert [one["event"] for one in logs] == ["pins.unreadable"]
     file.unlink()
     file.mkdir()
-    with pytest.raises(Unavailable, match=r"holds until the origin ends: .*pins\.json cannot"):
+    with pytest.raises(Unavailable, match=r"lost when the origin ends.*pins\.json cannot"):
         await troupe.host.live.pin("two", pinned=True)
     assert troupe.core.of("two").is_pinned
 
