@@ -40,14 +40,14 @@ def test_models_on_gpus_of_their_own_need_no_cap() -> None:
     tables = {name: on_gpu(9_000) for name in "ab"}
     plans = planned(tables, OriginConfig(gpus=("0", "1")))
     assert [plan.gpus for plan in plans] == [("0",), ("1",)]
-    with pytest.raises(ConfigError, match="'a' and 'b' are to share a GPU"):
+    with pytest.raises(ConfigError, match="'a' and 'b' share a GPU"):
         planned(tables, OriginConfig(gpus=("0",)))
 
 
 def test_a_model_whose_worker_does_not_fit_a_gpu_is_refused() -> None:
     tables = {"a": on_gpu(30_000, workers=4)}
     assert planned(tables, OriginConfig(gpus=("0", "1"), gpu_memory_mib=60_000))
-    with pytest.raises(ConfigError, match="'a' takes 60000 MiB, and the cap is 59000"):
+    with pytest.raises(ConfigError, match="cap of 59000 MiB is too small: 'a' takes 60000 MiB"):
         planned(tables, OriginConfig(gpus=("0", "1"), gpu_memory_mib=59_000))
 
 
