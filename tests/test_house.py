@@ -39,7 +39,7 @@ SANS_IO = (
         "edge/quic/http3.py",
         "edge/quic/server.py",
     ),
-    *("edge/server/http1.py", "edge/server/http2*.py"),
+    *("edge/server/http1*.py", "edge/server/http2*.py"),
     *("ledger/frame.py", "ledger/flow/credit_window.py", "ledger/wire/*.py"),
     *("ledger/sqlite/encoding.py", "ledger/sqlite/capacity.py", "ledger/sqlite/tail.py"),
     *("origin/engine/*.py", "origin/scheduler/*.py", "origin/streams/append.py"),
