@@ -132,6 +132,8 @@ class HardenedH2Connection(H2Connection):
 
     def take_data(self) -> bytearray:
         """Return the frames to be sent, and forget them."""
+        if not self._before:
+            return bytearray(self.data_to_send())
         data, self._before = self._before, bytearray()
         data += self.data_to_send()
         return data

@@ -184,9 +184,9 @@ class Http2Stream:
             return 0
         if self._ended and size == len(waiting):
             h2.send_data(self.id, bytes(waiting), end_stream=True)
-            out += h2.take_data()
             waiting.clear()
             self._finish(h2)
+            out += h2.take_data()
             return size
         out += size.to_bytes(3, "big")
         out += self._frame_tail
@@ -388,9 +388,10 @@ class Http2Connection:
         out = h2.take_data()
         while self._bodies and most > 0 and h2.outbound_flow_control_window > 0:
             most -= self._take_turns(most, out)
-        self._put_heads()
-        self._end_if_idle()
-        out += h2.take_data()
+        if self._heads or not self.streams:
+            self._put_heads()
+            self._end_if_idle()
+            out += h2.take_data()
         return bytes(out)
 
     @property
