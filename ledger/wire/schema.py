@@ -191,6 +191,20 @@ class ToolCall(Logged):
 # ---- server to client: about a connection or a request, never logged ----
 
 
+@frame(7)
+class Snapshot(Frame):
+    """Text that stands for the frames `first` to `index`, for a reader that asked for a snapshot.
+
+    It is the text of Token, ScoredToken and final Revision frames, or of Reasoning frames if
+    `reasoning` is true. The next frame has the index after `index`.
+    """
+
+    first: Uint
+    text: str
+    index: Uint
+    reasoning: bool = False
+
+
 @frame(2)
 class StreamError(Frame):
     """The refusal or failure of a request; on channel 0, of the connection."""

@@ -53,6 +53,7 @@ from tailrace.ledger.frame import (
     Sampling,
     Score,
     Sibling,
+    Snapshot,
     Splitter,
     StreamError,
     StreamState,
@@ -127,9 +128,9 @@ def test_the_enums_are_those_of_the_schema() -> None:
     assert {e.__name__: {m.name: m.value for m in e} for e in ENUMS} == SCHEMA.enums
 
 
-def test_logged_frames_alone_have_an_index_and_come_from_a_server() -> None:
+def test_logged_frames_and_snapshots_of_them_have_an_index_and_come_from_a_server() -> None:
     indexed = {tag for tag, cls in FRAMES.items() if "index" in SCHEMA.structs[cls.__name__]}
-    assert indexed == LOGGED
+    assert indexed == LOGGED | {Snapshot.tag}
     assert not (LOGGED | CLOSING) & EDGE
     # A client cannot call an object past its edge, nor pass for an edge.
     of_links: set[type[Frame]] = {Call, Challenge, Proof, Renew, Heartbeat}

@@ -51,6 +51,7 @@ from tailrace.ledger.frame import (
     Score,
     ScoredToken,
     Sibling,
+    Snapshot,
     Status,
     Steer,
     StreamEnd,
@@ -213,6 +214,8 @@ _FRAMES: list[tuple[str, int, Frame]] = [
     ("embedding of nothing", 7, Embedding((), 0)),
     ("chunk", 7, Chunk(b"\x00\xff\x80", False, 0)),
     ("last chunk, empty", 7, Chunk(b"", True, 1)),
+    ("snapshot of a text", 7, Snapshot(0, "Once upon a time", 3)),
+    ("snapshot of reasoning after others", 7, Snapshot(17, "Well,", 18, reasoning=True)),
     ("revision, interim", 7, Revision(0, "recognise", False, 3)),
     ("revision, final", 7, Revision(0, "wreck a nice beach", True, 4)),
     (

@@ -19,6 +19,7 @@ from tailrace.ledger.wire.schema import (
     Heartbeat,
     Hello,
     Opened,
+    Snapshot,
     Status,
     StreamError,
 )
@@ -28,7 +29,7 @@ HERE = ROOT / "edge/web/tailrace"
 LIMITED = {"Open.messages": MAX_MESSAGES, "Open.stop": MAX_MESSAGES}
 """Lists that the codec bounds and the schema does not."""
 HEAD = "// Written by `python -m tests.web.generate` from ledger/wire/tailrace.bare.\n\n"
-RECEIVED = {StreamError.tag, Heartbeat.tag, Opened.tag, Status.tag, Hello.tag}
+RECEIVED = {of.tag for of in (Snapshot, StreamError, Heartbeat, Opened, Status, Hello)}
 """Tags of frames that clients receive besides logged ones; a page needs no others at first."""
 PRIMITIVES = {
     "str": "string",

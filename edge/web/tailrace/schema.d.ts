@@ -26,6 +26,7 @@ export interface ScoredToken { type: "ScoredToken"; text: string; scores: readon
 export interface Notice { type: "Notice"; code: string; message: string; index: number }
 export interface Reasoning { type: "Reasoning"; text: string; index: number }
 export interface ToolCall { type: "ToolCall"; call: number; id: string; name: string; arguments: string; index: number }
+export interface Snapshot { type: "Snapshot"; first: number; text: string; index: number; reasoning: boolean }
 export interface StreamError { type: "StreamError"; code: string; message: string; retryable: boolean; status: number; field: string | null; hint: string | null; retry_after_ms: number | null }
 export interface ModelTier { model: string; tier: string; expected_ms: number; reason: string }
 export interface Heartbeat { type: "Heartbeat"; clock_ms: number | bigint; ready: boolean; reasons: readonly (string)[]; models: readonly (string)[]; devices: readonly (string)[]; patience_ms: number; streams: number; room: number; corrs: number; ledger: string; tiers: readonly (ModelTier)[] }
@@ -55,7 +56,7 @@ export interface Renew { type: "Renew"; stream: StreamId; after: number | null; 
 export interface Call { type: "Call"; object: string; name: string; method: string; url: string; headers: readonly (Header)[]; body: Uint8Array; credit: number; caller: Caller | null; credit_bytes: number | null }
 
 export type Logged = Token | StreamEnd | Classification | Embedding | Chunk | Revision | ScoredToken | Notice | Reasoning | ToolCall;
-export type Frame = Token | StreamEnd | StreamError | Classification | Embedding | Chunk | Revision | Heartbeat | Opened | Status | Hello | Answer | Body | BodyEnd | ScoredToken | Open | Resume | Credit | Cancel | Detach | Steer | Call | Challenge | Notice | Reasoning | Proof | Pass | Renew | ToolCall;
+export type Frame = Token | StreamEnd | StreamError | Classification | Embedding | Chunk | Revision | Snapshot | Heartbeat | Opened | Status | Hello | Answer | Body | BodyEnd | ScoredToken | Open | Resume | Credit | Cancel | Detach | Steer | Call | Challenge | Notice | Reasoning | Proof | Pass | Renew | ToolCall;
 export type FrameType = Frame["type"];
 
 export interface FormatBody {

@@ -1,6 +1,6 @@
 // Written by `python -m tests.web.generate` from ledger/wire/tailrace.bare.
 
-export const SCHEMA_ID = "61fba3afed91a7b2";
+export const SCHEMA_ID = "03649a77aff0bc08";
 
 export const TYPES = {
   StreamId: "data[16]",
@@ -18,6 +18,7 @@ export const TYPES = {
   Notice: "24 code:str message:str index:uint",
   Reasoning: "25 text:str index:uint",
   ToolCall: "29 call:uint id:str name:str arguments:str index:uint",
+  Snapshot: "7 first:uint text:str index:uint reasoning:bool",
   StreamError: "2 code:str message:str retryable:bool status:u16 field:optional<str> hint:optional<str> retry_after_ms:optional<uint>",
   ModelTier: "model:str tier:str expected_ms:uint reason:str",
   Heartbeat: "8 clock_ms:u64 ready:bool reasons:list<str> models:list<str> devices:list<str> patience_ms:uint streams:uint room:uint corrs:uint ledger:str tiers:list<ModelTier>",
