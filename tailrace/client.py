@@ -29,6 +29,7 @@ from tailrace.ledger.frame import (
     Frame,
     Heartbeat,
     Logged,
+    Snapshot,
     Splitter,
     Status,
     StreamEnd,
@@ -46,6 +47,8 @@ RETRYABLE_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 State = Literal["connecting", "open", "waiting", "resumed", "ended"]
 OnState = Callable[[State, str], None]
+StreamFrame = Logged | Snapshot
+"""A frame of a stream as its reader gets it. A Snapshot comes only to readers that ask for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,13 +213,13 @@ class Position:
         self.next_index = next_index
         self.ended = False
 
-    def feed(self, data: bytes) -> list[Logged]:
+    def feed(self, data: bytes) -> list[StreamFrame]:
         """Return the frames that `data` completes, without those read before, up to a `fault`."""
-        logged: list[Logged] = []
+        logged: list[StreamFrame] = []
         try:
             for raw in self._splitter.feed(data):
                 _, frame = decode(raw)
-                if isinstance(frame, Logged):
+                if isinstance(frame, Logged | Snapshot):
                     if self._advance(frame):
                         logged.append(frame)
                 else:
@@ -227,15 +230,16 @@ class Position:
             self.fault = error
         return logged
 
-    def _advance(self, frame: Logged) -> bool:
+    def _advance(self, frame: StreamFrame) -> bool:
         """Return True if the frame is the one that is due, not one that was read before."""
-        if frame.index > self.next_index:
+        first = frame.first if isinstance(frame, Snapshot) else frame.index
+        if first > self.next_index:
             raise Unavailable(
-                f"frame {frame.index} came where {self.next_index} was due", code="frames_missing"
+                f"frame {first} came where {self.next_index} was due", code="frames_missing"
             )
-        if frame.index < self.next_index:
+        if first < self.next_index:
             return False
-        self.next_index += 1
+        self.next_index = frame.index + 1
         self.ended = isinstance(frame, StreamEnd)
         return True
 
@@ -267,6 +271,7 @@ class Stream:
         stream: str | None = None,
         after: int | None = None,
         token: str | None = None,
+        snapshot: bool = False,
     ) -> None:
         self.id = stream
         self.token = token
@@ -275,10 +280,11 @@ class Stream:
         self._edges = edges
         self._body = body
         self._idempotency_key = idempotency_key
+        self._snapshot = snapshot
         self._position = Position(after)
         self.next_index = self._position.next_index
         self._attempts = Attempts(edges)
-        self._unread: deque[Logged] = deque()
+        self._unread: deque[StreamFrame] = deque()
         self._response: httpx.Response | None = None
         self._chunks: AsyncIterator[bytes] | None = None
         self._opened = False
@@ -288,7 +294,7 @@ class Stream:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Logged:
+    async def __anext__(self) -> StreamFrame:
         while not self._unread:
             if self._position.ended:
                 await self.aclose()
@@ -378,11 +384,14 @@ class Stream:
                 "POST", f"{url}/v1/generate", headers=headers, json=self._body
             )
         after = self._position.after
+        params = {} if after is None else {"after": after}
+        if self._snapshot:
+            params["snapshot"] = 1
         return http.build_request(
             "GET",
             f"{url}/v1/generate/{self.id}",
             headers=headers | token_header(self.token),
-            params={} if after is None else {"after": after},
+            params=params,
         )
 
     async def _read(self, chunks: AsyncIterator[bytes]) -> None:
@@ -512,9 +521,19 @@ class Client:
         body = {name: value for name, value in fields.items() if value is not None}
         return Stream(self._edges, body=body, idempotency_key=idempotency_key or uuid4().hex)
 
-    def resume(self, stream: str, *, after: int | None = None, token: str | None = None) -> Stream:
-        """Return the frames of an existing stream with an index above `after`, or all of them."""
-        return Stream(self._edges, stream=stream, after=after, token=token)
+    def resume(
+        self,
+        stream: str,
+        *,
+        after: int | None = None,
+        token: str | None = None,
+        snapshot: bool = False,
+    ) -> Stream:
+        """Return the frames of an existing stream with an index above `after`, or all of them.
+
+        With `snapshot`, a Snapshot with the text so far comes in place of the frames of that text.
+        """
+        return Stream(self._edges, stream=stream, after=after, token=token, snapshot=snapshot)
 
     async def cancel(self, stream: str, token: str | None = None) -> Status:
         """End a stream for all its readers; an ended one is not changed."""

@@ -50,6 +50,34 @@ test("a gap that stays is an error in the end", () => {
   assert.equal(core.fault.code, "frames_missing");
 });
 
+test("a snapshot stands for all of its frames", () => {
+  const core = opened();
+  core.receive({ type: "Snapshot", first: 0, text: "xxx", index: 2, reasoning: false }, 10, 1);
+  assert.equal(core.nextIndex, 3);
+  assert.equal(core.taken, 0);
+  core.receive(token(3), 10, 1);
+  assert.deepEqual(taken(core), [2, 3]);
+  assert.equal(core.taken, 4);
+});
+
+test("a snapshot that begins later is a gap, and one that was read is dropped", () => {
+  const snapshot = (first, index) => ({ type: "Snapshot", first, text: "x", index, reasoning: false });
+  const core = opened();
+  core.receive(token(0), 10, 1);
+  core.receive(snapshot(0, 4), 10, 1);
+  assert.equal(core.nextIndex, 1);
+  core.receive(snapshot(2, 4), 10, 1);
+  assert.equal(core.fault.code, "frames_missing");
+});
+
+test("a reader that detaches before it took a snapshot reads it again", () => {
+  const core = opened();
+  core.receive({ type: "Snapshot", first: 0, text: "xxx", index: 2, reasoning: false }, 10, 1);
+  core.receive(token(3), 10, 1);
+  core.detach();
+  assert.equal(core.nextIndex, 0);
+});
+
 test("the end is the end, whatever comes behind it", () => {
   const core = opened();
   core.receive(end(0), 10, 1);
@@ -207,6 +235,15 @@ test("few large frames fill a window as well", () => {
   core.receive(token(0), 300_000, 0);
   assert.ok(core.full);
   assert.deepEqual(core.allowance, { limit: WINDOW_FRAMES, bytes: 300_000 });
+});
+
+test("a text has that of snapshots, but for reasoning", () => {
+  const text = new Transcript();
+  text.add({ type: "Snapshot", first: 0, text: "hmm", index: 4, reasoning: true });
+  text.add({ type: "Snapshot", first: 5, text: "Once upon", index: 9, reasoning: false });
+  text.add({ type: "Revision", replaces: 10, text: " a tine", final: false, index: 10 });
+  text.add({ type: "Revision", replaces: 10, text: " a time", final: true, index: 11 });
+  assert.equal(text.text, "Once upon a time");
 });
 
 test("a text is what its revisions leave of it", () => {

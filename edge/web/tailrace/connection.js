@@ -12,6 +12,7 @@ export const SILENCE_MS = 10_000;
  * @property {import("./schema.js").GenerateInput | null} input
  * @property {string} idempotencyKey
  * @property {number} nextIndex
+ * @property {boolean} [snapshot] the text so far is wanted as one frame
  * @property {Record<string, string>} headers
  * @property {string | null} apiKey
  * @property {import("./core.js").Allowance} allowance

@@ -8,7 +8,9 @@ import { SILENCE_MS } from "./connection.js";
 import { broken, errorOf } from "./errors.js";
 
 /** @typedef {import("./schema.js").Frame} Frame */
-/** @typedef {import("./schema.js").Logged} Logged */
+/** A frame of a stream as its reader gets it: a Snapshot only if the reader asked for one.
+ * @typedef {import("./schema.js").Logged | import("./schema.js").Snapshot} StreamFrame
+ */
 /** @typedef {"idle" | "connecting" | "open" | "waiting" | "failed" | "detached" | "ended"} State */
 /** @typedef {{limit: number, bytes: number}} Allowance */
 
@@ -37,6 +39,11 @@ export const QUIET_MS = 2_000;
 /** A timer that is this late shows that the page was frozen, not that the server was silent. */
 const FROZEN_MS = 1_000;
 
+/** Return the index of the first frame that a frame stands for. @param {StreamFrame} frame
+ * @returns {number}
+ */
+export const firstOf = (frame) => /** @type {any} */ (frame).first ?? frame.index;
+
 export class Core {
   /** @type {State} */
   state = "idle";
@@ -50,7 +57,7 @@ export class Core {
   /** The time at which the state itself times out. @type {number | null} */
   #over = null;
   #quietAt = Infinity;
-  /** @type {{frame: Logged, size: number}[]} */
+  /** @type {{frame: StreamFrame, size: number}[]} */
   #queue = [];
   #queuedBytes = 0;
   #receivedBytes = 0; // on this connection
@@ -123,13 +130,13 @@ export class Core {
     }
   }
 
-  /** @param {Logged} frame @param {number} size @param {number} now */
+  /** @param {StreamFrame} frame @param {number} size @param {number} now */
   #logged(frame, size, now) {
-    if (frame.index > this.nextIndex) {
-      const said = `frame ${frame.index} came where ${this.nextIndex} was due`;
-      this.lost(broken("frames_missing", said), now);
-    } else if (frame.index === this.nextIndex) {
-      this.nextIndex += 1;
+    const first = firstOf(frame);
+    if (first > this.nextIndex) {
+      this.lost(broken("frames_missing", `frame ${this.nextIndex} is missing`), now);
+    } else if (first === this.nextIndex) {
+      this.nextIndex = frame.index + 1;
       this.failures = 0;
       this.#failingSince = null;
       this.#isQuiet = false;
@@ -191,7 +198,7 @@ export class Core {
     if (this.#over === null || now < this.#over) return;
     if (this.state === "waiting") this.start(now);
     else if (this.#isUnseen(now - this.#over)) this.alive(now);
-    else this.lost(broken("silent", "the connection says nothing any more"), now);
+    else this.lost(broken("silent", "the connection is silent"), now);
   }
 
   /** Return true if frames may have come that were not handled, because the page was frozen or its
@@ -214,7 +221,7 @@ export class Core {
   detach() {
     if (!this.#step("detach")) return;
     this.#rest();
-    this.nextIndex -= this.#queue.length;
+    this.nextIndex = this.taken;
     this.#queue = [];
     this.#queuedBytes = 0;
   }
@@ -240,7 +247,8 @@ export class Core {
 
   /** The index of the first frame that was not taken. */
   get taken() {
-    return this.nextIndex - this.#queue.length;
+    const head = this.#queue[0];
+    return head ? firstOf(head.frame) : this.nextIndex;
   }
 
   /** True if no more should be read before a frame is taken. */

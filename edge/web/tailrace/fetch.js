@@ -22,7 +22,7 @@ export function byFetch(asked, system, report) {
     const { headers, body } = response;
     if (!response.ok) throw await httpError(response);
     if (!headers.get("Content-Type")?.startsWith(FRAMES) || !body) {
-      throw broken("not_frames", "something else answers in the place of an edge");
+      throw broken("not_frames", "the answer is not an edge's");
     }
     report.opened({
       id: headers.get("Tailrace-Stream"),
@@ -34,7 +34,7 @@ export function byFetch(asked, system, report) {
     for (;;) {
       await report.room();
       const { value, done } = await reader.read();
-      if (done) throw broken("cut_short", "the body ended before the stream");
+      if (done) throw broken("cut_short", "the body ended too early");
       for (const raw of splitter.feed(value)) report.frame(decode(raw).frame, raw.length);
       report.alive();
     }
@@ -47,12 +47,13 @@ export function byFetch(asked, system, report) {
 /** @param {import("./connection.js").Asked} asked @param {AbortSignal} signal
  * @returns {[string, RequestInit]}
  */
-function requestOf({ url, openUrl, id, input, idempotencyKey, token, nextIndex, headers }, signal) {
+function requestOf(asked, signal) {
+  const { url, openUrl, id, input, idempotencyKey, token, nextIndex, snapshot, headers } = asked;
   const init = { signal, cache: /** @type {const} */ ("no-store") };
   const accept = { ...headers, Accept: FRAMES };
   if (id) {
-    const after = nextIndex ? `?after=${nextIndex - 1}` : "";
-    return [`${url}/${id}${after}`, { ...init, headers: { ...accept, ...tokenHeader(token) } }];
+    const query = (snapshot ? "snapshot=1&" : "") + (nextIndex ? `after=${nextIndex - 1}` : "");
+    return [`${url}/${id}?${query}`, { ...init, headers: { ...accept, ...tokenHeader(token) } }];
   }
   const more = { "Content-Type": "application/json", "Idempotency-Key": idempotencyKey };
   const body = JSON.stringify(input);

@@ -1,6 +1,6 @@
 // Shows text at an even pace although its frames come unevenly: a jitter buffer of words.
 
-/** @typedef {import("./schema.js").Logged} Logged */
+/** @typedef {import("./core.js").StreamFrame} StreamFrame */
 /** @typedef {import("./stream.js").Stream} Stream */
 
 /**
@@ -44,7 +44,7 @@ const prefersLess = () =>
 
 /** Give the text of a stream so far, again and again, each time some words longer. It gets shorter only
  * when a revision takes text back. Text that was shown before a reload comes at once.
- * @param {Pick<Stream, "seen" | "content"> & AsyncIterable<Logged>} reading
+ * @param {Pick<Stream, "seen" | "content"> & AsyncIterable<StreamFrame>} reading
  * @param {Pace} [pace]
  * @returns {AsyncGenerator<string, void>}
  */

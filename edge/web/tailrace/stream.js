@@ -6,7 +6,7 @@ import { asTailraceError, httpError, tokenHeader } from "./fetch.js";
 import { Transcript } from "./transcript.js";
 import { CONNECT, choose, countFetches, worked } from "./transport.js";
 
-/** @typedef {import("./schema.js").Logged} Logged */
+/** @typedef {import("./core.js").StreamFrame} StreamFrame */
 /** @typedef {import("./core.js").State} State */
 /** @typedef {import("./connection.js").System} System */
 /** @typedef {Pick<Storage, "getItem" | "setItem" | "removeItem">} Store */
@@ -15,6 +15,7 @@ import { CONNECT, choose, countFetches, worked } from "./transport.js";
  * @property {import("./schema.js").GenerateInput} [input] the body of POST /v1/generate: a new stream
  * @property {string} [token] the resume token of an existing stream, if the edge requires one
  * @property {number} [after] the index of the last frame that the reader has
+ * @property {boolean} [snapshot] by fetch, the text that there is already comes as one Snapshot frame
  * @property {AbortSignal} [signal] detaches when it is aborted
  * @property {(state: State, stream: Stream) => void} [onState] called when `state` or `quiet` has changed
  * @property {Store} [storage] keeps the position for a reload: sessionStorage, or localStorage for all tabs
@@ -41,7 +42,7 @@ const DEAD = ["silent", "offline"];
 const JSON_TYPE = { "Content-Type": "application/json" };
 const OPENED = /^(.*)\/([0-9a-f]{32})$/;
 
-/** @implements {AsyncIterable<Logged>} */
+/** @implements {AsyncIterable<StreamFrame>} */
 export class Stream {
   /** The id, once the stream has opened. @type {string | null} */
   id = null;
@@ -145,7 +146,7 @@ export class Stream {
     return () => void this.#watchers.delete(act);
   }
 
-  /** @returns {AsyncIterator<Logged, undefined>} */
+  /** @returns {AsyncIterator<StreamFrame, undefined>} */
   [Symbol.asyncIterator]() {
     return {
       next: async () => {
@@ -159,7 +160,7 @@ export class Stream {
     };
   }
 
-  /** The frames as a ReadableStream. @returns {ReadableStream<Logged>} */
+  /** The frames as a ReadableStream. @returns {ReadableStream<StreamFrame>} */
   get readable() {
     return new ReadableStream(
       {
@@ -292,7 +293,7 @@ export class Stream {
   }
 
   #cut() {
-    this.#core.lost(broken("offline", "the browser has no network"), this.#system.now());
+    this.#core.lost(broken("offline", "no network"), this.#system.now());
     this.#settle();
   }
 
@@ -329,6 +330,7 @@ export class Stream {
       input: this.#input,
       idempotencyKey: this.#idempotencyKey,
       nextIndex,
+      snapshot: this.#options.snapshot,
       headers: this.#headers,
       apiKey,
       allowance,

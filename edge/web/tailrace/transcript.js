@@ -1,27 +1,24 @@
 // The text of a stream with its revisions applied.
 
-/** @typedef {import("./schema.js").Logged} Logged */
+/** @typedef {import("./core.js").StreamFrame} StreamFrame */
 
 export class Transcript {
   text = "";
-  /** The offset at which the text of each frame begins. @type {number[]} */
+  /** The offset at which the text of each frame begins, by index. @type {number[]} */
   #starts = [];
-  /** @type {number | null} */
-  #first = null;
 
-  /** Add the next frame. @param {Logged} frame */
+  /** Add the next frame. @param {StreamFrame} frame */
   add(frame) {
-    this.#first ??= frame.index;
+    const starts = this.#starts;
+    starts[frame.index] = this.text.length;
     if (frame.type === "Revision") {
       // Text before the first frame that was read is not here, so it cannot be replaced.
-      const from = Math.max(0, frame.replaces - this.#first);
-      const start = this.#starts[from] ?? this.text.length;
+      const start = starts[frame.replaces] ?? 0;
       this.text = this.text.slice(0, start);
-      this.#starts.fill(start, from);
+      starts.fill(start, frame.replaces);
     }
-    this.#starts.push(this.text.length);
-    if (frame.type === "Token" || frame.type === "ScoredToken" || frame.type === "Revision") {
-      this.text += frame.text;
-    }
+    /** @type {any} */
+    const { text, reasoning = frame.type === "Reasoning" } = frame;
+    if (!reasoning) this.text += text ?? "";
   }
 }

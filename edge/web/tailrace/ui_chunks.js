@@ -1,7 +1,7 @@
 // Turns the frames of one stream into the chunks of one message of the AI SDK, as an edge does at
 // /api/chat.
 
-/** @typedef {import("./schema.js").Logged} Logged */
+/** @typedef {import("./core.js").StreamFrame} StreamFrame */
 /** @typedef {import("./schema.js").ToolCall} ToolCall */
 /** @typedef {{type: "text-start" | "text-end" | "reasoning-start" | "reasoning-end", id: string}} PartChunk
  */
@@ -58,7 +58,7 @@ export class UiChunks {
   }
 
   /** Return the chunks of the next frame.
-   * @param {Logged} frame
+   * @param {StreamFrame} frame
    * @param {string} text of the stream, with this frame
    * @returns {UiChunk[]}
    */
