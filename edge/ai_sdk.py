@@ -24,8 +24,9 @@ from tailrace.edge.access.middleware import caller_of
 from tailrace.edge.answer_parts import Change, Part, PartKind, PartTracker
 from tailrace.edge.errors import AI_SDK_PATH, OLLAMA, error_response
 from tailrace.edge.generate.encoders import Encoder, FrameEncoder
-from tailrace.edge.generate.params import read_body
+from tailrace.edge.generate.params import parse_flag, read_body
 from tailrace.edge.generate.schema import Count, Settings
+from tailrace.edge.generate.snapshot import SnapshotEncoder, as_snapshot, as_text
 from tailrace.edge.openai.chunks import (
     DONE,
     data_event,
@@ -347,9 +348,11 @@ async def resume(request: Request) -> Response:
     """
     chat = check_chat(request.path_params["id"])
     token = request.headers.get("Tailrace-Token")
+    snapshot = parse_flag(request.query_params.getlist("snapshot"), "snapshot")
     try:
         stream = await unless_disconnected(request, _ask(request, "GET", chat))
-        return await _answered(request, Resume(stream, token=token, caller=caller_of(request)), {})
+        wanted = Resume(stream, token=token, caller=caller_of(request))
+        return await _answered(request, wanted, {}, snapshot=snapshot)
     except NotFound:
         return Response(status_code=204, headers=NO_STORE)
 
@@ -364,7 +367,12 @@ ROUTES = [
 
 
 async def _answered(
-    request: Request, wanted: Open | Resume, headers: dict[str, str], chat: str | None = None
+    request: Request,
+    wanted: Open | Resume,
+    headers: dict[str, str],
+    chat: str | None = None,
+    *,
+    snapshot: bool = False,
 ) -> Response:
     """Return the response with the stream: as parts of a message, or as frames if requested.
 
@@ -372,6 +380,9 @@ async def _answered(
     """
     as_frames = FRAMES_TYPE in request.headers.get("Accept", "")
     encoder: Encoder = FrameEncoder() if as_frames else UiEvents()
+    if snapshot:
+        folded = as_snapshot if as_frames else as_text
+        encoder = SnapshotEncoder(encoder, wanted.start, folded)
     with ExitStack() as source:
         reader = source.enter_context(Reader(link_of(request)))
         opened = await unless_disconnected(request, reader.open(wanted))

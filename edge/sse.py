@@ -20,6 +20,7 @@ from tailrace.ledger.frame import (
     Frame,
     Score,
     ScoredToken,
+    Snapshot,
     StreamEnd,
     StreamError,
     Token,
@@ -29,7 +30,7 @@ from tailrace.ledger.frame import (
     to_error,
 )
 
-EVENTS = LOGGED | {StreamError.tag}
+EVENTS = LOGGED | {Snapshot.tag, StreamError.tag}
 """Tags of the frames that become events."""
 
 # Offsets of a Token's fields in its frame. The correlation id follows the tag.

@@ -49,6 +49,8 @@ class Encoder(Protocol):
     media_type: str = View.SSE.value
     ends_by_204: bool = False
     """True if a client that has every frame of an ended stream gets 204, instead of a body."""
+    shows_corr: bool = False
+    """True if the client sees the correlation ids of frames, which must then be its own."""
 
     def opened(self, opened: Opened) -> None:
         """Note that the stream was opened. Called once, before every other method."""
@@ -106,6 +108,7 @@ class FrameEncoder(NativeEncoder):
 
     __slots__ = ()
     media_type = View.FRAMES.value
+    shows_corr = True
 
     def frames(self, frames: list[bytes]) -> bytes:
         return b"".join(frames)

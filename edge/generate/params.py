@@ -96,6 +96,29 @@ def _index(text: str, field: str) -> int:
     return int(text)
 
 
+def parse_tail(given: Sequence[str]) -> int | None:
+    """Return how many of the newest frames `?tail=` asks for; None without it.
+
+    Raises CallerError for what is not one number.
+    """
+    if not given:
+        return None
+    if len(given) > 1 or _NUMBER.fullmatch(given[0]) is None or int(given[0]) > U64_MAX:
+        raise CallerError(
+            "not a number of frames",
+            field="tail",
+            hint="send one number in decimal digits, such as tail=100",
+        )
+    return int(given[0])
+
+
+def parse_flag(given: Sequence[str], field: str) -> bool:
+    """Return True if the parameter is 1; raise CallerError unless it is 0, 1 or absent."""
+    if len(given) > 1 or not {*given} <= {"0", "1"}:
+        raise CallerError(f"not a value of {field}", field=field, hint=f"{field}=1 or {field}=0")
+    return given == ["1"]
+
+
 def check_idempotency_key(key: str) -> str:
     """Return the key; raise CallerError unless it is 1 to 255 printable ASCII characters."""
     if 0 < len(key) <= MAX_IDEMPOTENCY_KEY_CHARS and key.isascii() and key.isprintable():

@@ -18,16 +18,19 @@ from tailrace.edge.generate.params import (
     check_idempotency_key,
     choose_view,
     parse_after,
+    parse_flag,
     parse_stream_id,
+    parse_tail,
     read_body,
 )
 from tailrace.edge.generate.schema import parse_generate, parse_open, parse_steer
+from tailrace.edge.generate.snapshot import SnapshotEncoder
 from tailrace.edge.origins.origin_pool import OriginPool
 from tailrace.edge.origins.reader import Reader
 from tailrace.edge.sse import end_fields, finite, logprobs
 from tailrace.edge.starlette_helpers import link_of, unless_disconnected
 from tailrace.edge.stream_answer import StreamAnswer
-from tailrace.ledger.errors import TooLarge
+from tailrace.ledger.errors import CallerError, TooLarge
 from tailrace.ledger.frame import (
     FRAMES_TYPE,
     Caller,
@@ -275,7 +278,11 @@ async def read(request: Request) -> Response:
         caller_of(request),
         follow=view is not View.JSON,
     )
-    return await _answer(request, view, wanted)
+    snapshot = parse_flag(query.getlist("snapshot"), "snapshot")
+    tail = parse_tail(query.getlist("tail"))
+    if tail is not None:
+        wanted = await _from_tail(request, wanted, tail)
+    return await _answer(request, view, wanted, snapshot=snapshot)
 
 
 async def cancel(request: Request) -> Response:
@@ -316,12 +323,32 @@ async def _asked(request: Request, wanted: Cancel | Steer) -> Response:
 # ---- from a request frame to an answer ----
 
 
-async def _answer(request: Request, view: View, wanted: Open | Resume) -> Response:
+async def _answer(
+    request: Request, view: View, wanted: Open | Resume, *, snapshot: bool = False
+) -> Response:
     """Return the stream that `wanted` asks for, in the view that the client asked for."""
     if view is not View.JSON:
-        return StreamAnswer(wanted, ENCODERS[view]())
+        encoder = ENCODERS[view]()
+        return StreamAnswer(wanted, SnapshotEncoder(encoder, wanted.start) if snapshot else encoder)
     with Reader(link_of(request)) as reader:
         return await unless_disconnected(request, _whole(reader, wanted))
+
+
+async def _from_tail(request: Request, wanted: Resume, tail: int) -> Resume:
+    """Return a request for the newest `tail` frames, and all that follow.
+
+    Raises CallerError if the request also has an index to resume after.
+    """
+    if wanted.after is not None:
+        raise CallerError(
+            "the request has both a number of newest frames and an index to resume after",
+            field="tail",
+            hint="send either tail or after (or Last-Event-ID)",
+        )
+    with Reader(link_of(request)) as reader:
+        opened = await unless_disconnected(request, reader.open(wanted, frames=0))
+    start = opened.next_index - tail
+    return replace(wanted, after=start - 1) if start > 0 else wanted
 
 
 async def _whole(reader: Reader, wanted: Open | Resume) -> Response:

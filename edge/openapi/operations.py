@@ -145,6 +145,15 @@ AFTER = _query(
     NUMBER_TEXT,
     0,
 )
+SNAPSHOT = _query(
+    "snapshot",
+    "1: the text so far comes as one frame, in place of the frames of that text.",
+    {"type": "string", "enum": ["0", "1"]},
+    "1",
+)
+TAIL = _query(
+    "tail", "Only the newest frames, and those that follow. Not with `after`.", NUMBER_TEXT
+)
 LAST_EVENT_ID = _header(
     "Last-Event-ID", "The same as `after`, as a browser's EventSource sends it.", NUMBER_TEXT
 )
@@ -205,7 +214,7 @@ def _generations() -> Iterator[Operation]:
             204: Answer("The stream has ended, and the client has all of it.", (), STREAM_HEADERS),
         },
         Right.READ,
-        (ID, AFTER, LAST_EVENT_ID),
+        (ID, AFTER, SNAPSHOT, TAIL, LAST_EVENT_ID),
         errors=(*KEYED, 404, 406, 413, 416),
         takes_token=True,
     )
@@ -476,7 +485,7 @@ def _ai_sdk() -> Iterator[Operation]:
         "It may still run. The edge knows it for 24 hours.",
         {200: Answer("The message.", events, headers), 204: Answer("The chat has no answer yet.")},
         Right.READ,
-        (_path("id", "The id of the chat, as its client chose it.", example="chat-1"),),
+        (_path("id", "The id of the chat, as its client chose it.", example="chat-1"), SNAPSHOT),
         errors=(*KEYED, 404),
         shape=ErrorShape.AI_SDK,
     )

@@ -31,7 +31,7 @@ from tailrace.edge.openai.embeddings import EmbeddingBody
 from tailrace.edge.openai.request import IGNORED, OpenAiBody
 from tailrace.edge.openai.responses.events import PREFIX
 from tailrace.edge.openai.responses.request import UNSAID, ResponseBody
-from tailrace.ledger.frame import FRAMES, Logged, StreamEnd, StreamState
+from tailrace.ledger.frame import FRAMES, Logged, Snapshot, StreamEnd, StreamState
 from tailrace.ledger.wire.words import Word
 
 Schema = dict[str, Any]
@@ -160,15 +160,17 @@ _EVENTS = {
     "Notice": "Information about the stream for readers, such as `loading` or `inexact`.",
     "Reasoning": "A piece of the model's reasoning, which is not part of the text.",
     "ToolCall": "A piece of a tool call; the `arguments` of one `call` together are JSON.",
+    "Snapshot": "The text of the events `first` to `index`, in their place, of a request with"
+    " `snapshot`.",
 }
-"""Description of each logged frame as an event; a test compares it with the frames."""
+"""Description of each frame that becomes an event; a test compares it with the frames."""
 
 
 def _frame_events() -> Schemas:
     """Return a schema of each event of `text/event-stream`: its id, its name and its data."""
     made: Schemas = {}
     for cls in FRAMES.values():
-        if not issubclass(cls, Logged):
+        if not issubclass(cls, Logged | Snapshot):
             continue
         called = cls.__name__
         name = {"StreamEnd": "end", "Token": "message", "ScoredToken": "message"}.get(
@@ -204,7 +206,7 @@ def event_name(frame: str) -> str:
     return "EndEvent" if frame == "StreamEnd" else f"{frame}Event"
 
 
-def _data_of(cls: type[Logged]) -> Schema:
+def _data_of(cls: type[Logged | Snapshot]) -> Schema:
     """Return the schema of a frame's fields as JSON."""
     hints = get_type_hints(cls)
     schema: Schema = {"type": "object", "properties": {}, "required": []}

@@ -16,7 +16,6 @@ from tailrace.edge.generate.encoders import (
     LIVE_HEADERS,
     TIP_TIMEOUT_S,
     Encoder,
-    FrameEncoder,
     stream_headers,
 )
 from tailrace.edge.origins.origin_pool import OriginPool
@@ -188,9 +187,7 @@ class StreamReader:
     def deliver_run(self, run: list[bytes], corr: bytes) -> None:
         """Take several tokens that came in one read."""
         # Only a body of frames shows the correlation id: for all others no frame is copied.
-        self._queue += (
-            with_corr_bytes(run, corr) if isinstance(self._encoder, FrameEncoder) else run
-        )
+        self._queue += with_corr_bytes(run, corr) if self._encoder.shows_corr else run
         self._batch.dirty[self] = None
 
     def flush(self) -> None:

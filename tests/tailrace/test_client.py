@@ -110,7 +110,11 @@ async def read(
 
     async with Client(urls, on_state=on_state, patience_s=patience_s) as client:
         stream = begin(client)
-        return [frame async for frame in stream], states, stream
+        logged: list[Logged] = []
+        async for frame in stream:
+            assert isinstance(frame, Logged)  # no snapshot was asked for
+            logged.append(frame)
+        return logged, states, stream
 
 
 def test_a_caller_may_say_all_of_sampling() -> None:

@@ -1,0 +1,156 @@
+"""Snapshots: the text of a stream so far as one frame, for readers that come late.
+
+A replay of 50,000 tokens is 50,000 frames. A reader that only wants the text gets one frame in
+their place, and then the frames that follow, without a gap. The frames are folded as they come from
+the origin, so that an edge holds the text and not the frames. Sans-I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from starlette.responses import Response
+
+from tailrace.edge.generate.encoders import Encoder
+from tailrace.ledger.errors import TailraceError
+from tailrace.ledger.frame import (
+    CLOSING,
+    Frame,
+    Opened,
+    Reasoning,
+    Revision,
+    ScoredToken,
+    Snapshot,
+    Token,
+    decode,
+    encode,
+    tag_of,
+)
+
+MAX_SNAPSHOT_CHARS = 260_000
+"""Maximum length of the text of one snapshot, in characters of at most 4 bytes: a frame has at most
+1 MiB. A longer text is several snapshots."""
+
+Folded = Callable[[int, str, int, bool], Frame]
+"""Makes the frame in the place of others: of the first index, text, last index, and whether the
+text is reasoning."""
+
+
+def as_snapshot(first: int, text: str, index: int, reasoning: bool) -> Frame:
+    """Return the frame for clients that know snapshots."""
+    return Snapshot(first, text, index, reasoning)
+
+
+def as_text(first: int, text: str, index: int, reasoning: bool) -> Frame:
+    """Return the frame for encoders of other dialects, which do not look for gaps in indexes."""
+    return Reasoning(text, index) if reasoning else Token(text, index)
+
+
+class SnapshotFolder:
+    """Folds the frames of a stream, which are added in order.
+
+    Consecutive frames of text become one. Every other frame stays as it is, and ends the text
+    before it. A final Revision is text, and the interim ones that it replaces are dropped; a
+    producer never revises other text.
+    """
+
+    def __init__(self, folded: Folded = as_snapshot) -> None:
+        self._folded = folded
+        self._first = self._last = 0  # indexes that the text stands for
+        self._pieces: list[str] = []
+        self._chars = 0
+        self._reasoning = False
+        self._interims: list[tuple[Revision, bytes]] = []  # after the text, and not final yet
+
+    def add(self, raw: bytes) -> list[bytes]:
+        """Take the next frame; return the frames that are complete because of it."""
+        _, frame = decode(raw)
+        if isinstance(frame, Revision):
+            return self._revise(frame, raw)
+        done: list[bytes] = []
+        if isinstance(frame, Token | ScoredToken | Reasoning):
+            reasoning = isinstance(frame, Reasoning)
+            if self._interims or reasoning is not self._reasoning:
+                done = self.finish()
+            done += self._extend(frame.text, frame.index, frame.index, reasoning)
+            return done
+        return [*self.finish(), raw]
+
+    def finish(self) -> list[bytes]:
+        """Return the frames that stand for the rest of what was added."""
+        done = [raw for _, raw in self._interims]
+        if self._pieces:
+            text = "".join(self._pieces)
+            frame = self._folded(self._first, text, self._last, self._reasoning)
+            done.insert(0, encode(frame))
+        self._pieces, self._chars, self._interims = [], 0, []
+        return done
+
+    def _revise(self, frame: Revision, raw: bytes) -> list[bytes]:
+        if not frame.final:
+            self._interims.append((frame, raw))
+            return []
+        kept = [each for each in self._interims if each[0].index < frame.replaces]
+        first = frame.index - (len(self._interims) - len(kept))
+        self._interims = kept
+        done = self.finish() if kept or self._reasoning else []
+        return done + self._extend(frame.text, first, frame.index, reasoning=False)
+
+    def _extend(self, text: str, first: int, last: int, reasoning: bool) -> list[bytes]:
+        done = self.finish() if self._chars + len(text) > MAX_SNAPSHOT_CHARS else []
+        if not self._pieces:
+            self._first, self._reasoning = first, reasoning
+        self._pieces.append(text)
+        self._chars += len(text)
+        self._last = last
+        return done
+
+
+class SnapshotEncoder(Encoder):
+    """Encodes a stream with the frames that were there when it was opened folded.
+
+    `inner` encodes what is left of them, and all that follow.
+    """
+
+    __slots__ = ("_due", "_folder", "_inner", "_start", "ends_by_204", "media_type", "shows_corr")
+
+    def __init__(self, inner: Encoder, start: int, folded: Folded = as_snapshot) -> None:
+        """Wrap an encoder; `start` is the index of the first frame that the reader gets."""
+        self._inner = inner
+        self._start = start
+        self._folder = SnapshotFolder(folded)
+        self._due = 0  # frames that are still to be folded
+        self.media_type = inner.media_type
+        self.ends_by_204 = inner.ends_by_204
+        self.shows_corr = inner.shows_corr
+
+    def opened(self, opened: Opened) -> None:
+        """Note how many frames there are."""
+        self._due = max(0, opened.next_index - self._start)
+        self._inner.opened(opened)
+
+    def refusal(self, error: TailraceError) -> Response:
+        """Return the response to send if there is no stream."""
+        return self._inner.refusal(error)
+
+    def frames(self, frames: list[bytes]) -> bytes:
+        """Return the bytes of folded frames once all are there, and of those that follow."""
+        if not self._due or not frames:
+            return self._inner.frames(frames)
+        ready: list[bytes] = []
+        for at, raw in enumerate(frames):
+            if tag_of(raw) in CLOSING:  # an error, or the last frame of the stream
+                self._due = 0
+            if not self._due:
+                ready += [*self._folder.finish(), *frames[at:]]
+                break
+            ready += self._folder.add(raw)
+            self._due -= 1
+        else:
+            if not self._due:
+                ready += self._folder.finish()
+        return self._inner.frames(ready) if ready else b""
+
+    def keepalive(self) -> bytes:
+        """Return bytes that carry no frame of the stream."""
+        return self._inner.keepalive()

@@ -1,0 +1,106 @@
+"""A reader that comes late: what it waits for the text of 50,000 tokens, and the bytes it gets.
+
+    python tests/bench/bench_readers.py [--tokens 50000] [--rounds 5]
+
+Origin and edge are real processes on loopback, and the ledger is a file. The stream has ended. It
+is read whole by HTTP/1.1 as frames, once as it was made and once as a snapshot, each time until the
+last byte. Each figure is the median of the rounds. It ends with one line of JSON; times in ms,
+sizes in bytes of the body.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tailrace.ledger.frame import FRAMES_TYPE, Snapshot, Splitter, Token, decode  # noqa: E402
+from tailrace.origin.producer import About, End, Output, Request, Resumption, Text  # noqa: E402
+from tests.bench.machine import print_line  # noqa: E402
+from tests.e2e.processes import Edge, Origin, running  # noqa: E402
+
+SETTINGS = """
+[origin]
+producer = "tests.bench.bench_readers:Words"
+"""
+WORDS = ("the", " river", " ran", " down", " to", " a", " mill", ",", " and", " turned", " it")
+
+
+class Words:
+    """A producer of as many words as the request asks for, as fast as they are taken."""
+
+    about = About("words", "words 1", Resumption.REPEATS)
+
+    async def produce(self, request: Request) -> AsyncGenerator[Output, None]:
+        """Yield the words."""
+        for number in range(request.recipe.max_tokens):
+            yield Text(WORDS[number % len(WORDS)])
+        yield End(total_tokens=request.recipe.max_tokens)
+
+    async def close(self) -> None:
+        """Hold nothing."""
+
+
+async def read(client: httpx.AsyncClient, url: str, **params: Any) -> tuple[float, bytes]:
+    """Return the ms until the last byte, and the body."""
+    began = time.perf_counter()
+    answer = await client.get(url, headers={"Accept": FRAMES_TYPE}, params=params)
+    assert answer.status_code == 200, answer.text
+    return (time.perf_counter() - began) * 1e3, answer.content
+
+
+def text_of(body: bytes) -> str:
+    """Return the text of the frames in a body."""
+    frames = [decode(raw)[1] for raw in Splitter().feed(body)]
+    return "".join(one.text for one in frames if isinstance(one, Token | Snapshot))
+
+
+async def measure(options: argparse.Namespace, folder: Path) -> dict[str, object]:
+    """Make the stream, read it in both ways, and return the figures."""
+    settings = folder / "tailrace.toml"
+    settings.write_text(SETTINGS)
+    origin = Origin(folder / "data", config=settings)
+    edge = Edge(origin)
+    found: dict[str, list[tuple[float, bytes]]] = {"replay": [], "snapshot": []}
+    async with running(origin, edge), httpx.AsyncClient(timeout=httpx.Timeout(300.0)) as client:
+        body = {"model": "words", "prompt": "-", "max_tokens": options.tokens}
+        made = await client.post(f"{edge.url}/v1/generate", json=body)
+        url = f"{edge.url}/v1/generate/{made.json()['id']}"
+        for _ in range(options.rounds):
+            found["replay"].append(await read(client, url))
+            found["snapshot"].append(await read(client, url, snapshot=1))
+    bodies = {name: rounds[0][1] for name, rounds in found.items()}
+    assert text_of(bodies["replay"]) == text_of(bodies["snapshot"]) == made.json()["text"]
+    thousands = f"{options.tokens // 1000}k"
+    figures: dict[str, object] = {"tokens": options.tokens}
+    for name, rounds in found.items():
+        figures[f"{name}_{thousands}_ms"] = round(statistics.median(ms for ms, _ in rounds), 1)
+        figures[f"{name}_{thousands}_bytes"] = len(bodies[name])
+    frames = [decode(raw)[1] for raw in Splitter().feed(bodies["snapshot"])]
+    figures[f"snapshot_{thousands}_frames"] = len(frames)
+    return figures
+
+
+def main() -> None:
+    """Measure, and print the line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--tokens", type=int, default=50_000, help="length of the stream")
+    parser.add_argument("--rounds", type=int, default=5, help="how often each is read")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        print_line(asyncio.run(measure(options, Path(folder))))
+
+
+if __name__ == "__main__":
+    main()
