@@ -146,6 +146,7 @@ def cuda_graph(launch: Launch) -> Launch:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
         launch()
+        torch.cuda.synchronize()  # a query about earlier work would end the capture
         graph.capture_begin()
         try:
             result = launch()

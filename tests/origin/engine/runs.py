@@ -124,10 +124,12 @@ def run_all(engine: Engine, runs: dict[int, Run]) -> dict[int, list[Emission]]:
 
 
 def engine_of(model: Model, tokenizer: Tokenizer, limits: Limits | None = None) -> Engine:
-    """With nothing but the model and its tokenizer around."""
+    """Return an engine as a worker has it, with nothing but the model and its tokenizer around."""
     from tailrace.origin.engine.engine import Engine
     from tailrace.origin.engine.generation import ModelContext
+    from tailrace.origin.models.model import StepDevice
 
     config = model.config
     around = ModelContext(tokenizer, config.eos_ids, config.context, config.vocab)
-    return Engine(model, around, limits)
+    device = model if isinstance(model, StepDevice) else None
+    return Engine(model, around, limits, device=device)

@@ -3,6 +3,7 @@
 import os
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,8 +15,10 @@ from tailrace.ledger.errors import ModelError
 from tailrace.origin.models import cpu_model
 from tailrace.origin.models.cpu_model import CpuModel, load
 from tailrace.origin.models.model import (
+    MAX_KNOWN_TABLES,
     PREFILL_CHUNK_TOKENS,
     SHARED_CODE,
+    KnownPages,
     Piece,
     context_pages,
     prefill,
@@ -159,3 +162,44 @@ def test_fingerprints_cover_the_files_of_both_devices() -> None:
     idle = {"__init__.py", "load.py", "model.py"}
     assert files - covered == idle
     assert {"cpu_linear.py", "cpu_model.py", "gpu_layers.py", "tensors.py"} <= covered
+
+
+class Looked(list[int]):
+    """A block table that counts the pages that are looked at."""
+
+    looked = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        found = super().__getitem__(key)
+        self.looked += len(found)
+        return found
+
+
+def test_a_page_is_checked_once_however_often_its_table_comes() -> None:
+    known, table = KnownPages(100), Looked(range(64))
+    for _ in range(5):
+        known.check(table, 60)
+    assert table.looked == 60
+    table.append(99)
+    known.check(table, 65)
+    assert table.looked == 65
+
+
+@pytest.mark.parametrize("page", [-1, 100])
+def test_a_page_that_is_not_in_the_cache_is_refused_wherever_it_comes(page: int) -> None:
+    known, table = KnownPages(100), [5, 6]
+    known.check(table, 2)
+    table += [7, page]
+    known.check(table, 3)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="outside the 100 of the cache"):
+            known.check(table, 4)
+    with pytest.raises(ValueError, match="outside the 100 of the cache"):
+        known.check([page], 1)
+
+
+def test_as_many_tables_are_remembered_as_are_allowed() -> None:
+    known = KnownPages(100)
+    for _ in range(MAX_KNOWN_TABLES + 3):
+        known.check([1], 1)
+    assert len(known._known) == 3
