@@ -132,7 +132,7 @@ soak-models: $(DEV) ## ten minutes of five models in memory for two, with worker
 soak-disk: $(DEV) ## fill the ledger's disk for 12 s and for 40 s under running streams; needs root
 	@$(BIN)/python tests/bench/soak_disk.py $(ARGS)
 
-bench-gpu: ## time the kernels on a GPU, with the torch and triton that $(PYTHON) has
+bench-gpu: ## check and time kernels, steps and serving on a GPU in 9 minutes, with the torch and triton of $(PYTHON)
 	@$(PYTHON) tests/bench/bench_gpu.py $(ARGS)
 
 clean: ## remove caches and builds; keeps the environment and .tailrace

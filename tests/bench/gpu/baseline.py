@@ -101,11 +101,11 @@ class Llama(nn.Module):
 
 @torch.inference_mode()
 def compiled_step(
-    shape: DecoderShape, rows: int, context: int, device: torch.device, rehearsal: bool
+    shape: DecoderShape, rows: int, context: int, device: torch.device, fake: bool
 ) -> Callable[[], None]:
     """Return a call that decodes one token of `rows` sequences at the end of a full context."""
     model = Llama(shape, rows, context, device)
-    step = model if rehearsal else torch.compile(model, fullgraph=True, dynamic=False)
+    step = model if fake else torch.compile(model, fullgraph=True, dynamic=False)
     ids = torch.zeros(rows, dtype=torch.int64, device=device)
     position = torch.tensor([context - 1], device=device)
 

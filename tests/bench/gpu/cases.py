@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from tailrace.kernels.attention.attention_triton import decode_attention
 from tailrace.kernels.attention.paged_kv import PagedKv
 from tailrace.kernels.attention.splits_triton import DecodeWorkspace
-from tailrace.kernels.decoder import Decoder, Rows
+from tailrace.kernels.decoder import Chunks, Decoder, Rows
 from tailrace.kernels.linear.epilogue import Epilogue
 from tailrace.kernels.linear.float_triton import float_linear, float_plan
 from tailrace.kernels.linear.int8_linear import quantise_rows
@@ -22,11 +22,15 @@ from tailrace.kernels.linear.linear_plan import LinearPlan, LinearWorkspace, Til
 from tailrace.kernels.linear.ternary_gemm_triton import ternary_gemm
 from tailrace.kernels.linear.ternary_triton import GEMV_MAX_ROWS, ternary_gemv
 from tailrace.kernels.linear.ternary_weights import TernaryWeights
+from tailrace.kernels.linear.weight_only import GROUP, quantise_int4, quantise_int8
+from tailrace.kernels.rows.embedding_triton import embed
+from tailrace.kernels.rows.norm_triton import rms_norm, rms_norm_int8
 from tailrace.kernels.sampler.sampler import Sampling
 from tailrace.kernels.sampler.sampler_rows import SamplerRows, SamplerWorkspace
 from tailrace.kernels.sampler.sampler_triton import sample_rows
 from tailrace.kernels.shapes import PAGE_TOKENS, DecoderShape
-from tests.bench.gpu.timing import Launch, copies
+from tests.bench.gpu.place import Place
+from tests.bench.gpu.timing import GRAPH_LAUNCHES, GRAPH_STEPS, Launch
 
 SAMPLING = Sampling(temperature=0.8, top_k=40, top_p=0.95, seed=1)
 GATED = {"gate_up"}
@@ -50,24 +54,8 @@ class Case:
     name: str
     launches: list[Launch]
     bytes_moved: int
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The device of the cases; a rehearsal makes one set of weights instead of many."""
-
-    device: torch.device
-    rehearsal: bool
-
-    def empty(self, *size: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.empty(size, dtype=dtype, device=self.device)
-
-    def normal(self, *size: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return self.empty(*size, dtype=dtype).normal_()
-
-    def sets(self, bytes_each: int, make: Callable[[], Launch]) -> list[Launch]:
-        """Return launches over weights of their own, enough of them that no cache holds all."""
-        return [make() for _ in range(copies(bytes_each, self.rehearsal))]
+    graph_launches: int = GRAPH_LAUNCHES
+    """Number of launches in one graph; few where each is a whole step."""
 
 
 def ternary_linears(place: Place, shape: DecoderShape, rows: int) -> Iterator[Case]:
@@ -108,6 +96,29 @@ def dense_linears(place: Place, shape: DecoderShape, rows: int) -> Iterator[Case
         make = partial(_dense_launch, place, name, outputs, inputs, rows)
         moved = weight_bytes + rows * 4 * (inputs + outputs)
         yield Case(f"{shape.name}.{name} bf16 rows={rows}", place.sets(weight_bytes, make), moved)
+
+
+def quantised_linears(place: Place, shape: DecoderShape, rows: int, bits: int) -> Iterator[Case]:
+    """Yield the four linears of a layer with weights of 8 or 4 bits."""
+    for name, (outputs, width) in shape.linears.items():
+        inputs = max(width, GROUP)  # a tiny shape has less than a group
+        weight_bytes = outputs * inputs * bits // 8
+        make = partial(_quantised_launch, place, name, outputs, inputs, rows, bits)
+        moved = weight_bytes + rows * 4 * (inputs + outputs)
+        title = f"{shape.name}.{name} int{bits} rows={rows}"
+        yield Case(title, place.sets(weight_bytes, make), moved)
+
+
+def _quantised_launch(
+    place: Place, name: str, outputs: int, inputs: int, rows: int, bits: int
+) -> Launch:
+    real = place.normal(outputs, inputs, dtype=torch.bfloat16)
+    weight = quantise_int8(real) if bits == 8 else quantise_int4(real)
+    epilogue = _epilogue(name, Epilogue.SWIGLU)
+    out = place.normal(rows, outputs // (2 if epilogue.gated else 1))
+    workspace = LinearWorkspace([float_plan(weight, epilogue)], rows, place.device)
+    x = place.normal(rows, inputs)
+    return partial(float_linear, x, weight, out, workspace=workspace, epilogue=epilogue)
 
 
 def _dense_launch(
@@ -212,7 +223,40 @@ def step(decoder: Decoder, tables: Tensor, rows: int, length: int, bytes_moved: 
         logits = decoder.logits(decoder.decode(batch, tables, length))
         sample_rows(logits, settings, batch.ids, faults, workspace, dependent=decoder.dependent)
 
-    return Case(f"{decoder.shape.name}.step rows={rows} length={length}", [launch], bytes_moved)
+    name = f"{decoder.shape.name}.step rows={rows} length={length}"
+    return Case(name, [launch], bytes_moved, GRAPH_STEPS)
+
+
+def norms(place: Place, shape: DecoderShape, rows: int) -> Iterator[Case]:
+    """Yield the norms that are launches of their own, and the embedding."""
+    x, weight = place.normal(rows, shape.hidden), place.normal(shape.hidden)
+    size = rows * shape.hidden
+    out = place.empty(rows, shape.hidden, dtype=torch.bfloat16)
+    launch: Launch = partial(rms_norm, x, weight, 1e-5, out)
+    yield Case(f"{shape.name}.norm bf16 rows={rows}", [launch], 6 * size)
+    q, factor = place.empty(rows, shape.hidden, dtype=torch.int8), place.empty(rows)
+    launch = partial(rms_norm_int8, x, weight, 1e-5, q, factor)
+    yield Case(f"{shape.name}.norm int8 rows={rows}", [launch], 5 * size)
+    ids = torch.zeros(rows, dtype=torch.int32, device=place.device)
+    table = place.normal(shape.vocab, shape.hidden, dtype=torch.bfloat16)
+    launch = partial(embed, ids, table, x, torch.zeros_like(ids))
+    yield Case(f"{shape.name}.embed rows={rows}", [launch], 6 * size)
+
+
+def prefill(decoder: Decoder, tables: Tensor, rows: int, start: int, bytes_moved: int) -> Case:
+    """Return a prefill of `rows` tokens of one prompt, from position `start` on."""
+    device, shape = decoder.device, decoder.shape
+    sizes = [min(PAGE_TOKENS, rows - at) for at in range(0, rows, PAGE_TOKENS)]
+    starts = [start + at for at in range(0, rows, PAGE_TOKENS)]
+    batch = Rows.of([0] * rows, range(start, start + rows), [0] * rows, device)
+    chunks = Chunks.of(sizes, starts, [0] * len(sizes), device)
+    own = tables[:1].expand(len(sizes), -1).contiguous()
+
+    def launch() -> None:
+        decoder.prefill(batch, chunks, own, PAGE_TOKENS)
+
+    name = f"{shape.name}.prefill rows={rows} start={start}"
+    return Case(name, [launch], bytes_moved, GRAPH_STEPS)
 
 
 def _epilogue(name: str, gate: Epilogue) -> Epilogue:

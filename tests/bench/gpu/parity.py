@@ -36,16 +36,18 @@ Check = tuple[str, Callable[[], float], float]
 """Name, what finds the difference, and the most that it may be."""
 
 
-def checks(shape: DecoderShape, device: torch.device, batches: tuple[int, ...]) -> Iterator[Check]:
-    """Yield all checks of one shape."""
+def checks(
+    shape: DecoderShape, device: torch.device, batches: tuple[int, ...], steps: int = STEPS
+) -> Iterator[Check]:
+    """Yield all checks of one shape; steps: how many steps follow one another."""
     for rows in (1, 8, 16, 300):
         yield f"ternary rows={rows} = oracle", partial(_ternary, shape, device, rows), 0.0
     yield "int8 head = oracle", lambda: _int8_head(shape, device), 0.0
     yield "dense bf16 ~ float64", lambda: _dense(shape, device), 1e-4
     yield "sampler = oracle", lambda: _sampler(shape, device), 0.0
     yield "a row alone = in a batch", lambda: _batches(shape, device, batches), 0.0
-    yield "rows of one sequence = steps", lambda: _replay(shape, device), 0.0
-    yield "dependent launches = ordinary", lambda: _dependent(shape, device), 0.0
+    yield "rows of one sequence = steps", lambda: _replay(shape, device, steps), 0.0
+    yield "dependent launches = ordinary", lambda: _dependent(shape, device, steps), 0.0
 
 
 def difference(left: Tensor, right: Tensor) -> float:
@@ -122,20 +124,20 @@ def _batches(shape: DecoderShape, device: torch.device, batches: tuple[int, ...]
     return worst
 
 
-def _replay(shape: DecoderShape, device: torch.device) -> float:
+def _replay(shape: DecoderShape, device: torch.device, steps: int) -> float:
     """Return the hidden rows of some tokens pushed one by one, and as rows of one launch."""
-    recipe = Recipe(shape, device, rows=STEPS, sequences=2, length=512, seed=9)
+    recipe = Recipe(shape, device, rows=steps, sequences=2, length=512, seed=9)
     start = 250  # the rows cross the end of a split
-    ids = [(31 * step + 5) % shape.vocab for step in range(STEPS)]
+    ids = [(31 * step + 5) % shape.vocab for step in range(steps)]
     tables = recipe.tables()
     decoder = random_decoder(recipe)
     one_by_one = torch.cat([_step(decoder, tables, i, start + n) for n, i in enumerate(ids)])
     again = random_decoder(recipe)
-    rows = Rows.of(ids, range(start, start + STEPS), [1] * STEPS, device)
+    rows = Rows.of(ids, range(start, start + steps), [1] * steps, device)
     return difference(one_by_one, again.replay(rows, tables, 512))
 
 
-def _dependent(shape: DecoderShape, device: torch.device) -> float:
+def _dependent(shape: DecoderShape, device: torch.device, steps: int) -> float:
     """Hidden rows and logits of two sequences' steps from a graph, where launches can overlap."""
     found = []
     for dependent in (False, True):
@@ -143,7 +145,7 @@ def _dependent(shape: DecoderShape, device: torch.device) -> float:
         decoder, tables = random_decoder(recipe), recipe.tables().tolist()
         kept, before = BlockTables(2, 8, device), torch.zeros(1, dtype=torch.int32, device=device)
         graph, parts = ReplayGraph(decoder, kept, before, 2, 512, capture_for(device)), []
-        for step in range(STEPS):
+        for step in range(steps):
             ids = [(17 * step + row) % shape.vocab for row in range(2)]
             graph.inputs.fill(ids, [250 + step, 60 + step], [0, 1], tables)
             hidden = graph()

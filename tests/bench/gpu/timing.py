@@ -9,6 +9,8 @@ from functools import partial
 
 import torch
 
+GRAPH_STEPS = 8
+"""Whole steps in one graph: each has some 150 to 300 launches."""
 GRAPH_LAUNCHES = 240
 """Approximate number of launches in one graph, so that its own overhead does not count."""
 REPLAYS = 9
@@ -24,13 +26,31 @@ class GraphTimer:
     """Times on a CUDA device."""
 
     device = torch.device("cuda")
+    spread = 0.0
+    """Distance of the quartiles of the last measurement, as a share of its median."""
 
-    def microseconds(self, launches: Sequence[Launch]) -> float:
-        """Median time of one of these launches, which take turns: their weights rotate."""
-        rounds = max(1, GRAPH_LAUNCHES // len(launches))
+    def microseconds(
+        self, launches: Sequence[Launch], graph_launches: int = GRAPH_LAUNCHES
+    ) -> float:
+        """Return the median time of one of these launches, which take turns: weights rotate."""
+        rounds = max(1, graph_launches // len(launches))
         graph = self._capture(launches, rounds)
         times = [self._replay(graph) for _ in range(REPLAYS + 2)][2:]
-        return statistics.median(times) * 1_000 / (rounds * len(launches))
+        quarters = statistics.quantiles(times, n=4)
+        self.spread = (quarters[2] - quarters[0]) / quarters[1]
+        return quarters[1] * 1_000 / (rounds * len(launches))
+
+    def replay_us(self, launch: Launch) -> float:
+        """Return the time from one replay of a graph of one launch to the next."""
+        graph = self._capture([launch], 1)
+        begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        begin.record()
+        for _ in range(GRAPH_LAUNCHES):
+            graph.replay()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) * 1_000 / GRAPH_LAUNCHES
 
     def copy_bytes_per_s(self) -> float:
         """Bytes read and written per second by the best of some copies of 2 GiB."""
@@ -64,24 +84,34 @@ class GraphTimer:
         return float(begin.elapsed_time(end))
 
 
-class RehearsalTimer:
+class FakeTimer:
     """A clock without a GPU: it runs every launch once, and its results are no figures."""
 
     device = torch.device("cpu")
+    spread = 0.0
 
-    def microseconds(self, launches: Sequence[Launch]) -> float:
+    def microseconds(self, launches: Sequence[Launch], graph_launches: int = 1) -> float:
         started = time.perf_counter()
         for launch in launches:
             launch()
         return (time.perf_counter() - started) * 1e6 / len(launches)
 
+    def replay_us(self, launch: Launch) -> float:
+        return self.microseconds([launch])
+
     def copy_bytes_per_s(self) -> float:
         return 1e9
 
 
-Timer = GraphTimer | RehearsalTimer
+class Recorder(FakeTimer):
+    """Calls every launch once, while launches are recorded and not run."""
+
+    device = torch.device("cuda")
 
 
-def copies(bytes_each: int, rehearsal: bool) -> int:
+Timer = GraphTimer | FakeTimer
+
+
+def copies(bytes_each: int, few: bool) -> int:
     """Return how many sets of weights one measurement needs so that no cache holds them."""
-    return 1 if rehearsal else max(2, -(-ROTATED_BYTES // bytes_each))
+    return 1 if few else max(2, -(-ROTATED_BYTES // bytes_each))
