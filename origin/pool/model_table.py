@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -19,36 +19,42 @@ SOURCE_SETTINGS = ("folder", "producer", "upstream")
 """Exactly one of these settings selects what is served."""
 
 
+def _inherited(setting: str) -> Any:
+    """Return a field with the limits and the text of a setting of `[origin]`, its default."""
+    text, limits = _field_of_origin(setting)
+    return Field(
+        None, description=f"{text.partition(' Default:')[0]} Default: origin.{setting}.", **limits
+    )
+
+
+def _alike(setting: str) -> Any:
+    """Return a field with the limits and the text of a setting of `[origin]`."""
+    text, limits = _field_of_origin(setting)
+    return Field(None, description=text, **limits)
+
+
+def _field_of_origin(setting: str) -> tuple[str, dict[str, Any]]:
+    field = OriginConfig.model_fields[setting]
+    limits = {
+        name: getattr(limit, name)
+        for limit in field.metadata
+        for name in ("ge", "le", "min_length")
+        if hasattr(limit, name)
+    }
+    return field.description or "", limits
+
+
 class ModelTable(BaseModel):
     """Settings of one model. Absent settings are those of `[origin]`, where `folder` is `model`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     folder: Path | None = Field(None, description="Folder of the checkpoint to serve.")
-    producer: str | None = Field(
-        None, description="Python producer to serve instead of a checkpoint: module:factory."
-    )
-    upstream: str | None = Field(
-        None,
-        description="OpenAI-compatible server to serve instead of a checkpoint: a URL that"
-        " ends in /v1.",
-    )
-    upstream_model: str | None = Field(
-        None,
-        min_length=1,
-        description="Name of the model at the upstream server. Default: the only one that the"
-        " server lists.",
-    )
-    upstream_key_env: str | None = Field(
-        None,
-        min_length=1,
-        description="Name of the environment variable with the upstream server's API key.",
-    )
-    device: Literal["auto", "cpu", "cuda"] | None = Field(
-        None,
-        description="Where the model runs. auto: on a GPU if the kernels support it. Default:"
-        " origin.device.",
-    )
+    producer: str | None = _alike("producer")
+    upstream: str | None = _alike("upstream")
+    upstream_model: str | None = _alike("upstream_model")
+    upstream_key_env: str | None = _alike("upstream_key_env")
+    device: Literal["auto", "cpu", "cuda"] | None = _inherited("device")
     memory_mib: int | None = Field(
         None,
         ge=1,
@@ -59,8 +65,8 @@ class ModelTable(BaseModel):
         0,
         ge=0,
         le=64,
-        description="Number of workers that are always loaded. 0: the model may be unloaded"
-        " when others need its memory.",
+        description="Number of workers that are always loaded; workers is raised to it if it is"
+        " lower. 0: the model may be unloaded when others need its memory.",
     )
     pin: bool = Field(False, description="Keep the model loaded always, with all of its workers.")
     policy: str | None = Field(
@@ -74,51 +80,16 @@ class ModelTable(BaseModel):
         description="Times at which the model is loaded whatever the policy says, such as"
         " 'mon-fri 08:00-18:00 Europe/Berlin'. Without a time zone: UTC.",
     )
-    workers: int | None = Field(
-        None,
-        ge=1,
-        le=64,
-        description="Number of worker processes, at least minimum_warm. Default: origin.workers.",
-    )
-    kv_mib: int | None = Field(
-        None,
-        ge=1,
-        description="Size of the KV cache of each worker in MiB. Default: origin.kv_mib.",
-    )
-    weights: WeightsFormat | None = Field(
-        None, description="Number format of the layers' weights. Default: origin.weights."
-    )
-    kv_cache: KvFormat | None = Field(
-        None, description="Number format of keys and values. Default: origin.kv_cache."
-    )
-    head: HeadFormat | None = Field(
-        None, description="Number format of the LM head. Default: origin.head."
-    )
-    running_streams: int | None = Field(
-        None,
-        ge=1,
-        le=4096,
-        description="Maximum number of streams that one worker decodes at a time. Default:"
-        " origin.running_streams.",
-    )
-    speculate: Literal["off", "prompt-lookup"] | None = Field(
-        None,
-        description="Speculative decoding: guess tokens from the text so far. Default:"
-        " origin.speculate.",
-    )
-    draft_model: Path | None = Field(
-        None,
-        description="Folder of a smaller checkpoint that guesses tokens. Default:"
-        " origin.draft_model.",
-    )
-    open_objects: bool | None = Field(
-        None,
-        description="Allow JSON objects to have members that their schema does not list."
-        " Default: origin.open_objects.",
-    )
-    filter: str | None = Field(
-        None, description="Filter that sees the text first: module:factory. Default: origin.filter."
-    )
+    workers: int | None = _inherited("workers")
+    kv_mib: int | None = _inherited("kv_mib")
+    weights: WeightsFormat | None = _inherited("weights")
+    kv_cache: KvFormat | None = _inherited("kv_cache")
+    head: HeadFormat | None = _inherited("head")
+    running_streams: int | None = _inherited("running_streams")
+    speculate: Literal["off", "prompt-lookup"] | None = _inherited("speculate")
+    draft_model: Path | None = _inherited("draft_model")
+    open_objects: bool | None = _inherited("open_objects")
+    filter: str | None = _inherited("filter")
 
     @model_validator(mode="after")
     def _serves_one_thing(self) -> Self:
