@@ -83,6 +83,14 @@ class StreamsFound:
 
 
 @dataclass(frozen=True, slots=True)
+class FindFailed:
+    """A FindStreams got no answer from the ledger."""
+
+    purpose: Purpose
+    streams: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
 class CancelRequested:
     """A client or an operator wants a stream to end as cancelled."""
 
@@ -215,6 +223,7 @@ StreamHappening = (
     | StreamsAdmitted
     | UnfinishedListed
     | StreamsFound
+    | FindFailed
     | CancelRequested
     | SteerRequested
     | WakeRequested
@@ -237,7 +246,7 @@ StreamHappening = (
 
 @dataclass(frozen=True, slots=True)
 class FindStreams:
-    """Look for streams in the ledger; answered by StreamsFound."""
+    """Look for streams in the ledger; answered by StreamsFound or FindFailed."""
 
     purpose: Purpose
     streams: Sequence[bytes]

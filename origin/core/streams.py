@@ -115,6 +115,7 @@ class StreamCore:
             events.StreamsAdmitted: self._admit,
             events.UnfinishedListed: self._list_unfinished,
             events.StreamsFound: self._found,
+            events.FindFailed: self._find_failed,
             events.CancelRequested: self._cancel,
             events.SteerRequested: self._steer,
             events.WakeRequested: lambda event: self._wake([event.stream]),
@@ -223,6 +224,11 @@ class StreamCore:
             self.table.paused.pop(stream, None)
         elif found.recipe.unread != Unread.RUN.word and self.table.may(stream, StreamEvent.FOUND):
             self._add(stream, found.recipe, StreamEvent.FOUND, found.epoch)
+
+    def _find_failed(self, event: events.FindFailed) -> None:
+        """Have streams that are read looked for again; the other purposes come again anyway."""
+        if event.purpose is Purpose.WAKE:
+            self._looked_for.difference_update(event.streams)
 
     def _cancel_found(self, stream: bytes, found: events.FoundStream | None) -> None:
         if (known := self.table.by_id.get(stream)) is not None:

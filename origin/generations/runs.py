@@ -48,6 +48,7 @@ from tailrace.origin.core.stream_events import (
     ClaimFailed,
     EndRefused,
     EndStored,
+    FindFailed,
     FindStreams,
     LoadMeasured,
     LogLine,
@@ -371,10 +372,19 @@ class Runs(Owner):
                 event = await self._log_notices(command)
             case AppendEnd():
                 event = await self._append_end(command)
-            case FindStreams(purpose, streams):
-                found = await asyncio.gather(*(find(self._ledger, one) for one in streams))
-                event = StreamsFound(purpose, dict(zip(streams, found, strict=True)))
+            case FindStreams():
+                event = await self._find(command)
         await self._happen(event)
+
+    async def _find(self, command: FindStreams) -> StreamHappening:
+        """Look for streams; raises `Unavailable` for whoever asked while the ledger is away."""
+        purpose, streams = command.purpose, command.streams
+        try:
+            found = await asyncio.gather(*(find(self._ledger, one) for one in streams))
+        except Unavailable:
+            await self._happen(FindFailed(purpose, streams))
+            raise
+        return StreamsFound(purpose, dict(zip(streams, found, strict=True)))
 
     async def _take_over(self, command: TakeOver) -> StreamHappening:
         stream, run = command.stream, command.run

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.ledger.errors import Overloaded
+from tailrace.ledger.errors import LedgerAway, Overloaded
 from tailrace.ledger.frame import (
     Durability,
     FinishReason,
@@ -17,7 +17,7 @@ from tailrace.ledger.frame import (
     Token,
     error_frame,
 )
-from tailrace.ledger.interface import NewStream
+from tailrace.ledger.interface import NewStream, StreamInfo
 from tailrace.ledger.sqlite.ledger import SqliteLedger
 from tailrace.origin.core.streams import IDLE_STREAM_S, UNREAD_GRACE_S
 from tailrace.origin.generations.runs import Runs
@@ -88,6 +88,24 @@ async def test_a_stream_that_may_pause_is_taken_from_its_worker_and_goes_on_when
     assert isinstance(again, Run)
     assert (again.generated_ids, again.next_index) == ((100,), 1)
     assert await stage.frames(A) == [Token("a", 0)]
+
+
+async def test_a_paused_stream_that_is_read_is_looked_for_until_the_ledger_answers(
+    stage: Audience, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(stream: bytes) -> StreamInfo:
+        raise LedgerAway("the ledger does not answer")
+
+    await stage.start(A, PAUSE)
+    await stage.later(30)
+    stage.runs.readers.begin(A)
+    monkeypatch.setattr(stage.ledger, "info", away)
+    for _ in range(2):
+        with pytest.raises(LedgerAway):
+            await stage.later(0)
+    monkeypatch.undo()
+    await stage.later(0)
+    assert isinstance(stage.orders[-1], Run)
 
 
 async def test_a_stream_is_read_while_a_reader_could_be_sent_more_and_a_visit_counts(

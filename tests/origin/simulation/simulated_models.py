@@ -233,7 +233,7 @@ class SimulatedModels:
         self.happen(RequestArrived(name, number, client.is_stream))
 
     def _leave_a_request(self) -> None:
-        """The client of a request goes away, whether it is served or waits."""
+        """Have the client of a request go away, whether it is served or waits."""
         if self.clients:
             self._end(self.random.choice(sorted(self.clients)))
 
@@ -286,7 +286,7 @@ class SimulatedModels:
             self.happen(WorkerLoading(number, stage))
 
     def _become_ready(self, number: int, process: Process) -> None:
-        """It is ready; that is reported a little later, even if it was told to stop meanwhile."""
+        """Become ready; that is reported a little later, even if it was told to stop meanwhile."""
         if process.life is not Life.LOADING:
             return
         process.life = Life.READY
@@ -318,7 +318,7 @@ class SimulatedModels:
             self._die(number, process)
 
     def _die(self, number: int, process: Process) -> None:
-        """A process ends without being told; its owner hears of it a little later."""
+        """End a process that was not told to; its owner hears of it a little later."""
         if process.life is Life.ENDED:
             return
         process.life = Life.ENDED
@@ -350,7 +350,7 @@ class SimulatedModels:
         self._after(self.random.uniform(0.0, LEAVE_S), end)
 
     def _forget(self, number: int) -> None:
-        """The process is gone, and what it served waits for another one."""
+        """Remove a process that is gone; what it served waits for another one."""
         for served in self.processes.pop(number).serving:
             self.clients[served].worker = None
 

@@ -253,7 +253,7 @@ class PlayedProcess:
             await self.slot.origin.runs.worker_step(self.slot, Step.of(emissions).cut())
 
     async def _end(self, reason: str) -> None:
-        """It is gone, which the owner hears a little later."""
+        """End, which the owner hears a little later."""
         slot, runs = self.slot, self.slot.origin.runs
         self._is_cut = True
         await self.world.pause(0.5)

@@ -5,9 +5,10 @@
 runs the seeds from FIRST on and prints, for each that breaks something, one line `SEED: what`, then
 how many ran. Given COUNT 1, it prints the traceback too.
 
-A seed is played twice. First the core of models and workers is played, in `simulated_models`, with
-requests that are numbers. Then several origins are, in `simulated_streams`, with real runs over one
-real ledger.
+A seed is played three times. First the core of models and workers is played, in `simulated_models`,
+with requests that are numbers. Then the cores of several origins are, in `simulated_cores`, which
+share a ledger that is played too. Then several origins are, in `simulated_streams`, with what
+carries out the commands of the cores, over one real ledger.
 
 A seed draws everything: how many models there are, how large, pinned or scheduled; the policy; when
 requests come and go; which loads fail, hang or take ten times as long; when workers die and fall
@@ -28,6 +29,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
+from tests.origin.simulation.simulated_cores import CoreWorld
 from tests.origin.simulation.simulated_models import SimulatedModels
 from tests.origin.simulation.simulated_streams import StreamWorld
 
@@ -39,12 +41,14 @@ class Outcome:
     steps: int
     serves: int
     deaths: int
+    events: int = 0
     callbacks: int = 0
 
 
 def run(seed: int) -> Outcome:
     """Play one seed; raises `Violation` or another error if the core breaks its word."""
-    return replace(play_models(seed), callbacks=play_streams(seed))
+    outcome = replace(play_models(seed), events=play_cores(seed))
+    return replace(outcome, callbacks=play_streams(seed))
 
 
 def play_models(seed: int) -> Outcome:
@@ -52,6 +56,11 @@ def play_models(seed: int) -> Outcome:
     models = SimulatedModels(seed)
     models.run()
     return Outcome(models.steps, models.serves, models.deaths)
+
+
+def play_cores(seed: int) -> int:
+    """Play the cores of several origins; return the number of events."""
+    return CoreWorld(seed).run()
 
 
 def play_streams(seed: int) -> int:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tailrace.ledger.errors import TailraceError
-from tailrace.ledger.frame import Unread
+from tailrace.ledger.frame import Priority, Unread
 from tailrace.ledger.interface import Ledger
 from tailrace.origin.core import pool as pool_module
 from tailrace.origin.core import streams as streams_module
@@ -34,12 +34,19 @@ from tailrace.origin.core.states import (
     WorkerState,
 )
 from tailrace.origin.core.stream import Stream
-from tailrace.origin.core.stream_events import WorkerGone
+from tailrace.origin.core.stream_events import EndRefused, EndStored, StreamsAdmitted, WorkerGone
+from tailrace.origin.core.stream_table import StreamTable
 from tailrace.origin.core.streams import StreamCore
 from tailrace.origin.generations import runs as runs_module
 from tailrace.origin.generations.stream_log import History
 from tailrace.origin.generations.takeover import take_over
-from tests.origin.simulation.simulation import failure, play_models, play_streams, run
+from tests.origin.simulation.simulation import (
+    failure,
+    play_cores,
+    play_models,
+    play_streams,
+    run,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 SIMULATION = "tests.origin.simulation.simulation"
@@ -78,12 +85,12 @@ def test_a_seed_is_the_same_run_in_every_process() -> None:
 
 
 def a_stopped_worker_becomes_ready(patch: pytest.MonkeyPatch) -> None:
-    """A slot that was put to rest stays among those that are given streams."""
+    """Keep a worker that was told to stop among those that are given streams."""
     patch.setitem(WORKER_TRANSITIONS, (WorkerState.STOPPING, WorkerEvent.READY), WorkerState.READY)
 
 
 def a_pinned_model_flaps(patch: pytest.MonkeyPatch) -> None:
-    """What the operator wants is given up, and wanted again at once."""
+    """Give up what the operator wants, and want it again at once."""
     give_up = ModelPool._give_up_hopeless
 
     def give_up_all(pool: ModelPool, model: ServedModel) -> None:
@@ -154,7 +161,7 @@ def a_busy_model_is_evicted(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_worker_is_started_behind_the_back_of_its_circuit(patch: pytest.MonkeyPatch) -> None:
-    """The trial of an open circuit never ends, because what starts is not counted as one."""
+    """Count no start as the trial of an open circuit, so that the trial never ends."""
     prove = ModelPool._prove
 
     def prove_nothing(pool: ModelPool, model: ServedModel) -> None:
@@ -221,14 +228,76 @@ def a_stream_that_kills_workers_is_never_blamed(patch: pytest.MonkeyPatch) -> No
     patch.setattr(streams_module, "judge", lambda *_: [])
 
 
-PLANTED_IN_STREAMS = [
+def a_claim_is_not_awaited_when_its_worker_dies(patch: pytest.MonkeyPatch) -> None:
+    """Begin another claim, although the first one may be the later one in the ledger."""
+
+    def wait_at_once(core: StreamCore, event: WorkerGone) -> None:
+        for stream in core.table.on(event.worker):
+            if stream.state is StreamState.CLAIMING:
+                core.table.unplace(stream)
+                core._wait_again([stream], StreamEvent.UNPLACED)
+        worker_gone(core, event)
+
+    worker_gone = StreamCore._worker_gone
+    patch.setattr(StreamCore, "_worker_gone", wait_at_once)
+
+
+def a_search_without_an_answer_is_not_repeated(patch: pytest.MonkeyPatch) -> None:
+    """Leave a paused stream that is read as it is, if it was not found once."""
+    patch.setattr(StreamCore, "_find_failed", lambda *_: None)
+
+
+def room_is_kept_for_a_stream_that_is_there(patch: pytest.MonkeyPatch) -> None:
+    def add(core: StreamCore, event: StreamsAdmitted) -> None:
+        before = dict(core.table.opening)
+        admit(core, event)
+        core.table.opening.update(before)
+
+    admit = StreamCore._admit
+    patch.setattr(StreamCore, "_admit", add)
+
+
+def less_urgent_streams_take_all_the_room(patch: pytest.MonkeyPatch) -> None:
+    def require_some(table: StreamTable, streams: int, _: Priority) -> None:
+        require_room(table, streams, Priority.INTERACTIVE)
+
+    require_room = StreamTable.require_room
+    patch.setattr(StreamTable, "require_room", require_some)
+
+
+def an_answer_to_an_earlier_end_counts(patch: pytest.MonkeyPatch) -> None:
+    """Count a stream as ended that another origin took."""
+
+    def end(core: StreamCore, event: EndRefused) -> None:
+        core._end_stored(EndStored(event.stream, event.nth))
+
+    patch.setattr(StreamCore, "_end_refused", end)
+
+
+def text_is_forgotten_with_its_worker(patch: pytest.MonkeyPatch) -> None:
+    def forget(core: StreamCore, event: WorkerGone) -> None:
+        for stream in core.table.on(event.worker):
+            stream.steering.drop()
+        worker_gone(core, event)
+
+    worker_gone = StreamCore._worker_gone
+    patch.setattr(StreamCore, "_worker_gone", forget)
+
+
+PLANTED_IN_STREAMS = [a_worker_goes_on_under_the_old_epoch]
+PLANTED_IN_CORES = [
     an_order_to_cancel_is_forgotten_while_the_ledger_is_away,
     an_orphan_is_forgotten,
-    a_worker_goes_on_under_the_old_epoch,
     a_paused_stream_is_not_woken,
     a_cancelled_stream_goes_on_with_its_next_worker,
     a_deferred_stream_is_never_tried_again,
     a_stream_that_kills_workers_is_never_blamed,
+    a_claim_is_not_awaited_when_its_worker_dies,
+    a_search_without_an_answer_is_not_repeated,
+    room_is_kept_for_a_stream_that_is_there,
+    less_urgent_streams_take_all_the_room,
+    an_answer_to_an_earlier_end_counts,
+    text_is_forgotten_with_its_worker,
 ]
 PLANTED = [
     a_stopped_worker_becomes_ready,
@@ -244,15 +313,21 @@ PLANTED = [
 ]
 
 
+PLAYS: dict[Callable[[pytest.MonkeyPatch], None], Callable[[int], object]] = {
+    **dict.fromkeys(PLANTED, play_models),
+    **dict.fromkeys(PLANTED_IN_CORES, play_cores),
+    **dict.fromkeys(PLANTED_IN_STREAMS, play_streams),
+}
+
+
 def found_at(plant: Callable[[pytest.MonkeyPatch], None]) -> int | None:
     """Return the first seed that finds a fault."""
-    play = play_models if plant in PLANTED else play_streams
     with pytest.MonkeyPatch.context() as patch:
         plant(patch)
         seeds = range(PLANTED_SEEDS)
-        return next((seed for seed in seeds if failure(seed, play) is not None), None)
+        return next((seed for seed in seeds if failure(seed, PLAYS[plant]) is not None), None)
 
 
-@pytest.mark.parametrize("plant", PLANTED + PLANTED_IN_STREAMS, ids=lambda plant: plant.__name__)
+@pytest.mark.parametrize("plant", PLAYS, ids=lambda plant: plant.__name__)
 def test_a_planted_fault_is_found(plant: Callable[[pytest.MonkeyPatch], None]) -> None:
     assert found_at(plant) is not None
