@@ -28,7 +28,7 @@ from tailrace.origin.admin.streams import LivePages, unix_clock
 from tailrace.origin.config import LedgerConfig, OriginConfig, StreamsConfig
 from tailrace.origin.edges.link import EdgeLink
 from tailrace.origin.edges.peers import PeerTransport
-from tailrace.origin.generations.callers import TokenKeys
+from tailrace.origin.generations.resume_tokens import TokenKeys
 from tailrace.origin.generations.runs import Runs
 from tailrace.origin.generations.service import Service
 from tailrace.origin.gpu.meter import GpuMeter

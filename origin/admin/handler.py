@@ -25,7 +25,7 @@ from tailrace.origin.admin.streams import (
 )
 from tailrace.origin.admin.warm import WarmHandler, pool_document
 from tailrace.origin.config import OriginConfig
-from tailrace.origin.generations.callers import generation
+from tailrace.origin.generations.permissions import generation
 from tailrace.origin.generations.runs import Runs
 from tailrace.origin.metrics import Metrics
 from tailrace.origin.serving.live_pool import LivePool

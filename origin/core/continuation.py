@@ -1,4 +1,4 @@
-"""Whether a worker can go on with a stream, and what its readers are told of that. Plain rules."""
+"""Rules for going on with a stream: if a worker can, and which notices its readers get."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens to an origin's models and workers, and what the core orders in return."""
+"""Events of an origin's models and workers, and the commands that their core returns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an origin does less of while it has too much to do, one level after another.
+"""Load shedding: an origin with too much to do does less, one level after another.
 
 Each level keeps what those below it do; streams that run go on at every level. Two readings drive
 it: how long a stream that is not of class batch has waited for a worker to begin it, and the free

@@ -1,4 +1,4 @@
-"""What the core knows of a model, of its workers, and of a request for it: plain data."""
+"""The core's records of a model, of its workers, and of a request for it: plain data."""
 
 from __future__ import annotations
 

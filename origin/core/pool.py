@@ -1,4 +1,4 @@
-"""Which models of an origin are loaded, when and why: events in, commands out, and no I/O.
+"""The core of models and workers: which are loaded, when and why. Events in, commands out.
 
 A caller reports what happens and when (`handle`), carries out the commands that come back, and
 reports a Tick at the time that `wake_at` names. The pool that serves, the shadow beside it and the
@@ -335,7 +335,7 @@ class ModelPool:
             self._check_gone(self.model_of(event.worker))
 
     def _prove(self, model: ServedModel) -> None:
-        """A worker of it lives, so that its workers may be started at once again."""
+        """Note that a worker of it lives: its workers may be started at once again."""
         before = model.circuit.state
         model.circuit.made()
         self._note_circuit(model, before)

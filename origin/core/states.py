@@ -12,7 +12,7 @@ from tailrace.ledger.errors import Conflict
 
 
 class ModelState(Enum):
-    """Whether a model is loaded, and what is under way; operators see the words."""
+    """The state of a model; operators see the words."""
 
     AWAY = "away"
     QUEUED = "queued"
@@ -27,7 +27,7 @@ class ModelState(Enum):
 
 
 class ModelEvent(Enum):
-    """What changes the state of a model."""
+    """An event that changes the state of a model."""
 
     WANTED = "wanted"
     ADMITTED = "admitted"
@@ -47,7 +47,7 @@ class ModelEvent(Enum):
 
 
 class WorkerState(Enum):
-    """Whether a worker has a process, and what that process does."""
+    """The state of a worker and of its process."""
 
     RESTING = "resting"
     """It has no process and is to have none."""
@@ -63,7 +63,7 @@ class WorkerState(Enum):
 
 
 class WorkerEvent(Enum):
-    """What changes the state of a worker."""
+    """An event that changes the state of a worker."""
 
     WANTED = "wanted"
     STARTED = "started"
@@ -78,7 +78,7 @@ class WorkerEvent(Enum):
 
 
 class StreamState(Enum):
-    """What an origin knows of a stream, and what is under way for it."""
+    """The state of a stream at one origin."""
 
     ABSENT = "absent"
     """It is not here: it has ended, was never here, or another origin generates it."""
@@ -107,7 +107,7 @@ class StreamState(Enum):
 
 
 class StreamEvent(Enum):
-    """What changes the state of a stream."""
+    """An event that changes the state of a stream."""
 
     OPENED = "opened"
     CLOSED = "closed"

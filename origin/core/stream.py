@@ -1,6 +1,6 @@
-"""What the core knows of a stream that is generated here, or waits for that: plain data.
+"""The core's record of a stream that is generated here, or waits for that: plain data.
 
-Several origins may share the ledger, so this may be out of date. The epoch shows it, and the
+Several origins may share the ledger, so a record may be out of date. The epoch shows it, and the
 ledger has the last word.
 """
 
@@ -165,7 +165,7 @@ def _percentile(ordered: Sequence[int], percent: int) -> int | None:
 
 
 class EndedStream(NamedTuple):
-    """What is remembered of a stream that has ended here."""
+    """The summary of a stream that has ended here."""
 
     id: bytes
     tenant: str

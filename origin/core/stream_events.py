@@ -1,4 +1,4 @@
-"""What happens to an origin's streams, and what their core orders in return."""
+"""Events of an origin's streams, and the commands that their core returns."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class OrderRefused:
 
 @dataclass(frozen=True, slots=True)
 class StepDurable:
-    """What was not refused of a worker's step is durable."""
+    """The frames of a worker's step are durable, except the refused ones."""
 
     worker: int
     step: StepFrames

@@ -1,6 +1,6 @@
 """The records of an origin's streams: which are here, which wait, and which are on which worker.
 
-What is known, and nothing else: `origin.core.streams` decides.
+They only say what is known; `origin.core.streams` decides.
 """
 
 from __future__ import annotations

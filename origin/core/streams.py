@@ -1,4 +1,4 @@
-"""Where each stream of an origin is generated, and what becomes of it: events in, commands out.
+"""The core of streams: where each is generated, and what becomes of it. Events in, commands out.
 
 A caller reports what happens and when (`handle`), and carries out the commands that come back. The
 answer to a command is an event again. It may come late: then the states in `states.py` show that

@@ -1,7 +1,7 @@
-"""What a request may ask for: every range is checked here, for every dialect.
+"""Admission of requests: every range is checked here, for every dialect.
 
-Plain functions over values: an `Open` goes in, a `Recipe` comes out, or an error that
-names the field and says what would be right.
+Plain functions over values: they turn an `Open` into a `Recipe`, or raise an error that names the
+field and says what would be right.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MAX_LOGPROBS = 20
 MAX_CHOICES = 16
 DEFAULT_MAX_TOKENS = 256
 ALL_THERE_IS = 1 << 20
-"""A request for so many tokens is one for all that there is room for; nobody is asked for more."""
+"""`max_tokens` from which on a request gets as many tokens as the context has room for."""
 TOOLS_UNUSED = (
     "this model was not trained to call tools, so it answers in text;"
     ' "tool_choice": "required" makes it call one, as well as it can'
@@ -46,7 +46,7 @@ TOOLS_UNUSED = (
 MAX_NOTE_CHARS = 256 * 1024
 DEFAULT_UNREAD_S = 30
 MAX_UNREAD_S = 86_400
-"""How long a stream may be unread before what its request asks for then."""
+"""Maximum seconds that a request may set before its unread stream pauses or is cancelled."""
 
 
 def admit(
@@ -58,10 +58,13 @@ def admit(
     offers: Collection[str] = (),
     draw_seed: Callable[[], int],
 ) -> Recipe:
-    """Check `request` for `model` and settle everything that it left open.
+    """Return the recipe of a request for a model, with a value for every setting.
 
-    Without a `reader` it is for a worker of kind `text`, which knows of no tokens, and `offers`
-    some of what engines can do.
+    Without a `reader` the request is for a worker of kind `text`, which knows of no tokens;
+    `offers` are the fields that only engines can serve otherwise.
+
+    Raises:
+        CallerError: A field of the request is invalid, or its worker cannot serve it.
     """
     if request.model != model:
         raise NotFound(
@@ -151,7 +154,7 @@ def _tool_use(request: Open, reader: PromptReader | None) -> ToolUse | None:
 def _text_recipe(
     request: Open, fingerprint: str, sampling: Sampling, offers: Collection[str]
 ) -> Recipe:
-    """For a worker that answers in text; what only an engine can do is refused by name."""
+    """Return a recipe for a worker that answers in text; fields for engines only are refused."""
     for name in _ENGINE_ONLY:
         if getattr(request, name) is not None and name not in offers:
             raise _unsupported(name)
@@ -174,7 +177,7 @@ def _text_recipe(
 
 
 def _settled(*said: Sampling) -> Sampling:
-    """Of each setting what is said first; where nobody says anything, what changes nothing."""
+    """Return the first value that is given for each setting, or else the neutral one."""
     settled: dict[str, Any] = {name: setting.neutral for name, setting in SAMPLING.items()}
     for each in reversed(said):
         values = {name: getattr(each, name) for name in SAMPLING}
@@ -185,7 +188,7 @@ def _settled(*said: Sampling) -> Sampling:
 def _any_kind(
     request: Open, fingerprint: str, sampling: Sampling, form: OutputFormat | None
 ) -> dict[str, Any]:
-    """What is the same for an engine and for a worker that answers in text."""
+    """Return the fields of a recipe that do not depend on the kind of its worker."""
     return {
         "model": request.model,
         "fingerprint": fingerprint,
@@ -212,7 +215,7 @@ _ENGINE_ONLY = ("logprobs", "format", "tools")
 
 
 def asks_of_engine(request: Open) -> bool:
-    """Whether it asks for what some workers that answer in text cannot do."""
+    """Return True if a request has fields that some workers that answer in text cannot serve."""
     return any(getattr(request, name) is not None for name in _ENGINE_ONLY)
 
 
@@ -223,15 +226,15 @@ def _turn(message: Message) -> tuple[str | None, ...]:
 
 
 def check_count(request: Open) -> None:
-    """What bounds the work that all else takes."""
+    """Check the number of streams first: it multiplies the work of everything that follows."""
     if not 1 <= request.n <= MAX_CHOICES:
         raise CallerError(f"is {request.n}", field="n", hint=f"from 1 to {MAX_CHOICES}")
 
 
 def request_hash(request: Open) -> bytes:
-    """What must be equal for an idempotency key to mean the same request.
+    """Return the hash of a request, which must be equal for an idempotency key to be used again.
 
-    All but the credit, who asks (each tenant has keys of its own) and in which trace.
+    It leaves out the credit, the trace, and the caller: each tenant has keys of its own.
     """
     same = replace(request, credit=0, credit_bytes=None, caller=None, trace=None)
     return hashlib.sha256(encode(same)).digest()

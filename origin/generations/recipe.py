@@ -1,4 +1,4 @@
-"""What continuing a generation needs, besides the token ids that the ledger holds."""
+"""The recipe of a generation: all that a worker needs to go on, besides the stored token ids."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _one_of(words: Iterable[Word]) -> str:
 
 
 def packed_ids(given: Any) -> memoryview:
-    """Token ids, four bytes each: from their text in JSON, or from a list of them."""
+    """Return token ids of four bytes each, from their base64 text in JSON or from a list."""
     if isinstance(given, memoryview):
         return given
     try:
@@ -43,22 +43,21 @@ UnreadWord = Annotated[str, Field(pattern=_one_of(Unread))]
 
 
 class Recipe(BaseModel):
-    """Stored as JSON with the stream, never sent to clients.
+    """The settings of a generation: stored as JSON with the stream, and never sent to clients.
 
     `fingerprint` names the weights, kernels and versions that make the tokens: another
     engine would continue with other tokens than the uninterrupted run. It is empty where the model
     was never loaded before: then the first record that an engine makes says it (`RecordExtra`).
 
-    For a worker of kind `tokens` the prompt is `prompt_ids`, which lie packed; one of kind `text`
-    knows of no tokens, and gets `prompt`, or `messages` as pairs of role and content,
-    with those of a `Message` behind them where a turn calls tools or answers a call. `completes`
-    is true where the text goes on from a `prompt`. `format` is a word of
-    `FormatKind` and the source. `notices`, pairs of code and message, are to be logged before
-    anything else. `siblings` are the other streams of the same request, in hex. `tenant` is whose
-    stream it is; of an edge without keys nobody's. `note` is the request's own, for its readers.
-    `given` names the settings in `sampling` that the request itself gave: a server with defaults of
-    its own is sent no others. It is None for workers of kind `tokens`, and where an earlier version
-    stored the recipe without it. `trace` is the traceparent that it came with.
+    A worker of kind `tokens` gets the prompt as packed `prompt_ids`. A worker of kind `text` knows
+    of no tokens and gets `prompt`, or `messages`: pairs of role and content, followed by the tool
+    fields of a `Message` if a turn calls tools or answers a call. `completes` is True if the text
+    goes on from a `prompt`. `format` is a word of `FormatKind` and the source. `notices` are pairs
+    of code and message, which are logged first. `siblings` are the other streams of the same
+    request, in hex. `tenant` is empty if the edge knows no API keys. `note` is the request's own
+    text for its readers. `given` names the settings in `sampling` that the request itself gave: a
+    server with defaults of its own is sent no others. It is None for workers of kind `tokens`, and
+    in recipes of earlier versions. `trace` is the traceparent that the request came with.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -88,7 +87,7 @@ class Recipe(BaseModel):
     trace: str | None = None
 
     def run(self, history: History) -> Run:
-        """The order for a worker of kind `tokens` to start, or to go on from there."""
+        """Return the order for a worker of kind `tokens` to start, or to go on after `history`."""
         form = self.format
         return Run(
             prompt_ids=self.prompt_ids,
@@ -108,7 +107,7 @@ class Recipe(BaseModel):
         )
 
     def ask(self, history: History) -> Ask:
-        """The same for a worker of kind `text`."""
+        """Return the order for a worker of kind `text` to start, or to go on after `history`."""
         text = history.text.text
         return Ask(self.model_dump_json(), text, history.next_index, history.calls)
 
@@ -117,11 +116,11 @@ class Recipe(BaseModel):
         return self.model_copy(update={"fingerprint": fingerprint})
 
     def first_notices(self, logged: int) -> list[Notice]:
-        """Those that are not among so many logged frames, numbered: they are a log's first."""
+        """Return the notices that are not among the first `logged` frames of a log, numbered."""
         missing = list(enumerate(self.notices))[logged:]
         return [Notice(code, message, index) for index, (code, message) in missing]
 
 
 def prompt_hash(prompt_ids: Iterable[int]) -> str:
-    """SHA-256 over the ids as little-endian u32, hex."""
+    """Return the SHA-256 of token ids as little-endian u32, in hex."""
     return hashlib.sha256(pack_u32s(prompt_ids)).hexdigest()

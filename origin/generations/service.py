@@ -1,7 +1,7 @@
-"""What an origin does for an edge: open, resume, steer and cancel streams, and call objects.
+"""The service of an origin for edges: open, resume, steer and cancel streams, and call objects.
 
-Each method takes a decoded frame and gives a value or raises a `TailraceError`; the link
-turns both into frames.
+Each method takes a decoded frame and returns a value or raises a `TailraceError`; the link turns
+both into frames.
 """
 
 from __future__ import annotations
@@ -51,9 +51,7 @@ from tailrace.origin.core.model import ServedModel
 from tailrace.origin.core.stream import TEXT
 from tailrace.origin.edges.peer_frame import ObjectCall
 from tailrace.origin.generations.admission import admit, asks_of_engine, check_count, request_hash
-from tailrace.origin.generations.callers import (
-    TokenKeys,
-    Voucher,
+from tailrace.origin.generations.permissions import (
     check_right,
     generation,
     key_of,
@@ -62,6 +60,7 @@ from tailrace.origin.generations.callers import (
     rights_on,
 )
 from tailrace.origin.generations.recipe import Recipe
+from tailrace.origin.generations.resume_tokens import TokenKeys, VerifiedToken
 from tailrace.origin.generations.runs import Runs
 from tailrace.origin.streams.protocol import generation_id
 from tailrace.origin.subscriptions.request import SUBSCRIPTION, object_of
@@ -71,28 +70,28 @@ if TYPE_CHECKING:  # it needs tokenizers, which only models of our own need
 
 CHAT = "chat"
 """The class of objects that are chats, each under its id."""
-CANCEL_PATIENCE_S = 5.0
-"""How long a cancel waits for the stream's end before it answers `running`."""
+CANCEL_TIMEOUT_S = 5.0
+"""Timeout for the end of a cancelled stream; after it, the answer is `running`."""
 LEDGER_SILENCE_S = 5.0
-"""An origin whose ledger has owed an answer for so long says that it is not ready."""
+"""Time without an answer of the ledger after which an origin says that it is not ready."""
 LONG_CHARS = 8 * 1024
-"""A prompt with more of them is admitted in a thread, and so is all that takes long otherwise."""
+"""Maximum characters of a prompt that is tokenised on the event loop, not in a thread."""
 MAX_STEER_TOKENS = 8 * 1024
 MAX_STEER_CHARS = 64 * 1024
-"""A text for a running generation that has more is not even tokenised."""
+"""Maximum characters of text for a running stream; longer ones are not tokenised."""
 SEEDS = 1 << 64
 CORRS = 60 * 1024
-"""Streams and Calls that one link may have at once, as edges are told."""
+"""Maximum streams and Calls at a time on one link, as edges are told."""
 
 TOLD_BY_EDGES = tuple(one for one in Hint if one is not Hint.OPERATOR)
 OPERATOR = "operator"
-"""The class of what answers operators; its names are what can be asked for."""
+"""The class of admin objects; their names are the admin routes."""
 
 log = structlog.get_logger("origin")
 
 
 class Objects(Protocol):
-    """What the object runtime offers."""
+    """The interface of the object runtime."""
 
     async def fetch(self, key: ObjectKey, request: ObjectRequest) -> ObjectResponse: ...
 
@@ -203,7 +202,7 @@ class Service:
         )
 
     async def resume(self, request: Resume | Renew) -> Opened:
-        """Check that the reader may go on after `request.after`.
+        """Return the stream that a reader goes on with after `request.after`.
 
         An edge that renews was let in when its client's token was good: that it has expired
         since, or that the clock was set, does not end what is being read.
@@ -243,7 +242,7 @@ class Service:
         return status(info)
 
     async def end(self, info: StreamInfo) -> StreamInfo:
-        """Cancel a stream and wait a moment for its end. All who cancel it at a time share that."""
+        """Cancel a stream and wait a moment for its end; concurrent calls share the wait."""
         if info.ended:
             return info
         stream = info.stream
@@ -259,7 +258,7 @@ class Service:
         try:
             await self.runs.cancel(info.stream)
             with suppress(TimeoutError):  # the answer says that it is still running
-                async with asyncio.timeout(CANCEL_PATIENCE_S):
+                async with asyncio.timeout(CANCEL_TIMEOUT_S):
                     while not (info := await self.ledger.info(info.stream)).ended:
                         changed.clear()
                         await changed.wait()
@@ -309,11 +308,11 @@ class Service:
     async def _allowed(
         self, request: Resume | Cancel | Steer, right: Right
     ) -> tuple[StreamInfo, Right]:
-        """The stream, and what the caller may do with it; raises unless `right` is among it."""
-        voucher = self._check(request.token, request.stream, right)
+        """Return a stream and the caller's rights on it, which must include `right`."""
+        verified = self._check(request.token, request.stream, right)
         info = await generation(self.ledger, request.stream)
         tenant = _tenant(info)
-        return info, rights_on(request.stream, tenant, request.caller, voucher, right)
+        return info, rights_on(request.stream, tenant, request.caller, verified, right)
 
     async def call(self, call: Call) -> ObjectResponse:
         """Send an edge's request to the handler of its class: see `_HANDLERS`."""
@@ -371,7 +370,7 @@ class Service:
         self.runs.models.live.hint(hint, model)
 
     def _hinted(self, call: Call) -> ObjectResponse:
-        """A model may soon be asked for."""
+        """Note a hint of an edge that a model may soon be requested."""
         if call.name not in TOLD_BY_EDGES:
             hint = ", ".join(one.value for one in TOLD_BY_EDGES)
             raise CallerError(f"{call.name!r} is not a hint", field="name", hint=hint)
@@ -379,7 +378,7 @@ class Service:
         return ObjectResponse(204)
 
     async def _read(self, stream: bytes, key: ObjectKey, request: ObjectRequest) -> ObjectResponse:
-        """Who asks for a generation by that way reads it too."""
+        """Read a generation as an object; its client counts as a reader, too."""
         readers = self.runs.readers
         with readers.reading(stream):
             response = await self.objects.fetch(key, request)
@@ -393,13 +392,16 @@ class Service:
         return await self.objects.fetch_here(ObjectKey(call.object, call.name), request)
 
     async def _is_generation(self, stream: bytes, call: Call, request: ObjectRequest) -> bool:
-        """Whether it is one, which is as protected here as it is from a Resume."""
+        """Return True if a name is that of a generation that the caller may read.
+
+        It needs the same rights as to resume it.
+        """
         try:
             info = await generation(self.ledger, stream)
         except NotFound:
-            return False  # whatever has this name, it is no generation
-        voucher = self._check(request.header("tailrace-token"), stream, Right.READ)
-        rights_on(stream, _tenant(info), call.caller, voucher, Right.READ)
+            return False  # something else has this name
+        verified = self._check(request.header("tailrace-token"), stream, Right.READ)
+        rights_on(stream, _tenant(info), call.caller, verified, Right.READ)
         return True
 
     def heartbeat(self) -> Heartbeat:
@@ -426,8 +428,8 @@ class Service:
         log.warning("ledger.silent", seconds=round(silent_s, 1))
         return ("the ledger does not answer",)
 
-    def _check(self, token: str | None, stream: bytes, right: Right) -> Voucher | None:
-        """What the token says, if there is one."""
+    def _check(self, token: str | None, stream: bytes, right: Right) -> VerifiedToken | None:
+        """Return the contents of a resume token, if there is one; raises unless it is valid."""
         if token is not None:
             return self.keys.check(token, stream, right, self.now_ms())
         if self.config.require_token:
@@ -439,7 +441,7 @@ class Service:
         return None
 
     def _opened(self, info: StreamInfo, rights: Right) -> Opened:
-        """Its tokens have no more rights than who asked for it."""
+        """Return the answer to a request; its tokens have the rights of the caller at most."""
         recipe = Recipe.model_validate_json(info.recipe)
         siblings = [bytes.fromhex(stream) for stream in recipe.siblings]
         return Opened(
@@ -500,7 +502,7 @@ _HANDLERS: dict[str, Callable[[Service, Call, ObjectRequest], Awaitable[ObjectRe
 
 
 def _choice(recipe: Recipe, nth: int) -> Recipe:
-    """The recipe of the nth stream of a request: all alike but for the seed."""
+    """Return the recipe of the nth stream of a request, which has a seed of its own."""
     seed = ((recipe.sampling.seed or 0) + nth) % SEEDS
     return recipe.model_copy(update={"sampling": replace(recipe.sampling, seed=seed)})
 

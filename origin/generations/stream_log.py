@@ -1,4 +1,4 @@
-"""What the log of a stream says to whoever goes on with it."""
+"""The log of a stream, as far as a worker needs it to go on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SLICE_RECORDS = 512
 
 @dataclass(slots=True)
 class History:
-    """What the records of a stream say together, added in order.
+    """The contents of a stream's records, which are added in order.
 
     `steered` are the spans of `ids` that came from Steer orders, one for each order. `sent_bytes`
     counts the UTF-8 bytes of its text, and of the names and arguments of its `calls`. `engine` is
@@ -63,8 +63,11 @@ class History:
 
 
 async def read_history(ledger: Ledger, stream: bytes, turn: asyncio.Lock) -> History:
-    """All of a stream's log. Whoever reads holds `turn`, so that many together block no loop:
-    others have their turns between two logs, and while a `read` waits for disk or server."""
+    """Return what a stream's whole log says.
+
+    The lock `turn` is held meanwhile, so that many reads at once do not block the event loop: other
+    work has its turns between two logs, and while a read waits for the disk or a server.
+    """
     history = History()
     async with turn:
         await asyncio.sleep(0)  # a short log is in memory, and is read without waiting

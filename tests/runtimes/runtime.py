@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple, Protocol
 
 from tailrace.ledger.links.rights import Right
-from tailrace.origin.generations.callers import TokenKeys
+from tailrace.origin.generations.resume_tokens import TokenKeys
 from tailrace.up import development_certificate
 from tests.e2e.processes import Edge, Origin
 from tests.worker.workerd import Workerd

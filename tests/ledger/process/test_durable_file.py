@@ -13,7 +13,7 @@ import pytest
 
 from tailrace.edge.access.keys import changing
 from tailrace.ledger.process.durable_file import OWNER_MODE, create_file, locked, replace_file
-from tailrace.origin.generations.callers import TokenKeys
+from tailrace.origin.generations.resume_tokens import TokenKeys
 
 
 @pytest.fixture

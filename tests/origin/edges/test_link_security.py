@@ -22,7 +22,7 @@ from tailrace.ledger.flow.backoff import Backoff
 from tailrace.ledger.links.transport import Credentials, LinkAddress, listen
 from tailrace.origin.edges.link import EdgeLink
 from tailrace.origin.edges.peers import PeerTransport, connect
-from tailrace.origin.generations.callers import TokenKeys
+from tailrace.origin.generations.resume_tokens import TokenKeys
 from tests.edge.scripted_origin import until
 from tests.origin.edges.test_link import House, serving
 

@@ -32,7 +32,7 @@ from tailrace.origin.config import StreamsConfig
 from tailrace.origin.edges import peers
 from tailrace.origin.edges.peer_frame import ASKING, PEER_CODEC, PEER_SCHEMA_HASH, ObjectCall
 from tailrace.origin.edges.peers import ALONE, SOFTWARE, Outages
-from tailrace.origin.generations.callers import TokenKeys
+from tailrace.origin.generations.resume_tokens import TokenKeys
 from tailrace.origin.objects.object_host import OriginObjects
 from tailrace.origin.steady_clock import now_ms
 from tailrace.origin.streams.fork import GIVE_BACK

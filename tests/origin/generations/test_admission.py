@@ -1,3 +1,5 @@
+"""Requests that are admitted or refused, and the recipes that they get."""
+
 import json
 from pathlib import Path
 from typing import Any

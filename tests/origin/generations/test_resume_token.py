@@ -1,3 +1,5 @@
+"""Resume tokens: what they allow, and forged ones."""
+
 import json
 import stat
 from pathlib import Path
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 
 from tailrace.ledger.errors import ConfigError, Forbidden, NotFound, TailraceError, Unauthorized
 from tailrace.ledger.links.rights import Right
-from tailrace.origin.generations.callers import TokenKeys
+from tailrace.origin.generations.resume_tokens import TokenKeys
 
 STREAM, OTHER = bytes([1]) * 16, bytes([2]) * 16
 KEYS = TokenKeys({"k1": b"a" * 32, "k0": b"b" * 32})

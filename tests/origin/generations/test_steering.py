@@ -27,7 +27,7 @@ def steering(stage: Stage, ids: tuple[int, ...] = IDS) -> asyncio.Task[None]:
 async def takes(
     stage: Stage, slot: Slot, index: int, orders: int = 1, ids: tuple[int, ...] = IDS
 ) -> None:
-    """The worker takes orders of `ids` up, in one emission."""
+    """Have the worker take orders of `ids` up, in one emission."""
     frame = encode(Token(" and", index))
     spans = tuple(IdSpan(at * len(ids), len(ids)) for at in range(orders))
     emission = Emission(slot.last[0], index, ids * orders, spans, frame)
