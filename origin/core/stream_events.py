@@ -34,6 +34,7 @@ class FoundStream(NamedTuple):
 
     recipe: Recipe
     epoch: int
+    next_index: int = 0
 
 
 # ---- events ----

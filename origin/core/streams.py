@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from tailrace.ledger.errors import (
     Damaged,
@@ -67,8 +67,23 @@ is ended as failed."""
 CANCEL_TRIES = 3
 """Number of takeovers in a row for one cancel: another origin may take the stream over between
 ours and its end. Then it is tried again later."""
+LOOK_AGAIN_S = 30.0
+"""Interval at which a stream that is read here, and that another origin took, is looked for."""
+IS_HERE = -1
+"""In place of the next index in a `Look`, for a stream that was here."""
+
 GENERATING = (StreamState.RUNNING, StreamState.CANCELLING)
 """States in which a worker has the order to generate a stream."""
+
+
+class Look(NamedTuple):
+    """The last search for a stream that is read here, and its next index then.
+
+    `found` is None if it was not found before.
+    """
+
+    at_s: float
+    found: int | None
 
 
 class StreamCore:
@@ -105,8 +120,8 @@ class StreamCore:
         self._models = models
         self._paused_s, self._idle_s, self._cold_wait_s = paused_s, idle_s, cold_wait_s
         self._groups = itertools.count(1)  # of suspects
-        self._looked_for: set[bytes] = set()
-        """Streams that are read here and were looked for since; not again while they are read."""
+        self._looks: dict[bytes, Look] = {}
+        """Streams that are read here, and are here or were looked for since they are read."""
         self._now = -inf
         self._commands: list[StreamCommand] = []
         self._handlers: dict[type[StreamHappening], Callable[[Any], object]] = {
@@ -216,19 +231,27 @@ class StreamCore:
         that sees no reader.
         """
         if wanted := list(streams)[: self.table.room]:
-            self._looked_for.update(wanted)
+            for stream in wanted:
+                last = self._looks.get(stream)
+                self._looks[stream] = Look(self._now, None if last is None else last.found)
             self._order(events.FindStreams(Purpose.WAKE, wanted))
 
     def _wake_found(self, stream: bytes, found: events.FoundStream | None) -> None:
         if found is None:
             self.table.paused.pop(stream, None)
         elif found.recipe.unread != Unread.RUN.word and self.table.may(stream, StreamEvent.FOUND):
-            self._add(stream, found.recipe, StreamEvent.FOUND, found.epoch)
+            look = self._looks.get(stream)
+            # Two origins that both see readers would take it from each other, so it is taken again
+            # only if the other origin makes nothing.
+            if look is None or look.found in (None, found.next_index):
+                self._add(stream, found.recipe, StreamEvent.FOUND, found.epoch)
+            else:
+                self._looks[stream] = Look(look.at_s, found.next_index)
 
     def _find_failed(self, event: events.FindFailed) -> None:
         """Have streams that are read looked for again; the other purposes come again anyway."""
-        if event.purpose is Purpose.WAKE:
-            self._looked_for.difference_update(event.streams)
+        for stream in event.streams if event.purpose is Purpose.WAKE else ():
+            self._looks.pop(stream, None)
 
     def _cancel_found(self, stream: bytes, found: events.FoundStream | None) -> None:
         if (known := self.table.by_id.get(stream)) is not None:
@@ -632,10 +655,15 @@ class StreamCore:
         if late := self._paused_too_long():
             self._order(events.FindStreams(Purpose.CANCEL, late))
         here = self.table.by_id.keys() | self.table.opening.keys()
-        # Once for as long as each is read without a pause: two origins would take it from each
-        # other.
-        self._looked_for = set(lately & (self._looked_for | here))
-        self._wake(sorted(lately - here - self._looked_for))
+        self._looks = {stream: look for stream, look in self._looks.items() if stream in lately}
+        for stream in lately & here:
+            self._looks[stream] = Look(self._now, IS_HERE)
+        self._wake(stream for stream in sorted(lately - here) if self._is_to_be_found(stream))
+
+    def _is_to_be_found(self, stream: bytes) -> bool:
+        """Return True if a stream that is read here is to be looked for, at first or again."""
+        look = self._looks.get(stream)
+        return look is None or self._now - look.at_s >= LOOK_AGAIN_S
 
     def _note_presence(self, lately: Iterable[bytes]) -> None:
         """Note which streams are read, and tell workers which ones give way."""

@@ -44,7 +44,7 @@ async def find(ledger: Ledger, stream: bytes) -> FoundStream | None:
         fields = [path_of(finding["loc"]) for finding in error.errors()]
         log.error("stream.unreadable", stream=stream.hex(), fields=fields)
         return None
-    return FoundStream(recipe, info.epoch)
+    return FoundStream(recipe, info.epoch, info.next_index)
 
 
 async def take_over(

@@ -36,7 +36,7 @@ from tailrace.origin.core.stream_events import (
     WorkerAvailable,
     WorkerGone,
 )
-from tailrace.origin.core.streams import CANCEL_TRIES, IDLE_STREAM_S, StreamCore
+from tailrace.origin.core.streams import CANCEL_TRIES, IDLE_STREAM_S, LOOK_AGAIN_S, StreamCore
 from tailrace.origin.generations.stream_log import History
 from tailrace.origin.pool.members import PoolMember
 from tailrace.origin.pool.policies.policies import GreedyDual
@@ -243,6 +243,25 @@ def test_a_stream_that_is_being_opened_is_not_restored(origin: Origin) -> None:
         one for one in origin.handle(UnfinishedListed([A, B])) if isinstance(one, FindStreams)
     ]
     assert looked_for.streams == [B]
+
+
+def test_a_stream_that_another_origin_took_is_taken_back_only_if_nothing_is_made_of_it(
+    origin: Origin,
+) -> None:
+    recipe = RECIPE.model_copy(update={"unread": "pause", "unread_after_s": 30})
+    origin.ready(0)
+    claim = origin.one(StreamsAdmitted([(A, recipe)]), TakeOver)
+    assert origin.handle(ReadersSeen({A})) == []
+    origin.handle(ClaimFailed(A, claim.run))
+    for made in (5, 6):
+        assert origin.handle(ReadersSeen({A})) == []
+        origin.now += LOOK_AGAIN_S
+        origin.one(ReadersSeen({A}), FindStreams)
+        origin.handle(StreamsFound(Purpose.WAKE, {A: FoundStream(recipe, 2, made)}))
+        assert origin.state() is StreamState.ABSENT
+    origin.now += LOOK_AGAIN_S
+    origin.one(ReadersSeen({A}), FindStreams)
+    origin.one(StreamsFound(Purpose.WAKE, {A: FoundStream(recipe, 2, 6)}), TakeOver)
 
 
 def test_a_stream_that_cannot_be_read_is_looked_for_once(origin: Origin) -> None:

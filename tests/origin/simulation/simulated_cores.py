@@ -393,10 +393,10 @@ class SimulatedOrigin:
         found: dict[bytes, streams.FoundStream | None] = {}
         for one in command.streams:
             stored = self.world.stored.get(one)
-            is_there = stored is not None and stored.end is None and not stored.is_damaged
-            found[one] = (
-                streams.FoundStream(stored.recipe, stored.epoch) if is_there and stored else None
-            )
+            found[one] = None
+            if stored is not None and stored.end is None and not stored.is_damaged:
+                made = len(stored.frames)
+                found[one] = streams.FoundStream(stored.recipe, stored.epoch, made)
         self.after(ANSWER_S, lambda: self.happen(streams.StreamsFound(command.purpose, found)))
 
     def _claim_answer(self, stream: bytes, event: streams.StreamHappening) -> None:

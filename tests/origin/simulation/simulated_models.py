@@ -77,7 +77,7 @@ def require(kept: bool, broken: str) -> None:
 
 
 class Life(Enum):
-    """What a simulated process does."""
+    """The life of a simulated process."""
 
     LOADING = "loading"
     READY = "ready"

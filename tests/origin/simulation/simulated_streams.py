@@ -70,7 +70,7 @@ class Expected:
     unread: Unread
     cancelled: bool = False
     owner: SharedLedger | None = None
-    """Who created it or took it over last."""
+    """The ledger of the origin that created it or took it over last."""
     cancels: list[tuple[SimulatedOrigin, int]] = field(default_factory=list)
     """Orders to cancel that were accepted: by which origin, and after how many frames."""
     producers: dict[int, object] = field(default_factory=dict)
