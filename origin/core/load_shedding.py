@@ -74,7 +74,7 @@ class LoadShedding:
     def __init__(self, most_wait_s: float) -> None:
         self.level = LoadLevel.NORMAL
         self.reason = ""
-        """What has raised the level last."""
+        """The reading that has raised the level last, in words."""
         self._most_wait_s = most_wait_s
         self._changed_s = 0.0
         self._last_high_s = 0.0

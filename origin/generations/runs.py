@@ -142,7 +142,7 @@ class Runs(Owner):
         metrics.overload.set_function(lambda: self.core.shedding.level)
         self._tickets = itertools.count(1)
         self._steers: dict[int, asyncio.Future[None]] = {}
-        """Who waits until text is durable in a stream's log, by the ticket of the order."""
+        """Callers that wait until text is durable in a stream's log, by the ticket of the order."""
         self._reading = asyncio.Lock()
         """Held while a log is read: one at a time, so that other work has its turns between."""
 

@@ -1,4 +1,4 @@
-"""What a release is made from: one version, workflows that fit their schema, and addresses."""
+"""The contents of a release: one version, workflows that fit their schema, and addresses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an origin does less of while it has too much to do."""
+"""Levels of load shedding: how they rise and fall, and what each one refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is tried with whom: a stream that kills is found in few deaths, whatever the others do."""
+"""Poison streams: one that kills workers is found in few deaths, whatever the others do."""
 
 from __future__ import annotations
 

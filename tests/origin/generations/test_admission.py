@@ -151,7 +151,7 @@ SYSTEM = Message("system", "fox")
 
 
 def turns(count: int) -> tuple[Message, ...]:
-    """So many turns, the user's first, each with a number of its own."""
+    """Return turns, the user's first, each with a number of its own."""
     return tuple(
         Message(("user", "assistant")[nth % 2], f"{nth} fox fox fox") for nth in range(count)
     )

@@ -1,4 +1,4 @@
-"""What a stream is continued from: the same from its text, whatever version wrote that."""
+"""Recipes: the same from their text, whatever version wrote that."""
 
 from __future__ import annotations
 

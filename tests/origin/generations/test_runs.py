@@ -1,4 +1,4 @@
-"""What becomes of streams as workers come, die and make tokens."""
+"""The fate of streams as workers come, die and make tokens."""
 
 from __future__ import annotations
 
