@@ -655,10 +655,9 @@ class StreamCore:
         if late := self._paused_too_long():
             self._order(events.FindStreams(Purpose.CANCEL, late))
         here = self.table.by_id.keys() | self.table.opening.keys()
-        self._looks = {stream: look for stream, look in self._looks.items() if stream in lately}
-        for stream in lately & here:
-            self._looks[stream] = Look(self._now, IS_HERE)
-        self._wake(stream for stream in sorted(lately - here) if self._is_to_be_found(stream))
+        self._looks = {one: look for one, look in self._looks.items() if one in lately}
+        self._looks |= dict.fromkeys(lately & here, Look(self._now, IS_HERE))
+        self._wake(one for one in sorted(lately - here) if self._is_to_be_found(one))
 
     def _is_to_be_found(self, stream: bytes) -> bool:
         """Return True if a stream that is read here is to be looked for, at first or again."""
