@@ -19,7 +19,7 @@ TINY = {
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What to run on. fake: tiny shapes, no GPU. planning: launches are recorded, not run."""
+    """The devices to run on. fake: tiny shapes, no GPU. planning: launches are only recorded."""
 
     device: torch.device
     fake: bool

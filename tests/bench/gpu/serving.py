@@ -1,4 +1,4 @@
-"""What an origin's worker runs: a loaded model, its captures, pipelined steps and first tokens."""
+"""The parts that a worker runs: a loaded model, captures, pipelined steps and first tokens."""
 
 from __future__ import annotations
 
