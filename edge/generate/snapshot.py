@@ -15,6 +15,7 @@ from tailrace.edge.generate.encoders import Encoder
 from tailrace.ledger.errors import TailraceError
 from tailrace.ledger.frame import (
     CLOSING,
+    TAG_OFFSET,
     Frame,
     Opened,
     Reasoning,
@@ -27,9 +28,13 @@ from tailrace.ledger.frame import (
     tag_of,
 )
 
-MAX_SNAPSHOT_CHARS = 260_000
-"""Maximum length of the text of one snapshot, in characters of at most 4 bytes: a frame has at most
-1 MiB. A longer text is several snapshots."""
+MAX_SNAPSHOT_BYTES = 1_000_000
+"""Maximum length of the text of one snapshot in bytes, because a frame has at most 1 MiB. A longer
+text is several snapshots."""
+_SIZE_AT, _TEXT_AT = 9, 10
+"""Offsets of the length and the text of a Token in its frame."""
+_SHORT_BYTES = 1 << 7
+"""The length field of longer texts takes two bytes."""
 
 Folded = Callable[[int, str, int, bool], Frame]
 """Makes the frame in the place of others: of the first index, text, last index, and whether the
@@ -57,13 +62,17 @@ class SnapshotFolder:
     def __init__(self, folded: Folded = as_snapshot) -> None:
         self._folded = folded
         self._first = self._last = 0  # indexes that the text stands for
-        self._pieces: list[str] = []
-        self._chars = 0
+        self._pieces: list[bytes] = []
+        self._bytes = 0
         self._reasoning = False
         self._interims: list[tuple[Revision, bytes]] = []  # after the text, and not final yet
 
-    def add(self, raw: bytes) -> list[bytes]:
+    def add(self, raw: bytes, index: int) -> list[bytes]:
         """Take the next frame; return the frames that are complete because of it."""
+        if raw[TAG_OFFSET] == Token.tag and raw[_SIZE_AT] < _SHORT_BYTES:  # nearly every frame
+            done = self.finish() if self._interims or self._reasoning else []
+            text = raw[_TEXT_AT : _TEXT_AT + raw[_SIZE_AT]]
+            return done + self._extend(text, index, index, reasoning=False)
         _, frame = decode(raw)
         if isinstance(frame, Revision):
             return self._revise(frame, raw)
@@ -72,7 +81,7 @@ class SnapshotFolder:
             reasoning = isinstance(frame, Reasoning)
             if self._interims or reasoning is not self._reasoning:
                 done = self.finish()
-            done += self._extend(frame.text, frame.index, frame.index, reasoning)
+            done += self._extend(frame.text.encode(), index, index, reasoning)
             return done
         return [*self.finish(), raw]
 
@@ -80,10 +89,11 @@ class SnapshotFolder:
         """Return the frames that stand for the rest of what was added."""
         done = [raw for _, raw in self._interims]
         if self._pieces:
-            text = "".join(self._pieces)
+            text = b"".join(self._pieces).decode()
             frame = self._folded(self._first, text, self._last, self._reasoning)
             done.insert(0, encode(frame))
-        self._pieces, self._chars, self._interims = [], 0, []
+        self._pieces, self._bytes, self._interims = [], 0, []
+        self._reasoning = False
         return done
 
     def _revise(self, frame: Revision, raw: bytes) -> list[bytes]:
@@ -94,14 +104,14 @@ class SnapshotFolder:
         first = frame.index - (len(self._interims) - len(kept))
         self._interims = kept
         done = self.finish() if kept or self._reasoning else []
-        return done + self._extend(frame.text, first, frame.index, reasoning=False)
+        return done + self._extend(frame.text.encode(), first, frame.index, reasoning=False)
 
-    def _extend(self, text: str, first: int, last: int, reasoning: bool) -> list[bytes]:
-        done = self.finish() if self._chars + len(text) > MAX_SNAPSHOT_CHARS else []
+    def _extend(self, text: bytes, first: int, last: int, reasoning: bool) -> list[bytes]:
+        done = self.finish() if self._bytes + len(text) > MAX_SNAPSHOT_BYTES else []
         if not self._pieces:
             self._first, self._reasoning = first, reasoning
         self._pieces.append(text)
-        self._chars += len(text)
+        self._bytes += len(text)
         self._last = last
         return done
 
@@ -112,12 +122,12 @@ class SnapshotEncoder(Encoder):
     `inner` encodes what is left of them, and all that follow.
     """
 
-    __slots__ = ("_due", "_folder", "_inner", "_start", "ends_by_204", "media_type", "shows_corr")
+    __slots__ = ("_due", "_folder", "_inner", "_next", "ends_by_204", "media_type", "shows_corr")
 
     def __init__(self, inner: Encoder, start: int, folded: Folded = as_snapshot) -> None:
         """Wrap an encoder; `start` is the index of the first frame that the reader gets."""
         self._inner = inner
-        self._start = start
+        self._next = start  # index of the next frame to be folded
         self._folder = SnapshotFolder(folded)
         self._due = 0  # frames that are still to be folded
         self.media_type = inner.media_type
@@ -126,7 +136,7 @@ class SnapshotEncoder(Encoder):
 
     def opened(self, opened: Opened) -> None:
         """Note how many frames there are."""
-        self._due = max(0, opened.next_index - self._start)
+        self._due = max(0, opened.next_index - self._next)
         self._inner.opened(opened)
 
     def refusal(self, error: TailraceError) -> Response:
@@ -144,7 +154,8 @@ class SnapshotEncoder(Encoder):
             if not self._due:
                 ready += [*self._folder.finish(), *frames[at:]]
                 break
-            ready += self._folder.add(raw)
+            ready += self._folder.add(raw, self._next)
+            self._next += 1
             self._due -= 1
         else:
             if not self._due:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tailrace.edge.generate.encoders import FrameEncoder, SseEncoder
 from tailrace.edge.generate.snapshot import (
-    MAX_SNAPSHOT_CHARS,
+    MAX_SNAPSHOT_BYTES,
     SnapshotEncoder,
     SnapshotFolder,
     as_text,
@@ -43,7 +43,7 @@ def raw(frames: Sequence[Frame]) -> list[bytes]:
 
 def folded(frames: Sequence[Frame]) -> list[Frame]:
     folder = SnapshotFolder()
-    out = [each for one in raw(frames) for each in folder.add(one)]
+    out = [each for index, one in enumerate(raw(frames)) for each in folder.add(one, index)]
     return [decode(each)[1] for each in [*out, *folder.finish()]]
 
 
@@ -101,7 +101,7 @@ def test_interim_revisions_that_are_not_replaced_stay() -> None:
 
 
 def test_a_long_text_is_several_snapshots() -> None:
-    long = "x" * (MAX_SNAPSHOT_CHARS - 1)
+    long = "x" * (MAX_SNAPSHOT_BYTES - 1)
     assert folded([Token(long, 0), Token("ab", 1), Token("c", 2)]) == [
         Snapshot(0, long, 0),
         Snapshot(1, "abc", 2),
