@@ -27,6 +27,8 @@ class Purpose(Enum):
     WAKE = "wake"
     """It is read here, and is not generated here."""
     CANCEL = "cancel"
+    EXPIRE = "expire"
+    """It has been paused here for too long."""
 
 
 class FoundStream(NamedTuple):

@@ -33,6 +33,18 @@ class Opening(NamedTuple):
     tenant: str
 
 
+class Paused(NamedTuple):
+    """A stream that waits for a reader.
+
+    Attributes:
+        since_s: The time at which it was paused.
+        epoch: Its epoch then. A later one in the ledger means that another origin took it.
+    """
+
+    since_s: float
+    epoch: int
+
+
 class StreamTable:
     """The streams of one origin. A stream has one entry, in one of these.
 
@@ -48,7 +60,7 @@ class StreamTable:
         """Create an empty table; `max_streams` limits `by_id` and `opening` together."""
         self.by_id: dict[bytes, Stream] = {}
         self.opening: dict[bytes, Opening] = {}
-        self.paused: dict[bytes, float] = {}
+        self.paused: dict[bytes, Paused] = {}
         self.left: set[bytes] = set()
         self.ended: deque[EndedStream] = deque(maxlen=MAX_ENDED)
         self.revision = 0
@@ -111,7 +123,7 @@ class StreamTable:
         self.unplace(stream)
         del self.by_id[stream.id]
         if stream.state is StreamState.PAUSED:
-            self.paused[stream.id] = now
+            self.paused[stream.id] = Paused(now, stream.epoch)
         elif stream.state is StreamState.LEFT:
             self.left.add(stream.id)
         return True

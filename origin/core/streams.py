@@ -45,7 +45,7 @@ from tailrace.origin.core.stream import (
     Stream,
 )
 from tailrace.origin.core.stream_events import Purpose, StreamCommand, StreamHappening
-from tailrace.origin.core.stream_table import Opening, StreamTable
+from tailrace.origin.core.stream_table import Opening, Paused, StreamTable
 from tailrace.origin.generations.recipe import Recipe
 from tailrace.origin.generations.stream_log import History
 from tailrace.origin.workers.worker_frame import Attend, Frame, Halt
@@ -209,6 +209,7 @@ class StreamCore:
             Purpose.RESTORE: self._restore,
             Purpose.WAKE: self._wake_found,
             Purpose.CANCEL: self._cancel_found,
+            Purpose.EXPIRE: self._expire_found,
         }[event.purpose]
         for stream, found in event.found.items():
             take(stream, found)
@@ -220,7 +221,7 @@ class StreamCore:
         if found is None:
             self.table.left.add(stream)
         elif found.recipe.unread == Unread.PAUSE.word and self.table.is_crowded:
-            self.table.paused[stream] = self._now
+            self.table.paused[stream] = Paused(self._now, found.epoch)
         else:
             self._add(stream, found.recipe, StreamEvent.FOUND, found.epoch)
 
@@ -263,6 +264,16 @@ class StreamCore:
             here = self._add(stream, found.recipe, StreamEvent.CANCELLED, found.epoch)
             here.is_cancelled = True
             self._write_end(here, PendingEnd(FinishReason.CANCELLED))
+
+    def _expire_found(self, stream: bytes, found: events.FoundStream | None) -> None:
+        """Cancel a stream that was paused here for too long, unless another origin took it."""
+        paused = self.table.paused.get(stream)
+        if paused is None:
+            return
+        if found is not None and found.epoch > paused.epoch != UNKNOWN_EPOCH:
+            del self.table.paused[stream]
+            return
+        self._cancel_found(stream, found)
 
     def _add(
         self, id_: bytes, recipe: Recipe, event: StreamEvent, epoch: int | None = None
@@ -653,7 +664,7 @@ class StreamCore:
         for stream in [one for one in self.table.waiting if self._is_overdue(one)]:
             self._end(stream, FinishReason.FAILED, self._why_late(stream), retryable=True)
         if late := self._paused_too_long():
-            self._order(events.FindStreams(Purpose.CANCEL, late))
+            self._order(events.FindStreams(Purpose.EXPIRE, late))
         here = self.table.by_id.keys() | self.table.opening.keys()
         self._looks = {one: look for one, look in self._looks.items() if one in lately}
         self._looks |= dict.fromkeys(lately & here, Look(self._now, IS_HERE))
@@ -724,7 +735,7 @@ class StreamCore:
 
     def _paused_too_long(self) -> list[bytes]:
         latest_s = self._now - self._paused_s
-        late = [stream for stream, since_s in self.table.paused.items() if since_s <= latest_s]
+        late = [one for one, paused in self.table.paused.items() if paused.since_s <= latest_s]
         return late or [*self.table.paused][:-MAX_PAUSED]
 
     # ---- load ----

@@ -36,7 +36,13 @@ from tailrace.origin.core.stream_events import (
     WorkerAvailable,
     WorkerGone,
 )
-from tailrace.origin.core.streams import CANCEL_TRIES, IDLE_STREAM_S, LOOK_AGAIN_S, StreamCore
+from tailrace.origin.core.streams import (
+    CANCEL_TRIES,
+    IDLE_STREAM_S,
+    LOOK_AGAIN_S,
+    PAUSED_S,
+    StreamCore,
+)
 from tailrace.origin.generations.stream_log import History
 from tailrace.origin.pool.members import PoolMember
 from tailrace.origin.pool.policies.policies import GreedyDual
@@ -262,6 +268,23 @@ def test_a_stream_that_another_origin_took_is_taken_back_only_if_nothing_is_made
     origin.now += LOOK_AGAIN_S
     origin.one(ReadersSeen({A}), FindStreams)
     origin.one(StreamsFound(Purpose.WAKE, {A: FoundStream(recipe, 2, 6)}), TakeOver)
+
+
+@pytest.mark.parametrize(("epoch", "is_ours"), [(1, True), (2, False)])
+def test_a_stream_that_was_paused_for_too_long_is_cancelled_unless_another_origin_took_it(
+    origin: Origin, epoch: int, is_ours: bool
+) -> None:
+    recipe = RECIPE.model_copy(update={"unread": "pause", "unread_after_s": 30})
+    origin.handle(StreamsAdmitted([(A, recipe)]))
+    origin.now += 31
+    origin.handle(ReadersSeen(set()))
+    assert origin.state() is StreamState.PAUSED
+    origin.now += PAUSED_S
+    late = origin.one(ReadersSeen(set()), FindStreams)
+    assert (late.purpose, late.streams) == (Purpose.EXPIRE, [A])
+    done = origin.handle(StreamsFound(late.purpose, {A: FoundStream(recipe, epoch)}))
+    assert any(isinstance(one, AppendEnd) for one in done) is is_ours
+    assert origin.state() is (StreamState.ENDING if is_ours else StreamState.ABSENT)
 
 
 def test_a_stream_that_cannot_be_read_is_looked_for_once(origin: Origin) -> None:
