@@ -70,9 +70,9 @@ class SnapshotFolder:
     def add(self, raw: bytes, index: int) -> list[bytes]:
         """Take the next frame; return the frames that are complete because of it."""
         if raw[TAG_OFFSET] == Token.tag and raw[_SIZE_AT] < _SHORT_BYTES:  # nearly every frame
-            done = self.finish() if self._interims or self._reasoning else []
+            before = self.finish() if self._interims or self._reasoning else []
             text = raw[_TEXT_AT : _TEXT_AT + raw[_SIZE_AT]]
-            return done + self._extend(text, index, index, reasoning=False)
+            return before + self._extend(text, index, index, reasoning=False)
         _, frame = decode(raw)
         if isinstance(frame, Revision):
             return self._revise(frame, raw)
