@@ -15,8 +15,10 @@ from tailrace.edge.origins.origin_pool import OriginPool
 from tailrace.edge.telemetry.metrics import EdgeMetrics
 from tailrace.edge.telemetry.request_metrics import Answered, Counts
 from tailrace.origin.config import LedgerConfig
+from tailrace.origin.gpu.meter import GpuMeter
 from tailrace.origin.metrics import Metrics
 from tailrace.origin.pool.history.recorder import recorder_of
+from tests.origin.gpu.test_meter import FakeNvml
 from tests.origin.test_metrics import LOAD
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,6 +39,7 @@ def origin_registry() -> CollectorRegistry:
     metrics = Metrics()
     metrics.worker_load(0, LOAD)
     metrics.serve_model("demo", lambda: 0, lambda: 0, lambda: 0)
+    metrics.serve_gpus(GpuMeter(FakeNvml()), {0: "0"})
     recorder_of(LedgerConfig(), Path(), metrics.registry)
     return metrics.registry
 

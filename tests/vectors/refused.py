@@ -77,6 +77,7 @@ BAD_PAYLOADS = [
     ("chunk, data longer than the frame", 5, "ff7f00", "Chunk.data", 9),
     ("chunk, bool 3", 5, "00" + "03" + "00", "Chunk.last", 10),
     ("revision, bool 2", 6, "00" + "00" + "02" + "00", "Revision.final", 11),
+    ("snapshot, bool 2", 7, "00" + "0161" + "00" + "02", "Snapshot.reasoning", 13),
     ("heartbeat, u64 cut off", 8, "00000000000000", "Heartbeat.clock_ms", 9),
     (
         "heartbeat, second reason not UTF-8",
