@@ -219,8 +219,8 @@ class EdgeConfig(Settings):
     )
     unread: Literal["run", "pause", "cancel"] = Field(
         "run",
-        description="What happens to a stream that nobody reads any more, unless its request says:"
-        " it runs on, is paused or is cancelled. Use the same value on all edges.",
+        description="What happens to a stream that nobody reads any more: it runs on, is paused or"
+        " is cancelled. A request can override this. Use the same value on all edges.",
     )
     unread_after_s: int = Field(
         DEFAULT_AFTER_S,
@@ -238,8 +238,8 @@ class EdgeConfig(Settings):
     drain_s: float = Field(
         3.0,
         ge=0,
-        description="Time after that for open requests to end, in seconds. Clients of streams that"
-        " are still open are told to resume them on another edge.",
+        description="Time after lame_duck_s for open requests to end, in seconds. Clients of"
+        " streams that are still open are told to resume them on another edge.",
     )
     telemetry: bool = Field(
         True, description="Count and time requests, streams and frames for /metrics."

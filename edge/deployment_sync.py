@@ -39,7 +39,7 @@ class DeploymentSync:
         return [f"{self._refusals[address]}" for address in sorted(self._refusals)]
 
     def lost(self) -> None:
-        """Send the deployment again: an origin does not know it, because it has another ledger."""
+        """Send the deployment again to an origin whose ledger does not have it."""
         self._lost.set()
 
     @asynccontextmanager

@@ -134,7 +134,7 @@ class OpenStream:
     credited_at: int = -1
 
     def grant(self, window_bytes: int) -> int:
-        """Raise the credit at the origin to `window_bytes` beyond the sent ones, and return it."""
+        """Raise the credit to `window_bytes` more than was sent; return the credit in bytes."""
         wanted = min(self.limit_bytes, self.sent_bytes + window_bytes)
         self.granted_bytes = max(self.granted_bytes, int(wanted))
         return self.granted_bytes
@@ -331,7 +331,7 @@ class Session:
         """Take one frame for the client: for one of its corrs, or on corr 0 for the connection."""
         tag, corr = tag_and_corr_of(raw)
         if tag == Heartbeat.tag:
-            # It replaces a Heartbeat that was not sent yet.
+            # The new Heartbeat replaces one that was not sent yet.
             self._heartbeat = raw if self.sees_details else bare_heartbeat(raw)
         elif (stream := self._streams.get(corr)) is not None:
             stream.answered = True

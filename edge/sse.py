@@ -47,7 +47,7 @@ _to_escape = re.compile(rb"[%b]" % re.escape(_TO_ESCAPE)).search
 _not_a_token = re.compile(rb"[^%c]" % _TOKEN).search
 MIN_RUN = 8
 """Minimum number of frames for which encoding all of them together is faster."""
-_between: list[bytes] = []  # what stands between the texts of tokens n and n + 1; grows on demand
+_between: list[bytes] = []  # cached bytes between the texts of events n and n + 1
 
 MIN_RETRY_MS = 500
 """Minimum time after which an EventSource that lost its connection reconnects, in milliseconds."""

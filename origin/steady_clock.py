@@ -22,7 +22,7 @@ from tailrace.ledger.process.durable_file import replace_file
 from tailrace.ledger.process.lifecycle import boot_id
 
 MAX_LEAP_MS = 60_000
-"""Maximum step ahead in ms that is followed at once, and again in each such period."""
+"""Maximum forward jump of the system clock in one period of this length, in ms."""
 MARK_NAME = "clock.json"
 # CLOCK_BOOTTIME includes the time of a suspend.
 _UPTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)

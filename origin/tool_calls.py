@@ -40,7 +40,7 @@ class Markup:
 
 
 MARKUPS: dict[MarkupName, Markup] = {
-    "hermes": Markup("<tool_call>", "</tool_call>", "arguments"),  # Qwen too
+    "hermes": Markup("<tool_call>", "</tool_call>", "arguments"),  # Qwen uses the same marks
     "llama": Markup("", "", "parameters", ";"),  # only the JSON
     "mistral": Markup("[TOOL_CALLS]", "", "arguments", "[,]", 9),
 }
@@ -149,7 +149,7 @@ class CallReader:
         self._markup = MARKUPS[markup]
         self._state = self._in_text
         self._rest = ""
-        self._lead = ""  # text before a possible call, which is sent if it is no call
+        self._lead = ""  # text held back because a call may follow
         self._plain = False  # True if no call can follow any more
         self._value, self._held = JsonValue(), ""
         self._out: list[str | CallPiece] = []

@@ -33,9 +33,10 @@ def require_success(answers: Answers) -> None:
 
 
 def merged_page(answers: Answers, sort: str, *, falls: bool, offset: int, limit: int) -> Document:
-    """Return one page of the streams of all origins, each of which gave its first `offset + limit`.
+    """Merge the origins' lists of streams into one page.
 
-    Counts are sums. The cursor has the cursors of all origins.
+    Each origin has sent its first `offset + limit` streams. Counts are added up, and the cursor
+    combines the cursors of all origins.
     """
     pages = {key: page for key, page in answers.items() if not isinstance(page, TailraceError)}
     streams = [row | {"origin": key} for key, page in pages.items() for row in page["streams"]]

@@ -56,7 +56,7 @@ def _words(enum: type[Word]) -> str:
 
 
 def _among(enum: type[Word], *more: None) -> dict[str, Any]:
-    """Return the `enum` of a word's JSON schema; `to_open` checks the word itself."""
+    """Return the JSON schema of a parameter with named values; `to_open` checks the value."""
     return {"enum": [*(member.word for member in enum), *more]}
 
 

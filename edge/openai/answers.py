@@ -250,7 +250,7 @@ def _document(
 def _reason(collected: Collected) -> str | None:
     """Return the reason why a stream ended, or None if it still runs.
 
-    OpenAI has no reason for a cancelled stream, whose text is valid as far as it got.
+    OpenAI has no reason for a cancelled stream: it gets CANCELLED, since its text is valid so far.
     """
     end = collected.closing
     return FINISH.get(end.finish_reason, CANCELLED) if isinstance(end, StreamEnd) else None

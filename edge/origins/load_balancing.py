@@ -95,7 +95,7 @@ def choose(
 
 
 def by_key(candidates: Sequence[Candidate], key: bytes) -> list[Candidate]:
-    """Return the candidates in the order in which they serve a key."""
+    """Return the origins in the order of preference for an affinity key (rendezvous hashing)."""
     return sorted(candidates, key=lambda c: _weight(c.address, key), reverse=True)
 
 

@@ -95,7 +95,7 @@ class Connection(asyncio.Protocol):
         self._sliced = 0  # bytes of it that the protocol has got
         self.in_line = False
         self.protocol: ConnectionProtocol = NULL_LISTENER
-        self._deadline = Deadline(context.deadlines, self.abort)  # of a stall, or of the close
+        self._deadline = Deadline(context.deadlines, self.abort)  # ends a stalled or closing client
 
     # ---- the transport ----
 

@@ -45,7 +45,7 @@ class RequestDispatcher:
     is_whole: bool = False
     """True if no more of the request is to come."""
     _running: RunningRequest | None = None
-    _deadline: Deadline | None = None  # of the body
+    _deadline: Deadline | None = None  # for the body to arrive
 
     def begin(self, ended: bool) -> None:
         """Hand the request to the application; `ended` means that it has no body."""

@@ -62,7 +62,7 @@ FRAME_POINTS: dict[type[Frame], float] = {
 TRAILER_POINTS = 1.0
 """Points of trailers, which no route uses."""
 RESIZE_POINTS = 1.0
-"""Points of a change of the size of HPACK's table; one header block can have thousands."""
+"""Flood points of one HPACK table size update; one header block can have thousands."""
 
 
 require_private_names(H2)

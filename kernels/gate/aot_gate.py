@@ -84,7 +84,7 @@ class Compiled:
 
 
 def identity(use: dict[str, Any]) -> tuple[str, str]:
-    """Return what names a variant on every architecture, whether its launch is dependent or not."""
+    """Return the name of a variant, the same on all architectures and for dependent launches."""
     return use["module"], use["name"].removesuffix(" dependent")
 
 

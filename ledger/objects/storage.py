@@ -219,7 +219,7 @@ class ObjectStorage:
             )
 
     def _changes(self, size: int = 0) -> Changes:
-        """Return the layer for a change of `size` bytes."""
+        """Return the uncommitted changes that take a change of `size` bytes."""
         self._check()
         pending = sum(layer.size for layer in self._layers()) if size else 0
         if pending + size > MAX_PENDING_BYTES:

@@ -294,7 +294,7 @@ class PostgresLedger:
     def watch(self, stream: bytes, wake: Callable[[], None]) -> None:
         tail = self.tail(stream)
         tail.watchers[wake] = None
-        # Another origin may have appended since `info`, before notifications counted.
+        # Another origin may have appended after `info` and before LISTEN took effect.
         self._listener.look_at([tail.head.sid])
 
     def unwatch(self, stream: bytes, wake: Callable[[], None]) -> None:

@@ -200,7 +200,7 @@ class Recovery:
         self._storage = storage
         self._residents = residents
         self._tails: dict[int, Tail | None] = {}  # None: removed, or its row is damaged
-        self._reach = 0  # maximum records of a row with a damaged head
+        self._reach = 0  # number of records that a row with a damaged header may hold
         self._shown: set[int] = set()  # sids seen in rows after that one
         self._holes: dict[int, Tail] = {}
         self.damaged = False

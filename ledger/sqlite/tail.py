@@ -64,7 +64,9 @@ class Tail:
     gone: bool = False
     frames: list[bytes] = field(default_factory=list)
     ids: list[tuple[int, ...]] = field(default_factory=list)
-    extras: dict[int, bytes] = field(default_factory=dict)  # by index: few records have any
+    extras: dict[int, bytes] = field(
+        default_factory=dict
+    )  # by index, because few records have an extra
     unstored_bytes: int = 0
     oldest_seq: int = 0  # log row of the frame at `stored`
     used: bool = True  # since the last sweep, also if `swept` differs

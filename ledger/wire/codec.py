@@ -236,7 +236,7 @@ class FrameSplitter:
         """The limit of a frame; it may be raised, and applies to frames that come later."""
         self.tags = tags
         """May be narrowed or exchanged; frames are held to what it is when they come."""
-        self._known = known  # tags of the other side, for the error
+        self._known = known  # tags that only the other side may send, which an error names
         self._rest = bytearray()
         self._needed = HEADER_BYTES  # bytes of `_rest` that the next check needs
         self._error: FrameError | None = None

@@ -80,7 +80,7 @@ class LoadShedding:
         self._last_high_s = 0.0
 
     def look(self, readings: Readings, now: float) -> bool:
-        """Note how things are; return True if the level has changed."""
+        """Take the current load; return True if the level of load shedding has changed."""
         reason = self._too_much(readings)
         if reason:
             self.reason, self._last_high_s = reason, now

@@ -678,9 +678,9 @@ class ModelPool:
     def _drain_for(
         self, model: ServedModel, near: Sequence[ServedModel], beyond: Mapping[str, float]
     ) -> None:
-        """Have busy models leave in their turn, the one that has been ready longest first.
+        """Drain busy models, to unload them; the one that has been ready longest first.
 
-        `beyond` is the memory that all idle models leave missing on each device.
+        `beyond` is the memory still missing on each device once all idle models are unloaded.
         """
         over: list[ServedModel] = []
         missing = {device: lacks for device, lacks in beyond.items() if lacks > 0}

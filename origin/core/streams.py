@@ -189,7 +189,7 @@ class StreamCore:
     def _admit(self, event: events.StreamsAdmitted) -> None:
         for id_, recipe in event.streams:
             if not self.table.may(id_, StreamEvent.ADMITTED):
-                continue  # it was found in the ledger before
+                continue  # the stream was already found in the ledger
             self.quotas.charge(recipe.tenant, len(recipe.prompt_ids), self._now)
             is_up = self._models.is_up(recipe.model) and not event.has_waited
             self._order(events.RecordArrival(id_, recipe.model, is_up))
@@ -744,7 +744,7 @@ class StreamCore:
         """Do less, or more again, as things are."""
         up = [worker for worker in self._models.workers if worker.is_up]
         if not up:
-            return  # whoever waits, waits for a worker
+            return  # all waiting streams wait for a worker to become ready
         readings = Readings(self._longest_wait_s(), event.free_memory)
         shedding, before = self.shedding, self.shedding.level
         if shedding.look(readings, self._now):

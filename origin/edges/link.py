@@ -498,7 +498,7 @@ class EdgeLink(asyncio.Protocol):
             self._detached -= 1
 
     def _fail(self, corr: int, error: TailraceError) -> None:
-        # After what was sent of its answer.
+        # The error follows the part of the answer that was sent.
         send = self.send_bulk if corr in self._calls else self.send
         self._detach(corr)
         send(encode(error_frame(error), corr))

@@ -304,7 +304,7 @@ class PeerLink(asyncio.Protocol):
 
     def _take(self, corr: int, frame: Frame, size: int) -> None:
         if not self._is_hello_heard and not isinstance(frame, StreamError):
-            # The first Hello, and a Challenge behind it, are what it says to whoever connects.
+            # A peer sends its first Hello and the Challenge after it to anyone who connects.
             if isinstance(frame, Hello) and frame.schema == PEER_SCHEMA_HASH:
                 self._is_hello_heard = True
         elif isinstance(frame, Challenge):

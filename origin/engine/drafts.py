@@ -118,7 +118,7 @@ class _Text:
         # N-gram -> index of its latest follower, among recent tokens and among those before.
         self._recent: dict[tuple[int, ...], int] = {}
         self._older: dict[tuple[int, ...], int] = {}
-        self._indexed = 0  # number of indexed followers
+        self._indexed = 0  # number of tokens whose preceding n-grams are indexed
 
     def propose(self, ids: Sequence[int], limit: int) -> Sequence[int]:
         self._index(ids)

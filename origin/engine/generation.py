@@ -92,7 +92,7 @@ class Generation:
         return min(self._run.max_tokens, self._model_context.context - len(self._run.prompt_ids))
 
     def resume(self) -> list[Emission]:
-        """Return the frames that the stream lacks for its generated ids; called once, first."""
+        """Return frames of generated ids that the stream does not have yet. Call it once, first."""
         return self._transcript.resume() + self._end_if_finished()
 
     def asked(self, most: int) -> Asked | None:

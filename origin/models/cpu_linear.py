@@ -238,9 +238,9 @@ class Int8WeightLinear(FloatLinear):
 
 
 class Int4WeightLinear(FloatLinear):
-    """Like Int8WeightLinear with int4 weights, an eighth of the bytes.
+    """Like Int8WeightLinear, but with int4 weights: an eighth of the bytes of fp32.
 
-    Scales and zeros are bf16, too.
+    Scales and zero points are bf16.
     """
 
     def __init__(self, parts: Sequence[Part], products: Products) -> None:

@@ -41,7 +41,7 @@ class Span:
 
 
 def spans_of(pieces: Sequence[Piece]) -> list[Span]:
-    """Return each piece as one span; hidden rows are in the order of the pieces."""
+    """Return one span (a range of rows) for each piece of a prompt, in the order of the pieces."""
     places = accumulate((len(piece.ids) for piece in pieces), initial=0)
     return [
         Span(piece, 0, len(piece.ids), place) for piece, place in zip(pieces, places, strict=False)

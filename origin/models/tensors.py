@@ -111,7 +111,7 @@ def _check_values(file: Path, name: str, tensor: Tensor) -> None:
         if bool((tensor & (tensor >> 1) & EVEN_BITS).any()):
             _refuse(file, name, "holds the code 3, which stands for no ternary value")
         return
-    # One pass without a copy; both are NaN if any value is.
+    # aminmax makes one pass without a copy; minimum and maximum are NaN if any value is.
     low, high = torch.aminmax(tensor)
     if not bool(torch.isfinite(low) & torch.isfinite(high)):
         _refuse(file, name, "holds NaN or infinite values")

@@ -41,8 +41,8 @@ WEIGHTS: Mapping[Priority, int] = {
 }
 
 
-# While a run waits for pages, others may start before it, up to this many tokens of a class of
-# weight 1. So short prompts do not starve a long one, and need not all wait for it.
+# Tokens of later runs that may start while a run waits for pages, for a class of weight 1; scaled
+# by the weight. So short prompts do not starve a long one, and need not all wait for it.
 PASSING_TOKENS = 16_384
 # Expected tokens of a run: the initial value, and the weight of each ended run in the average.
 EXPECTED_TOKENS = 128.0

@@ -222,11 +222,11 @@ class Scheduler:
     def _in_time(
         self, runs: Sequence[ScheduledRun], most: int
     ) -> tuple[Iterable[ScheduledRun], bool]:
-        """Return the runs among the `most` rows that are on time, and whether others are left out.
+        """Choose at most `most` rows, which one step can compute in time.
 
-        Rows of the most urgent class are never left out, except those of unread runs while others
-        are read. Other classes take turns for the remaining rows, but get at least their shares of
-        all running runs.
+        Also return whether any run was left out. Runs of the most urgent class are never left out,
+        but a run that no client reads yields to runs that are read. Other classes take turns for
+        the remaining rows, and get at least their shares of them.
         """
         first = min(((run.priority, run.unread) for run in runs), default=None)
         urgent = [run for run in runs if (run.priority, run.unread) == first]

@@ -48,9 +48,9 @@ GIVE_BACK = "give a reference back"
 """Internal methods between objects for references; edges do not pass them on."""
 
 FORK = "fork:"
-"""Prefix of a source's values, each a reference that a fork holds."""
+"""Prefix of the keys under which a source stream stores the references that forks hold."""
 OWED = "release:"
-"""Prefix of a fork's values, each a reference to return to the named source."""
+"""Prefix of the keys under which a fork stores the references that it must still release."""
 RETRY_MS = 30_000
 """Interval in ms between attempts of the alarm to return references."""
 

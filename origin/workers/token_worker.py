@@ -342,7 +342,7 @@ def _load_model(directory: Path, config: OriginConfig, progress: Progress) -> Mo
 
 
 def _drafter(model: Model, config: OriginConfig, progress: Progress) -> Drafter | None:
-    """Return what guesses tokens for speculative decoding: a draft model, the text, or None."""
+    """Return the drafter of speculative decoding: a model, n-grams of the text, or None."""
     if config.draft_model is not None:
         small = _load_model(config.draft_model, config, progress)
         if small.config.vocab != model.config.vocab:

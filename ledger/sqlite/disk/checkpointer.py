@@ -149,7 +149,7 @@ class Checkpointer:
     # ---- for clean-up ----
 
     async def checkpoint(self, *, cut: bool) -> None:
-        """Move the WAL; the next commit finishes that, and cuts the file off if `cut`."""
+        """Copy the WAL into the database; the next commit finishes, and truncates it if `cut`."""
         if cut:
             self._finish = Finish.CUT
         elif self._finish is Finish.CUT:

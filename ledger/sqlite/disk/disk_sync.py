@@ -32,7 +32,7 @@ _FDSYNC = 3  # IOCB_CMD_FDSYNC
 _RESFD = 1  # IOCB_FLAG_RESFD
 # data, key, rw_flags, opcode, priority, fd, buffer, bytes, offset, reserved, flags, resfd
 _IOCB = struct.Struct("<QIIHhIQQqQII")
-_EVENT = struct.Struct("<QQqq")  # data, iocb, result, result2
+_EVENT = struct.Struct("<QQqq")  # struct io_event: data, iocb, result, result2
 
 Failed = Callable[[OSError], Exception]
 """Converts the OSError of a failed sync into the error for its waiters."""

@@ -74,7 +74,7 @@ class Wal:
         await self._checkpointer.checkpoint(cut=cut and self.size_bytes > CUT_ABOVE_BYTES)
 
     def finish_checkpoint(self) -> None:
-        """Finish a checkpoint by the writer."""
+        """Finish, on the writing connection, a checkpoint that another connection began."""
         if self._checkpointer.is_cutting:
             self._mark.clear()
         if self._checkpointer.finish():

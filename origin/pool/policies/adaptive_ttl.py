@@ -26,7 +26,7 @@ DOUBT_COST = 0.2
 USUAL_WEIGHT = 0.05
 """Weight of the newest gap in the exponential mean of a model's gaps."""
 USUAL_STEP = log(1.5)
-"""Width of the classes of that mean, in its logarithm."""
+"""Width of the buckets into which mean gaps are sorted, on a logarithmic scale."""
 LEAST_GAP = 0.01
 """Shorter gaps count as this one, as a multiple of the price of a cold start."""
 HOUR_S, DAY_S = 3600.0, 86_400.0

@@ -123,7 +123,7 @@ class IdleGaps:
 
 
 def idle_gaps(trace: ArrivalTrace) -> IdleGaps:
-    """Return the gaps between a model's busy periods, whose starts tell how long the gaps were."""
+    """Return the gaps between busy periods of each model. A busy period ends the gap before it."""
     busy = busy_periods(trace)
     by_model = np.argsort(busy.model, kind="stable")
     model, end_s = busy.model[by_model], busy.end_s[by_model]
