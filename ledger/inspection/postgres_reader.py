@@ -228,7 +228,7 @@ async def _check_version(connection: psycopg.AsyncConnection, address: PostgresU
         raise ConfigError(
             f"the ledger in {address} is not of version {SCHEMA_VERSION}",
             field="ledger.url",
-            hint="another version of Tailrace created it; use that version",
+            hint="another version of Tailrace created it; inspect it with that version",
         )
 
 

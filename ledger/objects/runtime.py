@@ -264,7 +264,7 @@ class ObjectRuntime:
         except asyncio.CancelledError as error:
             if event.abandoned:
                 raise
-            raise lost("what it awaited was cancelled") from error
+            raise lost("an operation that it awaited was cancelled") from error
         finally:
             event.stage = Stage.ENDED
 
