@@ -77,8 +77,8 @@ class ObjectStorage:
     `LedgerFailed` if the store does.
 
     Only the event that holds the object's input gate may use it; `guard` raises for others. Reads
-    use the youngest layer that has the value: transaction, collected changes, changes in flight,
-    cache, store.
+    look for a value in the open transaction, the changes that wait for the next write, the changes
+    in flight, the cache and the store, in this order.
     """
 
     def __init__(

@@ -294,7 +294,8 @@ class PostgresLedger:
     def watch(self, stream: bytes, wake: Callable[[], None]) -> None:
         tail = self.tail(stream)
         tail.watchers[wake] = None
-        # Another origin may have appended after `info` and before LISTEN took effect.
+        # Another origin may have appended since the caller read `info`: notifications were
+        # ignored as long as the stream had no watcher.
         self._listener.look_at([tail.head.sid])
 
     def unwatch(self, stream: bytes, wake: Callable[[], None]) -> None:

@@ -191,9 +191,10 @@ class Log:
 
 
 class Recovery:
-    """One pass over the log that rebuilds the tails; `rows` have `sizes` bytes.
+    """One pass over the log that rebuilds the tails.
 
-    If rows are `damaged`, `segments` must be stored before these rows are deleted.
+    `rows` are the numbers of the log rows, and `sizes` their sizes in bytes. If `damaged` is true,
+    the caller must store `segments` before it deletes these rows.
     """
 
     def __init__(self, storage: Storage, residents: Residents) -> None:
@@ -201,7 +202,7 @@ class Recovery:
         self._residents = residents
         self._tails: dict[int, Tail | None] = {}  # None: removed, or its row is damaged
         self._reach = 0  # number of records that a row with a damaged header may hold
-        self._shown: set[int] = set()  # sids seen in rows after that one
+        self._shown: set[int] = set()  # sids seen after the last row with a damaged header
         self._holes: dict[int, Tail] = {}
         self.damaged = False
         self.rows: list[int] = []

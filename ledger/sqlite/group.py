@@ -1,8 +1,8 @@
-"""Group commit: all that arrives in one turn of the event loop, or during a commit, is one commit.
+"""Group commit: writes that arrive in one turn of the event loop, or during a commit, share one.
 
-A commit of class `process` is a few microseconds of SQLite on the event loop itself: a
-hop to a thread and back would cost seven times as much. One of class `power` waits for the
-disk besides; meanwhile the next group forms, and what only tidies up is done.
+A commit with durability `process` runs on the event loop itself, where SQLite takes a few
+microseconds; handing it to a thread and back would take seven times as long. A commit with
+durability `power` also waits for the disk. Meanwhile the next group forms, and clean-up runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ MAX_FORMING_BYTES = 4 * 1024 * 1024
 class Group:
     """The next commit, its waiters, and the tails that it advances.
 
-    Its appends are columns: one is a place in each of the five.
+    Appends are stored in columns: append n is entry n of `tails`, `indexes`, `frames`, `ids` and
+    `extras`.
     """
 
     commit: Commit = field(default_factory=Commit)
@@ -36,7 +37,7 @@ class Group:
     size: int = 0  # bytes of frames and values
     waiters: list[asyncio.Future[None]] = field(default_factory=list)
     taken_over: list[Tail] = field(default_factory=list)
-    reached: dict[Tail, int] = field(default_factory=dict)  # last index of each
+    reached: dict[Tail, int] = field(default_factory=dict)  # last index by tail
     segmented: list[tuple[Tail, int]] = field(
         default_factory=list
     )  # each with the index below which it is stored
@@ -49,7 +50,7 @@ class Group:
         ids: Iterable[tuple[int, ...]],
         extras: Iterable[bytes],
     ) -> None:
-        """Add a column to each."""
+        """Add appends; each argument has one entry for each append."""
         self.tails += tails
         self.indexes += indexes
         self.frames += frames
@@ -58,11 +59,11 @@ class Group:
 
 
 class GroupCommit:
-    """The one writer.
+    """The only writer of a ledger.
 
-    `prepare` puts into a group's commit what must be stored before it is released, `tidy` puts
-    into a commit what may as well be stored behind it. `release` is told of its success, and
-    returns whether there is more to tidy.
+    `prepare` adds to a group's commit the rows that must be stored before the group is released.
+    `tidy` adds clean-up to a commit, which may also be stored later. `release` is called after a
+    successful commit and returns True if there is more to clean up.
     """
 
     def __init__(

@@ -148,8 +148,8 @@ class Residents:
     def sweep(self) -> None:
         """Store and evict tails without use since the last sweep; postpone expiry of watched ones.
 
-        Of a watched stream that rests, its place is kept and no frame: its readers are at the
-        tip, most likely, and one that is not asks storage.
+        The tail of an idle watched stream stays, but without frames: most likely its readers have
+        read all of them, and a reader that is behind reads from storage.
         """
         for tail in list(self.by_sid.values()):
             if tail.watchers:

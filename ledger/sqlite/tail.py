@@ -69,8 +69,8 @@ class Tail:
     )  # by index, because few records have an extra
     unstored_bytes: int = 0
     oldest_seq: int = 0  # log row of the frame at `stored`
-    used: bool = True  # since the last sweep, also if `swept` differs
-    swept: int = 0
+    used: bool = True  # since the last sweep; appends need not set it, see `swept`
+    swept: int = 0  # value of `accepted` at the last sweep
     in_commit: int = 0  # epoch changes that are not stored yet
     stored_bytes: int = 0  # in segments
     room: int = sys.maxsize  # maximum of `unstored_bytes`
@@ -169,7 +169,7 @@ class Tail:
         return self.frames[begin : end if end < released else released]
 
     def records(self, start: int, limit: int) -> list[Record] | None:
-        """Return the records of these frames: with ids and extra data."""
+        """Return the records of the frames of `take`, with their ids and extra data, or None."""
         frames = self.take(start, limit)
         if frames is None:
             return None

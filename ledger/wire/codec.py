@@ -183,9 +183,9 @@ class Codec(Generic[F]):
         return bytes(out)
 
     def decode(self, raw: Raw) -> tuple[int, F]:
-        """(corr, frame) of exactly one whole frame.
+        """Decode exactly one whole frame and return its correlation id and the frame.
 
-        Raises FrameError and nothing else, whatever the bytes.
+        Invalid bytes raise FrameError, never another exception.
         """
         raw = bytes(raw)
         if len(raw) < HEADER_BYTES:
@@ -222,8 +222,8 @@ class FrameSplitter:
     """Splits a byte stream into whole frames; buffers at most one incomplete frame.
 
     Version, flags, length and tag are checked as soon as they arrive, before the payload
-    is waited for. After a FrameError the stream has lost its place: every later feed
-    raises the same error, and the connection is to be closed.
+    is waited for. After a FrameError the start of the next frame is unknown: every later
+    `feed` raises the same error, and the caller must close the connection.
     """
 
     def __init__(
@@ -233,10 +233,10 @@ class FrameSplitter:
         known: Container[int] = (),
     ) -> None:
         self.max_frame_bytes = max_frame_bytes
-        """The limit of a frame; it may be raised, and applies to frames that come later."""
+        """Maximum value of the length field; a new value applies to frames that arrive later."""
         self.tags = tags
-        """May be narrowed or exchanged; frames are held to what it is when they come."""
-        self._known = known  # tags that only the other side may send, which an error names
+        """Tags that the peer may send. A changed set applies to frames that arrive later."""
+        self._known = known  # all tags of the schema: errors tell forbidden from unknown tags
         self._rest = bytearray()
         self._needed = HEADER_BYTES  # bytes of `_rest` that the next check needs
         self._error: FrameError | None = None

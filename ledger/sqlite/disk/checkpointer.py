@@ -2,8 +2,8 @@
 
 A checkpoint runs in the background. Under load it never catches up with the writer, so the WAL
 could never restart: the writer moves the last few pages itself. After a failed checkpoint no page
-of the WAL is moved any more, not even when the ledger is closed; the next start writes the WAL over
-itself before it moves it.
+of the WAL is moved any more, not even when the ledger is closed. The next start rewrites the WAL in
+place before its first checkpoint.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ class Event(Enum):
     BEGUN = auto()
     NEARLY_MOVED = auto()
     STOPPED = auto()
-    """Everything is moved, or the rest must wait: for a reader, for disk space, for ever."""
+    """The background passes are over: everything is moved, or the rest stays in the WAL.
+
+    The rest stays if a reader needs it, the disk is full, or a checkpoint has failed.
+    """
     FINISHED = auto()
 
 
@@ -66,18 +69,19 @@ class Finish(Enum):
     SOON = auto()
     """The writer moves the last pages, as soon as these are few."""
     LATE = auto()
-    """The same, but only if the WAL is long.
+    """Like `SOON`, but only if the WAL has at least `PATIENT_WAL_PAGES`.
 
-    The writer waits for the disk twice, on the event loop, and clean-up makes many checkpoints.
+    A writer that finishes a checkpoint makes the event loop wait for the disk twice, and clean-up
+    makes many checkpoints.
     """
     CUT = auto()
     """The writer moves the last pages and cuts the WAL file off, if no reader needs it."""
 
 
 class Checkpointer:
-    """The checkpoints of one ledger. The writer tells it of commits, and finishes for it.
+    """Runs the checkpoints of one ledger. The writer reports commits and moves the last pages.
 
-    `synced` is a descriptor of the database.
+    `synced` is the descriptor through which the database file is synced.
     """
 
     def __init__(
@@ -161,7 +165,10 @@ class Checkpointer:
             self._finish = Finish.SOON
 
     async def wait_for_checkpoint(self) -> None:
-        """Wait for a checkpoint under way; until `checkpoint` has run they finish late."""
+        """Wait for a checkpoint under way, and make checkpoints `Finish.LATE`.
+
+        They stay so until `checkpoint` has run. A requested truncation (`Finish.CUT`) stays, too.
+        """
         if self._finish is Finish.SOON:
             self._finish = Finish.LATE
         await self.wait()
@@ -172,7 +179,10 @@ class Checkpointer:
             await asyncio.shield(self._moving)
 
     async def close(self) -> None:
-        """Move nothing more. The last connection that closes moves what is left, if it may."""
+        """End the thread. SQLite moves the remaining pages when the last connection closes.
+
+        After a failed checkpoint they stay in the WAL.
+        """
         await self._thread.close()
 
     # ---- into the database ----
@@ -192,8 +202,8 @@ class Checkpointer:
     async def _move_all(self) -> None:
         """Move the WAL while the writer goes on adding to it.
 
-        SQLite syncs the database only when all is moved, which would be for the writer to wait
-        for, on the event loop: what has been moved so far is synced here, in the background.
+        SQLite syncs the database only in the checkpoint that moves the last page. The writer makes
+        that one on the event loop, so the pages moved so far are synced here, in the background.
         """
         self._due_at = self.pages + CHECKPOINT_PAGES
         event = Event.STOPPED
@@ -227,10 +237,10 @@ class Checkpointer:
                 raise self._files.failed(error) from error
 
     def _move(self, connection: apsw.Connection, mode: int) -> None:
-        """Make one checkpoint; never again after one that failed. `_one_move` is held.
+        """Make one checkpoint, unless an earlier one failed. The caller holds `_one_move`.
 
-        A sync that failed has dropped pages that the next one, which succeeds, knows nothing of.
-        It would let the WAL begin anew, and nothing would be left to write those pages from.
+        After a failed sync the kernel may have dropped pages, yet the next sync succeeds. SQLite
+        would then restart the WAL and so overwrite the only copy of these pages.
         """
         self._files.check()
         try:

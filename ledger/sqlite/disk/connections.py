@@ -107,9 +107,9 @@ def _refuse_old_sqlite() -> None:
 
 
 def _upgrade(writer: apsw.Connection, path: Path) -> None:
-    """Write the log of layout 6 anew, in one transaction. Segments stay as they are.
+    """Rewrite the log rows of layout 6 in one transaction. Segments stay as they are.
 
-    Their `coding` says how they are read; they go with their streams' retention.
+    The `coding` of a segment says how it is read. Old segments are deleted with their streams.
     """
     rows = [row[0] for row in writer.execute("SELECT seq FROM log").fetchall()]
     writer.execute("BEGIN IMMEDIATE")
@@ -129,11 +129,11 @@ def _pragma(connection: apsw.Connection, name: str) -> int:
 
 
 def rewrite_wal(writer: apsw.Connection, vfs: str | None, frames: int, page_bytes: int) -> None:
-    """Write a WAL of so many whole frames over itself, and sync it, before any of it is moved.
+    """Rewrite and sync the first `frames` frames of the WAL in place, before the first checkpoint.
 
-    Linux holds what it has failed to sync for clean, and a further sync does nothing about it.
-    If the power failed while such a WAL is moved, a database with pages of its end would meet
-    a WAL that breaks off before them.
+    Linux marks pages as clean even if their sync failed, and another sync does not write them. If
+    the power failed during a checkpoint of such a WAL, the database could hold pages from the end
+    of the WAL, while the WAL on the disk breaks off before them.
     """
     if frames <= 0:
         return
@@ -156,8 +156,8 @@ def skip_checkpoint_on_close(connection: apsw.Connection) -> None:
 class Lookups:
     """Two connections that only read.
 
-    A read raises `Damaged` where what is stored is not whole, and `LedgerAway` where it failed
-    for a reason that may pass: a lock, an I/O error, a lack of memory.
+    A read raises `Damaged` if the stored data is damaged, and `LedgerAway` if it failed for a
+    reason that may pass: a lock, an I/O error, a lack of memory.
     """
 
     def __init__(self, path: Path, vfs: str | None) -> None:
@@ -202,8 +202,8 @@ class Lookups:
 class Snapshot:
     """A connection that reads a snapshot until it is released.
 
-    It writes nothing and moves nothing of the WAL, not even when it is the last one that closes.
-    Its reads raise what those of `Lookups` raise.
+    It never writes and never checkpoints the WAL, not even if it is the last connection to close.
+    Its reads raise the same errors as those of `Lookups`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -238,7 +238,7 @@ class Snapshot:
         return int(rows[0][0] or 0) if rows else 0
 
     def wal_frames(self) -> int:
-        """Return how many frames of the WAL SQLite has found whole. No moment may be held."""
+        """Return how many whole frames SQLite finds in the WAL. No snapshot may be open."""
         # A connection that has never read does not know of the WAL.
         self.connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
         frames, _ = self.connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
@@ -247,7 +247,7 @@ class Snapshot:
     def release(self) -> None:
         """Release the snapshot; later reads use a new one."""
         if self.connection.in_transaction:
-            self.connection.execute("ROLLBACK")  # a broken page may be in the way of a COMMIT
+            self.connection.execute("ROLLBACK")  # a damaged page may make a COMMIT fail
 
     def close(self) -> None:
         self.connection.close()

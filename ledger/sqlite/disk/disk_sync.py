@@ -23,13 +23,14 @@ from typing import Protocol
 
 from tailrace.ledger.sqlite.disk.work_thread import WorkThread
 
-_CALLS = {  # io_setup, io_destroy, io_getevents, io_submit
+_CALLS = {  # system call numbers of io_setup, io_destroy, io_getevents and io_submit
     "x86_64": (206, 207, 208, 209),
     "aarch64": (0, 1, 4, 2),
     "riscv64": (0, 1, 4, 2),
 }
 _FDSYNC = 3  # IOCB_CMD_FDSYNC
 _RESFD = 1  # IOCB_FLAG_RESFD
+# The fields of Linux's struct iocb, a request:
 # data, key, rw_flags, opcode, priority, fd, buffer, bytes, offset, reserved, flags, resfd
 _IOCB = struct.Struct("<QIIHhIQQqQII")
 _EVENT = struct.Struct("<QQqq")  # struct io_event: data, iocb, result, result2
@@ -64,7 +65,7 @@ def sync_of(path: Path, thread: WorkThread, failed: Failed) -> DiskSync:
 
 
 class ThreadSync:
-    """`os.fdatasync` in a thread. It closes the descriptor in the end."""
+    """`os.fdatasync` in a thread. `close` also closes the descriptor."""
 
     def __init__(self, descriptor: int, thread: WorkThread, failed: Failed) -> None:
         self._descriptor = descriptor
@@ -87,7 +88,7 @@ class ThreadSync:
 class KernelSync:
     """`fdatasync` by the kernel's own threads; raises OSError if it is not supported.
 
-    It closes the descriptor in the end.
+    `close` also closes the descriptor.
     """
 
     def __init__(self, descriptor: int, failed: Failed) -> None:
@@ -160,7 +161,7 @@ class KernelSync:
 
 
 class _Queue:
-    """The kernel's queue of requests, with room for one. glibc has no functions for it."""
+    """A Linux AIO context (io_setup(2)) for one request. glibc does not wrap these system calls."""
 
     def __init__(self) -> None:
         numbers = _CALLS.get(platform.machine()) if sys.platform == "linux" else None
@@ -178,7 +179,7 @@ class _Queue:
         self._checked(self._call(self._submit, self._context, self._one, requests))
 
     def events(self, at_least: int, event: ctypes.Array[ctypes.c_char]) -> int:
-        """Wait for `at_least` (0 or 1) ends; how many there were, at most one."""
+        """Wait for `at_least` (0 or 1) completed requests; return how many completed (0 or 1)."""
         wanted = ctypes.c_long(at_least)
         got = self._call(self._getevents, self._context, wanted, self._one, event, None)
         return self._checked(got)

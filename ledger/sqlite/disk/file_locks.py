@@ -10,7 +10,7 @@ from pathlib import Path
 from tailrace.ledger.errors import ConfigError
 
 DESCRIPTORS = Path("/dev/fd")
-"""The descriptors of the process that looks, on Linux and macOS."""
+"""Folder of the calling process's open descriptors, on Linux and macOS."""
 
 
 def existing(path: Path) -> Path:
@@ -28,8 +28,8 @@ def require_closed_here(path: Path) -> None:
     """Raise `ConfigError` if this process has the file at `path` open.
 
     POSIX locks belong to a process, and closing any descriptor of a file drops all that the
-    process has on it (sqlite.org/howtocorrupt.html, 2.2). An owner has a descriptor of its own
-    beside SQLite's, and would drop the locks of whoever else has the file open here.
+    process has on it (sqlite.org/howtocorrupt.html, 2.2). The owner of a ledger has a descriptor
+    besides SQLite's. Closing it would drop the locks of any other user of the file in this process.
     """
     with suppress(FileNotFoundError):  # a missing file is not open
         number = number_of(path.stat())
@@ -48,9 +48,12 @@ def lock(path: Path) -> tuple[int, int]:
 
     Return the descriptors of both.
 
-    The file itself, because it may have another name too: a hard link, another mount. The lock
-    file, because another file may be put in its place. Both locks fall with the process.
-    `ConfigError` where another process has them, or where this one has the file open.
+    The file itself is locked because it may have a second name (a hard link, another mount). The
+    lock file is locked because another file may take the place of the ledger's file. The kernel
+    releases both locks when the process ends.
+
+    Raises:
+        ConfigError: Another process has a lock, or this process has the file open.
     """
     beside = _lock(path, lock_file(path))
     try:

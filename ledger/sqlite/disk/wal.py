@@ -1,4 +1,4 @@
-"""The WAL of an open ledger: its size, its room on the disk, and its mark."""
+"""The WAL of an open ledger: its size, its reserved disk space and its mark."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ STAT_BLOCK_BYTES = 512
 
 
 class Wal:
-    """The WAL of one writer, which tells it of commits by SQLite's hook.
+    """The WAL file of one writer; SQLite's WAL hook reports each commit to it.
 
-    Another `vfs` than SQLite's own may keep its files elsewhere: such a WAL is given no room
-    that nothing needs yet.
+    No disk space is reserved for the WAL of a custom `vfs`, which may keep its files elsewhere.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class Wal:
     def room_bytes(self) -> int:
         """Bytes that fit into the blocks that the WAL has on the disk.
 
-        A WAL that has been moved as a whole begins anew with the next commit.
+        After every page has been checkpointed, the next commit restarts the WAL.
         """
         with suppress(OSError):
             blocks = self.path.stat().st_blocks * STAT_BLOCK_BYTES
@@ -83,7 +82,7 @@ class Wal:
     def fill(self) -> None:
         """Extend the WAL to its usual size before the first commit that waits for the disk.
 
-        SQLite takes zeros behind the end of its WAL for what they are, nothing.
+        SQLite ignores zeros behind the end of its WAL.
         """
         self.filled = True
         if self._may_grow():
@@ -101,7 +100,7 @@ class Wal:
     def _reserve(self) -> None:
         """Reserve disk space for the WAL's usual size, in case the disk becomes full.
 
-        Then running streams still have somewhere to end.
+        The ends of running streams can then still be stored.
         """
         if self._may_grow():
             with suppress(OSError):

@@ -25,9 +25,9 @@ from tailrace.ledger.sqlite.disk.file_locks import lock_file
 WAL_HEADER_BYTES = 32
 WAL_FRAME_HEADER_BYTES = 24
 _SALTS = slice(16, 24)
-"""In the header of a WAL, big-endian; the first grows by one whenever it begins anew."""
+"""Two big-endian salts in the header of a WAL; the first grows by 1 whenever the WAL restarts."""
 MAX_ANEW = 1 << 20
-"""Times that a WAL may have begun anew since the mark; salts of another one are random."""
+"""Maximum restarts of a WAL since the mark. A larger difference of salts is another WAL's."""
 _MARK = struct.Struct("<4sI8s36s")  # magic, frames, salts, boot
 _MAGIC = b"TRLM"
 _CRC = struct.Struct("<I")
@@ -88,7 +88,7 @@ class WalMark:
         self._write()
 
     def clear(self) -> None:
-        """Say nothing of the WAL from now on, because it is about to be cut off."""
+        """Write a mark of 0 frames, because the WAL is about to be truncated."""
         self._frames, self._salts = 0, b""
         self._write()
 
@@ -142,8 +142,8 @@ def _require_nothing_lost(path: Path, lost: Lost | None) -> None:
     if lost.refused:
         raise Damaged(
             f"{path} lacks acknowledged commits: {lost.what}",
-            hint="restore it from a copy with all that lies beside it, or go on with what is left"
-            " after `tailrace ledger accept`",
+            hint="restore it and the files beside it (-wal, .lock) from one backup, or run"
+            " `tailrace ledger accept` to continue without the lost commits",
         )
     log.error("ledger.behind", path=str(path), error=lost.what)
 
