@@ -29,7 +29,7 @@ from tailrace.ledger.objects.object import (
 from tailrace.origin.objects.operator_classes import Classes
 
 KEPT = "deployment"
-"""Name of the stored value."""
+"""Key of the stored value."""
 
 CRON_LIMIT_S = 900.0
 """Maximum seconds that a cron's handler may take."""
@@ -50,7 +50,7 @@ class Deployed(BaseModel):
     """Namespaces of deleted classes that are not empty yet."""
     bound: list[str] = []
     due_ms: dict[str, int] = {}
-    """When each cron is next due."""
+    """Time in Unix ms at which each cron is next due."""
 
     def migrated(self, wanted: Deployment, own: Classes, now_ms: int) -> Deployed:
         """Apply every migration step of `wanted`. Raises Conflict, which names the step."""
@@ -104,7 +104,7 @@ class Deployed(BaseModel):
         self.tags.append(step.tag)
 
     def rings_at_ms(self, now_ms: int) -> int | None:
-        """When there is work next; None if never."""
+        """Return the time in Unix ms of the next work; None if there is none."""
         return min((*self.due_ms.values(), *([now_ms] if self.erasing else [])), default=None)
 
 
@@ -120,7 +120,7 @@ def _require(names: Iterable[str], own: Classes, where: str) -> None:
 
 
 def _scheduled(names: list[str], own: Classes) -> list[str]:
-    """Return the classes that have crons."""
+    """Return the classes that handle crons."""
     return [name for name in names if own[name].scheduled is not DurableObject.scheduled]
 
 
@@ -150,7 +150,7 @@ class DeploymentObject(DurableObject):
             if at_ms <= now_ms:
                 await self._run(cron, at_ms, kept)
         left = [kind for kind in kept.erasing if not await self._erased(kind)]
-        kept = await self._kept()  # it may have been deployed again meanwhile
+        kept = await self._kept()  # another file may have been deployed meanwhile
         for cron, at_ms in list(kept.due_ms.items()):
             if at_ms <= now_ms:
                 next_ms = next_after(cron, self.context.now_ms())
@@ -160,7 +160,7 @@ class DeploymentObject(DurableObject):
         self._keep(kept, ERASE_RETRY_MS)
 
     async def _run(self, cron: str, at_ms: int, kept: Deployed) -> None:
-        """Run a cron in every class that takes crons, in the object of its name; log failures."""
+        """Run a cron in each class that handles crons, in the object named like the cron."""
         request = ObjectRequest.internal(SCHEDULED, str(at_ms).encode())
         script = self.context.key.name
         for name in _scheduled([one for one in kept.bound if one in self._own], self._own):
@@ -173,7 +173,7 @@ class DeploymentObject(DurableObject):
                 log.info("cron", script=script, cron=cron, object=name, at_ms=at_ms)
 
     async def _erased(self, kind: str) -> bool:
-        """Return True if no data of these objects is left."""
+        """Erase all objects of the class `kind`; return False if that failed."""
         request = ObjectRequest.internal(ERASE)
         try:
             while names := await self.context.ledger.objects.names(kind, limit=NAMES_AT_ONCE):

@@ -36,7 +36,7 @@ from tailrace.origin.subscriptions.request import INDEX_KEY, SUBSCRIPTION
 from tailrace.origin.subscriptions.webhook import Webhooks
 
 HERE = frozenset((UPDATE,))
-"""Operations whose data is in this process's memory, so that the subscription is moved here."""
+"""Operations that need data in this process's memory, so the subscription is moved here."""
 
 
 class OriginObjects:
@@ -71,7 +71,7 @@ class OriginObjects:
             "stream": stream_class(settings),
             CHAT: CHATS,
             DEPLOYMENT: partial(DeploymentObject, own=self._own),
-            # When subscriptions are off they do nothing, not even when an earlier alarm rings.
+            # With subscriptions off, these objects do nothing, even if an earlier alarm rings.
             SUBSCRIPTION: DurableObject,
             INDEX_KEY.kind: DurableObject,
         }
@@ -96,7 +96,7 @@ class OriginObjects:
 
     async def fetch_here(self, key: ObjectKey, request: ObjectRequest) -> ObjectResponse:
         if key.kind not in self._classes:
-            await self.load()  # another origin has been told of it
+            await self.load()  # it may have been deployed through another origin
         return await self.runtime.fetch_here(key, request)
 
     async def deploy(self, script: str, request: ObjectRequest) -> ObjectResponse:

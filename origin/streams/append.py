@@ -2,8 +2,8 @@
 
 A repeated request of a producer comes before everything: it was accepted already, whatever has
 happened since. Then a closed stream accepts nothing; then the content type must match; then the
-producer's order is checked, then the writer's own, `Stream-Seq`. The body is checked last, as that
-takes longest.
+producer's order is checked, then the writer's own order, `Stream-Seq`. The body is checked last, as
+that takes longest.
 
 Each request of an idempotent producer is accepted once, however often it is sent. A producer
 numbers its requests from 0 within an epoch, and starts a higher epoch when it restarts, which shuts

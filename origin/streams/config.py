@@ -60,7 +60,7 @@ class StreamConfig:
 
     @property
     def base(self) -> int:
-        """The index of the first frame of its own, as readers of the stream count."""
+        """Index of the first frame that is not inherited, as readers of the stream count frames."""
         return self.parts[-1].end if self.parts else 0
 
     def pack(self) -> bytes:

@@ -14,10 +14,10 @@ EPOCH_MS = 1_728_432_000_000
 INTERVAL_MS = 20_000
 
 MAX_JITTER_S = 3600
-"""Maximum seconds by which a cursor is moved ahead of one that is as new as ours."""
+"""Maximum seconds by which a new cursor exceeds an echoed one that is not older than now."""
 
 MAX_DIGITS = 16
-"""Maximum digits of a cursor; longer ones are not ours."""
+"""Maximum digits of a cursor; longer numbers are ignored, since no origin issues them."""
 
 _JITTER_STEPS = MAX_JITTER_S * 1000 // INTERVAL_MS
 
@@ -30,7 +30,7 @@ def parse_cursor(text: str | None) -> int | None:
 
 
 def next_cursor(now_ms: int, echoed: int | None, random: Callable[[int], bytes]) -> int:
-    """Return the interval of `now_ms`, or a number above `echoed` if that is not older."""
+    """Return the number of the current interval, or one above `echoed` if it is not older."""
     current = max(0, now_ms - EPOCH_MS) // INTERVAL_MS
     if echoed is None or echoed < current:
         return current

@@ -57,7 +57,7 @@ RETRY_MS = 30_000
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Place where a fork leaves its source: it inherits `end` frames and begins with `head`."""
+    """Place where a fork leaves its source: `end` inherited frames, then `head` as own data."""
 
     end: int
     head: bytes = b""
@@ -77,7 +77,7 @@ class Cutter:
         self._index, self._byte, self._left = offset.index, offset.byte, order.sub_offset
         self._tip, self._json = tip, json
         self._open: list[bytes] = []  # pieces of a JSON message that has not ended yet
-        # First it must be seen if the previous frame ends a message.
+        # The frame before the offset is read first, since it shows if the last message has ended.
         self.first_index = self._at = max(0, offset.index - 1)
         if offset.index == 0 and not offset.byte and not self._left:
             self.cut = Cut(0)

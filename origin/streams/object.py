@@ -225,7 +225,7 @@ class StreamObject(DurableObject):
             return response
         assert isinstance(response.body, bytes)
         try:
-            # Another request may have created it while the source was asked.
+            # Another request may have created the stream while the source was asked.
             if (there := await self._confirmed(asked)) is None:
                 return await self._create(request, asked, stream, Grant.unpack(response.body))
         except TailraceError:
@@ -321,7 +321,7 @@ class StreamObject(DurableObject):
         reader = StreamReader(self.context.ledger, config)
         cut = await self.context.outside(reader.cut(claim.order))
         parts = inherited(config, cut.end)
-        # It may have been deleted, or deleted and created again, meanwhile.
+        # This stream may have been deleted, or deleted and created again, during the read.
         if self._forkable(await self._living(), claim).config.stream != config.stream:
             raise NotFound("no such stream")
         self._references.add(claim.reference, claim.fork)
@@ -365,4 +365,4 @@ def _described(state: StoredStream) -> tuple[tuple[str, str], ...]:
 
 
 async def _nothing() -> None:
-    """Do nothing; awaited outside a transaction, it waits until writes are durable."""
+    """Do nothing: awaiting this with `context.outside` waits until earlier writes are durable."""

@@ -20,7 +20,7 @@ FIRST_FRAMES = 64
 
 @dataclass(frozen=True, slots=True)
 class Tip:
-    """The end of a stream; `index` is that of its next frame with data."""
+    """The end of a stream; `index` is the index that its next frame with data will have."""
 
     index: int
     closed: bool
@@ -73,7 +73,7 @@ class PageBuilder:
         if json and start.byte:
             raise no_such_offset(start, "a JSON value has no parts")
         self._start, self._tip, self._json = start, tip, json
-        # A JSON value may have many frames: the previous one must be seen to end before `start`.
+        # A JSON value may span frames: the frame before `start` shows if the last value has ended.
         looks_back = json and 0 < start.index < tip.index
         self.first_index = self._at = start.index - 1 if looks_back else start.index
         self._data: list[bytes] = []

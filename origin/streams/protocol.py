@@ -1,7 +1,7 @@
 """Vocabulary of the Durable Streams protocol: headers, names, content types, errors as JSON.
 
-Header fields are in lower case, as objects get them. Names are what may follow `/v1/stream/`; some
-of them are generations.
+Header fields are in lower case, as objects get them. The name of a stream is the path after
+`/v1/stream/`; the id of a generation is a name, too.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def parted(key: str) -> tuple[str, str]:
 
 
 def within(tenant: str, name: str) -> str:
-    """Return the name of the object of a tenant's stream."""
+    """Return the object name of the stream `name`, with the tenant, if any, as its prefix."""
     return f"{TENANT_MARK}{tenant}/{name}" if tenant else name
 
 
@@ -118,14 +118,14 @@ def named_by(link: str) -> str:
 
 
 def generation_id(name: str) -> bytes | None:
-    """Return the id in the name of a generation; None if it cannot be one."""
+    """Return the generation id that `name` spells; None if no generation can have that name."""
     return bytes.fromhex(name) if _GENERATION.fullmatch(name) else None
 
 
 def parse_type(text: str | None) -> str | None:
     """Return a media type as the client wrote it (RFC 9110, 8.3.1).
 
-    Raises CallerError if it is none.
+    The result is None if no type is given. Raises CallerError if it is malformed.
     """
     if text is None or not text.strip():
         return None

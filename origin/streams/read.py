@@ -60,7 +60,7 @@ from tailrace.origin.streams.settings import StreamSettings
 from tailrace.origin.streams.state import CONFIG
 
 SLICE_STEPS = 64
-"""Steps of parsing JSON between two turns of other tasks: 1 to 3 ms."""
+"""Steps of parsing JSON, in 1 to 3 ms, after which other tasks may run."""
 
 T = TypeVar("T")
 
@@ -198,16 +198,16 @@ class StreamReader:
 
 
 def data_event(text: str) -> bytes:
-    """Return the event of a batch; no `text` can end the event's lines early."""
-    # One space after the colon belongs to the form; it is written only if needed.
+    """Return the server-sent event of a batch of data; no `text` can end the event early."""
+    # Parsers remove one space after the colon, so text that begins with a space gets another.
     lines = (f"data: {x}" if x[:1] == " " else f"data:{x}" for x in _LINE_END.split(text))
     return ("event: data\n" + "\n".join(lines) + "\n\n").encode()
 
 
 def control_event(offset: Offset, cursor: int, *, up_to_date: bool, closed: bool) -> bytes:
-    """Return the event after a batch.
+    """Return the control event that follows a batch of data.
 
-    For a closed stream it has no cursor, since nobody resumes.
+    It has no cursor if the stream is closed, since nobody resumes a closed stream.
     """
     fields: dict[str, object] = {"streamNextOffset": str(offset)}
     if not closed:
@@ -239,12 +239,12 @@ class EventTexts:
             return base64.b64encode(data).decode()
         text = self._decoder.decode(data, final=page.closed)
         held = len(self._decoder.getstate()[0])
-        # Bytes held back before, and still, began before this page.
+        # Bytes that are still held back from an earlier page began before this page.
         self._held = (page.back(held) or self._held or page.start) if held else None
         return text
 
     def offset(self, page: Page) -> Offset:
-        """Return the position of a reader of all events so far."""
+        """Return the position of a reader that has received all events up to this page."""
         return self._held or page.next
 
 
@@ -433,8 +433,7 @@ def shown(
     page: Page, config: StreamConfig, if_none_match: str | None, cursor: int | None
 ) -> ObjectResponse:
     """Return the answer to a read: the page, or 304 if the reader has it already."""
-    # Not the ledger stream's own id, which would let the reader ask an origin for more than
-    # reading.
+    # A hash of the ledger stream's id: the id itself would let the reader do more than read.
     version = hashlib.blake2b(config.stream, digest_size=8).hexdigest()
     etag = f'"{version}:{page.start}:{page.next}{":closed" if page.closed else ""}"'
     # A client sends each cursor only once, so the URL need not be cached for longer.

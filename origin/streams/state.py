@@ -97,7 +97,7 @@ class StoredStream:
         self.tip = Tip(self.tip.index + count, closes)
 
     def remember(self, producer: Sender | None, seq: str | None) -> None:
-        """Store what later appends are judged by."""
+        """Store the producer's place and `Stream-Seq`, by which later appends are judged."""
         if producer is not None:
             place = producer.place.pack(self.tip.index)
             self.storage.put(PRODUCER + producer.name, place)
@@ -147,7 +147,7 @@ class StoredStream:
 
 
 def stalest(places: Mapping[str, bytes]) -> list[str]:
-    """Return the names of the stored places that are to be forgotten."""
+    """Return the names of the oldest quarter of the stored places, but at least one name."""
 
     def index(name: str) -> int:
         return int([*places[name].split(), b"0"][2])
