@@ -45,9 +45,9 @@ UPDATE = "update"
 SCAN = "scan"
 """Operation that makes a subscription scan every stream that it matches."""
 ENTRY = "entry/"
-"""Prefix of the index's values, one per subscription: its interests."""
+"""Prefix of the keys under which the index stores the interests of each subscription."""
 VERSION = "version"
-"""Value of the index that changes with every entry."""
+"""Key of a value of the index that changes with every entry."""
 
 RELOAD_S = 1.0
 """Interval in seconds after which subscriptions made on other origins are seen here."""
@@ -61,7 +61,7 @@ LEAVE = "leave"
 SIGN = "sign"
 """Operations of the index, for subscriptions."""
 NAME = "subscription"
-"""Header with the name of the subscription that asks."""
+"""Header with the name of the subscription that sends the request."""
 
 MAX_SUBSCRIPTIONS = 256
 """Maximum number of subscriptions; every origin matches each change against all of them."""
@@ -112,7 +112,7 @@ class Updates:
         self._store = store
         self._directory = Directory()
         self._queues: dict[str, dict[str, Update]] = {}
-        self._to_notify: dict[str, str] = {}  # the method for each, oldest first
+        self._to_notify: dict[str, str] = {}  # UPDATE or SCAN by name, oldest first
         self._notified: dict[str, asyncio.Task[None]] = {}
         self._version: bytes | None = None
         self._wake = asyncio.Event()
@@ -196,7 +196,7 @@ class Updates:
             await objects.fetch(key, ObjectRequest.internal(operation))
         except TailraceError as error:
             log.warning("subscription.not_notified", name=key.name, error=str(error))
-            # Updates that it took may be lost with the failed notification.
+            # The failed request may have taken updates and lost them, which a scan finds again.
             await asyncio.sleep(RELOAD_S)
             self._notify(key.name, SCAN)
 

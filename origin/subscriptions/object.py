@@ -58,7 +58,7 @@ log = structlog.get_logger("subscriptions")
 
 
 class Subscription(DurableObject):
-    """The object of one subscription; `updates` tells of streams, `webhooks` sends requests."""
+    """The object of one subscription; `updates` queues changes of streams."""
 
     def __init__(self, context: ObjectContext, updates: Updates, webhooks: Webhooks) -> None:
         super().__init__(context)
@@ -125,7 +125,7 @@ class Subscription(DurableObject):
     # ---- waking ----
 
     async def _tell(self, state: SubscriptionState) -> None:
-        """Deliver the wake, unless a worker has come and finished meanwhile."""
+        """Deliver the wake, and record the result unless that wake is over by then."""
         wake_id = state.standing.wake_id
         event: WakeEvent | None = None
         told: Mapping[str, str] = {}
@@ -175,7 +175,7 @@ class Subscription(DurableObject):
     async def _write_wake(self, state: SubscriptionState) -> None:
         """Append the wake to the stream that workers read.
 
-        Without such a stream they can only ask.
+        If it cannot be written, workers learn of the wake only by trying to claim it.
         """
         name, stream = self.context.key.name, state.config.wake_stream
         assert stream is not None
@@ -203,10 +203,10 @@ class Subscription(DurableObject):
             self._state.hear(updates)
 
     async def _scan(self) -> ObjectResponse:
-        """Scan every stream that it matches, since updates may have been lost."""
+        """Scan every stream that the subscription matches, since updates may have been lost."""
         state = self._state
         if state is None:
-            # the entry is of a subscription that was never made, or is deleted
+            # The index lists a subscription that was never created, or has been deleted.
             await self._ask_index(LEAVE)
             return answer(204)
         self._updated = set()
@@ -217,7 +217,7 @@ class Subscription(DurableObject):
             tails = await self._tails(paths)
             self._take_updates()
             if self._state is state:
-                for path in tails.keys() - self._updated:  # others have had later updates
+                for path in tails.keys() - self._updated:  # the rest has newer updates
                     if (tail := tails[path]) is None:
                         state.links.gone(path)
                     else:
@@ -337,7 +337,7 @@ class Subscription(DurableObject):
         await self._ask_index(ENTER, state.entry())
         return answer(204)
 
-    # ---- those who were woken ----
+    # ---- requests of woken workers and webhooks ----
 
     async def _claim(self, request: ObjectRequest) -> ObjectResponse:
         state = self._pulled()
@@ -380,7 +380,7 @@ class Subscription(DurableObject):
             link = state.links.get(ack.name)
             if link is not None and ack.offset > link.tail:
                 await self._catch_up(state, ack.name)
-        state.holder(request)  # it may have been fenced meanwhile
+        state.holder(request)  # the holder may have been fenced meanwhile
         for ack in said.acks:
             state.check_ack(ack)
         for ack in said.acks:
@@ -390,7 +390,7 @@ class Subscription(DurableObject):
         return _json(200, {"ok": True, "next_wake": woken})
 
     async def _catch_up(self, state: SubscriptionState, path: str) -> None:
-        """Take in a stream's end, since a worker may have read further than our updates."""
+        """Look up a stream's end, as a worker may have read beyond the last update seen here."""
         tail = await self._tail(path)
         if tail is not None and state.links.get(path) is not None:
             state.links.reach(path, tail)
@@ -407,7 +407,7 @@ class Subscription(DurableObject):
             raise CallerError("it is a webhook's", code="INVALID_REQUEST")
         return state
 
-    # ---- what it sees of streams by looking at them: each look is a time outside ----
+    # ---- reads of streams; other requests to this object may run during each ----
 
     async def _tail(self, path: str) -> str | None:
         """Return where a stream ends; None if it does not exist."""
@@ -422,7 +422,7 @@ class Subscription(DurableObject):
         if config.pattern is None:
             return []
         glob, found = Glob(config.pattern), list[str]()
-        # names are read from the one after, so the prefix itself is included
+        # `after` excludes its own name, so a shorter one is given to include the prefix itself.
         last = glob.prefix[:-1]
         while True:
             reading = self.context.ledger.objects.names(STREAM, after=last, limit=NAMES_PER_READ)

@@ -32,16 +32,16 @@ from tailrace.origin.subscriptions.subscription import (
 )
 
 LINK = "link/"
-"""Prefix of values of links; a hash follows, since a stream's name may be too long."""
+"""Prefix of keys of links; a hash of the stream's name follows, as a name may be too long."""
 MAX_LINKS = 1_000
 """Maximum links per subscription.
 
-Beyond it a stream that only a pattern matches, and that has no work, makes room for one that has.
+Beyond it, a new link replaces one that only the pattern has made and whose stream has no work.
 """
 MAX_NAMED = MAX_LINKS
 """Maximum streams that one notification names; those with work come first."""
 OVERFLOWED = "overflowed"
-"""Value that is set once a stream that the pattern matches has no link."""
+"""Key of a value that is set once a stream that the pattern matches has no link."""
 EMPTY = str(START)
 """The end of a stream that is empty or does not exist."""
 
@@ -55,7 +55,7 @@ MAX_TOKEN_CHARS = 128
 class StreamLink:
     """A stream of the subscription.
 
-    Offsets sort as text; `BEGINNING`, of an unseen stream, is first.
+    Offsets sort as text; `BEGINNING`, which stands for an unseen stream, sorts first.
     """
 
     path: str
@@ -70,7 +70,7 @@ class StreamLink:
 
     @property
     def is_quiet(self) -> bool:
-        """True if only the pattern matches it, and it has no work."""
+        """True if the stream has no work and is linked only because the pattern matches it."""
         return not (self.has_pending or self.explicit)
 
     @property
@@ -104,7 +104,7 @@ class StreamLinks:
         return next((link.path for link in self._links.values() if link.has_pending), None)
 
     def told(self) -> list[StreamLink]:
-        """Return the streams as a notification lists them."""
+        """Return the streams that a notification lists: those with work first, then others."""
         waiting = [link for link in self._links.values() if link.has_pending]
         quiet = [link for link in self if not link.has_pending]
         return (waiting + quiet)[:MAX_NAMED]
@@ -112,7 +112,7 @@ class StreamLinks:
     # ---- changes ----
 
     def link(self, path: str, *, explicit: bool, acked: str, tail: str) -> None:
-        """Make a link, or add a kind to an existing one."""
+        """Link a stream, by name (`explicit`) or by pattern; a link may be made in both ways."""
         there = self._links.get(path)
         if there is None:
             if explicit or self._make_room():
@@ -129,7 +129,7 @@ class StreamLinks:
             self._storage.put(OVERFLOWED, b"")
 
     def _make_room(self) -> bool:
-        """Return True if one more link can be made."""
+        """Return True if one more link can be made; a link without work is dropped for it."""
         if len(self._links) < MAX_LINKS:
             return True
         self.overflow()
@@ -161,7 +161,7 @@ class StreamLinks:
             self._drop(path)
 
     def gone(self, path: str) -> None:
-        """Handle the deletion of a stream. A named one stays linked, for another of that name."""
+        """Handle a stream's deletion. A stream linked by name stays linked, for a successor."""
         there = self._links.get(path)
         if there is None:
             return
@@ -269,18 +269,21 @@ class SubscriptionState:
     # ---- its life ----
 
     def step(self, event: WakeEvent, holder: str | None = None) -> None:
-        """Apply `event`; Conflict (FENCED) if it is not allowed. Remaining work wakes again."""
+        """Apply `event`, and wake again if work remains.
+
+        Raises Conflict (FENCED) if the event is not allowed.
+        """
         context, lease_ms = self._context, self.config.lease_ms
         self._stand(after(self.standing, event, context.now_ms(), lease_ms, context.random, holder))
         self.wake_if_needed()
 
     def wake_if_needed(self) -> None:
-        """Start a wake if there is work that no one does or was asked to do."""
+        """Start a wake if there is work, and neither a wake nor a lease is in progress."""
         if self.standing.phase is Phase.IDLE and self.links.first_pending is not None:
             self.step(WakeEvent.WORK)
 
     def told(self) -> None:
-        """Record that the wake was written where workers read; one of them will come."""
+        """Record that the wake was written to the stream that workers read; it is not repeated."""
         self._stand(replace(self.standing, notify_at_ms=None))
 
     def _stand(self, standing: WakeState) -> None:
@@ -291,13 +294,13 @@ class SubscriptionState:
         self.arm()
 
     def arm(self) -> None:
-        """Set the alarm for the next change by time."""
+        """Set the alarm for the end of the lease or the next delivery; delete it without either."""
         if (due_ms := self.standing.due_ms) is None:
             self._context.storage.delete_alarm()
         else:
             self._context.storage.set_alarm(due_ms)
 
-    # ---- who was woken ----
+    # ---- the worker or webhook that was woken ----
 
     def token(self) -> str:
         """Return the token that proves the current wake."""
@@ -309,7 +312,7 @@ class SubscriptionState:
         return f"{generation}.{base64url(hmac.digest(secret, said, 'sha256'))}"
 
     def told_streams(self) -> list[dict[str, object]]:
-        """Return the streams as a woken holder sees them."""
+        """Return the linked streams in the JSON form that workers and webhooks get."""
         return [
             {
                 "path": link.path,
@@ -322,9 +325,9 @@ class SubscriptionState:
         ]
 
     def holder(self, request: ObjectRequest) -> HolderBody:
-        """Check a holder's token.
+        """Return the request's body if its token belongs to the current wake.
 
-        Raises Unauthorized or Conflict (FENCED) if it is not the holder.
+        Raises Unauthorized for an invalid token, and Conflict (FENCED) for one of an earlier wake.
         """
         scheme, _, token = (request.header("authorization") or "").partition(" ")
         if scheme.lower() != "bearer":
@@ -359,7 +362,7 @@ class SubscriptionState:
     # ---- its streams ----
 
     def hear(self, updates: Mapping[str, Update]) -> None:
-        """Take in updates of streams."""
+        """Apply updates of streams to the links, and wake if there is work."""
         for path, update in updates.items():
             if update.deleted:
                 self.links.gone(path)
@@ -368,9 +371,10 @@ class SubscriptionState:
         self.wake_if_needed()
 
     def see(self, path: str, tail: str, since: str = BEGINNING) -> None:
-        """Take in that a stream ends at `tail`; a matching one without a link is new.
+        """Record that a stream ends at `tail`, and link it if the pattern matches.
 
-        Unless links were forgotten: then everything before `since` may be acknowledged already.
+        All data of a stream without a link is new. But if links had to be dropped, its data before
+        `since` may be acknowledged already, and counts as such.
         """
         if self.glob is not None and self.glob.matches(path) and path != self.config.wake_stream:
             acked = since if self.links.overflowed else BEGINNING

@@ -48,18 +48,18 @@ class Glob:
             )
         self._any = ANY in parts
         at = parts.index(ANY) if self._any else len(parts)
-        # None stands for one segment; a star in a name is written %2A.
+        # None matches any one segment; a pattern spells a star of a name as %2A.
         segments = [None if part == ONE else unquote(part) for part in parts]
         self._head, self._tail = segments[:at], segments[at + 1 :]
 
     @property
     def first(self) -> str | None:
-        """The first segment of every name that matches; None if it can be any."""
+        """First segment that all matching names share; None if it can be any."""
         return self._head[0] if self._head else None
 
     @property
     def prefix(self) -> str:
-        """The beginning of every name that matches."""
+        """Beginning that all matching names share; it may be empty."""
         known = self._head[: self._head.index(None)] if None in self._head else self._head
         return "/".join(part for part in known if part is not None)
 
@@ -67,7 +67,7 @@ class Glob:
         return self.fits(name.split("/"))
 
     def fits(self, given: Sequence[str]) -> bool:
-        """Return True if a name of these segments matches."""
+        """Return True if the pattern matches a name that consists of these segments."""
         beyond = len(given) - len(self._head) - len(self._tail)
         if beyond < 0 or (beyond and not self._any):
             return False
@@ -176,7 +176,7 @@ class WakeEvent(Enum):
     DONE = "done"
     """The worker that holds the lease has handled the wake."""
     RELEASED = "released"
-    """The holder gives up; another may try."""
+    """The worker that holds the lease has given it up, so that another one may claim."""
     EXPIRED = "expired"
     """The holder's lease ended without news of it."""
 
@@ -208,13 +208,13 @@ class WakeState:
     holder: str | None = None
     lease_until_ms: int | None = None
     notify_at_ms: int | None = None
-    """When the wake is to be delivered, first or again."""
+    """Time of the next attempt to deliver the wake."""
     failures: int = 0
     """Number of failed deliveries of this wake."""
 
     @property
     def due_ms(self) -> int | None:
-        """When the state next changes by time."""
+        """Time at which the lease ends or the wake is to be delivered, whichever is first."""
         times = [at for at in (self.lease_until_ms, self.notify_at_ms) if at is not None]
         return min(times, default=None)
 

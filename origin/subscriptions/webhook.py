@@ -222,7 +222,7 @@ class Delivery:
 
 
 class Webhooks:
-    """Sends webhooks; `hosts` may be private, or without TLS.
+    """Sends webhooks. The hosts in `hosts` may have private addresses and need no TLS.
 
     `resolve` looks hosts up, `tls` gives trusted certificates (default: the usual ones), `now_ms`
     is Unix time.
@@ -249,7 +249,7 @@ class Webhooks:
             await self._client.aclose()
 
     def check(self, text: str) -> httpx.URL:
-        """Return the URL if webhooks may have it.
+        """Return the URL if webhooks may be sent to it.
 
         Raises CallerError (WEBHOOK_URL_REJECTED) if not.
         """
