@@ -24,12 +24,12 @@ _SPAN = re.compile(r"(\d\d):(\d\d)-(\d\d):(\d\d)")
 MIDNIGHT = (24, 0)
 
 LEAST_SIZE = 1e-6
-"""Size of a model that takes no memory, in divisions by its size."""
+"""Divisor in place of the size of a model that takes no memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenHours:
-    """Hours from `begin_s` to `end_s`, in seconds of Unix time."""
+    """Period from `begin_s` to `end_s` (Unix s) in which a schedule keeps a model loaded."""
 
     begin_s: float
     end_s: float

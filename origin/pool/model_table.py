@@ -20,7 +20,7 @@ SOURCE_SETTINGS = ("folder", "producer", "upstream")
 
 
 def _inherited(setting: str) -> Any:
-    """Return a field with the limits and the text of a setting of `[origin]`, its default."""
+    """Return a field with limits and text of a setting of `[origin]`, which is its default."""
     text, limits = _field_of_origin(setting)
     return Field(
         None, description=f"{text.partition(' Default:')[0]} Default: origin.{setting}.", **limits

@@ -31,7 +31,7 @@ class Lane:
 
 
 async def arrivals(store: HistoryStore, since_ms: int = 0) -> ArrivalTrace:
-    """Return each request since a time that is kept individually; times count from the first."""
+    """Return the stored requests since a time; their times are relative to the first one."""
     # Importing numpy takes a tenth of a second, which a listening origin does not need.
     import numpy as np
 

@@ -86,7 +86,7 @@ class HistoryRecorder:
         self._clock_s = clock_s
         self._queue: deque[HistoryEntry] = deque()
         self.learner: Callable[[HistoryStore, str], Coroutine[Any, Any, None]] | None = None
-        """Called once when the store is open, with our name if the store is shared."""
+        """Called once when the store is open, with this origin's name if the store is shared."""
         told = "Entries of the history that are stored"
         self._written = Counter("tailrace_history_written", told, registry=registry)
         told = "Number of history entries lost to a full queue, or refused by the database"
@@ -226,14 +226,14 @@ class HistoryRecorder:
     async def attempt(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Do `work`, and record its error, if any.
 
-        `problem` holds until a batch is written. A damaged store is closed, so that the next
-        attempt sets it aside and creates another.
+        `problem` keeps the error until a batch is written. A damaged store is closed, so that the
+        next attempt sets it aside and creates another.
         """
         working = asyncio.ensure_future(work())
         try:
             await asyncio.shield(working)
         except asyncio.CancelledError:
-            # A batch that is half written would be written twice.
+            # Let a write finish, since an interrupted batch would be written twice.
             with suppress(Exception):
                 await asyncio.wait_for(working, LAST_WORDS_S)
             raise

@@ -16,7 +16,7 @@ SHARES = (0.0, *(0.02 ** (1 - step / STEPS) for step in range(STEPS + 1)), 1.5, 
 """TTLs to choose from, as multiples of the price of a cold start: geometric from 0.02 to 1."""
 BREAK_EVEN = SHARES.index(1.0)
 FORGET = 0.999
-"""Decay of a sum at the next gap: about the last thousand gaps count."""
+"""Factor by which a sum decays at each gap, so that about the last thousand gaps count."""
 LEAN_MODEL, LEAN_CONTEXT = 4.0, 10.0
 """Number of gaps at which a sum weighs as much as the mean that it falls back on."""
 DOUBT = 2.0
@@ -28,7 +28,7 @@ USUAL_WEIGHT = 0.05
 USUAL_STEP = log(1.5)
 """Width of the buckets into which mean gaps are sorted, on a logarithmic scale."""
 LEAST_GAP = 0.01
-"""Shorter gaps count as this one, as a multiple of the price of a cold start."""
+"""Minimum length of a gap, as a multiple of the price of a cold start."""
 HOUR_S, DAY_S = 3600.0, 86_400.0
 
 REASONS = (

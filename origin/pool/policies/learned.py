@@ -55,7 +55,7 @@ class _Recent:
 class PredictivePrewarm:
     """AdaptiveTtl, or unloading at once and loading again between two quantiles of recent gaps.
 
-    The second is used if it would have been cheaper for these gaps.
+    Unloading at once is used if it would have been cheaper for these gaps.
     """
 
     name = "predictive-prewarm"

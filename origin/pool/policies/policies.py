@@ -133,5 +133,5 @@ class GreedyDual:
         return chosen
 
     def _worth(self, model: str) -> float:
-        """Return the priority of a model that was prewarmed and never used: the lowest possible."""
+        """Return the priority of a model: 0, the lowest, if it was prewarmed and never used."""
         return self._priority.get(model, 0.0)

@@ -154,7 +154,7 @@ class CappedPool:
         self._idle: dict[str, tuple[float, float]] = {}
         self.overcommitted = 0
         self.wasted: dict[str, float] = {}
-        """The current gap of each model."""
+        """Seconds that each model was resident in its latest gap; 0 until that is known."""
 
     def begin(self, model: str, now: float) -> bool:
         """Start a request of a model that was not busy; return True if it was warm."""
@@ -273,7 +273,7 @@ def sweep_ttls(length_s: Seconds, ttls: Sequence[float], prices: WarmPrices) -> 
     sums = np.concatenate([[0.0], np.cumsum(ordered)])
     warm = np.searchsorted(ordered, ttl_s, side="right")
     cold = (len(ordered) - warm).astype(np.float64)
-    # An infinite TTL leaves no longer gap.
+    # No gap is longer than an infinite TTL.
     wasted = sums[warm] + np.where(cold > 0, ttl_s, 0.0) * cold
     return TtlSweep(ttl_s, cold, wasted, wasted + prices.cold_cost_gpu_s * cold)
 
