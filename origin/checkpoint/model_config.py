@@ -287,7 +287,7 @@ def _family(keys: JsonObject) -> Family | None:
 def _heads(keys: JsonObject, family: Family) -> tuple[int, int, int]:
     """Return (query heads, key heads, elements of one head)."""
     heads, hidden = keys.count("num_attention_heads"), keys.count("hidden_size")
-    # Without the key only Llama has as many key heads as query heads.
+    # If the key is missing, only Llama has as many key heads as query heads by default.
     said = "num_key_value_heads" in keys.raw or family is not Family.LLAMA
     given = keys.raw.get("num_key_value_heads", 0)
     kv_heads = heads if given is None or not said else keys.count("num_key_value_heads")

@@ -205,7 +205,7 @@ def load_template(directory: Path, now: Now = utc_now) -> ChatTemplate | None:
     """Return the template of a checkpoint, or None if it has none.
 
     Raises:
-        ModelError: The template does not compile; it names file and line.
+        ModelError: The template does not compile; the error names file and line.
     """
     findings = Findings()
     template = examine_template(directory, findings, now)
@@ -327,8 +327,8 @@ class PromptReader:
         """Return the token ids of a prompt or of a conversation.
 
         Raises:
-            CallerError: There is none, it does not fit, or the template refuses it; it names the
-                field.
+            CallerError: The prompt is missing, does not fit, or is refused by the template. The
+                error names the field.
         """
         field = "prompt" if prompt is not None else "messages"
         text = prompt if prompt is not None else self._render(messages, functions)

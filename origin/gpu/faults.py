@@ -121,7 +121,7 @@ def judge(facts: GpuFacts) -> list[Fault]:
 
 
 def is_absent(facts: GpuFacts) -> bool:
-    """Return True if nothing says that this machine has an NVIDIA GPU at all."""
+    """Return True if no fact indicates that this machine has an NVIDIA GPU."""
     return not (facts.has_device_file or facts.has_driver_library)
 
 
@@ -227,7 +227,7 @@ def _triton(facts: GpuFacts) -> Iterator[Fault]:
 
 
 def _compiler(facts: GpuFacts) -> Iterator[Fault]:
-    """Triton builds its driver module with a C compiler when it is first used."""
+    """Yield what Triton lacks to build its driver module, which it compiles at its first use."""
     if not facts.compiler:
         named = facts.wanted_compiler
         problem = "there is no C compiler, which Triton needs for its first start"

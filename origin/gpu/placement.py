@@ -41,7 +41,7 @@ def place(sizes: Sequence[float], gpus: Sequence[str], held: Mapping[str, float]
 
 
 def gpu_environment(gpu: str | None, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that show a worker its GPU and no other; none for None.
+    """Return the variables that hide all GPUs but `gpu` from a worker; empty for None.
 
     Indices of an operator's own CUDA_VISIBLE_DEVICES keep the order that they were written for.
     """

@@ -20,7 +20,7 @@ from tailrace.origin.gpu.faults import GpuDevice, GpuFacts, is_absent, judge
 
 DRIVER_LIBRARY = "libcuda.so.1"
 DEVICE_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
-"""Made by the kernel module, or by Windows for its Linux (WSL)."""
+"""Device files that the kernel module makes, or Windows for its Linux (WSL)."""
 DRIVER_VERSION = Path("/proc/driver/nvidia/version")
 CONTAINER_MARKS = (Path("/.dockerenv"), Path("/run/.containerenv"))
 KUBERNETES = "KUBERNETES_SERVICE_HOST"
@@ -83,7 +83,7 @@ def gpu_is_usable() -> bool:
 
 
 def _driver_library() -> tuple[bool, tuple[int, int] | None]:
-    """Return if the driver's library can be loaded, and the newest CUDA version it supports."""
+    """Return True if the driver's library loads, and the newest CUDA version it supports."""
     try:
         library = ctypes.CDLL(DRIVER_LIBRARY)
     except OSError:
@@ -127,7 +127,7 @@ def _python_header() -> str:
 
 
 def _with_cuda(facts: GpuFacts) -> GpuFacts:
-    """Add what torch says of itself and of the GPUs."""
+    """Add the facts that torch reports about itself and about the GPUs."""
     try:
         import torch
     except (ImportError, OSError) as error:  # OSError: a shared library of CUDA is missing

@@ -23,13 +23,13 @@ from tailrace.origin.models.tensors import Part
 TILE_ROWS = 8
 """Rows of the reference fp32 product.
 
-With so few rows MKL sums in several parts, which is two to three times as exact, and where reading
-the weight dominates they take hardly longer than one row.
+With so few rows MKL sums in several parts, which is two to three times as exact. If reading the
+weight takes most of the time, eight rows take hardly longer than one.
 """
 PRODUCT_ROWS = (1, 2, 4, TILE_ROWS, 16, 32, 64)
 """Numbers of rows of the products that are used if they give the same bits as the tile."""
 CACHE_LINE_BYTES = 64
-"""Alignment of arrays; elsewhere the BLAS may sum in another order."""
+"""Alignment of arrays in bytes; at other addresses the BLAS may sum in another order."""
 
 MOST_EXACT_SUM = (1 << 24) - 1
 """Largest integer up to which fp32 holds all integers."""

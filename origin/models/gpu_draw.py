@@ -131,7 +131,7 @@ class GpuDraw:
 @dataclass(slots=True)
 class _Counted:
     ids: Sequence[int]
-    """Kept, so that no other list can have its id."""
+    """A reference to the list, so that no other list can get the same id()."""
     slot: int
     count: int
     """Number of ids that are counted on the device."""

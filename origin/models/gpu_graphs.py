@@ -103,7 +103,7 @@ class GpuGraphs:
         progress(self.captured, total)
 
     def drawn(self, rows: int, length: int) -> DrawnStep:
-        """Return the step from ids to drawn ids for so many distinct rows of up to `length`."""
+        """Return the step from ids to drawn ids, for rows of distinct sequences up to `length`."""
         size = self._step_size(rows, length)
         if size not in self._drawn:
             self.captured += self._captures
@@ -113,7 +113,7 @@ class GpuGraphs:
         return self._drawn[size]
 
     def replay(self, rows: int, length: int) -> ReplayGraph:
-        """Return the step to hidden rows for so many rows of any sequences, of up to `length`."""
+        """Return the step from ids to hidden rows, for rows of any sequences up to `length`."""
         size = self._step_size(rows, length)
         if size not in self._replays:
             self.captured += self._captures
@@ -123,7 +123,7 @@ class GpuGraphs:
         return self._replays[size]
 
     def prefill(self, rows: int, chunks: int) -> PrefillGraph:
-        """Return the prefill of so many rows in so many chunks."""
+        """Return a prefill that takes this many rows and chunks."""
         size = rows, chunks
         if self.prefill_rows:
             size = next(count for count in self.prefill_rows if count >= rows), MAX_PREFILL_CHUNKS
@@ -133,7 +133,7 @@ class GpuGraphs:
         return self._prefills[size]
 
     def _step_size(self, rows: int, length: int) -> tuple[int, int]:
-        """Return rows and maximum length of the captured step."""
+        """Return rows and maximum length of the smallest captured step that takes these rows."""
         return (
             next(size for size in self.step_rows if size >= rows),
             next((longest for longest in self.lengths if longest >= length), self.lengths[-1]),

@@ -269,7 +269,7 @@ def fingerprint(
 
 
 class KnownPages:
-    """The pages of a cache, and how far each block table is known to name only those.
+    """Checks that block tables name only pages of a cache, and remembers how far each is checked.
 
     A step checks the pages that are new, not every page of every row: at 8,192 tokens that would be
     16,384 numbers for 64 rows.
@@ -277,7 +277,7 @@ class KnownPages:
 
     def __init__(self, pages: int) -> None:
         self._pages = pages
-        # The list is kept, so that no other one can have its id.
+        # A reference to each list, so that no other list can get the same id().
         self._known: dict[int, tuple[Sequence[int], int]] = {}
 
     def check(self, table: Sequence[int], count: int) -> None:

@@ -38,7 +38,7 @@ EVEN_BITS = 0x55  # the lower bit of each of the four codes of a byte
 
 Linear = TypeVar("Linear")
 Part = tuple[Tensor, Tensor | None]
-"""Stored weight of one linear, and its scale if it is ternary."""
+"""Stored weight of one linear layer, and the scale of a ternary weight."""
 CPU = torch.device("cpu")
 
 

@@ -141,7 +141,7 @@ def _count(tokenizer: Any, text: str, limit: int | None) -> int:
 
 
 def _device(device: str) -> str | None:
-    """Import a library by name: neither has types, and both bring torch."""
+    """Return the device for the libraries; None, for `auto`, leaves the choice to them."""
     return None if device == "auto" else device
 
 

@@ -334,7 +334,7 @@ class TextFilter:
                 yield output
 
     def _text(self, text: str) -> Iterator[Text]:
-        """Yield text, without characters that were known when the stream was interrupted."""
+        """Yield text, without the characters that readers had when the stream was interrupted."""
         known = min(self._known, len(text))
         self._known -= known
         if text[known:]:

@@ -75,9 +75,9 @@ class Retry:
 class _Said:
     """One stream so far: its text in parts, and numbers of pieces of text, reasoning and calls.
 
-    untold: some came since the last Notice. failures: failed tries since one that made enough text,
-    the first at `lost_s` of the clock; the last `broken` of them were invalid answers. tried:
-    pieces of text of this try.
+    untold: pieces came since the last Notice. failures: failed tries since one that made
+    SETTLED_PIECES, the first of them at `lost_s` of the clock; the last `broken` of them were
+    invalid answers. tried: pieces of text of this try.
     """
 
     parts: list[str]
@@ -200,11 +200,11 @@ def _is_over(call: UpstreamCall, said: _Said, before: _Said, max_tokens: int) ->
 def _end(call: UpstreamCall, said: _Said, before: _Said) -> End:
     """Return the end that the server reports.
 
-    Tokens `before` came from elsewhere, in the prompt.
+    `before` is the stream before this call; the server counts its text as part of the prompt.
     """
     assert call.finish is not None  # pieces() would have raised otherwise
     usage, finish = call.usage, call.finish
-    # some servers report this where a call was required
+    # some servers report STOP for an answer of tool calls that were required
     if said.calls and finish is FinishReason.STOP:
         finish = FinishReason.TOOL_CALLS
     if usage is None:

@@ -48,8 +48,8 @@ BROKEN = frozenset(("abort", "aborted", "cancelled", "error"))
 WORTH_ANOTHER_TRY = frozenset((408, 425, 429))
 """Statuses below 500 that concern the moment and not the request, so that a retry may help."""
 STARTING = frozenset((502, 503, 504))
-"""Messages of a server that is starting, or of a proxy before it; other errors mean that it is
-broken."""
+"""Statuses of a server that is starting, or of a proxy in front of it; other statuses from 500 on
+mean that the server is broken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +210,8 @@ class Usage:
 class Reply:
     """The meaning of one event.
 
-    `done` is the server's own mark of the end; a heartbeat has nothing. Calls have the server's
-    numbers.
+    `done` is the server's own mark of the end. All fields of a keep-alive are empty. Calls have
+    the server's numbers.
     """
 
     text: str = ""
