@@ -220,7 +220,7 @@ class Metrics:
         self._ended.labels(reason.word).inc()
 
     def ended_with(self, end: bytes) -> FinishReason:
-        """Record a stream's end and return its reason; `frame` is its StreamEnd."""
+        """Record a stream's end and return its reason; `end` is its encoded StreamEnd."""
         _, frame = decode(end)
         assert isinstance(frame, StreamEnd), frame
         self.ended(frame.finish_reason)
@@ -235,7 +235,7 @@ class Metrics:
     def replayed(self, frames: int, demoted: bool) -> None:
         """Record frames that a reader got from storage.
 
-        `demoted`: its last ones came from memory.
+        `demoted`: the reader got frames from memory until it fell behind.
         """
         self._replayed.inc(frames)
         if demoted:

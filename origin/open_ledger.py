@@ -91,7 +91,7 @@ def _require_known(path: Path, data: Path) -> None:
 def _note_known(path: Path, data: Path) -> None:
     """Note in the data folder that there is a ledger at `path`."""
     seen, named = data / SEEN_NAME, _named(path, data)
-    with suppress(OSError):  # without the note only this protection is missing
+    with suppress(OSError):  # without the note, `_require_known` checks nothing
         if not seen.exists() or seen.read_text("utf-8") != named:
             data.mkdir(parents=True, exist_ok=True)
             replace_file(seen, named.encode())

@@ -70,7 +70,7 @@ class SteadyClock:
 
     @property
     def behind_ms(self) -> int:
-        """Milliseconds by which it is behind the system's clock after a step ahead."""
+        """Milliseconds by which this clock is behind the system's after a step ahead."""
         return self._system_ms() - self()
 
 

@@ -288,7 +288,7 @@ class Supervisor:
         while True:
             await asyncio.sleep(self._retention.sweep_s)
             self._clock.keep()
-            with suppress(OSError):  # otherwise they are compiled again
+            with suppress(OSError):  # kernels not stored are compiled again
                 await asyncio.to_thread(kernels.keep)
             with self._unless_unread():
                 await self._ledger.expire()
@@ -321,7 +321,7 @@ def free_memory(meminfo: Path = MEMINFO, group: Path = GROUP) -> float:
         fields = _numbers(meminfo)
         shares.append(fields["MemAvailable:"] / fields["MemTotal:"])
     with suppress(OSError, ValueError, KeyError, ZeroDivisionError):
-        limit = int((group / "memory.max").read_text("ascii"))  # "max" is none
+        limit = int((group / "memory.max").read_text("ascii"))  # ValueError for "max": no limit
         used = int((group / "memory.current").read_text("ascii"))
         # The kernel reclaims file pages that were not used lately.
         used -= _numbers(group / "memory.stat")["inactive_file"]

@@ -41,7 +41,7 @@ class Markup:
 
 MARKUPS: dict[MarkupName, Markup] = {
     "hermes": Markup("<tool_call>", "</tool_call>", "arguments"),  # Qwen uses the same marks
-    "llama": Markup("", "", "parameters", ";"),  # only the JSON
+    "llama": Markup("", "", "parameters", ";"),  # no marks, just JSON
     "mistral": Markup("[TOOL_CALLS]", "", "arguments", "[,]", 9),
 }
 
@@ -155,14 +155,14 @@ class CallReader:
         self._out: list[str | CallPiece] = []
 
     def feed(self, text: str, last: bool = False) -> list[str | CallPiece]:
-        """Return what is certain now; with `last`, everything that is left."""
+        """Return the text and call pieces that are certain now; with `last`, all that is left."""
         self._rest += text
         while self._state(last):
             pass
         out, self._out = self._out, []
         return out
 
-    # ---- states: each says whether there is more to do ----
+    # ---- states: each returns True if the (next) state can go on at once ----
 
     def _in_text(self, last: bool) -> bool:
         if self._markup.ends or (self._markup.begins and not self.calls):
