@@ -1,4 +1,4 @@
-"""Rules for going on with a stream: if a worker can, and which notices its readers get."""
+"""Rules for continuing a stream: if a worker can continue it, and which notices readers get."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ SHOWN_FINGERPRINT_CHARS = 16
 
 
 def why_not(recipe: Recipe, ready: Ready, history: History) -> str | None:
-    """Return why a worker cannot go on with what a lost one has begun; None if it can."""
+    """Return why a worker cannot continue a stream that another worker began; None if it can."""
     if recipe.model != ready.model:
         return f"this origin serves {ready.model!r} now, not {recipe.model!r}"
     if (ready.kind == TEXT) != (not recipe.prompt_ids):
         return f"{ready.model!r} is now served by workers of another kind"
     if ready.kind == TEXT:
         return None
-    # The same engine has the same vocabulary, so a million ids need not be compared with it.
+    # The same engine has the same vocabulary, so up to a million ids need no check against it.
     is_other = recipe.fingerprint != ready.fingerprint
     if is_other and max(chain(recipe.prompt_ids, history.ids)) >= ready.vocab:
         return f"{ready.model!r} has another vocabulary now"
@@ -31,7 +31,7 @@ def why_not(recipe: Recipe, ready: Ready, history: History) -> str | None:
 
 
 def notices(recipe: Recipe, ready: Ready, history: History) -> list[Notice]:
-    """Return what is to be logged before a worker goes on, numbered from the next index on."""
+    """Return the notices to log before a worker continues, numbered from the next index on."""
     first = recipe.first_notices(history.next_index)
     return first + _inexact(recipe, ready, history)
 
@@ -39,7 +39,7 @@ def notices(recipe: Recipe, ready: Ready, history: History) -> list[Notice]:
 def _inexact(recipe: Recipe, ready: Ready, history: History) -> list[Notice]:
     """Return a notice if the continuation may differ from that of an uninterrupted run.
 
-    Workers of kind `text` know better what another version of theirs means, and say so themselves.
+    A worker of kind `text` sends such a notice itself if it may continue differently.
     """
     if not history.is_begun or recipe.fingerprint == ready.fingerprint or ready.kind == TEXT:
         return []

@@ -15,9 +15,9 @@ from tailrace.origin.workers.worker_frame import LoadProgress, Ready
 
 @dataclass(frozen=True, slots=True)
 class RequestArrived:
-    """A request wants a model. Reported again, it is the same request.
+    """A request wants a model. A second event with the same `request` has no effect.
 
-    `begun` says that it is a stream already, which a draining model still serves.
+    `begun` is True for a stream that exists already: a draining model still serves it.
     """
 
     model: str
@@ -27,7 +27,7 @@ class RequestArrived:
 
 @dataclass(frozen=True, slots=True)
 class RequestEnded:
-    """A request is over, or waits no longer. An unknown one is over already."""
+    """A request has ended, or no longer waits. An unknown request is ignored."""
 
     model: str
     request: Hashable
@@ -35,7 +35,7 @@ class RequestEnded:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoading:
-    """The process of a worker has come to a stage of its start."""
+    """The process of a worker has reached a stage of its start."""
 
     worker: int
     progress: LoadProgress
@@ -45,8 +45,8 @@ class WorkerLoading:
 class WorkerReady:
     """A worker has loaded its model.
 
-    `load_s` is how long the next load of this kind is expected to take, in seconds; without it,
-    that is the time since the load was ordered. `ready` is None where nothing is known of it.
+    `load_s` is the expected duration of the next such load, in seconds; if it is None, the time
+    since the load was ordered is used. `ready` is the worker's Ready frame, if there is one.
     """
 
     worker: int
@@ -56,28 +56,28 @@ class WorkerReady:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSilent:
-    """A ready worker has said nothing for too long."""
+    """A ready worker has sent no frame for too long."""
 
     worker: int
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerHeard:
-    """A silent worker has said something."""
+    """A silent worker has sent a frame again."""
 
     worker: int
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerProved:
-    """A worker has made something of a stream, so workers of its model live."""
+    """A worker has produced output, which shows that workers of its model can run."""
 
     worker: int
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerDied:
-    """The process of a worker has ended, and was not told to; `reason` says of what."""
+    """The process of a worker has ended without being told to; `reason` says why, in words."""
 
     worker: int
     reason: str
@@ -85,14 +85,14 @@ class WorkerDied:
 
 @dataclass(frozen=True, slots=True)
 class WorkerExited:
-    """The process of a worker has ended as it was told to."""
+    """The process of a worker has ended because it was told to."""
 
     worker: int
 
 
 @dataclass(frozen=True, slots=True)
 class ModelHinted:
-    """A model may soon be requested; an empty name means any of them."""
+    """A model may soon be requested; an empty name means any model."""
 
     model: str
     hint: Hint
@@ -108,7 +108,10 @@ class ModelPinned:
 
 @dataclass(frozen=True, slots=True)
 class PoliciesSet:
-    """A policy for all models but those that have their own one; None leaves it as it is."""
+    """Use other policies: `policy` for all models except those that have one in `own`.
+
+    None leaves the present value unchanged.
+    """
 
     policy: KeepAlivePolicy | None
     own: Mapping[str, KeepAlivePolicy] | None = None
@@ -116,7 +119,7 @@ class PoliciesSet:
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """The origin begins: models are loaded in their order, as many as fit."""
+    """The origin starts: load models in the order of the settings, as many as fit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
-"""Load shedding: an origin with too much to do does less, one level after another.
+"""Load shedding: an overloaded origin reduces its work, one level after another.
 
-Each level keeps what those below it do; streams that run go on at every level. Two readings drive
-it: how long a stream that is not of class batch has waited for a worker to begin it, and the free
-memory. The time of a step does not: the scheduler's limits follow that already, and where one row
-is late, no level could make it quicker.
+Each level includes the measures of the levels below it; running streams continue at every level.
+Two readings determine the level: the longest time that a stream, except those of class batch, has
+waited for a worker to begin it, and the free memory. The duration of engine steps does not: the
+scheduler's limits already adapt to it, and if even a step with one row is late, no level helps.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from tailrace.origin.generations.recipe import Recipe
 from tailrace.origin.workers.worker_frame import Ease
 
 RISE_S = 5.0
-"""Minimum time between two levels up, while a reading is too high."""
+"""Minimum seconds between two increases of the level, which need a reading that is too high."""
 FALL_S = 15.0
-"""Minimum time between two levels down, while all readings are low."""
+"""Minimum seconds between two decreases of the level, during which all readings were low."""
 WAIT_LOW = 1 / 3
-"""A wait is low below this share of the wait that is too long."""
+"""Share of the maximum wait up to which a wait counts as low."""
 FREE_MEMORY_HIGH, FREE_MEMORY_LOW = 0.10, 0.05
-"""Shares of free memory: above the first one all is well, below the second it is too little."""
+"""Shares of free memory: enough from the first one up, too little below the second one."""
 FREE_MEMORY_CRITICAL = 0.02
 """Share of free memory below which the longest streams of class batch end, one at a time."""
 SHORT_BATCH_TOKENS = 128
-"""Maximum number of tokens of a new stream of class batch from SHORT_BATCH on."""
+"""Maximum number of tokens of a new stream of class batch, from level SHORT_BATCH on."""
 
 OVERLOAD_RETRY_MS = 5_000
-"""Minimum time after which a refused request may be sent again."""
+"""Minimum time in ms after which a refused request may be sent again."""
 
 
 class LoadLevel(IntEnum):
-    """A level of load shedding; logs have its word."""
+    """A level of load shedding; `word` is its name in logs."""
 
     NORMAL = 0
     SMALL_STEPS = 1
@@ -59,14 +59,14 @@ REFUSED_FROM = {
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """`wait_s` of the stream that has waited longest; `free_memory` as a share of all memory."""
+    """The load now: `wait_s` is the longest wait of a stream, `free_memory` a share from 0 to 1."""
 
     wait_s: float
     free_memory: float
 
 
 class LoadShedding:
-    """The level of one origin. `most_wait_s` is a wait that is too long.
+    """The load shedding level of one origin. A wait of more than `most_wait_s` is too long.
 
     Times are seconds of the core's clock.
     """
@@ -74,13 +74,13 @@ class LoadShedding:
     def __init__(self, most_wait_s: float) -> None:
         self.level = LoadLevel.NORMAL
         self.reason = ""
-        """The reading that has raised the level last, in words."""
+        """The last reading that was too high, in words."""
         self._most_wait_s = most_wait_s
         self._changed_s = 0.0
         self._last_high_s = 0.0
 
     def look(self, readings: Readings, now: float) -> bool:
-        """Take the current load; return True if the level of load shedding has changed."""
+        """Adapt the level to the current load; return True if the level has changed."""
         reason = self._too_much(readings)
         if reason:
             self.reason, self._last_high_s = reason, now
@@ -103,11 +103,11 @@ class LoadShedding:
         return self.level >= REFUSED_FROM[priority]
 
     def is_critical(self, readings: Readings) -> bool:
-        """Return True if running streams have to make room for the rest."""
+        """Return True if memory is so short that the longest running batch stream must end."""
         return readings.free_memory < FREE_MEMORY_CRITICAL
 
     def shortened(self, recipe: Recipe) -> Recipe:
-        """Return the recipe to use for a new stream: one of class batch may have to be shorter."""
+        """Return the recipe to use for a new stream; a stream of class batch may be shortened."""
         is_batch = recipe.priority == Priority.BATCH.word
         if self.level < LoadLevel.SHORT_BATCH or not is_batch:
             return recipe
@@ -119,7 +119,7 @@ class LoadShedding:
 
     @property
     def worker_mode(self) -> Ease:
-        """Return the order that tells a worker of kind `tokens` what it does less of."""
+        """Return the order that sets the load shedding of a worker of kind `tokens`."""
         small_steps = self.level >= LoadLevel.SMALL_STEPS
         return Ease(small_steps=small_steps, guess=self.level < LoadLevel.NO_GUESSES)
 

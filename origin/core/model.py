@@ -17,19 +17,20 @@ from tailrace.origin.workers.load_spans import COMPILE
 from tailrace.origin.workers.worker_frame import LoadProgress, Ready
 
 HINT_WINDOW_S = 30.0
-"""Time after a hint in which a request proves it right, and for which the hint keeps a model."""
+"""Seconds after a hint in which a request proves the hint right; a hint also keeps its model
+loaded for this long after the expected end of the load."""
 PRIOR_RIGHT, PRIOR_SEEN = 1.0, 2.0
-"""Before any hint was seen, every second one is expected to be right."""
+"""Initial counts of right hints and of all hints: half of the hints are expected to be right."""
 
 TURN_S = 15.0
-"""How long requests wait for memory that busy models hold before one of those drains. The one
-that has been ready longest is chosen, if it has been ready for at least this long and at least as
-long as its load took."""
+"""Seconds that requests wait for memory that busy models hold, before a busy model is drained. The
+model that has been ready longest is chosen, if it has been ready for at least this long and at
+least as long as its load took."""
 
 
 @dataclass(slots=True)
 class HintRecord:
-    """How often one kind of hint was right for one model. Hints within one window are one."""
+    """How often one kind of hint was right for one model; hints within one window count once."""
 
     seen: float = PRIOR_SEEN
     right: float = PRIOR_RIGHT
@@ -42,7 +43,7 @@ class HintRecord:
             self.last_s = now
 
     def requested(self, now: float) -> None:
-        """Count the hint before a request as right, if it is not long ago."""
+        """Note a request; the last hint counts as right if it came at most HINT_WINDOW_S before."""
         if self.last_s is not None and now - self.last_s <= HINT_WINDOW_S:
             self.right += 1
         self.last_s = None
@@ -55,7 +56,10 @@ class HintRecord:
 
 @dataclass(slots=True)
 class ModelRequest:
-    """A request for a model; `tier` is what it found, `taken_s` when the model could serve it."""
+    """A request for a model; `tier` is the model's tier on arrival.
+
+    `taken_s` is the time from which the model could serve it; None while the request waits.
+    """
 
     arrived_s: float
     tier: Tier
@@ -64,10 +68,10 @@ class ModelRequest:
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """One worker of a model. Numbers are unique within the origin, and its slots have the same.
+    """One worker of a model. Its number is unique in the origin and is also that of its slot.
 
-    `since_s` is when it came to its state, in seconds of the core's clock. `ready` is what its
-    process said when it had loaded the model; None while it has no such process.
+    `since_s` is when its state last changed, in seconds of the core's clock. `ready` is the Ready
+    frame of its process; None while no process of it has loaded the model.
     """
 
     number: int
@@ -86,10 +90,10 @@ class Worker:
 class ServedModel:
     """A model, loaded or not. The core changes it; others read it.
 
-    `ready` is what a worker said last, though none may be up now. `deaths` counts workers that
-    died since one became ready, and `last_exit` says of what the last one died. `prices_s` is how
-    long a load took, by the tier that it began at. `wasted_gpu_s` is how long the model was loaded
-    and nobody used it. Times are seconds of the core's clock.
+    `ready` is the last Ready frame of a worker, though no worker may be up now. `deaths` counts the
+    workers that died since a worker became ready, and `last_exit` is the reason of the last death.
+    `prices_s` is the duration of a load, by the tier from which the load began. `wasted_gpu_s` is
+    how long the model was loaded without a request. Times are seconds of the core's clock.
     """
 
     member: PoolMember
@@ -101,7 +105,7 @@ class ServedModel:
     state: ModelState = ModelState.AWAY
     tier: Tier = Tier.COLD
     requests: dict[Hashable, ModelRequest] = field(default_factory=dict)
-    """Everybody who wants the model, served or waiting: there is no other count of them."""
+    """All requests for the model, served or waiting; they are counted nowhere else."""
 
     ready: Ready | None = None
     loading: LoadProgress | None = None
@@ -109,12 +113,12 @@ class ServedModel:
     last_exit: str = ""
 
     ended_s: float | None = None
-    """When its last request ended; None while there are some, or never were any."""
+    """When the last request ended; None while there are requests, and before the first one."""
     keep_until_s: float = 0.0
     prewarm_at_s: float = inf
     prewarm_until_s: float = inf
     retry_at_s: float = 0.0
-    """It is not loaded before this time, because none of its workers could start."""
+    """The model is not loaded before this time, because none of its workers could start."""
     queued_s: float = 0.0
     ready_s: float = 0.0
     loading_s: float = 0.0
@@ -126,47 +130,47 @@ class ServedModel:
     request_count: int = 0
     loads: int = 0
     idle_from_s: float | None = None
-    """Since when it is ready without a request, if it is."""
+    """The time since which the model is ready without requests; None if it is not."""
     wasted_gpu_s: float = 0.0
 
     @property
     def name(self) -> str:
-        """Return its name, which is empty where only a worker knows it."""
+        """Return the model's name, which is empty if the settings do not give it."""
         return self.member.name
 
     @property
     def shown_name(self) -> str:
-        """Return the name that requests give, as far as it is known."""
+        """Return the name that requests use for the model; empty until a worker reports it."""
         return self.name or (self.ready.model if self.ready is not None else "")
 
     @property
     def is_ready(self) -> bool:
-        """Return True if it takes new requests at once."""
+        """Return True if the model takes new requests at once."""
         return self.state is ModelState.READY
 
     @property
     def is_idle(self) -> bool:
-        """Return True if it is ready and has no request."""
+        """Return True if the model is ready and has no request."""
         return self.is_ready and not self.requests
 
     @property
     def is_up(self) -> bool:
-        """Return True if one of its workers has loaded it."""
+        """Return True if a worker has loaded the model, whether it is silent or not."""
         return any(worker.is_up for worker in self.workers)
 
     @property
     def waiting(self) -> list[ModelRequest]:
-        """Return the requests that have not been taken."""
+        """Return the requests that wait until the model can serve them."""
         return [one for one in self.requests.values() if one.taken_s is None]
 
     @property
     def turn_ends_s(self) -> float:
-        """Return when it may be drained for others."""
+        """Return the time from which the model may be drained for another one."""
         return self.ready_s + max(TURN_S, self.load_s)
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Return why it makes no token now; empty when it does, or can be loaded to."""
+        """Return why no worker produces tokens now; empty if one does, or can be loaded."""
         if self.is_up:
             is_heard = any(worker.state is WorkerState.READY for worker in self.workers)
             return () if is_heard else (f"all workers are silent for over {SILENT_S:.0f} s",)
@@ -186,18 +190,18 @@ class ServedModel:
 
     @property
     def trouble(self) -> str:
-        """Return why a request for it gets nothing now, though it may be loading."""
+        """Return why the circuit breaker stops starts; empty if a worker is up or may start."""
         if self.is_up or not self.circuit.reason:
             return ""
         return f"{self.circuit.reason}; the last: {self.last_exit}"
 
     @property
     def never_starts(self) -> bool:
-        """Return True if it was never loaded, and its workers die again and again."""
+        """Return True if the model was never loaded and its circuit breaker is open."""
         return self.ready is None and self.circuit.state is CircuitState.OPEN
 
     def count_idling(self, now: float, *, idle: bool) -> None:
-        """Note that it is ready without requests from now on, or no longer."""
+        """Note that the model is ready without requests from now on, or no longer is."""
         if self.idle_from_s is not None:
             self.wasted_gpu_s += now - self.idle_from_s
         self.idle_from_s = now if idle else None

@@ -1,15 +1,16 @@
-"""Which stream kills workers: which streams are tried together after a worker's death.
+"""Finds poison streams, which kill every worker that generates them, by bisection.
 
-A worker may have died of any run that it had begun and that had made nothing on it. Most deaths
-have another cause, so at first all of these go on together. Streams that a few deaths in a row
-found in that position are suspects: they are tried in two halves, one after the other, and a half
-whose worker dies is halved again. So a stream that kills workers stands alone after about log2(n)
-deaths, where n is the number of its first companions; only such a stream is blamed.
+The cause of a worker's death may be any run that the worker had begun and that had no output yet.
+Most deaths have another cause, so at first all of these streams continue together on other
+workers. If this happens to a stream at several deaths in a row, it becomes a suspect. Suspects are
+split into two halves, which are tried one after the other; a half whose worker dies is split
+again. So after about log2(n) deaths, where n is the number of suspects, the poison stream is alone
+on its worker, and only such a stream is blamed.
 
-Other streams do not wait for suspects. Suspects are placed last, on a worker that tries no others,
-once the streams that it took over have made something.
+Other streams do not wait for suspects. Suspects are placed last, on a worker that has no other
+suspects, once the streams that it took over from other workers have output.
 
-Plain rules over values: the core keeps a `Suspicion` with each stream.
+All rules here are functions of values: the core keeps a `Suspicion` with each stream.
 """
 
 from __future__ import annotations
@@ -19,19 +20,23 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 TOGETHER_DEATHS = 2
-"""Maximum number of deaths in a row after which streams are still tried all together."""
+"""Number of deaths in a row after which streams are still tried together; the next one splits
+them."""
 
 Worker = TypeVar("Worker")
 
 
 @dataclass(slots=True, eq=False)
 class Suspicion:
-    """Why one stream may kill workers, or does not.
+    """The grounds for suspecting that one stream kills workers.
 
-    `begun`: its worker is at work on it. `proven`: it has made something there. `retried`: another
-    worker had it before. `deaths` counts workers in a row that had begun it and died before it made
-    anything; `blamed` those of them that can have died of nothing else. `group` is the number of
-    the suspects that it is tried with, if it is one.
+    Attributes:
+        begun: True if its worker has begun to generate it.
+        proven: True if it has output on this worker, so it does not kill workers.
+        retried: True if it was on another worker before.
+        deaths: Number of workers in a row that had begun it and died before it had output.
+        blamed: Number of those deaths for which no other stream can be the cause.
+        group: Number of the group of suspects that it is tried with; None if it is no suspect.
     """
 
     begun: bool = False
@@ -42,21 +47,21 @@ class Suspicion:
     group: int | None = None
 
     def place(self, *, retried: bool) -> None:
-        """Note that another worker gets it."""
+        """Note that the stream is assigned to a worker; `retried`: another worker had it before."""
         self.begun = self.proven = False
         self.retried = retried
 
     def prove(self) -> None:
-        """Note that it has made something, so it did not kill its worker."""
+        """Note that the stream has output, so it did not kill its worker."""
         self.proven = True
         self.deaths = self.blamed = 0
         self.group = None
 
 
 def judge(standings: Sequence[Suspicion], groups: Iterator[int]) -> list[Suspicion]:
-    """Make suspects of streams whose worker has died, and return those to blame for it.
+    """Count a worker's death for its streams, make suspects of them, and return those to blame.
 
-    `groups` yields numbers that were not used before.
+    `standings` are those of all streams of the dead worker. `groups` yields unused numbers.
     """
     begun = [each for each in standings if each.begun and not each.proven]
     tried: dict[int | None, list[Suspicion]] = {}
@@ -75,10 +80,10 @@ def judge(standings: Sequence[Suspicion], groups: Iterator[int]) -> list[Suspici
 
 
 def worker_for(standing: Suspicion, company: Mapping[Worker, Sequence[Suspicion]]) -> Worker | None:
-    """Return the worker that a waiting stream goes to now, or None.
+    """Return the worker to which a waiting stream is assigned now, or None if it must wait.
 
-    `company` are the streams that are on each worker. It is the worker with the
-    fewest of them, and rather one that tries no suspects.
+    `company` has the standings of the streams on each worker. Workers without suspects come first,
+    and among them the one with the fewest streams.
     """
     allowed = list(company)
     if standing.group is not None:
@@ -96,9 +101,10 @@ def _tries_any(runs: Sequence[Suspicion]) -> bool:
 
 
 def _is_settled(runs: Sequence[Suspicion]) -> bool:
-    """Return True if suspects may be tried beside these runs: a death would set none of them back.
+    """Return True if suspects may be tried on the worker of these runs.
 
-    New streams do not count, or suspects would wait for ever where many come.
+    There must be no suspect among them, and every run that was retried must have output. New
+    streams are not waited for, or suspects might wait for ever on a busy origin.
     """
     if not runs:
         return True

@@ -51,23 +51,23 @@ from tailrace.origin.pool.tiers import STAGE_TIERS, Tier
 from tailrace.origin.workers.liveness import SETTLED_S, Circuit
 
 PRICE_WEIGHT = 0.3
-"""Weight of the newest load in what a load is expected to take."""
+"""Weight of the newest load in the expected duration of a load, a moving average."""
 
 
 class ShadowListener(Protocol):
-    """Hears the requests of a pool: another pool, whose decisions are not carried out."""
+    """Receives the requests of a pool: the shadow pool, whose decisions are not carried out."""
 
     def arrived(self, model: str, request: Hashable, now: float) -> None:
         """Note that a request has arrived."""
 
     def ended(self, request: Hashable, now: float, service_s: float) -> None:
-        """Note that a request has ended, `service_s` after it was taken."""
+        """Note that a request has ended, `service_s` seconds after the model could serve it."""
 
 
 class ModelPool:
-    """The models of one origin. `caps` limits the memory of a device; without one it is unlimited.
+    """The models of one origin. `caps` has the memory limit of each device that has one.
 
-    The caller must ensure that each model, and all pinned ones together, fit the caps.
+    The caller must ensure that each model, and all pinned models together, fit the caps.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class ModelPool:
         policies: Mapping[str, KeepAlivePolicy] | None = None,
         random: Random | None = None,
     ) -> None:
-        """Create a pool; `policies` are those of models that have one of their own.
+        """Create a pool; `policies` has the policies of models that do not use `policy`, by name.
 
         Workers are numbered from 0 on, in the order of `members`.
         """
@@ -102,7 +102,7 @@ class ModelPool:
             self.workers += model.workers
             self._models[member.name] = model
         self._queue: list[str] = []
-        """Models that wait for memory, longest first."""
+        """Names of the models that wait for memory; the one that has waited longest is first."""
         self._now = -inf
         self._unix_offset_s = 0.0
         self._commands: list[Command] = []
@@ -126,8 +126,8 @@ class ModelPool:
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take note of an event, and return the commands to be carried out now, in order.
 
-        Raises CallerError for a model that is not here and ConfigError for a pin that leaves
-        others no memory; then nothing has changed.
+        Raises CallerError for a model that is not in this pool, and ConfigError for a pin that
+        leaves other models too little memory; then nothing has changed.
         """
         self._now = max(self._now, now)
         commands: list[Command] = []
@@ -137,14 +137,14 @@ class ModelPool:
         return commands
 
     def wake_at(self) -> float:
-        """Return when a Tick is next needed; infinite where nothing is due by itself."""
+        """Return when a Tick is next needed; infinite if only other events can change anything."""
         return min(map(self._due, self._models.values()), default=inf)
 
     # ---- what is known ----
 
     @property
     def models(self) -> Collection[ServedModel]:
-        """Return all models, in their order."""
+        """Return all models, in the order of the settings."""
         return self._models.values()
 
     def find(self, name: str) -> ServedModel | None:
@@ -152,24 +152,27 @@ class ModelPool:
         return self._models.get(name)
 
     def serving(self, name: str) -> ServedModel | None:
-        """Return the model of streams with that model's name, or None if it is not served."""
+        """Return the model that serves streams with this model name, or None.
+
+        An origin with a single model may not know its name; that model serves all streams.
+        """
         return self.find(name) or self.find("")
 
     def is_up(self, name: str) -> bool:
-        """Return True if a model has a worker; for one that is not served, if any model has."""
+        """Return True if a model has a loaded worker; for an unknown name, if any model has one."""
         model = self.find(name)
         return any(one.is_up for one in ([model] if model is not None else self.models))
 
     def may_take(self, worker: int, name: str) -> bool:
-        """Return True if streams of a model go to this worker.
+        """Return True if streams of the model `name` may be placed on this worker.
 
-        Those of a model that is not served go to any worker, which ends them.
+        Streams of a model that is not served may be placed on any worker, only to be ended.
         """
         is_served = bool(name) and self.find(name) is not None
         return self.workers[worker].model in ("", name) or not is_served
 
     def of(self, name: str) -> ServedModel:
-        """Return a model by its name: always the same object. Raises CallerError."""
+        """Return the record of a model by its name; raises CallerError for an unknown name."""
         model = self._models.get(name)
         if model is None:
             hint = f"this pool has {', '.join(self._models)}"
@@ -181,7 +184,7 @@ class ModelPool:
         return self._models[self.workers[worker].model]
 
     def expected_s(self, name: str, now: float) -> float:
-        """Return the time until a model is ready, if its loads take what they took before."""
+        """Return the seconds until a model is ready, if its load takes as long as earlier ones."""
         model = self.of(name)
         if model.is_ready:
             return 0.0
@@ -189,12 +192,12 @@ class ModelPool:
         return max(model.load_s - begun_s, 0.0)
 
     def used(self, device: str) -> float:
-        """Return the memory that models hold on a device, coming and leaving ones included."""
+        """Return the memory that models hold on a device, also while they load or unload."""
         holding = (one for one in self._models.values() if one.state in HOLDING_MEMORY)
         return sum(one.member.on(device) for one in holding)
 
     def _near(self, model: ServedModel) -> list[ServedModel]:
-        """Return the models that share a device with this one, which is among them."""
+        """Return the models that use a device of this model, which is one of them."""
         devices = {*model.member.devices}
         models = self._models.values()
         return [one for one in models if not devices.isdisjoint(one.member.devices)]
@@ -210,7 +213,7 @@ class ModelPool:
     # ---- requests ----
 
     def _arrive(self, event: events.RequestArrived) -> None:
-        """Note a request; it is taken at once if the model is ready, or else when it is."""
+        """Note a request; the model serves it now, or as soon as the model is ready."""
         model = self.of(event.model)
         if event.request in model.requests:
             return
@@ -253,7 +256,7 @@ class ModelPool:
             return
         model.ended_s = self._now
         model.count_idling(self._now, idle=model.is_ready)
-        if model.state is ModelState.QUEUED:  # whoever wanted it does not wait any more
+        if model.state is ModelState.QUEUED:  # no request waits for the model any more
             self._queue.remove(model.name)
             self._turn(model, ModelEvent.DROPPED, "its request has ended")
         self._decide(model)
@@ -261,7 +264,7 @@ class ModelPool:
     # ---- workers ----
 
     def _step(self, number: int, event: WorkerEvent) -> bool:
-        """Follow the table; return False for a report that comes too late to mean anything."""
+        """Change a worker's state by WORKER_TRANSITIONS; return False for an outdated event."""
         worker = self.workers[number]
         after = WORKER_TRANSITIONS.get((worker.state, event))
         if after is None:
@@ -335,7 +338,7 @@ class ModelPool:
             self._check_gone(self.model_of(event.worker))
 
     def _prove(self, model: ServedModel) -> None:
-        """Note that a worker of it lives: its workers may be started at once again."""
+        """Close the model's circuit breaker, because a worker of it has proved that it can run."""
         before = model.circuit.state
         model.circuit.made()
         self._note_circuit(model, before)
@@ -346,7 +349,7 @@ class ModelPool:
             self._record(change)
 
     def _start_due(self) -> None:
-        """Start the workers that their circuit breaker lets start now."""
+        """Start the waiting workers whose circuit breaker allows it now."""
         for worker in self.workers:
             if worker.state is not WorkerState.WAITING:
                 continue
@@ -356,7 +359,7 @@ class ModelPool:
                 self._commands.append(StartWorker(worker.number))
 
     def _unload(self, model: ServedModel, event: ModelEvent, reason: str) -> None:
-        """Have all workers of a model end."""
+        """Change a model's state by `event`, and order all its workers to end."""
         self._turn(model, event, reason)
         model.reason = reason
         for worker in model.workers:
@@ -365,7 +368,7 @@ class ModelPool:
                 self._commands.append(StopWorker(worker.number))
 
     def _check_gone(self, model: ServedModel) -> None:
-        """Free the memory of a model that leaves, once all its workers are at rest."""
+        """Free the memory of a model that is being unloaded, once all its workers have ended."""
         is_at_rest = all(worker.state is WorkerState.RESTING for worker in model.workers)
         if model.state not in ABOUT_TO_GO or not is_at_rest:
             return
@@ -382,7 +385,7 @@ class ModelPool:
             self._hint(model, event.hint)
 
     def _hint(self, model: ServedModel, hint: Hint) -> None:
-        """Load a model ahead, where that pays and no other has to leave for it."""
+        """Load a hinted model, if that is worth its cost and needs no eviction of another model."""
         if model.requests:
             return
         record = model.hints.setdefault(hint, HintRecord())
@@ -408,14 +411,14 @@ class ModelPool:
         self._want(model, PoolChoice.PREWARM, f"hint: {hint}", features)
 
     def _fill(self, _: events.Filled) -> None:
-        """Load models in their order, as many as fit."""
-        self._settle()  # pinned ones come first
+        """Load models in the order of the settings, as many as fit."""
+        self._settle()  # loads the pinned models, which come first
         for model in self._models.values():
             if model.state is ModelState.AWAY and self._fits(model):
                 self._hint(model, Hint.OPERATOR)
 
     def _check_pins(self, model: ServedModel, device: str) -> None:
-        """Raise ConfigError if pinning a model leaves another one no memory on a device."""
+        """Raise ConfigError if pinning a model leaves another one too little memory."""
         cap = self._caps.get(device, inf)
         pinned = [one for one in self._models.values() if one.is_pinned or one is model]
         taken = sum(one.member.on(device) for one in pinned)
@@ -437,7 +440,7 @@ class ModelPool:
             self._decide(model)
 
     def _use(self, event: events.PoliciesSet) -> None:
-        """Use other policies from now on; they decide anew about idle models."""
+        """Use other policies from now on, and let them decide about the idle models again."""
         if event.policy is not None:
             self._policy = event.policy
             if isinstance(event.policy, GreedyDual):
@@ -456,7 +459,7 @@ class ModelPool:
             self._unix_offset_s = event.unix_offset_s
 
     def _settle(self) -> None:
-        """Do what is due: after this, nothing changes until the next event or `wake_at`."""
+        """Do everything that is due now; the next change is at the next event or at `wake_at`."""
         for model in self._models.values():
             if model.circuit.deaths and any(map(self._has_settled, model.workers)):
                 self._prove(model)
@@ -476,13 +479,14 @@ class ModelPool:
         self._start_due()
 
     def _has_settled(self, worker: Worker) -> bool:
-        """Return True if a worker has been ready for so long that workers are shown to live."""
+        """Return True if a worker has been ready for long enough to close the circuit breaker."""
         return worker.state is WorkerState.READY and worker.since_s + SETTLED_S <= self._now
 
     def _give_up_hopeless(self, model: ServedModel) -> None:
-        """Give up a model whose workers die again and again, until the next trial is due.
+        """Unload a model whose workers die again and again, until the next trial is due.
 
-        One that is wanted keeps its memory unless another model waits for that.
+        A model that is requested, pinned or scheduled keeps its memory unless another model waits
+        for that memory.
         """
         retry_s = model.circuit.retry_s(self._now)
         is_hopeless = model.circuit.state is CircuitState.OPEN and retry_s > 0 and not model.is_up
@@ -501,13 +505,13 @@ class ModelPool:
         self._check_gone(model)
 
     def _is_in_the_way(self, model: ServedModel) -> bool:
-        """Return True if another model waits for memory on this model's device."""
+        """Return True if another model waits for memory on a device of this model."""
         near = self._near(model)
         others = (one for one in near if one is not model and one.name in self._queue)
         return any(one.retry_at_s <= self._now for one in others)
 
     def _due(self, model: ServedModel) -> float:
-        """Return when something is due for a model by itself."""
+        """Return when something is next due for a model without any event but a Tick."""
         return min(self._worker_due(model), self._model_due(model))
 
     def _worker_due(self, model: ServedModel) -> float:
@@ -535,7 +539,7 @@ class ModelPool:
         return min([model.prewarm_at_s, *(max(begin_s, model.retry_at_s) for begin_s in begins)])
 
     def _until(self, model: ServedModel) -> float:
-        """Return how long an idle model stays."""
+        """Return the time until which an idle model stays loaded."""
         if model.is_pinned:
             return inf
         until_s = model.keep_until_s
@@ -548,7 +552,10 @@ class ModelPool:
         return until_s
 
     def _operator_wants(self, model: ServedModel) -> str:
-        """Return why the operator wants it now; empty if not, or before it may be tried again."""
+        """Return why the model is to be loaded without requests: "pinned" or "scheduled".
+
+        The result is empty if there is no such reason, or before the model may be tried again.
+        """
         if self._now < model.retry_at_s:
             return ""
         if model.is_pinned:
@@ -559,7 +566,7 @@ class ModelPool:
     # ---- the rules ----
 
     def _decide(self, model: ServedModel) -> None:
-        """Ask the policy of an idle model, which reckons in Unix time."""
+        """Ask a model's policy how long to keep it, and when to load it; policies use Unix time."""
         decision = model.policy.decide(model.name, self._unix(self._now))
         offset_s = self._unix_offset_s
         model.keep_until_s = decision.keep_until_s - offset_s
@@ -568,7 +575,7 @@ class ModelPool:
         self._log(model, PoolChoice.KEEP, decision.reason, decision.features)
 
     def _prewarm(self, model: ServedModel) -> None:
-        """Load a model that its policy expects a request for."""
+        """Load a model for which its policy expects a request soon, if it fits."""
         until_s, model.prewarm_at_s = model.prewarm_until_s, inf
         if until_s <= self._now:
             return
@@ -581,7 +588,7 @@ class ModelPool:
     def _want(
         self, model: ServedModel, choice: PoolChoice, reason: str, features: dict[str, float]
     ) -> None:
-        """Have a model loaded, now or when there is memory."""
+        """Have a model loaded, now or as soon as there is memory for it."""
         before = model.state
         self._turn(model, ModelEvent.WANTED, reason)
         if model.state is not before:
@@ -595,11 +602,11 @@ class ModelPool:
         model.queued_s = self._now
 
     def _admit(self) -> None:
-        """Give memory to those that wait for it: requested ones first, then by age.
+        """Load waiting models that fit: models with requests first, then by waiting time.
 
-        A model that there is no memory for lets others pass that need no eviction, until it has
-        waited for a turn: then memory that becomes free is kept for it, or small models would
-        always be in time for it.
+        If a model does not fit, later models that need no eviction may be loaded before it. Once a
+        requested model has waited for TURN_S, free memory is kept for it; otherwise small models
+        could take that memory again and again.
         """
         blocked: set[str] = set()
         reserved: set[str] = set()
@@ -626,10 +633,11 @@ class ModelPool:
             self._step(worker.number, WorkerEvent.WANTED)
 
     def _make_room(self, model: ServedModel, missing: Mapping[str, float]) -> None:
-        """Evict idle models, if that is enough together with those that leave already.
+        """Evict idle models, if that frees enough together with models that already unload.
 
-        It has to be enough on every device, since a model is loaded on all of its devices or not
-        at all. `missing` is the memory that it lacks on each.
+        It has to be enough on every device, since a model is loaded on all of its devices or on
+        none. `missing` is the memory that `model` lacks, by device. If it is not enough and the
+        requests have waited for TURN_S, busy models are drained.
         """
         near = self._near(model)
         going = ABOUT_TO_GO | {ModelState.DRAINING}
@@ -650,9 +658,9 @@ class ModelPool:
     def _evict_for(
         self, model: ServedModel, idle: Sequence[ServedModel], wanted: Mapping[str, float]
     ) -> None:
-        """Evict those of the idle models that are worth least, on each device until it is enough.
+        """Evict the least valuable idle models, until the memory `wanted` is free on each device.
 
-        A model that leaves one device leaves the others, too.
+        An evicted model is unloaded from all of its devices.
         """
         gone: list[ServedModel] = []
         for device, lacks in wanted.items():
@@ -666,10 +674,10 @@ class ModelPool:
             self._evict(one, f"{model.name} needs its room, and it was worth least")
 
     def _is_kept_from(self, one: ServedModel, other: ServedModel) -> bool:
-        """Return True if a model may not leave for another one.
+        """Return True if the model `one` must not be unloaded to make room for `other`.
 
-        A schedule gives way to a request that has waited for a turn: only pins are checked to
-        leave memory for every other model.
+        A pin always keeps a model: it is checked that pins leave memory for every other model. A
+        schedule is not checked, so it yields to requests that have waited for TURN_S.
         """
         if one.is_pinned or not other.requests or self._now < other.queued_s + TURN_S:
             return bool(self._operator_wants(one))
@@ -698,12 +706,15 @@ class ModelPool:
             self._log(one, PoolChoice.DRAIN, one.reason, features)
 
     def _busy(self, near: Sequence[ServedModel], other: ServedModel) -> list[ServedModel]:
-        """Return the models that have requests, and might leave for another one."""
+        """Return the models of `near` that have requests and may be drained for `other`."""
         busy = (one for one in near if one.is_ready and one.requests)
         return [one for one in busy if not self._is_kept_from(one, other)]
 
     def _leave_to_others(self, model: ServedModel) -> None:
-        """Evict a model that drained after its last taken request; waiting ones wait on."""
+        """Unload a drained model after the last request that it served.
+
+        If other requests wait for the model, it is loaded again as soon as there is memory.
+        """
         self._leave(model, model.reason)
         if model.requests:
             self._turn(model, ModelEvent.WANTED, "a request waits for it")
@@ -715,7 +726,7 @@ class ModelPool:
         self._check_gone(model)
 
     def _turn_s(self, model: ServedModel) -> float:
-        """Return when a queued model may have its turn, as far as that is a matter of time."""
+        """Return when a queued model may next have a busy model drained; infinite if unknown."""
         due_s = model.queued_s + TURN_S
         if due_s > self._now:
             return due_s
@@ -728,7 +739,7 @@ class ModelPool:
         self._check_gone(model)
 
     def _leave(self, model: ServedModel, reason: str) -> None:
-        """Begin to unload a model; `_check_gone` follows when it is known who wants it back."""
+        """Begin to unload a model; the caller then calls `_check_gone`."""
         self._unload(model, ModelEvent.EVICTED, reason)
         model.count_idling(self._now, idle=False)
         idle_s = 0.0 if model.ended_s is None else self._now - model.ended_s
@@ -748,7 +759,7 @@ class ModelPool:
         return at_s + self._unix_offset_s
 
     def _hours(self, schedule: Schedule) -> tuple[float, float]:
-        """Return begin and end of the schedule's open or next hours, on the core's clock."""
+        """Return the begin and end of a schedule's current or next hours, on the core's clock."""
         hours = schedule.next_hours(self._unix(self._now))
         return hours.begin_s - self._unix_offset_s, hours.end_s - self._unix_offset_s
 

@@ -1,4 +1,4 @@
-"""How much each tenant may have at this origin: unfinished streams, and tokens per second."""
+"""Limits of each tenant at this origin: unfinished streams, and tokens per second."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ BURST_S = 60.0
 
 
 def tenant_of(caller: Caller | None) -> str:
-    """Return the tenant of a caller; empty if the edge knows no API keys."""
+    """Return the tenant of a caller; empty if the edge has no API keys."""
     return "" if caller is None else caller.tenant
 
 
 class Quotas:
-    """One token bucket per tenant with a rate. Times are seconds of the core's clock.
+    """A token bucket for each tenant with a limit of tokens per second.
 
-    Tokens are counted as they are made, and a request is admitted while something is left: a
-    tenant that is in debt waits. Every origin counts the tokens that it makes itself.
+    Tokens are charged when they are generated, so a bucket can go below zero; a request is
+    admitted only if the bucket holds a token. Every origin counts only the tokens that it
+    generates. Times are seconds of the core's clock.
     """
 
     def __init__(self) -> None:
@@ -59,6 +60,6 @@ class Quotas:
             )
 
     def charge(self, tenant: str, tokens: int, now: float) -> None:
-        """Count tokens that were read or made for a tenant."""
+        """Charge a tenant for tokens of its prompts or output."""
         if (bucket := self._buckets.get(tenant)) is not None:
             bucket.charge(tokens, now)

@@ -1,7 +1,7 @@
 """The states of models, workers and streams, and every transition between them.
 
-What is not in a table cannot happen: a model that is loading is never evicted, a worker that was
-told to stop never becomes ready, and a stream has one claim at a time.
+Transitions that are not in a table are impossible: a model that is loading is never evicted, a
+worker that was told to stop never becomes ready, and a stream has at most one claim at a time.
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ from tailrace.ledger.errors import Conflict
 
 
 class ModelState(Enum):
-    """The state of a model; operators see the words."""
+    """The state of a model; the values are shown to operators."""
 
     AWAY = "away"
     QUEUED = "queued"
-    """It is wanted, and waits for memory."""
+    """The model is to be loaded, and waits for memory."""
     LOADING = "loading"
     READY = "ready"
     DRAINING = "draining"
-    """It takes no new requests and leaves after its last one, because another model waits."""
+    """The model takes no new requests and is unloaded after its last one, because another model
+    waits for its memory."""
     LEAVING = "leaving"
     RETURNING = "returning"
-    """It is leaving, and was requested again: it is loaded after its workers have ended."""
+    """The model is being unloaded and was requested again: it is queued when its workers have
+    ended."""
 
 
 class ModelEvent(Enum):
@@ -31,35 +33,36 @@ class ModelEvent(Enum):
 
     WANTED = "wanted"
     ADMITTED = "admitted"
-    """There is memory for it now."""
+    """There is memory for the model now."""
     LOADED = "loaded"
     LOST = "lost"
-    """Its last worker died; another one is started."""
+    """The last worker of the model died; another one is started."""
     DROPPED = "dropped"
-    """Nobody waits for it any more, and it was not admitted yet."""
+    """No request waits for the model any more, and its load has not begun."""
     GIVEN_UP = "given up"
-    """Its workers die before they are ready, and its memory is needed or nobody wants it."""
+    """The workers of the model die before they are ready, and its memory is needed, or no request
+    waits for the model."""
     DRAINED = "drained"
-    """Another model has waited for its memory for long enough."""
+    """Another model has waited long enough for the memory of this one."""
     EVICTED = "evicted"
     GONE = "gone"
-    """All its workers have ended, so its memory is free."""
+    """All workers of the model have ended, so its memory is free."""
 
 
 class WorkerState(Enum):
     """The state of a worker and of its process."""
 
     RESTING = "resting"
-    """It has no process and is to have none."""
+    """The worker has no process, and none is to be started."""
     WAITING = "waiting"
-    """It is to have a process; the circuit breaker of its model delays the start."""
+    """A process is to be started as soon as the circuit breaker of the model allows it."""
     STARTING = "starting"
-    """Its process loads the model."""
+    """The worker's process loads the model."""
     READY = "ready"
     SILENT = "silent"
-    """It was ready, and has said nothing for too long: it is given no streams."""
+    """The worker was ready and has sent no frame for too long: it gets no further streams."""
     STOPPING = "stopping"
-    """Its process was told to end, and has not ended yet."""
+    """The worker's process was told to end, and has not ended yet."""
 
 
 class WorkerEvent(Enum):
@@ -72,38 +75,42 @@ class WorkerEvent(Enum):
     HEARD = "heard"
     UNWANTED = "unwanted"
     DIED = "died"
-    """Its process ended, and was not told to."""
+    """The worker's process ended without being told to."""
     EXITED = "exited"
-    """Its process ended as it was told to."""
+    """The worker's process ended because it was told to."""
 
 
 class StreamState(Enum):
     """The state of a stream at one origin."""
 
     ABSENT = "absent"
-    """It is not here: it has ended, was never here, or another origin generates it."""
+    """This origin has no record of the stream: it has ended, or another origin generates it, or
+    there is no such stream."""
     OPENING = "opening"
-    """Room is kept for it while its request is checked and it is created in the ledger."""
+    """Room is reserved for the stream while its request is checked and it is created in the
+    ledger."""
     WAITING = "waiting"
-    """It waits for a worker."""
+    """The stream waits for a worker."""
     CLAIMING = "claiming"
     """A worker was chosen, and the ledger is asked to make this origin its producer."""
     RECALLED = "recalled"
-    """Its claim is not needed any more: the worker died, or the stream was cancelled. Nothing else
-    is done before the ledger has answered, because two claims at a time could overtake each
-    other."""
+    """The claim is not needed any more: the worker died, or the stream was cancelled. Nothing else
+    happens to the stream before the ledger has answered, because of two claims at a time the
+    second could be carried out first."""
     RUNNING = "running"
-    """A worker has the order to generate it."""
+    """A worker has the order to generate the stream."""
     CANCELLING = "cancelling"
-    """Its worker was told to end it."""
+    """The worker of the stream was told to cancel it."""
     ENDING = "ending"
-    """It has no worker, and this origin writes its end."""
+    """The stream has no worker, and this origin writes the stream's end."""
     DEFERRED = "deferred"
     """The ledger gave no answer; the stream is tried again when the ledger is back."""
     PAUSED = "paused"
-    """Nobody reads it, and it goes on when somebody does; it takes no room."""
+    """No client reads the stream; it continues when one does. It counts against no limit of
+    running streams."""
     LEFT = "left"
-    """It has no end, and this origin cannot go on with it: it is damaged, or another version's."""
+    """The stream has no end, and this origin cannot continue it: it is damaged, or was written by
+    another version."""
 
 
 class StreamEvent(Enum):
@@ -111,30 +118,30 @@ class StreamEvent(Enum):
 
     OPENED = "opened"
     CLOSED = "closed"
-    """Its request was refused, or was abandoned before the stream was created."""
+    """The request to open the stream was refused or abandoned before the stream was created."""
     ADMITTED = "admitted"
     FOUND = "found"
-    """It is unfinished in the ledger, and has no living origin or is read here."""
+    """The stream is unfinished in the ledger, and its origin is gone or it is read here."""
     UNREADABLE = "unreadable"
     PLACED = "placed"
     CLAIMED = "claimed"
-    """This origin is its producer under a new epoch."""
+    """This origin has become the stream's producer, under a new epoch."""
     RECALLED = "recalled"
     RELEASED = "released"
-    """The answer to a claim that is not needed has come."""
+    """The ledger has answered a claim that is not needed any more."""
     UNPLACED = "unplaced"
-    """Its worker is gone, or was told to leave it."""
+    """The stream lost its worker, and is to get another one."""
     CANCELLED = "cancelled"
     END_DUE = "end due"
-    """This origin has to write its end, because no worker can."""
+    """This origin has to write the stream's end, because no worker can."""
     LEDGER_AWAY = "ledger away"
     LEDGER_BACK = "ledger back"
     PAUSED = "paused"
     DAMAGED = "damaged"
     TAKEN = "taken"
-    """Another origin is its producer, or it is not in the ledger any more."""
+    """Another origin is the stream's producer, or the stream is not in the ledger any more."""
     ENDED = "ended"
-    """Its end is durable."""
+    """The stream's end is durable."""
 
 
 _M, _ME, _W, _WE = ModelState, ModelEvent, WorkerState, WorkerEvent
@@ -238,7 +245,7 @@ UP = frozenset((WorkerState.READY, WorkerState.SILENT))
 
 
 def next_state(before: ModelState, event: ModelEvent) -> ModelState:
-    """Return the state that follows; raises Conflict for what the table does not know."""
+    """Return a model's next state; raises Conflict if the table has no such transition."""
     try:
         return MODEL_TRANSITIONS[before, event]
     except KeyError:

@@ -1,4 +1,4 @@
-"""The frames of one engine step on their way into the ledger, in columns."""
+"""The frames of one engine step, as columns, and their conversion to appends to the ledger."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ END = StreamEnd.tag
 
 
 class StepFrames(NamedTuple):
-    """The emissions of runs that are known, with the stream of each."""
+    """The emissions of the runs that are still on their worker, with the stream of each row."""
 
     streams: Sequence[Stream]
     emissions: Emissions
 
     def appends(self, now: float) -> Appends:
-        """Return them as appends; how a stream fared is stored beside its StreamEnd."""
+        """Return the emissions as appends; a StreamEnd is stored with its stream's statistics."""
         streams, made = self.streams, self.emissions
         extras = [b""] * len(streams)
-        # Nearly every token has none of the three.
+        # Nearly every row has no extra: only ends, steered ids and a new engine need one.
         some = {at for at, frame in enumerate(made.frames) if frame[TAG_OFFSET] == END}
         some |= {at for at, stream in enumerate(streams) if stream.new_engine}
         for at in sorted(some | made.steered.keys()):
@@ -40,7 +40,7 @@ class StepFrames(NamedTuple):
 
 
 def end_reason(frame: bytes) -> FinishReason:
-    """Return why a stream has ended, from its encoded StreamEnd."""
+    """Return the finish reason in an encoded StreamEnd."""
     _, end = decode(frame)
     assert isinstance(end, StreamEnd), end
     return end.finish_reason

@@ -1,7 +1,7 @@
-"""The core's record of a stream that is generated here, or waits for that: plain data.
+"""The core's record of a stream that is generated here or waits for a worker: plain data.
 
-Several origins may share the ledger, so a record may be out of date. The epoch shows it, and the
-ledger has the last word.
+Several origins may share the ledger, so a record may be out of date. If another origin has taken
+the stream, the ledger has a newer epoch and refuses appends under the old one.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ from tailrace.origin.generations.stream_log import History
 from tailrace.origin.workers.worker_frame import Steer
 
 MAX_PENDING_STEERS = 16
-"""Maximum number of texts that wait to be taken up by one stream."""
+"""Maximum number of Steer orders of one stream that are not durable yet."""
 MAX_TIMED_FRAMES = 4096
-"""Maximum number of frames of a stream whose times are kept, in four bytes each."""
+"""Maximum number of frames of a stream whose release times are kept, in four bytes each."""
 UNKNOWN_EPOCH = 0
-"""Epoch of a stream whose takeover got no answer: it may have happened."""
+"""Epoch of a stream if the ledger did not answer its takeover, which may have happened."""
 
 TEXT = "text"
-"""The kind of workers that answer in text, and know of no tokens."""
+"""The kind of workers that produce text, not tokens: custom producers and upstream servers."""
 
 
 @dataclass(slots=True)
 class Steering:
     """The Steer orders of one stream that are not known to be durable, in order.
 
-    A worker takes them in order and says with each emission which of its ids came from which
-    order; the log keeps that. So what is pending when the stream is taken over is exactly what the
-    next worker is to be sent. A `ticket` names an order to its caller. The methods return the
-    tickets of orders that are durable now.
+    A worker takes the orders one after another. Its emissions state which ids came from which
+    order, and the log stores that. So when the stream moves to another worker, exactly the pending
+    orders are sent to that worker. A `ticket` identifies an order to its caller. Methods that
+    return tickets return those of the orders that are no longer pending.
     """
 
     _pending: deque[tuple[Steer, int]] = field(default_factory=deque)
     _in_log: int | None = None
-    """Number of orders of the stream that are durable; None before its log was read."""
+    """Number of orders that are durable in the stream's log; None before the log was read."""
 
     @property
     def orders(self) -> list[Steer]:
-        """Return what a worker that takes the stream over is to be sent."""
+        """Return the pending orders, which a worker that takes the stream over is sent."""
         return [order for order, _ in self._pending]
 
     def add(self, ids: Sequence[int], ticket: int) -> Steer:
-        """Return a new order for a worker; raises `Overloaded` if many wait."""
+        """Return a new order for a worker; raises `Overloaded` if too many are pending."""
         if len(self._pending) >= MAX_PENDING_STEERS:
             raise Overloaded(f"{MAX_PENDING_STEERS} texts wait to be taken up by this stream")
         order = Steer(tuple(ids))
@@ -61,24 +61,25 @@ class Steering:
         return order
 
     def begin(self, found: int) -> list[int]:
-        """Note that a new run goes on after a log with `found` orders.
+        """Note that a new run continues after a log that holds `found` orders of the stream.
 
-        An append whose answer was lost may have stored more than was confirmed.
+        The log may hold more orders than were confirmed, if the answer to an append was lost.
         """
         before, self._in_log = self._in_log, found
         return [] if before is None else self._settle(found - before)
 
     def confirm(self, ids: int) -> list[int]:
-        """Note that an order's ids are durable, `ids` of them: fewer than it has if it was cut.
+        """Note that `ids` token ids of the oldest pending order are durable.
 
-        Then the stream ends for want of room, and the order was not taken as a whole.
+        If the order has more ids than that, it was cut because the stream reached its limit of
+        tokens: the stream ends, and the order does not count as taken.
         """
         self._in_log = (self._in_log or 0) + 1
         is_whole = bool(self._pending) and len(self._pending[0][0].ids) == ids
         return self._settle(1) if is_whole else []
 
     def drop(self) -> list[int]:
-        """Forget what is pending, which will not be taken; return its tickets."""
+        """Forget the pending orders, because the stream is over here; return their tickets."""
         return self._settle(len(self._pending))
 
     def _settle(self, count: int) -> list[int]:
@@ -89,10 +90,10 @@ class Steering:
 class StreamProgress:
     """How far a stream has come at this origin, for operators; readers do not need it.
 
-    Times are seconds of the core's clock, unless a name ends in `_ms`: those are ms since
-    `began_s`, when the stream came here. `revision` is raised whenever something changes. `tokens`
-    and `next_index` count from the stream's beginning, whoever made them. `frame_ms` are the times
-    of frames from `first_timed` on.
+    Names that end in `_s` are seconds of the core's clock. Names that end in `_ms` are ms since
+    `began_s`, when this origin made its record of the stream. `revision` increases with every
+    change. `tokens` and `next_index` count from the stream's beginning, also across origins.
+    `frame_ms` has the release times of frames, from index `first_timed` on.
     """
 
     began_s: float = 0.0
@@ -103,13 +104,13 @@ class StreamProgress:
     first_timed: int = 0
     frame_ms: array[int] = field(default_factory=lambda: array("I"))
     queue_ms: int | None = None
-    """When a worker first had it."""
+    """Time at which a worker was first told to generate the stream."""
     first_ms: int | None = None
-    """When its first frame was released that is not a notice of ours, if that was made here."""
+    """Release time of the stream's first frame other than our notices, if it was made here."""
     _is_begun: bool = False
 
     def go_on(self, history: History, now_s: float) -> None:
-        """Note that a worker begins with it, or goes on after what is in its log."""
+        """Note that a worker is told to start the stream, or to continue it after its log."""
         if self.queue_ms is None:
             self.queue_ms = self._ms(now_s)
         self.tokens, self.next_index = len(history.ids), history.next_index
@@ -120,7 +121,7 @@ class StreamProgress:
             del self.frame_ms[:]
 
     def released(self, index: int, tokens: int, now_s: float) -> None:
-        """Note that the frame of this index is durable, and completes so many tokens."""
+        """Note that the frame at `index`, with `tokens` tokens, is durable and was released."""
         self.tokens += tokens
         self.next_index = index + 1
         if not self._is_begun:
@@ -130,14 +131,17 @@ class StreamProgress:
             self.frame_ms.append(self._ms(now_s))
 
     def time_s(self, index: int) -> float | None:
-        """Return when a frame was released here, as far as that is kept."""
+        """Return when a frame was released here, or None if its time was not kept."""
         place = index - self.first_timed
         if not 0 <= place < len(self.frame_ms):
             return None
         return self.began_s + self.frame_ms[place] / 1000
 
     def life(self, takeovers: int, now_s: float, coming: int = 0) -> StreamLife:
-        """Return what to store if it ends now, with `coming` more frames in the same commit."""
+        """Return the statistics to store if the stream ends now.
+
+        `coming` is the number of frames that are stored in the same commit as the end.
+        """
         first_ms = self.first_ms
         if coming and not self._is_begun:
             first_ms = self._ms(now_s)
@@ -180,7 +184,7 @@ class EndedStream(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PendingEnd:
-    """The end that this origin is to write for a stream, because no worker can."""
+    """The contents of the end that this origin has to write for a stream without a worker."""
 
     reason: FinishReason
     message: str | None = None
@@ -189,19 +193,23 @@ class PendingEnd:
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """A stream that is generated here or waits for that. The core changes it; others read it.
+    """A stream that is generated here or waits for a worker. Only the core changes it.
 
-    `has_producer` says that an epoch was handed out: the next worker has to take it over. `epoch`
-    is the last one that is known here. `worker` and `run` are set while it is on a worker; a run
-    number is never used twice. `is_cancelled` says that an order to cancel it was accepted, which
-    is carried out whatever happens.
+    Times are seconds of the core's clock.
 
-    `read_s` is when somebody last read it, or it came here; `unread` says that it gives way to
-    streams of its class that are read. `asked_s` is when it was admitted here, if it was, and
-    `released_s` when the last frame of its run was released. Times are seconds of the core's clock.
-
-    `new_engine` is the fingerprint to store with the next record, if another engine begins it than
-    its stored recipe says.
+    Attributes:
+        has_producer: True once the stream has had a producer, so it must be taken over.
+        epoch: The last epoch that is known here.
+        worker: The worker that the stream is on, if any.
+        run: Number of the stream's last run; run numbers are never used twice.
+        is_cancelled: True once an order to cancel the stream was accepted. The order is carried
+            out whatever happens.
+        read_s: When the stream was last read, or at first when it came here.
+        unread: True if the stream gives way to streams of its class that are read.
+        asked_s: When this origin admitted the stream as a new one; None if it did not.
+        released_s: When the last frame was released here.
+        new_engine: The fingerprint to store with the next record, if the engine that begins the
+            stream is not the one in its stored recipe.
     """
 
     id: bytes
@@ -221,13 +229,13 @@ class Stream:
     progress: StreamProgress = field(default_factory=StreamProgress)
     new_engine: str | None = None
     place: int = 0
-    """Its place in the queue of waiting streams; the lowest one is first."""
+    """Position among the waiting streams of the same class; the lowest is first."""
     end: PendingEnd = PendingEnd(FinishReason.FAILED)
     """The end that is being written, in the state ENDING."""
     end_tries: int = 0
-    """How often this end was tried in a row."""
+    """Number of attempts to write the current `end`."""
     end_nth: int = 0
-    """How often any end of it was tried; answers to earlier tries come too late."""
+    """Number of attempts to write any end of the stream; only the last one's answer counts."""
     _stored_engine: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -235,12 +243,12 @@ class Stream:
 
     @property
     def made(self) -> int:
-        """Return the number of its tokens; of its frames if its workers know of no tokens."""
+        """Return the number of the stream's tokens, or of its frames if it has no tokens."""
         progress = self.progress
         return progress.tokens if self.recipe.prompt_ids else progress.next_index
 
     def use_engine(self, fingerprint: str, history: History) -> None:
-        """Note which engine makes it: the one that began it, or else the one that goes on."""
+        """Set the engine in the recipe: the engine that began the stream, else the current one."""
         self.new_engine = None
         if history.engine is not None:
             self.recipe = self.recipe.made_by(history.engine)
@@ -250,7 +258,7 @@ class Stream:
                 self.new_engine = fingerprint
 
     def not_taken(self) -> Conflict:
-        """Return the error for text that it was to be steered with, now that it is over here."""
+        """Return the error for pending Steer orders of a stream that is over here."""
         fate = "was cancelled" if self.is_cancelled else "ended, or went to another origin,"
         return Conflict(
             f"the stream {fate} before it took up the text", hint="open a new stream with it"
