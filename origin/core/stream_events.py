@@ -20,19 +20,19 @@ from tailrace.origin.workers.worker_frame import Frame
 
 
 class Purpose(Enum):
-    """Why a stream is looked for in the ledger."""
+    """The reason for which a stream is looked up in the ledger."""
 
     RESTORE = "restore"
-    """It is unfinished, and its origin is gone."""
+    """The stream is unfinished, and its origin is gone."""
     WAKE = "wake"
-    """It is read here, and is not generated here."""
+    """The stream is read here, and is not generated here."""
     CANCEL = "cancel"
     EXPIRE = "expire"
-    """It has been paused here for too long."""
+    """The stream has been paused here for too long."""
 
 
 class FoundStream(NamedTuple):
-    """A generation without an end, as the ledger knows it."""
+    """The ledger's data about a generated stream that has no end."""
 
     recipe: Recipe
     epoch: int
@@ -44,7 +44,7 @@ class FoundStream(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StreamsRequested:
-    """A client wants to open streams, which get these ids: room is kept for all or for none."""
+    """A client wants to open streams with these ids: room is reserved for all or for none."""
 
     streams: Sequence[bytes]
     priority: Priority
@@ -53,16 +53,17 @@ class StreamsRequested:
 
 @dataclass(frozen=True, slots=True)
 class RequestClosed:
-    """A request to open streams is over; room is kept no longer for those that were not created."""
+    """A request to open streams is over: free the room of those that were not created."""
 
     streams: Sequence[bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class StreamsAdmitted:
-    """New streams are in the ledger.
+    """New streams have been created in the ledger.
 
-    `is_read`: whoever opened them will read them. `has_waited`: their model had to be loaded.
+    `is_read`: the client that opened them will read them. `has_waited`: the request waited for
+    their model.
     """
 
     streams: Sequence[tuple[bytes, Recipe]]
@@ -79,7 +80,7 @@ class UnfinishedListed:
 
 @dataclass(frozen=True, slots=True)
 class StreamsFound:
-    """The answers to a FindStreams; None for a stream that has ended or cannot be continued."""
+    """The answer to a FindStreams; None for a stream that has ended or cannot be continued."""
 
     purpose: Purpose
     found: Mapping[bytes, FoundStream | None]
@@ -102,7 +103,7 @@ class CancelRequested:
 
 @dataclass(frozen=True, slots=True)
 class SteerRequested:
-    """A client wants a stream to go on with these ids; `ticket` names the order to its caller."""
+    """A client wants these token ids inserted next; `ticket` identifies the order to its caller."""
 
     stream: bytes
     ids: Sequence[int]
@@ -111,14 +112,14 @@ class SteerRequested:
 
 @dataclass(frozen=True, slots=True)
 class WakeRequested:
-    """A paused stream is to go on."""
+    """A paused stream is to continue."""
 
     stream: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class TakenOver:
-    """This origin is the producer of a stream under `epoch`, and has read its log."""
+    """This origin has become the producer of a stream, under `epoch`, and has read its log."""
 
     stream: bytes
     run: int
@@ -137,7 +138,10 @@ class NoticesLogged:
 
 @dataclass(frozen=True, slots=True)
 class ClaimFailed:
-    """A stream could not be taken over for a run; without an error, nothing is left to do."""
+    """A stream could not be taken over for a run.
+
+    Without an error, the stream has ended, was deleted or has another producer.
+    """
 
     stream: bytes
     run: int
@@ -146,7 +150,7 @@ class ClaimFailed:
 
 @dataclass(frozen=True, slots=True)
 class OrderRefused:
-    """No frame can hold the order to generate a stream."""
+    """The order to generate a stream does not fit into a frame."""
 
     stream: bytes
     run: int
@@ -163,7 +167,7 @@ class StepDurable:
 
 @dataclass(frozen=True, slots=True)
 class EndStored:
-    """A stream has an end in the ledger, under this epoch if it was written now."""
+    """A stream has an end in the ledger; `epoch` is its new epoch if it was taken over for that."""
 
     stream: bytes
     nth: int
@@ -172,7 +176,7 @@ class EndStored:
 
 @dataclass(frozen=True, slots=True)
 class EndRefused:
-    """The nth try to write a stream's end has failed."""
+    """The attempt with number `nth` to write a stream's end has failed."""
 
     stream: bytes
     nth: int
@@ -181,7 +185,7 @@ class EndRefused:
 
 @dataclass(frozen=True, slots=True)
 class RunsStarted:
-    """A worker is at work on these of its runs that have made nothing yet: it may die of them."""
+    """A worker works on these runs, which have no output yet: they may be what kills it."""
 
     worker: int
     runs: Sequence[int]
@@ -189,9 +193,9 @@ class RunsStarted:
 
 @dataclass(frozen=True, slots=True)
 class WorkerAvailable:
-    """A worker may be given streams: it is ready, or was silent and is heard again.
+    """A worker may be given streams: it is ready, or was silent and has sent a frame again.
 
-    Its model knows that already. `is_new`: it has just loaded its model.
+    The core of models and workers was told before. `is_new`: the worker has just loaded its model.
     """
 
     worker: int
@@ -200,7 +204,7 @@ class WorkerAvailable:
 
 @dataclass(frozen=True, slots=True)
 class WorkerGone:
-    """The process of a worker has ended; `is_death` if it was not told to."""
+    """The process of a worker has ended; `is_death`: it was not told to end."""
 
     worker: int
     is_death: bool = True
@@ -208,14 +212,14 @@ class WorkerGone:
 
 @dataclass(frozen=True, slots=True)
 class ReadersSeen:
-    """The streams that were read at any time since the last of these events."""
+    """The streams that were read at any time since the previous ReadersSeen."""
 
     streams: AbstractSet[bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class LoadMeasured:
-    """The share of the memory that is free."""
+    """The free share of the machine's memory, from 0 to 1, was measured."""
 
     free_memory: float
 
@@ -249,7 +253,7 @@ StreamHappening = (
 
 @dataclass(frozen=True, slots=True)
 class FindStreams:
-    """Look for streams in the ledger; answered by StreamsFound or FindFailed."""
+    """Look streams up in the ledger; answered by StreamsFound or FindFailed."""
 
     purpose: Purpose
     streams: Sequence[bytes]
@@ -257,7 +261,7 @@ class FindStreams:
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """Become a stream's producer, for a run; answered by TakenOver or ClaimFailed."""
+    """Become the producer of a stream for a run; answered by TakenOver or ClaimFailed."""
 
     stream: Stream
     run: int
@@ -266,7 +270,7 @@ class TakeOver:
 
 @dataclass(frozen=True, slots=True)
 class AppendNotices:
-    """Log what readers are to be told; answered by NoticesLogged or ClaimFailed."""
+    """Append notices for readers to a stream's log; answered by NoticesLogged or ClaimFailed."""
 
     stream: bytes
     run: int
@@ -286,9 +290,9 @@ class AppendEnd:
 
 @dataclass(frozen=True, slots=True)
 class OrderRun:
-    """Send a worker of this kind the order to generate a stream, and then what `follow_up` says.
+    """Send a worker of kind `kind` the order to generate a stream, then the frames `follow_up`.
 
-    Answered by OrderRefused if no frame can hold the order.
+    Answered by OrderRefused if the order does not fit into a frame.
     """
 
     worker: int
@@ -310,7 +314,7 @@ class SendFrame:
 
 @dataclass(frozen=True, slots=True)
 class AnswerSteers:
-    """Tell those who steer: their orders are durable, or will not be taken because of `error`."""
+    """Answer the callers of Steer orders: the orders are durable, or failed with `error`."""
 
     tickets: Sequence[int]
     error: Conflict | None = None
@@ -334,7 +338,7 @@ class RecordArrival:
 
 @dataclass(frozen=True, slots=True)
 class RecordEnd:
-    """Add a stream that is over here to history, metrics and traces."""
+    """Record a stream that is over here in the history, metrics and traces."""
 
     stream: Stream
     reason: FinishReason
@@ -342,10 +346,13 @@ class RecordEnd:
 
 @dataclass(frozen=True, slots=True)
 class RecordReleases:
-    """Add the releases of a step to the metrics.
+    """Add the frames that a step released to the metrics.
 
-    `gaps` are seconds since the release before, with how many frames had it, by class; `firsts`
-    are the class, seconds since its admission and trace of each stream with its first release.
+    Attributes:
+        gaps: Tuples of a class, the seconds since a stream's previous release, and the number of
+            frames with this class and time.
+        firsts: The class, the seconds since admission, and the trace of each stream whose first
+            frame was released.
     """
 
     gaps: Sequence[tuple[str, float, int]] = ()
@@ -354,14 +361,14 @@ class RecordReleases:
 
 @dataclass(frozen=True, slots=True)
 class RecordIdle:
-    """Count a stream that is ended because it had neither reader nor output."""
+    """Count a stream that is ended because it had neither a reader nor output for too long."""
 
     state: str
 
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """Log an event; `level` is a name of a log method."""
+    """Log an event; `level` is the name of the logger's method, such as `warning`."""
 
     level: str
     event: str

@@ -1,6 +1,6 @@
-"""The records of an origin's streams: which are here, which wait, and which are on which worker.
+"""The records of an origin's streams: their states, their queue, and the worker of each.
 
-They only say what is known; `origin.core.streams` decides.
+This table makes no decisions; `origin.core.streams` does.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tailrace.origin.generations.recipe import Recipe
 from tailrace.origin.workers.worker_frame import Emissions
 
 ROOM_SHARES = {Priority.INTERACTIVE: 1.0, Priority.STANDARD: 7 / 8, Priority.BATCH: 3 / 4}
-"""Share of `max_streams` that a class may fill, together with those that are less urgent."""
+"""Share of `max_streams` that a class and all less urgent classes together may fill."""
 MAX_ENDED = 512
-"""Maximum number of ended streams that are remembered; the ledger has the rest."""
+"""Maximum number of ended streams that are kept in memory; older ones are in the ledger only."""
 
 
 class Opening(NamedTuple):
-    """The room that is kept for a stream while it is opened."""
+    """The room that is reserved for a stream while its request is being handled."""
 
     priority: Priority
     tenant: str
@@ -38,7 +38,8 @@ class Paused(NamedTuple):
 
     Attributes:
         since_s: The time at which it was paused.
-        epoch: Its epoch then. A later one in the ledger means that another origin took it.
+        epoch: The stream's epoch at that time. If the ledger has a later one, another origin has
+            taken the stream.
     """
 
     since_s: float
@@ -46,14 +47,16 @@ class Paused(NamedTuple):
 
 
 class StreamTable:
-    """The streams of one origin. A stream has one entry, in one of these.
+    """The streams of one origin; each is in `by_id`, `opening`, `paused` or `left`.
 
-    `by_id` has a record of each stream that is generated here or waits for that. `opening` has
-    those that are being opened, `paused` those that wait for a reader, with the time since when,
-    the longest first, and `left` those without an end that this origin cannot go on with.
-
-    `ended` are streams that ended here lately. `revision` is that of the last change to a record.
-    `may_place` says that something has changed that may let a waiting stream have a worker.
+    Attributes:
+        by_id: Records of the streams that are generated here or wait for a worker.
+        opening: Streams that are being opened.
+        paused: Streams that wait for a reader; those that were paused first come first.
+        left: Streams without an end that this origin cannot continue.
+        ended: The last streams that have ended here.
+        revision: Number of changes to records so far.
+        may_place: True if a change may allow a waiting stream to be placed on a worker.
     """
 
     def __init__(self, max_streams: int) -> None:
@@ -74,7 +77,7 @@ class StreamTable:
     # ---- states ----
 
     def state_of(self, stream: bytes) -> StreamState:
-        """Return the state of any stream."""
+        """Return the state of a stream, which may be unknown here (ABSENT)."""
         if (known := self.by_id.get(stream)) is not None:
             return known.state
         if stream in self.opening:
@@ -84,11 +87,11 @@ class StreamTable:
         return StreamState.LEFT if stream in self.left else StreamState.ABSENT
 
     def may(self, stream: bytes, event: StreamEvent) -> bool:
-        """Return True if something can happen to a stream in its state."""
+        """Return True if an event is possible in a stream's current state."""
         return (self.state_of(stream), event) in STREAM_TRANSITIONS
 
     def turn(self, stream: Stream, event: StreamEvent) -> bool:
-        """Change a stream's state; return False for what comes too late to mean anything."""
+        """Change a stream's state by the table; return False if the event comes too late."""
         before = stream.state
         after = STREAM_TRANSITIONS.get((before, event))
         if after is None:
@@ -102,7 +105,7 @@ class StreamTable:
     def add(
         self, id_: bytes, recipe: Recipe, event: StreamEvent, now: float, epoch: int | None = None
     ) -> Stream:
-        """Make the record of a stream; `epoch` is that of its producer, if it had one."""
+        """Create the record of a stream; `epoch` is the epoch of its last producer, if any."""
         state = STREAM_TRANSITIONS[self.state_of(id_), event]
         self.opening.pop(id_, None)
         self.paused.pop(id_, None)
@@ -117,7 +120,7 @@ class StreamTable:
         return stream
 
     def drop(self, stream: Stream, event: StreamEvent, now: float) -> bool:
-        """Remove the record of a stream that is over here; return False if that comes too late."""
+        """Remove the record of a stream that is over here; return False for a late event."""
         if not self.turn(stream, event):
             return False
         self.unplace(stream)
@@ -129,7 +132,7 @@ class StreamTable:
         return True
 
     def remember(self, stream: Stream, reason: FinishReason, now: float) -> None:
-        """Keep how a stream fared that has ended here."""
+        """Keep the summary of a stream that has ended here."""
         self.changed(stream)
         recipe = stream.recipe
         self.ended.append(
@@ -155,24 +158,24 @@ class StreamTable:
 
     @property
     def room(self) -> int:
-        """Return for how many more streams there is room."""
+        """Return the number of further streams that may be opened."""
         return max(0, self._max_streams - self.count)
 
     @property
     def is_crowded(self) -> bool:
-        """Return True if streams that can wait for their readers should, to leave room."""
+        """Return True if there are so many streams that those without readers should be paused."""
         return self.count >= self._max_streams * ROOM_SHARES[Priority.BATCH]
 
     def require_room(self, streams: int, priority: Priority) -> None:
-        """Raise `Overloaded` unless there is room for more streams of a class.
+        """Raise `Overloaded` unless there is room for `streams` more streams of a class.
 
-        A class leaves room for those that are more urgent.
+        Some room is kept for more urgent classes.
         """
         for level in range(priority + 1):
             self._require_room(streams, Priority(level))
 
     def _require_room(self, streams: int, priority: Priority) -> None:
-        """Raise `Overloaded` unless streams of this class or a less urgent one have room."""
+        """Raise `Overloaded` if this and the less urgent classes together would be too many."""
         words = {one.word for one in Priority if one >= priority}
         count = sum(stream.recipe.priority in words for stream in self.by_id.values())
         count += sum(one.priority >= priority for one in self.opening.values())
@@ -189,7 +192,7 @@ class StreamTable:
     # ---- waiting ----
 
     def queue(self, stream: Stream, *, is_first: bool = False) -> None:
-        """Have a stream wait, behind all others or in front of them."""
+        """Put a stream at the end of the queue of waiting streams, or at its front."""
         self._waiting[stream.id] = stream
         self.may_place = True
         if is_first:
@@ -239,7 +242,7 @@ class StreamTable:
         return found
 
     def step(self, worker: int, emissions: Emissions) -> StepFrames:
-        """Return the emissions of runs that are still known, with their streams."""
+        """Return the emissions of runs that are still on the worker, with their streams."""
         runs = self._runs
         streams = [runs.get(run) for run in emissions.runs]
         known = [one for one in streams if one is not None and one.worker == worker]
@@ -251,23 +254,23 @@ class StreamTable:
     # ---- what operators see ----
 
     def changed(self, stream: Stream) -> None:
-        """Note that something has changed that operators see of a stream."""
+        """Note a change of a stream that operators can see."""
         self.revision += 1
         stream.progress.revision = self.revision
 
     def touch(self, stream: bytes) -> None:
-        """Note that something has changed that operators see of a stream, if it is here."""
+        """Note a change that operators can see, of a stream by its id, if it is here."""
         if (known := self.by_id.get(stream)) is not None:
             self.changed(known)
 
     def resumed(self, stream: bytes) -> None:
-        """Note that a client reads a stream anew."""
+        """Count that a client has resumed reading a stream."""
         if (known := self.by_id.get(stream)) is not None:
             known.progress.resumes += 1
             self.changed(known)
 
 
 def _order_of(stream: Stream) -> tuple[bool, Priority, int]:
-    """Return by what waiting streams are sorted: suspects are last."""
+    """Return the sort key of a waiting stream: suspects are last, then by class and place."""
     is_suspect = stream.standing.group is not None
     return is_suspect, Priority.from_word(stream.recipe.priority), stream.place

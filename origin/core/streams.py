@@ -1,12 +1,12 @@
-"""The core of streams: where each is generated, and what becomes of it. Events in, commands out.
+"""The core of streams: decides where each stream is generated. Events in, commands out.
 
-A caller reports what happens and when (`handle`), and carries out the commands that come back. The
-answer to a command is an event again. It may come late: then the states in `states.py` show that
-nothing waits for it, and it changes nothing.
+A caller reports each event and its time (`handle`), and carries out the returned commands. The
+answer to a command is reported as another event. If an answer comes late, the states in `states.py`
+show that nothing waits for it any more, and it is ignored.
 
-A run is a stream on one worker under one epoch. A worker's death turns its runs into waiting
-streams, and another worker goes on from what the ledger holds. Other origins may share the ledger:
-whoever took a stream over last is its producer, and the appends of the others are refused.
+A run is a stream on one worker under one epoch. When a worker dies, its streams wait for other
+workers, which continue them from their logs in the ledger. Several origins may share the ledger:
+the origin that took a stream over last is its producer, and appends of the others are refused.
 """
 
 from __future__ import annotations
@@ -51,35 +51,37 @@ from tailrace.origin.generations.stream_log import History
 from tailrace.origin.workers.worker_frame import Attend, Frame, Halt
 
 MOST_WAIT_S = 60.0
-"""Maximum time that a stream should wait to be begun; longer waits raise the load level."""
+"""Seconds for which a stream may wait for a worker to begin it; longer waits raise the load
+level."""
 IDLE_STREAM_S = 21_600.0
-"""Time after which a stream that has neither a reader nor output is ended."""
+"""Seconds after which a stream that has neither a reader nor output is ended."""
 UNREAD_GRACE_S = 5.0
-"""Time after which a stream without a reader gives way to others: its reader may be about to come
-back over another connection."""
+"""Seconds after which a stream without a reader gives way to others. Before that, its reader may
+be about to come back over another connection."""
 PAUSED_S = 86_400.0
-"""Time for which a paused stream is kept."""
+"""Seconds after which a paused stream is cancelled."""
 MAX_PAUSED = 4096
-"""Maximum number of paused streams; of more, those that were paused first are cancelled."""
+"""Maximum number of paused streams; beyond it, those that were paused first are cancelled."""
 MAX_DEATHS = 5
-"""Number of workers in a row that die on a stream, when no other can be the cause, after which it
-is ended as failed."""
+"""Number of deaths in a row for which a stream is blamed, because no other stream can be the cause,
+after which the stream is ended as failed."""
 CANCEL_TRIES = 3
-"""Number of takeovers in a row for one cancel: another origin may take the stream over between
-ours and its end. Then it is tried again later."""
+"""Maximum number of attempts in a row to write an end. Between our takeover and our write another
+origin may take the stream over. After these attempts the stream is deferred."""
 LOOK_AGAIN_S = 30.0
-"""Interval at which a stream that is read here, and that another origin took, is looked for."""
+"""Interval in seconds at which a stream that is read here, but that another origin took, is looked
+up in the ledger."""
 IS_HERE = -1
-"""In place of the next index in a `Look`, for a stream that was here."""
+"""Value of `Look.found` for a stream that was here."""
 
 GENERATING = (StreamState.RUNNING, StreamState.CANCELLING)
 """States in which a worker has the order to generate a stream."""
 
 
 class Look(NamedTuple):
-    """The last search for a stream that is read here, and its next index then.
+    """The last look-up of a stream that is read here: its time, and the next index `found` then.
 
-    `found` is None if it was not found before.
+    `found` is None before the first answer, and IS_HERE for a stream that was here.
     """
 
     at_s: float
@@ -89,8 +91,8 @@ class Look(NamedTuple):
 class StreamCore:
     """Decides about the streams of one origin, whose records are in `table`.
 
-    `shedding` has the load level, and `quotas` those of tenants. The models and workers have a core
-    of their own, which is read here: it hears of an event first.
+    `shedding` has the load level, and `quotas` the limits of tenants. Models and workers have a
+    core of their own (`ModelPool`), whose records are read here; it must be told of an event first.
     """
 
     def __init__(
@@ -106,22 +108,22 @@ class StreamCore:
         """Create a core without streams.
 
         Args:
-            max_streams: Maximum number of streams that are generated here or wait for that.
+            max_streams: Maximum number of streams that are here or are being opened.
             models: The models and workers of the origin.
-            paused_s: Seconds for which a paused stream is kept.
+            paused_s: Seconds after which a paused stream is cancelled.
             most_wait_s: Seconds of waiting to be begun that raise the load level.
             idle_s: Seconds without reader and output after which a stream is ended.
-            cold_wait_s: Seconds for which a new stream waits for its model to load; without it,
-                as long as it takes.
+            cold_wait_s: Maximum seconds for which a new stream waits for its model to load; None
+                for no limit.
         """
         self.table = StreamTable(max_streams)
         self.shedding = LoadShedding(most_wait_s)
         self.quotas = Quotas()
         self._models = models
         self._paused_s, self._idle_s, self._cold_wait_s = paused_s, idle_s, cold_wait_s
-        self._groups = itertools.count(1)  # of suspects
+        self._groups = itertools.count(1)  # numbers for groups of suspects
         self._looks: dict[bytes, Look] = {}
-        """Streams that are read here, and are here or were looked for since they are read."""
+        """Last look-up of each stream that is read here; see `Look`."""
         self._now = -inf
         self._commands: list[StreamCommand] = []
         self._handlers: dict[type[StreamHappening], Callable[[Any], object]] = {
@@ -152,7 +154,7 @@ class StreamCore:
         """Take note of an event, and return the commands to be carried out now, in order.
 
         Raises:
-            Overloaded: There is no room for new streams, or for another text of a stream.
+            Overloaded: There is no room for new streams, or for another Steer order of a stream.
             TooManyRequests: The tenant of new streams has reached its quota.
             Conflict: A stream that was to be steered was cancelled.
             Unavailable: A stream that was to be steered is not generated here.
@@ -171,7 +173,7 @@ class StreamCore:
     # ---- room ----
 
     def _request(self, event: events.StreamsRequested) -> None:
-        """Keep room for all streams of a request, or for none."""
+        """Reserve room for all streams of a request, or for none."""
         streams, tenant = len(event.streams), tenant_of(event.caller)
         self.shedding.admit(event.priority)
         self.table.require_room(streams, event.priority)
@@ -197,7 +199,7 @@ class StreamCore:
             stream.asked_s, stream.unread = self._now, not event.is_read
 
     def _list_unfinished(self, event: events.UnfinishedListed) -> None:
-        """Try deferred streams again, and look for those that are new here."""
+        """Try deferred streams again, and look up unfinished streams that are unknown here."""
         self._ledger_is_back()
         self.table.left.intersection_update(event.streams)
         unknown = [one for one in event.streams if self.table.state_of(one) is StreamState.ABSENT]
@@ -215,7 +217,7 @@ class StreamCore:
             take(stream, found)
 
     def _restore(self, stream: bytes, found: events.FoundStream | None) -> None:
-        """Go on with a stream whose origin is gone."""
+        """Continue a stream whose origin is gone, or pause it if it can wait for a reader."""
         if self.table.state_of(stream) is not StreamState.ABSENT:
             return
         if found is None:
@@ -226,10 +228,10 @@ class StreamCore:
             self._add(stream, found.recipe, StreamEvent.FOUND, found.epoch)
 
     def _wake(self, streams: Iterable[bytes]) -> None:
-        """Look for streams that are read here, if there is room for them.
+        """Look up streams that are read here but not generated here, if there is room for them.
 
-        They may have been paused, here or by another origin, or be generated by another origin
-        that sees no reader.
+        Such a stream may be paused, here or at another origin, or another origin generates it and
+        sees no reader of it.
         """
         if wanted := list(streams)[: self.table.room]:
             for stream in wanted:
@@ -242,15 +244,15 @@ class StreamCore:
             self.table.paused.pop(stream, None)
         elif found.recipe.unread != Unread.RUN.word and self.table.may(stream, StreamEvent.FOUND):
             look = self._looks.get(stream)
-            # Two origins that both see readers would take it from each other, so it is taken again
-            # only if the other origin makes nothing.
+            # Two origins with readers of one stream would take it from each other again and again.
+            # So it is taken back only if the other origin has added no frame since the last look.
             if look is None or look.found in (None, found.next_index):
                 self._add(stream, found.recipe, StreamEvent.FOUND, found.epoch)
             else:
                 self._looks[stream] = Look(look.at_s, found.next_index)
 
     def _find_failed(self, event: events.FindFailed) -> None:
-        """Have streams that are read looked for again; the other purposes come again anyway."""
+        """Repeat failed look-ups of streams that are read; other look-ups are repeated anyway."""
         for stream in event.streams if event.purpose is Purpose.WAKE else ():
             self._looks.pop(stream, None)
 
@@ -260,7 +262,7 @@ class StreamCore:
         elif found is None:
             self.table.paused.pop(stream, None)
         elif self.table.may(stream, StreamEvent.CANCELLED):
-            # From now on it has a record: nothing else makes another one meanwhile.
+            # The stream gets its record now, so that no later event creates a second one.
             here = self._add(stream, found.recipe, StreamEvent.CANCELLED, found.epoch)
             here.is_cancelled = True
             self._write_end(here, PendingEnd(FinishReason.CANCELLED))
@@ -278,7 +280,7 @@ class StreamCore:
     def _add(
         self, id_: bytes, recipe: Recipe, event: StreamEvent, epoch: int | None = None
     ) -> Stream:
-        """Make the record of a stream; `epoch` is that of its producer, if it had one."""
+        """Create the record of a stream; `epoch` is the epoch of its last producer, if any."""
         stream = self.table.add(id_, recipe, event, self._now, epoch)
         model = self._models.serving(recipe.model)
         if stream.state is StreamState.WAITING and model is not None:
@@ -288,10 +290,10 @@ class StreamCore:
     # ---- streams that wait ----
 
     def _wait_again(self, streams: Iterable[Stream], event: StreamEvent) -> None:
-        """Have streams wait that had a worker.
+        """Queue streams that have lost their worker.
 
-        They wait in front of those that wait for their first token, because their readers see a
-        pause. Suspects wait behind all that wait already, which are likelier to be innocent.
+        They come before streams that wait for their first token, because their readers see a
+        pause. Suspects come last, since the other streams are less likely to kill a worker.
         """
         waiting = [stream for stream in streams if self.table.turn(stream, event)]
         others = [stream for stream in waiting if stream.standing.group is None]
@@ -323,7 +325,7 @@ class StreamCore:
             }
             worker = worker_for(stream.standing, may_take)
             if worker is None:
-                continue  # a suspect, which holds nobody up
+                continue  # a suspect must wait, but streams behind it need not
             self.table.place(stream, worker)
             company[worker].append(stream.standing)
             self._order(events.TakeOver(stream, stream.run, worker))
@@ -331,14 +333,14 @@ class StreamCore:
     # ---- claims ----
 
     def _claimed(self, stream: bytes, run: int) -> Stream | None:
-        """Return the stream whose claim an answer is for; None if that is over."""
+        """Return the stream whose claim was answered; None if that claim is over."""
         known = self.table.by_id.get(stream)
         is_asked = known is not None and known.run == run
         states = (StreamState.CLAIMING, StreamState.RECALLED)
         return known if is_asked and known is not None and known.state in states else None
 
     def _taken_over(self, event: events.TakenOver) -> None:
-        """Decide whether the worker can go on, and what readers are told before it does."""
+        """Begin a claimed run, after notices if there are any; or end or requeue the stream."""
         stream = self._claimed(event.stream, event.run)
         if stream is None:
             return
@@ -382,7 +384,7 @@ class StreamCore:
             self._refused(stream, event.error)
 
     def _release(self, stream: Stream) -> None:
-        """Go on with a stream whose claim was answered, but is not needed."""
+        """Cancel or queue a stream whose claim was answered, but is not needed any more."""
         if stream.is_cancelled:
             self._end(stream, FinishReason.CANCELLED)
         else:
@@ -407,7 +409,7 @@ class StreamCore:
             self._end(stream, FinishReason.FAILED, "no worker can be told to go on with it")
 
     def _refused(self, stream: Stream, error: TailraceError | None) -> None:
-        """Decide what becomes of a stream that the ledger did not take a claim or a frame of."""
+        """End, defer, drop or requeue a stream whose claim or frame the ledger has refused."""
         self.table.unplace(stream)
         match error:
             case StreamFull():
@@ -420,7 +422,7 @@ class StreamCore:
                 self._end(stream, FinishReason.FAILED, reason)
             case Unavailable():
                 self._defer(stream, error)
-            case _ if stream.is_cancelled:  # whoever has it now, the order is carried out
+            case _ if stream.is_cancelled:  # also if another origin is its producer now
                 self._end(stream, FinishReason.CANCELLED)
             case None | NotFound() | StaleEpoch():
                 self._leave(stream, StreamEvent.TAKEN)
@@ -447,7 +449,7 @@ class StreamCore:
             self._cancel_here(stream)
 
     def _cancel_here(self, stream: Stream) -> None:
-        """Accept an order to end a stream: its worker writes the end, or else this origin."""
+        """Accept an order to cancel a stream; its worker or this origin writes the end."""
         before, stream.is_cancelled = stream.state, True
         self.table.turn(stream, StreamEvent.CANCELLED)
         match before:
@@ -481,7 +483,7 @@ class StreamCore:
         *,
         retryable: bool = False,
     ) -> None:
-        """Write the end of a stream that no worker can write; an accepted cancel comes first."""
+        """Write a stream's end, because no worker can; an accepted cancel replaces `reason`."""
         self.table.unplace(stream)
         if self.table.turn(stream, StreamEvent.END_DUE):
             end = PendingEnd(reason, message, retryable)
@@ -499,7 +501,7 @@ class StreamCore:
         self._order(events.AppendEnd(stream, stream.end_nth, stream.end))
 
     def _ending(self, stream: bytes, nth: int) -> Stream | None:
-        """Return the stream whose end an answer is for; None if that is over."""
+        """Return the stream whose end was answered; None if that attempt is over."""
         known = self.table.by_id.get(stream)
         if known is None or known.state is not StreamState.ENDING or known.end_nth != nth:
             return None
@@ -511,19 +513,19 @@ class StreamCore:
             self._finish(stream, stream.end.reason)
 
     def _end_refused(self, event: events.EndRefused) -> None:
-        """Try an end again that this origin has to write; or leave it to another origin.
+        """Try again to write an end that was refused, or leave the stream to another origin.
 
-        Where another origin took the stream over at this moment, only a cancel insists: any other
-        end is that origin's to write.
+        If another origin has taken the stream over, the end is written only for a cancel; otherwise
+        that origin continues the stream.
         """
         stream = self._ending(event.stream, event.nth)
         if stream is None:
             return
         match event.error:
-            case NotFound():  # it was deleted, or has expired
+            case NotFound():  # the stream was deleted, or has expired
                 self._end_stored(events.EndStored(event.stream, event.nth))
             case Damaged():
-                # It stays as it is in the ledger, and readers are told that it is damaged.
+                # The stream stays damaged in the ledger, which tells that to its readers.
                 self._log("error", "stream.damaged", stream, error=event.error.message)
                 self._finish(stream, FinishReason.FAILED, StreamEvent.DAMAGED)
             case Unavailable():
@@ -540,13 +542,13 @@ class StreamCore:
     def _finish(
         self, stream: Stream, reason: FinishReason, event: StreamEvent = StreamEvent.ENDED
     ) -> None:
-        """Forget a stream that is over, and remember how it fared."""
+        """Record the end of a stream, keep its summary, and drop its record."""
         self._order(events.RecordEnd(stream, reason))
         self.table.remember(stream, reason, self._now)
         self._leave(stream, event)
 
     def _leave(self, stream: Stream, event: StreamEvent) -> None:
-        """Forget a stream that is over here, and tell those who steer it."""
+        """Drop the record of a stream that is over here, and fail its pending Steer orders."""
         if not self.table.drop(stream, event, self._now):
             return
         if untaken := stream.steering.drop():
@@ -566,7 +568,7 @@ class StreamCore:
             self._send_mode(self._models.workers[event.worker])
 
     def _worker_gone(self, event: events.WorkerGone) -> None:
-        """Have the streams of a worker wait for another one."""
+        """Queue the streams of a worker that is gone; after a death, blame a poison stream."""
         orphans = self.table.on(event.worker)
         for stream in orphans:
             self.table.unplace(stream)
@@ -583,7 +585,7 @@ class StreamCore:
         self._wait_again(homeless, StreamEvent.UNPLACED)
 
     def _blame(self, stream: Stream, fate: str) -> bool:
-        """Count a worker that was lost on a stream; return True if the stream ends for it."""
+        """Blame a stream for a lost worker or run; return True if it is ended for that."""
         stream.standing.blamed += 1
         if stream.standing.blamed < MAX_DEATHS:
             return False
@@ -592,7 +594,7 @@ class StreamCore:
         return True
 
     def _step_durable(self, event: events.StepDurable) -> None:
-        """Note what is durable of a step, and what was refused."""
+        """Note which frames of a step are durable, and which were refused."""
         worker, now = event.worker, self._now
         for refusal in event.refusals:
             self._append_refused(worker, refusal)
@@ -604,10 +606,10 @@ class StreamCore:
         columns = emissions.runs, emissions.indexes, emissions.ids, emissions.frames
         for stream, run, index, ids, frame in zip(event.step.streams, *columns, strict=True):
             if stream.run != run or stream.worker != worker:
-                continue  # it was taken off meanwhile
+                continue  # the stream was taken off the worker meanwhile
             if not stream.standing.proven:
                 stream.standing.prove()
-                self.table.may_place = True  # suspects wait for that
+                self.table.may_place = True  # suspects wait until streams are proven
             self.quotas.charge(stream.recipe.tenant, len(ids), now)
             stream.progress.released(index, len(ids), now)
             changed(stream)
@@ -636,7 +638,7 @@ class StreamCore:
                     self._order(events.AnswerSteers(durable))
 
     def _append_refused(self, worker: int, refusal: Refusal) -> None:
-        """End a run: its stream has another producer, or it is not in step with the ledger."""
+        """End a run whose frame the ledger refused, for example because of a newer producer."""
         append = refusal.append
         stream = self.table.by_id.get(append.stream)
         if stream is None or stream.worker != worker or stream.epoch != append.epoch:
@@ -649,7 +651,7 @@ class StreamCore:
     # ---- readers ----
 
     def _readers_seen(self, event: events.ReadersSeen) -> None:
-        """Note which streams are read, and do with the others as their requests say."""
+        """Note which streams are read, and pause, cancel, end or look up other streams."""
         lately = event.streams
         self._note_presence(lately)
         resting = (StreamState.WAITING, StreamState.RUNNING)
@@ -671,12 +673,12 @@ class StreamCore:
         self._wake(one for one in sorted(lately - here) if self._is_to_be_found(one))
 
     def _is_to_be_found(self, stream: bytes) -> bool:
-        """Return True if a stream that is read here is to be looked for, at first or again."""
+        """Return True if a stream that is read here must be looked up now, at first or again."""
         look = self._looks.get(stream)
         return look is None or self._now - look.at_s >= LOOK_AGAIN_S
 
     def _note_presence(self, lately: Iterable[bytes]) -> None:
-        """Note which streams are read, and tell workers which ones give way."""
+        """Note which streams are read, and tell workers which streams are unread."""
         for stream in self.table.by_id.values():
             was_unread = stream.unread
             if stream.id in lately:
@@ -690,13 +692,13 @@ class StreamCore:
                     self._order(events.SendFrame(stream.worker, stream.run, frame))
 
     def _is_abandoned(self, stream: Stream) -> bool:
-        """Return True if what its request says of unread streams is due."""
+        """Return True if a stream has been unread for as long as its request allows."""
         if stream.recipe.unread == Unread.RUN.word or stream.steering.orders:
             return False
         return self._now - stream.read_s >= stream.recipe.unread_after_s
 
     def _is_idle(self, stream: Stream) -> bool:
-        """Return True if nobody has read it for long, and nothing has come of it."""
+        """Return True if a stream has had neither a reader nor output for too long."""
         if stream.state is not StreamState.WAITING and stream.state not in GENERATING:
             return False
         return self._now - max(stream.read_s, stream.released_s or 0.0) >= self._idle_s
@@ -704,7 +706,7 @@ class StreamCore:
     def _is_overdue(self, stream: Stream) -> bool:
         """Return True if a new stream has waited too long for its model to load.
 
-        Where the model was never loaded and its circuit is open, any wait is too long.
+        If the model was never loaded and its circuit breaker is open, any wait is too long.
         """
         model = self._models.find(stream.recipe.model)
         if self._cold_wait_s is None or model is None or model.is_ready:
@@ -719,13 +721,13 @@ class StreamCore:
         return f"{name!r} was not loaded in time" + (f": {trouble}" if trouble else "")
 
     def _pause(self, stream: Stream) -> None:
-        """Take it from its worker. What is in the ledger is all that it takes to go on."""
+        """Stop a stream's run and drop its record; the ledger has all it needs to continue."""
         self._send_cancel(stream)
         self._leave(stream, StreamEvent.PAUSED)
         self._log("info", "stream.paused", stream)
 
     def _end_idle(self, stream: Stream) -> None:
-        """End a stream that holds room, and perhaps a worker, that others could use."""
+        """End an idle stream, because it takes room, and perhaps a worker, from others."""
         state = "running" if stream.state in GENERATING else "waiting"
         self._log("warning", "stream.idle", stream, state=state, idle_s=self._idle_s)
         self._order(events.RecordIdle(state))
@@ -741,10 +743,10 @@ class StreamCore:
     # ---- load ----
 
     def _load_measured(self, event: events.LoadMeasured) -> None:
-        """Do less, or more again, as things are."""
+        """Adapt load shedding to the current load, and tell the workers if its level changes."""
         up = [worker for worker in self._models.workers if worker.is_up]
         if not up:
-            return  # all waiting streams wait for a worker to become ready
+            return  # no worker is up, so waiting streams are not a sign of overload
         readings = Readings(self._longest_wait_s(), event.free_memory)
         shedding, before = self.shedding, self.shedding.level
         if shedding.look(readings, self._now):
@@ -759,9 +761,9 @@ class StreamCore:
             self._end(longest, FinishReason.FAILED, why, retryable=True)
 
     def _longest_wait_s(self) -> float:
-        """Return how long a stream that is read and not of class batch has waited to be begun.
+        """Return the longest time that a stream has waited for a worker to begin it.
 
-        A stream whose model is being loaded waits for that.
+        Unread streams, those of class batch, and those whose model is not loaded do not count.
         """
         since = (
             stream.asked_s
@@ -774,7 +776,7 @@ class StreamCore:
         return self._now - min(since, default=self._now)
 
     def _longest_batch(self) -> Stream | None:
-        """Return the stream of class batch that has made most, of those that run."""
+        """Return the running stream of class batch with the most tokens, or None."""
         running = (
             stream
             for stream in self.table.by_id.values()
@@ -801,6 +803,6 @@ class StreamCore:
             self._order(events.SendFrame(worker.number, 0, self.shedding.worker_mode))
 
     def _takes_tokens(self, worker: int) -> bool:
-        """Return True unless a worker answers in text: that has no steps and no classes."""
+        """Return True unless a worker is of kind `text`, which has no steps and no classes."""
         ready = self._models.workers[worker].ready
         return ready is not None and ready.kind != TEXT

@@ -429,7 +429,7 @@ class EdgeLink(asyncio.Protocol):
     ) -> None:
         """Answer a request to read, and start its feed.
 
-        `known` is the resume token that the edge has.
+        `known` is the proof of an opened stream that the edge has, from an earlier Pass.
         """
         opened = await opening
         if self._feeds.get(corr) is feed:  # not detached meanwhile

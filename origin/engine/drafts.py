@@ -24,7 +24,7 @@ FIRST_DRAFT_TOKENS = 4
 NGRAM_TOKENS = (4, 2)
 """Lengths of the suffixes that prompt lookup searches for, the longest first."""
 LOOKUP_TOKENS = 16 * 1024
-"""Number of past tokens that prompt lookup certainly remembers; at most twice as many."""
+"""Minimum number of past tokens that prompt lookup remembers; the maximum is twice as many."""
 CATCH_UP_TOKENS = 512
 """Maximum known tokens of all runs that a draft model takes in per step; a run that lacks more gets
 no drafts yet."""
@@ -44,7 +44,10 @@ class Asked(NamedTuple):
 
 
 class Drafter(Protocol):
-    """Drafts tokens for all runs of an engine. Per step: `propose`, verify, and `learn` per run."""
+    """Drafts tokens for all runs of an engine.
+
+    In each step the engine calls `propose`, verifies the drafts, and calls `learn` for each run.
+    """
 
     def propose(self, asked: Sequence[Asked]) -> list[Sequence[int]]:
         """Return drafts for each request; the requests are of different runs."""
@@ -115,7 +118,7 @@ class _Text:
 
     def __init__(self) -> None:
         self.length = DraftLength()
-        # N-gram -> index of its latest follower, among recent tokens and among those before.
+        # N-gram -> index of the token after its latest occurrence, for recent and older tokens.
         self._recent: dict[tuple[int, ...], int] = {}
         self._older: dict[tuple[int, ...], int] = {}
         self._indexed = 0  # number of tokens whose preceding n-grams are indexed
@@ -230,7 +233,7 @@ class _Draft:
         """Discard cached tokens that differ from `ids`: drafts that were wrong."""
         self.ids, self.limit, self.drafts, self.broken = ids, limit, [], False
         common = min(len(self.cached), len(ids) - 1)
-        right = max(0, common - MAX_DRAFT_TOKENS)  # drafts of the last call are not older
+        right = max(0, common - MAX_DRAFT_TOKENS)  # only the last tokens can be wrong drafts
         while right < common and self.cached[right] == ids[right]:
             right += 1
         del self.cached[right:]

@@ -47,7 +47,7 @@ class InFlightStep:
     works: list[tuple[Work, Generation, int]] = field(default_factory=list)
     launched: Launched | None = None
     first_use: bool = False
-    """Something was done meanwhile that no later step repeats; see `Launched.first_use`."""
+    """True if the step includes one-time work, such as compiling; see `Launched.first_use`."""
 
     @property
     def is_late(self) -> bool:
@@ -140,12 +140,12 @@ class Engine:
         self._scheduler.attend(run_id, unread=unread)
 
     def ease(self, *, small_steps: bool, guess: bool) -> None:
-        """Set whether steps stay at their minimum, and whether tokens are guessed."""
+        """Set whether steps are as small as possible, and whether tokens are guessed."""
         self._guesses = guess and self._model_context.drafter is not None
         self._scheduler.ease(small_steps=small_steps)
 
     def step(self) -> list[Emission]:
-        """Run one plan; return what it produced, and what calls since the last step produced."""
+        """Run one plan; return its emissions, and those of calls since the last step."""
         emissions, self._outbox = self._outbox, []
         if self._guesses:
             emissions += self._land()  # guesses need the last step's tokens
@@ -196,7 +196,7 @@ class Engine:
     # ---- a step ----
 
     def _propose(self, wanted: Sequence[tuple[int, int]]) -> list[Sequence[int]]:
-        """Return guesses for each (run, maximum); none for runs that are not drafted."""
+        """Return guesses for each (run, maximum); none for runs without speculative decoding."""
         assert self._model_context.drafter is not None
         asked = [self._generations[run_id].asked(most) for run_id, most in wanted]
         found = iter(
@@ -248,7 +248,7 @@ class Engine:
         first = at = 0
         for work, generation, count in flight.works:
             if self._generations.get(work.run) is generation:
-                # Check before other runs can find its pages and before drawn tokens are taken.
+                # Check before other runs can find the run's pages and before its tokens are taken.
                 if not all(results.fine[first : first + len(work.ids) - work.drafts]):
                     emissions += generation.end(FinishReason.FAILED, NOT_A_NUMBER, retryable=True)
                     self._forget_ended(work.run)

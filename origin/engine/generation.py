@@ -78,7 +78,7 @@ class Generation:
         self._grammar = self._start_grammar()
         self._counts = self._count()
         self._counted = [*self.generated]
-        """The ids in `_counts`, if there are any."""
+        """The generated ids that `_counts` counts."""
         # Penalties change with every token, so a run with penalties has no guesses.
         self._drafter = model_context.drafter if self._counts is None else None
 
@@ -88,7 +88,7 @@ class Generation:
 
     @property
     def max_tokens(self) -> int:
-        """Maximum number of tokens that it can generate in all."""
+        """Maximum number of tokens that the run can generate in all."""
         return min(self._run.max_tokens, self._model_context.context - len(self._run.prompt_ids))
 
     def resume(self) -> list[Emission]:
@@ -108,7 +108,7 @@ class Generation:
         return self._grammar is None and self._counts is None
 
     def draws(self, drafts: Sequence[int], *, ahead: int = 0) -> list[Draw]:
-        """Return the draws from the row of the last known token, and from those of its drafts.
+        """Return the draws from the row of the last known token and from the rows of its drafts.
 
         ahead: number of earlier tokens that are still being drawn.
         """
@@ -131,7 +131,7 @@ class Generation:
     def accept(
         self, drafts: Sequence[int], drawn: Sequence[Drawn]
     ) -> tuple[list[int], list[Emission]]:
-        """Take drawn tokens as far as the drafts were right; return the tokens and their frames."""
+        """Take the drawn tokens up to the first wrong draft; return them and their emissions."""
         emissions: list[Emission] = []
         taken: list[int] = []
         for each in drawn[: len(accepted(drafts, [each.token for each in drawn]))]:
@@ -145,7 +145,7 @@ class Generation:
         return taken, emissions
 
     def steer(self, ids: Sequence[int]) -> tuple[Sequence[int], list[Emission]]:
-        """Append tokens from outside; return those that fit, and their frames."""
+        """Append tokens of a Steer order; return the tokens that fit, and their emissions."""
         before = self._transcript.total_tokens
         emissions = self._transcript.steer(ids)
         taken = ids[: self._transcript.total_tokens - before]
@@ -159,7 +159,7 @@ class Generation:
         return self._transcript.end(reason, message, retryable)
 
     def release(self) -> None:
-        """Release what is shared with other runs, when the run has ended or lost its pages."""
+        """Release the run's state in the drafter, because it has ended or lost its pages."""
         if self._drafter is not None:
             self._drafter.release(self._run_id)
 
@@ -187,7 +187,7 @@ class Generation:
         return self._model_context.vocabulary.scored(drawn.token, drawn.scores)
 
     def _end_if_finished(self) -> list[Emission]:
-        """End a run after which the grammar allows only the end, without drawing it."""
+        """End the run, without a further draw, if the grammar allows only the end."""
         if self.ended or self._grammar is None or not self._grammar.finished:
             return []
         return self.end(FinishReason.STOP)
@@ -210,10 +210,7 @@ class Generation:
 
 
 def _sampling(run: Run) -> Sampling:
-    """Return the sampler's settings.
-
-    It calls `repetition` what a request calls repetition_penalty.
-    """
+    """Return the sampler's settings, whose names lack the suffix `_penalty` of a request."""
     said = {name.removesuffix("_penalty"): getattr(run.sampling, name) for name in SAMPLING}
     return Sampling(**{name: value for name, value in said.items() if value is not None})
 

@@ -56,12 +56,12 @@ MASK_BITS = 32
 """Vocabulary ids per word of a mask."""
 Mask = NDArray[np.int32]
 _LIMITS = LLParserLimits(
-    initial_lexer_fuel=1_000_000,  # about 20 ms
-    step_lexer_fuel=200_000,  # about 15 ms for one mask
+    initial_lexer_fuel=1_000_000,  # about 20 ms of work
+    step_lexer_fuel=200_000,  # about 15 ms of work for one mask
     step_max_items=50_000,
     max_lexer_states=50_000,  # about 100 MB
     max_grammar_size=100_000,
-    verbose_errors=False,  # they quote what the run has written
+    verbose_errors=False,  # verbose errors would quote the output of the run
 )
 
 
@@ -125,7 +125,7 @@ def _exponent(number: Decimal) -> int:
 
 
 def check_format(kind: FormatKind, source: str, *, open_objects: bool = False) -> OutputFormat:
-    """Return the format as runs follow it. Raises CallerError with llguidance's reason.
+    """Return the format in the form that is stored. Raises CallerError with llguidance's reason.
 
     Admission calls it for `Open.format`. A schema may use the keywords of JSON Schema that
     llguidance supports, and refer to nothing outside itself. Its JSON is written on one line, and
@@ -197,11 +197,11 @@ def _settled(schema: Any, open_objects: bool) -> Any:
 def closed(schema: dict[str, Any]) -> dict[str, Any]:
     """Return a schema whose objects have only the properties that they list.
 
-    JSON Schema allows any others unless it says `additionalProperties: false`, which most
-    libraries leave out and a model may spend all its tokens on. An object stays open that
-    speaks of other properties itself, or requires one that it does not list. A schema that joins
-    objects (`allOf`, or `anyOf` beside `properties`) stays as it is: each part would exclude the
-    properties of the others.
+    JSON Schema allows other properties unless a schema has `additionalProperties: false`, which
+    most libraries leave out; a model may spend all its tokens on such properties. An object stays
+    open if its schema has a rule for other properties, or requires a property that it does not
+    list. A schema that joins objects (`allOf`, or `anyOf` beside `properties`) is not changed,
+    since each part would exclude the properties of the others.
     """
     if any(_joins(each) for each in _subschemas(schema)):
         return schema
@@ -275,7 +275,7 @@ class GrammarCompiler:
         known = tokenizer.get_vocab_size()
         ends = sorted(token for token in self._eos_ids if token < known)
         whole = Tokenizer.from_str(tokenizer.to_str())
-        whole.no_padding()  # llguidance encodes with it the text that a format prescribes
+        whole.no_padding()  # llguidance encodes a format's fixed text with it
         whole.no_truncation()
         try:
             self._tokenizer = LLTokenizer(
@@ -357,7 +357,7 @@ class OutputGrammar:
         mask = bits[: self._words].copy()
         if self._vocab % MASK_BITS:
             mask.view(np.uint32)[-1] &= np.uint32((1 << self._vocab % MASK_BITS) - 1)
-        for token in self._eos_ids:  # llguidance does not know those outside the tokenizer
+        for token in self._eos_ids:  # llguidance does not know end ids outside the tokenizer
             _allow(mask, token, self.may_end)
         for token in self._forbidden:
             _allow(mask, token, False)
@@ -421,10 +421,10 @@ def _grammar(kind: FormatKind, source: str) -> str:
 
 
 def _guided(schema: Any) -> Any:
-    """Return a schema that says how its JSON is written. Raises CallerError if it is too costly.
+    """Return a schema that sets how its JSON is written. Raises CallerError if it is too costly.
 
-    A schema that admission has settled says so itself. One that an earlier version stored keeps the
-    white space of that version, so that its stream can continue.
+    A schema that admission has stored sets this itself. A schema that an earlier version stored
+    keeps the white space of that version, so that its stream can continue.
     """
     if (costly := why_costly(schema)) is not None:
         raise _refusal(costly, "format_too_costly")
@@ -445,7 +445,7 @@ def _calls(
 
     special: names and ids of special tokens, of which a mark may be one.
     """
-    assert tools.markup is not None  # only an engine's tools get here
+    assert tools.markup is not None  # tools without a markup have no grammar
     markup = MARKUPS[tools.markup]
     begins, ends = (_mark(mark, special) for mark in (markup.begins, markup.ends))
     # text around all calls; `before` and `after` are around each

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from tailrace.ledger.errors import ModelError
 from tailrace.ledger.frame import Score, TokenScores
 
-if TYPE_CHECKING:  # it needs torch, and a Transcript does not
+if TYPE_CHECKING:  # imports torch, which a Transcript does not need
     from tailrace.origin.models.model import Scores
 import codecs
 import hashlib
@@ -75,7 +75,7 @@ class Vocabulary:
             self._bytes[token] = word.encode() if token in self._special else to_bytes(word)
 
     def bytes_of(self, token: int) -> bytes:
-        """Return the bytes of `token`; a special one's name; empty for an unknown id."""
+        """Return the bytes of `token`, or the name of a special token; empty for an unknown id."""
         return self._bytes[token] if token < len(self._bytes) else b""
 
     def text_of(self, token: int) -> bytes:
@@ -83,7 +83,7 @@ class Vocabulary:
         return b"" if token in self._special else self.bytes_of(token)
 
     def scored(self, token: int, scores: Scores) -> TokenScores:
-        """Return the scores of a drawn token as a frame has them.
+        """Return the scores of a drawn token in the form that frames use.
 
         Ids beyond the tokenizer have no bytes.
         """
@@ -118,7 +118,9 @@ def _from_byte_level(word: str) -> bytes:
 
 @cache
 def _byte_of() -> dict[str, int]:
-    """Return GPT-2's characters for bytes: printable Latin-1 for itself, others from U+0100 on.
+    """Return the byte of each of GPT-2's characters: printable Latin-1 is itself.
+
+    The other bytes have characters from U+0100 on.
 
     This is `bytes_to_unicode` of the code of Radford et al., Language Models are Unsupervised
     Multitask Learners, 2019 (https://github.com/openai/gpt-2).
@@ -139,10 +141,7 @@ def _from_fallback(word: str) -> bytes:
 
 
 class PendingScores:
-    """Scores of tokens whose frame is not made yet.
-
-    If there are too many, the last that fit a frame.
-    """
+    """Scores of tokens whose frame is not made yet: the last ones that fit into a frame."""
 
     def __init__(self) -> None:
         self._scores: deque[TokenScores] = deque()
@@ -213,15 +212,15 @@ class Transcript:
         self._most_calls = None if tools is None or tools.parallel else 1
         self._next_index = run.next_index
         self._ids: list[int] = []  # generated since the last emission
-        self._scores = PendingScores()  # of those
-        self._steered: list[IdSpan] = []  # those of `_ids` that came from Steer orders
+        self._scores = PendingScores()  # scores of the tokens in `_ids`
+        self._steered: list[IdSpan] = []  # spans of `_ids` that came from Steer orders
         self._bytes_to_drop = 0
 
     def resume(self) -> list[Emission]:
         """Step through the run's generated ids and return what had not been sent.
 
-        Normally that is nothing; the end, if the stream lacks only that; FAILED, if the stream's
-        text differs from the text of these ids.
+        Normally nothing is returned. If the stream lacks only its end, that end is returned. If the
+        stream's text differs from the text of these ids, an end with FAILED is returned.
         """
         self._bytes_to_drop = self._run.sent_bytes
         emissions: list[Emission] = []
@@ -345,7 +344,7 @@ class Transcript:
 
     def _call_frame(self, piece: CallPiece, arguments: str) -> ToolCall:
         """Return the frame of a piece of a call, whose id depends only on the run."""
-        self._scores.take()  # the API's logprobs are those of text
+        self._scores.take()  # dropped: only frames of text have scores
         id_ = call_id(self._run, piece.call, self._markup) if piece.name else ""
         return ToolCall(piece.call, id_, piece.name, arguments, self._next_index)
 
@@ -372,7 +371,7 @@ def call_id(run: Run, call: int, markup: Markup | None) -> str:
 
 
 def _orders(run: Run) -> Iterator[tuple[bool, Sequence[int]]]:
-    """Yield drawn ids one by one, (False, [id]), and the ids of each Steer order, (True, ids)."""
+    """Yield (False, [id]) for each drawn id, and (True, ids) for each Steer order, in order."""
     ids, at = run.generated_ids, 0
     for span in (*run.steered, IdSpan(len(ids), 0)):
         yield from ((False, [token]) for token in ids[at : span.start])

@@ -1,7 +1,7 @@
-"""Admission of requests: every range is checked here, for every dialect.
+"""Admission of requests: checks all fields of a request, whichever API of an edge it came by.
 
-Plain functions over values: they turn an `Open` into a `Recipe`, or raise an error that names the
-field and says what would be right.
+The functions turn an `Open` into a `Recipe`, or raise an error that names the field and says what
+would be right. They do no I/O.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tailrace.origin.core.quotas import tenant_of
 from tailrace.origin.generations.recipe import Recipe, packed_ids, prompt_hash
 from tailrace.origin.tool_calls import ToolUse, read_functions
 
-if TYPE_CHECKING:  # it needs tokenizers, which only models of our own need
+if TYPE_CHECKING:  # imports tokenizers, which only workers of kind `tokens` need
     from tailrace.origin.checkpoint.prompt import PromptReader
 
 MAX_STOPS = 8
@@ -38,7 +38,7 @@ MAX_LOGPROBS = 20
 MAX_CHOICES = 16
 DEFAULT_MAX_TOKENS = 256
 ALL_THERE_IS = 1 << 20
-"""`max_tokens` from which on a request gets as many tokens as the context has room for."""
+"""Minimum `max_tokens` that stands for "as many tokens as the context has room for"."""
 TOOLS_UNUSED = (
     "this model was not trained to call tools, so it answers in text;"
     ' "tool_choice": "required" makes it call one, as well as it can'
@@ -46,7 +46,7 @@ TOOLS_UNUSED = (
 MAX_NOTE_CHARS = 256 * 1024
 DEFAULT_UNREAD_S = 30
 MAX_UNREAD_S = 86_400
-"""Maximum seconds that a request may set before its unread stream pauses or is cancelled."""
+"""Maximum of `unread_after_s`, the seconds after which an unread stream is paused or cancelled."""
 
 
 def admit(
@@ -60,11 +60,12 @@ def admit(
 ) -> Recipe:
     """Return the recipe of a request for a model, with a value for every setting.
 
-    Without a `reader` the request is for a worker of kind `text`, which knows of no tokens;
-    `offers` are the fields that only engines can serve otherwise.
+    Without a `reader` the recipe is for a worker of kind `text`, which takes text instead of
+    tokens. `offers` has the optional fields that such a worker supports.
 
     Raises:
-        CallerError: A field of the request is invalid, or its worker cannot serve it.
+        CallerError: A field of the request is invalid, or the worker does not support it.
+        NotFound: The request names another model.
     """
     if request.model != model:
         raise NotFound(
@@ -89,7 +90,7 @@ def _token_recipe(
 ) -> Recipe:
     asked = request.max_tokens or DEFAULT_MAX_TOKENS
     is_dropping = request.overflow is Overflow.DROP_OLDEST
-    # Who asks for all that there is room for is content with any room.
+    # A request for as many tokens as fit can be served if there is room for one.
     room = 1 if request.max_tokens is None or asked >= ALL_THERE_IS else asked
     tools = _tool_use(request, reader)
     notices: list[tuple[str, str]] = []
@@ -104,7 +105,7 @@ def _token_recipe(
     form = request.format
     held = tools is not None and (tools.forced or form is not None)
     if form is not None or held:
-        # Imported late: numpy and llguidance are a fifth of a second, in every start of an origin.
+        # Imported late: numpy and llguidance would add 0.2 s to every start of an origin.
         from tailrace.origin.engine.grammar import check_format, check_tools
 
         is_open = reader.open_objects
@@ -112,7 +113,7 @@ def _token_recipe(
             form = check_format(form.kind, form.source, open_objects=is_open)
         if tools is not None and held:
             if tools.forced:
-                form = None  # all that there will be is calls
+                form = None  # the output consists of calls only
             tools = check_tools(tools, form, open_objects=is_open)
     return Recipe(
         **_any_kind(request, fingerprint, sampling, form),
@@ -126,7 +127,7 @@ def _token_recipe(
 
 
 def _tool_use(request: Open, reader: PromptReader | None) -> ToolUse | None:
-    """Return what may be called, for an engine with the markup of its model if that has one."""
+    """Return the tools that may be called, with the markup of calls if the model has one."""
     tools = request.tools
     if tools is None or tools.choice is ToolChoice.NONE:
         return None
@@ -154,7 +155,7 @@ def _tool_use(request: Open, reader: PromptReader | None) -> ToolUse | None:
 def _text_recipe(
     request: Open, fingerprint: str, sampling: Sampling, offers: Collection[str]
 ) -> Recipe:
-    """Return a recipe for a worker that answers in text; fields for engines only are refused."""
+    """Return a recipe for a worker of kind `text`; refuse fields that the worker cannot serve."""
     for name in _ENGINE_ONLY:
         if getattr(request, name) is not None and name not in offers:
             raise _unsupported(name)
@@ -177,7 +178,7 @@ def _text_recipe(
 
 
 def _settled(*said: Sampling) -> Sampling:
-    """Return the first value that is given for each setting, or else the neutral one."""
+    """Return the first given value of each sampling setting, or its neutral value."""
     settled: dict[str, Any] = {name: setting.neutral for name, setting in SAMPLING.items()}
     for each in reversed(said):
         values = {name: getattr(each, name) for name in SAMPLING}
@@ -215,7 +216,7 @@ _ENGINE_ONLY = ("logprobs", "format", "tools")
 
 
 def asks_of_engine(request: Open) -> bool:
-    """Return True if a request has fields that some workers that answer in text cannot serve."""
+    """Return True if a request has fields that not every worker of kind `text` can serve."""
     return any(getattr(request, name) is not None for name in _ENGINE_ONLY)
 
 
@@ -226,15 +227,15 @@ def _turn(message: Message) -> tuple[str | None, ...]:
 
 
 def check_count(request: Open) -> None:
-    """Check the number of streams first: it multiplies the work of everything that follows."""
+    """Check the number of streams of a request; called first, as it multiplies all other work."""
     if not 1 <= request.n <= MAX_CHOICES:
         raise CallerError(f"is {request.n}", field="n", hint=f"from 1 to {MAX_CHOICES}")
 
 
 def request_hash(request: Open) -> bytes:
-    """Return the hash of a request, which must be equal for an idempotency key to be used again.
+    """Return the hash of a request. A request with a known idempotency key must have an equal hash.
 
-    It leaves out the credit, the trace, and the caller: each tenant has keys of its own.
+    The hash leaves out the credit, the trace and the caller, since each tenant has its own keys.
     """
     same = replace(request, credit=0, credit_bytes=None, caller=None, trace=None)
     return hashlib.sha256(encode(same)).digest()

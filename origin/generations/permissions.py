@@ -1,7 +1,7 @@
-"""The rights of callers: what they may do with a stream, and which names are theirs.
+"""The rights of callers on streams, and the names of objects and idempotency keys by tenant.
 
-A caller has the rights of the API key that an edge has checked, on streams of its tenant, and those
-of a resume token, on its stream. A stream of another tenant counts as absent.
+An API key, which the edge has checked, gives rights on all streams of its tenant. A resume token
+gives rights on one stream. Streams of other tenants are treated as absent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ KEY_MARK = "\x1f"
 
 
 def key_of(caller: Caller | None, idempotency_key: str | None) -> str | None:
-    """Return an idempotency key that differs from the same key of another tenant."""
+    """Return an idempotency key with the caller's tenant, so that tenants cannot share keys."""
     tenant = tenant_of(caller)
     if idempotency_key is None or not tenant:
         return idempotency_key
@@ -27,12 +27,15 @@ def key_of(caller: Caller | None, idempotency_key: str | None) -> str | None:
 
 
 def name_of(caller: Caller | None, name: str) -> str:
-    """Return the name of an object that differs from the same name of another tenant."""
+    """Return an object's name with the caller's tenant, so that tenants cannot share objects."""
     return within(tenant_of(caller), name)
 
 
 async def generation(ledger: Ledger, stream: bytes) -> StreamInfo:
-    """Return a generated stream; raises `NotFound` for an object's: only its object serves it."""
+    """Return a generated stream.
+
+    Raises `NotFound` for the streams of objects, which only the objects themselves serve.
+    """
     info = await ledger.info(stream)
     if info.kind is not StreamKind.GENERATION:
         raise unknown_stream(stream)
@@ -63,7 +66,7 @@ def rights_on(
     if token is not None:
         if not token.is_for(tenant):
             raise unknown_stream(stream)
-        # An edge without keys speaks for everybody, so only the token counts there.
+        # An edge without API keys sends no caller: then only the resume token gives rights.
         return token.rights | own if is_own and caller is not None else token.rights
     if caller is not None and not caller.tenant:
         raise nobody_speaks()

@@ -1,8 +1,8 @@
 """Reader presence: which streams are read at this origin.
 
-A stream is read while a client is connected here that may be sent its next frame: a client without
-credit does not count, nor does one of another origin that shares the ledger. The core
-(`origin.core.streams`) decides what becomes of streams that nobody reads.
+A stream is read while a client with credit for the stream's next frame is connected through this
+origin. Clients of other origins that share the ledger do not count. The core
+(`origin.core.streams`) decides whether streams without readers continue, pause or end.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from contextlib import contextmanager
 class Readers:
     """The number of readers of each stream that has any.
 
-    `changed` is called with a stream whose number changes. `replayed` is called with the number of
-    frames that a reader gets from storage, and True if its last ones came from memory.
+    `changed` is called with a stream whose number of readers changes. `replayed` is called with the
+    number of frames that a reader gets from storage, and True if the reader got frames from memory
+    until it fell behind.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class Readers:
         self._changed(stream)
 
     def end(self, stream: bytes) -> None:
-        """Count one reader less of a stream."""
+        """Count one reader of a stream fewer."""
         self._now[stream] -= 1
         if not self._now[stream]:
             del self._now[stream]
@@ -52,7 +53,7 @@ class Readers:
 
     @contextmanager
     def reading(self, stream: bytes) -> Iterator[None]:
-        """Count one more reader of a stream, within."""
+        """Count one more reader of a stream during the `with` block."""
         self.begin(stream)
         try:
             yield
@@ -62,7 +63,7 @@ class Readers:
     async def counted(
         self, stream: bytes, body: AsyncIterable[bytes]
     ) -> AsyncGenerator[bytes, None]:
-        """Yield the parts of a body made of the stream; a reader counts while it waits for one."""
+        """Yield the parts of a body; its reader counts only while it waits for the next part."""
         parts = aiter(body)
         try:
             while True:

@@ -1,4 +1,4 @@
-"""The recipe of a generation: all that a worker needs to go on, besides the stored token ids."""
+"""The recipe of a generation: with it and the stored token ids, any worker can continue it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _one_of(words: Iterable[Word]) -> str:
 
 
 def packed_ids(given: Any) -> memoryview:
-    """Return token ids of four bytes each, from their base64 text in JSON or from a list."""
+    """Return token ids as u32, four bytes each, from a list or from the base64 text in JSON."""
     if isinstance(given, memoryview):
         return given
     try:
@@ -35,7 +35,7 @@ def _text_of(ids: memoryview) -> str:
     return b64encode(pack_u32s(ids)).decode()
 
 
-# As one text, because reading a million numbers one by one would hold up every stream.
+# Stored as one base64 text, since parsing a million JSON numbers would block the event loop.
 PackedIds = Annotated[memoryview, PlainValidator(packed_ids), PlainSerializer(_text_of)]
 FormatWord = Annotated[str, Field(pattern=_one_of(FormatKind))]
 PriorityWord = Annotated[str, Field(pattern=_one_of(Priority))]
@@ -45,19 +45,24 @@ UnreadWord = Annotated[str, Field(pattern=_one_of(Unread))]
 class Recipe(BaseModel):
     """The settings of a generation: stored as JSON with the stream, and never sent to clients.
 
-    `fingerprint` names the weights, kernels and versions that make the tokens: another
-    engine would continue with other tokens than the uninterrupted run. It is empty where the model
-    was never loaded before: then the first record that an engine makes says it (`RecordExtra`).
-
-    A worker of kind `tokens` gets the prompt as packed `prompt_ids`. A worker of kind `text` knows
-    of no tokens and gets `prompt`, or `messages`: pairs of role and content, followed by the tool
-    fields of a `Message` if a turn calls tools or answers a call. `completes` is True if the text
-    goes on from a `prompt`. `format` is a word of `FormatKind` and the source. `notices` are pairs
-    of code and message, which are logged first. `siblings` are the other streams of the same
-    request, in hex. `tenant` is empty if the edge knows no API keys. `note` is the request's own
-    text for its readers. `given` names the settings in `sampling` that the request itself gave: a
-    server with defaults of its own is sent no others. It is None for workers of kind `tokens`, and
-    in recipes of earlier versions. `trace` is the traceparent that the request came with.
+    Attributes:
+        fingerprint: Identity of the engine: its weights, kernels and versions. An engine with
+            another fingerprint may continue with other tokens. It is empty if the model was never
+            loaded before; then the first record that an engine makes has it (`RecordExtra`).
+        prompt_ids: The prompt for a worker of kind `tokens`, as packed ids.
+        prompt: The prompt for a worker of kind `text`, if it is not `messages`.
+        messages: Messages for a worker of kind `text`: role and content of each, followed by the
+            tool fields of a `Message` if the message calls tools or answers a call.
+        completes: True if the output continues the text of the prompt.
+        format: A word of `FormatKind`, and the source of the format.
+        notices: Code and message of each notice that is logged before any output.
+        siblings: Ids of the other streams of the same request, in hex.
+        tenant: The tenant of the caller; empty if the edge has no API keys.
+        note: The request's own text for the readers of the stream.
+        given: Names of the `sampling` settings that the request itself set. Upstream servers, which
+            have defaults of their own, are sent only these. It is None for workers of kind
+            `tokens`, and in recipes of earlier versions.
+        trace: The traceparent of the request.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -87,7 +92,7 @@ class Recipe(BaseModel):
     trace: str | None = None
 
     def run(self, history: History) -> Run:
-        """Return the order for a worker of kind `tokens` to start, or to go on after `history`."""
+        """Return the order for a worker of kind `tokens` to start, or continue after `history`."""
         form = self.format
         return Run(
             prompt_ids=self.prompt_ids,
@@ -107,16 +112,16 @@ class Recipe(BaseModel):
         )
 
     def ask(self, history: History) -> Ask:
-        """Return the order for a worker of kind `text` to start, or to go on after `history`."""
+        """Return the order for a worker of kind `text` to start, or continue after `history`."""
         text = history.text.text
         return Ask(self.model_dump_json(), text, history.next_index, history.calls)
 
     def made_by(self, fingerprint: str) -> Recipe:
-        """Return the recipe of a stream that the engine of this fingerprint makes."""
+        """Return a copy of the recipe with another fingerprint."""
         return self.model_copy(update={"fingerprint": fingerprint})
 
     def first_notices(self, logged: int) -> list[Notice]:
-        """Return the notices that are not among the first `logged` frames of a log, numbered."""
+        """Return the notices after the first `logged` ones, with their indexes in the log."""
         missing = list(enumerate(self.notices))[logged:]
         return [Notice(code, message, index) for index, (code, message) in missing]
 

@@ -35,11 +35,12 @@ TENANT_BYTES = 8
 _PAYLOADS = {"v1": struct.Struct("<16sBQ"), "v2": struct.Struct(f"<16sBQ{TENANT_BYTES}s")}
 PEER = b"tailrace peer "
 PASS = b"tailrace pass "
-"""Prefix of what is signed as the proof of an opened stream; a token's begins with `v`."""
+"""Prefix of the text that is signed to prove that a stream was opened. The signed text of a token
+begins with `v`, so no token can serve as such a proof."""
 
 
 class VerifiedToken(NamedTuple):
-    """The contents of a valid token; `tenant` is the mark of the tenant whose stream it is for."""
+    """The contents of a valid token; `tenant` has the first bytes of the hash of its tenant."""
 
     stream: bytes
     rights: Right
@@ -93,7 +94,7 @@ class TokenKeys:
         """Return the contents of a token that gives `right` on `stream` now.
 
         Raises:
-            Unauthorized: The token is forged or has expired; one text for all causes.
+            Unauthorized: The token is forged or has expired; the message is the same for both.
             NotFound: The token is for another stream.
             Forbidden: The token does not include the right.
         """
@@ -107,19 +108,20 @@ class TokenKeys:
         return verified
 
     def pass_for(self, stream: bytes) -> bytes:
-        """Return the proof that an origin with these keys has opened a stream for an edge."""
+        """Return the proof, for an edge, that an origin with these keys has opened a stream."""
         return self._pass(self._signing, stream)
 
     def check_pass(self, mac: bytes, stream: bytes) -> None:
-        """Raise `Unauthorized` unless `mac` is the proof for a stream. It does not expire."""
+        """Raise `Unauthorized` unless `mac` is the proof for a stream; proofs do not expire."""
         found = [hmac.compare_digest(mac, self._pass(kid, stream)) for kid in self._keys]
         if not any(found):
             raise _refused()
 
     def peer_secrets(self, link_secret: bytes | None) -> tuple[bytes, ...]:
-        """Return the proofs that an origin has one of these keys and the same link secret.
+        """Return the secrets by which origins with these keys recognize each other.
 
-        Edges have no more than the link secret. The first proof is of the key that signs.
+        Each is derived from one key and the link secret. Edges have only the link secret, so they
+        cannot pose as origins. The first secret belongs to the key that signs tokens.
         """
         said = PEER + (link_secret or b"")
         return tuple(hmac.digest(key, said, "sha256") for key in self._keys.values())
@@ -133,7 +135,7 @@ class TokenKeys:
             return None
         version, kid, payload, mac = parts
         known = version in _PAYLOADS and kid in self._keys
-        # An unknown key costs the same work as a known one: timing tells nothing.
+        # An unknown key takes the same time as a known one, so timing reveals no key ids.
         expected = self._mac(kid if known else self._signing, f"{version}.{kid}.{payload}")
         if not hmac.compare_digest(mac, expected) or not known:
             return None

@@ -1,11 +1,11 @@
-"""Carries out, against ledger and workers, what the core decides about an origin's streams.
+"""Does the I/O of an origin's streams: carries out the decisions of their core.
 
-The core (`origin.core.streams`) has the rules and no I/O. What clients, workers and the supervisor
-report here becomes an event. The commands that come back are carried out, and the ledger's answers
-are reported as events again.
+The core (`origin.core.streams`) has the rules and no I/O. Calls of clients, workers and the
+supervisor are passed to the core as events. The commands that the core returns are carried out on
+the ledger and the workers, and the ledger's answers are passed to the core as events, too.
 
-Every token passes through `worker_step`, and is released by the ledger only when its group commit
-is durable.
+Every token passes through `worker_step`, and the ledger releases it only when its group commit is
+durable.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ LedgerCommand = FindStreams | TakeOver | AppendNotices | AppendEnd
 class Runs(Owner):
     """The streams of an origin, and the owner of all its worker slots.
 
-    `core` decides, and `table` has its records, which others may read. `models` has the workers.
+    `core` makes the decisions; `table` has its records, which others may read but not change.
+    `models` has the models and the workers.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class Runs(Owner):
         idle_s: float = IDLE_STREAM_S,
         recorder: HistoryRecorder | None = None,
     ) -> None:
-        """Create it without streams; the times are those of `StreamCore`."""
+        """Create the runs of an origin, without streams; see `StreamCore` for the times."""
         self.models = models
         self.core = StreamCore(
             max_streams,
@@ -142,13 +143,13 @@ class Runs(Owner):
         metrics.overload.set_function(lambda: self.core.shedding.level)
         self._tickets = itertools.count(1)
         self._steers: dict[int, asyncio.Future[None]] = {}
-        """Callers that wait until text is durable in a stream's log, by the ticket of the order."""
+        """Futures of callers that wait until their Steer orders are durable, by ticket."""
         self._reading = asyncio.Lock()
-        """Held while a log is read: one at a time, so that other work has its turns between."""
+        """Held while a log is read: one log at a time, so that other tasks can run in between."""
 
     @property
     def clock(self) -> Callable[[], float]:
-        """Return the clock by which the times of streams are: the one of the metrics."""
+        """Return the clock for all times of streams, in seconds; metrics use the same clock."""
         return self._metrics.clock
 
     @property
@@ -165,13 +166,13 @@ class Runs(Owner):
         caller: Caller | None = None,
         model: str = "",
     ) -> Iterator[ServedModel]:
-        """Keep room for new streams of a model, which are started within; return the model.
+        """Reserve room for new streams, which are started in the `with` block; yield their model.
 
         Raises:
             NotFound: The model is not served.
             Overloaded: There is no room.
             TooManyRequests: The caller's tenant has reached its quota.
-            Unavailable: The model can be neither asked nor waited for.
+            Unavailable: The model is not ready, and requests do not wait for it.
         """
         wanted = self.models.find(model)
         self.models.check_starts(wanted)
@@ -185,9 +186,10 @@ class Runs(Owner):
     async def opening(
         self, model: ServedModel, stream: bytes, *, known: bool = True
     ) -> AsyncIterator[str]:
-        """Wait until a stream of that id can be opened, within: see `ModelHost.until_open`.
+        """Wait until the stream can be opened in the `with` block: see `ModelHost.until_open`.
 
-        It counts as a request for its model, and goes on counting if it was opened.
+        The stream counts as a request for its model: during the block, and afterwards if it was
+        opened.
         """
         self.models.happen(RequestArrived(model.name, stream))
         try:
@@ -201,7 +203,8 @@ class Runs(Owner):
     ) -> None:
         """Generate streams that were just created.
 
-        `read`: whoever opened them is to read them; `waited`: their model had to be loaded.
+        `read`: the client that opened the streams will read them. `waited`: the request waited for
+        their model.
         """
         for stream, recipe in streams:
             if not self.models.is_up(recipe.model):
@@ -209,19 +212,19 @@ class Runs(Owner):
         await self._happen(StreamsAdmitted(streams, is_read=read, has_waited=waited))
 
     async def cancel(self, stream: bytes) -> None:
-        """End a stream; its worker writes the end, or this origin if it has none here.
+        """Cancel a stream: its worker writes the end, or this origin if it has no worker here.
 
-        A stream that another origin generates is taken from it. One that has ended stays as it is.
-        While the ledger is away the order is kept, and carried out later.
+        A stream that another origin generates is taken over for this. A stream that has ended stays
+        unchanged. The cancel of a stream that is here is carried out later if the ledger is away.
         """
         await self._happen(CancelRequested(stream))
 
     async def steer(self, stream: bytes, ids: Sequence[int]) -> None:
-        """Have a generation go on with `ids`; return when they are durable in its log.
+        """Insert token ids into a running stream; return when they are durable in its log.
 
         Raises:
-            Conflict: The stream ends before it takes them up.
-            Overloaded: Many texts wait already.
+            Conflict: The stream ends, or leaves this origin, before the ids are inserted.
+            Overloaded: Too many such orders of the stream are pending.
             Unavailable: The stream is not generated here.
         """
         if self.table.state_of(stream) is StreamState.PAUSED:
@@ -238,25 +241,25 @@ class Runs(Owner):
         await taken
 
     def resumed(self, stream: bytes) -> None:
-        """Note that a client reads a stream anew."""
+        """Count that a client has resumed reading a stream."""
         self.table.resumed(stream)
 
     # ---- what the supervisor reports ----
 
     async def restore(self, streams: Sequence[bytes]) -> None:
-        """Go on with unfinished streams of origins that are gone, as many as there is room for.
+        """Continue unfinished streams of origins that are gone, as many as there is room for.
 
-        It may be called again and again: streams that are here are left alone. Those that had to
-        wait because the ledger was away are tried again.
+        It may be called repeatedly: streams that are already here are not affected. Streams that
+        were deferred because the ledger was away are tried again.
         """
         await self._happen(UnfinishedListed(streams))
 
     async def attend(self) -> None:
-        """Look which streams are read, and do with the others as their requests say."""
+        """Report to the core which streams were read lately; it pauses or ends unread ones."""
         await self._happen(ReadersSeen(self.readers.lately()))
 
     async def relieve(self, free_memory: float) -> None:
-        """Do less, or more again, as things are; `free_memory` is a share."""
+        """Adapt load shedding to the current load; `free_memory` is a share from 0 to 1."""
         await self._happen(LoadMeasured(free_memory))
 
     # ---- what the workers report ----
@@ -275,15 +278,15 @@ class Runs(Owner):
         await self._happen(WorkerAvailable(slot.number, is_new=True))
 
     def worker_begun(self, slot: WorkerSlot, begun: Begun) -> None:
-        """Note which of its runs a worker is at work on that have made nothing yet."""
+        """Note which runs a worker works on that have no output yet."""
         self._do(self.core.handle(RunsStarted(slot.number, begun.runs), self.clock()))
 
     def worker_silent(self, slot: WorkerSlot) -> None:
-        """Give a worker no streams while it says nothing."""
+        """Give a worker no further streams while it is silent."""
         self.models.happen(WorkerSilent(slot.number))
 
     async def worker_heard(self, slot: WorkerSlot) -> None:
-        """Give streams again to a worker that was silent."""
+        """Give streams to a worker again that was silent and has sent a frame."""
         self.models.happen(WorkerHeard(slot.number))
         await self._happen(WorkerAvailable(slot.number))
 
@@ -292,7 +295,7 @@ class Runs(Owner):
         self._metrics.worker_load(slot.number, load)
 
     async def worker_step(self, slot: WorkerSlot, made: Emissions) -> None:
-        """Store what one engine step made, in one group commit."""
+        """Store the frames of engine steps in one group commit."""
         step = self.table.step(slot.number, made)
         begun = self.clock()
         batch = step.appends(begun)
@@ -301,7 +304,7 @@ class Runs(Owner):
         await self._happen(StepDurable(slot.number, step, refusals))
 
     async def worker_lost(self, slot: WorkerSlot) -> None:
-        """Have the streams of a worker that died wait for another one."""
+        """Handle the death of a worker: its streams wait for another one."""
         model = self.models.core.model_of(slot.number)
         if self.models.worker(slot).is_up:
             lost = model.ready.model if model.ready is not None else ""
@@ -312,18 +315,20 @@ class Runs(Owner):
         await self._happen(WorkerGone(slot.number))
 
     async def worker_rested(self, slot: WorkerSlot) -> None:
-        """Forget the process of a slot, which has ended as it was told to."""
+        """Handle that a worker's process has ended because it was told to."""
         self._metrics.worker_left(slot.number)
         self.models.happen(WorkerExited(slot.number))
-        await self._happen(WorkerGone(slot.number, is_death=False))  # it may have been given up
+        # A worker that was given up may still have had streams.
+        await self._happen(WorkerGone(slot.number, is_death=False))
 
     # ---- commands ----
 
     async def _happen(self, event: StreamHappening) -> None:
-        """Report an event to the core, and carry out the commands; return when all are done."""
+        """Report an event to the core; return when all resulting commands are carried out."""
         asked = self._do(self.core.handle(event, self.clock()))
         if asked:
-            # Whoever waits may be cancelled as its worker goes; the streams of others go on.
+            # The caller may be cancelled, for example when its worker ends. The commands must be
+            # completed all the same, since they also concern other streams.
             await asyncio.shield(self._ask(asked))
 
     def _do(self, commands: Sequence[StreamCommand]) -> list[LedgerCommand]:
@@ -354,13 +359,13 @@ class Runs(Owner):
         return asked
 
     async def _ask(self, commands: Sequence[LedgerCommand]) -> None:
-        """Carry out commands that the ledger answers, and report the answers."""
+        """Carry out commands that need the ledger, and report its answers to the core."""
         claims = [one for one in commands if isinstance(one, TakeOver)]
         others = (self._answered(one) for one in commands if not isinstance(one, TakeOver))
         await asyncio.gather(self._claim_all(claims), *others)
 
     async def _claim_all(self, claims: Sequence[TakeOver]) -> None:
-        """Take streams over class by class: none waits until less urgent ones are taken over."""
+        """Take streams over class by class, so that urgent ones need not wait for others."""
         for _, some in itertools.groupby(claims, lambda one: one.stream.recipe.priority):
             await asyncio.gather(*map(self._answered, some))
 
@@ -377,7 +382,7 @@ class Runs(Owner):
         await self._happen(event)
 
     async def _find(self, command: FindStreams) -> StreamHappening:
-        """Look for streams; raises `Unavailable` for whoever asked while the ledger is away."""
+        """Look streams up; raises `Unavailable`, also to the core, if the ledger is away."""
         purpose, streams = command.purpose, command.streams
         try:
             found = await asyncio.gather(*(find(self._ledger, one) for one in streams))
@@ -425,7 +430,7 @@ class Runs(Owner):
         return EndStored(stream.id, nth, written.epoch)
 
     def _order(self, command: OrderRun) -> list[LedgerCommand]:
-        """Send a worker its order to generate a stream, and what it was steered with meanwhile."""
+        """Send a worker the order to generate a stream, and then the follow-up frames."""
         stream, slot, run = command.stream, self.models.slots[command.worker], command.run
         recipe, history = stream.recipe, command.history
         try:
@@ -448,7 +453,7 @@ class Runs(Owner):
         for ticket in command.tickets:
             taken = self._steers.pop(ticket)
             if taken.done():
-                continue  # whoever asked has gone
+                continue  # the caller was cancelled
             if command.error is None:
                 taken.set_result(None)
             else:

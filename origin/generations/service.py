@@ -65,27 +65,27 @@ from tailrace.origin.generations.runs import Runs
 from tailrace.origin.streams.protocol import generation_id
 from tailrace.origin.subscriptions.request import SUBSCRIPTION, object_of
 
-if TYPE_CHECKING:  # it needs tokenizers, which only models of our own need
+if TYPE_CHECKING:  # imports tokenizers, which only workers of kind `tokens` need
     from tailrace.origin.checkpoint.prompt import PromptReader
 
 CHAT = "chat"
-"""The class of objects that are chats, each under its id."""
+"""Class of the objects that store chats; an object's name is the id of its chat."""
 CANCEL_TIMEOUT_S = 5.0
-"""Timeout for the end of a cancelled stream; after it, the answer is `running`."""
+"""Timeout in seconds for the end of a cancelled stream; after it, the answer is `running`."""
 LEDGER_SILENCE_S = 5.0
-"""Time without an answer of the ledger after which an origin says that it is not ready."""
+"""Seconds without an answer of the ledger after which an origin reports that it is not ready."""
 LONG_CHARS = 8 * 1024
 """Maximum characters of a prompt that is tokenised on the event loop, not in a thread."""
 MAX_STEER_TOKENS = 8 * 1024
 MAX_STEER_CHARS = 64 * 1024
-"""Maximum characters of text for a running stream; longer ones are not tokenised."""
+"""Maximum characters of text to insert into a running stream; longer texts are refused."""
 SEEDS = 1 << 64
 CORRS = 60 * 1024
-"""Maximum streams and Calls at a time on one link, as edges are told."""
+"""Maximum number of simultaneous streams and Calls on one link, as announced to edges."""
 
 TOLD_BY_EDGES = tuple(one for one in Hint if one is not Hint.OPERATOR)
 OPERATOR = "operator"
-"""The class of admin objects; their names are the admin routes."""
+"""Class of the objects that answer admin requests; an object's name is the path of a route."""
 
 log = structlog.get_logger("origin")
 
@@ -103,7 +103,7 @@ class Objects(Protocol):
 
 
 AdminCall = Callable[[str, ObjectRequest], Awaitable[ObjectResponse]]
-"""Answers operators: what is asked for, and the request."""
+"""Handler of admin requests: takes the path of the route, and the request."""
 
 
 async def no_admin(asked: str, request: ObjectRequest) -> ObjectResponse:
@@ -112,7 +112,7 @@ async def no_admin(asked: str, request: ObjectRequest) -> ObjectResponse:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One origin's streams. `now_ms` is Unix time; `random` draws ids and seeds."""
+    """The API of one origin for edges. `now_ms` returns Unix time; `random` draws ids and seeds."""
 
     ledger: Ledger
     objects: Objects
@@ -133,7 +133,7 @@ class Service:
         check_count(request)
         check_right(request.caller, Right.GENERATE)
         given = OF_A_STREAM if request.caller is None else Right(request.caller.rights)
-        # A request that is sent again asks for no room: its stream has some.
+        # A repeated request gets its existing stream, which needs no further room.
         key = key_of(request.caller, request.idempotency_key)
         if key is not None:
             earlier = await self.ledger.made_by(key, request_hash(request))
@@ -171,7 +171,7 @@ class Service:
         return info
 
     async def _admit(self, request: Open, model: ServedModel) -> Recipe:
-        ready = model.ready  # None of several that were never loaded, whose names are settings
+        ready = model.ready  # None for a model that was never loaded; its settings have its name
         checked = partial(
             admit,
             request,
@@ -181,12 +181,12 @@ class Service:
             offers=() if ready is None else ready.offers,
             draw_seed=lambda: int.from_bytes(self.random(8), "little"),
         )
-        # Tokenising a megabyte takes a second, compiling a schema 50 ms, and a chat template runs
-        # in another process, perhaps until that is ended: not on the event loop.
+        # A thread, since tokenising a megabyte takes a second and compiling a schema 50 ms, and a
+        # chat template runs in another process, perhaps until its timeout.
         return await asyncio.to_thread(checked) if _is_long(request) else checked()
 
     def _reader_of(self, model: str) -> PromptReader | None:
-        """Return None where workers answer in text, or nobody serves this model any more."""
+        """Return the reader of a model's prompts; None if its workers are of kind `text`."""
         return self.runs.models.reader(model)
 
     def _new(
@@ -202,10 +202,10 @@ class Service:
         )
 
     async def resume(self, request: Resume | Renew) -> Opened:
-        """Return the stream that a reader goes on with after `request.after`.
+        """Return the stream that a reader continues to read after index `request.after`.
 
-        An edge that renews was let in when its client's token was good: that it has expired
-        since, or that the clock was set, does not end what is being read.
+        A Renew comes from an edge that has shown a valid token for this stream before. It needs no
+        token, so reading continues if the token has expired meanwhile or the clock was changed.
         """
         rights = Right(0)
         if isinstance(request, Renew):
@@ -223,7 +223,8 @@ class Service:
                 hint=f"at most {last}" if last >= 0 else "leave it out",
             )
         if isinstance(request, Renew):
-            # The client has had all else. Tens of thousands of renewals may come at a time.
+            # The edge already has the other fields, and tens of thousands of renewals may come at
+            # once, so these stay empty.
             return Opened(info.stream, info.next_index, "", "", 0)
         opened = self._opened(info, rights)
         self.runs.resumed(info.stream)
@@ -231,18 +232,18 @@ class Service:
         return opened
 
     async def cancel(self, request: Cancel) -> Status:
-        """End a stream as cancelled; one that has ended stays as it is, or is forgotten."""
+        """Cancel a stream unless it has ended; with `forget`, delete it from the ledger."""
         info, _ = await self._allowed(request, Right.CANCEL)
         info = await self.end(info)
         if request.forget:
             if not info.ended:
                 raise Unavailable("the stream has not ended yet", hint="ask again")
-            with suppress(NotFound):  # somebody else, or retention, was quicker
+            with suppress(NotFound):  # another request, or retention, has deleted it before
                 await self.ledger.delete(info.stream)
         return status(info)
 
     async def end(self, info: StreamInfo) -> StreamInfo:
-        """Cancel a stream and wait a moment for its end; concurrent calls share the wait."""
+        """Cancel a stream and wait up to CANCEL_TIMEOUT_S for its end; calls share the wait."""
         if info.ended:
             return info
         stream = info.stream
@@ -257,7 +258,7 @@ class Service:
         self.ledger.watch(info.stream, changed.set)
         try:
             await self.runs.cancel(info.stream)
-            with suppress(TimeoutError):  # the answer says that it is still running
+            with suppress(TimeoutError):  # then the answer is that the stream still runs
                 async with asyncio.timeout(CANCEL_TIMEOUT_S):
                     while not (info := await self.ledger.info(info.stream)).ended:
                         changed.clear()
@@ -267,7 +268,7 @@ class Service:
         return info
 
     async def steer(self, request: Steer) -> Status:
-        """Have a stream go on with a text; answered when that is durable in its log."""
+        """Insert text into a running stream; return when it is durable in the stream's log."""
         info, _ = await self._allowed(request, Right.STEER)
         ids = await self._steer_ids(info, request.text)
         await self.runs.steer(info.stream, ids)
@@ -360,25 +361,27 @@ class Service:
         raise _no_class(call)
 
     async def _fetch(self, key: ObjectKey, call: Call, request: ObjectRequest) -> ObjectResponse:
-        """Send a request to the object of this name among those of the caller's tenant."""
+        """Send a request to the object of this name that belongs to the caller's tenant."""
         return await self.objects.fetch(
             ObjectKey(key.kind, name_of(call.caller, key.name)), request
         )
 
     def _hint(self, hint: Hint, model: str) -> None:
-        """Note that a model may soon be requested, or any where it is empty."""
+        """Note that a model may soon be requested, or any model if the name is empty."""
         self.runs.models.live.hint(hint, model)
 
     def _hinted(self, call: Call) -> ObjectResponse:
-        """Note a hint of an edge that a model may soon be requested."""
+        """Answer the Call by which an edge hints that a model may soon be requested."""
         if call.name not in TOLD_BY_EDGES:
             hint = ", ".join(one.value for one in TOLD_BY_EDGES)
-            raise CallerError(f"{call.name!r} is not a hint", field="name", hint=hint)
+            raise CallerError(
+                f"{call.name!r} is not a kind of hint", field="name", hint=f"use one of {hint}"
+            )
         self._hint(Hint(call.name), call.body.decode(errors="replace"))
         return ObjectResponse(204)
 
     async def _read(self, stream: bytes, key: ObjectKey, request: ObjectRequest) -> ObjectResponse:
-        """Read a generation as an object; its client counts as a reader, too."""
+        """Read a generation by the streams protocol; its client counts as a reader, too."""
         readers = self.runs.readers
         with readers.reading(stream):
             response = await self.objects.fetch(key, request)
@@ -387,19 +390,19 @@ class Service:
         return replace(response, body=readers.counted(stream, response.body))
 
     async def peer_call(self, call: ObjectCall) -> ObjectResponse:
-        """Hand a request of another origin, which has checked it, to an object that is here."""
+        """Send a request that another origin has checked to an object that runs here."""
         request = replace(_request(call), operation=call.operation)
         return await self.objects.fetch_here(ObjectKey(call.object, call.name), request)
 
     async def _is_generation(self, stream: bytes, call: Call, request: ObjectRequest) -> bool:
-        """Return True if a name is that of a generation that the caller may read.
+        """Return True if the id belongs to a generation; raises unless the caller may read it.
 
-        It needs the same rights as to resume it.
+        The caller needs the same rights as to resume the generation.
         """
         try:
             info = await generation(self.ledger, stream)
         except NotFound:
-            return False  # something else has this name
+            return False  # no generation has this id, so the name is that of an object
         verified = self._check(request.header("tailrace-token"), stream, Right.READ)
         rights_on(stream, _tenant(info), call.caller, verified, Right.READ)
         return True
@@ -429,7 +432,7 @@ class Service:
         return ("the ledger does not answer",)
 
     def _check(self, token: str | None, stream: bytes, right: Right) -> VerifiedToken | None:
-        """Return the contents of a resume token, if there is one; raises unless it is valid."""
+        """Return the contents of a resume token, or None without one; raises if it is invalid."""
         if token is not None:
             return self.keys.check(token, stream, right, self.now_ms())
         if self.config.require_token:
@@ -441,7 +444,7 @@ class Service:
         return None
 
     def _opened(self, info: StreamInfo, rights: Right) -> Opened:
-        """Return the answer to a request; its tokens have the rights of the caller at most."""
+        """Return the answer to a request; its tokens give no more rights than the caller has."""
         recipe = Recipe.model_validate_json(info.recipe)
         siblings = [bytes.fromhex(stream) for stream in recipe.siblings]
         return Opened(
@@ -481,7 +484,7 @@ def _request(call: Call | ObjectCall) -> ObjectRequest:
 
 
 def _require_edge(call: Call) -> None:
-    """Refuse a Call that an edge makes for somebody else, to a class that is for edges alone."""
+    """Refuse a Call that an edge makes for a client, to a class that only edges may call."""
     if call.caller is not None:
         raise _no_class(call)
 
@@ -498,11 +501,12 @@ _HANDLERS: dict[str, Callable[[Service, Call, ObjectRequest], Awaitable[ObjectRe
     HINT: Service._call_hint,
     DEPLOYMENT: Service._call_deployment,
 }
-"""The handlers of Calls, by the class that they name; the operator's classes are SCRIPT/CLASS."""
+"""Handlers of Calls by class name. The classes of deployed scripts, named SCRIPT/CLASS, are handled
+by `Service._call_own`."""
 
 
 def _choice(recipe: Recipe, nth: int) -> Recipe:
-    """Return the recipe of the nth stream of a request, which has a seed of its own."""
+    """Return the recipe of the nth stream of a request, which gets its own seed."""
     seed = ((recipe.sampling.seed or 0) + nth) % SEEDS
     return recipe.model_copy(update={"sampling": replace(recipe.sampling, seed=seed)})
 

@@ -1,4 +1,4 @@
-"""The log of a stream, as far as a worker needs it to go on."""
+"""The contents of a stream's log that a worker needs to continue the stream."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from tailrace.ledger.record_extra import IdSpan, RecordExtra
 from tailrace.ledger.stream_text import StreamText
 
 SLICE_RECORDS = 512
-"""Records that are read and decoded between two turns of the event loop: a few milliseconds."""
+"""Maximum records that are read and decoded at a time, which blocks the event loop for a few
+milliseconds."""
 
 
 @dataclass(slots=True)
 class History:
     """The contents of a stream's records, which are added in order.
 
-    `steered` are the spans of `ids` that came from Steer orders, one for each order. `sent_bytes`
-    counts the UTF-8 bytes of its text, and of the names and arguments of its `calls`. `engine` is
-    the fingerprint that its first record of an engine has, if its recipe has none.
+    `steered` has a span of `ids` for each Steer order, whose ids they are. `sent_bytes` counts the
+    UTF-8 bytes of the text, and of the names and arguments of the `calls`. `engine` is the
+    fingerprint in the first record of an engine; None if the stream's recipe has it.
     """
 
     next_index: int = 0
@@ -35,7 +36,7 @@ class History:
 
     @property
     def is_begun(self) -> bool:
-        """Return True if an engine has made a frame of it: the others are notices."""
+        """Return True if the log has any frame other than notices, so that generation has begun."""
         return self.next_index > len(self.notices)
 
     def add(self, record: Record) -> None:
@@ -63,14 +64,14 @@ class History:
 
 
 async def read_history(ledger: Ledger, stream: bytes, turn: asyncio.Lock) -> History:
-    """Return what a stream's whole log says.
+    """Read the whole log of a stream.
 
-    The lock `turn` is held meanwhile, so that many reads at once do not block the event loop: other
-    work has its turns between two logs, and while a read waits for the disk or a server.
+    The lock `turn` is held meanwhile, so that only one log is read at a time. Other tasks run
+    between two logs, and while a read waits for the disk or a server.
     """
     history = History()
     async with turn:
-        await asyncio.sleep(0)  # a short log is in memory, and is read without waiting
+        await asyncio.sleep(0)  # lets other tasks run: a log in memory is read without waiting
         while records := await ledger.read(stream, history.next_index, SLICE_RECORDS):
             for record in records:
                 history.add(record)

@@ -12,10 +12,10 @@ NS_PER_MS = 1_000_000
 
 
 def record_span(traces: Traces, stream: Stream, reason: FinishReason, now_s: float) -> None:
-    """Record the span of a stream that ends, so that a token costs nothing.
+    """Record the span of a stream when it ends, so that tracing adds no work to each token.
 
-    Names are those of OpenTelemetry for generative models. Frames are sampled: the first one, the
-    second, the fourth and so on. `now_s` is on the clock of the stream's progress.
+    Names follow OpenTelemetry's conventions for generative models. Frames are sampled: the first
+    one, the second, the fourth and so on. `now_s` is on the clock of `StreamProgress`.
     """
     recipe, progress = stream.recipe, stream.progress
     life = progress.life(stream.epoch - 1, now_s)

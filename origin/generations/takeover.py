@@ -1,7 +1,7 @@
 """Requests of an origin to its ledger for one stream: find it, take it over, end it.
 
-Several origins may share the ledger, so the core's record of a stream may be out of date. Nothing
-here changes that record: the answers are events, which the core takes.
+Several origins may share the ledger, so the core's record of a stream may be out of date. The
+functions here do not change that record: their results are reported to the core as events.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ log = structlog.get_logger("runs")
 
 
 async def find(ledger: Ledger, stream: bytes) -> FoundStream | None:
-    """Return a generation that has not ended, or None if there is none that can be continued."""
+    """Return an unfinished generation, or None if it has ended or cannot be continued."""
     try:
         info = await ledger.info(stream)
     except NotFound:
         return None
-    except Damaged as error:  # not even its epoch can be believed, so it is left as it is
+    except Damaged as error:  # even the epoch is unreliable, so the stream is left alone
         log.error("stream.damaged", stream=stream.hex(), error=error.message)
         return None
     if info.ended or info.kind is not StreamKind.GENERATION:
@@ -40,7 +40,8 @@ async def find(ledger: Ledger, stream: bytes) -> FoundStream | None:
     try:
         recipe = Recipe.model_validate_json(info.recipe)
     except ValidationError as error:
-        # Another version's, and left to an origin of that one. Its values stay out of the log.
+        # Another version wrote it, and an origin of that version may continue it. The log line
+        # has only the names of the fields, since values may hold a user's words.
         fields = [path_of(finding["loc"]) for finding in error.errors()]
         log.error("stream.unreadable", stream=stream.hex(), fields=fields)
         return None
@@ -52,8 +53,8 @@ async def take_over(
 ) -> tuple[int, History] | None:
     """Become a stream's producer, and return its epoch and its log.
 
-    The log is read under the lock `turn`. Return None if the stream has ended, was deleted, or
-    another origin took it over while it waited here.
+    The log is read under the lock `turn`. The result is None if the stream has ended, was deleted,
+    or was taken over by another origin while it waited here.
 
     Raises:
         Unavailable: The ledger is away; the takeover may have happened.
@@ -67,7 +68,7 @@ async def take_over(
             if info.ended or epoch not in (info.epoch, UNKNOWN_EPOCH):
                 return None
             epoch = await ledger.take_over(stream.id)
-        if stream.has_producer or info.next_index:  # a new one does not wait for its turn
+        if stream.has_producer or info.next_index:  # a new log is empty, so it needs no read
             history = await read_history(ledger, stream.id, turn)
     except NotFound:
         return None
@@ -77,7 +78,7 @@ async def take_over(
 async def log_notices(
     ledger: Ledger, stream: bytes, epoch: int, notices: Sequence[Notice], history: History
 ) -> Refusal | None:
-    """Append notices to a stream's log and to `history`; return why not, if they are refused."""
+    """Append notices to a stream's log and to `history`; return the first refusal, if any."""
     appends = []
     for notice in notices:
         record = Record(encode(notice), ())
@@ -88,12 +89,12 @@ async def log_notices(
 
 
 async def log_first_notices(ledger: Ledger, stream: bytes, recipe: Recipe) -> None:
-    """Log what the readers of a new stream are to be told first, while it waits for its model."""
+    """Append the first notices to the log of a new stream that waits for its model."""
     if not (notices := recipe.first_notices(0)):
         return
     try:
         refusal = await log_notices(ledger, stream, 1, notices, History())
-    except Unavailable as error:  # they are logged when the stream is claimed
+    except Unavailable as error:  # the notices are appended when the stream is claimed
         log.warning("stream.not_told", stream=stream.hex(), error=str(error))
     else:
         if refusal is not None:
@@ -101,7 +102,7 @@ async def log_first_notices(ledger: Ledger, stream: bytes, recipe: Recipe) -> No
 
 
 class WrittenEnd(NamedTuple):
-    """The answer to `append_end`: the new epoch of the stream, and why its end was refused."""
+    """The result of `append_end`: the stream's new epoch, and the refusal of the end, if any."""
 
     epoch: int
     refusal: Refusal | None = None
@@ -112,7 +113,7 @@ async def append_end(
 ) -> WrittenEnd:
     """Take a stream over and write its end, unless it has one.
 
-    `now_s` is on the clock of the stream's progress.
+    `now_s` is on the clock of `StreamProgress`.
 
     Raises:
         NotFound: The stream was deleted.
@@ -124,7 +125,7 @@ async def append_end(
     try:
         history = await read_history(ledger, stream.id, turn)
     except Damaged:
-        # What cannot be read cannot be counted: a frame is at least one token.
+        # The tokens of a damaged log cannot be counted, so each frame counts as one token.
         index = tokens = (await ledger.info(stream.id)).next_index
     else:
         if history.has_end:
@@ -145,7 +146,7 @@ async def append_end(
 
 
 def log_refusal(refusal: Refusal) -> TailraceError:
-    """Log why an append was refused, and return that."""
+    """Log why an append was refused, and return the error."""
     log.warning(
         "append.refused",
         stream=refusal.append.stream.hex(),

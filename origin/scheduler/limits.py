@@ -12,11 +12,13 @@ DECREASE = 7 / 8
 DECREASE_DIVISOR = 8
 MEAN_GAIN = 1 / 8
 AIM = 0.85
-"""Share of the allowed step time that the limits aim at, since it is exceeded now and then."""
+"""Share of the allowed step time that the limits aim at, since single steps take longer."""
 START_PATIENCE = 32
-"""Number of punctual steps before one run more is decoded; a run stays until it ends."""
+"""Number of consecutive punctual steps after which the limit of started runs rises by one. It is
+high, since a started run is decoded until it ends."""
 TURN_PATIENCE = 8
-"""Number of punctual steps before a step gets one row more for runs that take turns."""
+"""Number of consecutive punctual steps after which a step gets one more row for runs that take
+turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class Limits:
     step_seconds: float = 0.05
     """Target duration of a step in seconds: the time between two tokens of a decoding run."""
     replay_rows: int = PAGE_TOKENS
-    """Maximum known tokens of one continued run per step."""
+    """Maximum tokens per step that one continued run replays from the log."""
     draft_rows: int = 8
     """Maximum guesses for one run per step."""
 
@@ -90,7 +92,7 @@ class StepLimits:
         """
         if self._tokens.is_least or seconds <= self._target:
             chunks = any(work.prefill for work in plan.work)
-            if not (chunks and plan.skipped):  # otherwise rows made way for the chunks
+            if not (chunks and plan.skipped):  # otherwise chunks of prompts displaced rows
                 wanted = plan.full or waiting
                 self._started.observe(plan.rows, seconds, chunks=chunks, wanted=wanted)
             in_time = self._in_time[chunks]

@@ -11,7 +11,7 @@ from tailrace.ledger.wire.schema import Priority
 from tailrace.origin.scheduler.pages import page_key
 
 Drafts = Callable[[Sequence[tuple[int, int]]], Sequence[Sequence[int]]]
-"""Function drafts([(run, most), …]) that returns up to `most` guessed ids for each run."""
+"""Function that takes a list of (run, maximum) and returns up to that many guessed ids per run."""
 
 
 class Work(NamedTuple):
@@ -91,7 +91,7 @@ class ScheduledRun:
     unread: bool = False
     """True if nobody reads the stream; within its class the run comes after runs that are read."""
     turn: int = 0
-    """Time of its last decode step; the run with the smallest is next in its class."""
+    """Sequence number of the run's last decode step; the lowest number in a class is next."""
     work: Work | None = None
     """Work for this run in the current step."""
     accepted: int = 0
@@ -112,14 +112,14 @@ class ScheduledRun:
 
     @property
     def order(self) -> tuple[bool, int]:
-        """Sort key within its class: the smallest starts first and is preempted last."""
+        """Sort key within the run's class: the smallest starts first and is preempted last."""
         return self.unread, self.sequence
 
     @property
     def missing(self) -> int:
         """Number of known tokens that are not cached.
 
-        0 only between a step and the token that it drew.
+        This is 0 only after a step, until the token that the step drew is appended.
         """
         return len(self.ids) - self.cached
 
@@ -138,7 +138,7 @@ class ScheduledRun:
         return self.awaited and len(self.ids) >= self.most
 
     def chunk_end(self, start: int) -> int:
-        """Return the end of the prompt's chunk at `start`: a page's end or the prompt's."""
+        """Return the end of the chunk at `start`: the end of its page, or of the prompt."""
         return min(self.prompt, (start // PAGE_TOKENS + 1) * PAGE_TOKENS)
 
     @property
@@ -166,10 +166,10 @@ class ScheduledRun:
         return map(self.key, range(self.reusable_pages))
 
     def learn(self, ids: Sequence[int]) -> int:
-        """Append the next tokens; return how many more guesses of the step they confirm.
+        """Append the next tokens; return how many further guesses of the step they confirm.
 
-        A guess counts as right once a token follows it, which was drawn from its row: the last
-        known token always goes through the model again.
+        A guess counts as right only when a token after it is known, which was drawn from the row of
+        the guess. So the last known token is never cached, and goes through the model again.
         """
         self.ids += ids
         work, before = self.work, self.accepted

@@ -4,7 +4,7 @@ A run that starts gets the pages of all its known tokens at once, so only decodi
 Two rules free pages, and both preempt the newest run of the class that is furthest ahead of its
 share:
 
-- A running run that needs a page may take it from a run that is further ahead or newer (`reach`).
+- A running run that needs a page may take one from a run that is further ahead or newer (`reach`).
   If there is none, the run skips the step and keeps its pages.
 - A class that is behind, and runs less than its share of the running runs, may start a run in the
   place of one of a less urgent class that runs more than its share (`start`). So interactive runs
@@ -41,8 +41,8 @@ WEIGHTS: Mapping[Priority, int] = {
 }
 
 
-# Tokens of later runs that may start while a run waits for pages, for a class of weight 1; scaled
-# by the weight. So short prompts do not starve a long one, and need not all wait for it.
+# Maximum lead, in tokens of a class of weight 1, that other classes may gain while the first run of
+# a class waits for pages. So short prompts cannot starve a long one, nor must all wait for it.
 PASSING_TOKENS = 16_384
 # Expected tokens of a run: the initial value, and the weight of each ended run in the average.
 EXPECTED_TOKENS = 128.0
@@ -50,12 +50,12 @@ EXPECTATION_GAIN = 1 / 8
 
 
 class FairQueue:
-    """Start-time fair queueing (Goyal, Vin, Cheng 1996), with classes for flows.
+    """Start-time fair queueing (Goyal, Vin, Cheng 1996); each priority class is one flow.
 
     Each class has a virtual time: the tokens it was served, divided by its weight. The class with
-    the smallest goes first, so classes that all want more than they get are served in proportion to
-    their weights. A class that gets all it wants accumulates neither debt nor credit: its virtual
-    time is at least that of the least served class that wants more (`settle`).
+    the smallest virtual time goes first, so classes that all want more than they get are served in
+    proportion to their weights. A class that gets all it wants accumulates neither debt nor credit:
+    its virtual time is at least that of the least served class that wants more (`settle`).
     """
 
     def __init__(self, weights: Mapping[Priority, int] = WEIGHTS) -> None:
@@ -72,14 +72,14 @@ class FairQueue:
         self._times[priority] += tokens / self.weights[priority]
 
     def first(self, classes: Collection[Priority]) -> Priority:
-        """Return the class that is next among `classes`; of equals the more urgent one."""
-        times = self._times  # in order of urgency, and min takes the first of equals
+        """Return the class of `classes` that is next; among equals the most urgent one."""
+        times = self._times  # in order of urgency: min() returns the first of equal classes
         return min((priority for priority in times if priority in classes), key=times.__getitem__)
 
     def turns(self, runs: Iterable[ScheduledRun]) -> Iterator[ScheduledRun]:
-        """Yield runs class by class, as the classes are charged meanwhile.
+        """Yield the runs; each time, the first left of the class with the smallest virtual time.
 
-        Within a class as given.
+        The caller charges the classes between two runs. Runs of one class keep their given order.
         """
         queues: dict[Priority, deque[ScheduledRun]] = {}
         for run in runs:
@@ -93,8 +93,9 @@ class FairQueue:
     def settle(self, backlogged: Collection[Priority]) -> None:
         """End a step in which the classes `backlogged` did not get all that they wanted.
 
-        Virtual time advances to the smallest of theirs. If no class had to wait, it advances to the
-        largest of all, so that capacity which was spare counts against no class.
+        The current virtual time advances to the smallest virtual time of these classes. If no class
+        had to wait, it advances to the largest of all classes, so that a class which used spare
+        capacity is not at a disadvantage later.
         """
         times = self._times
         if backlogged:
@@ -109,18 +110,18 @@ class FairQueue:
 class RunTable:
     """Waiting runs by class, in order, and at most `most` running ones.
 
-    The limit `enough`, at most `most`, may change. A run starts while fewer than `enough` runs of
-    its urgency or above are running; less urgent runs take turns and delay no one. A run also
-    starts if its class runs less than its share of `enough`: that makes steps a little longer until
-    some run ends, which costs less than preempting that run and computing it again. A run that
-    another worker had begun also starts, up to `most`: that worker had found them not too many.
+    The limit `enough` adapts, up to `most`. A run starts while fewer than `enough` runs of its
+    class and more urgent classes are running; less urgent runs take turns, so they do not delay it.
+    A run also starts if its class runs less than its share of `enough`: steps become a little
+    longer until some run ends, which costs less than preempting a run and computing it again. Runs
+    that another worker had begun start up to the limit `most`.
     """
 
     def __init__(self, pool: PagePool, queue: FairQueue, most: int) -> None:
         self.waiting: dict[Priority, list[ScheduledRun]] = {p: [] for p in queue.weights}
         self.running: dict[int, ScheduledRun] = {}
         self.preempted: list[int] = []
-        """Runs preempted since the step began."""
+        """Ids of the runs that were preempted since the step began."""
         self.reused_tokens = 0
         self._pool = pool
         self._queue = queue
@@ -166,7 +167,7 @@ class RunTable:
     # ---- starting ----
 
     def start(self) -> None:
-        """Start waiting runs while there is room; the class with the earliest tag goes first."""
+        """Start waiting runs while there is room; the class with the smallest tag goes first."""
         classes = [p for p, runs in self.waiting.items() if runs]
         tags = self._tags() if classes else {}
         latest = inf
@@ -183,11 +184,11 @@ class RunTable:
             classes = [p for p in classes if self.waiting[p]]
 
     def _tags(self) -> dict[Priority, float]:
-        """Return the expected virtual times at the end of the running runs.
+        """Return the tag of each class: its expected virtual time when its running runs have ended.
 
-        With the tokens served so far, a class could start many runs before the first of them has
-        cost anything. A run is expected to generate as many tokens as the recent runs of its class,
-        since few runs use up what they may generate.
+        By the tokens served so far alone, a class could start many runs before the first of them
+        counts. A run is expected to generate as many tokens as recent runs of its class, because
+        few runs reach their maximum.
         """
         owed = dict.fromkeys(self.waiting, 0.0)
         for run in self.running.values():
@@ -197,7 +198,10 @@ class RunTable:
         return {p: self._queue.time(p) + owed[p] / weights[p] for p in weights}
 
     def _admit(self, run: ScheduledRun, tags: dict[Priority, float]) -> bool:
-        """Start a run, with its known prefix from the pool, if there is or can be made room."""
+        """Start a run if there is room or other runs can be preempted; return True if it starts.
+
+        The run takes the pages of its longest cached prefix from the pool.
+        """
         if run.run in self.preempted:
             return False
         counts = Counter(other.priority for other in self.running.values())
@@ -230,7 +234,10 @@ class RunTable:
         return sorted(unread, key=_order, reverse=True)
 
     def _make_room(self, count: int, losers: Iterable[ScheduledRun]) -> list[int] | None:
-        """Return `count` pages for a run that starts, preempting as few losers as possible."""
+        """Return `count` pages for a run that starts, preempting the first few of `losers`.
+
+        None if that does not free enough; then nothing has changed.
+        """
         chosen = self._choose(losers, lambda *without: self._has_room(count, *without))
         if chosen is None:
             return None
@@ -243,9 +250,9 @@ class RunTable:
     def _choose(
         self, losers: Iterable[ScheduledRun], enough: Callable[[int, int], bool]
     ) -> list[ScheduledRun] | None:
-        """Return the shortest beginning of `losers` that frees enough; None if all are too few.
+        """Return the fewest first runs of `losers` that free enough; None if all are not enough.
 
-        `enough` is called with the number of pages and of runs that it would free.
+        `enough` is called with the numbers of pages and runs that preempting them would free.
         """
         chosen: list[ScheduledRun] = []
         held: Counter[int] = Counter()
@@ -266,16 +273,19 @@ class RunTable:
         return slots and self._fits(count, gained, without)
 
     def _fits(self, count: int, gained: int = 0, without: int = 0) -> bool:
-        """Return True if `count` pages can be taken and one more be left for each running run."""
+        """Return True if `count` pages can be taken and one page is left for each running run.
+
+        `gained` pages are counted as free, and `without` of the running runs as preempted.
+        """
         return self._pool.free + gained >= count + len(self.running) - without
 
     def _losers(
         self, run: ScheduledRun, tags: dict[Priority, float], counts: Counter[Priority]
     ) -> Iterator[ScheduledRun]:
-        """Yield the runs that may be preempted to start this one, from the class furthest ahead.
+        """Yield the runs of less urgent classes that may be preempted to start this run.
 
-        First come the runs that classes run beyond their share, then other runs with a common
-        prefix, whose pages become free only with the last of them.
+        The class that is furthest ahead comes first. First come runs beyond their classes' shares,
+        then other runs with a common prefix, whose pages become free only if all are preempted.
         """
         senior = self.senior
         rest: list[ScheduledRun] = []
@@ -292,7 +302,7 @@ class RunTable:
         yield from rest
 
     def _shares(self, run: ScheduledRun) -> bool:
-        """Return True if another run holds its first page, and so has the same beginning."""
+        """Return True if another run holds the first page of this run, so they share a prefix."""
         return self._pool.holders(run.pages[0]) > 1
 
     def share(self, priority: Priority) -> int:
@@ -303,7 +313,7 @@ class RunTable:
     # ---- growing ----
 
     def reach(self, run: ScheduledRun, tokens: int, safe: Container[int]) -> bool:
-        """Give a running run the pages of this many tokens; False if it has to skip the step.
+        """Give a running run the pages for `tokens` tokens; False if the run must skip the step.
 
         Runs in `safe` already have work in this step and keep their pages.
         """
@@ -329,7 +339,7 @@ class RunTable:
         return pages is not None
 
     def find(self, run: ScheduledRun) -> None:
-        """Skip chunks that another run has computed since this one started."""
+        """Replace pages by cached ones with the same prompt chunks, so these need no prefill."""
         while run.prefilling and run.cached // PAGE_TOKENS < run.reusable_pages:
             place = run.cached // PAGE_TOKENS
             found = self._pool.find([run.key(place)])
@@ -352,7 +362,7 @@ class RunTable:
         return self._queue.time(run.priority), run.priority, run.order
 
     def _preempt(self, run: ScheduledRun) -> None:
-        """Return a run to its position in its class's queue, with its known tokens and no pages."""
+        """Take all pages from a run, and put it back into the queue of its class."""
         del self.running[run.run]
         self._pool.release(run.forget())
         self.wait(run)

@@ -207,7 +207,11 @@ class Scheduler:
     def _decode(
         self, runs: Sequence[ScheduledRun], works: dict[int, Work], room: int, most: int
     ) -> tuple[bool, bool]:
-        """Plan one row per decoding run; return whether tokens ran short, and whether time did."""
+        """Plan one row per decoding run.
+
+        Return True as the first value if there were too few tokens for all runs, and as the second
+        if there was too little time.
+        """
         table = self._table
         short = len(runs) > room
         order, skipped = (self._turns_of(runs), False) if short else self._in_time(runs, most)
@@ -244,10 +248,10 @@ class Scheduler:
     def _catch_up(
         self, runs: Iterable[ScheduledRun], works: dict[int, Work], held: set[int], room: int
     ) -> tuple[int, bool]:
-        """Plan chunks of prompts and known rows; return the tokens left and if they ran short.
+        """Plan chunks of prompts, and rows of known tokens, for the runs that are not cached.
 
-        A run whose next chunk another run computes in this step is put into `held`: it finds the
-        chunk in the next step.
+        Return the tokens left, and True if some work did not fit. If another run computes a run's
+        next chunk in this step, the run is added to `held` and finds the chunk in the next step.
         """
         computing: set[bytes] = set()
         rows = max(self._step.rows - len(works), self._limits.step_rows_least)
@@ -306,7 +310,7 @@ class Scheduler:
     def _speculate(
         self, drafts: Drafts, rows: Iterable[Work], works: dict[int, Work], room: int
     ) -> None:
-        """Append guesses to the work `rows`; earlier runs get theirs first."""
+        """Append guesses to the works in `rows`, in this order, while there is room."""
         wanted: list[tuple[int, int]] = []
         for work in rows:
             run = self._runs[work.run]
@@ -323,7 +327,7 @@ class Scheduler:
                 works[run_id] = work._replace(ids=[*work.ids, *guesses], drafts=len(guesses))
 
     def _work(self, run: ScheduledRun, end: int, planned: int) -> Work:
-        """Return the run's tokens up to `end`; those before `planned` were already charged."""
+        """Return the work for a run's tokens up to `end`; charge those from `planned` on."""
         self._queue.charge(run.priority, end - planned)
         start, known = run.cached, run.ids
         return Work(
@@ -340,7 +344,7 @@ class Scheduler:
     def _advance(self, run: ScheduledRun, work: Work) -> None:
         """Mark the step's positions as cached, and let others find pages that are now full."""
         end = work.start + len(work.ids)
-        if run.work is work:  # otherwise the plan was sent ahead
+        if run.work is work:  # otherwise `sent` has already advanced the run
             end = run.cached = end - work.drafts + run.accepted
             run.work = None
         for place in range(work.start // PAGE_TOKENS, end // PAGE_TOKENS):
