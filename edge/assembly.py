@@ -72,7 +72,7 @@ def assemble(
         open_files: The limit of open files of this process.
         authenticator: Checks API keys; without it no request needs one.
         traces: Exports spans, if traces are on.
-        deployment: The classes, bindings and crons that origins are told of, if there are any.
+        deployment: The classes, bindings and crons to send to the origins, if there are any.
 
     Raises:
         ConfigError: A file that the settings name cannot be read.

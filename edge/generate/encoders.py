@@ -76,7 +76,7 @@ class NativeEncoder(Encoder):
     ends_by_204 = True  # an EventSource stops then
 
     def opened(self, opened: Opened) -> None:
-        """Do nothing: each frame is encoded by itself."""
+        """Do nothing, because these encoders need no facts about the stream."""
 
     def refusal(self, error: TailraceError) -> Response:
         return error_response(error)

@@ -161,7 +161,7 @@ def choose_view(accept: str | None) -> View:
         name, _, parameters = media_range.strip().lower().partition(";")
         view, quality = _VIEWS.get(name.strip()), _quality(parameters)
         if view is not None and quality > 0:
-            # Of two ranges with the same weight, the one with fewer wildcards wins.
+            # If two ranges have the same weight, the one with fewer wildcards wins.
             liked.append(((quality, -name.count("*")), view))
     if not liked:
         raise CallerError(

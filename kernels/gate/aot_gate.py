@@ -91,7 +91,7 @@ def identity(use: dict[str, Any]) -> tuple[str, str]:
 def sampled(compiled: Iterable[Compiled]) -> set[tuple[str, str]]:
     """Return the identities of the variants to compile for architectures other than sm_90.
 
-    Of each kernel these are the compilation that takes most shared memory and the one that takes
+    For each kernel these are the variant that takes most shared memory and the variant that takes
     most registers, which may be the same.
     """
     kernels: dict[str, list[Compiled]] = {}

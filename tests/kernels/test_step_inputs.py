@@ -86,7 +86,7 @@ def test_every_tensor_stays_where_it_is_and_begins_where_kernels_expect_it(
 def test_chunks_of_a_prefill_have_their_rows_and_padding_has_none(device: torch.device) -> None:
     inputs = PrefillInputs(8, 4, BlockTables(4, 3, device))
     first, second = [5, 6], [7]
-    # What the first has left does not show in the second.
+    # The second step must not see anything that the first one left behind.
     inputs.fill([[1, 2, 3], [4], [9, 9]], [0, 64, 64], [first, second, first])
     inputs.update()
     inputs.fill([[1, 2, 3], [4]], [64, 0], [first, second])
