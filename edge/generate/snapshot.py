@@ -117,9 +117,9 @@ class SnapshotFolder:
 
 
 class SnapshotEncoder(Encoder):
-    """Encodes a stream with the frames that were there when it was opened folded.
+    """Folds the frames that existed when the stream was opened.
 
-    `inner` encodes what is left of them, and all that follow.
+    `inner` encodes the folded frames, and the frames that follow as they are.
     """
 
     __slots__ = ("_due", "_folder", "_inner", "_next", "ends_by_204", "media_type", "shows_corr")
