@@ -10,6 +10,9 @@ from pathlib import Path
 
 from tests.test_house import ROOT, lint
 
+INSTALLED = {"node_modules", "site-packages"}
+"""Folders of packages that tests have installed."""
+
 
 def files_with_checked_docstrings() -> set[Path]:
     """Return the files that pyproject.toml does not excuse from ruff's rules on docstrings."""
@@ -17,7 +20,7 @@ def files_with_checked_docstrings() -> set[Path]:
     [excuse] = [key for key, rules in ruff["per-file-ignores"].items() if rules == ["D"]]
     patterns = re.findall(r"((?:[^,{}]|{[^{}]*})+)", excuse.removeprefix("!{").removesuffix("}"))
     found = {path for one in patterns for each in alternatives(one) for path in ROOT.glob(each)}
-    return {path for path in found if "node_modules" not in path.parts}
+    return {path for path in found if not INSTALLED & {*path.parts}}
 
 
 def alternatives(pattern: str) -> list[str]:

@@ -383,6 +383,12 @@ class SimulatedOrigin:
         known = stored.end is not None or stored.is_damaged
         require(known, f"a stream counts as ended ({reason}), and is not")
 
+    def awaits_cancel(self, stored: Stored) -> bool:
+        """Return True if a worker here has the order to cancel, under an epoch that is over."""
+        here = self.core.table.by_id.get(stored.id)
+        is_asked = here is not None and here.state is StreamState.CANCELLING
+        return is_asked and here is not None and here.epoch < stored.epoch
+
     def _find(self, command: streams.FindStreams) -> None:
         if self.world.is_away():
             self.after(
@@ -625,6 +631,9 @@ class CoreWorld:
             return error
         if frame[TAG_OFFSET] == END:
             stored.end = end_reason(frame)
+            # An origin whose worker has not answered the order to cancel cannot know yet that
+            # another origin has taken the stream, and ended it.
+            stored.cancels = [one for one in stored.cancels if not one[0].awaits_cancel(stored)]
             return None
         if len(stored.frames) >= stored.is_full_at:
             return StreamFull("the stream is at its size limit")

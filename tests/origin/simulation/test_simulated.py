@@ -245,6 +245,7 @@ def a_claim_is_not_awaited_when_its_worker_dies(patch: pytest.MonkeyPatch) -> No
 def a_search_without_an_answer_is_not_repeated(patch: pytest.MonkeyPatch) -> None:
     """Leave a paused stream that is read as it is, if it was not found once."""
     patch.setattr(StreamCore, "_find_failed", lambda *_: None)
+    patch.setattr(StreamCore, "_is_to_be_found", lambda core, one: one not in core._looks)
 
 
 def room_is_kept_for_a_stream_that_is_there(patch: pytest.MonkeyPatch) -> None:
