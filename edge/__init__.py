@@ -1,4 +1,4 @@
-"""The stateless relay between clients and an origin: killing any edge loses nothing."""
+"""The stateless relay between clients and an origin: no data is lost if an edge is killed."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""`/api/chat`: chats of the AI SDK, which can also resume an answer.
+"""`/api/chat`: the chat API of the AI SDK, which can also resume an answer.
 
-To resume, the AI SDK sends only the id of its chat. An object of the origin knows the latest stream
-of each chat, so that any edge finds it. A stream is sent as the parts of one message, in the
-UI-message stream protocol. The events follow only from the log and the stream's id, so a message
-that is sent again from its start is the same.
+To resume, the AI SDK sends only the id of its chat. An object of the origin stores the id of each
+chat's latest stream, so that every edge finds it. A stream is sent as the parts of one message, in
+the UI-message stream protocol. The events depend only on the stream's log and id, so a message that
+is sent again from its start is the same.
 """
 
 from __future__ import annotations
@@ -68,10 +68,11 @@ from tailrace.ledger.frame import (
 from tailrace.ledger.stream_text import AppendedText
 
 HEADER = {"X-Vercel-AI-UI-Message-Stream": "v1"}
-"""The header by which the AI SDK recognises this protocol."""
+"""The response header by which the AI SDK recognises the UI-message stream protocol."""
 REVISED = "data-revised"
-"""The type of the part with the whole text after a revision that took shown text back. The AI SDK
-keeps the last part of an id."""
+"""The type of a message part that holds the whole text of the answer. It is sent after a revision
+that withdrew text which the client already shows. Of several data parts with the same id, the
+AI SDK keeps the last one."""
 
 _FINISH = {
     FinishReason.STOP: "stop",
@@ -88,12 +89,12 @@ class UiEvents(Encoder):
 
     def __init__(self) -> None:
         self._message = ""
-        self._before = b""  # events that need no frame
+        self._before = b""  # encoded `start` events, sent before the events of the first frame
         self._parts = PartTracker()
-        self._id = ""  # of the part of text or reasoning that was begun last
+        self._id = ""  # id of the latest part of text or reasoning
         self._ids = count()
         self._text = AppendedText()
-        self._arguments: dict[Part, list[str]] = {}  # of each open call
+        self._arguments: dict[Part, list[str]] = {}  # pieces of each open tool call's arguments
 
     def opened(self, opened: Opened) -> None:
         self._message = f"msg_{opened.stream.hex()}"
@@ -108,7 +109,7 @@ class UiEvents(Encoder):
         return b"".join([before, *[self._frame(decode(raw)[1]) for raw in frames]])
 
     def _frame(self, frame: Frame) -> bytes:
-        """Return the events of the stream's next frame."""
+        """Return the encoded events for the stream's next frame."""
         if isinstance(frame, StreamError):
             return _events([{"type": "error", "errorText": to_error(frame).message}]) + DONE
         if isinstance(frame, StreamEnd):
@@ -135,7 +136,7 @@ class UiEvents(Encoder):
         return {"type": f"{_PREFIX[part.kind]}-start", "id": self._id}
 
     def _grow(self, part: Part, frame: Frame) -> Iterator[Fields]:
-        """Give what a frame adds to its part: nothing, if it adds no text."""
+        """Yield the events that add the content of a frame to its part; none if it adds no text."""
         match frame:
             case Token() | ScoredToken() | Revision():
                 if text := self._text.added(frame):
@@ -160,7 +161,7 @@ _PREFIX = {PartKind.TEXT: "text", PartKind.REASONING: "reasoning"}
 
 
 def _text_delta(part: str, text: str) -> bytes:
-    """Return a text-delta event: the bytes of `data_event`, faster, as nearly all are needed."""
+    """Return a text-delta event, as `data_event` would, but faster: nearly all events are these."""
     if not text:
         return b""
     quoted = encode_basestring(text)
@@ -172,11 +173,11 @@ def _call_fields(part: Part) -> Fields:
 
 
 def _call(part: Part, arguments: str) -> Fields:
-    """Return the event of a whole call, or of one whose arguments are no JSON."""
+    """Return the event for a complete tool call: an error event if its arguments are not JSON."""
     fields = _call_fields(part)
     try:
         given = json.loads(arguments or "{}")
-    except ValueError:  # the stream was cut off within it
+    except ValueError:  # for example, because the stream was cut off within the arguments
         why = {"input": arguments, "errorText": "the arguments are no JSON"}
         return {"type": "tool-input-error", **fields, **why}
     return {"type": "tool-input-available", **fields, "input": given}
@@ -202,7 +203,7 @@ EXAMPLE = (
 MAX_CHAT_CHARS = 128
 ROLES = ("system", "user", "assistant")
 SKIPPED = ("reasoning", "source-url", "source-document")
-"""Types of parts that are shown and do not belong to the conversation."""
+"""Types of message parts that clients show but that are not sent to the model."""
 
 
 class ChatBody(Settings, OpenAiBody):
@@ -227,7 +228,7 @@ def to_open(body: ChatBody, key: str | None, caller: Caller | None) -> Open:
     said = read_messages(body.messages)
     messages = (*system, *said)
     if not said or len(messages) > MAX_MESSAGES:
-        raise CallerError(f"{len(messages)} messages", field="messages", hint=_COUNT)
+        raise CallerError(f"{len(messages)} messages were sent", field="messages", hint=_COUNT)
     return open_of(
         body,
         key,
@@ -238,7 +239,7 @@ def to_open(body: ChatBody, key: str | None, caller: Caller | None) -> Open:
     )
 
 
-_COUNT = f"from 1 to {MAX_MESSAGES}"
+_COUNT = f"send from 1 to {MAX_MESSAGES}"
 
 
 def check_chat(name: str) -> str:
@@ -246,7 +247,7 @@ def check_chat(name: str) -> str:
     if 0 < len(name) <= MAX_CHAT_CHARS and name.isprintable() and "/" not in name:
         return name
     raise CallerError(
-        "not a usable id of a chat",
+        "not a valid chat id",
         field="id",
         hint=f"1 to {MAX_CHAT_CHARS} printable characters without a slash",
     )
@@ -268,7 +269,9 @@ def _turns(message: object, place: str) -> list[Message]:
         raise invalid(f"{place}.role", role, "one of " + ", ".join(ROLES))
     if not isinstance(parts, list) and "content" in message:
         raise CallerError(
-            "this route is the AI SDK's, whose messages have parts", field=place, hint=OLLAMA
+            "this route is for the AI SDK, whose messages have 'parts' instead of 'content'",
+            field=place,
+            hint=OLLAMA,
         )
     if not isinstance(parts, list):
         raise missing(f"{place}.parts")
@@ -283,7 +286,7 @@ def _turns(message: object, place: str) -> list[Message]:
 
 
 class _Step:
-    """One step of a message: its text, its calls of tools, and then their results."""
+    """One step of a message: its text, its tool calls, and the results of these calls."""
 
     def __init__(self, role: str) -> None:
         self._role = role
@@ -300,13 +303,16 @@ class _Step:
         elif kind == "dynamic-tool" or kind.startswith("tool-"):
             self._add_call(part, kind, place)
         elif not (kind in SKIPPED or kind.startswith("data-")):
-            raise CallerError(f"a model of text takes no part of type {kind!r}", field=place)
+            raise CallerError(
+                f"message parts of type {kind!r} are not supported: models take text only",
+                field=place,
+            )
 
     def _add_call(self, part: dict[str, Any], kind: str, place: str) -> None:
         call_id, state = text_of(part, "toolCallId", place), part.get("state")
         name = text_of(part, "toolName", place) if kind == "dynamic-tool" else kind[len("tool-") :]
         if state not in ("input-available", "output-available", "output-error"):
-            return  # a call without its whole input was not made
+            return  # the input of the call is incomplete, so the tool was never called
         arguments = compact(part.get("input", {}))
         self._calls.append({"id": call_id, "name": name, "arguments": arguments})
         if state == "output-available":
@@ -325,7 +331,7 @@ class _Step:
 
 
 OBJECT = "chat"
-"""The class of objects that know the latest stream of a chat."""
+"""The class of the origin's objects that store the id of the latest stream of a chat."""
 
 
 # ---- endpoints ----
@@ -341,10 +347,11 @@ async def send(request: Request) -> Response:
 
 
 async def resume(request: Request) -> Response:
-    """Handle GET /api/chat/{id}/stream: send the chat's latest answer from its start, ended or not.
+    """Handle GET /api/chat/{id}/stream: send the chat's latest answer from its start.
 
-    A page that was away when its answer ended has no other way to get it. The AI SDK replaces the
-    message that has the same id, so a page that has all or a part of it shows it once.
+    An answer that has ended is sent, too, because a page that was offline at the end has no other
+    way to get it. A page that already shows the answer does not show it twice: the AI SDK replaces
+    the message that has the same id.
     """
     chat = check_chat(request.path_params["id"])
     token = request.headers.get("Tailrace-Token")
@@ -376,7 +383,8 @@ async def _answered(
 ) -> Response:
     """Return the response with the stream: as parts of a message, or as frames if requested.
 
-    The object of `chat` knows the stream before the client does.
+    The stream's id is stored in the object of `chat` before the response begins, so that a client
+    that has seen a part of the response can resume it.
     """
     as_frames = FRAMES_TYPE in request.headers.get("Accept", "")
     encoder: Encoder = FrameEncoder() if as_frames else UiEvents()
@@ -395,14 +403,14 @@ async def _answered(
 
 
 async def _ask(request: Request, method: str, chat: str, body: bytes = b"") -> bytes:
-    """Return the answer of the object of a chat."""
+    """Call the origin's object for a chat, and return the body of its answer."""
     call = Call(OBJECT, chat, method, url="", body=body, caller=caller_of(request))
     _, answer = await whole_answer(link_of(request), call)
     return answer
 
 
 def _only_model(request: Request) -> str:
-    """Return the first model of the edge. Raises Unavailable if it has none."""
+    """Return the first model that the origins offer. Raises Unavailable if there is none."""
     models = link_of(request).heartbeat.models
     if not models:
         raise Unavailable("no model is loaded", code="loading")

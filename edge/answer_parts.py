@@ -1,8 +1,8 @@
 """The parts of an answer: stretches of text and of reasoning, and calls of tools.
 
-A stream's log has the frames of an answer one after another. The APIs of clients show an answer in
-parts, each of which begins, grows and ends. `PartTracker` decides which frame does what to which
-part, for every API alike.
+A stream's log has the frames of an answer one after another. OpenAI's API and the AI SDK show an
+answer in parts, each of which begins, grows and ends. `PartTracker` decides for each frame which
+part it begins, continues or ends. The encoders of all these APIs use it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class PartKind(Enum):
 
 
 class Change(Enum):
-    """A change of a part."""
+    """A change that a frame makes to a part."""
 
     BEGIN = auto()
     GROW = auto()
@@ -43,9 +43,9 @@ class Part:
     """One part of an answer.
 
     Attributes:
-        kind: The kind of its content.
-        at: The number of parts before it.
-        first: The frame that began it.
+        kind: The kind of content of this part.
+        at: The number of parts before this one.
+        first: The frame that began this part.
     """
 
     kind: PartKind
@@ -54,7 +54,7 @@ class Part:
 
     @property
     def call(self) -> ToolCall:
-        """The first piece of a call, which has its id and the name of its function."""
+        """The first piece of a tool call, which holds the call's id and the function's name."""
         assert isinstance(self.first, ToolCall), self.first
         return self.first
 
@@ -96,15 +96,16 @@ class PartTracker:
     def text(self) -> Part | None:
         """The open part of text, if there is one.
 
-        Nearly every frame is a Token that continues it, which needs no call of `follow`.
+        If this is not None, a Token continues this part and needs no call of `follow`. Nearly all
+        frames are such Tokens, so this saves time.
         """
         return self.open[0] if self.open and self.open[0].kind is PartKind.TEXT else None
 
     def follow(self, frame: Frame) -> Iterator[tuple[Change, Part]]:
-        """Take the next frame and give the changes that it makes, in their order.
+        """Take the next frame and yield each change that it makes, with the changed part, in order.
 
-        The last one is the growth of the part that the frame belongs to. A frame that belongs to no
-        part changes nothing. The caller must consume the iterator before the next call.
+        The last change is the growth of the part that the frame belongs to. A frame that belongs to
+        no part changes nothing. The caller must consume the iterator before the next call.
         """
         kind = kind_of(frame)
         if kind is None:
@@ -121,7 +122,7 @@ class PartTracker:
         yield Change.GROW, part
 
     def close(self) -> Iterator[tuple[Change, Part]]:
-        """End all open parts, as at the end of the stream."""
+        """End all open parts; yield an END change for each. Call this at the end of the stream."""
         ended, self.open = self.open, []
         for part in ended:
             yield Change.END, part

@@ -61,12 +61,12 @@ def create_app(
     rules: Rules | None = None,
     deployment: Deployment | None = None,
 ) -> Starlette:
-    """Return the ASGI application over `link`, which it keeps up from startup to shutdown."""
+    """Return the ASGI application, which keeps `link` connected from startup to shutdown."""
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        # anyio imports modules for the first task group, in 20 ms. It does so now, because
-        # the first reader may come from a lost edge.
+        # anyio imports modules when the first task group is made, which takes 20 ms. We make one
+        # now, so that the first request does not wait: its client may come from a lost edge.
         async with create_task_group():
             pass
         sync: DeploymentSync | None = app.state.deployment_sync
@@ -107,14 +107,14 @@ def create_app(
         },
         lifespan=lifespan,
     )
-    app.router.redirect_slashes = False  # a path that is not served is 404, however near it is
+    app.router.redirect_slashes = False  # a path with a surplus slash gets 404, not a redirect
     app.state.link = link
     app.state.config = config
     app.state.hints = Hints(link)
     app.state.bodies = BodyBudget()
     app.state.draining = False
     app.state.serves_http3 = False
-    app.state.metrics = None  # unless they are counted
+    app.state.metrics = None  # set by `assemble` if telemetry is on
     app.state.deployment_sync = None if deployment is None else DeploymentSync(link, deployment)
     return app
 

@@ -13,10 +13,10 @@ from tailrace.ledger.process.tasks import cancel
 
 
 class AsgiWriter:
-    """A `ResponseWriter` whose `run` sends what has been written, until the response ends.
+    """A `ResponseWriter` whose `run` sends the written data as ASGI messages.
 
     At most UNSENT_BYTES wait here, in addition to the server's own buffers. Each message waits for
-    the server's `send`, so back-pressure reaches the origin as far as the server applies it.
+    the server's `send`, so back-pressure reaches the origin if the server applies any.
     """
 
     def __init__(self, batch: FlushBatch, receive: Receive, send: Send) -> None:
@@ -26,14 +26,14 @@ class AsgiWriter:
         self._source: ResponseSource = NULL_LISTENER
         self._head: tuple[int, Headers] | None = None
         self._waiting = bytearray()
-        self._sending = 0  # bytes that the server has not taken yet
+        self._sending = 0  # bytes of the message for which the server's `send` has not returned
         self._ended = False
-        self._broken = False  # reset, or left by the client
+        self._broken = False  # the source reset the response, or the client disconnected
         self._changed = asyncio.Event()
 
     @property
     def writer(self) -> AsgiWriter:
-        """The writer of the response, as a server with the extension offers it."""
+        """This object: so it can stand in for the ASGI extension `tailrace.writer`."""
         return self
 
     def detach(self, source: ResponseSource) -> None:
@@ -58,7 +58,7 @@ class AsgiWriter:
         self._changed.set()
 
     def reset(self) -> None:
-        """Break the response off."""
+        """Break off the response, so that the client sees an incomplete body."""
         self._broken = True
         self._changed.set()
 
@@ -71,13 +71,14 @@ class AsgiWriter:
     async def run(self) -> None:
         """Send messages until the response has ended or the client has left.
 
-        A body that is broken off has no last message, which makes the server break it off too.
+        If the source resets the response, the last message of the body is never sent. The server
+        then breaks off its response to the client, too.
         """
         leaving = asyncio.create_task(self._await_disconnect())
         try:
             await self._pump()
         finally:
-            if not (self._ended or self._broken):  # cancelled, or the server refuses messages
+            if not (self._ended or self._broken):  # this task was cancelled, or `send` has failed
                 self._disconnected()
             await cancel([leaving])
 

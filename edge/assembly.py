@@ -41,7 +41,7 @@ class Edge:
     """The application with the telemetry around it."""
 
     def tcp_context(self, alt_svc: Sequence[str] = ()) -> TcpContext:
-        """Return what our own server needs; `alt_svc` tells clients of HTTP/3."""
+        """Return the context of our own TCP server; `alt_svc` advertises HTTP/3 to clients."""
         deadlines = Deadlines(asyncio.get_running_loop(), self.batch.flush)
         return TcpContext(
             batch=self.batch,
@@ -81,7 +81,7 @@ def assemble(
     if config.telemetry:
         counts = Counts(traces)
         batch = FlushBatch(clock_s=perf_counter, observe=counts.relay)
-    config.origin_credentials.connects()  # so that a file which is not there is an error now
+    config.origin_credentials.connects()  # reads the files, so that a missing one is an error now
     link = OriginPool(
         *config.origin_addresses,
         credentials=config.origin_credentials,

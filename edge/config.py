@@ -96,21 +96,22 @@ class EdgeConfig(Settings):
     )
     http3: bool = Field(
         True,
-        description="Serve HTTP/3 as well, on the UDP ports of `https`. Alt-Svc tells clients.",
+        description="Serve HTTP/3 as well, on the UDP ports of `https`. The header Alt-Svc"
+        " advertises it to clients.",
     )
     processes: int = Field(
         1,
         ge=1,
         le=MAX_PROCESSES,
-        description="Number of processes that serve the same addresses, one per CPU core. Limits of"
-        " connections and rates apply to each process.",
+        description="Number of processes that serve the same addresses; at most one per CPU core is"
+        " useful. Limits of connections and rates apply to each process separately.",
     )
     origin: Several[LinkText] = Field(
         ("127.0.0.1:8470",),
         min_length=1,
-        description="Links of the origins: HOST:PORT, tls://HOST:PORT or unix:///PATH. A new stream"
-        " goes to an origin that is ready, has the model and is little loaded. If that origin is"
-        " lost, another one of the same ledger continues the stream.",
+        description="Addresses of the origins: HOST:PORT, tls://HOST:PORT or unix:///PATH. A new"
+        " stream goes to an origin that is ready, has the model and has little load. If that origin"
+        " is lost, another origin with the same ledger continues the stream.",
     )
     origin_ca: Path | None = Field(
         None,
@@ -136,7 +137,8 @@ class EdgeConfig(Settings):
         1 << 20,
         ge=1024,
         le=MAX_CALL_BODY_BYTES,
-        description="Maximum size of a request's body, in bytes. Larger ones get 413.",
+        description="Maximum size of a request's body, in bytes. A larger body is refused with"
+        " 413.",
     )
     allowed_origins: Origins = Field(
         (),
@@ -146,8 +148,8 @@ class EdgeConfig(Settings):
     hosts: Several[str] = Field(
         (),
         description="Host names that requests may use, in addition to localhost and IP addresses."
-        " Others get 421. By default every name is allowed, but none on an edge that listens on"
-        " loopback only.",
+        " A request with another name is refused with 421. By default every name is allowed; on an"
+        " edge that listens on loopback only, no further name is.",
     )
     api_keys: Path = Field(
         Path(".tailrace/api-keys.json"),
@@ -156,14 +158,14 @@ class EdgeConfig(Settings):
     )
     allow_public_without_keys: bool = Field(
         False,
-        description="Listen on addresses that other machines can reach even if there are no API"
-        " keys.",
+        description="Allow addresses that other machines can reach even if there are no API keys."
+        " Everybody who reaches them can then use this edge.",
     )
     operator_without_key: bool = Field(
         False,
-        description="Without API keys, let programs and pages on this machine use /v1/admin and the"
-        " console's pages for operators. Only for an edge that listens on loopback and has no proxy"
-        " in front of it.",
+        description="If there are no API keys, let programs and pages on this machine use /v1/admin"
+        " and the console's pages for operators. Only for an edge that listens on loopback and has"
+        " no proxy in front of it.",
     )
     trusted_proxies: Networks = Field(
         (),
@@ -172,91 +174,101 @@ class EdgeConfig(Settings):
     )
     forwarded_header: Literal["x-forwarded", "forwarded"] = Field(
         "x-forwarded",
-        description="Headers that the trusted proxies use: X-Forwarded-For, -Proto and -Host, or"
-        " Forwarded (RFC 7239).",
+        description="Headers that the trusted proxies send: x-forwarded stands for X-Forwarded-For,"
+        " X-Forwarded-Proto and X-Forwarded-Host, forwarded for Forwarded (RFC 7239).",
     )
     max_connections: int = Field(
         MANY_CONNECTIONS,
         ge=1,
-        description="Maximum number of open connections of a process. Further ones are closed.",
+        description="Maximum number of open connections of each process. Further connections are"
+        " closed at once.",
     )
     max_connections_per_address: int = Field(
         MANY_PER_ADDRESS,
         ge=1,
-        description="Maximum number of open connections of one address, or of one /64 of IPv6."
-        " Loopback and trusted proxies are exempt.",
+        description="Maximum number of open connections of one client address (or IPv6 /64 network)"
+        " to each process. Loopback and trusted proxies are exempt.",
     )
     max_streams_per_connection: int = Field(
         256,
         ge=1,
         le=65_536,
-        description="Maximum number of open streams of one WebSocket. Further ones get 429.",
+        description="Maximum number of open streams of one WebSocket. Further requests are refused"
+        " with 429.",
     )
     max_streams_per_address: int = Field(
         MANY_STREAMS_PER_ADDRESS,
         ge=1,
-        description="Maximum number of open requests of one address, or of one /64 of IPv6, on all"
-        " its connections to a process. Further ones get 429. Loopback and trusted proxies are"
-        " exempt.",
+        description="Maximum number of open requests of one client address (or IPv6 /64 network),"
+        " on all its connections to a process. Further requests are refused with 429. Loopback and"
+        " trusted proxies are exempt.",
     )
     max_streams_per_tenant: int = Field(
         MANY_STREAMS_PER_TENANT,
         ge=1,
-        description="Maximum number of open requests of one tenant at a process. Further ones get"
-        " 429.",
+        description="Maximum number of open requests of one tenant at each process. Further"
+        " requests are refused with 429.",
     )
     header_timeout_s: float = Field(
-        10.0, gt=0, description="Timeout for the head of a request, in seconds; 408 after it."
+        10.0,
+        gt=0,
+        description="Time in which the head of a request must arrive, in seconds; otherwise the"
+        " request is refused with 408.",
     )
     body_timeout_s: float = Field(
-        30.0, gt=0, description="Timeout for the body of a request, in seconds; 408 after it."
+        30.0,
+        gt=0,
+        description="Time in which the body of a request must arrive, in seconds; otherwise the"
+        " request is refused with 408.",
     )
     stalled_timeout_s: float = Field(
         300.0,
         gt=0,
-        description="Time after which a client is disconnected that reads nothing of its response,"
-        " in seconds.",
+        description="A client that reads nothing of its response for this time, in seconds, is"
+        " disconnected.",
     )
     unread: Literal["run", "pause", "cancel"] = Field(
         "run",
-        description="What happens to a stream that nobody reads any more: it runs on, is paused or"
+        description="What happens to a stream that has no reader any more: it runs on, is paused or"
         " is cancelled. A request can override this. Use the same value on all edges.",
     )
     unread_after_s: int = Field(
         DEFAULT_AFTER_S,
         ge=1,
         le=86_400,
-        description="Time without a reader until `unread` applies, in seconds. Leave clients time"
-        " to resume.",
+        description="Time without a reader after which `unread` applies, in seconds. Leave clients"
+        " that lost their connection enough time to resume.",
     )
     lame_duck_s: float = Field(
         0.0,
         ge=0,
-        description="Time after SIGTERM during which only /readyz changes, to 503, so that load"
-        " balancers send no new clients; in seconds.",
+        description="Time between SIGTERM and the shutdown, in seconds. /readyz already returns"
+        " 503, so that load balancers send no new clients, but all requests are still served.",
     )
     drain_s: float = Field(
         3.0,
         ge=0,
-        description="Time after lame_duck_s for open requests to end, in seconds. Clients of"
-        " streams that are still open are told to resume them on another edge.",
+        description="Time that open requests have to end during a shutdown, in seconds; it begins"
+        " after lame_duck_s. Streams that are still open then end with an error, after which"
+        " clients resume them on another edge.",
     )
     telemetry: bool = Field(
         True, description="Count and time requests, streams and frames for /metrics."
     )
     metrics: Address | None = Field(
         None,
-        description="HOST:PORT on a private network that serves Prometheus metrics at /metrics"
-        " without a key; each further process uses the next port. Without it, /metrics is served"
-        " with everything else, to loopback and to administrators' keys.",
+        description="Address (HOST:PORT) on a private network that serves Prometheus metrics at"
+        " /metrics without a key; each further process uses the next port. Without this setting,"
+        " the edge serves /metrics at its other addresses, to keys with the right admin or, if"
+        " there are no API keys, to clients on this machine.",
     )
     traces: CollectorUrl | None = Field(
         None,
-        description="http:// or https:// address of an OpenTelemetry collector that gets traces by"
-        " OTLP over HTTP. Needs the extra `telemetry`.",
+        description="URL of an OpenTelemetry collector that gets traces by OTLP over HTTP, such as"
+        " http://127.0.0.1:4318. Needs the package extra `telemetry`.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Minimum level of log lines."
+        "info", description="Minimum level of the lines that are logged."
     )
 
     @model_validator(mode="after")
@@ -300,7 +312,8 @@ class EdgeConfig(Settings):
             port = parse_address(self.metrics)[1]
             if port and port + self.processes - 1 > MAX_PORT:
                 raise ValueError(
-                    f"metrics: {self.processes} processes need as many ports from {port} on"
+                    f"metrics: {self.processes} processes need {self.processes} ports from {port}"
+                    f" on, which exceeds {MAX_PORT}; use a lower port"
                 )
         return self
 
@@ -313,7 +326,7 @@ class EdgeConfig(Settings):
 
     @property
     def is_private(self) -> bool:
-        """True if only this machine can send requests, and no proxy passes on others."""
+        """True if only this machine can reach the edge, and no proxy forwards requests to it."""
         return self.listens_on_loopback_alone and not self.trusted_proxies
 
     @property
@@ -324,7 +337,7 @@ class EdgeConfig(Settings):
 
     @property
     def unread_default(self) -> UnreadDefault:
-        """The default for streams that nobody reads."""
+        """The default policy for streams without a reader."""
         return UnreadDefault(Unread.from_word(self.unread), self.unread_after_s)
 
     @property
@@ -334,7 +347,7 @@ class EdgeConfig(Settings):
 
     @property
     def origin_credentials(self) -> Credentials:
-        """The credentials of this edge, and what it expects of origins."""
+        """The credentials of this edge for its links, and those that it checks of the origins."""
         return Credentials(
             "edge.origin",
             self.origin_ca,
@@ -351,10 +364,10 @@ class EdgeConfig(Settings):
 
 
 def too_few_files(config: EdgeConfig, open_files: int) -> bool:
-    """Return True if the limit of open files is too low for the connections that are wanted.
+    """Return True if the limit of open files is too low for the wanted number of connections.
 
-    These are `max_connections` if it is set, and half of its default otherwise: on most systems
-    the default does not quite fit, and few edges come near it.
+    This number is `max_connections` if it is set, and half of its default otherwise: on most
+    systems the limit is slightly below the default, which few edges come near.
     """
     is_set = "max_connections" in config.model_fields_set
     wanted = config.max_connections if is_set else MANY_CONNECTIONS // 2
@@ -372,7 +385,7 @@ def access_rules(config: EdgeConfig, authenticator: Authenticator | None = None)
 
 
 def open_requests(config: EdgeConfig) -> OpenRequests:
-    """Return the counter of clients' open requests, with its limits."""
+    """Return the counter of open requests by address and tenant, with the limits of `config`."""
     proxies = config.proxies
     return OpenRequests(
         config.max_streams_per_address,
@@ -382,7 +395,7 @@ def open_requests(config: EdgeConfig) -> OpenRequests:
 
 
 def connection_limits(config: EdgeConfig, open_files: int) -> ConnectionLimits:
-    """Return the limits of connections of a process that may open `open_files` files."""
+    """Return the limits of connections of a process whose limit of open files is `open_files`."""
     proxies = config.proxies
     return ConnectionLimits(
         max(1, min(config.max_connections, open_files - RESERVED_FILES)),

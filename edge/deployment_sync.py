@@ -1,4 +1,4 @@
-"""Tells origins which classes, bindings and crons the wrangler file of this edge has."""
+"""Sends the classes, bindings and crons of this edge's wrangler file to the origins."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tailrace.ledger.objects.deployment import DEPLOYMENT, Deployment
 from tailrace.ledger.process.tasks import background
 
 RETRY_S = 5.0
-"""Time after which a deployment is sent again to an origin that has refused it."""
+"""Seconds until a deployment is sent again after an origin refused it or could not be reached."""
 
 log = structlog.get_logger("tailrace.edge")
 
@@ -39,12 +39,12 @@ class DeploymentSync:
         return [f"{self._refusals[address]}" for address in sorted(self._refusals)]
 
     def lost(self) -> None:
-        """Send the deployment again to an origin whose ledger does not have it."""
+        """Send the deployment to all origins again, because a ledger has lost it."""
         self._lost.set()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Keep the origins up to date while the context is open."""
+        """Keep the deployment of all origins up to date while the context is open."""
         async with background(self._sync(one.address) for one in self._link.origins):
             yield
 

@@ -43,9 +43,9 @@ CODES = {
     "method_not_allowed": None,
     "not_found": None,
 }
-"""OpenAI's code for each of our codes that differ; None if OpenAI sends none. Others are kept."""
+"""Maps our error codes to OpenAI's; None means that OpenAI sends null. Others are not changed."""
 STATUSES = {"unsupported": 400, "beyond_end": 400}
-"""Status of each of our codes for which OpenAI's API has another status."""
+"""Maps our error codes to the HTTP status in OpenAI's API, where it differs from ours."""
 _AI_SDK_PATH = re.compile(rf"{re.escape(AI_SDK_PATH)}(?:/|$)")
 _OLLAMA_PATH = re.compile(r"/api/(?:tags|generate|show|ps|version|embed|embeddings|pull|push)$")
 CHAT_FIELDS = {"logprobs": "top_logprobs", "format": "response_format"}
@@ -61,7 +61,7 @@ FIELDS = {
     CHAT_PATH: CHAT_FIELDS,
     RESPONSES_PATH: RESPONSES_FIELDS,
 }
-"""Names of fields in the API at each path, if they differ from the origin's names."""
+"""Maps the path of an API to its names of fields: from the origin's name to the API's name."""
 
 
 def is_openai_path(path: str) -> bool:
@@ -70,8 +70,8 @@ def is_openai_path(path: str) -> bool:
 
 
 TOKENS_QUOTA = "tokens"
-"""Name of a tenant's token limit in `RateLimit`. Origins enforce it, so an edge only knows what is
-left of it when an origin has refused a request because of it."""
+"""Name of a tenant's token limit in the header `RateLimit`. Origins enforce this limit, so an edge
+knows the remaining tokens (none) only when an origin has refused a request because of it."""
 
 
 def go_duration(seconds: float) -> str:
@@ -83,7 +83,7 @@ def go_duration(seconds: float) -> str:
 
 
 def error_headers(error: TailraceError, retry_ms: int | None) -> dict[str, str]:
-    """Return the headers of an error response, the same in all dialects (RFC 9110, 10.2.3)."""
+    """Return the headers that an error response has in every API (RFC 9110, 10.2.3)."""
     headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
     if retry_ms is not None:
         headers["Retry-After"] = str(math.ceil(retry_ms / 1000))
@@ -106,7 +106,7 @@ def named_error(error: TailraceError, path: str = "") -> tuple[str, str | None]:
     name = next((names for prefix, names in FIELDS.items() if path.startswith(prefix)), {}).get(
         field, field
     )
-    if name.startswith("stop["):  # which may have been sent as one string
+    if name.startswith("stop["):  # the client may have sent `stop` as one string, not as a list
         name = "stop"
     if message.startswith(_VERBS):
         message = f"'{name}' {message}"
@@ -116,11 +116,11 @@ def named_error(error: TailraceError, path: str = "") -> tuple[str, str | None]:
 
 
 _VERBS = ("is ", "are ", "has ", "names ", "requires ", "go with ")
-"""Beginnings of messages whose subject is the field."""
+"""Beginnings of messages that lack a subject: the name of the field is put before them."""
 
 
 def openai_fields(error: TailraceError, path: str = "") -> dict[str, str | None]:
-    """Return the object below `error` in a response, and in an event that ends a stream."""
+    """Return OpenAI's error object: the value of `error` in a response or a last event."""
     status = STATUSES.get(error.code, error.status)
     kind = "invalid_request_error"
     if status == 429:
@@ -137,7 +137,7 @@ def openai_fields(error: TailraceError, path: str = "") -> dict[str, str | None]
 
 
 def openai_error(error: TailraceError, path: str = "") -> JSONResponse:
-    """Return the response to an error, with the names that fields have in the API at `path`."""
+    """Return the response to an error in OpenAI's shape, with the names of fields at `path`."""
     fields = openai_fields(error, path)
     retry_ms = error.draw_retry_ms()
     should_retry = "true" if error.retryable else "false"
@@ -180,7 +180,7 @@ def too_slow(part: str) -> CallerError:
 
 
 def refusal(status: int) -> TailraceError:
-    """Return the error of a request that is not valid HTTP, for the parser's status."""
+    """Return the error for a request that is not valid HTTP, by the status from the parser."""
     if status == 431:
         return CallerError(
             "the request's headers are too large", code="headers_too_large", status=431
@@ -209,7 +209,7 @@ async def tailrace_error(request: Request, error: Exception) -> Response:
 
 
 def noted_response(error: TailraceError, path: str) -> Response:
-    """Return the response to an error, and count it for the request of this task."""
+    """Return the response to an error, and note its code in the metrics of the current request."""
     note_error(error.code)
     return error_response(error, path)
 
@@ -218,7 +218,7 @@ OLLAMA = "Ollama's API is not supported; use OpenAI's, at /v1/chat/completions"
 
 
 async def http_error(request: Request, error: Exception) -> Response:
-    """Return the response to an error of Starlette's router: an unknown path, a wrong method."""
+    """Return the response to an error of Starlette's router, such as an unknown path or method."""
     assert isinstance(error, HTTPException)
     path = request.url.path
     if error.status_code == 404:
@@ -233,7 +233,7 @@ async def http_error(request: Request, error: Exception) -> Response:
         path,
     )
     headers = dict(error.headers or {})
-    if "Allow" in headers:  # Starlette keeps them in a set, whose order changes
+    if "Allow" in headers:  # Starlette takes the methods from a set, whose order varies
         headers["Allow"] = ", ".join(sorted(headers["Allow"].split(", ")))
     answer.headers.update(headers)
     return answer
@@ -253,14 +253,14 @@ async def not_a_websocket(request: Request) -> Response:
         ),
         request.url.path,
     )
-    if request.scope["http_version"] == "1.1":  # HTTP/2 and HTTP/3 have no such headers
+    if request.scope["http_version"] == "1.1":  # HTTP/2 and HTTP/3 forbid `Upgrade`
         version = {"Sec-WebSocket-Version": "13"}  # RFC 6455, 4.4
         answer.headers.update({"Upgrade": "websocket", "Connection": "Upgrade"} | version)
     return answer
 
 
 async def client_gone(request: Request, _error: Exception) -> Response:
-    """Return a placeholder response for a client that has left."""
+    """Return a response that nobody receives, because the client has disconnected."""
     log.info("client gone", method=request.method, path=request.url.path)
     return Response(status_code=CLIENT_GONE)
 

@@ -1,4 +1,4 @@
-"""Flushing once for each callback of the event loop, however many streams it has touched.
+"""Gathers writes, so that each callback of the event loop flushes once for all of its streams.
 
 Sans-I/O: nothing here knows a socket or an event loop.
 """
@@ -12,8 +12,8 @@ from typing import Protocol
 import structlog
 
 FLUSHED_TOGETHER = 8
-"""Connections that are encoded before the data of any is sent. Alternating Python and send() evicts
-the CPU caches each time; larger groups only add latency."""
+"""Number of connections whose data is encoded before any of it is sent. Alternating Python and
+send() evicts the CPU caches each time; larger groups only add latency."""
 READS_PER_SAMPLE = 8
 """Sample one in this many link reads for the latency histogram."""
 
@@ -21,7 +21,7 @@ log = structlog.get_logger("tailrace.edge")
 
 
 class Flushable(Protocol):
-    """An object that gathers data until its flush, so that one read makes one write."""
+    """An object that gathers data until its flush, so that one link read causes one write."""
 
     def flush(self) -> None:
         """Write the gathered data. Must not block and must not raise."""
@@ -41,16 +41,17 @@ class FlushBatch:
     of the application) calls `flush` at its end.
 
     With a `clock_s`, `observe` gets the seconds from the beginning of a link read to the end of the
-    flush behind it, for one in `READS_PER_SAMPLE` of the reads that bring something.
+    flush that follows. This is measured for one in `READS_PER_SAMPLE` of the reads that make
+    something dirty.
     """
 
     dirty: dict[Flushable, None] = field(default_factory=dict)
-    pending_writes: list[Flushable] = field(default_factory=list)  # only while `flushing`
+    pending_writes: list[Flushable] = field(default_factory=list)  # empty unless `flushing`
     flushing: bool = False
     clock_s: Callable[[], float] | None = None
     observe: Callable[[float], None] = lambda _seconds: None
-    _began_s: float | None = None  # of the read that is timed
-    _untimed: int = 0  # reads to skip before the next that is timed
+    _began_s: float | None = None  # start of the link read that is timed
+    _untimed: int = 0  # link reads to skip before the next one is timed
 
     def begin(self) -> None:
         """Note that a read of a link begins."""
@@ -64,7 +65,7 @@ class FlushBatch:
         self.dirty[each] = None
 
     def flush(self) -> None:
-        """Flush everything that is dirty, in order, and what that makes dirty.
+        """Flush everything that is dirty, in order, until these flushes make nothing dirty.
 
         A nested call does nothing: the outer one continues.
         """

@@ -1,9 +1,9 @@
 """`/v1/stream/{name}` and `/v1/objects/{BINDING}/{name}`: HTTP requests to objects of the origin.
 
-The first path is that of Durable Streams and their subscriptions. The second is that of the
-origin's own classes, by the names of the wrangler file's bindings. The edge checks the name and the
-size, and forwards the whole request as one Call. The object decides what it means, and its answer
-is forwarded as it is.
+The first path is for Durable Streams and their subscriptions. The second is for objects of the
+classes that the operator's wrangler file declares, by the names of its bindings. The edge checks
+the name and the size, and forwards the whole request as one Call. The object decides what the
+request means, and its answer is forwarded unchanged.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ PREFIX = STREAM_PATH.encode()
 RESERVED = RESERVED_NAME.encode()
 
 _HOST = re.compile(r"[A-Za-z0-9._~-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
-# Programs that decode an encoded slash at different places would see different names.
+# Encoded slashes are refused: two programs of which only one decodes them see different names.
 _ENCODED_SLASH = re.compile(rb"%2f", re.IGNORECASE)
 
-# Not empty, not `.` or `..`, and without control characters.
+# A segment of a name: not empty, not `.` or `..`, and without control characters.
 _SEGMENT = re.compile(rb"(?!\.{1,2}\Z)[^\x00-\x1f\x7f]+")
 
 METHODS = [*CALL_METHODS]
 
-# Fields about a single connection (RFC 9110, 7.6.1), which are not forwarded.
+# Headers about a single connection (RFC 9110, 7.6.1), which are not forwarded.
 _HOP_BY_HOP = frozenset(
     ("connection", "keep-alive", "proxy-connection", "te", "transfer-encoding", "upgrade")
 )
 
 _NOT_A_VALUE = re.compile(rb"[\x00\r\n]")
-"""Bytes that a field value must not have (RFC 9110, 5.5). HTTP/2 and HTTP/3 could carry them."""
+"""Bytes that a header's value must not have (RFC 9110, 5.5). HTTP/2 and HTTP/3 can carry them."""
 
 
 async def call(request: Request) -> Response:
@@ -67,8 +67,8 @@ async def call(request: Request) -> Response:
 
 
 INERT_POLICY = "sandbox; default-src 'none'"
-"""The Content-Security-Policy of streams. If a browser shows their content as a page, it runs no
-script, has no origin and loads nothing."""
+"""The Content-Security-Policy of streams. If a browser shows a stream's content as a page, this
+page runs no script, has no origin and loads nothing."""
 SHOWN_TYPES = frozenset(
     (
         *("text/plain", "text/csv", "text/markdown", "text/event-stream"),
@@ -76,13 +76,13 @@ SHOWN_TYPES = frozenset(
         *("image/png", "image/jpeg", "image/gif", "image/webp", "image/avif"),
     )
 )
-"""Media types that a browser may show. It is told to save all others, known and unknown, as a file:
-HTML, SVG, XML, JavaScript and PDF can hold scripts. Audio and video are also shown."""
+"""Media types that a browser may show, besides audio and video. Content of any other type is sent
+as a download (`Content-Disposition: attachment`): HTML, SVG, XML and PDF can hold scripts."""
 LIVE_TYPES = frozenset((View.SSE.value, View.FRAMES.value))
 
 
 def make_inert(headers: MutableHeaders) -> None:
-    """Set the headers that keep what a stream holds from acting as a part of the edge's site."""
+    """Set headers that keep a stream's content from acting as a page of the edge's own site."""
     headers["Content-Security-Policy"] = INERT_POLICY
     essence = essence_of(headers)
     is_media = essence.startswith(("audio/", "video/"))
@@ -96,15 +96,16 @@ def essence_of(headers: MutableHeaders) -> str:
 
 
 def make_live(headers: MutableHeaders, *, waits: bool) -> None:
-    """Set the headers of an answer that is sent while it is made, if this is one.
+    """Set the headers that keep proxies from buffering an answer that is sent while it is made.
 
-    `waits` says that the client asked the object to wait for news. The answer to that may be kept
-    by caches if the object says so: it is never sent again under the same URL.
+    `waits` is True if the client asked the object to wait for new data (a long poll). Such an
+    answer keeps its own `Cache-Control`: the object may allow caching, because the next poll has
+    another URL.
     """
     if essence_of(headers) in LIVE_TYPES:
         of_streams = "no-cache" in headers.get("Cache-Control", "")
         headers.update(LIVE_HEADERS)
-        if of_streams:  # clients of Durable Streams look for it
+        if of_streams:  # clients of Durable Streams expect `no-cache`
             headers["Cache-Control"] = f"no-cache, {LIVE_HEADERS['Cache-Control']}"
     elif waits:
         stated = headers.get("Cache-Control")
@@ -120,10 +121,10 @@ async def pass_on(request: Request, object_class: str, name: str) -> Response:
 
 
 async def _call(request: Request, object_class: str, name: str) -> Call:
-    """Return the request as a Call. Raises CallerError if it cannot be one."""
+    """Return the request as a Call frame. Raises CallerError if a header is not valid."""
     body = await read_body(request)
     if any(_NOT_A_VALUE.search(value) for _, value in request.headers.raw):
-        raise CallerError("a header holds a character that none can", field="headers")
+        raise CallerError("a header's value contains NUL, CR or LF", field="headers")
     return Call(
         object=object_class,
         name=name,
@@ -143,7 +144,7 @@ async def _answer(request: Request, wanted: Call) -> Response:
     with ExitStack() as unless_handed_on:
         unless_handed_on.callback(reader.close)
         answer = await unless_disconnected(request, reader.call(wanted))
-        unless_handed_on.pop_all()  # the body closes it when it has been sent
+        unless_handed_on.pop_all()  # from now on the body closes the reader, when it has been sent
     body = StreamedBody(reader.close, answer_of(reader), answer.status)
     body.raw_headers = [
         (header.name.encode("latin-1"), header.value.encode("latin-1"))
@@ -156,7 +157,7 @@ async def _answer(request: Request, wanted: Call) -> Response:
 
 
 def end_to_end(fields: Iterable[tuple[str, str]]) -> tuple[Header, ...]:
-    """Return the fields that are not about a single connection, with names in lower case."""
+    """Return the headers that may be forwarded, with names in lower case (RFC 9110, 7.6.1)."""
     lower = [(name.lower(), value) for name, value in fields]
     listed = ",".join(value for name, value in lower if name == "connection")
     dropped = _HOP_BY_HOP | {name.strip().lower() for name in listed.split(",")}
@@ -166,13 +167,13 @@ def end_to_end(fields: Iterable[tuple[str, str]]) -> tuple[Header, ...]:
 def parse_target(raw_path: bytes) -> tuple[str, str]:
     """Return the class and the name of the object that a raw path names.
 
-    A stream's name is the rest of the path, percent-decoded. That of the subscription API is not
-    decoded. Raises NotFound if the path cannot be a name, CallerError if the name is too long.
+    A stream's name is the rest of the path, percent-decoded. A subscription's name is not decoded.
+    Raises NotFound if the path cannot be a name, CallerError if the name is too long.
     """
     if not raw_path.startswith(PREFIX) or not raw_path.isascii():
         raise _nothing_here()
     rest = raw_path.removeprefix(PREFIX)
-    if len(rest) > 12 * MAX_KEY_CHARS:  # four bytes a character, each encoded as %XX
+    if len(rest) > 12 * MAX_KEY_CHARS:  # a character has up to four bytes, each encoded as %XX
         raise _too_long("stream")
     segments = rest.split(b"/")
     if segments[0] == RESERVED:
@@ -198,17 +199,18 @@ def _stream_name(rest: bytes, segments: list[bytes]) -> str:
 def request_url(scope: Scope) -> str:
     """Return the absolute URL as the client sent it. Raises CallerError if Host is invalid."""
     host = next((value for name, value in scope["headers"] if name == b"host"), None)
-    if host is None:  # HTTP/1.0 does not require it
+    if host is None:  # HTTP/1.0 does not require a Host header
         address, port = scope["server"]
         host = f"{address}:{port}".encode()
     text = host.decode("latin-1")
     if _HOST.fullmatch(text) is None:
-        raise CallerError("not a host", field="Host")
+        raise CallerError("not a valid host name", field="Host")
     target = scope["raw_path"]
     if scope["query_string"]:
         target += b"?" + scope["query_string"]
-    if not target.isascii():  # HTTP/2 and HTTP/3 can carry it
-        raise CallerError("a character that no URL holds", field="query", hint="percent-encode it")
+    if not target.isascii():  # a parser of HTTP/2 or HTTP/3 lets other characters pass
+        hint = "percent-encode it"
+        raise CallerError("the URL contains a non-ASCII character", field="query", hint=hint)
     return f"{scope['scheme']}://{text}{target.decode('ascii')}"
 
 

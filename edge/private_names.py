@@ -1,9 +1,9 @@
-"""Private parts of other libraries that the edge uses, compared with the installed versions.
+"""Private attributes of aioquic and h2 that the edge uses, checked against the installed versions.
 
-aioquic and h2 leave some decisions to private methods and attributes. All that the edge uses of
-them is listed here. `require_private_names` runs when the module that uses them is imported, so
-that an upgrade that removes a name fails at the start, with the name, and not in a request.
-docs/decisions/edge.md has the steps of an upgrade.
+aioquic and h2 offer no public interface for some decisions, so the edge uses private methods and
+attributes. This module lists all of them. `require_private_names` runs when the module that uses
+them is imported. If an upgrade has removed a name, the edge therefore fails at its start, with an
+error that shows the name, and not in a request. docs/decisions/edge.md has the steps of an upgrade.
 """
 
 from __future__ import annotations
@@ -15,26 +15,27 @@ from importlib.metadata import version
 from tailrace.ledger.errors import ConfigError
 
 PAGE = "docs/decisions/edge.md"
-"""Page with the steps of an upgrade."""
+"""Page of the documentation with the steps of an upgrade, for error messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrivateNames:
-    """The private parts of one library that the edge uses."""
+    """The private attributes of one library that the edge uses."""
 
     library: str
     requirement: str
-    """The versions whose source was read, as in pyproject.toml."""
+    """The checked versions, as in pyproject.toml, such as `h2>=4.4.1,<4.5`."""
     series: str
-    """The first two parts of these versions."""
+    """Major and minor number of the checked versions, such as `4.4`."""
     examples: Callable[[], Mapping[str, object]]
-    """Makes objects of the library, by the name that paths begin with."""
+    """Makes an object of each class whose attributes are checked, by the name of the class."""
     paths: Mapping[str, str]
-    """Each private part, as attributes and keys from an example on, with its use."""
+    """Maps each private attribute to the reason for its use. A path such as
+    `QuicConnection._streams.0.sender` begins with the name of an example; digits are keys."""
 
 
 def require_private_names(of: PrivateNames) -> None:
-    """Raise ConfigError if the installed version was not checked, or lacks something."""
+    """Raise ConfigError if the installed version was not checked or lacks a private attribute."""
     installed = version(of.library)
     hint = f"install {of.requirement!r}; {PAGE} says how to check another version"
     if installed.split(".")[:2] != of.series.split("."):

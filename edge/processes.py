@@ -1,8 +1,9 @@
 """Several edge processes on the same addresses, one per CPU core.
 
-The first process holds the sockets, forks the others, and serves nothing. It passes signals on and
-replaces processes that have ended. A TCP connection goes to the process that accepts it first, a
-datagram to the process that has its connection (`edge/quic/reuseport_bpf.py`).
+The first process holds the sockets, forks the others, and serves no requests itself. It forwards
+signals to the others and replaces those that have ended. The process that first accepts a TCP
+connection serves it. A UDP datagram goes to the process that serves its QUIC connection
+(`edge/quic/reuseport_bpf.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tailrace.ledger.errors import EXIT_USAGE, ConfigError
 from tailrace.ledger.process.lifecycle import STOP_SIGNALS
 
 RESTART_AFTER_S = 1.0
-"""Delay before a lost process is started again, in seconds, because it may fail again."""
+"""Delay before a crashed process is replaced, in seconds: the new one may crash at once, too."""
 
 log = structlog.get_logger("tailrace.edge")
 
@@ -35,10 +36,11 @@ class Processes:
         self._sockets = sockets
         self._count = count
         self._work = work
-        self._numbers: dict[int, int] = {}  # by process id
+        self._numbers: dict[int, int] = {}  # maps a child's process id to its number
         self._stopping = False
         self._misled = False
-        self._alive, self._holds = os.pipe()  # held open by this process as long as it lives
+        # Only this process holds the write end. Children read the pipe, and so see its end.
+        self._alive, self._holds = os.pipe()
 
     def run(self) -> None:
         """Run until all processes have ended; raise ConfigError if one could not start."""
@@ -52,7 +54,7 @@ class Processes:
             if not self._stopping:
                 self._lost(number, os.waitstatus_to_exitcode(status))
         if self._misled:
-            raise ConfigError("a process of this edge could not start; its error is above")
+            raise ConfigError("a process of this edge could not start; see its error above")
 
     def _lost(self, number: int, code: int) -> None:
         if code == EXIT_USAGE:
@@ -70,14 +72,14 @@ class Processes:
         pid = os.fork()
         if pid:
             self._numbers[pid] = number
-            if self._stopping:  # the signal came during the fork
+            if self._stopping:  # a stop signal arrived during the fork, so the child missed it
                 os.kill(pid, signal.SIGTERM)
             return
-        # The child never returns to the first process's callers.
+        # os._exit, because the child must not return into the code of the first process.
         os._exit(self._serve(number))
 
     def _serve(self, number: int) -> int:
-        os.setpgrp()  # Ctrl-C goes to the first process, which passes it on
+        os.setpgrp()  # Ctrl-C then goes to the first process only, which forwards it
         for each in (*STOP_SIGNALS, signal.SIGHUP):
             signal.signal(each, signal.SIG_DFL)
         os.close(self._holds)
@@ -96,16 +98,16 @@ class Processes:
         return 0
 
     def _watch(self) -> None:
-        """End with the first process, however that ends."""
+        """End this child when the first process has ended, even if that was killed."""
         os.read(self._alive, 1)
         os.kill(os.getpid(), signal.SIGTERM)
 
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
         if number in STOP_SIGNALS and not self._stopping:
             self._stopping = True
-            self._sockets.close()  # or clients would connect and wait in vain
+            self._sockets.close()  # if left open, clients would connect and wait in vain
         for pid in list(self._numbers):
             try:
                 os.kill(pid, number)
             except ProcessLookupError:
-                continue  # it has ended
+                continue  # this child has ended already

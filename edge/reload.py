@@ -1,7 +1,8 @@
 """Files that are read again while an edge runs: API keys and the certificate.
 
-Files are polled, because a program that renews a certificate may not know of this process; SIGHUP
-reads them at once. If a file cannot be read, its former content stays in use, and the log says so.
+Files are polled, because a program that renews a certificate may not know of this process. SIGHUP
+makes the edge read them at once. If a file cannot be read, its previous content stays in use and an
+error is logged.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tailrace.ledger.errors import ConfigError
 from tailrace.ledger.process.tasks import background
 
 LOOK_S = 1.0
-"""Interval between two looks at the files, in seconds."""
+"""Interval between two checks whether a file has changed, in seconds."""
 
 Stamp = tuple[tuple[int, int, int] | None, ...]
 
@@ -36,7 +37,7 @@ log = structlog.get_logger("tailrace.edge")
 
 @dataclass(slots=True)
 class WatchedFile:
-    """A set of watched files, and the callback that reads them; it may raise ConfigError."""
+    """A group of watched files, and the callback that reads them; it may raise ConfigError."""
 
     name: str
     files: Sequence[Path]
@@ -47,7 +48,7 @@ class WatchedFile:
         self._stamp = tuple(map(_stamp_of, self.files))
 
     def look(self, *, asked: bool = False) -> None:
-        """Read the files if they have changed, or if `asked`."""
+        """Read the files if one has changed, or in any case if `asked` is True (after SIGHUP)."""
         stamp = tuple(map(_stamp_of, self.files))
         if stamp == self._stamp and not asked:
             return
@@ -62,7 +63,7 @@ class WatchedFile:
 
 @asynccontextmanager
 async def reloading(*what: WatchedFile, by_signal: bool = True) -> AsyncIterator[None]:
-    """Look at the files while the block runs, and at each SIGHUP unless others handle signals."""
+    """Check the files every `LOOK_S` while the block runs, and on SIGHUP if `by_signal`."""
     loop = asyncio.get_running_loop()
     asked = asyncio.Event()
 
@@ -87,10 +88,10 @@ async def reloading(*what: WatchedFile, by_signal: bool = True) -> AsyncIterator
 
 
 def watched_keys(config: EdgeConfig, authenticator: Authenticator) -> WatchedFile:
-    """Watch the file of API keys for `authenticator`.
+    """Return a watch on the file of API keys, which gives new keys to `authenticator`.
 
-    A file that is made later means that keys are needed from then on. A file that is removed
-    changes nothing: the keys that were read last stay.
+    If the file is created while the edge runs, keys are needed from then on. If it is removed, the
+    keys that were read last stay valid.
     """
 
     def read() -> None:
@@ -102,14 +103,14 @@ def watched_keys(config: EdgeConfig, authenticator: Authenticator) -> WatchedFil
 
 
 class Certificate:
-    """The certificate of new connections, if there is one; `quic` gets it, too."""
+    """The TLS certificate for new connections, if there is one; renewed ones go to `quic`, too."""
 
     def __init__(self, config: EdgeConfig, server: Config) -> None:
         """Read the certificate; raise ConfigError if it cannot be read."""
         self.quic: QuicListener | None = None
         self._config = config
         self._server = server
-        self.context: SSLContext | None = None  # None without TLS
+        self.context: SSLContext | None = None  # stays None without TLS
         if config.certificate is not None:
             self._read()
 
@@ -126,7 +127,7 @@ class Certificate:
             certificate, key = self._config.certificate, self._config.key
             if self.quic is not None and certificate is not None and key is not None:
                 self.quic.load(certificate, key)
-        except OSError as error:  # ssl's own is one
+        except OSError as error:  # includes ssl.SSLError
             raise ConfigError(
                 f"cannot read {self._config.certificate} or its key {self._config.key}:"
                 f" {error.strerror or error}",
@@ -176,8 +177,9 @@ def open_authenticator(config: EdgeConfig) -> Authenticator:
 def _warn_of_curtailed(ring: KeyRing) -> None:
     for key in ring.curtailed:
         log.warning(
-            "the right admin of an API key does not count",
+            "an API key of a tenant has the right admin, which is ignored",
             key=key.id,
             tenant=key.tenant,
-            hint="it would open the streams of all tenants; an operator's key has no --tenant",
+            hint="admin gives access to the streams of all tenants; make an operator's key without"
+            " --tenant",
         )

@@ -1,4 +1,4 @@
-"""Headers and callbacks that middleware adds to a response, also if it is sent past ASGI."""
+"""Headers and callbacks that middleware adds to a response, even if it bypasses ASGI."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ KEY = "tailrace.response"
 class ResponseContext:
     """Headers to add to one response, and callbacks for its end.
 
-    A stream that is sent past ASGI outlives its ASGI task. So middleware cannot change its messages
-    or wait for its end, and leaves its headers and callbacks here instead.
+    A response that the server sends itself, without ASGI messages, outlives its ASGI task. So
+    middleware cannot change its messages or wait for its end. It adds headers and callbacks here
+    instead.
     """
 
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     """Headers to add to the response, whatever its status."""
     detached: bool = False
-    """True if the response is sent past ASGI, and ends after the task."""
+    """True if the response is sent without ASGI messages, and ends after the ASGI task."""
     reports_writes: bool = False
-    """True if the sender of the body reports its writes to the metrics of the request itself."""
+    """True if the sender of the body itself reports each write to the request's metrics."""
     _at_end: list[Callable[[], None]] = field(default_factory=list)
 
     @classmethod
@@ -36,7 +37,7 @@ class ResponseContext:
 
     @contextmanager
     def ending(self, callback: Callable[[], None]) -> Iterator[None]:
-        """Call `callback` when the response ends: after the block, unless it was detached."""
+        """Call `callback` when the response ends: after the block, or later if it is detached."""
         self._at_end.append(callback)
         try:
             yield
@@ -46,11 +47,11 @@ class ResponseContext:
                 callback()
 
     def end(self) -> None:
-        """Call the callbacks of a detached response, the innermost middleware's first."""
+        """Call the callbacks of a detached response, beginning with the innermost middleware."""
         while self._at_end:
             self._at_end.pop()()
 
 
 def fields_of(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    """Return headers in ASGI's form: names in lower case, and bytes."""
+    """Return headers in ASGI's form: pairs of bytes, with names in lower case."""
     return [(name.lower().encode(), value.encode()) for name, value in headers.items()]

@@ -49,23 +49,23 @@ from tailrace.ledger.telemetry.traces import Traces
 GRACEFUL_TIMEOUT_S = 2.0
 """Time for the last error responses to be sent, in seconds."""
 LOOK_S = 0.05
-"""Interval between two looks at open requests while draining, in seconds."""
+"""Interval between two checks whether open requests have ended, while draining, in seconds."""
 
 log = structlog.get_logger("tailrace.edge")
 
 
 def shutting_down() -> Unavailable:
-    """Return the error of requests during a shutdown."""
+    """Return the error that new and unfinished requests get during a shutdown."""
     return Unavailable(
         "this edge is shutting down",
-        hint="resume on another, or here again",
+        hint="resume the stream on another edge, or on this one when it runs again",
     )
 
 
 async def go_away(context: TcpContext, quic: QuicListener | None, stop: Stop) -> None:
-    """Shut down, from the first signal to the end of the last connection.
+    """Run the shutdown after the first signal, until all connections have ended.
 
-    `stop.at_once` cuts it short.
+    The second signal sets `stop.at_once`, which ends all waits.
     """
     config = context.config
     log.info("draining", lame_duck_s=config.lame_duck_s, drain_s=config.drain_s)
@@ -91,7 +91,7 @@ async def go_away(context: TcpContext, quic: QuicListener | None, stop: Stop) ->
 
 
 async def _closed(context: TcpContext) -> None:
-    """Wait until every connection is closed; idle ones are asked to end again."""
+    """Ask all connections to end once more, because they are idle now, and wait for this."""
     for connection in context.connections.all():
         connection.protocol.drain()
     context.batch.flush()
@@ -105,14 +105,15 @@ async def _nothing_under_way(link: OriginPool) -> None:
 
 GC_THRESHOLDS = (2_000, 0, 250)
 """Thresholds of Python's garbage collector (`gc.set_threshold`), which blocks the event loop while
-it runs. With 50,000 instead of 2,000 a collection took 56 ms among 2,000 idle WebSockets."""
+it runs. With a first threshold of 50,000 instead of 2,000, one collection took 56 ms while 2,000
+WebSockets were idle."""
 
 
 def run(config: EdgeConfig, deployment: Deployment | None = None) -> None:
     """Serve until told to stop. Raises ConfigError if an address cannot be bound."""
     configure_logging(config.log_level)
     open_files = _take_files(config)
-    require_keys(config)  # before anybody can connect
+    require_keys(config)  # must fail before clients can connect
     sockets = Sockets.bound(config)
 
     def work(process: int) -> None:
@@ -158,7 +159,7 @@ async def serve(
 async def _metrics_served(
     metrics: EdgeMetrics | None, address: tuple[str, int] | None
 ) -> AsyncIterator[None]:
-    """Serve metrics at an address of their own while the block runs, if the settings have one."""
+    """Serve metrics at `edge.metrics` while the block runs, if that setting is given."""
     if metrics is None or address is None:
         yield
         return
@@ -183,7 +184,7 @@ def _take_files(config: EdgeConfig) -> int:
 
 
 def server_config(config: EdgeConfig) -> Config:
-    """Return Hypercorn's settings for an edge; with TLS and QUIC if there is a certificate."""
+    """Return Hypercorn's settings for an edge, with TLS if there is a certificate."""
     server = Config()
     if config.certificate is not None and config.key is not None:
         server.certfile, server.keyfile = str(config.certificate), str(config.key)

@@ -56,29 +56,32 @@ from tailrace.ledger.frame import (
 from tailrace.ledger.process.version import software
 
 MAX_MESSAGE_BYTES = 64 << 10
-"""Maximum size of a WebSocket message in either direction, unless a single frame is larger."""
+"""Maximum size of a WebSocket message in either direction, in bytes. A message to the client is
+larger if it holds a single frame that is larger."""
 MAX_STREAMS_PER_CONNECTION = 256
 MAX_CREDIT_FRAMES = 1024
-"""Maximum frames of one stream for which a client may give credit beyond the last one sent."""
+"""Maximum credit that a client may give for one stream, in frames beyond the last one sent."""
 WINDOW_BYTES = 8 << 10
 MIN_WINDOW_BYTES = 4 << 10
-"""Maximum bytes of logged frames that wait here for a client, besides one frame of each stream:
-WINDOW_BYTES for all of its streams together, but at least MIN_WINDOW_BYTES for each. A client may
-give credit for more."""
+"""Limits of the logged frames that wait here for a client, in bytes: WINDOW_BYTES for all of its
+streams together, but at least MIN_WINDOW_BYTES for each, and one frame more for each. If a client
+gives more credit than this, the origin gets only as much as these limits allow."""
 MIN_LEFT_BYTES = MIN_WINDOW_BYTES // 2
-"""Bytes of credit at the origin below which the credit of a stream is renewed."""
+"""When a stream's unused credit at the origin falls below this number of bytes, it is renewed."""
 SMALL_BYTES = 125
 """Maximum size of a message whose length takes one byte (RFC 6455, 5.2)."""
 ORIGIN_NOT_READY = "origin_not_ready"
-"""The only reason for not being ready that clients without a key get."""
+"""The reason why the edge is not ready, for clients without an API key: they get no details."""
 IDLE_POINTS, DETACH_POINTS, REFUSED_POINTS = 1.0, 2.0, 2.0
-"""Flood points of a frame that changes nothing (Credit or Detach for a corr that is not open, or a
-second Credit before a frame was sent), of a Detach, and of a refused request."""
+"""Points that are charged to a client's flood budget. IDLE_POINTS: a frame that changes nothing
+(Credit or Detach for a corr that is not open, or a second Credit before a frame was sent).
+DETACH_POINTS: a Detach. REFUSED_POINTS: a refused request."""
 MAX_WAITING_REPLIES = 64
-"""Refusals that may wait for a client that does not read. Beyond it the client is not read."""
+"""Maximum number of refusals that wait for a client that does not read. While there are more, the
+edge reads nothing from this client."""
 
 
-@lru_cache(maxsize=4)  # one Heartbeat goes to all sessions
+@lru_cache(maxsize=4)  # all sessions get the same Heartbeat, so it is encoded once
 def bare_heartbeat(raw: bytes) -> bytes:
     """Return a Heartbeat that says only whether the edge has an origin that is ready."""
     heartbeat = decode(raw)[1]
@@ -111,17 +114,20 @@ ToOrigin = tuple[int, Open | Resume | Cancel | Steer | Credit | Detach]
 
 @dataclass(slots=True)
 class OpenStream:
-    """The state of an open corr.
+    """The state of an open stream, which a client addresses by its channel number (corr).
+
+    All bytes are counted from the beginning of the stream on this channel.
 
     Attributes:
-        answered: The origin has answered the request.
+        answered: True if the origin has answered the request.
         next_index: The index of the frame that is sent to the client next.
-        waiting: Frames for the client.
+        waiting: Frames that wait to be sent to the client.
         limit: The first index for which the client has given no credit.
-        limit_bytes: The credit of the client in bytes.
-        sent_bytes: Bytes of logged frames that were sent to the client.
-        granted_bytes: The credit at the origin: that of the client, but no more than may wait here.
-        credited_at: `next_index` at the last Credit.
+        limit_bytes: The number of bytes up to which the client has given credit.
+        sent_bytes: The number of bytes of logged frames that were sent to the client.
+        granted_bytes: The number of bytes up to which the edge has given credit to the origin. It
+            is at most `limit_bytes`, and limits how many bytes wait here.
+        credited_at: The value of `next_index` when the client's last Credit arrived.
     """
 
     answered: bool = False
@@ -134,31 +140,35 @@ class OpenStream:
     credited_at: int = -1
 
     def grant(self, window_bytes: int) -> int:
-        """Raise the credit to `window_bytes` more than was sent; return the credit in bytes."""
+        """Let the origin send up to `window_bytes` beyond the bytes already sent to the client.
+
+        The client's own credit is never exceeded, and credit once given is never taken back.
+        Returns `granted_bytes`, the credit to send to the origin.
+        """
         wanted = min(self.limit_bytes, self.sent_bytes + window_bytes)
         self.granted_bytes = max(self.granted_bytes, int(wanted))
         return self.granted_bytes
 
 
 def none_detached() -> int:
-    """Return 0: there is no detached request without an answer."""
+    """Return 0: the default of `Session.detached`, for a session that detaches no requests."""
     return 0
 
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One session: call `receive` and `deliver`, and send what `next_message` gives.
+    """One WebSocket session. Call `receive` and `deliver`; send the messages of `next_message`.
 
     Attributes:
-        max_streams: Maximum open streams, and detached requests without an answer.
-        caller: The client, which every request to an origin names.
-        sees_details: False for Heartbeats without the names of models and devices.
+        max_streams: Maximum number of open streams plus detached requests without an answer.
+        caller: The authenticated client, which is put into every request to an origin.
+        sees_details: False if the client gets Heartbeats without the names of models and devices.
         unread: The edge's default for streams without a reader.
-        detached: Returns the number of requests from which the client has detached, and which no
-            origin has answered yet. They count as open.
+        detached: Returns the number of requests from which the client has detached and which no
+            origin has answered yet. They count towards `max_streams`.
         failed: Called with the code of each error that the client gets.
         spend: Charges points of the flood budget; returns False if the client has none left.
-        close: Set when the connection is to be closed.
+        close: How to close the connection; None while the session goes on.
     """
 
     max_streams: int = MAX_STREAMS_PER_CONNECTION
@@ -170,10 +180,11 @@ class Session:
     spend: Callable[[float], bool] = lambda _points: True
     close: Close | None = None
     _greeted: bool = False
-    _just_detached: int = 0  # requests of this message that `detached` does not count yet
+    _just_detached: int = 0  # requests detached by the current message; not in `detached()` yet
     _streams: dict[int, OpenStream] = field(default_factory=dict)
-    # Frames that wait for the client: those that credit bounds, for each stream separately so that
-    # no stream waits for another, and those that it does not bound. The first stream is next.
+    # Frames that wait for the client. `_turns` holds the streams with waiting frames, whose number
+    # credit limits; they are sent in turns, from the first stream on, so that no stream delays
+    # another. `_replies` holds the frames without credit, such as refusals; they are sent first.
     _turns: dict[int, OpenStream] = field(default_factory=dict)
     _replies: deque[bytes] = field(
         default_factory=lambda: deque([encode(Hello(SCHEMA_HASH, software("edge")))])
@@ -194,7 +205,8 @@ class Session:
             self._end(text, CloseCode.UNSUPPORTED_DATA)
             return forward
         if len(message) > MAX_MESSAGE_BYTES:
-            # The transport stops reading such a message, so its length is not known.
+            # The transport stops reading a message that is too long, so the error cannot name its
+            # length.
             hint = f"at most {MAX_MESSAGE_BYTES} bytes of frames in a message"
             self._end(TooLarge("a message is too large", hint=hint), CloseCode.MESSAGE_TOO_BIG)
             return forward
@@ -209,7 +221,7 @@ class Session:
         """Charge unproductive input; end the connection of a client whose flood budget is spent."""
         if not self.spend(points) and self.close is None:
             flood = CallerError(
-                "too many frames that ask for nothing",
+                "too many frames that change nothing",
                 code="too_many_requests",
                 status=429,
                 retryable=True,
@@ -226,7 +238,7 @@ class Session:
             corr = corr_of(raw)
             if corr == 0 or not self._greeted:
                 raise
-            # The framing around the bad payload is sound, so only its stream ends.
+            # The frame's header is valid and only its payload is not, so only its stream ends.
             self._abandon(corr, error, forward)
             return
         if not self._greeted:
@@ -290,7 +302,7 @@ class Session:
 
     def _credit(self, corr: int, frame: Credit, forward: list[ToOrigin]) -> None:
         stream = self._streams.get(corr)
-        if stream is None:  # it has closed while the credit was on its way
+        if stream is None:  # the stream ended while the Credit was on its way
             self.charge(IDLE_POINTS)
             return
         if stream.credited_at == stream.next_index:
@@ -307,7 +319,7 @@ class Session:
 
     @property
     def _window_bytes(self) -> int:
-        """Maximum bytes of one stream that may wait here; streams share that of a connection."""
+        """Maximum bytes of each stream that may wait here: its share of WINDOW_BYTES."""
         return max(MIN_WINDOW_BYTES, WINDOW_BYTES // len(self._streams))
 
     def _detach(self, corr: int, forward: list[ToOrigin]) -> None:
@@ -321,17 +333,17 @@ class Session:
         forward.append((corr, Detach()))
 
     def _abandon(self, corr: int, error: TailraceError, forward: list[ToOrigin]) -> None:
-        """End the stream of a corr with an error, because of what the client sent on it."""
+        """End the stream of a corr with an error, because the client sent an invalid frame."""
         self._detach(corr, forward)
         self._refuse_request(corr, error)
 
     # ---- from the origin and the edge ----
 
     def deliver(self, raw: bytes) -> None:
-        """Take one frame for the client: for one of its corrs, or on corr 0 for the connection."""
+        """Take one frame for the client; on corr 0 it is about the whole connection."""
         tag, corr = tag_and_corr_of(raw)
         if tag == Heartbeat.tag:
-            # The new Heartbeat replaces one that was not sent yet.
+            # Only the latest Heartbeat matters: it replaces an earlier one that is still unsent.
             self._heartbeat = raw if self.sees_details else bare_heartbeat(raw)
         elif (stream := self._streams.get(corr)) is not None:
             stream.answered = True
@@ -350,8 +362,9 @@ class Session:
     def pass_on(self, raw: bytes, room: int) -> bytes | None:
         """Return a frame to send at once: a fast path past `deliver` and `next_message`.
 
-        It is for nearly all frames: a small Token while no frame waits and no credit is due. Return
-        None if the frame must be given to `deliver`.
+        Nearly all frames take this path: a small Token, if no frame waits and no credit is due.
+        Return None if the caller must give the frame to `deliver` instead, for example because
+        `room`, the space for unsent data in bytes, is too small.
         """
         tag, corr = tag_and_corr_of(raw)
         size = len(raw)
@@ -373,20 +386,20 @@ class Session:
 
     @property
     def congested(self) -> bool:
-        """Return True if the client does not read its answers, so that it must not be read."""
+        """Return True if so many refusals wait that nothing more must be read from the client."""
         return len(self._replies) > MAX_WAITING_REPLIES
 
     def next_message(self, most_bytes: int = MAX_MESSAGE_BYTES) -> bytes | None:
         """Return the next message, or None if no frame waits.
 
-        A message has at most `most_bytes`, or a single frame that is larger. Send it before the
-        next call, because this call frees corrs and counts credit.
+        A message has at most `most_bytes`, or is a single frame that is larger. Send each message
+        before the next call: its frames already count as sent, and corrs of ended streams as free.
         """
         if not (self._turns or self._replies or self._heartbeat):
             return None
         frames: list[bytes] = []
         replies, turns, left = self._replies, self._turns, most_bytes
-        # A frame that is larger than a message is sent alone.
+        # A frame that is larger than `most_bytes` is sent alone.
         while replies and (len(replies[0]) <= left or not frames):
             left -= len(replies[0])
             frames.append(replies.popleft())
@@ -400,7 +413,7 @@ class Session:
             frames.append(stream.waiting.popleft())
             del turns[corr]
             if stream.waiting:
-                turns[corr] = stream  # behind the others
+                turns[corr] = stream  # moves behind the other streams
             tag = raw[TAG_OFFSET]
             if tag in CLOSING:
                 del self._streams[corr]
@@ -416,7 +429,7 @@ class Session:
         return b"".join(frames) or None
 
     def _renew(self, corr: int, stream: OpenStream) -> None:
-        """Give more credit to the origin, if the client has given more."""
+        """Give the origin more credit, unless all that the client has given is used up."""
         before = stream.granted_bytes
         if stream.grant(self._window_bytes) > before:
             self._credits.append((corr, Credit(stream.limit, stream.granted_bytes)))
@@ -427,9 +440,11 @@ class Session:
         return credits
 
     def time_out(self) -> None:
-        """End the connection of a client that has not sent Hello in time."""
+        """End the connection if the client has not sent Hello yet. Called after the timeout."""
         if not self._greeted and self.close is None:
-            silent = CallerError("no Hello has come", code="request_timeout", status=408)
+            silent = CallerError(
+                "no Hello frame was received in time", code="request_timeout", status=408
+            )
             self._end(silent, CloseCode.PROTOCOL_ERROR)
 
     # ---- errors ----

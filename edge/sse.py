@@ -1,4 +1,4 @@
-"""Encoding of frames as server-sent events (WHATWG HTML, 9.2.6), whose id is the frame's index."""
+"""Encodes frames as server-sent events (WHATWG HTML, 9.2.6). An event's id is the frame's index."""
 
 from __future__ import annotations
 
@@ -33,41 +33,44 @@ from tailrace.ledger.frame import (
 EVENTS = LOGGED | {Snapshot.tag, StreamError.tag}
 """Tags of the frames that become events."""
 
-# Offsets of a Token's fields in its frame. The correlation id follows the tag.
+# Byte offsets of an encoded Token's fields: tag, length of the text (after the corr), and text.
 _TAG_AT, _SIZE_AT, _TEXT_AT = 4, 9, 10
 _TOKEN = Token.tag
-_LONG_TEXT_BYTES = 1 << 7  # the length field of longer texts takes two bytes
+_LONG_TEXT_BYTES = 1 << 7  # from this length on, the length field takes more than one byte
 _tag, _size = itemgetter(_TAG_AT), itemgetter(_SIZE_AT)
-_TWO_BYTES_FROM = 1 << 7  # indexes from here on take two bytes
-# The encodings of all indexes of one byte, concatenated, and of all of two bytes.
+_TWO_BYTES_FROM = 1 << 7  # from this index on, an encoded index takes two bytes
+# All indexes that are encoded in one byte, and all in two bytes: their encodings, concatenated.
 _SHORT_INDEXES = b"".join([*SMALL_INDEXES][:_TWO_BYTES_FROM])
 _LONG_INDEXES = b"".join([*SMALL_INDEXES][_TWO_BYTES_FROM:])
 _TO_ESCAPE = bytes(range(0x20)) + b'"\\'
 _to_escape = re.compile(rb"[%b]" % re.escape(_TO_ESCAPE)).search
 _not_a_token = re.compile(rb"[^%c]" % _TOKEN).search
 MIN_RUN = 8
-"""Minimum number of frames for which encoding all of them together is faster."""
-_between: list[bytes] = []  # cached bytes between the texts of events n and n + 1
+"""Number of consecutive Tokens from which on encoding them together is faster than one by one."""
+# Cache: item n holds the bytes of the body between the text of event n and that of event n + 1.
+_between: list[bytes] = []
 
 MIN_RETRY_MS = 500
-"""Minimum time after which an EventSource that lost its connection reconnects, in milliseconds."""
+"""Minimum of the random `retry:` time, in milliseconds. A client whose connection was lost waits
+for this time before it reconnects."""
 MAX_RETRY_MS = 2_000
-"""Maximum of that time, in milliseconds. Browsers' own default is three to five seconds."""
+"""Maximum of the random `retry:` time, in milliseconds. Browsers' own default is three to five
+seconds."""
 PING = b": ping\n\n"
-"""The keepalive: a comment, for which clients show no event."""
+"""The keepalive of an event stream: a comment, which clients ignore."""
 
 
 def retry(random: Random) -> bytes:
-    """Return the first field of a body: the time after which its EventSource reconnects.
+    """Return the `retry:` field that begins a body: the client's delay before it reconnects.
 
-    The time is random, so that the thousands of readers of an edge that dies do not reconnect all
-    at once.
+    The delay is random. If an edge dies, its thousands of readers therefore do not reconnect all at
+    once.
     """
     return b"retry: %d\n\n" % random.randint(MIN_RETRY_MS, MAX_RETRY_MS)
 
 
 def events(frames: Sequence[bytes]) -> bytes:
-    """Return the events of raw frames, in order; frames that do not become events are left out."""
+    """Return the encoded events of raw frames, in order; frames that are no events are left out."""
     if len(frames) == 1:
         return _event(frames[0])
     try:
@@ -96,15 +99,15 @@ def events(frames: Sequence[bytes]) -> bytes:
 
 
 def _run(run: Sequence[bytes], told: bytes, index: int) -> bytes:
-    """Return the events of a run of Tokens with a few calls, instead of some for each.
+    """Return the events of a run of Tokens, encoded together with few calls of Python functions.
 
-    This is possible if their texts are short and their indexes consecutive: the bytes between two
-    texts then depend on the index alone. Otherwise the Tokens are encoded one by one.
+    This is possible if all texts are short and the indexes are consecutive: the bytes between two
+    texts then depend on the index only. Otherwise the Tokens are encoded one by one.
 
     Args:
         run: Token frames whose encoded indexes are equally long.
-        told: The length fields of their texts, a byte each.
-        index: The index of the first one.
+        told: The length field of each text, one byte for each Token.
+        index: The index of the first Token.
     """
     past = index + len(run)
     if index < _TWO_BYTES_FROM:
@@ -131,10 +134,10 @@ def _run(run: Sequence[bytes], told: bytes, index: int) -> bytes:
 
 
 def short_token(raw: bytes) -> tuple[bytes, int] | None:
-    """Parse a Token with a short text, which nearly all frames are.
+    """Parse a Token with a short text; nearly all frames are such Tokens.
 
-    Returns its text, escaped for JSON but without quotes, and its index; None for every other or
-    invalid frame.
+    Returns the text, escaped for JSON but without quotes, and the index. Returns None for any other
+    frame and for an invalid one.
     """
     if raw[_TAG_AT] != _TOKEN or len(raw) <= _TEXT_AT:
         return None
@@ -167,7 +170,7 @@ def _any(raw: bytes) -> bytes:
 
 
 def event(frame: Frame) -> bytes:
-    """Return the event of one logged frame or StreamError.
+    """Return the encoded event of one logged frame or StreamError.
 
     Token and ScoredToken (with `logprobs`) become message events, StreamEnd becomes `end`. A
     StreamError becomes `error`, without an id, so that Last-Event-ID stays at the last frame seen.
@@ -187,7 +190,7 @@ def event(frame: Frame) -> bytes:
 
 
 def end_fields(end: StreamEnd) -> dict[str, object]:
-    """Return the JSON of a StreamEnd; `message` if it has one, `retryable` if it is true."""
+    """Return the JSON fields of a StreamEnd; `message` and `retryable` are left out if unset."""
     fields: dict[str, object] = {
         "total_tokens": end.total_tokens,
         "finish_reason": end.finish_reason.word,
@@ -202,7 +205,7 @@ def end_fields(end: StreamEnd) -> dict[str, object]:
 
 
 def logprobs(scores: Sequence[TokenScores]) -> list[dict[str, object]]:
-    """Return the JSON of scores: each sampled token, with the most likely ones under `top`.
+    """Return scores as JSON: each sampled token, with the most likely alternatives under `top`.
 
     A token that is not valid UTF-8 by itself has U+FFFD in `token`, and its bytes in `bytes`.
     """
@@ -210,7 +213,7 @@ def logprobs(scores: Sequence[TokenScores]) -> list[dict[str, object]]:
 
 
 def finite(value: Any) -> Any:
-    """Return `value` with None for numbers that JSON cannot express: infinities and NaN."""
+    """Return `value` with None in place of numbers that JSON lacks: infinities and NaN."""
     if isinstance(value, tuple | list):
         return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -26,14 +26,14 @@ log = structlog.get_logger("tailrace.edge")
 
 
 class StandaloneApplication:
-    """An edge that is assembled when its ASGI server starts."""
+    """The ASGI application of an edge that is assembled when its ASGI server starts."""
 
     def __init__(self) -> None:
         self._edge: Edge | None = None
         self._needs_keys = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or run from startup to shutdown."""
+        """Answer one request; for the lifespan scope, run from startup to shutdown."""
         if scope["type"] == "lifespan":
             await self._run(scope, receive, send)
             return
@@ -63,12 +63,12 @@ class StandaloneApplication:
             await edge.app(scope, receive, send)
 
     async def _start(self, stack: AsyncExitStack) -> Edge:
-        """Return the edge of this process. Raises ConfigError."""
+        """Load the settings and return the edge. Raises ConfigError if a setting is not valid."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:
             raise ConfigError(
-                "the edge runs on asyncio alone",
+                "the edge runs on asyncio only",
                 hint="use a worker class on asyncio: hypercorn -k asyncio, or -k uvloop",
             ) from None
         config = EdgeConfig.load()
@@ -87,7 +87,7 @@ class StandaloneApplication:
 
 
 def _is_local(scope: Scope) -> bool:
-    """Return True if a request came to an address that only this machine reaches."""
+    """Return True if the server's address for this request is reachable from this machine only."""
     server = scope.get("server")
     return server is None or server[1] is None or is_loopback(server[0])
 

@@ -1,4 +1,4 @@
-"""Helpers of endpoints: the links of a request's edge, and work that ends with its client."""
+"""Helpers for endpoints: get the origin pool, and cancel work if the client disconnects."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def link_of(request: Request) -> OriginPool:
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Return the result of `work`, or cancel it and raise ClientDisconnect if the client leaves.
 
-    The request's body must have been read, because its further messages are dropped.
+    Read the request's body before: this function drops every message of the request.
     """
     return cast(T, await first_of(work, _disconnect(request.receive)))
 

@@ -1,10 +1,11 @@
 """The response of an endpoint that answers with a stream.
 
-An endpoint parses its request, and returns a `StreamAnswer` of the frame to ask the origin for and
-of the encoder that shows the stream. The server does the rest: back-pressure, resumption behind a
-lost link, keepalives, metrics. A server that offers the ASGI extension `tailrace.writer`, as our
-own does, takes the response over and the ASGI task ends: no token crosses ASGI. On every other
-ASGI server the same object sends plain ASGI messages.
+An endpoint parses its request and returns a `StreamAnswer`. This holds the frame to send to the
+origin, and the encoder that turns the stream's frames into the body. The server does the rest:
+back-pressure, resuming the stream when the link to the origin is lost, keepalives, metrics. A
+server that offers the ASGI extension `tailrace.writer`, as our own does, takes the response over
+and the ASGI task ends: no token crosses ASGI. On every other ASGI server the same object sends
+plain ASGI messages.
 """
 
 from __future__ import annotations
@@ -38,48 +39,48 @@ from tailrace.ledger.frame import Open, Opened, Resume
 
 
 class DetachableResponse(Protocol):
-    """The ASGI extension `tailrace.writer` of one request, which lets its response detach."""
+    """The ASGI extension `tailrace.writer` of one request: takes its response out of ASGI."""
 
     @property
     def batch(self) -> FlushBatch:
-        """The batch to which sources with new data add themselves; the server flushes it."""
+        """The batch of the server. A source that has new data marks itself dirty in this batch."""
 
     @property
     def deadlines(self) -> Deadlines:
-        """The deadlines of the server."""
+        """The timers of the server."""
 
     @property
     def writer(self) -> ResponseWriter:
         """The writer of the response."""
 
     def detach(self, source: ResponseSource) -> None:
-        """Let `source` send the response, which outlives the ASGI task."""
+        """Let `source` send the response, which goes on after the ASGI task has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseParts:
-    """The objects with which a source sends one response."""
+    """The objects that a `ResponseSource` needs to send one response."""
 
     link: OriginPool
     batch: FlushBatch
     deadlines: Deadlines
     writer: ResponseWriter
     access: Headers
-    """Headers of the response, whatever its status."""
+    """Headers that every response to this request gets, whatever its status."""
     done: Callable[[], None]
-    """To be called once, when the response has ended or its client has left."""
+    """A callback that the source must call once, when the response or the connection has ended."""
     metrics: RequestMetrics
     head_only: bool
     """True if the request was HEAD."""
 
     def start(self, status: int, headers: Mapping[str, str], media_type: str) -> None:
-        """Write the head of a stream."""
+        """Write the status and headers of a response that streams its body."""
         self.metrics.answered(status)
         live = fields_of({**headers, **LIVE_HEADERS, "Content-Type": media_type})
         self.writer.start(status, [*live, *self.access])
 
     def refuse(self, answer: Response) -> None:
-        """Write the head and the body of an error."""
+        """Write the status, the headers and the body of an error response."""
         self.metrics.answered(answer.status_code)
         self.writer.start(answer.status_code, [*answer.raw_headers, *self.access])
         self.writer.write(bytes(answer.body))
@@ -89,7 +90,7 @@ S = TypeVar("S", bound=ResponseSource)
 
 
 class StreamingAnswer(Response, ABC, Generic[S]):
-    """A response that a `ResponseSource` sends, past ASGI if the server offers that."""
+    """A response that a `ResponseSource` sends, without ASGI messages if the server allows it."""
 
     def __init__(self, headers: Mapping[str, str] | None = None) -> None:
         """Prepare the response; `headers` are added to those that every stream has."""
@@ -102,7 +103,10 @@ class StreamingAnswer(Response, ABC, Generic[S]):
 
     @abstractmethod
     def begin(self, source: S) -> None:
-        """Have the source ask an origin, now that the server knows the source."""
+        """Start the source, which then sends its requests to an origin.
+
+        Called when the server knows the source, because a source may write at once.
+        """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response, or hand it over to the server."""
@@ -133,7 +137,7 @@ class StreamingAnswer(Response, ABC, Generic[S]):
             (),
         )
         metrics.route = route_of(scope)
-        # Plain ASGI messages pass through the middlewares, which add the headers themselves.
+        # If the response is sent as ASGI messages, the middlewares add their headers themselves.
         access = context.headers if context.detached else []
         return ResponseParts(
             link,
@@ -148,7 +152,7 @@ class StreamingAnswer(Response, ABC, Generic[S]):
 
 
 class StreamAnswer(StreamingAnswer[StreamReader]):
-    """A response that shows one stream, asked for by `request` and encoded by `encoder`."""
+    """A response that shows one stream: sends `request` to an origin, and encodes its frames."""
 
     def __init__(
         self,
@@ -173,16 +177,17 @@ class StreamAnswer(StreamingAnswer[StreamReader]):
         headers: Mapping[str, str] | None = None,
         begin: bytes = b"",
     ) -> StreamAnswer:
-        """Return the response that goes on where `reader` is, with `begin` before its frames.
+        """Return a response for a stream that the endpoint has opened already.
 
-        The endpoint has opened the stream itself, and told the encoder.
+        The response sends `begin`, and then the frames that `reader` has not returned yet. The
+        endpoint must have called `encoder.opened` itself.
         """
         answer = cls(None, encoder, headers)
         answer._reader, answer._opened, answer._before = reader, opened, begin
         return answer
 
     def source(self, parts: ResponseParts) -> StreamReader:
-        """Return the reader of the stream."""
+        """Return the source that reads the stream from the origin and writes the response."""
         return StreamReader(
             parts.link,
             parts.batch,
@@ -196,7 +201,7 @@ class StreamAnswer(StreamingAnswer[StreamReader]):
         )
 
     def begin(self, source: StreamReader) -> None:
-        """Ask for the stream, or go on with it."""
+        """Send the request to an origin, or continue the stream that the endpoint has opened."""
         if self._request is not None:
             source.ask(self._request)
         elif self._reader is not None and self._opened is not None:

@@ -1,4 +1,4 @@
-"""Responses to Calls of objects, whose bodies are sent by ASGI messages piece by piece."""
+"""Responses from objects, whose bodies are sent piece by piece, as ASGI messages."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ log = structlog.get_logger("tailrace.edge")
 
 
 class StreamedBody(StreamingResponse):
-    """Sends `pieces`, and calls `close` when they end or the client leaves.
+    """A response that sends `pieces`, and calls `close` when they end or the client leaves.
 
-    The next piece is requested when the server has taken the last one. So the origin gets credit
-    only for pieces that were sent.
+    The next piece is requested when the server's `send` has returned for the previous one. So the
+    origin gets new credit only for pieces that were sent.
     """
 
     def __init__(
@@ -34,12 +34,13 @@ class StreamedBody(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            if scope["method"] == "HEAD":  # only the head is sent; the body's length is not known
+            if scope["method"] == "HEAD":  # send the head only
                 await self._pieces.aclose()
             await super().__call__(scope, receive, send)
         except TailraceError as error:
             log.warning("stream.cut", url=scope["path"], error=str(error))
-            # Without a last message the server breaks the response off, and the client sees that.
+            # No last ASGI message is sent, so the server breaks off the response, and the client
+            # sees that it is incomplete.
         finally:
             self._close()
 

@@ -1,7 +1,7 @@
-"""Serves the files of `edge/web/` to browsers: at `/web/…`, and the first page at `/`.
+"""Serves the files of `edge/web/` to browsers: at `/web/…`, and `index.html` also at `/`.
 
-The list of files is made when the edge starts, so no request's path is ever used as a path on disk.
-The contents are read for each request, so that an edited file shows after a reload.
+The list of files is made when the edge starts, so the path of a request is never used as a path on
+disk. Each request reads its file anew, so that a browser shows an edited file after a reload.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ TYPES = {
 """Media types by suffix; files with other suffixes are not served. Python's `mimetypes` depends on
 the machine's configuration."""
 HEADERS = {
-    # Caches must revalidate each time, which takes a few bytes if nothing has changed: the names of
-    # the files do not change with their contents.
+    # A file keeps its name when its contents change, so caches must revalidate it for each use.
+    # If it has not changed, the answer is a short 304.
     "Cache-Control": "no-cache",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'; sandbox",
     "Referrer-Policy": "no-referrer",
@@ -52,17 +52,18 @@ PAGE_POLICY = "; ".join(
         *("base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"),
     )
 )
-"""The Content-Security-Policy of a page. Its scripts, and the modules that they import, need the
-nonce of this one response. `'self'` would also allow content that others wrote to streams here."""
+"""The Content-Security-Policy of a page. A script runs only if its tag has the nonce of this one
+response, or if such a script imports it. `'self'` would be unsafe: it would also allow scripts that
+others wrote to streams of this edge."""
 NONCE_BYTES = 16
 _SCRIPT = re.compile(rb"<script\b")
 COMPRESSED_TYPES = (".css", ".js", ".svg")
-"""Kinds of files that are sent compressed. Images and fonts are compressed already, and a page
-changes with each answer."""
+"""Suffixes of files that are sent compressed. Images and fonts are compressed already, and each
+answer with a page is different, because of its nonce."""
 MIN_COMPRESSED_BYTES = 512
-"""Minimum size of a file that is compressed: a smaller one fits into one packet anyway."""
+"""Minimum size of a file to compress, in bytes: a smaller one fits into one packet anyway."""
 GZIP_LEVEL, ZSTD_LEVEL = 9, 19
-"""Compression levels, the highest ones: each version of a document is compressed only once."""
+"""Compression levels. They are high, because each version of a document is compressed only once."""
 _ACCEPTED = re.compile(r"\s*([a-z*]+)\s*(?:;\s*q\s*=\s*([01](?:\.[0-9]{0,3})?))?\s*", re.IGNORECASE)
 
 
@@ -72,11 +73,11 @@ class Representation(NamedTuple):
     data: bytes
     tag: str
     coding: str
-    """For Content-Encoding; `identity` if the file is sent as it is."""
+    """The value of Content-Encoding; `identity` if the file is sent uncompressed."""
 
 
 class StaticDocument:
-    """A document that is the same for every client, compressed when a coding is first asked for."""
+    """A document that is the same for every client; keeps its compressed forms."""
 
     def __init__(
         self, media_type: str, load: Callable[[], bytes], *, is_compressed: bool = True
@@ -102,9 +103,9 @@ class StaticDocument:
         return Response(data, 200, headers | {"Content-Type": self.media_type})
 
     def read(self, codings: Sequence[str]) -> Representation:
-        """Return the current document in the first of the codings that makes it smaller.
+        """Return the current document, compressed by the first of `codings` that makes it smaller.
 
-        If none does, it is not compressed (`identity`). This blocks.
+        If no coding does, the document is returned uncompressed (`identity`). This call blocks.
         """
         data = self._load()
         digest = sha256(data).digest()
@@ -137,17 +138,17 @@ def _zstd(data: bytes) -> bytes:
 
 
 ENCODERS: dict[str, Callable[[bytes], bytes]] = {"zstd": _zstd, "gzip": _gzip}
-"""Content codings, the preferred one first."""
+"""Maps content codings to functions that compress bytes, the preferred coding first."""
 
 
 def web_routes(
     folder: Path = FOLDER, opened: Callable[[Request], None] = lambda request: None
 ) -> list[Route]:
-    """Return the routes of all files in `folder`; `opened` is called for the first page."""
+    """Return the routes of all files in `folder`; `opened` is called for requests of index.html."""
     files = {name: WebFile(path) for name, path in _files_in(folder)}
 
     async def serve(request: Request) -> Response:
-        """Handle GET and HEAD of /web/{path}, and of / for the first page."""
+        """Handle GET and HEAD of /web/{path}, and of /, which shows index.html."""
         asked = request.path_params.get("path", INDEX)
         if asked == INDEX:
             opened(request)
@@ -163,9 +164,9 @@ def web_routes(
 
 
 def accepted_codings(headers: Headers) -> list[str]:
-    """Return the content codings that may be used for a response (RFC 9110, 12.5.3).
+    """Return the content codings that a client accepts, the preferred one first (RFC 9110, 12.5.3).
 
-    None for a range request, whose offsets would refer to the compressed bytes.
+    The list is empty for a range request: its offsets would refer to the compressed bytes.
     """
     if "range" in headers:
         return []
@@ -180,7 +181,7 @@ def accepted_codings(headers: Headers) -> list[str]:
 
 
 def _page(data: bytes, headers: dict[str, str]) -> Response:
-    """Return a page with a fresh nonce for its scripts, which caches must not store."""
+    """Return a page whose scripts have a fresh nonce. Caches must not store it."""
     nonce = secrets.token_urlsafe(NONCE_BYTES)
     policy = {"Content-Security-Policy": PAGE_POLICY.format(nonce=nonce)}
     page = _SCRIPT.sub(b'<script nonce="%b"' % nonce.encode(), data)
@@ -196,6 +197,6 @@ def _files_in(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _names(if_none_match: str, tag: str) -> bool:
-    """Return True if the client has the representation `tag` already (RFC 9110, 13.1.2)."""
+    """Return True if `If-None-Match` has `tag`, so the client has this file (RFC 9110, 13.1.2)."""
     members = [member.strip().removeprefix("W/") for member in if_none_match.split(",")]
     return tag in members or members == ["*"]

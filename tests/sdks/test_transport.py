@@ -88,7 +88,8 @@ async def test_requests_have_the_options_and_refusals_reach_the_chat(seen: dict[
     assert told["headers"] == ["Bearer key", "1", "2"]
     assert told["body"] == [True, "nobody", "submit-message"]
     assert told["refused"] == ["error", "unknown_model", 404]
-    assert told["file"] == ["error", "a model of text takes no part of type 'file'"]
+    unsupported = "message parts of type 'file' are not supported: models take text only"
+    assert told["file"] == ["error", unsupported]
     assert told["keyless"] == [401, "no API key"]
     assert told["nothing"] == ["ready", 1]
     assert told["faults"] == [["forbidden", True]]
