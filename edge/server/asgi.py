@@ -1,8 +1,8 @@
 """Runs the ASGI application, and lets responses detach from it.
 
-ASGI has back-pressure in both directions here. A response that is a stream detaches: the task of
+Request and response bodies have back-pressure. A response that is a stream detaches: the task of
 the application ends, and the stream writes to the client without ASGI. The server offers this as
-the extension `tailrace.writer`.
+the ASGI extension `tailrace.writer`.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from tailrace.ledger.errors import TailraceError
 from tailrace.ledger.process.tasks import cancel
 
 EXTENSION = "tailrace.writer"
-"""The name of the ASGI extension by which a response is sent past ASGI."""
+"""Name of the ASGI extension with which a route lets its response detach from ASGI."""
 WITHOUT_BODY = (204, 304)
 """Statuses of responses without a body; no response to HEAD has one either (RFC 9110, 6.4.1)."""
 FRAMING = frozenset((b"transfer-encoding",))
-"""Headers that the protocol writes, not the application."""
+"""Headers that the server sets itself; those of the application are dropped."""
 HOP_BY_HOP = FRAMING | {b"connection", b"keep-alive", b"proxy-connection", b"upgrade"}
 """Headers that HTTP/2 and HTTP/3 do not have (RFC 9113, 8.2.2; RFC 9114, 4.2)."""
 REFUSALS = frozenset((400, 401, 403, 405, 406, 411, 413, 414, 415, 421, 422, 426, 429, 431))
-"""Statuses of requests that are refused before any work, and are charged as floods. Others (404,
-409, 412) need a look-up."""
+"""Statuses that are charged to the client's flood budget, because the request was refused before
+any work was done. Other errors, such as 404, are found by a look-up and are not charged."""
 
 log = structlog.get_logger("tailrace.edge")
 
 
 def _ignore(_size: int) -> None:
-    """Ignore the size of a piece that was taken."""
+    """Do nothing: the default for `consumed`."""
 
 
 class AsgiApplication:
-    """An ASGI application, and the tasks that run in it."""
+    """An ASGI application, and the tasks in which it answers requests."""
 
     def __init__(self, app: ASGIApp, batch: FlushBatch, deadlines: Deadlines) -> None:
         self.app = app
@@ -66,7 +66,7 @@ class AsgiApplication:
         refused: Callable[[], None] = nothing,
         wants_body: Callable[[], None] = nothing,
     ) -> AsgiRequest:
-        """Have a request answered, in a task of its own.
+        """Start a task in which the application answers a request.
 
         Args:
             request: The head; the body follows by `feed`.
@@ -74,7 +74,7 @@ class AsgiApplication:
             server: The address that the client connected to.
             consumed: Called with the size of each piece of the body that the application takes.
             refused: Called before an answer that refuses the request.
-            wants_body: Called once when the application waits for a body that has not begun.
+            wants_body: Called once, if the application waits for a body before any of it arrived.
         """
         asgi = AsgiRequest(
             writer,
@@ -125,17 +125,18 @@ class State(Enum):
     """The state of a response."""
 
     PENDING = "pending"  # no head has been written
-    STARTED = "started"  # the application's messages are sent
-    DETACHED = "detached"  # a source writes it, past ASGI
-    ENDED = "ended"  # it is complete, or the client has left
+    STARTED = "started"  # the application sends the response
+    DETACHED = "detached"  # a `ResponseSource` writes the response, without ASGI
+    ENDED = "ended"  # the application has completed the response, or the client has left
 
 
 @dataclass(slots=True, eq=False)
 class AsgiRequest:
-    """One request in the application; the object that the extension offers for it.
+    """A request that the application answers; its routes get this object as the ASGI extension.
 
-    PENDING becomes STARTED with the first message of a body, or DETACHED when a source takes the
-    response over; any state becomes ENDED when the client leaves.
+    The state changes from PENDING to STARTED with the application's first body message, or to
+    DETACHED when a `ResponseSource` takes the response over. It changes to ENDED with the
+    application's last body message, or when the client leaves.
     """
 
     writer: ResponseWriter
@@ -143,34 +144,34 @@ class AsgiRequest:
     deadlines: Deadlines
     method: str
     dropped: frozenset[bytes]
-    """Headers of the application that the protocol does not allow."""
+    """Names of headers that are removed from the application's response."""
     consumed: Callable[[int], None]
     refused: Callable[[], None]
     wants_body: Callable[[], None]
     _state: State = State.PENDING
-    _source: ResponseSource = NULL_LISTENER  # of a detached response
+    _source: ResponseSource = NULL_LISTENER  # writes a detached response
     _body: bytearray = field(default_factory=bytearray)
     _body_ended: bool = False
-    _body_given: bool = False  # the application has had the end of it
-    _body_begun: bool = False  # the application has asked for it, or some of it has come
-    _head: tuple[int, Headers] | None = None  # until the first message of the body
+    _body_given: bool = False  # the application has received the end of the body
+    _body_begun: bool = False  # the application waits for the body, or some arrived
+    _head: tuple[int, Headers] | None = None  # kept until the first body message
     _came: asyncio.Event = field(default_factory=asyncio.Event)
     _room: asyncio.Event = field(default_factory=asyncio.Event)
 
     # ---- from the protocol ----
 
     def feed(self, data: bytes, ended: bool) -> None:
-        """Take a piece of the request's body; `ended`: it is the last."""
+        """Take a piece of the request's body; `ended` marks the last one."""
         self._body_ended = self._body_ended or ended
         if self._state is State.DETACHED:
-            self.consumed(len(data))  # the stream does not depend on it
+            self.consumed(len(data))  # a detached response does not use the request's body
             return
         self._body_begun = self._body_begun or bool(data)
         self._body += data
         self._came.set()
 
     def drained(self) -> None:
-        """Go on with the response."""
+        """Continue the response, because the writer has room again."""
         if self._state is State.DETACHED:
             self._source.drained()
         self._room.set()
@@ -191,7 +192,7 @@ class AsgiRequest:
     # ---- the extension ----
 
     def detach(self, source: ResponseSource) -> None:
-        """Let `source` send the response, which goes on when the task has ended."""
+        """Let `source` send the response, which may last longer than the application's task."""
         if self._state is State.ENDED:
             source.disconnected()
             return
@@ -208,10 +209,10 @@ class AsgiRequest:
         """Run the application until it has answered or detached the response."""
         try:
             await app(scope, self._receive, self._send)
-        except Exception:  # whatever it is, only this request suffers
+        except Exception:  # any error ends this request only
             log.exception("request failed", path=scope["path"])
         finally:
-            del scope["extensions"]  # it refers to this object: no reference cycle is left
+            del scope["extensions"]  # contains this object: break the reference cycle
             if self._state in (State.PENDING, State.STARTED):
                 self._break_off()
             self.batch.flush()

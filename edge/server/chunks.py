@@ -1,7 +1,7 @@
-"""Chunked request bodies (RFC 9112, 7.1), by the letter of the grammar.
+"""A strict decoder of chunked request bodies (RFC 9112, 7.1).
 
-h11 accepts more: spaces behind a size, 20 digits, a bare CR in an extension. Another server in
-front of this one may read such a body differently, so it is refused here.
+h11 also accepts spaces after a chunk size, sizes of 20 digits, and a bare CR in a chunk extension.
+A server in front of this one may read such a body differently, so it is refused here.
 """
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ import re
 from tailrace.edge.errors import refusal
 
 MAX_CHUNK_LINE_BYTES = 4096
-"""Maximum length of the line before a chunk, with its extensions."""
+"""Maximum length of the line with a chunk's size and extensions, in bytes."""
 MAX_TRAILER_BYTES = 16 << 10
-"""Maximum length of all trailer lines together."""
+"""Maximum total length of a body's trailer lines, in bytes."""
 
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;[\t\x20-\x7e\x80-\xff]*)?\r\n")
 _TRAILER = re.compile(rb"[\t\x20-\x7e\x80-\xff]*\r\n")
 
 
 class ChunkedBody:
-    """Decodes one body. Feed it what comes; `ended` is set behind the last line."""
+    """Decoder of one body; `ended` is set once its last line has been read."""
 
     def __init__(self) -> None:
         self.ended = False
-        self._data_bytes = 0  # still to come of a chunk
-        self._line = b""  # what has come of a line
+        self._data_bytes = 0  # bytes of the current chunk that have not arrived
+        self._line = b""  # the part of a line that has arrived
         self._in_trailers = False
-        self._after_data = False  # the line break behind a chunk is due
+        self._after_data = False  # the next line is the line break after a chunk's data
         self._trailer_bytes = 0
 
     def feed(self, data: bytes) -> tuple[int, bytes]:
-        """Return how many of these bytes are the body's, and what they carry.
+        """Decode input; return how many of its bytes belong to the body, and the decoded data.
 
-        Raises CallerError for a bad framing.
+        Raises CallerError if the chunked coding is not valid.
         """
         at, pieces = 0, list[bytes]()
         while at < len(data) and not self.ended:
@@ -56,7 +56,7 @@ class ChunkedBody:
         return at, b"".join(pieces)
 
     def _take(self, line: bytes) -> None:
-        """Take a whole line: the break behind a chunk, a size, or a trailer."""
+        """Handle a complete line: the line break after a chunk, a chunk size, or a trailer."""
         if self._after_data:
             self._after_data = False
             if line != b"\r\n":

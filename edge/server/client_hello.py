@@ -25,7 +25,7 @@ class NotWhole(Exception):
 
 
 class _Fields:
-    """Reads fields one after another; raises IndexError at an early end."""
+    """Reads the fields of a TLS message; raises IndexError if the message is too short."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -45,7 +45,7 @@ class _Fields:
         return int.from_bytes(self.take(size), "big")
 
     def vector(self, size: int) -> bytes:
-        """Return a field behind its own length, of `size` bytes."""
+        """Return a field that follows its length, which is a number of `size` bytes."""
         return self.take(self.number(size))
 
 
@@ -58,7 +58,7 @@ def offered_protocols(data: bytes) -> list[bytes] | None:
     try:
         while len(hello) < 4 or len(hello) < 4 + int.from_bytes(hello[1:4], "big"):
             if records.number(1) != _HANDSHAKE:
-                return None  # OpenSSL reports the fault
+                return None  # OpenSSL reports the error
             records.take(2)
             hello += records.vector(2)
     except IndexError:
@@ -72,10 +72,10 @@ def offered_protocols(data: bytes) -> list[bytes] | None:
 def _offered(hello: _Fields) -> list[bytes] | None:
     if hello.number(1) != _CLIENT_HELLO:
         return None
-    hello.take(3 + 2 + 32)  # its length, version and random
-    hello.vector(1)  # session
-    hello.vector(2)  # ciphers
-    hello.vector(1)  # compressions
+    hello.take(3 + 2 + 32)  # the message's length, version and random
+    hello.vector(1)  # session id
+    hello.vector(2)  # cipher suites
+    hello.vector(1)  # compression methods
     extensions = _Fields(hello.vector(2))
     while extensions.left:
         kind, content = extensions.number(2), _Fields(extensions.vector(2))
@@ -89,7 +89,7 @@ def _offered(hello: _Fields) -> list[bytes] | None:
 
 
 class AlpnCheck(asyncio.BufferedProtocol):
-    """Stands in front of the TLS protocol of a transport until the ClientHello is complete."""
+    """Protocol in front of a transport's TLS protocol, until the ClientHello has been checked."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport

@@ -28,14 +28,15 @@ CLOSE_TIMEOUT_S = 10.0
 """Time for written data to be sent after a close, in seconds; then the connection is aborted."""
 
 LINGER_S = 2.0
-"""Time for which a client that is still sending is read after a refusal, in seconds."""
+"""Time in seconds for which a refused client's further input is read and dropped, so that the
+client gets the response and not a TCP reset."""
 
 log = structlog.get_logger("tailrace.edge")
 
 
 @coroutine
 def _begun(work: Coroutine[Any, Any, Result], waited_for: Any) -> Generator[Any, Any, Result]:
-    """Resume a coroutine that was already advanced to its first await, for `waited_for`."""
+    """Finish the coroutine `work`, which has already started and waits for `waited_for`."""
     try:
         yield waited_for
     except asyncio.CancelledError:
@@ -58,16 +59,17 @@ def _no_room() -> bytes:
 
 
 class Connection(asyncio.Protocol):
-    """A `Transport`: moves bytes and bounds its buffers, and leaves the rest to its protocol.
+    """One TCP connection: the `Transport` between a socket and its protocol, with bounded buffers.
 
     The protocol gets the input in slices, in turn with other connections (`InputTurns`). While a
-    slice waits the socket is not read, so at most one read of the event loop waits.
+    slice waits, the socket is not read. So at most one read of the event loop is buffered, and
+    MAX_HELD_BYTES more while the protocol has paused its input.
 
     TLS is started here and not by the listener, so that the buffers of both layers can be bounded,
     and each connection gets the current certificate.
     """
 
-    # Slots save a dictionary, which would be one more miss of the CPU's caches per connection.
+    # Without slots each connection would have a dictionary, which costs another CPU cache miss.
     __slots__ = (
         *("_address", "_admitted", "_deadline", "_early", "_ending", "_handshake", "_held"),
         *("_input", "_lost", "_reading", "_context", "_sliced", "_tls", "_transport", "_batch"),
@@ -80,7 +82,7 @@ class Connection(asyncio.Protocol):
         self.server: tuple[str, int] | None = None
         self._context = context
         self._batch = context.batch
-        self._unsent = b""  # written during a flush of the batch, and sent at its end
+        self._unsent = b""  # output collected during a flush of the batch, sent at its end
         self._tls = tls
         self._transport: asyncio.Transport | None = None
         self._handshake: asyncio.Task[None] | None = None
@@ -88,14 +90,15 @@ class Connection(asyncio.Protocol):
         self._lost = False
         self._address = ""
         self._admitted = False
-        self._reading = True  # the transport reads
-        self._held = False  # the protocol takes no input at the moment
-        self._ending = False  # further input is dropped
-        self._input = b""  # input that was read, and not given to the protocol
-        self._sliced = 0  # bytes of it that the protocol has got
+        self._reading = True  # the transport is reading from the socket
+        self._held = False  # the protocol has paused its input
+        self._ending = False  # the connection is closing: further input is dropped
+        self._input = b""  # input for the protocol, which gets it in slices
+        self._sliced = 0  # bytes of `_input` that the protocol has received
         self.in_line = False
         self.protocol: ConnectionProtocol = NULL_LISTENER
-        self._deadline = Deadline(context.deadlines, self.abort)  # ends a stalled or closing client
+        # Limits how long the client may stall, or take to close the connection.
+        self._deadline = Deadline(context.deadlines, self.abort)
 
     # ---- the transport ----
 
@@ -113,7 +116,7 @@ class Connection(asyncio.Protocol):
         if self._tls is None:
             self._begin(plain, "http/1.1")
             return
-        # TLS has a buffer of its own: this one below it is to hold only what is being written.
+        # TLS has its own write buffer, so the transport below it should buffer nothing more.
         plain.set_write_buffer_limits(high=0)
         loop = asyncio.get_running_loop()
         shaking = loop.start_tls(
@@ -124,7 +127,7 @@ class Connection(asyncio.Protocol):
             ssl_handshake_timeout=TLS_HANDSHAKE_TIMEOUT_S,
             ssl_shutdown_timeout=CLOSE_TIMEOUT_S,
         )
-        # start_tls takes the transport over in its first step, which must precede the first read.
+        # In its first step, start_tls takes the transport over. This must precede the first read.
         waited_for = shaking.send(None)
         plain.set_protocol(AlpnCheck(plain))
         self._handshake = loop.create_task(self._shake_hands(plain, _begun(shaking, waited_for)))
@@ -134,7 +137,7 @@ class Connection(asyncio.Protocol):
     ) -> None:
         try:
             secure = await shaking
-        except (OSError, asyncio.CancelledError):  # ssl's own errors are OSErrors
+        except (OSError, asyncio.CancelledError):  # ssl.SSLError is an OSError
             plain.abort()
             self._release()
             return
@@ -152,7 +155,7 @@ class Connection(asyncio.Protocol):
 
     def _begin(self, transport: asyncio.Transport, alpn: str) -> None:
         self._transport = transport
-        # `pause_writing` is then called exactly when `writable_bytes` falls below 1.
+        # This high mark calls `pause_writing` exactly when `writable_bytes` falls below 1.
         transport.set_write_buffer_limits(high=UNSENT_BYTES - 1, low=UNSENT_BYTES // 4)
         sock = transport.get_extra_info("socket")
         try:
@@ -188,7 +191,7 @@ class Connection(asyncio.Protocol):
             self._input, self._sliced = b"", 0
         try:
             self.protocol.receive(piece)
-        except Exception:  # a defect must not affect the other connections in the line
+        except Exception:  # a bug must not affect the other connections
             log.exception("connection failed")
             self.abort()
         self._context.batch.flush()
@@ -196,7 +199,7 @@ class Connection(asyncio.Protocol):
         return bool(self._input) and not self._held
 
     def _read_or_not(self) -> None:
-        """Have the transport read exactly while there is room for the input."""
+        """Pause or resume reading from the socket, depending on the input that is buffered."""
         waiting = len(self._input) - self._sliced
         wanted = waiting <= MAX_HELD_BYTES if self._held else not waiting
         if wanted == self._reading or self._transport is None or self._transport.is_closing():
@@ -225,7 +228,7 @@ class Connection(asyncio.Protocol):
         self._transport = None
         self._context.connections.discard(self)
         self._deadline.end()
-        # The protocol refers to this connection: without this, a reference cycle is left.
+        # The protocol refers to this connection: break the reference cycle.
         protocol, self.protocol = self.protocol, NULL_LISTENER
         protocol.disconnected()
         self._context.batch.flush()
@@ -249,7 +252,7 @@ class Connection(asyncio.Protocol):
             self.flush()
 
     def flush(self) -> None:
-        """Send what has been written."""
+        """Pass the collected output to the transport."""
         data, self._unsent = self._unsent, b""
         transport = self._transport
         if data and transport is not None and not transport.is_closing():
@@ -278,12 +281,13 @@ class Connection(asyncio.Protocol):
         self._deadline.set(LINGER_S if lingers else CLOSE_TIMEOUT_S)
         self._drop_input()
         if lingers and transport.can_write_eof():
-            transport.write_eof()  # closed when the client closes its side, or by the deadline
+            # The connection closes once the client closes its side, or at the deadline.
+            transport.write_eof()
         else:
             transport.close()
 
     def _drop_input(self) -> None:
-        """Read further input, and drop it."""
+        """Read further input and drop it."""
         self._ending = True
         self._input, self._sliced, self._held = b"", 0, False
         self._read_or_not()

@@ -29,8 +29,8 @@ from tailrace.edge.telemetry.request_metrics import Counts, id_field
 from tailrace.ledger.errors import TailraceError
 
 KEEP_ALIVE_TIMEOUT_S = 75.0
-"""Time that an idle connection is kept, in seconds. Proxies usually close theirs after 60 s, and
-should do so first: a request that crosses a close is lost."""
+"""Time for which an idle connection is kept, in seconds. Most proxies close theirs after 60 s, and
+should close first: a request that a proxy sends while the edge closes is lost."""
 
 
 class Connections:
@@ -58,7 +58,7 @@ class Connections:
 
 
 class CommonHeaders:
-    """The headers of every answer: `Date`, made once a second; `Alt-Svc` if HTTP/3 is served."""
+    """The headers of every response: `Date`, made once a second; `Alt-Svc` if HTTP/3 is served."""
 
     def __init__(self, alt_svc: Sequence[str] = ()) -> None:
         self._alt_svc = [(b"alt-svc", value.encode()) for value in alt_svc]
@@ -74,10 +74,10 @@ class CommonHeaders:
 
 
 class RunningRequest(ResponseSource, Protocol):
-    """A request that an application answers, and that is fed the request's body."""
+    """A request that the application is answering; `feed` gives it the request's body."""
 
     def feed(self, data: bytes, ended: bool) -> None:
-        """Hand on a piece of the body."""
+        """Pass a piece of the body to the application; `ended` marks the last one."""
 
 
 class Application(Protocol):
@@ -92,7 +92,7 @@ class Application(Protocol):
         refused: Callable[[], None] = nothing,
         wants_body: Callable[[], None] = nothing,
     ) -> RunningRequest:
-        """Have a request answered; see `AsgiApplication.start`."""
+        """Start to answer a request; see `AsgiApplication.start`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +102,12 @@ class ServerContext:
     batch: FlushBatch
     application: Application
     headers: Callable[[], Headers]
-    """Makes the headers of every answer."""
+    """Returns the headers that are added to every response."""
     deadlines: Deadlines
     body_timeout_s: float
-    """Time for a request's body to come, after its head."""
+    """Maximum time from a request's head to the end of its body, in seconds."""
     stalled_timeout_s: float
-    """Time after which a response is reset if its client reads nothing of it."""
+    """Time in seconds after which a response is reset if its client does not read it."""
     counts: Counts | None = None
 
     def refuse(
@@ -118,7 +118,7 @@ class ServerContext:
         error: TailraceError,
         headers: Headers = (),
     ) -> None:
-        """Answer a request with an error, before or without the application.
+        """Answer a request with an error instead of the application's response.
 
         `headers` are the request's, as far as they are known.
         """

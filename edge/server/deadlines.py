@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 EARLY_S = 0.002
-"""Timers may fire this much too early: the event loop rounds their times to milliseconds."""
+"""Time in seconds by which a timer may fire early: the event loop rounds to milliseconds."""
 
 
 def nothing() -> None:
@@ -33,7 +33,7 @@ class Scheduler(Protocol):
 
 
 class Deadlines:
-    """The scheduler of all deadlines of a server, and the callback after one that has passed."""
+    """The scheduler of a server's deadlines; `after` is called after each `on_expired` callback."""
 
     def __init__(self, scheduler: Scheduler, after: Callable[[], None] = nothing) -> None:
         self.clock_s = scheduler.time
@@ -42,10 +42,10 @@ class Deadlines:
 
 
 class Deadline:
-    """Calls `on_expired` when it passes; may be set, put off and cleared as often as needed.
+    """A deadline that calls `on_expired` when it passes, and that can be set and cleared often.
 
-    Its owner calls `end` when it ends itself. Otherwise `on_expired`, which refers to it, would
-    make a reference cycle for the garbage collector to find.
+    The owner must call `end` when it closes. Otherwise `on_expired`, a method of the owner, keeps
+    the owner and this deadline in a reference cycle.
     """
 
     __slots__ = ("_at_s", "_deadlines", "_timer", "_timer_s", "on_expired")
@@ -58,13 +58,13 @@ class Deadline:
         self._timer_s = 0.0  # when the timer fires, at or before the deadline
 
     def set(self, after_s: float) -> None:
-        """Let the deadline pass in `after_s` seconds, whatever was set before."""
+        """Set the deadline to `after_s` seconds from now, whatever was set before."""
         self._at_s = at_s = self._deadlines.clock_s() + after_s
         if self._timer is None or at_s < self._timer_s:
             self._stop()
             self._start(at_s, after_s)
-        # Otherwise the timer fires too early and is started again: putting a deadline off, which
-        # happens with every request, costs an assignment.
+        # Otherwise the running timer is kept: `_fired` starts it again when it fires too early. So
+        # putting a deadline off, which happens with every request, costs only an assignment.
 
     def clear(self) -> None:
         """Forget the deadline; it may be set again."""

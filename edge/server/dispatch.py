@@ -1,4 +1,4 @@
-"""Hands one request of any protocol to the application, and feeds it the request's body.
+"""Passes a request of any protocol, and then the request's body, to the application.
 
 The application takes the body piece by piece, and may detach the response.
 """
@@ -18,7 +18,7 @@ from tailrace.ledger.errors import TailraceError
 
 
 class Answer(ResponseWriter, Protocol):
-    """A writer that knows whether its head has been given."""
+    """A response writer that reports if the response has begun."""
 
     @property
     def started(self) -> bool:
@@ -27,9 +27,9 @@ class Answer(ResponseWriter, Protocol):
 
 @dataclass(slots=True, eq=False)
 class RequestDispatcher:
-    """Connects a request of a protocol with the application; a `ResponseSource`.
+    """A request that the application answers: the `ResponseSource` that the protocol calls.
 
-    Once the response has ended, the protocol only calls `forget`.
+    Once the response has ended, the protocol calls nothing but `forget`.
     """
 
     context: ServerContext
@@ -41,14 +41,14 @@ class RequestDispatcher:
     refused: Callable[[], None] = nothing
     """Called when the application refuses the request, before the answer begins."""
     wants_body: Callable[[], None] = nothing
-    """Called when the application waits for a body of which nothing has come."""
+    """Called when the application waits for a body before any of it has arrived."""
     is_whole: bool = False
-    """True if no more of the request is to come."""
+    """True once the whole request has arrived."""
     _running: RunningRequest | None = None
-    _deadline: Deadline | None = None  # for the body to arrive
+    _deadline: Deadline | None = None  # limits the time until the end of the body
 
     def begin(self, ended: bool) -> None:
-        """Hand the request to the application; `ended` means that it has no body."""
+        """Pass the request to the application; `ended` means that it has no body."""
         self._running = self.context.application.start(
             self.request, self.writer, self.server, self.consumed, self.refused, self.wants_body
         )
@@ -58,7 +58,7 @@ class RequestDispatcher:
         self.receive_body(b"", ended)
 
     def receive_body(self, data: bytes, ended: bool) -> None:
-        """Hand on a piece of the body; `ended` means that it is the last one."""
+        """Pass a piece of the body to the application; `ended` marks the last one."""
         if self.is_whole:
             return
         if ended:
@@ -67,7 +67,7 @@ class RequestDispatcher:
             self._running.feed(data, ended)
 
     def fail(self, error: TailraceError) -> None:
-        """End a request whose body is incomplete: with an error response, if none has begun."""
+        """End a request whose body is incomplete, with an error response or a reset."""
         self.disconnected()
         if self.writer.started:
             self.writer.reset()
@@ -77,7 +77,7 @@ class RequestDispatcher:
             self.context.refuse(self.writer, protocol, request.method, error, request.headers)
 
     def forget(self) -> None:
-        """Drop the references to ended objects, so that no reference cycle is left."""
+        """Drop the deadline and the application's request, so that no reference cycle is left."""
         if self._deadline is not None:
             self._deadline.end()
             self._deadline = None
@@ -95,12 +95,12 @@ class RequestDispatcher:
     # ---- a ResponseSource ----
 
     def drained(self) -> None:
-        """Tell the application, or the stream that has taken over, that there is room again."""
+        """Tell the application, or a detached stream, that the writer has room again."""
         if self._running is not None:
             self._running.drained()
 
     def disconnected(self) -> None:
-        """Tell the application, or the stream that has taken over, that the client has left."""
+        """Tell the application, or a detached stream, that the client has left."""
         running = self._running
         self.forget()
         if running is not None:

@@ -13,13 +13,14 @@ MAX_POINTS = 1000.0
 """Maximum points that a connection may owe; over it the edge hangs up."""
 DECAY_PER_S = 100.0
 DECAY_PER_DATA = 0.5
-"""Points that decay for each piece of a response that was sent because the client read."""
+"""Points that decay with each piece of a response that is sent, because the client does read."""
 REFUSED_POINTS = 5.0
-"""Points of a request that is refused at once: without an API key, say, or with a bad body."""
+"""Points for a request that is refused at once, for instance because it has no API key."""
 EMPTY_POINTS = 1.0
-"""Points of a frame that carries nothing, or next to nothing."""
+"""Points for a frame that carries nothing, or next to nothing."""
 SMALL_PIECE_BYTES = 64
-"""A piece of a body or message with fewer bytes, which is not the last, carries next to nothing."""
+"""Minimum size of a piece of a body or message, in bytes. A smaller one costs EMPTY_POINTS, unless
+it is the last one."""
 
 
 class FloodBudget:

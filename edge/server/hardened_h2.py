@@ -1,8 +1,8 @@
-"""h2's connection with the limits of a server.
+"""A subclass of h2's connection that adds the limits of a server.
 
-h2 ends the connection for nearly every fault of a request, and for a request over the limit. It
-does not limit unproductive frames, and sends nothing more after a GOAWAY of either side. One
-private method of h2 is overridden, `_receive_frame`, which edge/private_names.py checks.
+h2 itself ends the connection for nearly every fault of a request, and for a request over the limit.
+It does not limit unproductive frames, and sends nothing more after a GOAWAY of either side. One
+private method of h2 is overridden, `_receive_frame`; edge/private_names.py checks that it exists.
 """
 
 from __future__ import annotations
@@ -36,20 +36,21 @@ from tailrace.edge.server.flood import EMPTY_POINTS, SMALL_PIECE_BYTES, FloodBud
 MAX_STREAMS = 256
 """Maximum number of open requests of a connection; further ones are refused and may be retried."""
 MAX_HEADER_BYTES = 16 << 10
-"""Maximum size of a request's header fields, counted as in RFC 9113, 6.5.2; 431 beyond."""
+"""Maximum size of a request's header fields, in bytes as counted by RFC 9113, 6.5.2. A request with
+more is answered with 431."""
 MAX_HEADERS = 100
-"""Maximum number of header fields of a request; 431 beyond."""
+"""Maximum number of header fields of a request; one with more is answered with 431."""
 MAX_READ_HEADER_BYTES = 64 << 10
-"""Header blocks up to this size are decoded so that they can be answered with 431. For a larger
-one the connection is closed, after at most two pieces of input more."""
+"""Maximum size in bytes of a header block that is decoded, so that its request can be answered with
+431. A larger one ends the connection, after at most 2 * PIECE_BYTES more of it."""
 CONNECTION_WINDOW_BYTES = 1 << 20
-"""Maximum bytes of all request bodies of a connection beyond what has been read of them."""
+"""Flow-control window of a connection: maximum unread bytes of all its request bodies together."""
 PIECE_BYTES = 16 << 10
 """Bytes of input that are parsed at a time, and the maximum length of a frame."""
 MAX_TABLE_BYTES = 4096
 """Maximum size of HPACK's table for responses, even if the client allows more."""
 MAX_CLOSED_STREAMS = 1024
-"""Maximum number of closed streams that are remembered, for frames that were still on their way."""
+"""Maximum number of closed streams that are remembered, because late frames may arrive for them."""
 MAX_STREAM_ID = 2**31 - 1
 FRAME_POINTS: dict[type[Frame], float] = {
     PingFrame: 2.0,
@@ -58,24 +59,25 @@ FRAME_POINTS: dict[type[Frame], float] = {
     SettingsFrame: 10.0,
     WindowUpdateFrame: 0.2,
 }
-"""Points of each frame against the flood budget; other frames have EMPTY_POINTS."""
+"""Flood points for each type of frame; other frames cost EMPTY_POINTS."""
 TRAILER_POINTS = 1.0
-"""Points of trailers, which no route uses."""
+"""Flood points for the trailers of a request, which no route uses."""
 RESIZE_POINTS = 1.0
-"""Flood points of one HPACK table size update; one header block can have thousands."""
+"""Flood points for each HPACK dynamic table size update. One header block can hold thousands, so a
+small frame could cause much work."""
 
 
 require_private_names(H2)
 
 
 class FloodDetected(ProtocolError):
-    """The client has spent its flood budget, or sends a header block without an end."""
+    """The client has spent its flood budget, or sends an endless header block."""
 
     error_code = ErrorCodes.ENHANCE_YOUR_CALM
 
 
 class CountingDecoder(Decoder):
-    """hpack's decoder, which reports each change of the size of its table."""
+    """hpack's decoder; it calls `resized` whenever the client resizes the dynamic table."""
 
     def __init__(self) -> None:
         self.resized: Callable[[], None] = lambda: None
@@ -92,7 +94,7 @@ class CountingDecoder(Decoder):
 
 
 class HardenedH2Connection(H2Connection):
-    """A connection that limits its client, and confines faults to the request that has them."""
+    """h2's connection with limits for the client; a faulty request ends only its own stream."""
 
     MAX_CLOSED_STREAMS = MAX_CLOSED_STREAMS
 
@@ -106,8 +108,8 @@ class HardenedH2Connection(H2Connection):
             )
         )
         self.client_leaves = False  # the client has sent GOAWAY
-        self._before = bytearray()  # to be sent before what h2 has to send
-        self._unframed_bytes = 0  # received since the last whole frame
+        self._before = bytearray()  # output that is sent before the rest of h2's output
+        self._unframed_bytes = 0  # bytes received since the last whole frame
         self.flood = FloodBudget(clock_s)
         self.local_settings = Settings(
             client=False,
@@ -120,8 +122,8 @@ class HardenedH2Connection(H2Connection):
         self.increment_flow_control_window(
             CONNECTION_WINDOW_BYTES - self.local_settings.initial_window_size
         )
-        # h2 would end the connection for a request over the limits, which a client may have sent
-        # before it knew them. Such requests are let through and refused one by one.
+        # A client may send more requests than the limit before it knows the limit, and h2 would end
+        # the connection. So h2 accepts them all, and `Http2Connection` refuses the excess requests.
         self.local_settings[SettingCodes.MAX_CONCURRENT_STREAMS] = MAX_STREAM_ID
         self.local_settings.acknowledge()
         decoder = CountingDecoder()
@@ -148,10 +150,11 @@ class HardenedH2Connection(H2Connection):
     # ---- frames ----
 
     def receive_data(self, data: bytes) -> list[Event]:  # type: ignore[override]
-        """Take input; raise FloodDetected for a header block that does not end.
+        """Parse input; raise FloodDetected for a header block that does not end.
 
-        h2 keeps a header block until it has ended, in up to 64 frames. A single frame is shorter
-        than the limit, so only a header block leaves more input without a frame.
+        h2 collects the frames of a header block, up to 64, and handles them as one frame when the
+        block ends. Every other frame is shorter than the limit here, so more input than that
+        without a frame can only be an endless header block.
         """
         events: list[Event] = []
         view = memoryview(data)
@@ -174,9 +177,9 @@ class HardenedH2Connection(H2Connection):
         ):
             self.spend(EMPTY_POINTS)
         if isinstance(frame, PriorityFrame):
-            return []  # deprecated by RFC 9113, 5.3.2
+            return []  # priorities are deprecated (RFC 9113, 5.3.2)
         if isinstance(frame, GoAwayFrame):
-            # h2 would accept and send nothing more, but open requests are still to be answered.
+            # h2 would send nothing more after this, but open requests must still be answered.
             self.client_leaves = True
             return []
         if isinstance(frame, SettingsFrame):
@@ -209,7 +212,7 @@ class HardenedH2Connection(H2Connection):
         ]
 
     def say_go_away(self, last_stream_id: int) -> None:
-        """Send GOAWAY, and let open requests end; h2's own `close_connection` ends them."""
+        """Send GOAWAY and keep open requests, which h2's own `close_connection` would end."""
         frame = GoAwayFrame(0)
         frame.last_stream_id = last_stream_id
         frame.error_code = ErrorCodes.NO_ERROR

@@ -1,7 +1,7 @@
 """HTTP/1.1 on one connection: finds where requests begin and end, and enforces their timeouts.
 
 Heads are parsed by h11, and each request goes to the application. Ambiguous heads are rejected, so
-that no request can be smuggled past another server, and pipelined bytes wait here until the answer
+that no request can be smuggled past another server. Pipelined requests wait here until the response
 before them has ended.
 """
 
@@ -55,11 +55,11 @@ class CurrentRequest:
     dispatcher: RequestDispatcher
     writer: Http1Writer
     body_bytes: int
-    """Bytes of a body of a declared length that are still to come."""
+    """Bytes of a body with `Content-Length` that have not arrived."""
     chunks: ChunkedBody | None
-    """The decoder of a body in chunks."""
+    """The decoder of a chunked body; None for other bodies."""
     expects: bool
-    """True until the client, which waits for it, has been told to send the body."""
+    """True while the client waits for `100 Continue` before it sends the body."""
     is_last: bool
     """True if the connection cannot be used for another request."""
     unread_bytes: int = 0
@@ -67,29 +67,29 @@ class CurrentRequest:
 
     @property
     def is_whole(self) -> bool:
-        """True if no more of it is to come."""
+        """True once the whole request has arrived."""
         return self.dispatcher.is_whole
 
 
 class Http1:
     """The `ConnectionProtocol` of HTTP/1.1.
 
-    A connection is between requests (`_head` looks for the next one), within one (`_request`), or
-    behind one that was answered early (`_skipped` bytes of its body are dropped). It may give way
-    to HTTP/2 or to a WebSocket between requests.
+    A connection is in one of three states. It waits for a request (`_head` parses the next head),
+    it has a request (`_request`), or it drops the rest of a body whose request was answered early
+    (`_skipped` bytes). Between requests it may switch to HTTP/2 or to a WebSocket.
     """
 
     def __init__(self, transport: Transport, context: TcpContext) -> None:
         self._transport = transport
         self._context = context
         self._buffer = bytearray()
-        self._scanned = 0  # bytes of it in which no head ends
-        self._head_began = False  # something of the next head has come, if only empty lines
-        self._empty_lines = 0  # before it
+        self._scanned = 0  # bytes of the buffer that have been searched for the end of a head
+        self._head_began = False  # some of the next head has arrived, if only empty lines
+        self._empty_lines = 0  # number of empty lines before the next head
         self._request: CurrentRequest | None = None
-        self._skipped = 0  # bytes of a body that are to come, of a request that has its answer
+        self._skipped = 0  # bytes of an answered request's body that are still to be dropped
         self._advancing = False
-        self._unread = False  # the client leaves its answers unread: it gets no more
+        self._unread = False  # no further request is handled until the client reads its responses
         self._closed = False
         self._draining = False
         self._flood = FloodBudget(context.deadlines.clock_s)
@@ -102,7 +102,7 @@ class Http1:
     def receive(self, data: bytes) -> None:
         """Handle input."""
         if self._closed:
-            return  # lingering
+            return  # input is dropped during a lingering close
         if not (self._head_began or self._request is not None or self._skipped):
             self._head_began = True
             self._deadline.set(self._context.config.header_timeout_s)
@@ -112,7 +112,7 @@ class Http1:
             self._transport.pause_reading()
 
     def drained(self) -> None:
-        """Go on with the response, or with the next request."""
+        """Continue the response, or handle the next request: the transport has room again."""
         if self._request is not None:
             self._request.dispatcher.drained()
         elif self._unread:
@@ -139,13 +139,13 @@ class Http1:
         if self._buffer and not self._skipped:
             self._refuse(too_slow("head"))
         else:
-            self._close()  # no request waits for an answer
+            self._close()  # no request is waiting for a response
 
     # ---- heads ----
 
     @property
     def _holds(self) -> bool:
-        """True if more input has to wait for an answer to end, or for a body to be taken."""
+        """True if input must wait until the response ends or the application reads the body."""
         request = self._request
         if request is None:
             return self._unread
@@ -174,7 +174,7 @@ class Http1:
         return not self._unread and self._head()
 
     def _skip(self) -> bool:
-        """Drop what has come of the body of a request that was answered without it."""
+        """Drop the received part of a body that is skipped; return True if there is more input."""
         size = min(self._skipped, len(self._buffer))
         del self._buffer[:size]
         self._skipped -= size
@@ -184,7 +184,7 @@ class Http1:
         return bool(self._buffer)
 
     def _head(self) -> bool:
-        while self._buffer.startswith(b"\r\n"):  # RFC 9112, 2.2
+        while self._buffer.startswith(b"\r\n"):  # RFC 9112, 2.2: skip empty lines before a request
             del self._buffer[:2]
             self._empty_lines += 1
             if self._empty_lines > MAX_EMPTY_LINES:
@@ -196,7 +196,7 @@ class Http1:
             if self._scanned > MAX_HEAD_BYTES:
                 self._refuse(refusal(431))
             elif self._scanned and self._buffer[0] < 0x21:
-                self._refuse(refusal(400))  # for example TLS on the plain port
+                self._refuse(refusal(400))  # not HTTP: for example TLS on the plain port
             return False
         self._scanned = 0
         head = bytes(self._buffer[: found.end()])
@@ -221,10 +221,10 @@ class Http1:
         return True
 
     def _begin(self, head: bytes) -> None:
-        """Begin a request: a session's, or one for the application."""
+        """Begin a WebSocket session, or a request for the application."""
         if head.startswith(SESSION) and _UPGRADE.search(head) and self._upgrade(head):
             return
-        # RFC 9110, 7.8: a server may ignore Upgrade. There is no way from here to HTTP/2.
+        # Other upgrades, such as to HTTP/2 (h2c), are ignored (RFC 9110, 7.8).
         head = _UPGRADE.sub(b"", head)
         connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
         try:
@@ -233,7 +233,7 @@ class Http1:
             self._refuse(refusal(error.error_status_hint), head)
             return
         self._deadline.clear()
-        fields = dict(event.headers)  # h11 has refused contradictory ones
+        fields = dict(event.headers)  # h11 has refused conflicting duplicates
         is_chunked = b"transfer-encoding" in fields
         length = 0 if is_chunked else int(fields.get(b"content-length", 0))
         request = self._request_of(event)
@@ -253,7 +253,8 @@ class Http1:
             length,
             ChunkedBody() if is_chunked else None,
             expects=connection.they_are_waiting_for_100_continue,
-            # Two lengths have two readings (RFC 9112, 6.3): the next request might be a part of it.
+            # With both headers, another server may find a different end of the body, and take a
+            # part of it for a request (RFC 9112, 6.3). So no other request is read.
             is_last=is_chunked and b"content-length" in fields,
         )
         dispatcher.begin(ended=not (is_chunked or length))
@@ -271,7 +272,7 @@ class Http1:
         )
 
     def _upgrade(self, head: bytes) -> bool:
-        """Begin a session, if this is an opening handshake and accepted; return True if so."""
+        """Begin a session if this is a valid handshake and is admitted; return True if it began."""
         try:
             event = _parsed(h11.Connection(h11.SERVER), head)
         except h11.RemoteProtocolError:
@@ -306,7 +307,7 @@ class Http1:
     # ---- bodies ----
 
     def _feed(self, request: CurrentRequest) -> bool:
-        """Hand on what has come of a body; return True if the next request may begin."""
+        """Pass the received body to the application; return True if the next request may begin."""
         if request.is_whole or not self._buffer:
             return False
         chunks = request.chunks
@@ -323,7 +324,7 @@ class Http1:
                 return False
             ended = chunks.ended
         del self._buffer[:size]
-        request.expects = False  # it has begun
+        request.expects = False  # the client already sends the body
         request.unread_bytes += len(piece)
         request.dispatcher.receive_body(piece, ended)
         return self._request is None
@@ -337,36 +338,37 @@ class Http1:
                 self._transport.resume_reading()
 
     def _wants_body(self) -> None:
-        """Tell a client that waits for it to send the body (RFC 9110, 10.1.1)."""
+        """Send `100 Continue` if the client waits for it (RFC 9110, 10.1.1)."""
         request = self._request
         if request is not None and request.expects:
             request.expects = False
             request.writer.go_on()
 
     def _refused(self) -> None:
-        """Charge a request that cost its client nothing to make.
+        """Charge a request that is refused at once to the flood budget.
 
-        If the flood budget is spent, the connection ends with the next response, which announces
-        it. So a proxy that shares the connection between clients loses none of their requests.
+        If the budget is spent, the next response has `Connection: close` and ends the connection.
+        So a proxy that shares the connection between clients loses none of their requests.
         """
         self._flooded = not self._flood.spend(REFUSED_POINTS)
 
     # ---- ends ----
 
     def closes_behind(self, status: int) -> bool:
-        """Return True if the connection ends with an answer of this status that begins now."""
+        """Return True if the connection must close after the response that begins now."""
         request = self._request
         if request is None or request.is_last or self._flooded or self._draining:
             return True
         if request.is_whole:
             return False
-        # The rest of a short body is skipped; one whose client waits to send it may never come.
+        # The rest of a short body is dropped. But a client that waits for `100 Continue` may never
+        # send the body, so its connection is closed.
         is_short = request.chunks is None and not request.expects
         is_short = is_short and request.body_bytes <= self._context.config.max_body_bytes
         return status == REQUEST_TIMEOUT or not is_short
 
     def ended(self, closes: bool) -> None:
-        """Go on behind a response that is complete or broken off."""
+        """Close the connection, or await the next request, after a response has ended."""
         request, self._request = self._request, None
         if request is None:
             return
@@ -420,11 +422,11 @@ class Http1:
 
 
 def _parsed(connection: h11.Connection, head: bytes) -> h11.Request:
-    """Return the request that a whole head is. Raises h11.RemoteProtocolError."""
+    """Return the request with this complete head. Raises h11.RemoteProtocolError."""
     connection.receive_data(head)
     event = connection.next_event()
     if not isinstance(event, h11.Request):
-        raise h11.RemoteProtocolError("not a request")
+        raise h11.RemoteProtocolError("the head is not a complete request")
     return event
 
 
@@ -444,9 +446,9 @@ def _error_answer(error: TailraceError, headers: Headers, head: bytes) -> bytes:
 
 
 def _in_origin_form(head: bytes, line: re.Match[bytes]) -> bytes:
-    """Return a head with an absolute target as a client would send it to the server itself.
+    """Return a head whose absolute-form target is rewritten to origin form (RFC 9112, 3.2).
 
-    The host of the target counts, not that of the header (RFC 9112, 3.2.2).
+    The host of the target replaces the `Host` header (RFC 9112, 3.2.2).
     """
     found = _ABSOLUTE.fullmatch(line[2])
     if found is None:

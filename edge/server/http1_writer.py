@@ -1,4 +1,4 @@
-"""The writer of one HTTP/1.1 response, whose body is in chunks if its length is not known."""
+"""The writer of one HTTP/1.1 response, whose body is chunked if its length is not known."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ CLOSE = (b"connection", b"close")
 
 
 class Http1Connection(Protocol):
-    """The connection of a response, as its writer uses it."""
+    """The methods of a connection that the writer of its response calls."""
 
     def closes_behind(self, status: int) -> bool:
-        """Return True if the connection ends with a response of this status that begins now."""
+        """Return True if the connection must close after the response that begins now."""
 
     def ended(self, closes: bool) -> None:
-        """Go on behind a response that is complete or broken off; `closes`: by closing."""
+        """Handle the end of a response; close the connection if `closes`."""
 
 
 class Http1Writer:
-    """One response, in chunks unless its length is declared.
+    """The writer of one response, which is chunked unless it has a `Content-Length`.
 
-    To a client of HTTP/1.0, which knows no chunks, it ends with the connection.
+    HTTP/1.0 has no chunks: there the end of the connection marks the end of the response.
     """
 
     __slots__ = (
@@ -59,7 +59,7 @@ class Http1Writer:
         self.writable_bytes = transport.writable_bytes
         self._context = context
         self._connection: h11.Connection | None = connection
-        self._head = b""  # until it leaves with what comes first
+        self._head = b""  # the response's head, until it is sent with the first body data
         self._is_head = method == "HEAD"
         self._chunked = True
         self._closes = False
@@ -67,17 +67,17 @@ class Http1Writer:
 
     @property
     def started(self) -> bool:
-        """True once the head has been given."""
+        """True once `start` has been called."""
         return self._connection is None
 
     def go_on(self) -> None:
-        """Send the interim response that asks for the body."""
+        """Send the interim response `100 Continue`, which asks for the body."""
         if self._open and self._connection is not None:
             interim = h11.InformationalResponse(status_code=100, headers=[])
             self._transport.write(self._connection.send(interim) or b"")
 
     def start(self, status: int, headers: Headers) -> None:
-        """Send the head, with what follows it in the same callback."""
+        """Send the head, together with body data that is written in the same callback."""
         if not self._open or self._connection is None:
             return
         connection, self._connection = self._connection, None
@@ -96,7 +96,7 @@ class Http1Writer:
         self._context.batch.mark_dirty(self)
 
     def flush(self) -> None:
-        """Send the head alone, if nothing of the body has come in this callback."""
+        """Send the head alone, if no body data was written in this callback."""
         if self._open and self._head:
             head, self._head = self._head, b""
             self._transport.write(head)
@@ -119,7 +119,7 @@ class Http1Writer:
             self._http1.ended(self._closes)
 
     def reset(self) -> None:
-        """Close the connection behind what was written: the last chunk is missing."""
+        """Close the connection after the written data; the client sees that the end is missing."""
         if self._open:
             self._open = False
             if self._head:

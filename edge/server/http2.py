@@ -19,7 +19,8 @@ from tailrace.edge.server.interfaces import UNSENT_BYTES, Transport
 from tailrace.ledger.errors import Overloaded
 
 MAX_BODY_BYTES = 16 << 20
-"""Maximum bytes of the bodies of all open requests of a connection, or twice `max_body_bytes`."""
+"""Maximum bytes of the bodies of all open requests of a connection. If twice the setting
+`max_body_bytes` is more, that is the limit."""
 
 
 class Http2:
@@ -36,7 +37,7 @@ class Http2:
             peer=transport.peer,
         )
         self._busy = False
-        # A proxy's connection carries requests of many clients; one must not end it for all.
+        # A proxy's connection carries requests of many clients: one client must not end it for all.
         self._is_proxy = transport.peer is not None and context.rules.proxies.trusts(
             transport.peer[0]
         )
@@ -60,7 +61,7 @@ class Http2:
         self._idle.end()
         self._stalled.end()
         self._note(self._h2.lost())
-        self._h2.mark_dirty = nothing  # it refers to this object: no cycle is left
+        self._h2.mark_dirty = nothing  # the old value refers to this object: break the cycle
 
     def drain(self) -> None:
         self._h2.go_away()
@@ -92,7 +93,7 @@ class Http2:
         dispatcher.begin(asked.ended)
 
     def _charge(self) -> None:
-        """Charge a request that is refused at once, but for those that a proxy passes on."""
+        """Charge a request that is refused at once, unless a trusted proxy passed it on."""
         if not self._is_proxy:
             self._note(self._h2.refused_at_once(1))
             self._context.batch.mark_dirty(self)
@@ -100,7 +101,7 @@ class Http2:
     def _feed(self, stream: Http2Stream, data: bytes, ended: bool) -> None:
         limit = max(MAX_BODY_BYTES, 2 * self._context.config.max_body_bytes)
         dispatcher = stream.source
-        if not isinstance(dispatcher, RequestDispatcher):  # it has been answered
+        if not isinstance(dispatcher, RequestDispatcher):  # the request has been answered
             stream.consumed(len(data))
         elif data and self._h2.body_bytes > limit:
             stream.source = None
@@ -136,7 +137,7 @@ class Http2:
             self._transport.close(lingers=self._h2.failed)
             return
         if self._transport.writable_bytes() < 1 - UNSENT_BYTES:
-            self._transport.pause_reading()  # the client sends and does not read
+            self._transport.pause_reading()  # the client sends but does not read
         busy = bool(self._h2.streams)
         if busy != self._busy:
             self._busy = busy

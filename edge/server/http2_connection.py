@@ -3,8 +3,8 @@
 Sans-I/O. The library h2 handles HPACK, frames and states. This module decides how much each
 response may send and in which order, so that flow control reaches the source of each response.
 
-The DATA frames of responses are written here, and subtracted from h2's windows: most frames carry
-one token, and h2 would spend more time on a frame than the rest of the edge together.
+DATA frames of responses are encoded here, and subtracted from h2's flow-control windows. Most of
+them carry one token, and h2 would spend more time on each than the rest of the edge together.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tailrace.edge.server.hardened_h2 import (
 from tailrace.edge.server.interfaces import UNSENT_BYTES, Headers, Request, ResponseSource
 
 MAX_CONNECTION_UNSENT_BYTES = 256 << 10
-"""Maximum unsent bytes of all responses of a connection, which limits each to a share of them."""
+"""Maximum unsent bytes of all responses of a connection; each response may have an equal share."""
 MAX_DATA_BYTES = 16 << 10
 """Maximum length of a DATA frame, so that streams take turns. Every client accepts it."""
 
@@ -92,19 +92,20 @@ class Http2Stream:
 
     def __init__(self, connection: Http2Connection, h2: H2Stream) -> None:
         self.id = h2.stream_id
-        self.open = True  # not all of the response has been sent
-        self.source: ResponseSource | None = None  # told when the client leaves or has room
+        self.open = True  # the response has not been sent completely
+        self.source: ResponseSource | None = None  # called when the client leaves or has room
         self.started = False
         self.is_received = False
-        self.received_bytes = 0  # of the request's body
-        self.unread_bytes = 0  # of the request's body
+        self.received_bytes = 0  # bytes of the request's body that have arrived
+        self.unread_bytes = 0  # bytes of the body that the application has not read
         self._connection = connection
         self._h2 = h2
         self._head: list[tuple[bytes, bytes]] | None = None
         self._waiting = bytearray()
         self._ended = False
         self._broken = False
-        self._frame_tail = b"\x00\x00" + self.id.to_bytes(4, "big")  # of a DATA frame's header
+        # Type, flags and stream id of a DATA frame's header, which follow the length.
+        self._frame_tail = b"\x00\x00" + self.id.to_bytes(4, "big")
 
     @property
     def unsent_bytes(self) -> int:
@@ -112,7 +113,7 @@ class Http2Stream:
 
     @property
     def is_closed(self) -> bool:
-        """True if nothing more is written to the response."""
+        """True if the response takes no more data."""
         return self._ended or self._broken or not self.open
 
     # ---- a ResponseWriter ----
@@ -146,7 +147,7 @@ class Http2Stream:
     # ---- the request's body ----
 
     def consumed(self, size: int) -> None:
-        """Let the client send `size` more bytes, for those that have been read."""
+        """Let the client send `size` more bytes, because as many have been read."""
         self._connection.consumed(self, size)
 
     # ---- output ----
@@ -158,11 +159,11 @@ class Http2Stream:
 
     @property
     def sendable(self) -> bool:
-        """True if data waits that the stream's own window allows."""
+        """True if data is waiting and the stream's own flow-control window is open."""
         return bool(self._waiting) and self._h2.outbound_flow_control_window > 0
 
     def put_head(self, h2: H2Connection) -> None:
-        """Send the head if it is due, and the end if no data waits before it."""
+        """Send the head if it is waiting, and the end or the reset if no data waits before it."""
         ends = self._ended and not self._waiting
         if self._head is not None:
             h2.send_headers(self.id, self._head, end_stream=ends)
@@ -176,7 +177,7 @@ class Http2Stream:
             self._connection.forget(self)
 
     def put_data(self, h2: HardenedH2Connection, out: bytearray) -> int:
-        """Append a DATA frame as large as both windows allow; return the length of its data."""
+        """Append a DATA frame, as large as the windows allow; return the length of its data."""
         waiting = self._waiting
         windows = min(h2.outbound_flow_control_window, self._h2.outbound_flow_control_window)
         size = min(len(waiting), windows, MAX_DATA_BYTES)
@@ -192,7 +193,7 @@ class Http2Stream:
         out += self._frame_tail
         out += waiting if size == len(waiting) else waiting[:size]
         del waiting[:size]
-        # h2 does the same, but makes an object of each frame.
+        # h2 would do the same, but create an object for each frame.
         self._h2.outbound_flow_control_window -= size
         h2.outbound_flow_control_window -= size
         return size
@@ -210,9 +211,9 @@ class Http2Stream:
 
 @dataclass(slots=True, eq=False)
 class Http2Connection:
-    """The requests of one connection.
+    """One connection with its open requests.
 
-    `mark_dirty` is called when there may be output to `take`, or responses that are `drained`.
+    `mark_dirty` is called when `take` may have output, or `drained` may have sources to return.
     `headers` are added to every response.
     """
 
@@ -221,19 +222,17 @@ class Http2Connection:
     headers: Callable[[], Headers] = tuple
     secure: bool = True
     peer: tuple[str, int] | None = None
-    closed: bool = False  # once the output of `take` has been sent
-    failed: bool = False  # because of a fault of the client
+    closed: bool = False  # to be closed once the output of `take` has been sent
+    failed: bool = False  # the connection ends because of a fault of the client
     streams: dict[int, Http2Stream] = field(default_factory=dict)
-    _heads: dict[Http2Stream, None] = field(
-        default_factory=dict
-    )  # with output that flow control does not limit
-    _bodies: dict[Http2Stream, None] = field(
-        default_factory=dict
-    )  # with data that their window allows
-    _blocked: dict[Http2Stream, float] = field(default_factory=dict)  # without room, and since when
-    _unblocked: dict[Http2Stream, None] = field(
-        default_factory=dict
-    )  # those of them that may have room now
+    # Streams with output that flow control does not limit.
+    _heads: dict[Http2Stream, None] = field(default_factory=dict)
+    # Streams with data that their flow-control windows allow.
+    _bodies: dict[Http2Stream, None] = field(default_factory=dict)
+    # Maps each stream that has no room for data to the time at which it became blocked.
+    _blocked: dict[Http2Stream, float] = field(default_factory=dict)
+    # Blocked streams that may have room again.
+    _unblocked: dict[Http2Stream, None] = field(default_factory=dict)
     _leaving: bool = False
     _h2: HardenedH2Connection = field(init=False)
 
@@ -257,7 +256,7 @@ class Http2Connection:
         return events
 
     def refused_at_once(self, count: int) -> list[Http2Event]:
-        """Charge requests that were refused at once, which cost their client nothing."""
+        """Charge `count` refused requests; return the requests that end if the budget is spent."""
         if self.closed:
             return []
         try:
@@ -290,7 +289,7 @@ class Http2Connection:
             self._h2.spend(TRAILER_POINTS)
         elif isinstance(event, StreamEnded):
             stream = self.streams.get(event.stream_id)
-            if stream is not None and not stream.is_received:  # it ended with trailers
+            if stream is not None and not stream.is_received:  # the body ended with trailers
                 stream.is_received = True
                 events.append(BodyReceived(stream, b"", ended=True))
         elif isinstance(event, StreamReset):
@@ -309,7 +308,7 @@ class Http2Connection:
     def _note_request(self, event: RequestReceived, events: list[Http2Event]) -> None:
         h2 = self._h2.streams.get(event.stream_id)
         if h2 is None or h2.closed:
-            return  # its reset came in the same read
+            return  # the client has reset the request in the same read
         if len(self.streams) >= MAX_STREAMS:
             self._h2.reset_stream(event.stream_id, ErrorCodes.REFUSED_STREAM)
             self._h2.spend(FRAME_POINTS[RstStreamFrame])
@@ -330,7 +329,8 @@ class Http2Connection:
     def _note_data(self, event: DataReceived, events: list[Http2Event]) -> None:
         data, size = event.data or b"", event.flow_controlled_length or 0
         stream = self.streams.get(event.stream_id)
-        unread = size if stream is None else size - len(data)  # all of the data, or its padding
+        # Nobody reads padding, or data of a stream that is gone: acknowledge it here.
+        unread = size if stream is None else size - len(data)
         if unread:
             self._h2.acknowledge_received_data(unread, event.stream_id)
         if stream is None:
@@ -363,12 +363,12 @@ class Http2Connection:
         return next(iter(self._blocked.values()), None)
 
     def stalled(self, since: float) -> list[Http2Stream]:
-        """Return the streams that have been blocked since that time or longer."""
+        """Return the streams that have been blocked since the time `since` or longer."""
         return [stream for stream, at in self._blocked.items() if at <= since]
 
     @property
     def body_bytes(self) -> int:
-        """The bytes received of the bodies of all open requests."""
+        """Number of body bytes that have arrived for all open requests."""
         return sum(stream.received_bytes for stream in self.streams.values())
 
     def has_more(self, stream: Http2Stream) -> None:
@@ -382,7 +382,10 @@ class Http2Connection:
         self.mark_dirty()
 
     def take(self, most: int) -> bytes:
-        """Return the output, with about `most` bytes of bodies: a frame of each stream in turn."""
+        """Return the output to send, with about `most` bytes of response bodies.
+
+        Streams take turns with one DATA frame each.
+        """
         h2 = self._h2
         self._put_heads()
         out = h2.take_data()
@@ -396,7 +399,7 @@ class Http2Connection:
 
     @property
     def has_more_bodies(self) -> bool:
-        """True if `take` would return more if more was asked for."""
+        """True if `take` has more body data that the flow-control windows allow."""
         return bool(self._bodies) and self._h2.outbound_flow_control_window > 0
 
     def _put_heads(self) -> None:
@@ -459,7 +462,8 @@ class Http2Connection:
             return
         stream.close()
         self._blocked.pop(stream, None)
-        self._unblocked.update(dict.fromkeys(self._blocked))  # the shares of the others grow
+        # The other responses now have larger shares of the unsent bytes.
+        self._unblocked.update(dict.fromkeys(self._blocked))
         self.consumed(stream, stream.unread_bytes)
 
     # ---- the end ----

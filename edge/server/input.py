@@ -1,10 +1,10 @@
-"""Input of all connections, worked off in slices, so that no client holds up the others.
+"""Input of all connections, handled in slices, so that no client holds up the others.
 
 A kilobyte of input can be a hundred frames or a dozen requests, and the event loop may read
-megabytes in one callback. So each connection hands its protocol one slice at a time, connections
-take turns, and after TURN_S the rest waits for the next turn of the event loop.
+megabytes in one iteration. So each connection gives its protocol one slice at a time, connections
+take turns, and after TURN_S the rest waits for the next iteration of the event loop.
 
-Sans-I/O: the owner of the loop gives the clock and `call_soon`.
+Sans-I/O: the owner of the loop passes the clock and `call_soon`.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from collections.abc import Callable
 from typing import Protocol
 
 SLICE_BYTES = 512
-"""Maximum input of one connection that a protocol gets in one call."""
+"""Maximum input that a protocol gets in one call, in bytes."""
 TURN_S = 0.002
-"""Time after which the rest of the input waits for the next turn of the event loop, in seconds.
-One slice may exceed it."""
+"""Time for handling input in one iteration of the event loop, in seconds. The rest of the input
+waits for the next iteration. The last slice may exceed this time."""
 MAX_HELD_BYTES = 64 << 10
-"""Maximum input that waits for a protocol which takes none at the moment, for instance because
-its last request is being answered. Beyond it the client is not read. One read of the event loop,
-256 KiB, may come on top."""
+"""Maximum input that is buffered for a protocol that has paused its input, in bytes, for instance
+while a response is sent. Beyond it the socket is not read. One read of the event loop, up to
+256 KiB, may exceed this limit."""
 
 
 class Input(Protocol):
     """A connection with input that waits."""
 
     in_line: bool
-    """True while it waits for its turn. Only `InputTurns` sets it."""
+    """True while the connection waits for its turn. Only `InputTurns` sets this."""
 
     def take_slice(self) -> bool:
-        """Work off one slice; return True if there is more to work off. Must not raise."""
+        """Handle one slice of the input; return True if there is more to handle. Must not raise."""
 
 
 class InputTurns:
-    """The line in which connections wait to have their input worked off."""
+    """The queue of connections whose input waits to be handled."""
 
     def __init__(
         self, clock_s: Callable[[], float], call_soon: Callable[[Callable[[], None]], object]
@@ -44,10 +44,10 @@ class InputTurns:
         self._call_soon = call_soon
         self._line: deque[Input] = deque()
         self._spent_s = 0.0
-        self._waits = False  # until the loop has had its turn
+        self._waits = False  # input waits for the next iteration of the event loop
 
     def add(self, who: Input) -> None:
-        """Put a connection in the line, and work off as much as this turn of the loop allows."""
+        """Queue a connection, and handle as much input as this iteration of the loop allows."""
         if not who.in_line:
             who.in_line = True
             self._line.append(who)
@@ -55,7 +55,7 @@ class InputTurns:
             self._work()
 
     def add_later(self, who: Input) -> None:
-        """Put a connection in the line, and leave the work to the next turn of the loop."""
+        """Queue a connection, whose input is handled in the next iteration of the loop."""
         if not who.in_line:
             who.in_line = True
             self._line.append(who)
@@ -80,8 +80,8 @@ class InputTurns:
                 who.in_line = True
                 line.append(who)
             now_s = clock_s()
-            # It adds up over the callbacks of a turn of the loop. That it also adds up over turns
-            # only costs an honest client one turn after every TURN_S of work.
+            # Add up the time of all callbacks in one iteration of the loop. The sum also goes over
+            # several iterations, which only costs one extra wait after TURN_S of work.
             self._spent_s += now_s - began_s
             began_s = now_s
             if self._spent_s >= TURN_S:

@@ -1,8 +1,8 @@
-"""Interfaces between connections, protocols and whatever answers a request.
+"""Interfaces between connections, protocols and the producers of responses.
 
 HTTP/1.1, HTTP/2 and HTTP/3 each turn their input into a `Request` and offer a `ResponseWriter` for
-its response. A stream of tokens is a `ResponseSource` that writes to it without a task and without
-a queue: a frame read from a link ends as a `write` in the same callback.
+its response. A stream of tokens is a `ResponseSource` that writes without a task and without a
+queue: a frame that is read from an origin's link is passed to `write` in the same callback.
 
 Sans-I/O: nothing here knows a socket, an event loop or a clock.
 """
@@ -14,15 +14,16 @@ from dataclasses import dataclass
 from typing import Protocol
 
 UNSENT_BYTES = 8 << 10
-"""Maximum bytes that wait in this process for one client. `writable_bytes` is this limit less what
-waits. A reader's credit at the origin follows from it, so it is the cost of a stalled client."""
+"""Maximum unsent bytes that this process keeps for one client; `writable_bytes` is this limit minus
+the unsent bytes. Frames are only requested from the origin as the client reads, so a stalled client
+costs about this much memory."""
 
 Headers = Sequence[tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The head of one request, and its body where the whole body is at hand."""
+    """The head of one request, and its body if the whole body is already known."""
 
     method: str
     path: bytes
@@ -49,7 +50,7 @@ class Request:
 class ResponseWriter(Protocol):
     """The writer of one response, which a protocol makes and a `ResponseSource` uses.
 
-    Nothing raises. After `end`, `reset`, or a call of the source's `disconnected`, every call is
+    No method raises. After `end`, `reset`, or a call of the source's `disconnected`, every call is
     ignored.
     """
 
@@ -59,8 +60,8 @@ class ResponseWriter(Protocol):
     def write(self, data: bytes) -> None:
         """Send a piece of the body.
 
-        The piece is taken whole. Callers look at `writable_bytes` before each frame, so that the
-        limit is exceeded by one frame at most.
+        The whole piece is accepted, whatever its size. Callers check `writable_bytes` before each
+        frame, so that the limit is exceeded by one frame at most.
         """
 
     def end(self) -> None:
@@ -70,7 +71,7 @@ class ResponseWriter(Protocol):
         """Break the body off, so that the client can see that it is incomplete."""
 
     def writable_bytes(self) -> int:
-        """Return how many bytes may be written now: UNSENT_BYTES less what is unsent.
+        """Return how many bytes may be written now: UNSENT_BYTES minus the unsent bytes.
 
         After a value below 1, the source's `drained` is called once there is room again.
         """
@@ -122,7 +123,7 @@ NULL_LISTENER = NullListener()
 
 
 class Transport(Protocol):
-    """A connection as its protocol uses it. Nothing raises, and calls after the end are ignored."""
+    """The connection below a protocol. No method raises; calls after the close are ignored."""
 
     protocol: ConnectionProtocol
     secure: bool
@@ -132,7 +133,7 @@ class Transport(Protocol):
     def write(self, data: bytes) -> None: ...
 
     def writable_bytes(self) -> int:
-        """Return UNSENT_BYTES less what is unsent.
+        """Return how many bytes may be written now: UNSENT_BYTES minus the unsent bytes.
 
         After a value below 1, the protocol's `drained` is called once there is room again.
         """
@@ -140,7 +141,7 @@ class Transport(Protocol):
     def pause_reading(self) -> None:
         """Give the protocol no input until `resume_reading`.
 
-        A bounded amount of input waits meanwhile; beyond it the client is not read.
+        A bounded amount of input is buffered meanwhile; beyond it the socket is not read.
         """
 
     def resume_reading(self) -> None:

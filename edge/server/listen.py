@@ -1,4 +1,4 @@
-"""Sockets of an edge, and the servers on them from startup to shutdown."""
+"""The sockets of an edge, and the servers that listen on them from startup to shutdown."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from tailrace.ledger.process.settings import parse_address
 LISTEN_BACKLOG = 1024
 """Maximum number of connections that wait to be accepted."""
 NOT_SENT_BYTES = 8 << 10
-"""Bytes of a connection that may wait in the kernel unsent. It bounds the cost of a stalled reader,
-and does not limit the bandwidth of a distant one."""
+"""Maximum unsent bytes of a connection in the kernel (TCP_NOTSENT_LOWAT). It bounds the memory that
+a stalled client costs. Sent bytes do not count, so distant clients keep their bandwidth."""
 SEND_BUFFER_BYTES = 256 << 10
 """Size of the send buffer of a connection, in bytes. The kernel's own maximum is 4 MiB."""
 
@@ -85,7 +85,7 @@ def _bind(setting: str, address: str) -> list[socket.socket]:
 
 
 def _bind_datagrams(setting: str, address: str, count: int) -> list[socket.socket]:
-    """Return `count` UDP sockets of one address; several share it by connection id."""
+    """Return `count` UDP sockets on one address; the kernel picks one by connection id."""
     host, port = parse_address(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with ExitStack() as unless_all:
@@ -114,7 +114,7 @@ def _taken(setting: str, address: str, error: OSError) -> ConfigError:
 
 
 def _bound_buffers(listener: socket.socket) -> None:
-    """Set the buffers of a listener, which its connections inherit. Not for Unix sockets."""
+    """Limit the send buffers of a TCP listener; its connections inherit the limits."""
     if listener.family in (socket.AF_INET, socket.AF_INET6):
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, NOT_SENT_BYTES)
@@ -162,7 +162,7 @@ async def _listen(bound: socket.socket, make: Callable[[], Connection]) -> async
 def _listen_quic(bound: Sequence[socket.socket], context: TcpContext, process: int) -> QuicListener:
     config = context.config
     first_cid_byte = process if config.processes > 1 else None
-    assert config.certificate is not None and config.key is not None  # or nothing was bound
+    assert config.certificate is not None and config.key is not None  # else no QUIC socket exists
     secret = config.origin_credentials.secret
     library = AioquicLibrary(config.certificate, config.key, first_cid_byte, secret)
     listener = QuicListener(bound, library, context, context.limits)

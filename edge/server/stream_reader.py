@@ -1,9 +1,9 @@
-"""Sends one stream as one response: frames read from a link are written in the same callback.
+"""Sends one stream as one response: the callback that reads a frame from the origin writes it.
 
-There is no task between the link and the client, and no queue but for the few frames that credit
-allows. Frames of one read are encoded together and leave in one write. While the client does not
-read, nothing is encoded and no credit is renewed, so the origin waits: a stalled client costs only
-the frames that were in flight.
+There is no task between the origin's link and the client, and no queue except for the few frames
+that credit allows. Frames of one read are encoded together and sent in one write. While the client
+does not read, nothing is encoded and no credit is renewed, so the origin waits: a stalled client
+costs only the frames that were in flight.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from tailrace.ledger.frame import (
 )
 
 CREDIT_UPDATE_FRAMES, CREDIT_UPDATE_BYTES = WINDOW_FRAMES // 8, WINDOW_BYTES // 8
-"""Frames and bytes that are written before the credit window is updated."""
+"""Number of frames, and of bytes, that are written before the credit window is updated."""
 TOKEN = Token.tag
 
 
 class StreamReader:
-    """The `Sink` of one stream at the link, and the `ResponseSource` of one response."""
+    """The `Sink` for the frames of one stream, and the `ResponseSource` that writes them."""
 
     __slots__ = (
         "_access",
@@ -121,12 +121,12 @@ class StreamReader:
         self._opened = False  # the origin has answered
         self._started = False  # the head has been written
         self._closed = False
-        self._stalled = False  # frames wait for room
-        self._joined = False  # the first item of the queue is several frames
-        self._fast_path = False  # the head is written, and nothing waits
-        self._expansion_ratio = 1  # bytes of output per byte of a frame, of the last write
-        self._writes = 0  # pieces of the body
-        self._passed = self._passed_bytes = 0  # frames that the window has not counted yet
+        self._stalled = False  # frames wait because the client has no room
+        self._joined = False  # the first item of the queue holds several frames
+        self._fast_path = False  # the head has been written, and no frame is waiting
+        self._expansion_ratio = 1  # output bytes per frame byte in the last write
+        self._writes = 0  # number of body writes
+        self._passed = self._passed_bytes = 0  # frames and bytes written since `_renew`
         self._last_write_s = 0.0
         self._deadline = Deadline(deadlines, self._quiet)
         self._tip = Deadline(deadlines, self._waited_at_tip)
@@ -165,7 +165,7 @@ class StreamReader:
         self._link.ask(self, CORR, request)
 
     def take_over(self, reader: Reader, opened: Opened, begin: bytes) -> None:
-        """Continue after `reader`, which has opened the stream; `begin` precedes its frames."""
+        """Continue a stream that `reader` has opened; `begin` is written before its frames."""
         if self._closed:
             reader.close()
             return
@@ -186,7 +186,7 @@ class StreamReader:
 
     def deliver_run(self, run: list[bytes], corr: bytes) -> None:
         """Take several tokens that came in one read."""
-        # Only a body of frames shows the correlation id: for all others no frame is copied.
+        # Only an encoder that sends raw frames shows the correlation id; others need no copy.
         self._queue += with_corr_bytes(run, corr) if self._encoder.shows_corr else run
         self._batch.dirty[self] = None
 
@@ -202,7 +202,7 @@ class StreamReader:
             self._start()
         if not self._started or self.is_closed:
             return
-        # Until writable_bytes() is below 1: only then is drained() called.
+        # Write until writable_bytes() is below 1: only then is drained() called.
         while self._queue and (room := self._writer.writable_bytes()) > 0:
             if self._write(room):
                 self._end()
@@ -210,7 +210,8 @@ class StreamReader:
         if self._queue and not self._stalled:
             self._metrics.stalled()
         self._stalled = bool(self._queue)
-        if self._stalled:  # a bytes object has 33 bytes of its own, and most frames have few more
+        # Joining saves memory: a bytes object has 33 bytes of overhead, and most frames are short.
+        if self._stalled:
             self._queue, self._joined = [b"".join(self._queue)], True
         self._fast_path = not self._stalled
         self._last_write_s = self._deadlines.clock_s()
@@ -219,8 +220,8 @@ class StreamReader:
     def _pass_on(self, raw: bytes) -> bool:
         """Write one token, if there is nothing else to do, as is the case for nearly all frames.
 
-        With hundreds of readers in a step, this reader's attributes are not in the CPU's caches, so
-        as few of them as possible are used.
+        When one read brings tokens for hundreds of readers, the attributes of each are not in the
+        CPU's caches, so this method uses as few as possible.
         """
         writer = self._writer
         if raw[TAG_OFFSET] != TOKEN or writer.writable_bytes() < 1:
@@ -251,7 +252,7 @@ class StreamReader:
             self._queue, self._joined = Splitter().feed(b"".join(self._queue)), False
         frames, most = self._queue, room // self._expansion_ratio
         count, size = len(frames), sum(map(len, frames))
-        if size - len(frames[-1]) >= most:  # there is no room for all
+        if size - len(frames[-1]) >= most:  # not all frames fit
             count = size = 0
             for raw in frames:
                 if count and size >= most:
@@ -292,7 +293,7 @@ class StreamReader:
             self._encoder.opened(answer)
             self._headers = stream_headers(answer, self._encoder.media_type)
             if self._is_resume and not self._queue:
-                self._tip.set(TIP_TIMEOUT_S)  # the end may follow at once
+                self._tip.set(TIP_TIMEOUT_S)  # the stream's end may follow at once: wait for it
                 return
         if self._has_all and self._encoder.ends_by_204:
             self._begin(204, self._headers)
@@ -329,7 +330,7 @@ class StreamReader:
         self._writer.start(status, [*fields_of(headers), *self._access])
 
     def _refuse(self, answer: StreamError) -> None:
-        """Answer with the origin's error, in the shape of the dialect."""
+        """Answer with the origin's error, in the format of the API that the client uses."""
         response = self._encoder.refusal(to_error(answer))
         self._metrics.failed(answer.code)
         self._metrics.answered(response.status_code)
@@ -345,7 +346,7 @@ class StreamReader:
     # ---- from the writer ----
 
     def drained(self) -> None:
-        """Go on writing."""
+        """Continue to write, because the client has room again."""
         self._batch.mark_dirty(self)
 
     def disconnected(self) -> None:

@@ -1,8 +1,8 @@
-"""The WebSocket (RFC 6455) of one session, past ASGI.
+"""The WebSocket (RFC 6455) of one session, without ASGI.
 
-Input is rare, and wsproto parses it, without extensions. Output is a header of a few bytes before
-each message of the session, written in the callback that brought its frames. The size of a message
-is counted as its pieces arrive, and nothing is kept of one that is too large.
+Input is rare; wsproto parses it, and no extensions are used. Output is each message of the session
+behind a header of a few bytes, written in the callback that brought the frames. The size of an
+incoming message is counted as its pieces arrive, and a message that is too large is not kept.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from tailrace.ledger.frame import Credit, Detach
 
 SESSION_PATH = b"/v1/ws"
 SUBPROTOCOL = "tailrace"
-"""The subprotocol that is chosen. A page that sends its API key as a subprotocol offers it, too."""
+"""The subprotocol that the edge selects. A page that sends its API key as a subprotocol must offer
+this one too, because browsers require that the server selects one of those offered."""
 HELLO_TIMEOUT_S = 10.0
 """Timeout for the client's Hello, in seconds."""
 PING_INTERVAL_S = 20.0
@@ -44,12 +45,12 @@ PING_INTERVAL_S = 20.0
 MISSED_PINGS = 2
 """Number of unanswered pings after which the connection is closed."""
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
-_BINARY = 0x82  # the whole message in one frame
+_BINARY = 0x82  # first byte of a frame that holds a whole binary message
 _HEADERS = tuple(bytes((_BINARY, size)) for size in range(SMALL_BYTES + 1))
 
 
 def accepts(request: Request) -> bytes | None:
-    """Return the key that accepts an opening handshake; None if it is not a valid one."""
+    """Return the Sec-WebSocket-Accept value for a handshake; None if the handshake is not valid."""
     fields = {name: value.strip() for name, value in request.headers}
     key = fields.get(b"sec-websocket-key", b"")
     try:
@@ -101,7 +102,7 @@ class WebSocket:
         self._metrics = RequestMetrics(context.counts, self.protocol, "GET", path, asked.headers)
         self._metrics.answered(101)
         self._metrics.address = admission.head.address
-        self._stalled = False  # frames wait for room
+        self._stalled = False  # frames wait because the client has no room
         self._done = partial(context.rules.done, admission)
         self._transport = transport
         self._batch = context.batch
@@ -118,7 +119,7 @@ class WebSocket:
         )
         self._protocol = Connection(ConnectionType.SERVER)
         self._came: list[bytes] = []  # frames from the link, until the next flush
-        self._parts: list[bytes] = []  # of an incomplete message
+        self._parts: list[bytes] = []  # pieces of an incomplete message
         self._size = 0
         self._missed = 0
         self._closed = False
@@ -155,7 +156,7 @@ class WebSocket:
             return
         self._missed = 0
         self._protocol.receive_data(data)
-        for event in self._protocol.events():  # invalid input becomes a CloseConnection
+        for event in self._protocol.events():  # wsproto turns invalid input into CloseConnection
             self._take(event)
             if self._closed or self._session.close is not None:
                 break
@@ -186,7 +187,7 @@ class WebSocket:
             self._session.charge(EMPTY_POINTS)
         self._size += size
         if self._size > MAX_MESSAGE_BYTES or isinstance(event, TextMessage):
-            # The session makes the error, for which it only needs the type and the length.
+            # The session creates the error, and needs only the type and the length for it.
             self._parts.clear()
             is_text = isinstance(event, TextMessage)
             self._session.receive("" if is_text else bytes(self._size))
@@ -209,8 +210,8 @@ class WebSocket:
     # ---- to the client ----
 
     def deliver(self, raw: bytes) -> None:
-        # The session is only used in the flush: with many connections its attributes are no longer
-        # in the CPU's caches by then.
+        # Do not touch the session before the flush: with many connections, its attributes would
+        # leave the CPU's caches again before they are used.
         self._came.append(raw)
         self._batch.dirty[self] = None
 
@@ -247,7 +248,7 @@ class WebSocket:
         """
         session = self._session
         while room > 0:
-            # A message holds as many frames as fit. The next frame may be larger than the room.
+            # A message holds as many frames as fit, or a single frame that is larger than the room.
             data = b""
             while room > 0 and (message := session.next_message(room)) is not None:
                 data += _header(len(message)) + message
@@ -272,17 +273,17 @@ class WebSocket:
         self._closed = True
         self._deadline.end()
         self._link.forget(self)
-        self._session.detached = none_detached  # it refers to this object: no cycle is left
+        self._session.detached = none_detached  # break a reference cycle with this object
         self._done()
         self._metrics.ended()
 
     def drain(self) -> None:
-        """Do nothing: the session and its streams get an error by the link at shutdown."""
+        """Do nothing: at shutdown, the link sends an error to the session and its streams."""
 
     # ---- time ----
 
     def _overdue(self) -> None:
-        """Handle that Hello or a ping is due; drop a client that has missed several pings."""
+        """Handle the timeout for Hello, or send a ping; drop a client that missed several pings."""
         self._session.time_out()
         if self._session.close is not None:
             self._batch.mark_dirty(self)
