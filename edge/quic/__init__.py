@@ -1,1 +1,1 @@
-"""HTTP/3: the edge's server, and its implementation of QUIC on aioquic."""
+"""HTTP/3: the edge's QUIC server, which uses the library aioquic."""

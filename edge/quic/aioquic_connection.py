@@ -1,13 +1,13 @@
-"""aioquic's connection, with what the edge decides differently.
+"""A subclass of aioquic's connection that changes some of its behaviour.
 
 This is the only file that uses private parts of aioquic. They are listed in
 `edge/private_names.py`, which compares the list with the installed version at import.
 
-- Flow control: a client may send one window beyond what has been read. aioquic doubles its windows
-  whenever half of one is used, so a body would arrive as fast as it is sent.
-- Session tickets do not permit early data, which anybody could replay.
+- Flow control: a client may send one window more than the application has read. aioquic itself
+  doubles a window whenever half of it is used, so it does not limit the unread bytes of a body.
+- Session tickets do not permit early data (0-RTT), which anybody could replay.
 - The first byte of a connection id can be chosen, so that several processes can share a port.
-- Stateless reset tokens are computed from connection ids, so that they survive this process.
+- Stateless reset tokens are computed from connection ids, so that they outlive this process.
 - QPACK has no dynamic table for requests.
 """
 
@@ -34,13 +34,13 @@ from tailrace.edge.quic.interface import (
 )
 
 CONTROL_BYTES_PER_REQUEST = 256
-"""Bytes that each request adds to what a client may send on its control streams."""
+"""Number of bytes that each request lets the client send in addition on its control streams."""
 
 ResetToken = Callable[[bytes], bytes]
-"""Returns the stateless reset token of a connection id."""
+"""A function that returns the stateless reset token of a connection id."""
 
 require_private_names(AIOQUIC)
-# aioquic logs several lines per connection, some of them warnings about what a client sent.
+# Silence aioquic: it logs several lines per connection, some of them warnings about clients.
 logging.getLogger("quic").setLevel(logging.CRITICAL + 1)
 
 
@@ -52,7 +52,7 @@ class SendBuffer(NamedTuple):
 
 
 class AioquicConnection(QuicConnection):
-    """A server's end of a QUIC connection."""
+    """The server's end of a QUIC connection."""
 
     def __init__(self, first_cid_byte: int | None, reset_token: ResetToken, **options: Any) -> None:
         super().__init__(**options)
@@ -104,7 +104,7 @@ class AioquicConnection(QuicConnection):
         return stream is not None and not stream.receiver.is_finished
 
     def missing_bytes(self, stream_id: int) -> int:
-        """Return how much of a stream that was reset counts as sent, but will never arrive."""
+        """Return how many bytes of a reset stream count as sent, but will never arrive."""
         receiver = self._streams[stream_id].receiver
         missing: int = receiver.highest_offset - receiver.starting_offset()
         return missing
@@ -135,7 +135,7 @@ class AioquicConnection(QuicConnection):
             self._local_max_data.value = limit
 
     def grant_stream(self, stream_id: int, unread: int) -> None:
-        """Let the client send a window beyond what of a request has been read."""
+        """Let the client send one window more of a request than has been read."""
         stream = self._streams.get(stream_id)
         if stream is None or stream.receiver.is_finished:
             return
@@ -144,7 +144,7 @@ class AioquicConnection(QuicConnection):
             stream.max_stream_data_local = limit
 
     def grant_control(self) -> None:
-        """Let the client send more on its control streams, for one more request."""
+        """Let the client send more on its control streams, because it has sent one more request."""
         self._control_limit += CONTROL_BYTES_PER_REQUEST
         for stream_id, stream in self._streams.items():
             if stream_is_unidirectional(stream_id) and stream_is_client_initiated(stream_id):
@@ -154,7 +154,7 @@ class AioquicConnection(QuicConnection):
 
 
 class Http3Parser(H3Connection):
-    """aioquic's HTTP/3, used to parse requests; responses are encoded by its caller."""
+    """aioquic's HTTP/3 connection, used only to parse requests; the caller encodes responses."""
 
     def __init__(self, quic: QuicConnection) -> None:
         super().__init__(quic)
@@ -177,7 +177,7 @@ class Http3Parser(H3Connection):
         return self._is_too_long(stream_id, trailers=True)
 
     def _is_too_long(self, stream_id: int, *, trailers: bool) -> bool:
-        # aioquic keeps a HEADERS frame until it is whole, and copies it for each piece.
+        # aioquic buffers a HEADERS frame until it is complete, and copies it for each piece.
         stream = self._stream.get(stream_id)
         if stream is None or stream.frame_type != FrameType.HEADERS or stream.frame_size is None:
             return False
@@ -193,5 +193,5 @@ class Http3Parser(H3Connection):
                 self.forget(stream_id)
 
     def forget(self, stream_id: int) -> None:
-        """Drop what has been kept of a request."""
+        """Drop the state of a request."""
         self._stream.pop(stream_id, None)

@@ -1,7 +1,7 @@
 """HTTP/3 connections on aioquic: the implementation of `interface.py`.
 
 Responses are encoded here; requests are parsed by aioquic. QPACK uses no dynamic table in either
-direction, so that no stream waits for another, and each request's fields are bounded.
+direction, so that no stream waits for another, and the size of each request's fields is bounded.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ from tailrace.edge.quic.stateless_reset import StatelessResets
 
 CONNECTION_ID_BYTES = 8
 FIELD_OVERHEAD_BYTES = 32
-"""Size that each header field counts in addition to its name and value (RFC 9114, 4.2.2)."""
+"""Bytes that each header field counts in addition to its name and value (RFC 9114, 4.2.2)."""
 MAX_SESSION_TICKETS = 4096
 """Maximum number of session tickets that are kept; the oldest are dropped first."""
 MIN_INITIAL_CID_BYTES = 8
@@ -78,20 +78,20 @@ VERSIONS = (QuicProtocolVersion.VERSION_1, QuicProtocolVersion.VERSION_2)
 
 
 class AioquicHttp3Connection:
-    """A `QuicConnection`."""
+    """The `QuicConnection` on aioquic: HTTP/3 on one QUIC connection."""
 
     def __init__(self, connection: AioquicConnection) -> None:
         self._quic = connection
         self._http3: Http3Parser | None = None
-        self._control_stream = 0  # of ours
+        self._control_stream = 0  # id of the HTTP/3 control stream of this server
         self._encoder = pylsqpack.Encoder()
         self._events: list[Event] = []
-        self._written: dict[int, int] = {}  # bytes of each response that is not whole
-        self._ignored: set[int] = set()  # streams of which nothing more is wanted
-        self._unread: dict[int, int] = {}  # bytes of bodies that have arrived and were not read
+        self._written: dict[int, int] = {}  # bytes written so far, by stream of an open response
+        self._ignored: set[int] = set()  # streams whose further input is dropped
+        self._unread: dict[int, int] = {}  # bytes of each body that wait to be read
         self._all_unread = 0
-        self._received = 0  # bytes of all streams, in order
-        self._next_stream = 0  # the first that the client has not opened
+        self._received = 0  # bytes received in order on all streams
+        self._next_stream = 0  # the first request stream that the client has not opened
         self.cids: Sequence[bytes] = (
             connection.original_destination_connection_id,
             connection.host_cid,
@@ -123,7 +123,7 @@ class AioquicHttp3Connection:
         if self._quic.get_peer_address() is None:
             return []
         datagrams: Datagrams = self._quic.datagrams_to_send(now)
-        self._take_events()  # connection ids that were sent are in use
+        self._take_events()  # reports new connection ids in these datagrams
         return datagrams
 
     def go_away(self) -> None:
@@ -186,7 +186,7 @@ class AioquicHttp3Connection:
             self._grant(stream)
 
     def _forget(self, stream: int, code: Code) -> None:
-        """Ask for no more of a request, and drop what still arrives of it."""
+        """Ask the client to stop sending a request, and drop input that still arrives."""
         self._all_unread -= self._unread.pop(stream, 0)
         if stream in self._ignored:
             return
@@ -211,7 +211,7 @@ class AioquicHttp3Connection:
                 self._handle_stream(event, False)
                 self._left(event.stream_id)
             elif isinstance(event, quic.ProtocolNegotiated):
-                # The first stream that HTTP/3 opens is its control stream.
+                # `Http3Parser` opens the control stream first, so this is its stream id.
                 self._control_stream = self._quic.get_next_available_stream_id(
                     is_unidirectional=True
                 )
@@ -227,7 +227,7 @@ class AioquicHttp3Connection:
                 self._events.append(ConnectionTerminated(reason))
 
     def _handle_stream(self, event: Any, ended: bool) -> None:
-        """Hand an event of one stream to HTTP/3, and note the requests that it brings."""
+        """Pass an event of one stream to the HTTP/3 parser, and handle the parsed requests."""
         stream = event.stream_id
         if stream in self._ignored:
             if ended:
@@ -249,7 +249,7 @@ class AioquicHttp3Connection:
     def _handle_request(self, event: h3.H3Event) -> None:
         if isinstance(event, h3.HeadersReceived):
             stream = event.stream_id
-            if stream in self._unread:  # trailers, which no route uses
+            if stream in self._unread:  # these are trailers, which no route uses
                 if event.stream_ended:
                     self._events.append(DataReceived(stream, b"", True))
             else:
@@ -296,7 +296,7 @@ class AioquicHttp3Connection:
 
 
 class AioquicLibrary:
-    """A `QuicLibrary` for one certificate."""
+    """The `QuicLibrary` on aioquic, with one certificate."""
 
     cid_bytes = CONNECTION_ID_BYTES
 
@@ -343,7 +343,7 @@ class AioquicLibrary:
                 configuration=self._configuration,
                 original_destination_connection_id=original_cid,
                 retry_source_connection_id=retried_cid,
-                # A ticket can be used once (RFC 8446, 8.1).
+                # A ticket can be used only once (RFC 8446, 8.1).
                 session_ticket_fetcher=lambda ticket: self._tickets.pop(ticket, None),
                 session_ticket_handler=self._keep_ticket,
             )
@@ -359,7 +359,7 @@ class AioquicLibrary:
     def parse(self, datagram: bytes) -> UnroutedDatagram | None:
         try:
             header = pull_quic_header(Buffer(data=datagram), host_cid_length=CONNECTION_ID_BYTES)
-        except ValueError:  # BufferReadError is one
+        except ValueError:  # BufferReadError is a ValueError
             return None
         if header.version is None or header.packet_type is QuicPacketType.VERSION_NEGOTIATION:
             return None

@@ -1,7 +1,7 @@
-"""HTTP/3 on one connection: hands requests to the dispatcher, and responses to the QUIC library.
+"""HTTP/3 on one connection: passes requests to the application, and responses to the QUIC library.
 
-Sans-I/O. A request with invalid values is answered with an error of its own; a violation of HTTP/3
-itself ends the connection, which the library does.
+Sans-I/O. A request with invalid values is answered with an error. For a violation of HTTP/3 itself,
+the library ends the connection.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tailrace.ledger.errors import CallerError, TailraceError
 from tailrace.ledger.flow.token_bucket import TokenBucket
 
 MAX_RESETS = 200
-"""Maximum burst of requests that a client resets, which cost more to undo than to send."""
+"""Maximum burst of resets of requests by a client: a reset costs the edge more than the client."""
 RESETS_PER_S = 20.0
 """Rate of resets that a client may sustain, per second."""
 MAX_REFUSED = 200
@@ -40,7 +40,7 @@ _TARGET = re.compile(rb"(/[!\"$-~]*|\*)")
 
 
 class Http3:
-    """The requests of one connection."""
+    """One HTTP/3 connection with its open requests."""
 
     def __init__(
         self,
@@ -50,13 +50,13 @@ class Http3:
         server: tuple[str, int] | None,
         mark_dirty: Callable[[], None],
     ) -> None:
-        """Begin without requests; `mark_dirty` is called when `quic` has something to send."""
+        """Prepare a connection; `mark_dirty` is called when `quic` has something to send."""
         self.quic = quic
         self.context = context
         self.peer = peer
         self.server = server
         self.mark_dirty = mark_dirty
-        self.blocked: dict[Http3Stream, None] = {}  # responses that wait for room
+        self.blocked: dict[Http3Stream, None] = {}  # responses that wait until more can be written
         self._streams: dict[int, Http3Stream] = {}
         self._resets = TokenBucket(RESETS_PER_S, MAX_RESETS, 0.0)
         self._refused = TokenBucket(REFUSED_PER_S, MAX_REFUSED, 0.0)
@@ -84,7 +84,7 @@ class Http3:
                 self.quic.close(Code.EXCESSIVE_LOAD, "too many requests were reset")
 
     def unblock(self) -> None:
-        """Tell the blocked responses that have room again, after data was sent or acknowledged."""
+        """Continue the blocked responses whose data was sent or acknowledged meanwhile."""
         for stream in list(self.blocked):
             if stream.writable_bytes() > 0:
                 del self.blocked[stream]
@@ -110,7 +110,7 @@ class Http3:
         self.mark_dirty()
 
     def charge(self) -> None:
-        """Charge a request that is refused at once."""
+        """Count a request that is refused at once; close the connection if there are too many."""
         if self._refused.take(1, self.context.deadlines.clock_s()) > 0:
             self.quic.close(Code.EXCESSIVE_LOAD, "too many requests were refused")
             self.mark_dirty()
@@ -180,7 +180,7 @@ class Http3Stream:
             dispatcher.disconnected()
 
     def _finish(self) -> RequestDispatcher | None:
-        """End the stream; it and its dispatcher forget each other, so that no cycle is left."""
+        """Mark the stream as ended, and return its dispatcher, which it no longer refers to."""
         self._ended = True
         self._deadline.end()
         dispatcher, self._dispatcher = self._dispatcher, None
@@ -231,19 +231,19 @@ class Http3Stream:
 
 
 def read_head(fields: Headers, peer: tuple[str, int] | None) -> Request:
-    """Return the request with this field section. Raises CallerError."""
+    """Return the request with these header fields. Raises CallerError if they are not valid."""
     pseudo = {name: value for name, value in fields if name.startswith(b":")}
     method = pseudo.get(b":method", b"")
     if _METHOD.fullmatch(method) is None:
-        raise CallerError("not a valid HTTP method", field=":method")
+        raise CallerError("the HTTP method is not valid", field=":method")
     if method == b"CONNECT":
         raise TailraceError("CONNECT is not supported", code="http_error", status=501)
     target = pseudo.get(b":path", b"")
     if _TARGET.fullmatch(target) is None:
         raise CallerError(
-            "not a valid path",
+            "the path is not valid",
             field=":path",
-            hint="it begins with / and is ASCII, with other characters percent-encoded",
+            hint="begin the path with / and percent-encode all characters that are not ASCII",
         )
     if pseudo.get(b":scheme") != b"https":
         raise CallerError("the scheme is not supported", field=":scheme", hint="use https")
@@ -263,7 +263,7 @@ def _regular(fields: Headers, authority: bytes) -> Headers:
     """Return the regular fields, with `:authority` as `host`, and with a single `cookie`."""
     hosts = {value for name, value in fields if name == b"host"} | {authority}
     if len(hosts) > 1:
-        raise CallerError("Host and :authority differ", field="Host", hint="send one of them")
+        raise CallerError("Host and :authority differ", field="Host", hint="send :authority only")
     cookies = [value for name, value in fields if name == b"cookie"]
     headers = [(b"host", authority)]
     headers += [
@@ -272,5 +272,5 @@ def _regular(fields: Headers, authority: bytes) -> Headers:
         if not name.startswith(b":") and name not in (b"host", b"cookie")
     ]
     if cookies:
-        headers.append((b"cookie", b"; ".join(cookies)))  # RFC 9114, 4.2.1
+        headers.append((b"cookie", b"; ".join(cookies)))  # joined as in RFC 9114, 4.2.1
     return headers

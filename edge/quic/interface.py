@@ -18,19 +18,21 @@ Headers = Sequence[tuple[bytes, bytes]]
 Datagrams = Sequence[tuple[bytes, Address]]
 
 MAX_HEADER_BYTES = 16 << 10
-"""Maximum size of a request's header fields, counted as in RFC 9114, 4.2.2; 431 beyond."""
+"""Maximum size of a request's header fields, in bytes as counted by RFC 9114, 4.2.2. A request with
+more is answered with 431."""
 MAX_REQUESTS_AT_ONCE = 128
 """Maximum number of open requests of a connection."""
 STREAM_WINDOW_BYTES = 64 << 10
-"""Maximum bytes of one request's body beyond what has been read of it."""
+"""Flow-control window of a stream: maximum unread bytes of one request's body."""
 CONNECTION_WINDOW_BYTES = 1 << 20
-"""Maximum bytes of all bodies of a connection beyond what has been read of them."""
+"""Flow-control window of a connection: maximum unread bytes of all its request bodies together."""
 MAX_HELD_BYTES = 256 << 10
 """Maximum bytes of one response that are kept until the client acknowledges them."""
 MAX_CONTROL_BYTES = 64 << 10
-"""Bytes that a client may send on each control stream (settings, QPACK, priorities) in total."""
+"""Maximum bytes that a client may send in total on each of its unidirectional streams (control and
+QPACK). Each request adds to this limit."""
 TIMER_S = 0.001
-"""Shortest delay of the event loop's timers, in seconds."""
+"""Shortest delay of a connection's timer, in seconds: the resolution of the event loop."""
 IDLE_TIMEOUT_S = 60.0
 """Time without a packet after which a connection is closed. Keepalives of streams are more
 frequent."""
@@ -51,7 +53,7 @@ class Code(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RequestReceived:
-    """The head of a request arrived; valid HTTP/3, with values that have not been checked."""
+    """The head of a request arrived. It is valid HTTP/3, but its values have not been checked."""
 
     stream: int
     headers: Headers
@@ -120,9 +122,9 @@ Event = (
 
 
 class QuicConnection(Protocol):
-    """One connection with HTTP/3 on it.
+    """One QUIC connection with HTTP/3 on it.
 
-    A method that raises has a defect: no input of a client may cause an exception.
+    No input of a client may cause an exception: a method that raises has a bug.
     """
 
     cids: Sequence[bytes]
@@ -139,10 +141,10 @@ class QuicConnection(Protocol):
         """Handle a datagram of the client."""
 
     def expire(self, now: float) -> None:
-        """Handle that the time of `timer` has come."""
+        """Handle that the time returned by `timer` has come."""
 
     def timer(self) -> float | None:
-        """Return the time at which to call `expire`; it may change with each `datagrams`."""
+        """Return the time at which to call `expire`; each call of `datagrams` may change it."""
 
     def events(self) -> list[Event]:
         """Return what has happened since the last call."""
@@ -160,22 +162,22 @@ class QuicConnection(Protocol):
         """End a response."""
 
     def reset(self, stream: int, code: Code) -> None:
-        """Break a response off, and ask for no more of its request."""
+        """Reset a response, and ask the client to stop sending its request."""
 
     def stop(self, stream: int) -> None:
-        """Ask for no more of a request; its response continues."""
+        """Ask the client to stop sending a request, whose response continues."""
 
     def consumed(self, stream: int, size: int) -> None:
-        """Let the client send `size` more bytes of a request, for those that have been read."""
+        """Let the client send `size` more bytes of a request, because as many have been read."""
 
     def writable_bytes(self, stream: int, unsent_bytes: int) -> int:
-        """Return how much of a response may be written, for at most `unsent_bytes` unsent.
+        """Return how many bytes of a response may be written now.
 
-        At most MAX_HELD_BYTES are unsent or unacknowledged.
+        At most `unsent_bytes` may then be unsent, and MAX_HELD_BYTES unsent or unacknowledged.
         """
 
     def go_away(self) -> None:
-        """Ask for no new requests (GOAWAY); open requests continue."""
+        """Ask the client to send no new requests (GOAWAY); open requests continue."""
 
     def close(self, code: Code, reason: str = "") -> None:
         """Close the connection."""
@@ -197,7 +199,7 @@ class UnroutedDatagram:
 
 
 class QuicLibrary(Protocol):
-    """A QUIC implementation: makes connections, and answers datagrams that belong to none."""
+    """A QUIC implementation: creates connections, and answers datagrams of no known connection."""
 
     cid_bytes: int
     """Length of the connection ids that are issued; a short header does not contain it."""
@@ -206,10 +208,10 @@ class QuicLibrary(Protocol):
         """Use this certificate for new connections."""
 
     def parse(self, datagram: bytes) -> UnroutedDatagram | None:
-        """Return the head of a datagram; None if no connection can begin with it."""
+        """Return the head of a datagram, or None if it cannot begin a connection."""
 
     def accept(self, original_cid: bytes, retried_cid: bytes | None) -> QuicConnection:
-        """Return the connection of a first Initial packet.
+        """Return a new connection for a client's first Initial packet.
 
         `retried_cid` is the id that the client used after a Retry.
         """
@@ -226,7 +228,7 @@ class QuicLibrary(Protocol):
         """Return the connection id from before a Retry; None if the token is not valid."""
 
     def stateless_reset(self, datagram: bytes, now: float) -> bytes | None:
-        """Return the stateless reset for a short header with an unknown id, if it gets one."""
+        """Return the stateless reset for a datagram with an unknown connection id, or None."""
 
     def refusal(self, unrouted: UnroutedDatagram, *, bad_token: bool) -> bytes:
         """Return a packet that refuses the connection, for a bad token or too many connections."""

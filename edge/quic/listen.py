@@ -1,4 +1,4 @@
-"""UDP sockets of QUIC on the event loop: reading and writing datagrams."""
+"""The UDP sockets of the QUIC server: reading and writing datagrams on the event loop."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from tailrace.edge.quic.server import DatagramPath, QuicServer
 from tailrace.edge.server.context import ServerContext
 
 MAX_DATAGRAM_BYTES = 4096
-"""Maximum length of a datagram that is read whole; paths carry 1,500 bytes."""
+"""Maximum length of a datagram that is read; network paths usually carry up to 1,500 bytes."""
 DATAGRAMS_PER_TURN = 256
-"""Maximum number of datagrams that are read before their answers are sent."""
+"""Maximum number of datagrams of a socket that are read before the responses are sent."""
 READ_S = 0.002
-"""Time after which the other datagrams of a socket wait for the next turn of the event loop."""
+"""Time for reading datagrams of one socket in one iteration of the event loop, in seconds."""
 SOCKET_BUFFER_BYTES = 2 << 20
-"""Size of the kernel's buffers that is asked for; datagrams wait there while a turn lasts."""
+"""Size of the kernel's socket buffers, in bytes: datagrams wait there while the loop is busy."""
 MAX_UNSENT_DATAGRAMS = 1024
-"""Maximum number of datagrams that wait while the kernel takes none; further ones are lost."""
+"""Maximum number of datagrams that wait while the kernel accepts none; further ones are dropped."""
 ANY_ADDRESS = ("0.0.0.0", "::")
 """Addresses of a socket that listens on every local address."""
 
 IP_PKTINFO = (socket.IPPROTO_IP, 8)
 IPV6_RECVPKTINFO = (socket.IPPROTO_IPV6, 49)
 IPV6_PKTINFO = (socket.IPPROTO_IPV6, 50)
-"""Linux socket options, as level and number, that report the local address of each datagram."""
+"""Linux socket options (level, number) with which the kernel reports datagrams' local addresses."""
 MTU_DISCOVER, IPV6_MTU_DISCOVER = (socket.IPPROTO_IP, 10), (socket.IPPROTO_IPV6, 23)
 PMTUDISC_PROBE = 3
-"""Linux socket options, and the value with which no datagram is fragmented on its way."""
+"""Linux socket options (level, number) and their value that forbids fragmentation of datagrams."""
 UDP_SEGMENT = (17, 103)
-"""Linux socket option: the kernel cuts a buffer into datagrams of one length."""
+"""Linux socket option (level, number): the kernel splits a buffer into datagrams of one length."""
 MAX_SEGMENTS, MAX_SEGMENTED_BYTES = 64, 65_000
-"""Maximum number of datagrams, and of bytes, in one such buffer."""
+"""Maximum number of datagrams, and of bytes, that the kernel gets in one buffer (UDP_SEGMENT)."""
 PACKET_INFO = frozenset((IP_PKTINFO, IPV6_PKTINFO))
 ANCILLARY_BYTES = 128
 MAX_LOCAL_ADDRESSES = 1024
-"""Maximum number of local addresses that are remembered."""
+"""Maximum number of local addresses for which a socket keeps a `LocalAddressPath`."""
 
 Ancillary = Sequence[tuple[int, int, bytes]]
 Outgoing = tuple[bytes, Address, Ancillary]
@@ -102,7 +102,8 @@ class UdpSocket:
         self._loop = asyncio.get_running_loop()
         self._socket = bound
         self._unsent: deque[Outgoing] = deque()
-        self._paths: dict[bytes, LocalAddressPath] = {}  # of a socket on every local address
+        # By packet info; only used by a socket that listens on every local address.
+        self._paths: dict[bytes, LocalAddressPath] = {}
         name = bound.getsockname()
         self.local: tuple[str, int] | None = (name[0], name[1])
         self.port = name[1]
@@ -133,7 +134,7 @@ class UdpSocket:
         self.send_from(datagrams, ())
 
     def send_from(self, datagrams: Datagrams, source: Ancillary) -> None:
-        """Send datagrams; `source` tells the kernel from which local address."""
+        """Send datagrams; `source` sets the local address, as ancillary data for the kernel."""
         if self._unsent:
             room = MAX_UNSENT_DATAGRAMS - len(self._unsent)
             self._unsent.extend((data, to, source) for data, to in datagrams[:room])
@@ -156,9 +157,9 @@ class UdpSocket:
             begin = end
 
     def _send_segments(self, run: Sequence[bytes], to: Address, source: Ancillary) -> bool:
-        """Send datagrams of one length in one system call, in a fifth of the time.
+        """Send datagrams of one length with one system call, which takes a fifth of the time.
 
-        Return False if the kernel takes none now.
+        Return False if the kernel accepts none now.
         """
         size = (*UDP_SEGMENT, struct.pack("=H", len(run[0])))
         try:
@@ -166,13 +167,13 @@ class UdpSocket:
         except BlockingIOError:
             return False
         except OSError as error:
-            # EIO: the network device cannot. Others: this client cannot be reached that way.
+            # EIO: the network device does not support it. Other errors concern only this client.
             self._can_segment = error.errno != errno.EIO
             return all(self._send_one(data, to, source) for data in run)
         return True
 
     def _send_one(self, data: bytes, to: Address, source: Ancillary) -> bool:
-        """Send a datagram; return False if the kernel takes none now."""
+        """Send a datagram; return False if the kernel accepts none now."""
         try:
             if source:
                 self._socket.sendmsg((data,), source, 0, to)
@@ -185,7 +186,7 @@ class UdpSocket:
         return True
 
     def _write(self) -> None:
-        """Send what waits, when the kernel takes datagrams again."""
+        """Send the waiting datagrams, because the kernel accepts datagrams again."""
         while self._unsent:
             if not self._send_one(*self._unsent[0]):
                 return
@@ -207,7 +208,7 @@ class UdpSocket:
             except BlockingIOError:
                 break
             except OSError:
-                continue  # an ICMP error that answers an earlier datagram of ours
+                continue  # an ICMP error about an earlier datagram that was sent
             receive(data, address, path)
             if monotonic() >= until:
                 break
@@ -224,7 +225,7 @@ class UdpSocket:
 
 
 def can_segment(bound: socket.socket) -> bool:
-    """Return True if the kernel cuts a buffer into datagrams (Linux 4.18)."""
+    """Return True if the kernel can split a buffer into datagrams (Linux 4.18 and later)."""
     if sys.platform != "linux":
         return False
     try:
@@ -235,9 +236,9 @@ def can_segment(bound: socket.socket) -> bool:
 
 
 def end_of_segments(datagrams: Datagrams, begin: int) -> int:
-    """Return the end of the datagrams from `begin` on that can leave in one system call.
+    """Return the end index of the datagrams from `begin` that one system call can send.
 
-    They have one receiver and one length; the last one may be shorter.
+    They have the same receiver and length; only the last one may be shorter.
     """
     first, to = datagrams[begin]
     size = len(first)

@@ -2,8 +2,8 @@
 
 The kernel distributes datagrams over the sockets of a port by address, so a client whose address
 changes would reach another process. A BPF program in the kernel uses the first byte of the
-connection id instead: the ids that process n issues begin with n. A client's own first id is
-random, but stays the same until it has learnt one of ours. Linux only.
+connection id instead: the ids that process n issues begin with n. The id in a client's first
+packets is random, but it does not change until the client uses an id from the server. Linux only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_PROCESSES = 64
 
 SO_ATTACH_REUSEPORT_CBPF = 51
 LOAD_BYTE, JUMP_IF_SET, JUMP, MODULO, RETURN = 0x30, 0x45, 0x05, 0x94, 0x16
-"""Instructions of classic BPF on the accumulator: BPF_LD | BPF_B | BPF_ABS, and so on."""
+"""Opcodes of classic BPF instructions, for example BPF_LD | BPF_B | BPF_ABS to load a byte."""
 LONG_HEADER = 0x80
 CID_OF_SHORT, CID_OF_LONG = 1, 6
 """Offsets of the connection id in a short and in a long header (RFC 8999, 5.1 and 5.2)."""
@@ -33,8 +33,8 @@ def can_route_by_connection_id() -> bool:
 def route_by_connection_id(sockets: Sequence[socket.socket]) -> None:
     """Route each datagram to socket number `first byte of its connection id % len(sockets)`.
 
-    All sockets must have been bound to one port with SO_REUSEPORT, in this order, and no other
-    socket to it.
+    All sockets must have been bound to the same port with SO_REUSEPORT, in this order, and no
+    other socket may be bound to it.
     """
     program = _program(len(sockets))
     code = ctypes.create_string_buffer(program, len(program))
@@ -44,7 +44,7 @@ def route_by_connection_id(sockets: Sequence[socket.socket]) -> None:
 
 
 def _program(count: int) -> bytes:
-    """Return the instructions: code, jump if true, jump if false, operand."""
+    """Return the encoded instructions, each with opcode, jump if true, jump if false, operand."""
     return b"".join(
         struct.pack("=HBBI", *instruction)
         for instruction in (

@@ -1,7 +1,7 @@
-"""All QUIC connections of an edge: routing of datagrams, timers, and the start and end of each.
+"""All QUIC connections of an edge: how they start and end, their timers, routing of datagrams.
 
-Sans-I/O: datagrams come in, and leave on the path of the connection's last datagram. A client can
-harm its own connection only: an exception of the library ends that connection and no other.
+Sans-I/O: datagrams are passed in, and sent on the path of the connection's last datagram. A client
+can harm only its own connection: an exception of the library ends that connection and no other.
 """
 
 from __future__ import annotations
@@ -34,25 +34,26 @@ from tailrace.edge.server.deadlines import Deadline
 HANDSHAKE_TIMEOUT_S = 10.0
 """Timeout for a handshake, in seconds."""
 RETRY_FROM_HANDSHAKES = 64
-"""Number of open handshakes from which new clients must prove their address first (Retry)."""
+"""Number of open handshakes above which new clients must first prove their address (Retry)."""
 FAULT_LINE_EVERY_S = 1.0
-"""Minimum interval between two tracebacks in the log: a client may cause a fault repeatedly."""
+"""Minimum interval between two tracebacks in the log, in seconds, because a client may cause the
+same exception again and again."""
 
 log = structlog.get_logger("tailrace.edge")
 
 
 class DatagramPath(Protocol):
-    """Sends datagrams to clients: from a socket, or from one local address of it."""
+    """Sends datagrams to clients from a socket, or from one local address of a socket."""
 
     local: tuple[str, int] | None
-    """Our address, which requests name as the server's."""
+    """The local address, which requests report as the address of the server."""
 
     def send(self, datagrams: Datagrams) -> None:
-        """Send datagrams. Nothing raises; what cannot be sent is lost."""
+        """Send datagrams. Never raises; a datagram that cannot be sent is lost."""
 
 
 class Http3Client:
-    """The connection of one client. A `Flushable`: its data is sent once per flush of the batch."""
+    """The connection of one client. Each flush of the batch sends its data (`Flushable`)."""
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class Http3Client:
         now: float,
     ) -> None:
         self.quic = quic
-        self.path = path  # of its last datagram
+        self.path = path  # on which the client's last datagram arrived
         self.cids = set(quic.cids)
         self.is_established = False
         self.handshake_until = now + HANDSHAKE_TIMEOUT_S
@@ -74,12 +75,12 @@ class Http3Client:
         self.http3 = Http3(quic, server.context, self.peer, path.local, self.mark_dirty)
 
     def mark_dirty(self) -> None:
-        """Have the next flush of the batch send what there is to send."""
+        """Add the connection to the batch, whose next flush sends its datagrams."""
         if not self.is_closed:
             self._server.context.batch.mark_dirty(self)
 
     def flush(self) -> None:
-        """Send what there is to send."""
+        """Send the datagrams that wait to be sent."""
         self._server.flush(self)
 
 
@@ -96,7 +97,8 @@ class QuicServer:
     ) -> None:
         self.library = library
         self.context = context
-        self.when_idle: Callable[[], None] = lambda: None  # called while draining
+        # Called when the last request has ended after `drain`.
+        self.when_idle: Callable[[], None] = lambda: None
         self._clock_s = clock_s
         self._limits = limits
         self._retry_from = retry_from
@@ -104,7 +106,7 @@ class QuicServer:
         self._connections: dict[Http3Client, None] = {}
         self._handshakes = 0
         self._draining = False
-        self.faults = 0  # connections that an exception has ended
+        self.faults = 0  # number of connections that an exception has ended
         self._fault_at = -inf
 
     @property
@@ -120,7 +122,7 @@ class QuicServer:
     # ---- input ----
 
     def receive(self, datagram: bytes, address: Address, path: DatagramPath) -> None:
-        """Give a datagram to its connection, or begin one with it."""
+        """Pass a datagram to its connection, or begin a connection with it."""
         if not datagram:
             return
         now = self._clock_s()
@@ -143,10 +145,10 @@ class QuicServer:
         if at is not None and at <= now:
             self._guarded(connection, lambda: connection.quic.expire(now))
             self._handle(connection, now)
-        connection.mark_dirty()  # which also sets the next deadline
+        connection.mark_dirty()  # the flush also sets the next deadline
 
     def flush(self, connection: Http3Client) -> None:
-        """Send what a connection has to send, and tell responses that may be written again."""
+        """Send a connection's datagrams, and continue responses that can be written again."""
         if connection.is_closed:
             return
         now = self._clock_s()
@@ -179,7 +181,7 @@ class QuicServer:
             self._guarded(connection, connection.http3.drain)
 
     def close(self) -> None:
-        """Close every connection, and tell its client."""
+        """Close every connection, and tell the clients."""
         self._draining = True
         for connection in list(self._connections):
             self._guarded(connection, partial(connection.quic.close, Code.NO_ERROR))
@@ -197,7 +199,7 @@ class QuicServer:
     def _receive_unrouted(
         self, datagram: bytes, address: Address, path: DatagramPath, now: float
     ) -> Http3Client | None:
-        """Return the connection that a datagram begins; answer it and return None otherwise."""
+        """Return the connection that a datagram begins, or answer the datagram and return None."""
         if not datagram[0] & 0x80:
             reset = self.library.stateless_reset(datagram, now)
             if reset is not None:
@@ -264,7 +266,7 @@ class QuicServer:
         return not connection.is_closed
 
     def _drop(self, connection: Http3Client) -> None:
-        """Forget a connection; further datagrams for it belong to none."""
+        """Forget a connection, so that further datagrams for it have no connection."""
         if connection.is_closed:
             return
         connection.is_closed = True
@@ -278,7 +280,7 @@ class QuicServer:
         connection.http3.disconnected()
 
     def _guarded(self, connection: Http3Client, act: Callable[[], object]) -> None:
-        """Call `act`; an exception ends this connection and nothing else."""
+        """Call `act`; an exception ends this connection, but no other."""
         if connection.is_closed:
             return
         try:

@@ -1,8 +1,8 @@
 """Stateless resets (RFC 9000, 10.3), which end connections that this edge does not know.
 
-An edge that was killed and started again has lost its connections. Without a reset each client
-keeps sending in vain until its own idle timeout. The token of a connection id is computed from the
-id and a secret, so that every process and every edge with the same secret can end the connection.
+An edge that was killed and started again has lost its connections. Without a reset, each client
+keeps sending in vain until its own idle timeout. The reset token of a connection id is computed
+from the id and a secret, so any process and any edge with the same secret can end the connection.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from tailrace.ledger.flow.token_bucket import TokenBucket
 
 TOKEN_BYTES = 16
 MIN_TRIGGER_BYTES = 22
-"""Minimum length of a packet that is answered: the shortest reset has 21 bytes. A reset is always
-shorter than what it answers, so that two endpoints cannot answer each other for ever."""
+"""Minimum length of a packet that is answered, in bytes. The shortest reset has 21 bytes. A reset
+is always shorter than the packet that it answers, so two endpoints cannot send resets for ever."""
 HIDDEN_RESET_BYTES, MAX_RESET_BYTES = 42, 100
-"""Range of the length of a reset, drawn so that an observer cannot tell it from other packets. A
-packet that is too short for that gets a reset one byte shorter, which an observer may recognise: a
-client that only waits sends nothing but PINGs, of about 30 bytes."""
+"""Range of the length of a reset, in bytes. The length is random, so that an observer cannot tell a
+reset from other packets. A shorter packet gets a reset that is one byte shorter than the packet,
+which an observer may recognise: waiting clients send nothing but PINGs of about 30 bytes."""
 RESETS_PER_S = 200.0
 """Maximum rate of resets of one process: a forged packet costs an HMAC and a datagram."""
 _KIND, _SHORT = 0xC0, 0x40
-"""The bits of a first byte that tell a short header from everything else (RFC 9000, 17.3.1)."""
+"""Mask for a packet's first byte, and its value for a short header (RFC 9000, 17.3.1)."""
 
 
 class StatelessResets:
-    """The tokens and the resets of one secret."""
+    """Creates reset tokens and resets with one secret."""
 
     def __init__(self, secret: bytes) -> None:
         self._key = hmac.digest(secret, b"tailrace QUIC stateless reset", hashlib.sha256)
         self._bucket: TokenBucket | None = None
 
     def token(self, cid: bytes) -> bytes:
-        """Return the token that a client gets together with a connection id."""
+        """Return the reset token that a client gets together with a connection id."""
         return hmac.digest(self._key, cid, hashlib.sha256)[:TOKEN_BYTES]
 
     def answer(self, datagram: bytes, cid: bytes, now: float) -> bytes | None:
-        """Return the reset for a datagram with an unknown connection id; None if it gets none."""
+        """Return the reset for a datagram with an unknown connection id, or None for no answer."""
         if len(datagram) < MIN_TRIGGER_BYTES or datagram[0] & _KIND != _SHORT:
             return None
         if self._bucket is None:
