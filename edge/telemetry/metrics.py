@@ -1,6 +1,6 @@
-"""An edge's Prometheus metrics: its counters, and the current state of its links and clients.
+"""Prometheus metrics of an edge: its counters, and the state of its links and clients.
 
-Another thread may collect them, so collections are copied before they are iterated over.
+Another thread may collect the metrics, so collections are copied before iteration.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from tailrace.ledger.telemetry.exposition import rendered
 PREFIX = "tailrace_edge_"
 PROTOCOLS = ("h1", "h2", "h3", "ws")
 STATES = ("opening", "streaming", "stalled", "waiting")
-"""States of an open stream: not answered yet; sending frames; blocked because its client does not
-read; without a connected origin."""
+"""States of an open stream, in this order: not yet answered; sending frames; blocked, because the
+client does not read; waiting for the link to the origin to come back."""
 
 
 class EdgeMetrics(Collector):
-    """The metrics of an edge process; `registry` has those of the process as well."""
+    """The metrics of an edge process; `registry` also has general metrics of the process."""
 
     def __init__(self, counts: Counts, link: OriginPool, limits: ConnectionLimits) -> None:
         self._counts = counts
@@ -100,7 +100,7 @@ class EdgeMetrics(Collector):
         found = Counter({(protocol, state): 0 for protocol in PROTOCOLS for state in STATES})
         for origin in self._link.origins:
             for route in origin.relay.routes():
-                # Sinks that are not the edge's own may lack these attributes.
+                # Sinks of tests and of embedding programs may lack these attributes.
                 protocol = getattr(route.sink, "protocol", OTHER)
                 found[protocol, _state_of(route, origin)] += 1
         family = GaugeMetricFamily(
@@ -140,7 +140,7 @@ def _origins(origins: Iterable[Origin]) -> Iterable[Metric]:
     frames = _counter("frames", "Number of frames received from the origin", label)
     replayed = _counter(
         "replayed_frames",
-        "Number of frames by which readers were behind the end of their stream",
+        "Number of older frames requested by readers who joined or resumed a stream",
         label,
     )
     repeated = _counter(
@@ -179,7 +179,7 @@ def _by_label(name: str, help_: str, label: str, counts: dict[str, int]) -> Metr
 
 
 async def metrics(request: Request) -> Response:
-    """Handle GET /metrics, for an administrator's key, or without keys from this machine only."""
+    """Handle GET /metrics, for keys with the right `admin`; without keys, for this machine only."""
     shown: EdgeMetrics | None = request.app.state.metrics
     config: EdgeConfig = request.app.state.config
     caller = caller_of(request)

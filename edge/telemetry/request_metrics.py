@@ -1,9 +1,8 @@
 """Telemetry of one request, from its head to the end of its response, and the edge's counters.
 
-The source of a response reports its progress: a detached stream does so itself, and the middleware
-does it for all other responses. Counters are plain numbers, which a scrape reads. There is no work
-for each frame: the frames of one read of a link are counted together, and for one read in eight the
-`FlushBatch` measures their delay.
+A detached stream reports its own progress, and the middleware reports that of all other responses.
+Counters are plain numbers, which a scrape reads. No frame is measured by itself: the frames of one
+read of a link are counted together, and the `FlushBatch` measures the delay of one read in eight.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ RELAY_BUCKETS_S = (
 FIRST_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 REQUEST_BUCKETS_S = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 MAX_CODES = 200
-"""Maximum number of error codes with a counter of their own: origins may send any code."""
+"""Maximum number of error codes that have their own counter, because origins may send any code."""
 OTHER = "other"
 
 
 class Answered(NamedTuple):
-    """A kind of request, by the labels of its counter."""
+    """The labels of a counter of requests."""
 
     route: str
     method: str
@@ -51,37 +50,37 @@ class Answered(NamedTuple):
 
 
 class Counts:
-    """The counters of one edge process, and its `traces`, if there are any."""
+    """The counters of one edge process, and its `traces` if tracing is configured."""
 
     def __init__(self, traces: Traces | None = None) -> None:
         self.traces = traces
         self.requests: Counter[Answered] = Counter()
         self.errors: Counter[str] = Counter()
-        self.stalls: Counter[str] = Counter()  # by protocol
+        self.stalls: Counter[str] = Counter()  # counted by protocol
         self.relayed = Histogram(
             "tailrace_edge_relay_seconds",
-            "Seconds from a read of an origin's link to the writes it caused, one read in eight",
+            "Seconds from a read of frames to their writes to clients, for one read in eight",
             "",
             ("",),
             RELAY_BUCKETS_S,
         )
         self.first = Histogram(
             "tailrace_edge_time_to_first_byte_seconds",
-            "From a request's head to the first byte of its answer's body",
+            "Seconds from a request's head to the first byte of the response's body",
             "route",
             (),
             FIRST_BUCKETS_S,
         )
         self.whole = Histogram(
             "tailrace_edge_request_seconds",
-            "From a request's head to the end of its answer's body",
+            "Seconds from a request's head to the end of the response's body",
             "route",
             (),
             REQUEST_BUCKETS_S,
         )
 
     def error(self, code: str) -> None:
-        """Count an error that was sent to a client, as a response or within one."""
+        """Count an error that was sent to a client, as the response or within one."""
         known = code in self.errors or len(self.errors) < MAX_CODES
         self.errors[code if known else OTHER] += 1
 
@@ -91,7 +90,7 @@ class Counts:
         self.error(code)
 
     def relay(self, seconds: float) -> None:
-        """Count the time from a read of a link to the end of the writes that it caused."""
+        """Record the time from a read of a link to the end of the writes that it caused."""
         self.relayed.observe("", seconds)
 
 
@@ -99,11 +98,11 @@ A = TypeVar("A", bound=Frame)
 
 REQUEST_ID = b"x-request-id"
 PROTOCOLS = {"1.0": "h1", "1.1": "h1", "2": "h2", "3": "h3"}
-"""Names of protocols in the metrics, by the HTTP version in ASGI; a WebSocket is `ws`."""
+"""Maps the HTTP version in ASGI to the protocol's name in the metrics; a WebSocket is `ws`."""
 CLIENT_GONE = 499
-"""The status of a request whose client left before a response began (nginx's 499)."""
+"""Status that is counted for a request whose client left before the response began, as in nginx."""
 NOWHERE = "other"
-"""The route of requests for which there is none."""
+"""Label of the route, method or protocol of requests that have none of the known ones."""
 METHODS = frozenset("GET HEAD POST PUT DELETE OPTIONS PATCH".split())
 
 # A client's own request id is used if it is safe in logs and headers.
@@ -115,13 +114,13 @@ log = structlog.get_logger("tailrace.edge")
 
 
 def id_field(headers: Sequence[tuple[bytes, bytes]] = ()) -> tuple[bytes, bytes]:
-    """Return the header with the id that a request has given itself, or with a new one."""
+    """Return the `X-Request-Id` header: the request's own if it is valid, or a new one."""
     found = (value for name, value in headers if name == REQUEST_ID and _ID.fullmatch(value))
     return REQUEST_ID, next(found, None) or token_hex(16).encode()
 
 
 def id_field_of(head: bytes) -> tuple[bytes, bytes]:
-    """Return the same for the head of a request that could not be parsed."""
+    """Return the `X-Request-Id` header for the head of a request that could not be parsed."""
     found = _ID_IN_A_HEAD.search(head)
     return id_field([(REQUEST_ID, found[1])] if found else ())
 
@@ -143,12 +142,12 @@ class RequestMetrics:
         headers: Sequence[tuple[bytes, bytes]],
         began_s: float | None = None,
     ) -> None:
-        """Begin at the request's head, at `began_s` or now; without `counts` nothing is counted."""
+        """Begin at the time `began_s`, or now; without `counts`, nothing is counted."""
         self._began_s = perf_counter() if began_s is None else began_s
         self._counts = counts
         self._closed = False
-        self.writes = 0  # of pieces of the body
-        self.address = ""  # of the client, once the rules have said who that is
+        self.writes = 0  # number of body pieces written
+        self.address = ""  # the client's address, once the access rules have determined it
         self.protocol = protocol
         self.method = method if method in METHODS else NOWHERE
         self.route = route
@@ -172,12 +171,12 @@ class RequestMetrics:
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """The headers of every response."""
+        """The headers that every response gets."""
         return [(REQUEST_ID, self.request_id.encode("ascii"))]
 
     @property
     def trace_id(self) -> str | None:
-        """The id of a sampled trace, for exemplars."""
+        """The trace's id for exemplars in metrics; None if the trace is not sampled."""
         return self.trace.trace_id if self.trace is not None and self.trace.sampled else None
 
     def answered(self, status: int) -> None:
@@ -251,7 +250,7 @@ current: ContextVar[RequestMetrics | None] = ContextVar("metrics", default=None)
 
 
 def traced(request: A) -> A:
-    """Return a request for an origin, with the trace of the running HTTP request."""
+    """Return a request to an origin with the trace of the running HTTP request."""
     metrics = current.get()
     return request if metrics is None else with_trace(request, metrics)
 
@@ -278,7 +277,7 @@ def note_stream(stream: bytes) -> None:
 
 
 class TelemetryMiddleware:
-    """ASGI middleware that reports each request to the telemetry, to the end of its body."""
+    """ASGI middleware that reports each request, until the response's body ends."""
 
     def __init__(self, app: ASGIApp, counts: Counts | None) -> None:
         self._app = app
@@ -291,8 +290,8 @@ class TelemetryMiddleware:
         protocol = PROTOCOLS.get(scope["http_version"], NOWHERE)
         metrics = RequestMetrics(self._counts, protocol, scope["method"], NOWHERE, scope["headers"])
         current.set(metrics)
-        # For as long as the task lives, which is the request's own: also for what is logged when
-        # all of this has failed.
+        # Never unbound: the task serves only this request, and its errors may be logged after this
+        # middleware has ended.
         structlog.contextvars.bind_contextvars(request_id=metrics.request_id)
         context = ResponseContext.of(scope)
         context.headers += metrics.headers
