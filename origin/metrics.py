@@ -16,7 +16,7 @@ from tailrace.ledger.frame import FinishReason, Priority, StreamEnd, decode
 from tailrace.ledger.telemetry.histogram import Histogram
 from tailrace.ledger.telemetry.traces import TraceContext, Traces
 from tailrace.origin.gpu.meter import GpuCollector, GpuMeter, GpuReading
-from tailrace.origin.workers.liveness import Death
+from tailrace.origin.workers.liveness import ExitKind
 from tailrace.origin.workers.worker_frame import Load
 
 TTFT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -141,8 +141,8 @@ class Metrics:
         self._demotions = self._counter(
             "demotions", "Readers that fell behind the frames in memory", ()
         )
-        for death in Death:
-            self._deaths.labels(death.value)
+        for kind in ExitKind:
+            self._deaths.labels(kind.value)
         for state in ("running", "waiting"):
             self._idle.labels(state)
         for reason in FinishReason:
@@ -164,9 +164,9 @@ class Metrics:
             counter.labels(worker).inc(max(0, getattr(load, field) - before))
         self._last[slot] = load
 
-    def worker_lost(self, slot: int, death: Death = Death.EXITED) -> None:
+    def worker_lost(self, slot: int, exit_kind: ExitKind = ExitKind.EXITED) -> None:
         """Keep a lost worker's counters, and zero its load."""
-        self._deaths.labels(death.value).inc()
+        self._deaths.labels(exit_kind.value).inc()
         self.worker_left(slot)
 
     def worker_left(self, slot: int) -> None:

@@ -277,9 +277,9 @@ class Supervisor:
                 if not self.models.leaving:
                     await self._runs.restore(await self._ledger.unfinished())
             with self._unless_unread():
-                await self._runs.attend()
+                await self._runs.report_readers()
             with self._unless_unread():
-                await self._runs.relieve(free_memory())
+                await self._runs.measure_load(free_memory())
             await asyncio.sleep(ADOPT_S)
 
     async def _sweep(self) -> None:

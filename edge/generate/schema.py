@@ -97,7 +97,7 @@ class FormatBody(BaseModel):
 
 
 class UnreadBody(BaseModel):
-    """The field `unread`: the fate of the stream while it has no reader."""
+    """The field `unread`: what happens to the stream while it has no reader."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 

@@ -40,7 +40,7 @@ SEGMENT_COMMITS = 64
 
 Each commit stores its share, so that segments of short streams cannot pile up.
 """
-MAX_RIPE_FOR_AGE = 4 * SEGMENT_COMMITS
+MAX_DUE_FOR_AGE = 4 * SEGMENT_COMMITS
 """Maximum of due tails at which old tails are added, so that no commit takes much longer.
 
 Tails of twice the age are added in any case.
@@ -107,7 +107,7 @@ class Log:
     def begin(self, rows: Sequence[int], sizes: Sequence[int]) -> None:
         """Continue after the rows that recovery has found, with their sizes in bytes."""
         unstored = self._residents.unstored
-        self._residents.ripe = {sid: tail for sid, tail in unstored.items() if tail.ripe}
+        self._residents.due_tails = {sid: tail for sid, tail in unstored.items() if tail.is_due}
         for seq, size in zip(rows, sizes, strict=True):
             self._rows.add(seq, size)
             self._seq = seq
@@ -115,15 +115,16 @@ class Log:
     def begin_anew(self, group: Group, segments: Sequence[SegmentRow]) -> None:
         """Store all records of the log as segments, and delete its rows; some are damaged."""
         group.commit.segments += segments
-        self._residents.ripe = dict(self._residents.unstored)
-        self._store(len(self._residents.ripe), group, group.commit)
+        self._residents.due_tails = dict(self._residents.unstored)
+        self._store(len(self._residents.due_tails), group, group.commit)
         group.commit.keep_from, self._rows = self._seq + 1, LogRows()
 
     def prepare(self, group: Group) -> None:
         """Add the log row to a group's commit. Everything else can be stored after it."""
         if not group.tails:
             return
-        commit, ripe, unstored = group.commit, self._residents.ripe, self._residents.unstored
+        commit, unstored = group.commit, self._residents.unstored
+        due_tails = self._residents.due_tails
         self._seq += 1
         commit.seq = self._seq
         group.reached = dict(zip(group.tails, group.indexes, strict=True))
@@ -131,9 +132,9 @@ class Log:
             if tail.sid not in unstored and not tail.gone:
                 tail.oldest_seq = commit.seq
                 unstored[tail.sid] = tail
-            # `ripe`, inlined
+            # `is_due`, inlined
             if (tail.unstored_bytes >= SEGMENT_BYTES or tail.end_accepted) and not tail.gone:
-                ripe[tail.sid] = tail
+                due_tails[tail.sid] = tail
         if group.tails != self._packed[0]:  # steps mostly have the same streams
             self._packed = group.tails, column([tail.sid for tail in group.tails])
         columns = group.indexes, group.frames, group.ids, group.extras
@@ -144,7 +145,7 @@ class Log:
         """Add the segments that are stored now, and the log rows that are deleted, to `commit`."""
         self._note_aged(self._seq)
         # Some due tails, up to their accepted index: later records are in this group.
-        due = -(-len(self._residents.ripe) // SEGMENT_COMMITS)
+        due = -(-len(self._residents.due_tails) // SEGMENT_COMMITS)
         if due:
             self._store(due, group, commit)
         unstored = self._residents.unstored
@@ -153,18 +154,18 @@ class Log:
             commit.keep_from = keep_from
 
     def _note_aged(self, seq: int) -> None:
-        ripe = self._residents.ripe
+        due_tails = self._residents.due_tails
         for tail in self._residents.unstored.values():
-            old = MAX_TAIL_BATCHES * (1 + (len(ripe) >= MAX_RIPE_FOR_AGE))
+            old = MAX_TAIL_BATCHES * (1 + (len(due_tails) >= MAX_DUE_FOR_AGE))
             if seq - tail.oldest_seq < old:
                 return
-            ripe[tail.sid] = tail
+            due_tails[tail.sid] = tail
 
     def _store(self, due: int, group: Group, commit: Commit) -> None:
         """Add segments of the first `due` tails that are due."""
         now, residents = self._now_ms(), self._residents
-        for sid in list(islice(residents.ripe, due)):
-            tail = residents.ripe.pop(sid)
+        for sid in list(islice(residents.due_tails, due)):
+            tail = residents.due_tails.pop(sid)
             residents.unstored.pop(sid, None)
             if tail.accepted > tail.stored:
                 commit.segments += tail.segments()

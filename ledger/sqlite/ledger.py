@@ -120,7 +120,7 @@ class SqliteLedger:
         """Store the tails that are due for a segment, so that the next start recovers less."""
         self._log.closes = True
         with suppress(LedgerFailed):  # waiters of a failed write have got its error
-            while self._residents.ripe:
+            while self._residents.due_tails:
                 await self._commits.commit()
             await self._commits.commit()
         await self._storage.close()
@@ -300,7 +300,7 @@ class SqliteLedger:
         self._residents.removing.difference_update(group.commit.removed)
         for row in group.commit.streams:
             self._keys.pop(row.idempotency_key or "", None)
-        return bool(self._residents.ripe)
+        return bool(self._residents.due_tails)
 
     # ---- reading ----
 
@@ -363,5 +363,5 @@ class SqliteLedger:
             self._log.begin_anew(self._commits.forming, recovery.segments)
             await self._commits.commit()
         await self._retention.measure()
-        if residents.ripe:
+        if residents.due_tails:
             self._commits.schedule()  # the retention of ended streams begins now

@@ -31,7 +31,7 @@ class Residents:
         self.tails: dict[bytes, Tail] = {}
         self.by_sid: dict[int, Tail] = {}
         self.unstored: dict[int, Tail] = {}  # by sid, ordered by their oldest log row
-        self.ripe: dict[int, Tail] = {}  # by sid: due to become segments
+        self.due_tails: dict[int, Tail] = {}  # by sid: due to become segments
         self.last_sid = 0
         self.packing: int | None = None  # sid in compaction now; None once it is removed
 
@@ -119,7 +119,7 @@ class Residents:
         if self.tails.get(tail.info.stream) is tail:
             del self.tails[tail.info.stream]
         tail.gone = True
-        for index in (self.by_sid, self.unstored, self.ripe):
+        for index in (self.by_sid, self.unstored, self.due_tails):
             index.pop(tail.sid, None)
 
     def _keep(self, row: StreamRow, covered: int) -> Tail:
@@ -159,7 +159,7 @@ class Residents:
             if tail.idle:
                 self.forget(tail)
             elif tail.accepted > tail.stored:
-                self.ripe[tail.sid] = tail
+                self.due_tails[tail.sid] = tail
             else:
                 tail.was_stored(tail.stored)
 

@@ -188,7 +188,7 @@ class Tail:
     # ---- storing ----
 
     @property
-    def ripe(self) -> bool:
+    def is_due(self) -> bool:
         """True if the tail is due for a segment: it is large, or the stream has ended."""
         return self.unstored_bytes >= SEGMENT_BYTES or self.end_accepted
 
@@ -218,7 +218,7 @@ class Tail:
         behind need no storage. It does not if only age made it a segment: then readers are
         probably up to date, and there may be very many such streams.
         """
-        keep_from = self.stored if self.watchers and self.ripe else until
+        keep_from = self.stored if self.watchers and self.is_due else until
         del self.frames[: keep_from - self.first], self.ids[: keep_from - self.first]
         self._keep_extras(keep_from, self.accepted)
         self.first, self.stored = keep_from, until

@@ -76,8 +76,8 @@ def _worker(slot: WorkerSlot, runs: Runs) -> Document:
         "stage": None if ready is not None else starts.stage(slot.number),
         **{name: getattr(ready, name, None) for name in TOLD_OF_READY},
         "deaths": starts.deaths[slot.number],
-        "fate": starts.fates.get(slot.number),
-        "death": slot.death.value if slot.number in starts.fates else None,
+        "exit_reason": starts.exit_reasons.get(slot.number),
+        "exit_kind": slot.exit_kind.value if slot.number in starts.exit_reasons else None,
         "circuit": circuit.state.value,
         "reason": circuit.reason,
     }
@@ -110,7 +110,7 @@ def _start(start: ColdStart, unix_ms: Callable[[float], int]) -> Document:
         "worker": start.slot,
         "begin_ms": unix_ms(start.begin_s),
         "ready_ms": None if start.ready_s is None else unix_ms(start.ready_s),
-        "fate": start.fate,
+        "exit_reason": start.exit_reason,
         "path": start.path,
         "spans": [
             {

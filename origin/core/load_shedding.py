@@ -14,7 +14,7 @@ from enum import IntEnum
 from tailrace.ledger.errors import Overloaded
 from tailrace.ledger.frame import Priority
 from tailrace.origin.generations.recipe import Recipe
-from tailrace.origin.workers.worker_frame import Ease
+from tailrace.origin.workers.worker_frame import SetShedding
 
 RISE_S = 5.0
 """Minimum seconds between two increases of the level, which need a reading that is too high."""
@@ -118,10 +118,10 @@ class LoadShedding:
         return recipe.model_copy(update={"max_tokens": SHORT_BATCH_TOKENS, "notices": notices})
 
     @property
-    def worker_mode(self) -> Ease:
+    def worker_mode(self) -> SetShedding:
         """Return the order that sets the load shedding of a worker of kind `tokens`."""
         small_steps = self.level >= LoadLevel.SMALL_STEPS
-        return Ease(small_steps=small_steps, guess=self.level < LoadLevel.NO_GUESSES)
+        return SetShedding(small_steps=small_steps, guess=self.level < LoadLevel.NO_GUESSES)
 
     def _too_much(self, readings: Readings) -> str:
         if readings.free_memory < FREE_MEMORY_LOW:

@@ -48,7 +48,7 @@ from tailrace.origin.core.stream_events import Purpose, StreamCommand, StreamHap
 from tailrace.origin.core.stream_table import Opening, Paused, StreamTable
 from tailrace.origin.generations.recipe import Recipe
 from tailrace.origin.generations.stream_log import History
-from tailrace.origin.workers.worker_frame import Attend, Frame, Halt
+from tailrace.origin.workers.worker_frame import CancelRun, Frame, SetUnread
 
 MOST_WAIT_S = 60.0
 """Seconds for which a stream may wait for a worker to begin it; longer waits raise the load
@@ -399,7 +399,7 @@ class StreamCore:
         stream.progress.go_on(history, self._now)
         follow_up: list[Frame] = [*stream.steering.orders]
         if stream.unread and kind != TEXT:
-            follow_up.append(Attend(unread=True))
+            follow_up.append(SetUnread(unread=True))
         order = events.OrderRun(stream.worker, stream.run, stream, history, kind, follow_up)
         self._order(order)
 
@@ -688,7 +688,7 @@ class StreamCore:
             if stream.unread != was_unread and stream.state in GENERATING:
                 assert stream.worker is not None, "a stream runs on no worker"
                 if self._takes_tokens(stream.worker):
-                    frame = Attend(stream.unread)
+                    frame = SetUnread(stream.unread)
                     self._order(events.SendFrame(stream.worker, stream.run, frame))
 
     def _is_abandoned(self, stream: Stream) -> bool:
@@ -796,7 +796,7 @@ class StreamCore:
     def _send_cancel(self, stream: Stream) -> None:
         """Tell the worker of a stream to end its run, if it has the order to generate it."""
         if stream.worker is not None and stream.state in GENERATING:
-            self._order(events.SendFrame(stream.worker, stream.run, Halt()))
+            self._order(events.SendFrame(stream.worker, stream.run, CancelRun()))
 
     def _send_mode(self, worker: Worker) -> None:
         if self._takes_tokens(worker.number):

@@ -35,7 +35,7 @@ from tailrace.origin.scheduler.limits import Limits
 from tailrace.origin.scheduler.pages import PagePool
 from tailrace.origin.scheduler.plan import Plan, Work
 from tailrace.origin.scheduler.scheduler import Scheduler
-from tailrace.origin.workers.worker_frame import Emission, Load, Run
+from tailrace.origin.workers.worker_frame import Emission, Load, StartRun
 
 
 @dataclass(slots=True)
@@ -100,7 +100,7 @@ class Engine:
         """Return how busy the engine is."""
         return self._scheduler.load()
 
-    def add(self, run_id: int, run: Run) -> None:
+    def add(self, run_id: int, run: StartRun) -> None:
         """Accept a run.
 
         One that cannot be served ends as FAILED; raises Conflict for an id in use.
@@ -128,21 +128,21 @@ class Engine:
         self._scheduler.extend(run_id, taken)
         self._forget_ended(run_id)
 
-    def halt(self, run_id: int) -> None:
+    def cancel(self, run_id: int) -> None:
         """Cancel a run; an ended run is ignored."""
         generation = self._generations.get(run_id)
         if generation is not None:
             self._outbox += generation.end(FinishReason.CANCELLED)
             self._forget_ended(run_id)
 
-    def attend(self, run_id: int, *, unread: bool) -> None:
+    def set_unread(self, run_id: int, *, unread: bool) -> None:
         """Set whether the run's stream is without a reader; an ended run is ignored."""
-        self._scheduler.attend(run_id, unread=unread)
+        self._scheduler.set_unread(run_id, unread=unread)
 
-    def ease(self, *, small_steps: bool, guess: bool) -> None:
+    def set_shedding(self, *, small_steps: bool, guess: bool) -> None:
         """Set whether steps are as small as possible, and whether tokens are guessed."""
         self._guesses = guess and self._model_context.drafter is not None
-        self._scheduler.ease(small_steps=small_steps)
+        self._scheduler.set_small_steps(enabled=small_steps)
 
     def step(self) -> list[Emission]:
         """Run one plan; return its emissions, and those of calls since the last step."""
@@ -167,7 +167,7 @@ class Engine:
 
     # ---- taking runs ----
 
-    def _check(self, run: Run) -> None:
+    def _check(self, run: StartRun) -> None:
         """Raise ValueError for a prompt or tokens that the model cannot take."""
         context, vocab = self._model_context.context, self._model_context.vocab
         if not 0 < len(run.prompt_ids) < context:
@@ -175,7 +175,7 @@ class Engine:
         if max(chain(run.prompt_ids, run.generated_ids)) >= vocab:
             raise ValueError(f"a token id outside the vocabulary of {vocab}")
 
-    def _schedule(self, run_id: int, run: Run, generation: Generation) -> None:
+    def _schedule(self, run_id: int, run: StartRun, generation: Generation) -> None:
         priority = Priority(run.priority)
         try:
             self._scheduler.add(

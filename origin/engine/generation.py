@@ -18,7 +18,7 @@ from tailrace.origin.engine.transcript import Transcript, Vocabulary
 from tailrace.origin.filter import FilterFactory
 from tailrace.origin.models.model import Draw, Drawn
 from tailrace.origin.tool_calls import ToolUse
-from tailrace.origin.workers.worker_frame import Emission, Run
+from tailrace.origin.workers.worker_frame import Emission, StartRun
 
 NOT_A_NUMBER = "the logits hold NaN or infinite values"
 
@@ -58,7 +58,7 @@ class Generation:
     followed. `ended` is True once StreamEnd was emitted.
     """
 
-    def __init__(self, run_id: int, run: Run, model_context: ModelContext) -> None:
+    def __init__(self, run_id: int, run: StartRun, model_context: ModelContext) -> None:
         self._run_id = run_id
         self._run = run
         self._model_context = model_context
@@ -209,13 +209,13 @@ class Generation:
         return torch.bincount(generated, minlength=self._model_context.vocab).to(torch.int32)
 
 
-def _sampling(run: Run) -> Sampling:
+def _sampling(run: StartRun) -> Sampling:
     """Return the sampler's settings, whose names lack the suffix `_penalty` of a request."""
     said = {name.removesuffix("_penalty"): getattr(run.sampling, name) for name in SAMPLING}
     return Sampling(**{name: value for name, value in said.items() if value is not None})
 
 
-def refuse(run_id: int, run: Run, model_context: ModelContext, message: str) -> list[Emission]:
+def refuse(run_id: int, run: StartRun, model_context: ModelContext, message: str) -> list[Emission]:
     """Return the end of a run that this model cannot serve."""
     transcript = Transcript(
         run_id, run, model_context.vocabulary, model_context.eos_ids, model_context.context

@@ -27,7 +27,7 @@ from tailrace.ledger.record_extra import IdSpan
 from tailrace.ledger.wire.bare import pack_u32s
 from tailrace.origin.filter import FilterFactory, FilterGate
 from tailrace.origin.tool_calls import MARKUPS, CallPiece, CallReader, Markup, ToolUse
-from tailrace.origin.workers.worker_frame import Emission, Run
+from tailrace.origin.workers.worker_frame import Emission, StartRun
 
 _BYTE_LEVEL = {"type": "ByteLevel"}
 # SentencePiece's vocabularies: U+2581 is a space, <0xE7> a byte.
@@ -189,7 +189,7 @@ class Transcript:
     def __init__(
         self,
         run_id: int,
-        run: Run,
+        run: StartRun,
         vocabulary: Vocabulary,
         eos_ids: frozenset[int],
         context: int,
@@ -362,7 +362,7 @@ class Transcript:
         return emission
 
 
-def call_id(run: Run, call: int, markup: Markup | None) -> str:
+def call_id(run: StartRun, call: int, markup: Markup | None) -> str:
     """Return the id of a run's nth call; it differs between requests and seeds."""
     digest = hashlib.sha256(f"{run.sampling.seed} {call} ".encode() + pack_u32s(run.prompt_ids))
     if markup is not None and markup.id_chars is not None:
@@ -370,7 +370,7 @@ def call_id(run: Run, call: int, markup: Markup | None) -> str:
     return f"call_{digest.hexdigest()[:24]}"
 
 
-def _orders(run: Run) -> Iterator[tuple[bool, Sequence[int]]]:
+def _orders(run: StartRun) -> Iterator[tuple[bool, Sequence[int]]]:
     """Yield (False, [id]) for each drawn id, and (True, ids) for each Steer order, in order."""
     ids, at = run.generated_ids, 0
     for span in (*run.steered, IdSpan(len(ids), 0)):

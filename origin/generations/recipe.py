@@ -14,7 +14,7 @@ from tailrace.ledger.wire.bare import pack_u32s, view_u32s
 from tailrace.ledger.wire.schema import Word
 from tailrace.origin.generations.stream_log import History
 from tailrace.origin.tool_calls import ToolUse
-from tailrace.origin.workers.worker_frame import Ask, Run
+from tailrace.origin.workers.worker_frame import StartRun, StartTextRun
 
 
 def _one_of(words: Iterable[Word]) -> str:
@@ -91,10 +91,10 @@ class Recipe(BaseModel):
     note: str | None = None
     trace: str | None = None
 
-    def run(self, history: History) -> Run:
+    def run(self, history: History) -> StartRun:
         """Return the order for a worker of kind `tokens` to start, or continue after `history`."""
         form = self.format
-        return Run(
+        return StartRun(
             prompt_ids=self.prompt_ids,
             generated_ids=tuple(history.ids),
             steered=tuple(history.steered),
@@ -111,10 +111,10 @@ class Recipe(BaseModel):
             tools=None if self.tools is None else self.tools.model_dump_json(),
         )
 
-    def ask(self, history: History) -> Ask:
+    def ask(self, history: History) -> StartTextRun:
         """Return the order for a worker of kind `text` to start, or continue after `history`."""
         text = history.text.text
-        return Ask(self.model_dump_json(), text, history.next_index, history.calls)
+        return StartTextRun(self.model_dump_json(), text, history.next_index, history.calls)
 
     def made_by(self, fingerprint: str) -> Recipe:
         """Return a copy of the recipe with another fingerprint."""

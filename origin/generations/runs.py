@@ -95,7 +95,7 @@ from tailrace.origin.pool.history.recorder import HistoryRecorder, no_history
 from tailrace.origin.pool.history.schema import COLD, HOT
 from tailrace.origin.serving.model_host import ModelHost
 from tailrace.origin.workers.load_spans import ColdStarts
-from tailrace.origin.workers.worker_frame import Begun, Emissions, Load, LoadProgress, Ready
+from tailrace.origin.workers.worker_frame import ActiveRuns, Emissions, Load, LoadProgress, Ready
 from tailrace.origin.workers.worker_process import Owner, WorkerSlot
 
 log = structlog.get_logger("runs")
@@ -254,11 +254,11 @@ class Runs(Owner):
         """
         await self._happen(UnfinishedListed(streams))
 
-    async def attend(self) -> None:
+    async def report_readers(self) -> None:
         """Report to the core which streams were read lately; it pauses or ends unread ones."""
         await self._happen(ReadersSeen(self.readers.lately()))
 
-    async def relieve(self, free_memory: float) -> None:
+    async def measure_load(self, free_memory: float) -> None:
         """Adapt load shedding to the current load; `free_memory` is a share from 0 to 1."""
         await self._happen(LoadMeasured(free_memory))
 
@@ -277,7 +277,7 @@ class Runs(Owner):
         self.recorder.loaded(slot.number, ready.model, slot.start)
         await self._happen(WorkerAvailable(slot.number, is_new=True))
 
-    def worker_begun(self, slot: WorkerSlot, begun: Begun) -> None:
+    def worker_begun(self, slot: WorkerSlot, begun: ActiveRuns) -> None:
         """Note which runs a worker works on that have no output yet."""
         self._do(self.core.handle(RunsStarted(slot.number, begun.runs), self.clock()))
 
@@ -308,10 +308,10 @@ class Runs(Owner):
         model = self.models.core.model_of(slot.number)
         if self.models.worker(slot).is_up:
             lost = model.ready.model if model.ready is not None else ""
-            self.recorder.changed_tier(slot.number, lost, COLD, slot.fate)
-        self.starts.lost(slot.number, slot.fate, self.clock())
-        self._metrics.worker_lost(slot.number, slot.death)
-        self.models.happen(WorkerDied(slot.number, slot.fate))
+            self.recorder.changed_tier(slot.number, lost, COLD, slot.exit_reason)
+        self.starts.lost(slot.number, slot.exit_reason, self.clock())
+        self._metrics.worker_lost(slot.number, slot.exit_kind)
+        self.models.happen(WorkerDied(slot.number, slot.exit_reason))
         await self._happen(WorkerGone(slot.number))
 
     async def worker_rested(self, slot: WorkerSlot) -> None:

@@ -13,10 +13,10 @@ DECREASE_DIVISOR = 8
 MEAN_GAIN = 1 / 8
 AIM = 0.85
 """Share of the allowed step time that the limits aim at, since single steps take longer."""
-START_PATIENCE = 32
+STARTED_STEPS_PER_RAISE = 32
 """Number of consecutive punctual steps after which the limit of started runs rises by one. It is
 high, since a started run is decoded until it ends."""
-TURN_PATIENCE = 8
+CHUNK_STEPS_PER_RAISE = 8
 """Number of consecutive punctual steps after which a step gets one more row for runs that take
 turns."""
 
@@ -61,9 +61,9 @@ class StepLimits:
         self._tokens = BatchLimit(limits.step_tokens_least, limits.step_tokens_most, target)
         least = limits.step_rows_least
         most = max(limits.running + limits.replay_rows, least)
-        self._started = RowLimit(least, most, target, START_PATIENCE)
+        self._started = RowLimit(least, most, target, STARTED_STEPS_PER_RAISE)
         self._in_time = {
-            chunks: RowLimit(least, most, target, TURN_PATIENCE) for chunks in (False, True)
+            chunks: RowLimit(least, most, target, CHUNK_STEPS_PER_RAISE) for chunks in (False, True)
         }
 
     @property
@@ -137,19 +137,19 @@ class BatchLimit:
 class RowLimit:
     """An AIMD limit like `BatchLimit`, of rows instead of tokens.
 
-    It starts at `least` and is raised by one row after `patience` punctual steps in a row, or
-    quickly while steps last less than half of the target. After it was lowered it is not lowered
-    again until enough runs have ended.
+    It starts at `least` and is raised by one row after `steps_per_raise` consecutive punctual
+    steps, or quickly while steps last less than half of the target. After it was lowered it is not
+    lowered again until enough runs have ended.
 
     Fewer rows are not always faster. If even a step with hardly any row is late (its time is spent
     on reading the weights), fewer rows would not help, and the limit rises nevertheless.
     """
 
-    def __init__(self, least: int, most: int, seconds: float, patience: int) -> None:
+    def __init__(self, least: int, most: int, seconds: float, steps_per_raise: int) -> None:
         self._least = least
         self._most = most
         self._seconds = seconds
-        self._patience = patience
+        self._steps_per_raise = steps_per_raise
         # mean seconds of steps with at most `least` rows, by `chunks`
         self._alone: dict[bool, float] = {}
         self._in_time = 0
@@ -175,7 +175,7 @@ class RowLimit:
 
     def _rise(self, *, quickly: bool) -> None:
         self._in_time += 1
-        if quickly or self._in_time >= self._patience:
+        if quickly or self._in_time >= self._steps_per_raise:
             self._in_time = 0
             more = max(self.rows // DECREASE_DIVISOR, 1) if quickly else 1
             self.rows = min(self._most, self.rows + more)

@@ -137,7 +137,7 @@ class RunTable:
     def wait(self, run: ScheduledRun) -> None:
         insort(self.waiting[run.priority], run, key=_order)
 
-    def attend(self, run: ScheduledRun, *, unread: bool) -> None:
+    def set_unread(self, run: ScheduledRun, *, unread: bool) -> None:
         """Set whether the run's stream is without a reader, and reorder it if it waits."""
         waits = run.run not in self.running
         if waits:

@@ -105,15 +105,15 @@ class Scheduler:
         self._queue.charge(known.priority, accepted)
         self._tokens += len(ids)
 
-    def ease(self, *, small_steps: bool) -> None:
+    def set_small_steps(self, *, enabled: bool) -> None:
         """Set whether steps are limited to their minimum of tokens."""
-        self._step.small = small_steps
+        self._step.small = enabled
 
-    def attend(self, run: int, *, unread: bool) -> None:
+    def set_unread(self, run: int, *, unread: bool) -> None:
         """Set whether the run's stream is without a reader; an ended run is ignored."""
         known = self._runs.get(run)
         if known is not None:
-            self._table.attend(known, unread=unread)
+            self._table.set_unread(known, unread=unread)
 
     def remove(self, run: int) -> None:
         """Remove a run that has ended; it may be waiting or unknown."""

@@ -357,7 +357,7 @@ class ModelHost:
     def _log_circuit(self, change: CircuitChange) -> None:
         if change.state == CircuitState.OPEN:
             last = self.core.of(change.model).last_exit
-            log.error("circuit.open", model=change.model, reason=change.reason, fate=last)
+            log.error("circuit.open", model=change.model, reason=change.reason, last_exit=last)
         elif change.state == CircuitState.CLOSED:
             log.info("circuit.closed", model=change.model)
 

@@ -35,7 +35,7 @@ ORDER_FD = 3
 MOST_FDS = 1 << 20
 PID_DIGITS = 32
 
-Run = Callable[[Sequence[str]], int]
+StartRun = Callable[[Sequence[str]], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def unclean() -> str:
     return ""
 
 
-def _fork_ahead(run: Run, parent: int) -> tuple[ForkMessage, int]:
+def _fork_ahead(run: StartRun, parent: int) -> tuple[ForkMessage, int]:
     """Fork a worker that waits; return its message, and the descriptor for its order."""
     refusal = unclean()
     if refusal:
@@ -108,7 +108,7 @@ def _fork_ahead(run: Run, parent: int) -> tuple[ForkMessage, int]:
     return ForkMessage(pid), give
 
 
-def _in_between(run: Run, parent: int, order: int, tell: int) -> None:
+def _in_between(run: StartRun, parent: int, order: int, tell: int) -> None:
     """Fork the worker, write its pid to `tell`, and exit, so that the supervisor adopts it."""
     status = 1
     try:
@@ -128,7 +128,7 @@ def _in_between(run: Run, parent: int, order: int, tell: int) -> None:
         os._exit(status)  # the exit handlers belong to the fork server
 
 
-def _work(run: Run, parent: int) -> int:
+def _work(run: StartRun, parent: int) -> int:
     os.setsid()  # so that its children are in its group and are killed with it
     with os.fdopen(ORDER_FD, "rb") as order:
         given = order.read()

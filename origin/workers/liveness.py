@@ -58,7 +58,7 @@ ARM_AGAIN_S = 1.0
 Each setting starts a thread, which costs as much as a quick step."""
 
 
-class Death(StrEnum):
+class ExitKind(StrEnum):
     """Why a worker's process ended; the value is a label of metrics and a word in logs."""
 
     START = "start"
@@ -77,32 +77,32 @@ class Death(StrEnum):
     BAD_FRAME = "bad_frame"
 
     @classmethod
-    def of(cls, word: str) -> Death:
+    def of(cls, word: str) -> ExitKind:
         """Return the member with this value, or CRASHED for an unknown value."""
         return next((kind for kind in cls if kind.value == word), cls.CRASHED)
 
 
-def kind_of(error: BaseException, *, starting: bool) -> Death:
+def kind_of(error: BaseException, *, starting: bool) -> ExitKind:
     """Return the member for an exception that ends a worker; `starting` is before it is ready."""
     text = f"{type(error).__name__}: {error}".lower()
     if isinstance(error, MemoryError) or any(word in text for word in _OF_MEMORY):
-        return Death.MEMORY
+        return ExitKind.MEMORY
     if type(error).__name__ == "AcceleratorError" or any(word in text for word in _OF_DEVICE):
-        return Death.DEVICE
-    return Death.START if starting else Death.CRASHED
+        return ExitKind.DEVICE
+    return ExitKind.START if starting else ExitKind.CRASHED
 
 
-def kind_of_exit(status: int | None, oom_kills: int) -> Death:
+def kind_of_exit(status: int | None, oom_kills: int) -> ExitKind:
     """Return the member for an exit status.
 
     `oom_kills` counts the processes that the kernel killed for lack of memory meanwhile. A status
     of None is a process that has not ended although it was killed.
     """
     if status == -signal.SIGKILL:
-        return Death.MEMORY if oom_kills else Death.KILLED
+        return ExitKind.MEMORY if oom_kills else ExitKind.KILLED
     if status is None:
-        return Death.HUNG
-    return Death.EXITED if status == 0 else Death.CRASHED
+        return ExitKind.HUNG
+    return ExitKind.EXITED if status == 0 else ExitKind.CRASHED
 
 
 def count_oom_kills() -> int:

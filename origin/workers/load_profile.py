@@ -66,7 +66,7 @@ class _Witness(Owner):
         self.told.put_nowait(None)
 
     async def worker_lost(self, slot: WorkerSlot) -> None:
-        self.told.put_nowait(slot.fate)
+        self.told.put_nowait(slot.exit_reason)
 
 
 async def profile(config: OriginConfig, starts: int) -> LoadProfile:
@@ -101,9 +101,9 @@ async def _start_and_replace(config: OriginConfig) -> tuple[WorkerStart, WorkerS
 
 async def _start(slot: WorkerSlot, witness: _Witness) -> WorkerStart:
     slot.launch()
-    fate = await witness.told.get()
-    if fate is not None or slot.start is None:
-        raise Unavailable(f"the worker cannot start: {fate}")
+    exit_reason = await witness.told.get()
+    if exit_reason is not None or slot.start is None:
+        raise Unavailable(f"the worker cannot start: {exit_reason}")
     return slot.start
 
 

@@ -94,7 +94,7 @@ PROCESS_SPANS = LoadSpans()
 
 @dataclass(slots=True)
 class ColdStart:
-    """One start of a worker; it has ended when it has `ready_s` or a `fate`.
+    """One start of a worker; it has ended when it has `ready_s` or a `exit_reason`.
 
     Times are seconds of one clock. `path` is FORKED or SPAWNED.
     """
@@ -103,7 +103,7 @@ class ColdStart:
     begin_s: float
     spans: list[LoadStage] = field(default_factory=list)
     ready_s: float | None = None
-    fate: str | None = None
+    exit_reason: str | None = None
     path: str | None = None
 
     def reach(self, now_s: float) -> None:
@@ -122,7 +122,7 @@ class ColdStarts:
     def __init__(self) -> None:
         self.starts: deque[ColdStart] = deque(maxlen=MAX_STARTS)
         self.deaths: Counter[int] = Counter()
-        self.fates: dict[int, str] = {}
+        self.exit_reasons: dict[int, str] = {}
         self._now: dict[int, ColdStart] = {}
 
     def loading(self, slot: int, stage: str, now_s: float) -> None:
@@ -140,13 +140,13 @@ class ColdStarts:
         if own is not None:
             start.begin_s, start.path, start.spans = own.asked_s, own.path, [*own.stages]
 
-    def lost(self, slot: int, fate: str, now_s: float) -> None:
-        """Note that a worker has ended; if it was starting, its start ends with `fate`."""
+    def lost(self, slot: int, exit_reason: str, now_s: float) -> None:
+        """Note that a worker has ended; if it was starting, its start ends with `exit_reason`."""
         self.deaths[slot] += 1
-        self.fates[slot] = fate
+        self.exit_reasons[slot] = exit_reason
         start = self._now.pop(slot, None)
         if start is not None:
-            start.fate = fate
+            start.exit_reason = exit_reason
             start.reach(now_s)
 
     def stage(self, slot: int) -> str | None:

@@ -44,14 +44,14 @@ from tailrace.origin.workers.worker_frame import (
     MAX_WORKER_FRAME_BYTES,
     SCHEMA_HASH,
     SUPERVISOR,
-    Ask,
     AtWork,
+    CancelRun,
     Emission,
     Fault,
     Frame,
-    Halt,
     LoadProgress,
     Ready,
+    StartTextRun,
     Step,
     check_hello,
     decode,
@@ -74,7 +74,7 @@ log = structlog.get_logger("text_worker")
 
 @dataclass(slots=True)
 class TextRun:
-    """One stream: a Halt cancels the task `producing`; the task `concluding` sends its end."""
+    """One stream: a CancelRun cancels the task `producing`; the task `concluding` sends its end."""
 
     run: int
     production: Production
@@ -105,10 +105,10 @@ class TextWorker:
     def take(self, corr: int, frame: Frame) -> None:
         """Carry out an order of the supervisor for the run `corr`."""
         match frame:
-            case Ask():
+            case StartTextRun():
                 self._at_work.take(corr)
                 self._begin(corr, frame)
-            case Halt():
+            case CancelRun():
                 answer = self._answers.get(corr)
                 if answer is not None and answer.producing is not None:
                     answer.producing.cancel()
@@ -143,7 +143,7 @@ class TextWorker:
         )
         await self._producer.close()
 
-    def _begin(self, run: int, ask: Ask) -> None:
+    def _begin(self, run: int, ask: StartTextRun) -> None:
         try:
             recipe = Recipe.model_validate_json(ask.recipe)
         except ValidationError as error:

@@ -55,16 +55,16 @@ from tailrace.origin.workers.worker_frame import (
     MAX_WORKER_FRAME_BYTES,
     SCHEMA_HASH,
     SUPERVISOR,
-    Attend,
     AtWork,
-    Ease,
+    CancelRun,
     Emission,
     Fault,
     Frame,
-    Halt,
     LoadProgress,
     Ready,
-    Run,
+    SetShedding,
+    SetUnread,
+    StartRun,
     Steer,
     Step,
     check_hello,
@@ -358,17 +358,17 @@ def _drafter(model: Model, config: OriginConfig, progress: Progress) -> Drafter 
 def _take(frames: Iterator[tuple[int, Frame]], engine: Engine, at_work: AtWork) -> None:
     for corr, frame in frames:
         match frame:
-            case Run():
+            case StartRun():
                 at_work.take(corr)
                 engine.add(corr, frame)
             case Steer():
                 engine.steer(corr, frame.ids)
-            case Halt():
-                engine.halt(corr)
-            case Attend():
-                engine.attend(corr, unread=frame.unread)
-            case Ease():
-                engine.ease(small_steps=frame.small_steps, guess=frame.guess)
+            case CancelRun():
+                engine.cancel(corr)
+            case SetUnread():
+                engine.set_unread(corr, unread=frame.unread)
+            case SetShedding():
+                engine.set_shedding(small_steps=frame.small_steps, guess=frame.guess)
             case _:
                 raise CallerError(f"a token worker takes no {type(frame).__name__}", field="tag")
 

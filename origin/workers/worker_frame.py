@@ -19,7 +19,7 @@ from tailrace.ledger.record_extra import IdSpan
 from tailrace.ledger.wire.bare import U32Int, U32Ints, Uint
 from tailrace.ledger.wire.bare_schema import schema_identity, schema_text
 from tailrace.ledger.wire.codec import PREFIX_BYTES, Codec, F, Tagged, framed
-from tailrace.origin.workers.liveness import Death, kind_of
+from tailrace.origin.workers.liveness import ExitKind, kind_of
 from tailrace.origin.workers.load_spans import LoadStage
 
 # Large enough for a prompt of 2^20 tokens of 4 bytes, and for a Step of many emissions.
@@ -207,10 +207,10 @@ class Step(WorkerFrame):
 
 
 @frame(36)
-class Begun(WorkerFrame):
+class ActiveRuns(WorkerFrame):
     """The runs that the worker works on from now and that have no emission yet.
 
-    Each Begun replaces the one before, and is sent before the work starts. If the worker dies,
+    Each such frame replaces the one before, and is sent before the work starts. If the worker dies,
     these runs may be the cause; runs that only wait in its queue cannot be.
     """
 
@@ -219,7 +219,7 @@ class Begun(WorkerFrame):
 
 @frame(37)
 class Fault(WorkerFrame):
-    """Why the worker is about to end: `kind` is a `Death`. The text quotes no request."""
+    """Why the worker is about to end: `kind` is a `ExitKind`. The text quotes no request."""
 
     error: str
     kind: str
@@ -231,7 +231,7 @@ class Fault(WorkerFrame):
         The message of a crash may quote a request, so only the error's class is sent.
         """
         kind, name = kind_of(error, starting=starting), type(error).__name__
-        said = name if kind is Death.CRASHED else " ".join(f"{name}: {error}".split())
+        said = name if kind is ExitKind.CRASHED else " ".join(f"{name}: {error}".split())
         return cls(said[:MAX_FAULT_CHARS], kind)
 
 
@@ -273,7 +273,7 @@ class Load(WorkerFrame):
 
 
 @frame(40)
-class Run(WorkerFrame):
+class StartRun(WorkerFrame):
     """An order to generate a stream, or to continue it.
 
     Attributes:
@@ -310,7 +310,7 @@ class Run(WorkerFrame):
 
 
 @frame(43)
-class Ask(WorkerFrame):
+class StartTextRun(WorkerFrame):
     """An order to a worker of kind `text` to generate a stream, or to continue it.
 
     `recipe` is the JSON of a `Recipe`, `delivered` the stream's text so far, `next_index` the index
@@ -331,7 +331,7 @@ class Steer(WorkerFrame):
 
 
 @frame(44)
-class Attend(WorkerFrame):
+class SetUnread(WorkerFrame):
     """Tells a worker of kind `tokens` whether a run's stream is `unread`; at first it is read.
 
     A run that is unread gives way to others of its class.
@@ -341,7 +341,7 @@ class Attend(WorkerFrame):
 
 
 @frame(45)
-class Ease(WorkerFrame):
+class SetShedding(WorkerFrame):
     """Sets the load shedding of a worker of kind `tokens`; its corr is 0.
 
     `small_steps` makes its steps as small as possible. `guess` allows speculative decoding. At
@@ -353,7 +353,7 @@ class Ease(WorkerFrame):
 
 
 @frame(41)
-class Halt(WorkerFrame):
+class CancelRun(WorkerFrame):
     """An order to cancel a run; the run still ends with its StreamEnd emission."""
 
 
@@ -362,7 +362,7 @@ encode, decode = CODEC.encode, CODEC.decode
 SCHEMA_TEXT = schema_text(FRAMES, vars())
 SCHEMA_HASH = schema_identity(SCHEMA_TEXT)
 """Identity of this schema; a worker with another one is refused."""
-WORKER = frozenset(tag for tag in FRAMES if tag < Run.tag)
+WORKER = frozenset(tag for tag in FRAMES if tag < StartRun.tag)
 SUPERVISOR = frozenset(FRAMES) - WORKER | {Hello.tag}
 
 
@@ -392,7 +392,7 @@ class AtWork:
     The supervisor finds poison streams with it (`origin/core/poison_streams.py`).
     """
 
-    def __init__(self, send: Callable[[Begun], None]) -> None:
+    def __init__(self, send: Callable[[ActiveRuns], None]) -> None:
         self._send = send
         self._taken: set[int] = set()  # taken and not yet begun
         self._begun: set[int] = set()
@@ -419,9 +419,9 @@ class AtWork:
     def repeat(self) -> None:
         """Send the current runs again, as a sign of life."""
         self._told = set(self._begun)
-        self._send(Begun(tuple(self._begun)))
+        self._send(ActiveRuns(tuple(self._begun)))
 
     def _tell(self, runs: set[int]) -> None:
         if runs != self._told:
             self._told = set(runs)
-            self._send(Begun(tuple(runs)))
+            self._send(ActiveRuns(tuple(runs)))

@@ -27,7 +27,7 @@ from tailrace.origin.workers import worker_frame
 from tailrace.origin.workers.fork_client import ChildProcess, ForkServer, kill, spawn
 from tailrace.origin.workers.liveness import (
     LOOK_S,
-    Death,
+    ExitKind,
     Pulse,
     SilenceLimits,
     count_oom_kills,
@@ -36,7 +36,7 @@ from tailrace.origin.workers.liveness import (
 from tailrace.origin.workers.load_spans import COMPILE, FORKED, SPAWNED, LoadStage, WorkerStart
 from tailrace.origin.workers.socket_folder import socket_folder
 from tailrace.origin.workers.worker_frame import (
-    Begun,
+    ActiveRuns,
     Emissions,
     Fault,
     Frame,
@@ -70,7 +70,7 @@ class Owner:
     async def worker_ready(self, slot: WorkerSlot, ready: Ready) -> None:
         """Handle that the worker may be given streams."""
 
-    def worker_begun(self, slot: WorkerSlot, begun: Begun) -> None:
+    def worker_begun(self, slot: WorkerSlot, begun: ActiveRuns) -> None:
         """Handle the runs that the worker is working on."""
 
     def worker_load(self, slot: WorkerSlot, load: Load) -> None:
@@ -101,8 +101,8 @@ class WorkerSlot:
         pid: The pid of the running process, or None.
         ready: The worker's Ready frame, or None while there is no ready worker.
         start: The stages of the worker's start, once it is ready.
-        fate: How the last process ended, in words.
-        death: Why the last process ended.
+        exit_reason: How the last process ended, in words.
+        exit_kind: Why the last process ended.
     """
 
     def __init__(
@@ -121,8 +121,8 @@ class WorkerSlot:
         """The GPU that the worker sees, as CUDA_VISIBLE_DEVICES names it; None: it is not told."""
         self.pid: int | None = None
         self.ready: Ready | None = None
-        self.fate = ""
-        self.death = Death.EXITED
+        self.exit_reason = ""
+        self.exit_kind = ExitKind.EXITED
         self.start: WorkerStart | None = None
         self._wanted, self._unwanted = asyncio.Event(), asyncio.Event()
         self._is_launched = False
@@ -132,7 +132,7 @@ class WorkerSlot:
         self._module, self._settings = program
         self._limits = limits or SilenceLimits()
         self._fork_server = fork_server
-        self._fault: tuple[str, Death] | None = None
+        self._fault: tuple[str, ExitKind] | None = None
         self._welcoming: asyncio.Task[None] | None = None
         self._owner: Owner | None = None
         self._is_owned = asyncio.Event()
@@ -229,14 +229,14 @@ class WorkerSlot:
     def _bury(self, status: int | None, oom_kills: int) -> None:
         """Set and log the reason why the process ended."""
         told = _fate(status), kind_of_exit(status, oom_kills)
-        self.fate, self.death = self._fault or told
+        self.exit_reason, self.exit_kind = self._fault or told
         log.warning(
             "worker.lost",
             slot=self.number,
             pid=self.pid,
             exit=status,
-            fate=self.fate,
-            kind=self.death.value,
+            exit_reason=self.exit_reason,
+            kind=self.exit_kind.value,
         )
         self.pid = self.ready = None
 
@@ -264,7 +264,7 @@ class WorkerSlot:
                 log.warning("worker.silent", slot=self.number, pid=self.pid)
                 self._is_silent = True
                 (await self._told()).worker_silent(self)
-        self._fault = f"hung: it sent nothing for {pulse.silence_s:.0f} s", Death.HUNG
+        self._fault = f"hung: it sent nothing for {pulse.silence_s:.0f} s", ExitKind.HUNG
         log.error("worker.hung", slot=self.number, pid=self.pid, silence_s=pulse.silence_s)
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGABRT)
@@ -287,7 +287,7 @@ class WorkerSlot:
         if isinstance(error, FrameError | SchemaMismatch | OSError):
             log.error("worker.bad_frame", slot=self.number, error=str(error))
             if isinstance(error, FrameError | SchemaMismatch):
-                self._fault = f"it sent a malformed frame: {error}", Death.BAD_FRAME
+                self._fault = f"it sent a malformed frame: {error}", ExitKind.BAD_FRAME
         elif error is not None:
             raise error
 
@@ -329,12 +329,12 @@ class WorkerSlot:
         match frame:
             case Emissions():
                 await owner.worker_step(self, frame)
-            case Begun():
+            case ActiveRuns():
                 owner.worker_begun(self, frame)
             case Load():
                 owner.worker_load(self, frame)
             case Fault():
-                self._fault = frame.error, Death.of(frame.kind)
+                self._fault = frame.error, ExitKind.of(frame.kind)
             case LoadProgress():
                 if frame.stage == COMPILE:
                     where = {"slot": self.number, "model": self.model}

@@ -36,7 +36,7 @@ from tailrace.origin.checkpoint.tokenizer_file import load_tokenizer  # noqa: E4
 from tailrace.origin.engine.engine import Engine  # noqa: E402
 from tailrace.origin.models.load import load_model  # noqa: E402
 from tailrace.origin.models.model import Device, Model  # noqa: E402
-from tailrace.origin.workers.worker_frame import Emission, Run  # noqa: E402
+from tailrace.origin.workers.worker_frame import Emission, StartRun  # noqa: E402
 from tests.bench.machine import print_line  # noqa: E402
 from tests.origin.engine.exact_trials import draw_trial, frames_alone, frames_cut  # noqa: E402
 from tests.origin.engine.runs import engine_of  # noqa: E402
@@ -84,8 +84,8 @@ class Bench:
     def ids(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def run(self, seed: int, tokens: int = TOKENS) -> Run:
-        return Run(
+    def run(self, seed: int, tokens: int = TOKENS) -> StartRun:
+        return StartRun(
             prompt_ids=self.ids(PROMPT),
             generated_ids=(),
             sent_bytes=0,

@@ -26,7 +26,7 @@ from tailrace.origin.engine.engine import Engine
 from tailrace.origin.models import cpu_model  # noqa: F401  (as the fork server imports it)
 from tailrace.origin.scheduler.limits import Limits
 from tailrace.origin.workers import token_worker
-from tailrace.origin.workers.worker_frame import Run
+from tailrace.origin.workers.worker_frame import StartRun
 
 _NEUTRAL: dict[str, Any] = {name: setting.neutral for name, setting in SAMPLING.items()}
 PROMPT = "Once upon a time"
@@ -43,12 +43,12 @@ def loaded() -> Engine:
     return Engine(model, around, limits)
 
 
-def ordered(prompt: Sequence[int], seed: int, frames: Frames) -> Run:
+def ordered(prompt: Sequence[int], seed: int, frames: Frames) -> StartRun:
     """Return the run that continues behind these frames, or begins if there are none."""
     ids = tuple(id_ for some, _ in frames for id_ in some)
     sent = sum(size for _, size in frames)
     sampling = replace(Sampling(**_NEUTRAL), temperature=0.8, seed=seed)
-    return Run(
+    return StartRun(
         tuple(prompt), ids, sent, len(frames), TOKENS, sampling, ignore_eos=True, completes=True
     )
 

@@ -1,4 +1,4 @@
-"""One origin with several models, as real processes: each by its name, with a fate of its own."""
+"""One origin with several models, as real processes: each by its name, and each fails alone."""
 
 from __future__ import annotations
 

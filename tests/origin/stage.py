@@ -23,7 +23,14 @@ from tailrace.origin.generations.recipe import Recipe, packed_ids, prompt_hash
 from tailrace.origin.generations.runs import Runs
 from tailrace.origin.metrics import Metrics
 from tailrace.origin.serving.model_host import ModelHost, single_pool
-from tailrace.origin.workers.worker_frame import Begun, Emission, Frame, Halt, Ready, Step
+from tailrace.origin.workers.worker_frame import (
+    ActiveRuns,
+    CancelRun,
+    Emission,
+    Frame,
+    Ready,
+    Step,
+)
 from tailrace.origin.workers.worker_frame import encode as encode_order
 from tailrace.origin.workers.worker_process import WorkerSlot
 
@@ -61,7 +68,7 @@ class Slot(WorkerSlot):
         encode_order(frame, run)  # refuses what no worker could be sent
         self.sent.append((run, frame))
         self.ordered.set()
-        if isinstance(frame, Halt):
+        if isinstance(frame, CancelRun):
             self.halted.set()
 
     @property
@@ -108,7 +115,7 @@ class Stage:
     async def lost(self, slot: Slot) -> None:
         self._started(slot)
         slot.ready = None
-        slot.fate = slot.fate or "ended by SIGKILL"
+        slot.exit_reason = slot.exit_reason or "ended by SIGKILL"
         await self.runs.worker_lost(slot)
 
     async def rested(self, slot: Slot) -> None:
@@ -123,7 +130,7 @@ class Stage:
             for stream in self.runs.table.on(slot.number)
             if stream.id in (streams or (stream.id,))
         ]
-        self.runs.worker_begun(slot, Begun(tuple(runs)))
+        self.runs.worker_begun(slot, ActiveRuns(tuple(runs)))
 
     async def start(self, stream: bytes, recipe: Recipe = RECIPE) -> None:
         await self.create(stream, recipe.model_dump_json())
@@ -156,7 +163,7 @@ class Stage:
         await self.runs.worker_step(slot, Step.of((emission,)).cut())
 
     async def cancelled(self, slot: Slot, run: int, index: int) -> None:
-        """Answer a Halt as a worker does."""
+        """Answer a CancelRun as a worker does."""
         frame = encode(StreamEnd(index, FinishReason.CANCELLED, index, 2))
         await self.runs.worker_step(slot, Step.of((Emission(run, index, (), (), frame),)).cut())
 

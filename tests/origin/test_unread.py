@@ -22,7 +22,7 @@ from tailrace.ledger.sqlite.ledger import SqliteLedger
 from tailrace.origin.core.streams import IDLE_STREAM_S, UNREAD_GRACE_S
 from tailrace.origin.generations.runs import Runs
 from tailrace.origin.metrics import Metrics
-from tailrace.origin.workers.worker_frame import Attend, Halt, Run, Steer
+from tailrace.origin.workers.worker_frame import CancelRun, SetUnread, StartRun, Steer
 from tests.origin.stage import READY, RECIPE, A, B, Slot, Stage, fresh, host_of
 
 pytestmark = pytest.mark.anyio
@@ -48,7 +48,7 @@ class Audience(Stage):
 
     async def later(self, seconds: float) -> None:
         self.clock_s += seconds
-        await self.runs.attend()
+        await self.runs.report_readers()
 
     @property
     def orders(self) -> list[object]:
@@ -74,9 +74,9 @@ async def test_a_stream_that_may_pause_is_taken_from_its_worker_and_goes_on_when
     [run, _] = stage.slots[0].last
     await stage.step(stage.slots[0], run, 0, "a")
     await stage.later(29)
-    assert Halt() not in stage.orders
+    assert CancelRun() not in stage.orders
     await stage.later(1)
-    assert stage.orders[-1] == Halt()
+    assert stage.orders[-1] == CancelRun()
     # The worker's cancelled end is not the stream's end.
     await stage.cancelled(stage.slots[0], run, 1)
     assert stage.runs.table.count == 0, "it needs no room"
@@ -85,7 +85,7 @@ async def test_a_stream_that_may_pause_is_taken_from_its_worker_and_goes_on_when
     stage.runs.readers.begin(A)
     await stage.later(0)
     again = stage.orders[-1]
-    assert isinstance(again, Run)
+    assert isinstance(again, StartRun)
     assert (again.generated_ids, again.next_index) == ((100,), 1)
     assert await stage.frames(A) == [Token("a", 0)]
 
@@ -105,7 +105,7 @@ async def test_a_paused_stream_that_is_read_is_looked_for_until_the_ledger_answe
             await stage.later(0)
     monkeypatch.undo()
     await stage.later(0)
-    assert isinstance(stage.orders[-1], Run)
+    assert isinstance(stage.orders[-1], StartRun)
 
 
 async def test_a_stream_is_read_while_a_reader_could_be_sent_more_and_a_visit_counts(
@@ -120,9 +120,9 @@ async def test_a_stream_is_read_while_a_reader_could_be_sent_more_and_a_visit_co
         pass
     await stage.later(29)
     await stage.later(29)
-    assert Halt() not in stage.orders
+    assert CancelRun() not in stage.orders
     await stage.later(1)
-    assert Halt() in stage.orders
+    assert CancelRun() in stage.orders
 
 
 async def test_a_stream_that_is_to_be_cancelled_ends_and_one_that_runs_on_does_not(
@@ -130,9 +130,9 @@ async def test_a_stream_that_is_to_be_cancelled_ends_and_one_that_runs_on_does_n
 ) -> None:
     await stage.start(A, CANCEL)
     await stage.start(B)
-    [run, _] = next(sent for sent in stage.slots[0].sent if isinstance(sent[1], Run))
+    [run, _] = next(sent for sent in stage.slots[0].sent if isinstance(sent[1], StartRun))
     await stage.later(30)
-    assert (run, Halt()) in stage.slots[0].sent
+    assert (run, CancelRun()) in stage.slots[0].sent
     await stage.cancelled(stage.slots[0], run, 0)
     await stage.end_of(A)
     await stage.later(10_000)
@@ -149,7 +149,7 @@ async def test_a_stream_that_nobody_reads_and_that_makes_nothing_is_ended_in_tim
     await stage.start(B)
     stage.runs.readers.begin(B)
     if state == "running":
-        [run, _] = next(sent for sent in stage.slots[0].sent if isinstance(sent[1], Run))
+        [run, _] = next(sent for sent in stage.slots[0].sent if isinstance(sent[1], StartRun))
         await stage.later(IDLE_STREAM_S - 1)
         await stage.step(stage.slots[0], run, 0, "a")  # which begins its time anew
     await stage.later(IDLE_STREAM_S - 1)
@@ -159,7 +159,7 @@ async def test_a_stream_that_nobody_reads_and_that_makes_nothing_is_ended_in_tim
     assert (end.finish_reason, end.retryable) == (FinishReason.FAILED, True)
     assert end.message == f"nobody read it and nothing came of it for {IDLE_STREAM_S:g} s"
     assert stage.runs.table.count == 1, "one that is read may wait"
-    assert (Halt() in stage.orders) is (state == "running")
+    assert (CancelRun() in stage.orders) is (state == "running")
     labels = {"state": state}
     ended = stage.metrics.registry.get_sample_value("tailrace_idle_streams_ended_total", labels)
     assert ended == 1
@@ -173,7 +173,7 @@ async def test_text_for_a_paused_stream_wakes_it(stage: Audience) -> None:
         stage.slots[0].ordered.clear()
         await stage.slots[0].ordered.wait()
     await stage.later(100)
-    assert stage.orders[-2:] != [Steer((7,)), Halt()], "not while the text waits"
+    assert stage.orders[-2:] != [Steer((7,)), CancelRun()], "not while the text waits"
     steering.cancel()
 
 
@@ -185,7 +185,7 @@ async def test_a_paused_stream_outlives_its_origin_and_is_not_kept_for_ever(
     stage.renew()
     await stage.ready(stage.slots[0])
     await stage.find_orphans()
-    assert isinstance(stage.orders[-1], Run), "its time begins anew"
+    assert isinstance(stage.orders[-1], StartRun), "its time begins anew"
     await stage.later(30)
     assert stage.runs.table.count == 0
     await stage.later(PAUSED_S)
@@ -226,7 +226,7 @@ async def test_an_origin_takes_over_what_may_pause_when_it_is_read_there(stage: 
     there.runs.readers.begin(A)
     there.runs.readers.begin(B)
     await there.later(0)
-    assert [type(order) for order in there.orders] == [Run]
+    assert [type(order) for order in there.orders] == [StartRun]
     assert (await stage.ledger.info(A)).epoch == 2
     # Taken over once, although both are read: two origins would take it from each other.
     stage.runs.readers.begin(A)
@@ -240,16 +240,16 @@ async def test_an_origin_takes_over_what_may_pause_when_it_is_read_there(stage: 
 async def test_a_worker_is_told_who_gives_way(stage: Audience) -> None:
     await stage.create(A)
     await stage.runs.start((A, RECIPE), read=False)
-    assert stage.orders[-1] == Attend(unread=True)
+    assert stage.orders[-1] == SetUnread(unread=True)
     stage.runs.readers.begin(A)
     await stage.later(0)
-    assert stage.orders[-1] == Attend(unread=False)
+    assert stage.orders[-1] == SetUnread(unread=False)
     stage.runs.readers.end(A)
     await stage.later(UNREAD_GRACE_S / 2)
     await stage.later(UNREAD_GRACE_S / 2)
-    assert stage.orders[-1] == Attend(unread=False), "its reader may be about to come back"
+    assert stage.orders[-1] == SetUnread(unread=False), "its reader may be about to come back"
     await stage.later(UNREAD_GRACE_S / 2)
-    assert stage.orders[-1] == Attend(unread=True)
+    assert stage.orders[-1] == SetUnread(unread=True)
 
 
 # ---- room ----

@@ -64,7 +64,7 @@ function Worker({ one }) {
     <td class="number">${load ? span(load.step_us / 1000) : "–"}</td>
     <td class="number">${used == null ? "–" : html`${Math.round(used * 100)} % of ${count(load.pages)} pages<${Bar} share=${used} />`}</td>
     <td class="number">${span(one.load_ms ?? NaN)}</td>
-    <td class="number">${count(one.deaths)}${one.fate && html`<div><span class="bad">${words(one.death)}</span>, ${one.fate}</div>`}</td>
+    <td class="number">${count(one.deaths)}${one.exit_reason && html`<div><span class="bad">${words(one.exit_kind)}</span>, ${one.exit_reason}</div>`}</td>
   </tr>`;
 }
 
@@ -123,7 +123,7 @@ function Start({ start }) {
     at.style.left = `${((one.begin_ms - start.begin_ms) / all) * 100}%`;
     at.style.width = `${Math.max(0.5, ((one.end_ms - one.begin_ms) / all) * 100)}%`;
   };
-  const fate = start.fate ? html`<${State} kind="off">${start.fate}<//>` : start.ready_ms ? html`ready in ${span(all)}` : html`<${State} kind="wait">under way<//>`;
+  const fate = start.exit_reason ? html`<${State} kind="off">${start.exit_reason}<//>` : start.ready_ms ? html`ready in ${span(all)}` : html`<${State} kind="wait">under way<//>`;
   return html`<article class="start">
     <h3>${clock(start.begin_ms)} · worker ${start.worker} <small>${fate}</small></h3>
     <ol>${spans.map(

@@ -25,11 +25,11 @@ from tailrace.origin.workers.worker_frame import (
     MAX_WORKER_FRAME_BYTES,
     SCHEMA_HASH,
     SUPERVISOR,
-    Begun,
+    ActiveRuns,
+    CancelRun,
     Emission,
-    Halt,
     Ready,
-    Run,
+    StartRun,
     Step,
     decode,
     encode,
@@ -71,9 +71,9 @@ def main(argv: Sequence[str]) -> int:
             if not data:
                 return 0
             for corr, frame in map(decode, splitter.feed(data)):
-                if isinstance(frame, Run):
+                if isinstance(frame, StartRun):
                     places[corr] = frame.next_index
-                elif isinstance(frame, Halt):
+                elif isinstance(frame, CancelRun):
                     places.pop(corr, None)
         elif is_on:
             text = stamp()
@@ -88,7 +88,7 @@ def main(argv: Sequence[str]) -> int:
             if told["steps_per_s"]:
                 due = max(due + 1 / told["steps_per_s"], time.monotonic() - 1)
         else:
-            connection.sendall(encode(Begun(())))
+            connection.sendall(encode(ActiveRuns(())))
 
 
 def ready_model() -> str:

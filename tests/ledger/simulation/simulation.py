@@ -42,7 +42,7 @@ MAX_CRASHES = 3
 _LIMITS: list[tuple[ModuleType, str, tuple[int, ...]]] = [
     (tailrace.ledger.sqlite.tail, "SEGMENT_BYTES", (1, 60, 200)),
     (tailrace.ledger.sqlite.commit_log, "MAX_TAIL_BATCHES", (3, 10, 600)),
-    (tailrace.ledger.sqlite.commit_log, "MAX_RIPE_FOR_AGE", (1, 4, 256)),
+    (tailrace.ledger.sqlite.commit_log, "MAX_DUE_FOR_AGE", (1, 4, 256)),
     (tailrace.ledger.sqlite.commit_log, "SEGMENT_COMMITS", (1, 2, 64)),
     (tailrace.ledger.sqlite.commit_log, "PRUNE_ROWS", (1, 3, 64)),
     (tailrace.ledger.sqlite.commit_log, "LOG_ROWS_AT_ONCE", (1, 3, 64)),

@@ -54,7 +54,7 @@ async def test_short_streams_that_come_without_a_pause_do_not_pile_up(
 ) -> None:
     """Nor does the log, where a slow stream has its last frame in an old row of it."""
     monkeypatch.setattr(sqlite_log, "MAX_TAIL_BATCHES", 20)
-    monkeypatch.setattr(sqlite_log, "MAX_RIPE_FOR_AGE", 1)
+    monkeypatch.setattr(sqlite_log, "MAX_DUE_FOR_AGE", 1)
     async with opened(tmp_path) as ledger:
         await ledger.create(new())
         await ledger.append(tokens(A, [0]))
@@ -259,7 +259,7 @@ async def test_idle_streams_leave_memory_and_come_back(tmp_path: Path) -> None:
             await ledger.append(tokens(stream, range(3)))
         for _ in range(3):
             await ledger.expire()
-            while ledger._residents.ripe:
+            while ledger._residents.due_tails:
                 await ledger.delete(streams.pop())
         assert ledger._residents.tails == {}
         for stream in streams:

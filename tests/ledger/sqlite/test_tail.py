@@ -94,9 +94,9 @@ def test_a_stream_has_ended_only_when_its_end_is_released() -> None:
 def test_a_tail_is_ripe_for_a_segment_when_large_or_ended() -> None:
     ended = tail()
     ended.accept(1, 0, *end(0))
-    assert filled("x" * SEGMENT_BYTES).ripe
-    assert ended.ripe
-    assert not filled("a").ripe
+    assert filled("x" * SEGMENT_BYTES).is_due
+    assert ended.is_due
+    assert not filled("a").is_due
 
 
 def test_what_a_segment_holds_is_no_longer_in_the_tail() -> None:

@@ -23,7 +23,7 @@ from tailrace.ledger.record_extra import IdSpan, RecordExtra, StreamLife
 from tailrace.ledger.sqlite.encoding import COLD
 from tailrace.ledger.sqlite.ledger import SqliteLedger
 from tailrace.ledger.sqlite.retention import RetentionSettings
-from tailrace.origin.workers.worker_frame import Run, Steer
+from tailrace.origin.workers.worker_frame import StartRun, Steer
 from tests.ledger.backends import opened_file
 from tests.origin.stage import Stage
 
@@ -131,7 +131,7 @@ async def test_running_streams_go_on_after_it(old: Path) -> None:
         await stage.runs.restore([RUNNING, ENGINE, EMPTY])
         slot = stage.slots[0]
         await stage.ready(slot)
-        orders = [order for _, order in slot.sent if isinstance(order, Run)]
+        orders = [order for _, order in slot.sent if isinstance(order, StartRun)]
         assert {(order.generated_ids, order.steered) for order in orders} == {
             ((7, 7, 8, 9, 10, 9), (IdSpan(2, 2), IdSpan(4, 1))),
             ((9,), ()),

@@ -201,11 +201,15 @@ async def test_the_pool_tells_of_each_worker_and_of_the_stages_of_its_start(hous
         ("read", 10_000, 11_000),
         ("unpack", 11_000, 13_000),
     ]
-    assert (good["begin_ms"], good["ready_ms"], good["fate"]) == (9000, 13_000, None)
-    assert (bad["ready_ms"], bad["fate"]) == (None, "ended by SIGKILL")
+    assert (good["begin_ms"], good["ready_ms"], good["exit_reason"]) == (9000, 13_000, None)
+    assert (bad["ready_ms"], bad["exit_reason"]) == (None, "ended by SIGKILL")
     first, second = told["workers"]
     assert (first["state"], first["model"], first["deaths"]) == ("ready", "demo", 0)
-    assert (second["state"], second["deaths"], second["fate"]) == ("down", 1, "ended by SIGKILL")
+    assert (second["state"], second["deaths"], second["exit_reason"]) == (
+        "down",
+        1,
+        "ended by SIGKILL",
+    )
 
 
 async def test_histograms_are_what_fell_into_each_bucket(house: House) -> None:

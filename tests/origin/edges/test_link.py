@@ -61,7 +61,7 @@ from tailrace.origin.edges.link import EdgeLink
 from tailrace.origin.generations.resume_tokens import TokenKeys
 from tailrace.origin.generations.service import LEDGER_SILENCE_S, MAX_STEER_CHARS, Service
 from tailrace.origin.workers import worker_frame
-from tailrace.origin.workers.worker_frame import Emission, Run, Step
+from tailrace.origin.workers.worker_frame import Emission, StartRun, Step
 from tests.ledger.sqlite.faulty_vfs import Disk, FaultyVfs
 from tests.ledger.sqlite.test_capacity import DISK_BYTES, SharedDisk
 from tests.origin.stage import Slot, Stage, fresh
@@ -247,7 +247,7 @@ async def test_a_stream_whose_opener_left_at_once_runs_all_the_same(house: House
     answer = await opened(
         again, request=Open(model="demo", prompt="The fox", idempotency_key="key")
     )
-    assert [type(frame) for _, frame in house.slot.sent].count(Run) == 1
+    assert [type(frame) for _, frame in house.slot.sent].count(StartRun) == 1
     await house.step(house.slot, house.slot.last[0], 0, "a")
     assert (await house.ledger.info(answer.stream)).next_index == 1
 
@@ -485,8 +485,8 @@ async def test_a_request_for_several_streams_opens_them_all(house: House) -> Non
     answer = await opened(client, request=replace(REQUEST, n=3, sampling=Sampling(seed=2**64 - 1)))
     assert len(answer.siblings) == 2
     runs = [order for _, order in house.slot.sent]
-    assert [run.sampling.seed for run in runs if isinstance(run, Run)] == [2**64 - 1, 0, 1]
-    assert len({tuple(run.prompt_ids) for run in runs if isinstance(run, Run)}) == 1
+    assert [run.sampling.seed for run in runs if isinstance(run, StartRun)] == [2**64 - 1, 0, 1]
+    assert len({tuple(run.prompt_ids) for run in runs if isinstance(run, StartRun)}) == 1
     for corr, (nth, _) in enumerate(house.slot.sent[1:], 2):
         sibling = answer.siblings[corr - 2]
         await house.step(house.slot, nth, 0, f"of {corr}")

@@ -36,7 +36,7 @@ from tailrace.ledger.frame import (
 from tailrace.ledger.objects.object import ObjectRequest, ObjectResponse
 from tailrace.origin.config import LedgerConfig
 from tailrace.origin.edges.link import BULK_HIGH_BYTES, SEND_HIGH_BYTES
-from tailrace.origin.workers.worker_frame import Halt
+from tailrace.origin.workers.worker_frame import CancelRun
 from tests.origin.edges.test_link import REQUEST, House, opened, refused, serving
 
 pytestmark = pytest.mark.anyio
@@ -189,7 +189,7 @@ async def test_all_cancels_of_a_stream_share_one_wait_for_its_end(house: House) 
     assert isinstance(answers[0][1], StreamEnd)
     ended = Status(stream, StreamState.ENDED, 1)
     assert sorted(corr for corr, answer in answers if answer == ended) == list(range(2, 102))
-    assert [type(frame) for _, frame in house.slot.sent].count(Halt) == 1
+    assert [type(frame) for _, frame in house.slot.sent].count(CancelRun) == 1
 
 
 async def test_a_backlog_of_requests_is_handled_in_slices_and_heartbeats_pass_it(

@@ -84,7 +84,7 @@ class Engines:
         if isinstance(device, LateDevice):
             self.devices.append(device)
         engine = Engine(model, around, limits, self._clock_s, device=device)
-        engine.ease(small_steps=len(self.made) % 4 == 1, guess=True)
+        engine.set_shedding(small_steps=len(self.made) % 4 == 1, guess=True)
         self.made.append(engine)
         return engine
 

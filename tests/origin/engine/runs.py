@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 
 from tailrace.ledger.frame import SAMPLING, Sampling, ScoredToken, StreamEnd, Token, decode
 from tailrace.ledger.record_extra import IdSpan
-from tailrace.origin.workers.worker_frame import Emission, Run
+from tailrace.origin.workers.worker_frame import Emission, StartRun
 from tests.origin.tiny_checkpoint import END
 
 if TYPE_CHECKING:
@@ -33,11 +33,11 @@ PLAIN: dict[str, Any] = {
 }
 
 
-def make_run(**fields: Any) -> Run:
+def make_run(**fields: Any) -> StartRun:
     """Return a run; its sampling is said flat."""
     given = PLAIN | fields
     sampling = Sampling(**{name: given.pop(name) for name in SAMPLING if name in given})
-    return Run(sampling=sampling, **given)
+    return StartRun(sampling=sampling, **given)
 
 
 def frame_of(emission: Emission) -> Token | ScoredToken | StreamEnd:
@@ -66,7 +66,7 @@ def end_of(emissions: Sequence[Emission]) -> StreamEnd:
 
 
 def generated(logged: Sequence[Emission]) -> dict[str, Any]:
-    """Those fields of a Run that its generated ids are in."""
+    """Those fields of a StartRun that its generated ids are in."""
     ids: list[int] = []
     steered: list[IdSpan] = []
     for emission in logged:
@@ -75,7 +75,7 @@ def generated(logged: Sequence[Emission]) -> dict[str, Any]:
     return {"generated_ids": tuple(ids), "steered": tuple(steered)}
 
 
-def continuation(fields: dict[str, Any], logged: Sequence[Emission]) -> Run:
+def continuation(fields: dict[str, Any], logged: Sequence[Emission]) -> StartRun:
     """Return the run that goes on from what a ledger holds, as the supervisor asks for it."""
     return make_run(
         **fields,
@@ -112,7 +112,7 @@ def id_of_byte(byte: int) -> int:
     return 1 + byte
 
 
-def run_all(engine: Engine, runs: dict[int, Run]) -> dict[int, list[Emission]]:
+def run_all(engine: Engine, runs: dict[int, StartRun]) -> dict[int, list[Emission]]:
     """Add runs, then step until the engine is idle; the emissions of each run."""
     for run_id, run in runs.items():
         engine.add(run_id, run)

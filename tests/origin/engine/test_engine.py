@@ -31,7 +31,7 @@ from tailrace.origin.models.cpu_model import CpuModel, load
 from tailrace.origin.models.model import PREFILL_CHUNK_TOKENS, Draw, Drawn, Piece
 from tailrace.origin.scheduler.limits import Limits
 from tailrace.origin.scheduler.pages import PagePool
-from tailrace.origin.workers.worker_frame import AtWork, Begun
+from tailrace.origin.workers.worker_frame import ActiveRuns, AtWork
 from tests.origin.engine.runs import (
     continuation,
     end_of,
@@ -186,7 +186,7 @@ def test_runs_over_the_cap_wait_in_order(model: CpuModel, tokenizer: Tokenizer) 
 def test_halt_ends_a_running_run_as_cancelled(engine: Engine) -> None:
     engine.add(1, make_run(**SAMPLED))
     before = [emission for _ in range(9) for emission in engine.step()]
-    engine.halt(1)
+    engine.cancel(1)
     end = end_of(before + engine.step())
     assert (end.finish_reason, end.total_tokens) == (FinishReason.CANCELLED, 9)
     assert engine.idle
@@ -197,15 +197,15 @@ def test_halt_ends_a_waiting_run_as_cancelled(model: CpuModel, tokenizer: Tokeni
     engine.add(1, make_run(max_tokens=3))
     engine.add(2, make_run())
     engine.step()
-    engine.halt(2)
+    engine.cancel(2)
     emissions = [emission for emission in engine.step() if emission.run == 2]
     assert frames_of(emissions) == [StreamEnd(0, FinishReason.CANCELLED, 0, 3)]
 
 
 def test_halt_of_a_run_that_has_ended_changes_nothing(engine: Engine) -> None:
     run_all(engine, {1: make_run(max_tokens=2)})
-    engine.halt(1)
-    engine.halt(99)
+    engine.cancel(1)
+    engine.cancel(99)
     assert engine.idle
     assert engine.step() == []
 
@@ -493,13 +493,13 @@ def test_what_a_step_is_done_for_is_said_before_it(
     monkeypatch.setattr(model, "forward", die)
     config = model.config
     around = ModelContext(tokenizer, config.eos_ids, config.context, config.vocab)
-    said: list[Begun] = []
+    said: list[ActiveRuns] = []
     at_work = AtWork(said.append)
     engine = Engine(model, around, Limits(running=2), begin=at_work.begin)
     for run in (1, 2, 3):
         at_work.take(run)
         engine.add(run, make_run())
-    assert said == [Begun((run,)) for run in (1, 2, 3)]
+    assert said == [ActiveRuns((run,)) for run in (1, 2, 3)]
     with pytest.raises(MemoryError):
         engine.step()
     assert set(said[-1].runs) == {1, 2}  # the third waits for its turn

@@ -115,7 +115,7 @@ def test_a_run_that_is_cancelled_makes_nothing_more_and_disturbs_no_other(stage:
     for number in (1, 2):
         stage.late.add(number, make_run(**SAMPLED, seed=number))
     emissions = [emission for _ in range(8) for emission in stage.late.step()]
-    stage.late.halt(1)
+    stage.late.cancel(1)
     stage.late.add(3, make_run(**SAMPLED, seed=2))
     emissions += rest_of(stage.late)
     assert [each for each in emissions if each.run == 2] == expected
@@ -129,7 +129,7 @@ def test_the_number_of_a_cancelled_run_may_be_used_at_once(stage: Stage) -> None
     stage.late.add(1, make_run(**SAMPLED, seed=1))
     for _ in range(8):
         stage.late.step()
-    stage.late.halt(1)
+    stage.late.cancel(1)
     stage.late.add(1, make_run(**SAMPLED, seed=2))
     emissions = rest_of(stage.late)
     assert emissions[-len(expected) :] == expected

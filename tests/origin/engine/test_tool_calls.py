@@ -27,7 +27,7 @@ from tailrace.origin.engine.grammar import GrammarCompiler, OutputGrammar, check
 from tailrace.origin.engine.transcript import Detokeniser, Transcript, Vocabulary
 from tailrace.origin.generations.stream_log import History
 from tailrace.origin.tool_calls import MARKUPS, CallPiece, CallReader, ToolUse
-from tailrace.origin.workers.worker_frame import Emission, Run
+from tailrace.origin.workers.worker_frame import Emission, StartRun
 from tests.origin.engine.runs import make_run
 from tests.origin.tiny_checkpoint import END_ID, train_tokenizer
 
@@ -81,7 +81,7 @@ def using(**more: Any) -> ToolUse:
     return ToolUse(**given | more)
 
 
-def transcript(run: Run, tools: ToolUse, words: str = "letters") -> Transcript:
+def transcript(run: StartRun, tools: ToolUse, words: str = "letters") -> Transcript:
     return Transcript(7, run, WORDS[words].vocabulary, frozenset({END_ID}), 512, None, tools)
 
 

@@ -27,7 +27,7 @@ from tailrace.origin.engine.transcript import (
     Vocabulary,
 )
 from tailrace.origin.filter import Filter, FilterFactory
-from tailrace.origin.workers.worker_frame import Emission, Run
+from tailrace.origin.workers.worker_frame import Emission, StartRun
 from tests.origin import blocked_phrase
 from tests.origin.engine.runs import (
     continuation,
@@ -73,7 +73,7 @@ def play(transcript: Transcript, ids: Sequence[int]) -> list[Emission]:
 
 
 def generate(
-    transcript: Transcript, run: Run, ids: Sequence[int], orders: Mapping[int, list[int]]
+    transcript: Transcript, run: StartRun, ids: Sequence[int], orders: Mapping[int, list[int]]
 ) -> list[Emission]:
     """Start, or go on: at each position its id is drawn, until the run ends or they run out.
 

@@ -8,7 +8,7 @@ from tailrace.ledger.errors import Overloaded
 from tailrace.ledger.frame import FinishReason, Notice, Priority
 from tailrace.origin.core.load_shedding import RISE_S, SHORT_BATCH_TOKENS, LoadLevel
 from tailrace.origin.core.streams import MOST_WAIT_S
-from tailrace.origin.workers.worker_frame import Ease, Halt
+from tailrace.origin.workers.worker_frame import CancelRun, SetShedding
 from tests.origin.stage import RECIPE, A, B, C, Stage, fresh
 
 pytestmark = pytest.mark.anyio
@@ -21,22 +21,22 @@ async def raised(stage: Stage, level: LoadLevel) -> None:
     """Raise the load level that far, because a stream that a worker has is not begun."""
     while stage.runs.core.shedding.level < level:
         stage.clock_s += RISE_S
-        await stage.runs.relieve(FREE)
+        await stage.runs.measure_load(FREE)
 
 
 async def test_workers_do_less_and_the_less_urgent_are_refused_while_a_stream_waits(
     stage: Stage,
 ) -> None:
     slot, _ = await stage.running(A)
-    await stage.runs.relieve(FREE)
-    assert Ease not in {type(frame) for _, frame in slot.sent}
+    await stage.runs.measure_load(FREE)
+    assert SetShedding not in {type(frame) for _, frame in slot.sent}
     stage.clock_s += MOST_WAIT_S + 1
-    await stage.runs.relieve(FREE)
-    assert slot.last == (0, Ease(small_steps=True, guess=True))
+    await stage.runs.measure_load(FREE)
+    assert slot.last == (0, SetShedding(small_steps=True, guess=True))
     await raised(stage, LoadLevel.NO_GUESSES)
-    assert slot.last == (0, Ease(small_steps=True, guess=False))
+    assert slot.last == (0, SetShedding(small_steps=True, guess=False))
     await stage.ready(stage.slots[1])
-    assert stage.slots[1].last == (0, Ease(small_steps=True, guess=False))
+    assert stage.slots[1].last == (0, SetShedding(small_steps=True, guess=False))
     await raised(stage, LoadLevel.NO_BATCH)
     batch = stage.runs.room(fresh(), priority=Priority.BATCH)
     with pytest.raises(Overloaded, match="to be begun") as error, batch:
@@ -57,7 +57,7 @@ async def test_a_stream_that_a_worker_has_begun_or_that_is_of_class_batch_does_n
     stage.begun(slot, A)
     await stage.start(B, BATCH)
     stage.clock_s += 10 * MOST_WAIT_S
-    await stage.runs.relieve(FREE)
+    await stage.runs.measure_load(FREE)
     assert stage.runs.core.shedding.level is LoadLevel.NORMAL
 
 
@@ -87,8 +87,8 @@ async def test_where_memory_is_nearly_used_up_the_longest_batch_stream_ends_and_
         await stage.step(slot, standard, index, "a")
         await stage.step(slot, runs[B], index, "b")
     await stage.step(slot, runs[C], 0, "c")
-    await stage.runs.relieve(0.01)
-    assert (runs[B], Halt()) in slot.sent
+    await stage.runs.measure_load(0.01)
+    assert (runs[B], CancelRun()) in slot.sent
     end = await stage.end_of(B, after=3)
     assert (end.finish_reason, end.retryable) == (FinishReason.FAILED, True)
     assert end.message is not None

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from tailrace.origin.generations.recipe import Recipe, packed_ids
 from tailrace.origin.generations.stream_log import History
-from tailrace.origin.workers.worker_frame import Run, decode, encode
+from tailrace.origin.workers.worker_frame import StartRun, decode, encode
 from tests.origin.stage import RECIPE
 
 LONG = 1 << 20
@@ -31,7 +31,7 @@ def test_it_comes_back_from_its_text_and_goes_to_a_worker(ids: tuple[int, ...]) 
     again = Recipe.model_validate_json(recipe.model_dump_json())
     assert again == recipe
     _, run = decode(encode(again.run(History())))
-    assert isinstance(run, Run)
+    assert isinstance(run, StartRun)
     assert run.prompt_ids == ids
 
 

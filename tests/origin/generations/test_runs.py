@@ -1,4 +1,4 @@
-"""The fate of streams as workers come, die and make tokens."""
+"""What happens to streams as workers come, die and make tokens."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from tailrace.origin.serving.model_host import FAILED_STARTS
 from tailrace.origin.workers.liveness import MOST_DEATHS, OPEN_MAX_S
 from tailrace.origin.workers.worker_frame import (
     MAX_WORKER_FRAME_BYTES,
-    Ask,
+    CancelRun,
     Emission,
-    Halt,
     LoadProgress,
     Ready,
-    Run,
+    StartRun,
+    StartTextRun,
     Step,
 )
 from tests.origin.stage import READY, RECIPE, A, B, C, Stage, fresh
@@ -77,7 +77,7 @@ async def test_a_damaged_row_costs_its_stream_and_no_other_of_the_step(
     made = [Emission(run, 0, (100,), (), encode(Token("a", 0))) for run in runs]
     await stage.runs.worker_step(slot, Step.of(made).cut())
     assert await stage.frames(B) == [Token("a", 0)]
-    assert slot.last == (runs[0], Halt())
+    assert slot.last == (runs[0], CancelRun())
     assert stage.runs.table.by_id.keys() == {B}
     with pytest.raises(Damaged):  # its readers are told
         await stage.frames(A)
@@ -102,7 +102,7 @@ async def test_another_worker_goes_on_from_what_the_ledger_holds(stage: Stage) -
     await stage.ready(two)
     await stage.lost(one)
     _, order = two.last
-    assert isinstance(order, Run)
+    assert isinstance(order, StartRun)
     assert (order.generated_ids, order.sent_bytes, order.next_index) == ((100, 101), 3, 2)
     assert (await stage.ledger.info(A)).epoch == 2
 
@@ -134,7 +134,7 @@ async def test_a_worker_that_is_ready_after_it_was_told_to_stop_gets_no_streams(
     await stage.rested(one)
     stage.models.core.workers[one.number].state = WorkerState.STARTING
     await stage.ready(one)
-    assert [type(order) for _, order in one.sent] == [Run]
+    assert [type(order) for _, order in one.sent] == [StartRun]
     await stage.lost(one)
     assert not stage.runs.models.is_up("demo")  # it was listed once
 
@@ -148,7 +148,7 @@ async def test_the_streams_of_a_worker_that_was_told_to_stop_wait_for_another_on
     assert not stage.runs.models.is_up("demo")
     await stage.start(B)
     await stage.ready(stage.slots[1])
-    assert [type(order) for _, order in stage.slots[1].sent] == [Run, Run]
+    assert [type(order) for _, order in stage.slots[1].sent] == [StartRun, StartRun]
     assert len(one.sent) == 1
 
 
@@ -310,7 +310,7 @@ async def test_a_stream_that_makes_tokens_between_deaths_goes_on(stage: Stage) -
 async def test_a_running_stream_is_cancelled_by_its_worker(stage: Stage) -> None:
     one, run = await stage.running(A)
     await stage.runs.cancel(A)
-    assert one.last == (run, Halt())
+    assert one.last == (run, CancelRun())
 
 
 async def test_a_waiting_stream_is_cancelled_at_once(stage: Stage) -> None:
@@ -359,7 +359,7 @@ async def test_another_engine_goes_on_and_says_so(stage: Stage) -> None:
     await stage.lost(one)
     await stage.ready(two, replace(READY, fingerprint="another", device="cuda"))
     run, order = two.last
-    assert isinstance(order, Run)
+    assert isinstance(order, StartRun)
     assert (order.generated_ids, order.next_index) == ((100,), 2)
     await stage.step(two, run, 2, "b")
     _, notice, token = await stage.frames(A)
@@ -464,7 +464,7 @@ async def test_what_was_dropped_of_the_prompt_is_logged_first_and_once(stage: St
     await stage.start(A, recipe)
     assert await stage.frames(A) == [Notice("truncated", "2 messages", 0)]
     _, order = one.last
-    assert isinstance(order, Run)
+    assert isinstance(order, StartRun)
     assert order.next_index == 1
     await stage.lost(one)
     await stage.ready(two)
@@ -479,7 +479,7 @@ async def test_a_worker_of_kind_text_is_asked(stage: Stage) -> None:
     await stage.ready(one, text)
     await stage.start(A, recipe)
     run, ask = one.last
-    assert ask == Ask(recipe.model_dump_json(), "", 0)
+    assert ask == StartTextRun(recipe.model_dump_json(), "", 0)
     frames: list[Logged] = [
         Token("a", 0),
         Revision(0, "b", False, 1),
@@ -491,7 +491,7 @@ async def test_a_worker_of_kind_text_is_asked(stage: Stage) -> None:
         await stage.runs.worker_step(one, Step.of((emission,)).cut())
     await stage.lost(one)
     await stage.ready(two, text)
-    assert two.last[1] == Ask(recipe.model_dump_json(), "cd", 4)
+    assert two.last[1] == StartTextRun(recipe.model_dump_json(), "cd", 4)
 
 
 async def test_every_setting_of_a_recipe_reaches_the_worker(stage: Stage) -> None:
@@ -506,7 +506,7 @@ async def test_every_setting_of_a_recipe_reaches_the_worker(stage: Stage) -> Non
     await stage.ready(stage.slots[0])
     await stage.start(A, RECIPE.model_copy(update=told))
     _, order = stage.slots[0].last
-    assert isinstance(order, Run)
+    assert isinstance(order, StartRun)
     assert {name: getattr(order, name) for name in settings} == settings
     assert (order.priority, order.format) == (Priority.BATCH, OutputFormat(FormatKind.REGEX, "a+"))
 
@@ -642,7 +642,7 @@ async def test_a_silent_worker_is_given_no_stream_until_it_is_heard(stage: Stage
 
 async def test_clients_are_told_why_no_worker_starts(stage: Stage) -> None:
     one = stage.slots[0]
-    one.fate = "ConfigError: No module named 'speech'"
+    one.exit_reason = "ConfigError: No module named 'speech'"
     await stage.lost(one)
     with (
         pytest.raises(Unavailable, match="No module named 'speech'") as error,

@@ -14,7 +14,7 @@ from tailrace.ledger.sqlite.ledger import SqliteLedger
 from tailrace.ledger.sqlite.retention import RetentionSettings
 from tailrace.origin.core.streams import MAX_DEATHS
 from tailrace.origin.generations.stream_log import read_history
-from tailrace.origin.workers.worker_frame import Emission, Halt, Step
+from tailrace.origin.workers.worker_frame import CancelRun, Emission, Step
 from tests.origin.stage import RECIPE, A, B, Stage
 
 pytestmark = pytest.mark.anyio
@@ -39,7 +39,7 @@ async def test_a_stream_that_another_origin_took_over_is_halted_and_forgotten(
     await stage.step(here, run, 0, "a")
     await other.runs.restore([A])
     await stage.step(here, run, 1, "late")
-    assert here.last == (run, Halt())
+    assert here.last == (run, CancelRun())
     assert stage.runs.table.count == 0
     await stage.step(here, run, 2, None)  # what it says before it obeys
     await other.step(there, there.last[0], 1, "b")
@@ -58,7 +58,7 @@ async def test_the_other_streams_of_a_step_are_stored_when_one_is_refused(stage:
     await stage.runs.worker_step(one, step.cut())
     assert await stage.frames(A) == []
     assert await stage.frames(B) == [Token("x", 0)]
-    assert one.last == (run_a, Halt())
+    assert one.last == (run_a, CancelRun())
 
 
 async def test_a_stream_that_another_origin_generates_is_cancelled_here(
@@ -68,7 +68,7 @@ async def test_a_stream_that_another_origin_generates_is_cancelled_here(
     await stage.step(one, run, 0, "a")
     await other.runs.cancel(A)
     await stage.step(one, run, 1, "late")
-    assert one.last == (run, Halt())
+    assert one.last == (run, CancelRun())
     [_, end] = await stage.frames(A)
     assert end == StreamEnd(1, FinishReason.CANCELLED, 1, 2)
     assert stage.runs.table.count == other.runs.table.count == 0
@@ -216,7 +216,7 @@ async def test_a_run_that_is_not_in_step_with_the_ledger_begins_again_from_there
     await stage.step(one, run, 2, "c")
     (_, halt), (again, order) = one.sent[-2:]
     history = await read_history(stage.ledger, A, asyncio.Lock())
-    assert (halt, order) == (Halt(), RECIPE.run(history))
+    assert (halt, order) == (CancelRun(), RECIPE.run(history))
     await stage.step(one, again, 1, "b")
     assert await stage.frames(A) == [Token("a", 0), Token("b", 1)]
 
@@ -234,7 +234,7 @@ async def test_a_stream_that_was_deleted_is_halted_and_forgotten(stage: Stage) -
     one, run = await stage.running(A)
     await stage.ledger.delete(A)
     await stage.step(one, run, 0, "a")
-    assert one.last == (run, Halt())
+    assert one.last == (run, CancelRun())
     assert stage.runs.table.count == 0
 
 
@@ -335,7 +335,7 @@ async def test_a_stream_at_its_size_limit_ends_as_length(tmp_path: Path) -> None
         await stage.step(one, run, 1, "y" * 90)
         end = await stage.end_of(A, after=1)
         assert (end.finish_reason, end.index) == (FinishReason.LENGTH, 1)
-        assert one.last == (run, Halt())
+        assert one.last == (run, CancelRun())
         assert stage.runs.table.count == 0
     finally:
         await ledger.close()

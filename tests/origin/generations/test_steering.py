@@ -12,7 +12,7 @@ from tailrace.ledger.interface import Append, Record
 from tailrace.ledger.record_extra import IdSpan, RecordExtra
 from tailrace.origin.core.states import StreamEvent
 from tailrace.origin.core.stream import MAX_PENDING_STEERS
-from tailrace.origin.workers.worker_frame import Emission, Run, Steer, Step
+from tailrace.origin.workers.worker_frame import Emission, StartRun, Steer, Step
 from tests.origin.stage import RECIPE, A, Slot, Stage
 
 pytestmark = pytest.mark.anyio
@@ -63,7 +63,7 @@ async def test_what_no_worker_has_taken_is_sent_to_the_next(stage: Stage) -> Non
     two = stage.slots[1]
     await stage.ready(two)
     [(_, run), (_, again)] = two.sent
-    assert isinstance(run, Run)
+    assert isinstance(run, StartRun)
     assert run.generated_ids == (100, *IDS)
     assert run.steered == (IdSpan(1, len(IDS)),)
     assert again == Steer((9,))
@@ -78,7 +78,7 @@ async def test_one_that_waits_for_a_worker_is_sent_behind_its_order_to_run(stage
     await asyncio.sleep(0)
     slot = stage.slots[0]
     await stage.ready(slot)
-    assert [type(order) for _, order in slot.sent] == [Run, Steer]
+    assert [type(order) for _, order in slot.sent] == [StartRun, Steer]
     await takes(stage, slot, 0)
     await asked
 
@@ -96,7 +96,7 @@ async def test_one_that_was_stored_before_anybody_heard_of_it_is_not_sent_again(
     await stage.lost(one)
     await stage.ready(stage.slots[1])
     await asked
-    assert [type(order) for _, order in stage.slots[1].sent] == [Run]
+    assert [type(order) for _, order in stage.slots[1].sent] == [StartRun]
 
 
 async def test_those_of_an_origin_that_is_gone_are_not_counted_as_ours(stage: Stage) -> None:

@@ -12,7 +12,7 @@ from tailrace.ledger.frame import Durability, Logged, Notice, Revision, Token, e
 from tailrace.ledger.interface import Append, NewStream, Record
 from tailrace.ledger.sqlite.ledger import SqliteLedger
 from tailrace.origin.generations.stream_log import SLICE_RECORDS, History
-from tailrace.origin.workers.worker_frame import Run
+from tailrace.origin.workers.worker_frame import StartRun
 from tests.origin.stage import RECIPE, Stage
 
 pytestmark = pytest.mark.anyio
@@ -62,7 +62,9 @@ async def test_streams_that_are_taken_over_block_the_loop_for_a_slice_of_one_of_
     turns.stop()
     orders = [order for _, order in stage.slots[0].sent]
     assert len(orders) == STREAMS
-    assert all(isinstance(order, Run) and len(order.generated_ids) == tokens for order in orders)
+    assert all(
+        isinstance(order, StartRun) and len(order.generated_ids) == tokens for order in orders
+    )
     assert max(turns.records.values()) <= min(tokens, SLICE_RECORDS)
 
 

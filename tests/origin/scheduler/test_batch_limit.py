@@ -95,7 +95,7 @@ def test_steps_are_as_small_as_they_may_be_while_that_is_wanted() -> None:
         target.add(run, Priority.STANDARD, [run * 1000 + n for n in range(1000)], [], 200)
     while (plan := target.plan()).tokens <= 4 * least:
         target.done(plan, 0.001)  # quick steps that are full raise the limit
-    target.ease(small_steps=True)
+    target.set_small_steps(enabled=True)
     assert 0 < target.plan().tokens <= least
-    target.ease(small_steps=False)
+    target.set_small_steps(enabled=False)
     assert target.plan().tokens > 4 * least

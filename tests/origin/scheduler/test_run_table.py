@@ -325,7 +325,7 @@ def test_the_senior_makes_room_once_and_is_then_left_to_its_end() -> None:
 def test_what_nobody_reads_starts_last_in_its_class_and_makes_room_first() -> None:
     table = Table(1000, most=13)
     unread, read = table.come(BATCH), table.come(BATCH)
-    table.attend(unread, unread=True)
+    table.set_unread(unread, unread=True)
     assert table.waiting[BATCH] == [read, unread]
     for _ in range(11):
         table.come(BATCH)
@@ -333,7 +333,7 @@ def test_what_nobody_reads_starts_last_in_its_class_and_makes_room_first() -> No
     run = table.come_and_start(INTERACTIVE)
     assert table.preempted == [unread.run]
     table.remove(run)
-    table.attend(unread, unread=False)
+    table.set_unread(unread, unread=False)
     assert table.waiting[BATCH] == [unread]
 
 
@@ -342,7 +342,7 @@ def test_a_read_run_takes_a_page_from_an_older_unread_one_of_its_class() -> None
     senior, unread, read = (table.come_and_start(STANDARD) for _ in range(3))
     table.pool.take(3)
     assert not table.reach(read, PAGE_TOKENS + 1, {senior.run})
-    table.attend(unread, unread=True)
+    table.set_unread(unread, unread=True)
     assert table.reach(read, PAGE_TOKENS + 1, {senior.run})
     assert table.preempted == [unread.run]
 
@@ -351,11 +351,11 @@ def test_a_read_run_starts_in_the_place_of_the_newest_unread_one_of_its_class() 
     table = Table(1000, most=4)
     runs = [table.come_and_start(STANDARD) for _ in range(4)]
     for run in runs[:3]:
-        table.attend(run, unread=True)
+        table.set_unread(run, unread=True)
     assert table.come_and_start(STANDARD).run in table.running
     assert table.preempted == [2]
     waiting = table.come(STANDARD)
-    table.attend(waiting, unread=True)
+    table.set_unread(waiting, unread=True)
     table.start()
     assert table.preempted == [2], "one that nobody reads takes nobody's place"
 
@@ -364,6 +364,6 @@ def test_where_enough_run_a_read_run_starts_beside_the_unread_ones_of_its_class(
     table = Table(1000)
     table.enough = 3
     for run in [table.come_and_start(STANDARD) for _ in range(3)]:
-        table.attend(run, unread=True)
+        table.set_unread(run, unread=True)
     table.come_and_start(STANDARD)
     assert table.preempted == []

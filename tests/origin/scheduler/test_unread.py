@@ -15,7 +15,7 @@ def decoding(target: Scheduler, unread: int, read: int) -> None:
     """Add runs and bring them past their prompts; the unread ones come first."""
     for run in range(unread + read):
         target.add(run, Priority.STANDARD, [run], [], 10_000)
-        target.attend(run, unread=run < unread)
+        target.set_unread(run, unread=run < unread)
     while target.load().running[Priority.STANDARD] < unread + read:
         step(target)
 

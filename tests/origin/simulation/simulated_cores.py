@@ -51,7 +51,7 @@ from tailrace.origin.generations.stream_log import History
 from tailrace.origin.pool.members import PoolMember
 from tailrace.origin.pool.policies.named_policy import named_policy
 from tailrace.origin.pool.policies.policies import WarmPrices
-from tailrace.origin.workers.worker_frame import Emission, Halt, Steer, Step
+from tailrace.origin.workers.worker_frame import CancelRun, Emission, Steer, Step
 from tests.origin.simulation.simulated_models import require
 from tests.origin.stage import READY, RECIPE
 
@@ -122,7 +122,7 @@ class Stored:
 
 
 @dataclass(eq=False)
-class Run:
+class StartRun:
     """A run as its worker has it."""
 
     stored: Stored
@@ -137,7 +137,7 @@ class PlayedWorker:
 
     def __init__(self, origin: SimulatedOrigin, number: int) -> None:
         self.origin, self.number, self.world = origin, number, origin.world
-        self.runs: dict[int, Run] = {}
+        self.runs: dict[int, StartRun] = {}
         self.is_over = self.is_stopped = self.is_busy = False
         load_s = LOAD_S * (10 if self._fails(0.1) else 1)
         fails = self._fails(0.15)
@@ -208,7 +208,7 @@ class PlayedWorker:
             self.origin.happen(streams.WorkerAvailable(self.number))
             self._later()
 
-    def _made(self, number: int, run: Run) -> Emission:
+    def _made(self, number: int, run: StartRun) -> Emission:
         index, run.index, run.has_made = run.index, run.index + 1, True
         if run.is_cancelled or index >= run.stored.tokens:
             del self.runs[number]
@@ -502,13 +502,13 @@ class SimulatedOrigin:
         if stream.epoch == stored.epoch:
             is_whole = command.history.next_index == len(stored.frames)
             require(is_whole, "a run goes on from another place than its log")
-        run = process.runs[command.run] = Run(stored, command.history.next_index)
+        run = process.runs[command.run] = StartRun(stored, command.history.next_index)
         run.steers = [frame for frame in command.follow_up if isinstance(frame, Steer)]
 
     def _send(self, worker: int, number: int, frame: object) -> None:
         process = self.workers.get(worker)
         run = None if process is None else process.runs.get(number)
-        if run is not None and isinstance(frame, Halt):
+        if run is not None and isinstance(frame, CancelRun):
             run.is_cancelled = True
         elif run is not None and isinstance(frame, Steer):
             run.steers.append(frame)

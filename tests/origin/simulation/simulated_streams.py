@@ -34,12 +34,12 @@ from tailrace.origin.generations.runs import Runs
 from tailrace.origin.metrics import Metrics
 from tailrace.origin.serving.model_host import ModelHost, single_pool
 from tailrace.origin.workers.worker_frame import (
-    Begun,
+    ActiveRuns,
+    CancelRun,
     Emission,
     Frame,
-    Halt,
     Ready,
-    Run,
+    StartRun,
     Step,
 )
 from tailrace.origin.workers.worker_process import WorkerSlot
@@ -186,7 +186,7 @@ class PlayedProcess:
         """Take an order, unless nobody listens any more."""
         if self.slot.origin.is_dead or self._is_cut:
             return
-        if isinstance(frame, Run):
+        if isinstance(frame, StartRun):
             expected = self.world.by_number[frame.prompt_ids[1]]
             made = tuple(range(100, 100 + frame.next_index))
             require(tuple(frame.generated_ids) == made, "a run goes on from other tokens")
@@ -194,7 +194,7 @@ class PlayedProcess:
             before = expected.producers.setdefault(known.epoch, self)
             require(before is self, "two workers were given one epoch of a stream")
             self.runs[run] = (replace(expected, cancelled=False), frame.next_index)
-        elif isinstance(frame, Halt) and run in self.runs:
+        elif isinstance(frame, CancelRun) and run in self.runs:
             expected, index = self.runs[run]
             self.runs[run] = (replace(expected, cancelled=True), index)
             self._is_doomed |= self._fails(0.3)
@@ -215,7 +215,7 @@ class PlayedProcess:
             if self._fails(0.01):
                 await self._fall_silent()
             if self.runs and random.random() < 0.5:
-                runs.worker_begun(slot, Begun(tuple(self.runs)))
+                runs.worker_begun(slot, ActiveRuns(tuple(self.runs)))
                 if any(expected.kills for expected, _ in self.runs.values()):
                     break
             await self._step()
@@ -259,7 +259,7 @@ class PlayedProcess:
         await self.world.pause(0.5)
         if slot.origin.is_dead:
             return
-        slot.ready, slot.fate, slot.process = None, reason, None
+        slot.ready, slot.exit_reason, slot.process = None, reason, None
         if self.is_stopped:
             await runs.worker_rested(slot)
         else:
@@ -285,7 +285,7 @@ class SimulatedOrigin:
         """Adopt streams and look at readers, twice a second, until it is dead."""
         self.models.start()
         while not self.is_dead:
-            for work in (self._adopt, self.runs.attend, self._relieve):
+            for work in (self._adopt, self.runs.report_readers, self._relieve):
                 with suppress(Unavailable):  # as the supervisor does
                     await work()
             await asyncio.sleep(0.5)
@@ -295,7 +295,7 @@ class SimulatedOrigin:
 
     async def _relieve(self) -> None:
         free = 0.01 if not self.world.is_calm and self.world.random.random() < 0.05 else 1.0
-        await self.runs.relieve(free)
+        await self.runs.measure_load(free)
 
     def kill(self) -> None:
         """Its process is gone, with all its workers; nothing of it goes on."""

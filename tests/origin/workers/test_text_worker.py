@@ -23,14 +23,14 @@ from tailrace.origin.workers.worker_frame import (
     MAX_WORKER_FRAME_BYTES,
     SCHEMA_HASH,
     WORKER,
-    Ask,
-    Begun,
+    ActiveRuns,
+    CancelRun,
     Emission,
     Frame,
-    Halt,
     LoadProgress,
     Ready,
-    Run,
+    StartRun,
+    StartTextRun,
     Step,
     decode,
     encode,
@@ -76,7 +76,7 @@ class Worker:
 
     def ask(self, run: int, prompt: str, delivered: str = "", next_index: int = 0) -> None:
         asked = recipe(prompt, fingerprint=self.fingerprint).model_dump_json()
-        self.send(Ask(asked, delivered, next_index), run=run)
+        self.send(StartTextRun(asked, delivered, next_index), run=run)
 
     async def greet(self) -> Ready:
         self.send(HELLO)
@@ -91,7 +91,7 @@ class Worker:
         """Return the stream's frames to its end, or at least `count` of them."""
         while not self._has(run, count):
             step = await self._next()
-            if isinstance(step, Begun):
+            if isinstance(step, ActiveRuns):
                 self.begun.append(step.runs)
                 continue
             assert isinstance(step, Step)
@@ -187,7 +187,7 @@ async def test_a_worker_whose_producer_waits_shows_that_it_lives(tmp_path: Path)
         await it.greet()
         it.ask(1, "x")
         beats: list[Frame] = []
-        while beats.count(Begun((1,))) < 3:
+        while beats.count(ActiveRuns((1,))) < 3:
             beats.append(await it._next())
 
 
@@ -197,7 +197,7 @@ async def test_a_halt_ends_a_stream_as_cancelled_and_closes_its_producer(tmp_pat
         await it.greet()
         it.ask(1, "x")
         await it.frames(1, count=10)
-        it.send(Halt(), run=1)
+        it.send(CancelRun(), run=1)
         made = await it.frames(1)
         assert [each.index for each in made] == list(range(len(made)))
         assert made[-1].finish_reason is FinishReason.CANCELLED
@@ -207,7 +207,7 @@ async def test_a_halt_ends_a_stream_as_cancelled_and_closes_its_producer(tmp_pat
 async def test_a_halt_right_behind_its_ask_still_gives_an_end(tmp_path: Path) -> None:
     async with worker(tmp_path, OriginConfig(producer=ENDLESS)) as it:
         await it.greet()
-        it.send(Ask(recipe().model_dump_json(), "", 0), Halt(), run=1)
+        it.send(StartTextRun(recipe().model_dump_json(), "", 0), CancelRun(), run=1)
         assert (await it.frames(1))[-1].finish_reason is FinishReason.CANCELLED
 
 
@@ -218,20 +218,20 @@ async def test_a_stream_that_waits_for_its_turn_can_be_cancelled(tmp_path: Path)
         it.ask(2, "x")
         await it.frames(1, count=1)
         assert it.begun[-1] == (1,)  # if it dies now, it is not of the second
-        it.send(Halt(), run=2)
+        it.send(CancelRun(), run=2)
         assert await it.frames(2) == [StreamEnd(0, FinishReason.CANCELLED, 0, 0)]
         it.ask(3, "x")
-        it.send(Halt(), run=1)
+        it.send(CancelRun(), run=1)
         assert (await it.frames(3, count=1))[0].index == 0
 
 
 async def test_a_halt_for_a_stream_that_is_over_is_nothing(tmp_path: Path) -> None:
     async with worker(tmp_path, OriginConfig(producer=ECHO)) as it:
         await it.greet()
-        it.send(Halt(), run=9)
+        it.send(CancelRun(), run=9)
         it.ask(1, "one")
         await it.frames(1)
-        it.send(Halt(), run=1)
+        it.send(CancelRun(), run=1)
         it.ask(2, "two")
         await it.frames(2)
         assert len(await it.frames(1)) == 2
@@ -243,7 +243,7 @@ async def test_a_producer_is_pulled_no_faster_than_it_is_read(tmp_path: Path) ->
         await it.greet()
         it.ask(1, "x" * 50_000)
         await it.frames(1, count=1)
-        it.send(Halt(), run=1)
+        it.send(CancelRun(), run=1)
         # Nothing was read while it ran; the halt has it stop where the buffers were full.
         made = await it.frames(1)
         buffers = 4 << 20  # buffers of the socket, the transport and the reader
@@ -292,8 +292,8 @@ async def test_a_recipes_notices_come_first_and_once(tmp_path: Path) -> None:
     async with worker(tmp_path, OriginConfig(producer=ECHO)) as it:
         await it.greet()
         asked = recipe("one", notices=(("said", "before"),)).model_dump_json()
-        it.send(Ask(asked, "", 0), run=1)
-        it.send(Ask(asked, "", 1), run=2)
+        it.send(StartTextRun(asked, "", 0), run=1)
+        it.send(StartTextRun(asked, "", 1), run=2)
         whole = await it.frames(1)
         assert whole[:2] == [Notice("said", "before", 0), Token("one ", 1)]
         assert await it.frames(2) == whole[1:]
@@ -302,7 +302,7 @@ async def test_a_recipes_notices_come_first_and_once(tmp_path: Path) -> None:
 async def test_an_order_of_another_kind_ends_the_worker(tmp_path: Path) -> None:
     async with worker(tmp_path, OriginConfig(producer=ECHO)) as it:
         await it.greet()
-        it.send(Run((1,), (), 0, 0, 5), run=1)
+        it.send(StartRun((1,), (), 0, 0, 5), run=1)
         async with asyncio.timeout(TIMEOUT_S):
             assert await it.process.wait() == 1
         assert "a text worker takes no Run" in await it.errors()
@@ -349,13 +349,13 @@ async def test_a_stream_too_many_ends_at_once_to_be_asked_again(
     sending = asyncio.create_task(served.send())
     try:
         for run in (1, 2, 3):
-            served.take(run, Ask(recipe("x").model_dump_json(), "", 0))
+            served.take(run, StartTextRun(recipe("x").model_dump_json(), "", 0))
         splitter = FrameSplitter(WORKER, MAX_WORKER_FRAME_BYTES)
         ends: list[Emission] = []
         while not ends:
             for raw in splitter.feed(await reader.read(1 << 16)):
                 step = decode(raw)[1]
-                if isinstance(step, Begun):
+                if isinstance(step, ActiveRuns):
                     continue
                 assert isinstance(step, Step)
                 ends += [each for each in rows(step) if each.run == 3]

@@ -26,15 +26,15 @@ from tailrace.origin.workers.worker_frame import (
     MAX_WORKER_FRAME_BYTES,
     SCHEMA_HASH,
     WORKER,
-    Begun,
+    ActiveRuns,
+    CancelRun,
     Emission,
     Fault,
     Frame,
-    Halt,
     Load,
     LoadProgress,
     Ready,
-    Run,
+    StartRun,
     Step,
     decode,
     encode,
@@ -84,7 +84,7 @@ class Supervisor:
     def emissions(self, run_id: int) -> Iterator[Emission]:
         """Yield the emissions of one run as they come, to its end."""
         for frame in self.frames:
-            if isinstance(frame, Load | Begun):
+            if isinstance(frame, Load | ActiveRuns):
                 continue
             assert isinstance(frame, Step)
             assert frame.runs
@@ -117,7 +117,7 @@ def supervisor(tmp_path: Path, checkpoint: Path) -> Iterator[Supervisor]:
     supervisor.close()
 
 
-def in_process(model: CpuModel, tokenizer: Tokenizer, run: Run) -> list[Emission]:
+def in_process(model: CpuModel, tokenizer: Tokenizer, run: StartRun) -> list[Emission]:
     engine = engine_of(model, tokenizer)
     engine.add(9, run)
     emissions: list[Emission] = []
@@ -216,7 +216,7 @@ def test_it_takes_runs_and_halts_while_generating(
         supervisor.send(make_run(**SAMPLED | {"max_tokens": 250}), 1)
         next(supervisor.emissions(1))
         supervisor.send(make_run(max_tokens=2), 2)
-        supervisor.send(Halt(), 1)
+        supervisor.send(CancelRun(), 1)
         brake.go_on()
         ends: dict[int, FinishReason] = {}
         while len(ends) < 2:
@@ -281,7 +281,7 @@ def test_a_step_that_never_ends_ends_the_worker_with_a_traceback(
     try:
         supervisor.greet()
         supervisor.send(make_run(), 1)
-        assert Begun((1,)) in list(supervisor.frames)
+        assert ActiveRuns((1,)) in list(supervisor.frames)
         status, errors = supervisor.close()
     finally:
         supervisor.process.kill()

@@ -22,12 +22,12 @@ from tailrace.origin.workers.worker_frame import (
     SCHEMA_HASH,
     SUPERVISOR,
     WORKER,
+    CancelRun,
     Emission,
     Emissions,
     Frame,
-    Halt,
     LoadProgress,
-    Run,
+    StartRun,
     Step,
     decode,
     encode,
@@ -146,7 +146,7 @@ def test_a_bad_id_is_refused_by_its_column() -> None:
 
 
 def test_a_long_prompt_fits_a_worker_frame() -> None:
-    run = Run(
+    run = StartRun(
         prompt_ids=tuple(range(100_000, 500_000)),
         generated_ids=(),
         sent_bytes=0,
@@ -158,7 +158,7 @@ def test_a_long_prompt_fits_a_worker_frame() -> None:
     assert decode(raw) == (9, run)
 
 
-@pytest.mark.parametrize("frame", [Halt(), LoadProgress("weights", 1, 2)])
+@pytest.mark.parametrize("frame", [CancelRun(), LoadProgress("weights", 1, 2)])
 def test_a_client_connection_refuses_worker_frames(frame: Frame) -> None:
     raw = encode(frame)
     with pytest.raises(FrameError, match="unknown tag"):

@@ -16,9 +16,9 @@ import pytest
 from tailrace.ledger.frame import StreamEnd, Token
 from tailrace.ledger.frame import decode as decode_client
 from tailrace.origin.config import OriginConfig
-from tailrace.origin.workers.liveness import Death, SilenceLimits
+from tailrace.origin.workers.liveness import ExitKind, SilenceLimits
 from tailrace.origin.workers.program import program
-from tailrace.origin.workers.worker_frame import Ask, Emissions, Ready
+from tailrace.origin.workers.worker_frame import Emissions, Ready, StartTextRun
 from tailrace.origin.workers.worker_process import Owner, WorkerSlot
 from tests.origin.emissions import rows
 from tests.origin.producers.asked import recipe
@@ -64,7 +64,7 @@ class Owned(Owner):
             self.ended.set()
 
     async def worker_lost(self, slot: WorkerSlot) -> None:
-        self.losses.put_nowait(slot.fate)
+        self.losses.put_nowait(slot.exit_reason)
         slot.launch()
 
     async def worker_rested(self, slot: WorkerSlot) -> None:
@@ -77,7 +77,7 @@ class Owned(Owner):
         self.silences.put_nowait(False)
 
     def ask(self, run: int, prompt: str) -> None:
-        self.slot.send(Ask(recipe(prompt).model_dump_json(), "", 0), run)
+        self.slot.send(StartTextRun(recipe(prompt).model_dump_json(), "", 0), run)
 
     @property
     def pid(self) -> int:
@@ -227,7 +227,7 @@ async def test_a_worker_that_hangs_is_killed_and_replaced() -> None:
         await it.readies.get()
         os.kill(it.pid, signal.SIGSTOP)
         assert (await it.losses.get()).startswith("hung: ")
-        assert it.slot.death is Death.HUNG
+        assert it.slot.exit_kind is ExitKind.HUNG
         await it.readies.get()
 
 
@@ -254,7 +254,7 @@ async def test_a_worker_that_holds_its_loop_up_ends_itself_with_a_traceback(
 async def test_a_worker_that_cannot_start_says_why() -> None:
     async with owned("no_such_module:make") as it:
         assert "No module named 'no_such_module'" in await it.losses.get()
-        assert it.slot.death is Death.START
+        assert it.slot.exit_kind is ExitKind.START
 
 
 async def test_a_slot_that_is_launched_twice_runs_one_process_and_ends_with_it() -> None:

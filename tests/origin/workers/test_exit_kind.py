@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from tailrace.origin.workers.liveness import Death, kind_of, kind_of_exit
+from tailrace.origin.workers.liveness import ExitKind, kind_of, kind_of_exit
 from tailrace.origin.workers.worker_frame import Fault
 
 
@@ -22,17 +22,20 @@ def raised_by_torch_for_want_of_memory() -> BaseException:
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        (MemoryError(), Death.MEMORY),
-        (raised_by_torch_for_want_of_memory(), Death.MEMORY),
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB"), Death.MEMORY),
-        (RuntimeError("CUDA error: an illegal memory access was encountered"), Death.DEVICE),
-        (RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED when calling cublasSgemm"), Death.DEVICE),
-        (RuntimeError("Triton Error [CUDA]: misaligned address"), Death.DEVICE),
-        (KeyError("what a client wrote"), Death.CRASHED),
+        (MemoryError(), ExitKind.MEMORY),
+        (raised_by_torch_for_want_of_memory(), ExitKind.MEMORY),
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB"),
+            ExitKind.MEMORY,
+        ),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), ExitKind.DEVICE),
+        (RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED when calling cublasSgemm"), ExitKind.DEVICE),
+        (RuntimeError("Triton Error [CUDA]: misaligned address"), ExitKind.DEVICE),
+        (KeyError("what a client wrote"), ExitKind.CRASHED),
     ],
 )
 def test_an_exception_amid_work_is_told_apart_by_what_it_means(
-    error: Exception, kind: Death
+    error: Exception, kind: ExitKind
 ) -> None:
     assert kind_of(error, starting=False) is kind
     assert Fault.of(error, starting=False).kind == kind.value
@@ -47,11 +50,11 @@ def test_what_a_client_wrote_is_in_no_word_of_a_crash_and_a_failed_start_says_al
 def test_a_process_that_was_killed_is_told_from_one_that_the_kernel_killed_for_memory() -> None:
     command = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
     status = subprocess.run(command, check=False).returncode
-    assert kind_of_exit(status, 0) is Death.KILLED
-    assert kind_of_exit(status, 1) is Death.MEMORY
-    assert kind_of_exit(-signal.SIGSEGV, 1) is Death.CRASHED
-    assert kind_of_exit(0, 0) is Death.EXITED
+    assert kind_of_exit(status, 0) is ExitKind.KILLED
+    assert kind_of_exit(status, 1) is ExitKind.MEMORY
+    assert kind_of_exit(-signal.SIGSEGV, 1) is ExitKind.CRASHED
+    assert kind_of_exit(0, 0) is ExitKind.EXITED
 
 
 def test_a_word_that_no_worker_says_is_a_crash() -> None:
-    assert (Death.of("out_of_memory"), Death.of("?")) == (Death.MEMORY, Death.CRASHED)
+    assert (ExitKind.of("out_of_memory"), ExitKind.of("?")) == (ExitKind.MEMORY, ExitKind.CRASHED)
