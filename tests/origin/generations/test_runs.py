@@ -1,4 +1,4 @@
-"""What happens to streams as workers come, die and make tokens."""
+"""Tests of an origin's streams as workers start, die and make tokens."""
 
 from __future__ import annotations
 
