@@ -1,6 +1,7 @@
-"""The pool of models that serves: policies, history, operators' orders and the shadow pool.
+"""The pool of models that serves requests: policies, history, operators' orders, shadow pool.
 
-Every event of an origin's models passes through `happen`, so that history and shadow get them all.
+The shadow pool simulates another policy on the same events. Every event of an origin's models
+passes through `happen`, so that the history and the shadow pool see all of them.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from tailrace.origin.pool.tiers import Tier
 from tailrace.origin.serving.pins import Pins
 
 MAX_REMEMBERED = 20_000
-"""Maximum number of requests that are kept for policies that are applied later."""
+"""Maximum number of recent requests that are remembered, to teach a policy that is set later."""
 
 log = structlog.get_logger("models")
 
@@ -49,9 +50,10 @@ Tell = Callable[[PoolRecord, bool], None]
 
 
 class LivePool:
-    """The pool that decides about the models by `policy`, or by a model's `own` one.
+    """The pool that decides which models are loaded.
 
-    `carry_out` gets the pool's commands. `tell` gets its records with False, and decisions of the
+    `policy` decides about all models except those with a policy in `own`. The pool's commands are
+    passed to `carry_out`. Its records are passed to `tell` with False, and the decisions of the
     shadow pool with True. Times are seconds of `clock_s`.
     """
 
@@ -67,7 +69,7 @@ class LivePool:
         pins: Pins | None = None,
         random: Random | None = None,
     ) -> None:
-        """Create a pool; without `pins`, operators' pins are not stored."""
+        """Create a pool; if `pins` is None, pins that operators set are not stored."""
         self._random = random
         self.clock_s = clock_s
         self._pins = pins
@@ -95,7 +97,7 @@ class LivePool:
     # ---- orders of operators ----
 
     def prewarm(self, model: str) -> None:
-        """Load a model as if it were requested soon."""
+        """Load a model now, as if a request for it were expected soon."""
         self.happen(ModelHinted(self.pool.of(model).name, Hint.OPERATOR))
 
     async def pin(self, model: str, *, pinned: bool) -> None:
@@ -113,7 +115,10 @@ class LivePool:
                 log.warning("pin.ignored", model=model, error=str(error))
 
     async def apply(self, policy: str, *, shadow: bool) -> None:
-        """Use another policy, taught with recent requests; models keep their own policies."""
+        """Switch to another policy, taught with recent requests, or run it in the shadow pool.
+
+        Models that have policies of their own keep them.
+        """
         chosen = await self._taught(named_policy(policy, self._prices))
         if shadow:
             self._start_shadow(policy, chosen)
@@ -128,13 +133,13 @@ class LivePool:
         self.happen(PoliciesSet(None, own))
         name = self._policy
         chosen = await self._taught(named_policy(name, self._prices))
-        if name == self._policy:  # an operator has not applied another one meanwhile
+        if name == self._policy:  # no operator has set another policy meanwhile
             self.happen(PoliciesSet(chosen))
         if self._shadow is not None:
             await self.apply(self._shadow[0], shadow=True)
 
     def run_shadow(self, policy: str) -> None:
-        """Begin a shadow at the start of the origin, without requests to learn from."""
+        """Start the shadow pool when the origin starts; there are no requests to teach it yet."""
         self._start_shadow(policy, named_policy(policy, self._prices, "origin.shadow_policy"))
 
     def _start_shadow(self, name: str, policy: KeepAlivePolicy) -> None:
@@ -155,9 +160,9 @@ class LivePool:
         self._shadow = name, now, running, PoolCounts.of(self.pool)
 
     def shadow(self) -> dict[str, Any] | None:
-        """Return the figures of the shadow and of the real pool since the shadow began.
+        """Return the figures of the shadow pool and of the real pool since the shadow pool began.
 
-        Figures of the real pool have the prefix `real_`. The result is None without a shadow.
+        Figures of the real pool have the prefix `real_`. The result is None if no shadow pool runs.
         """
         if self._shadow is None:
             return None
@@ -179,7 +184,7 @@ class LivePool:
         }
 
     def hint(self, hint: Hint, model: str) -> None:
-        """Pass on a hint at a model, or at all models if `model` is empty."""
+        """Report to the pool that a model may soon be requested; any model if `model` is empty."""
         if not model or self.pool.find(model) is not None:
             self.happen(ModelHinted(model, hint))
 
@@ -203,7 +208,7 @@ class LivePool:
     # ---- records ----
 
     def keep(self, record: PoolRecord) -> None:
-        """Handle a record of the pool: learn from it, and pass it to `tell`."""
+        """Remember what policies can learn from a record of the pool, and pass it to `tell`."""
         if isinstance(record, ArrivalRecord):
             self._recent.append(record)
         elif isinstance(record, PoolDecision) and record.choice.value == "evict":
@@ -218,9 +223,9 @@ class LivePool:
             self.tell(record, True)
 
     async def _taught(self, policy: KeepAlivePolicy) -> KeepAlivePolicy:
-        """Return the policy after teaching it in a thread, which may take a second.
+        """Teach a policy the recent requests in a thread, and return it.
 
-        It does not learn from requests during that second.
+        This may take a second. Requests that arrive meanwhile are not taught.
         """
         await asyncio.to_thread(teach, policy, tuple(self._recent))
         return policy

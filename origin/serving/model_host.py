@@ -1,10 +1,11 @@
-"""The models of an origin: carries out on workers what their core decides, and answers for them.
+"""Hosts the models of an origin: carries out the commands of the model pool's core.
 
-The core (`origin.core.pool`) has the rules and no I/O. Here its commands start and stop worker
-processes, requests wait for their model, and edges and metrics are told.
+The core (`origin.core.pool`) has the rules and does no I/O. This module starts and stops worker
+processes when the core orders it, lets requests wait for their model, and reports changes to edges
+and metrics.
 
 An origin without [models] in its settings is a pool of one pinned model, whose name is empty until
-a worker says it. Its requests do not wait: while it was never loaded, they are refused.
+a worker reports it. Its requests do not wait: until the model is first loaded, they are refused.
 """
 
 from __future__ import annotations
@@ -56,30 +57,31 @@ from tailrace.origin.serving.plan import KnownModel, KnownModels, ModelPlan, cap
 from tailrace.origin.workers.worker_frame import Ready
 from tailrace.origin.workers.worker_process import WorkerSlot
 
-if TYPE_CHECKING:  # it needs tokenizers, which only models of our own need
+if TYPE_CHECKING:  # imports tokenizers, which only workers of kind `tokens` need
     from tailrace.origin.checkpoint.prompt import PromptReader
 
 LEAST_RETRY_S = 1.0
-"""Minimum time after which a request that is refused for a loading model may be sent again."""
+"""Minimum Retry-After in seconds of a request that is refused because its model is not loaded."""
 LOADING_RETRY_MS = 500
-"""The same in an origin whose requests do not wait for their model."""
+"""Retry-After in ms while the only model of an origin is loaded for the first time."""
 FAILED_STARTS = 4
-"""Deaths in a row after which requests that do not wait are refused."""
+"""Number of worker deaths in a row from which requests are refused in an origin without [models].
+Before the first load, a single death is enough."""
 CANNOT_START_RETRY_MS = 5_000
-"""Minimum time after which such a request may be sent again."""
+"""Minimum Retry-After in ms of a request that is refused because workers keep dying."""
 MIN_SLEEP_S, MAX_SLEEP_S = 0.05, 3600.0
-"""Bounds of the time until the core is next reported a Tick."""
+"""Bounds in seconds of the interval between two Ticks for the core."""
 MAX_NAMED = 8
-"""Maximum number of models that an error names."""
+"""Maximum number of served models that an `unknown_model` error lists."""
 
 log = structlog.get_logger("models")
 
 Readers = Mapping[str, "PromptReader | None"]
-"""Readers of prompts by model; None where its workers answer in text."""
+"""Readers of prompts, by model; None for a model whose workers are of kind `text`."""
 
 
 def log_record(record: PoolRecord) -> None:
-    """Log what the pool does; requests have their own lines."""
+    """Log a change of a model's tier, or a decision of the pool."""
     if isinstance(record, TierChange):
         log.info(
             "model.tier",
@@ -102,10 +104,11 @@ def log_record(record: PoolRecord) -> None:
 class ModelHost:
     """The models of an origin and their workers' slots.
 
-    `live` is the pool that decides, `slots` are its workers by number. A request waits for its
-    model for `wait_s`, or not at all where that is None. `changed` is called when edges should
-    hear of a tier or of readiness. `pace` is the speed of the pool's clock, so that a recorded day
-    can be played in a minute. `unix_s` is the system's time, which may jump.
+    `live` is the pool that makes the decisions, and `slots` has its workers by number. A request
+    waits for its model for at most `wait_s` seconds, or not at all if that is None. `changed` is
+    called when a tier or the origin's readiness has changed, which edges must learn. `pace` is the
+    speed of the pool's clock relative to real time, so that a recorded day can be replayed in a
+    minute. `unix_s` returns the system's Unix time, which may jump.
     """
 
     def __init__(
@@ -121,14 +124,14 @@ class ModelHost:
         unix_s: Callable[[], float] = time.time,
         pace: float = 1.0,
     ) -> None:
-        """Create it; `known` is what was known of models before they are loaded."""
+        """Create the host; `known` has facts about models from their last load."""
         self.live, self.core = live, live.pool
         live.carry_out = self._carry_out
         self.happen = live.happen
         self.slots = slots
         self.wait_s = wait_s
         self.leaving = False
-        """The origin goes away, when what is under way has ended."""
+        """True while the origin drains: it finishes running streams and then ends."""
         self.readers = dict(readers or {})
         self.changed = changed
         self._known = known
@@ -138,7 +141,7 @@ class ModelHost:
         self._pace = pace
         self._metrics = metrics
         self._news = asyncio.Event()
-        """Set, and made anew, when a model may have come nearer."""
+        """Wakes the requests that wait for a model; each change replaces it by a new event."""
         self._timer: asyncio.TimerHandle | None = None
         for model in filter(settings_name, self.core.models):
             metrics.serve_model(
@@ -153,13 +156,13 @@ class ModelHost:
         self._told = self._state()
 
     def start(self) -> None:
-        """Load what is pinned, and then of the others, in their order, as many as fit."""
+        """Load pinned models, and then others in the order of the settings, as many as fit."""
         self.happen(Tick(self._unix_offset_s()))
         self.live.restore_pins()
         self.happen(Filled())
 
     async def learn(self, store: HistoryStore, origin: str) -> None:
-        """Learn what a history says of these models before this origin began."""
+        """Teach the pool's policies past requests from a history, up to this origin's start."""
         began_ms = round(self._began_unix_s * 1e3)
         rows = await queries.lately(store, origin, began_ms, MAX_REMEMBERED)
         past = [
@@ -171,7 +174,7 @@ class ModelHost:
         log.info("models.learnt", requests=len(past))
 
     def close(self) -> None:
-        """Report no Ticks any more."""
+        """Stop reporting Ticks to the core."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -179,11 +182,15 @@ class ModelHost:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the models' names as requests give them, as far as they are known."""
+        """Return the names that requests use for the models; names still unknown are left out."""
         return tuple(name for model in self.core.models if (name := model.shown_name))
 
     def find(self, name: str) -> ServedModel:
-        """Return the model that a request means; an unnamed one is compared at admission."""
+        """Return the model of this name; raises NotFound if it is not served.
+
+        The single model of an origin without [models] is returned for any name, which admission
+        checks later.
+        """
         model = self.of(name)
         if model is None:
             names = list(self.names)
@@ -197,28 +204,31 @@ class ModelHost:
         return model
 
     def of(self, name: str) -> ServedModel | None:
-        """Return the model of streams with that model's name, or None if it is not served."""
+        """Return the model that serves streams with this model name; None if there is none."""
         return self.core.serving(name)
 
     def serves(self, name: str) -> bool:
-        """Return True if a model is named so in the settings."""
+        """Return True if the settings have a model of this name."""
         return bool(name) and self.core.find(name) is not None
 
     def is_up(self, name: str) -> bool:
-        """Return True if a model has a worker; for one that is not served, if any model has."""
+        """Return True if a worker has loaded the model.
+
+        For a name that is not served, return True if any model is loaded.
+        """
         return self.core.is_up(name)
 
     def worker(self, slot: WorkerSlot) -> Worker:
-        """Return what the core knows of a slot's worker."""
+        """Return the core's record of a slot's worker."""
         return self.core.workers[slot.number]
 
     def reader(self, name: str) -> PromptReader | None:
-        """Return what reads a model's prompts; None where workers answer in text."""
+        """Return the reader of a model's prompts; None if its workers are of kind `text`."""
         return self.readers.get(name, self.readers.get(""))
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Return why no model can be asked for a token now; empty when one can."""
+        """Return why no model can produce tokens now; empty if at least one can."""
         if self.leaving:
             return ("this origin is shutting down",)
         by_model = [(model.name, model.reasons) for model in self.core.models]
@@ -231,7 +241,7 @@ class ModelHost:
         )
 
     def tiers(self) -> tuple[ModelTier, ...]:
-        """Return the tiers of named models, as edges are told."""
+        """Return the tiers of all named models, as heartbeats report them to edges."""
         return tuple(
             ModelTier(
                 model.name,
@@ -249,7 +259,7 @@ class ModelHost:
     # ---- requests ----
 
     def check_starts(self, model: ServedModel) -> None:
-        """Raise `Unavailable` where requests do not wait, for a model that is not there."""
+        """Raise `Unavailable` if requests do not wait and the model cannot start or still loads."""
         if self.wait_s is not None:
             return
         if not model.is_up and model.deaths >= (1 if model.ready is None else FAILED_STARTS):
@@ -260,11 +270,12 @@ class ModelHost:
             raise Unavailable("the model is loading", code="loading", min_retry_ms=LOADING_RETRY_MS)
 
     async def until_open(self, model: ServedModel, stream: bytes, *, known: bool = True) -> str:
-        """Wait until a requested stream can be opened: its model has taken it, or loads.
+        """Wait until a requested stream can be opened: its model serves it, or is being loaded.
 
-        Return what the stream's reader is to be told of that, if anything. Without `known`, only a
-        worker can say whether the request can be served: then one must have been there. Raises
-        `Unavailable` where it takes too long, with the time to ask again.
+        Return a notice for the stream's readers about the wait; it may be empty. If `known` is
+        False, only a ready worker can tell whether the request can be served, so the wait lasts
+        until the model has been loaded once. Raises `Unavailable`, with the time to retry, if the
+        wait would be too long.
         """
         if self.wait_s is None:
             return ""
@@ -275,7 +286,7 @@ class ModelHost:
             self._check_circuit(model)
             left_s, expected_s = deadline - loop.time(), self.expected_s(model.name)
             if model.state is ModelState.LOADING:
-                # The time of a first load is a guess, which refuses nobody.
+                # The duration of a first load is only a guess, so it is no reason to refuse.
                 if left_s <= 0 or (model.ready is not None and expected_s > left_s):
                     raise self._too_late(model, expected_s)
                 if known or model.ready is not None:
@@ -289,7 +300,7 @@ class ModelHost:
         return f"{model.name!r} was waited for {loop.time() - begun:.1f} s" if has_waited else ""
 
     def _about(self, model: ServedModel, expected_s: float) -> str:
-        """Return what a load takes, and how well that is known."""
+        """Return the end of a notice: how long the load takes, and how reliable that figure is."""
         if model.ready is not None:
             return f"which takes about {expected_s:.1f} s"
         if self.reader(model.name) is None:
@@ -365,7 +376,7 @@ class ModelHost:
         return [_tier(model) for model in self.core.models], self.reasons
 
     def _notify(self) -> None:
-        """Let waiting requests look again, and edges know what has changed for them."""
+        """Wake waiting requests, and call `changed` if tiers or readiness have changed."""
         state = self._state()
         if state != self._told:
             self._told = state
@@ -374,7 +385,7 @@ class ModelHost:
         news.set()
 
     def _set_timer(self) -> None:
-        """Have a Tick reported when something is due by itself."""
+        """Schedule a Tick for the next time at which the core has work to do."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -387,17 +398,17 @@ class ModelHost:
         self.happen(Tick(self._unix_offset_s()))
 
     def _unix_offset_s(self) -> float | None:
-        """Return Unix time minus the core's clock; a clock that is played has no other time."""
+        """Return Unix time minus the core's clock; None if the clock replays a recorded day."""
         return None if self._pace != 1.0 else self._unix_s() - self._clock()
 
 
 def settings_name(model: ServedModel) -> str:
-    """Return the name that a model has in the settings."""
+    """Return the model's name in the settings; empty if the settings do not give one."""
     return model.name
 
 
 def _tier(model: ServedModel) -> Tier:
-    """Return the tier that a new request finds: a draining model has to be loaded again."""
+    """Return the tier for new requests: a draining model takes none and must be loaded again."""
     return Tier.HOST if model.state is ModelState.DRAINING else model.tier
 
 
@@ -423,9 +434,10 @@ def live_pool(
     recorder: HistoryRecorder,
     clock: Callable[[], float],
 ) -> LivePool:
-    """Return the pool of several models. ConfigError: a policy or a schedule that cannot be."""
+    """Return the pool of several models. Raises ConfigError for a bad policy or schedule."""
     measured = [found.load_s for plan in plans if (found := known.find(plan.name)) is not None]
-    typical_s = median(measured) if measured else LOAD_S  # what prewarming policies reckon with
+    # prewarming policies expect this duration of a load
+    typical_s = median(measured) if measured else LOAD_S
 
     def tell(record: PoolRecord, of_shadow: bool) -> None:
         if not of_shadow:

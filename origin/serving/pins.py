@@ -18,7 +18,10 @@ log = structlog.get_logger("models")
 
 
 class Pins:
-    """Stores operators' pins over restarts; pins in the settings are not among them."""
+    """Stores the pins that operators set, so that they survive restarts.
+
+    Pins in the settings are not stored.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / PINS_FILE
@@ -31,7 +34,7 @@ class Pins:
         return sorted(self._models)
 
     async def keep(self, model: str, *, pinned: bool) -> None:
-        """Store a change of a pin; raises `Unavailable` if the file cannot be written."""
+        """Store that a model is pinned or not; raises `Unavailable` if the file is not writable."""
         async with self._turn:
             wanted = self._models | {model} if pinned else self._models - {model}
             if wanted == self._models:
@@ -47,7 +50,7 @@ class Pins:
 
 
 def _read(path: Path) -> frozenset[str]:
-    """Return the pins in a file; none if it is missing or, which is logged, unreadable."""
+    """Return the pins in a file; none if it is missing or unreadable. The latter is logged."""
     try:
         stored = json.loads(path.read_text("utf-8"))
         models = stored["models"] if stored["version"] == VERSION else None
@@ -63,5 +66,5 @@ def _read(path: Path) -> frozenset[str]:
 
 
 def _write(path: Path, models: list[str]) -> None:
-    """Replace the file; it is synced to the disk when this returns."""
+    """Replace the file; the new one is synced to the disk before this returns."""
     replace_file(path, json.dumps({"version": VERSION, "models": models}).encode())

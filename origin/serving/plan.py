@@ -1,4 +1,7 @@
-"""The memory and settings of each of several models, and the facts known before it is loaded."""
+"""Plans the memory and settings of each model of an origin that serves several.
+
+It also stores facts about each model for the time before it is loaded again.
+"""
 
 from __future__ import annotations
 
@@ -35,17 +38,22 @@ KV_MIB = {CPU: 512, GPU: 2048}
 OVERHEAD_MIB = {CPU: 0, GPU: 1024}
 """Allowance in MiB for a process beside weights and KV cache, by device; not measured."""
 FIRST_START_S = {CPU: 2.0, GPU: 20.0}
-"""Estimated seconds of a first load for imports and compiling kernels, by device."""
+"""Estimated seconds that imports and the compilation of kernels take at a first load, by device."""
 FIRST_BYTES_PER_S = 1e9
-"""Estimated bytes per second of reading, hashing, checking and moving weights at a load."""
+"""Estimated speed of a first load, in bytes of the checkpoint per second: reading, hashing,
+checking and moving the weights."""
 NVIDIA = Path("/dev/nvidiactl")
 CAP_SETTINGS = {CPU: "cpu_memory_mib", GPU: "gpu_memory_mib"}
-"""The setting with the memory cap of each device."""
+"""Name of the setting that holds the memory cap, by device."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """The last Ready of a model's worker, without spans, and the seconds that its start took."""
+    """Facts about a model from its last load.
+
+    `ready` is the Ready frame of its worker, without spans. `load_s` is how long the load took, in
+    seconds.
+    """
 
     ready: Ready
     load_s: float
@@ -54,8 +62,8 @@ class KnownModel:
 class KnownModels:
     """Remembers facts about models from their last load, to admit requests for unloaded models.
 
-    They are stored in a file of the data folder, with an identity of the model's files and
-    settings. Entries that cannot be read or have another identity are replaced at the next load.
+    They are stored in a file of the data folder, each with a hash of the model's files and
+    settings. An entry that cannot be read or has another hash is replaced at the next load.
     """
 
     def __init__(self, folder: Path, configs: Mapping[str, OriginConfig]) -> None:
@@ -64,7 +72,7 @@ class KnownModels:
         self._stored = _read(self._path)
 
     def find(self, name: str) -> KnownModel | None:
-        """Return what is known of a model; None if it was never loaded or has changed since."""
+        """Return the facts about a model; None if it was never loaded or has changed since."""
         stored = self._stored.get(name)
         if not isinstance(stored, dict) or stored.get("identity") != self._identities[name]:
             return None
@@ -75,14 +83,15 @@ class KnownModels:
         return None
 
     def learn(self, name: str, known: KnownModel) -> None:
-        """Store what is known of a model; nothing happens if the file cannot be written."""
+        """Store facts about a model; if the file cannot be written, they are kept in memory."""
         said = asdict(known.ready)
         del said["spans"]
         entry = {"identity": self._identities[name], "ready": said, "load_s": known.load_s}
         self._stored[name] = entry
         document = {"version": VERSION, "models": self._stored}
         with suppress(OSError):
-            # Not synced, so that the event loop does not wait; a lost entry is learnt again.
+            # Not synced, because that would block the event loop. If a crash loses the entry, the
+            # next load stores it again.
             replace_file(self._path, json.dumps(document).encode(), sync=False)
 
 
@@ -108,7 +117,10 @@ def _read(path: Path) -> dict[str, object]:
 
 
 def device_of(config: OriginConfig) -> str:
-    """Return the device whose cap a model counts against, before a worker has reported it."""
+    """Return the expected device of a model, whose memory cap applies to it.
+
+    Which device `auto` chooses is certain only after a worker has started.
+    """
     if config.device == "auto":
         return GPU if NVIDIA.exists() else CPU
     return config.device
@@ -146,7 +158,7 @@ def needed(name: str, table: ModelTable, config: OriginConfig) -> tuple[int, Ori
 
 
 def first_load_s(config: OriginConfig) -> float:
-    """Return the estimated seconds of a load, until one was measured."""
+    """Return an estimate of a load's duration in seconds, used until a load was measured."""
     if not makes_tokens(config):
         return LOAD_S
     with suppress(OSError):
@@ -156,7 +168,8 @@ def first_load_s(config: OriginConfig) -> float:
 
 
 def _weights(folder: Path, device: str, formats: Formats) -> int:
-    # Imported late: they need tokenizers, which an origin of upstream servers may lack.
+    # Imported late: the modules need the package tokenizers, which an origin that serves only
+    # upstream servers may lack.
     from tailrace.origin.checkpoint.finding import Findings
     from tailrace.origin.checkpoint.layout import examine_weights
     from tailrace.origin.checkpoint.model_config import examine_config
@@ -174,8 +187,9 @@ def _weights(folder: Path, device: str, formats: Formats) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """One of several models: `config` is its workers', `size_mib` their memory together.
+    """The plan of one of several models.
 
+    `config` has the settings of its workers, and `size_mib` is the memory of all of them together.
     `gpus` has the GPU of each worker, if GPUs are assigned.
     """
 
@@ -188,13 +202,13 @@ class ModelPlan:
 
     @property
     def shares_mib(self) -> dict[str, float]:
-        """Memory by device; a GPU that is given out is a device of its own."""
+        """Memory of the workers in MiB, by device; each assigned GPU is a device of its own."""
         workers = Counter(map(gpu_device, self.gpus)) or Counter([self.device])
         return {one: self.size_mib * count / workers.total() for one, count in workers.items()}
 
 
 def gpu_device(gpu: str) -> str:
-    """Return the name of a GPU in the accounts of memory."""
+    """Return the device name under which the memory of one GPU is counted, such as `cuda:0`."""
     return f"{GPU}:{gpu}"
 
 
@@ -222,7 +236,10 @@ def planned(tables: Tables, origin: OriginConfig) -> list[ModelPlan]:
 
 
 def caps(origin: OriginConfig, plans: Iterable[ModelPlan] = ()) -> dict[str, float]:
-    """Return the memory caps in MiB of the devices that have one; all GPUs have the same cap."""
+    """Return the memory caps in MiB by device, without uncapped devices.
+
+    All GPUs have the same cap.
+    """
     devices = dict.fromkeys([*CAP_SETTINGS, *(one for plan in plans for one in plan.shares_mib)])
     given = {device: getattr(origin, _cap_setting(device)) for device in devices}
     return {device: float(cap) for device, cap in given.items() if cap is not None}
@@ -241,7 +258,7 @@ def _check_cap(plans: list[ModelPlan], device: str, origin: OriginConfig) -> Non
         raise ConfigError(
             f"missing, although {on_gpu[0].name!r} and {on_gpu[1].name!r} share a GPU",
             field=field,
-            hint="set the memory in MiB that all models together may take on it",
+            hint="set the memory in MiB that all models on one GPU may take together",
         )
     if cap is None:
         return
