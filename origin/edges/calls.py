@@ -1,4 +1,4 @@
-"""One Call on a link: the request to its object, and the answer within its credit."""
+"""One Call on a link: passes the request to its object, and sends the answer as credit allows."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tailrace.origin.edges.feed import Outlet
 from tailrace.origin.edges.peer_frame import ObjectCall
 
 MAX_PIECE_BYTES = 16 << 10
-"""Maximum bytes of one Body frame, for which tokens may have to wait on the same link."""
+"""Maximum bytes of data in one Body frame; tokens on the same link wait while it is sent."""
 MAX_CREDIT_BODIES = 1024
-"""Maximum Body frames that an edge may request in flight."""
+"""Maximum number of Body frames in flight, whatever credit an edge grants."""
 NO_CONTENT = (204, 304)
-"""Statuses of answers without content, and so without its length (RFC 9110, 8.6)."""
+"""Statuses of answers that have no content and no Content-Length (RFC 9110, 8.6)."""
 
 C = TypeVar("C", bound=Call | ObjectCall)
 
@@ -37,15 +37,15 @@ class CallOutlet(Outlet, Protocol):
 
 
 class CallRun(Generic[C]):
-    """One Call in progress. It holds at most the piece of a body that it waits to send."""
+    """One Call in progress. It holds at most the part of the body that waits for credit."""
 
     def __init__(self, outlet: CallOutlet, corr: int, call: C) -> None:
         self._outlet = outlet
         self._corr = corr
-        self._call: C | None = call  # None once it is answered
+        self._call: C | None = call  # None once the object has answered
         self._safe = call.method in SAFE_METHODS
         self._head = call.method == "HEAD"
-        # credit and position in Body frames
+        # the edge's credit and the number of frames sent, counted in Body frames
         self._window = Window.starting(0, call.credit, MAX_CREDIT_BODIES, call.credit_bytes)
         self._may_send = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -58,7 +58,7 @@ class CallRun(Generic[C]):
         assert call is not None, "a Call runs once"
         try:
             if self._detached and self._safe:
-                return  # detached before it began
+                return  # the edge detached before the Call began
             response = await handle(call)
         finally:
             self._call = None
@@ -71,9 +71,10 @@ class CallRun(Generic[C]):
                 await self._answer(response)
 
     def detach(self) -> None:
-        """Handle that nobody waits for the answer: send no more, and stop what can be stopped.
+        """Stop sending, because the edge no longer wants the answer.
 
-        A request that may change something is carried out, since half of it would help no one.
+        A request that only reads is cancelled. One that may change something is completed, because
+        a half-finished change would be worse.
         """
         self._detached = True
         may_stop = self._safe or self._call is None
@@ -102,7 +103,7 @@ class CallRun(Generic[C]):
         self._outlet.closed(self._corr)
 
     def _length(self, response: ObjectResponse, length: int) -> tuple[Header, ...]:
-        """Return the length of a body if it is known, not given by the object, and allowed."""
+        """Return a Content-Length header, or nothing if it is already set or not allowed."""
         if response.header("content-length") is not None:
             return ()
         if response.status in NO_CONTENT or (self._head and not length):

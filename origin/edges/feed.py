@@ -1,4 +1,4 @@
-"""The path of one reader's frames from the ledger to its link."""
+"""Sends one reader's frames from the ledger to its link."""
 
 from __future__ import annotations
 
@@ -38,10 +38,11 @@ class Outlet(Protocol):
 
 
 class Feed:
-    """Sends frames as its reader has credit, from memory or storage, never both at once.
+    """Sends a stream's frames to one reader as its credit allows.
 
-    `attach` starts it; `pump` is called whenever something may have changed: a release, a credit, a
-    drained link. A feed holds no frames, so one that cannot send loses nothing.
+    Frames come from memory, or from storage if the reader is behind. `attach` starts the feed.
+    `pump` is called whenever more might be sent: after a release of frames, a grant of credit, or
+    when the link has drained. A feed holds no frames, so a feed that is stopped loses nothing.
     """
 
     def __init__(
@@ -57,13 +58,13 @@ class Feed:
         self._window = window
         self._follow = follow
         self._readers = readers or Readers()
-        self._reads = False  # as `readers` knows it
+        self._reads = False  # True while the reader is counted in `readers`
         self._was_at_tip = False
         self._outlet = outlet
         self._corr = corr
         self._ledger = ledger
         self._stream: bytes | None = None
-        self._tail: LiveTail | None = None  # tail of the stream
+        self._tail: LiveTail | None = None  # the stream's latest frames, in memory
         self._stop_at: int | None = None
         self._reading: asyncio.Task[None] | None = None
 
@@ -102,7 +103,7 @@ class Feed:
             (self._readers.begin if self._reads else self._readers.end)(stream)
 
     def pump(self) -> None:
-        """Send what may be sent now."""
+        """Send the frames that credit and the link allow now."""
         window = self._window
         while (
             (tail := self._tail) is not None
@@ -127,13 +128,13 @@ class Feed:
             self._was_at_tip = True
             self._send(frames)
             if window.next == released and self._stop_at is None:
-                return  # nearly always, nothing is left to send
+                return  # everything released was sent; saves another pass through the loop
 
     def _wait_for(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
         self._reading = asyncio.create_task(self._guard(work))
 
     async def _guard(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
-        """Report an error to the reader; it affects no other reader."""
+        """Run a read; if it fails, close this feed with the error. Other readers continue."""
         try:
             await work()
         except TailraceError as error:
@@ -161,7 +162,7 @@ class Feed:
             self._close(b"")
 
     async def _begin_at_tip(self, stream: bytes) -> None:
-        """Tell a reader that has all of an ended stream about the end."""
+        """Begin a feed whose reader already has all frames; if the stream has ended, close it."""
         info = await self._ledger.info(stream)
         if info.ended and self._window.next >= info.next_index:
             self._close(encode(status(info), self._corr))
@@ -170,12 +171,13 @@ class Feed:
             self.pump()
 
     def _finish_snapshot(self) -> None:
-        """End a reader that does not follow, once it has everything that was there.
+        """Close the feed of a reader that does not follow, once it has all frames up to `_stop_at`.
 
-        The status is of that moment, so that its `next_index` is where to continue.
+        The closing Status shows the stream as of `attach`: its `next_index` is the index from which
+        the reader can continue.
         """
         if self._stop_at is not None and self._window.next >= self._stop_at:
-            assert self._stream is not None  # pump has checked it
+            assert self._stream is not None  # `pump` has checked this
             was = Status(self._stream, StreamState.RUNNING, self._stop_at)
             self._close(encode(was, self._corr))
 

@@ -57,33 +57,40 @@ from tailrace.origin.generations.service import CORRS, Service
 
 MAX_CORRS = CORRS + 4096
 """Maximum number of requests and streams that one link may have open. A request counts until it has
-been carried out, even if the edge detaches before. Edges are told less, because they learn late."""
+been carried out, even if the edge detaches before. The limit announced to edges (CORRS) is lower,
+because an edge does not know which detached requests still count."""
 MAX_TURN_FRAMES = 128
 """Maximum number of frames of one link that are handled in one turn of the event loop, so that
 heartbeats, answers and other links get their turn while there is a backlog."""
 SEND_HIGH_BYTES = 1024 * 1024
-"""Unsent bytes from which a link is congested, so that its feeds wait."""
+"""Number of unsent bytes from which a link counts as congested and its feeds wait."""
 BULK_HIGH_BYTES = 64 * 1024
-"""Unsent bytes from which answers of objects wait, because tokens would queue behind them."""
+"""Number of unsent bytes from which answers of objects wait, because tokens would queue behind
+them."""
 UNSENT_IN_KERNEL_BYTES = 128 * 1024
-"""Bytes that the kernel buffers beyond those in flight; we can reorder only what we hold."""
+"""Maximum bytes that the kernel buffers before it sends them (TCP_NOTSENT_LOWAT). Tokens can
+overtake bulk data only in our own buffers, not in the kernel's."""
 CALLS_HIGH_BYTES = 64 * 1024 * 1024
-"""Bytes of unanswered Calls from which further Calls are refused."""
+"""Total body size in bytes of unanswered Calls beyond which further Calls are refused."""
 MAX_HELLO_BYTES = 4096
-"""Maximum bytes of a frame before the Hello, or before the proof of the secret."""
+"""Maximum size in bytes of a frame during the greeting, before the peer is trusted."""
 HELLO_S = 10.0
-"""Timeout in seconds for the greeting, from the connection on."""
+"""Timeout in seconds for the greeting, counted from the start of the connection."""
 LONGEST_LOOK_S = 6.0
-"""Maximum seconds that one check adds to an edge's silence: a little more than the check's
-interval."""
+"""Maximum seconds that one check may add to an edge's silence, so that time in which this process
+was stalled does not count. It is a little more than the interval between checks."""
 TCP_NOTSENT_LOWAT = 25
-"""Linux's number of the socket option; Python has it from 3.12 on."""
+"""Linux's number of this socket option, which Python's `socket` defines from 3.12 on."""
 
 log = structlog.get_logger("link")
 
 
 class EdgeLink(asyncio.Protocol):
-    """One connected edge or origin. `links` is the set of live links, `fatal` ends the origin."""
+    """The link to one connected edge, or to another origin.
+
+    `links` is the set of live links, which this one joins after its greeting. `fatal` ends the
+    origin when its ledger has failed.
+    """
 
     def __init__(
         self,
@@ -104,27 +111,28 @@ class EdgeLink(asyncio.Protocol):
         self._greeted = False
         self._deadline: asyncio.TimerHandle | None = None  # deadline of the greeting
         self._silence = IdleTimer(0.0, LONGEST_LOOK_S)
-        self._silence_timeout_s = 0.0  # 0: the edge has not stated any
+        self._silence_timeout_s = 0.0  # 0 until the edge announces a timeout
         self._feeds: dict[int, Feed] = {}
         self._calls: dict[int, CallRun[Any]] = {}
         self._answers: set[int] = set()  # corrs of Cancels and Steers in progress
-        self._carried_out: dict[int, asyncio.Task[None]] = {}  # requests without an answer, by corr
+        self._carried_out: dict[int, asyncio.Task[None]] = {}  # unanswered requests, by corr
         self._detached = 0  # number of requests without an answer whose corr was detached
         self._backlog: deque[bytes] = deque()  # frames that have arrived and are not handled yet
         self._is_due = False  # True if the next part of the backlog is scheduled
-        self._held_bytes = 0  # bytes of Calls without an answer, detached ones included
+        self._held_bytes = 0  # body bytes of unanswered Calls, including detached ones
         self._tasks: set[asyncio.Task[None]] = set()
         self._out: list[bytes] = []
         self._bulk: list[bytes] = []
-        self._queued = 0  # bytes of both
-        self._places: list[tuple[int, int]] = []  # places in `_out` of frames that get a corr
+        self._queued = 0  # bytes in `_out` and `_bulk`
+        # (byte offset in `_out`, corr) of each frame whose corr is patched in `_flush`
+        self._places: list[tuple[int, int]] = []
         self._out_bytes = 0
         self._paused = False  # True while the transport has BULK_HIGH_BYTES unsent
 
     # ---- the transport ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Not isinstance: uvloop's transports are no subclass of asyncio's.
+        # A cast, because uvloop's transports are not instances of asyncio.Transport.
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=BULK_HIGH_BYTES)
         leave_unsent_to_us(self._transport)
@@ -138,8 +146,8 @@ class EdgeLink(asyncio.Protocol):
         self._transport = None
         if self._deadline is not None:
             self._deadline.cancel()
-        # Requests in progress are completed: a stream that was created must also be started, or its
-        # idempotency key would name one that never runs.
+        # Requests in progress are completed. A stream that was created must also be started, or its
+        # idempotency key would lead to a stream that never runs.
         for sender in self._senders():
             sender.detach()
         self._feeds.clear()
@@ -183,7 +191,7 @@ class EdgeLink(asyncio.Protocol):
             self._refuse(error)
             return
         if backlog:
-            self._silence.broken()  # the edge is not silent, this end is not reading
+            self._silence.broken()  # reading is paused, so the edge must not count as silent
             self._is_due = True
             asyncio.get_running_loop().call_soon(self._handle_backlog)
         if self._is_due != was_due and not self.gone:
@@ -213,7 +221,7 @@ class EdgeLink(asyncio.Protocol):
         self._out_bytes += len(data)
 
     def relay(self, frames: Sequence[bytes], corr: int) -> None:
-        """Queue frames like `send`; their corrs are patched into the bytes of the whole turn."""
+        """Queue logged frames like `send`, and note where `_flush` must patch `corr` into them."""
         at = before = self._out_bytes
         add_place = self._places.append
         for frame in frames:
@@ -261,7 +269,7 @@ class EdgeLink(asyncio.Protocol):
         }
 
     def look(self, now: float) -> None:
-        """Close the link if its edge has been silent for longer than it announced."""
+        """Close the link if its edge has been silent for longer than the timeout it announced."""
         silent_s = self._silence.seconds(now)
         if self._transport is not None and 0 < self._silence_timeout_s < silent_s:
             log.warning("link.silent", seconds=round(silent_s, 1))
@@ -277,7 +285,7 @@ class EdgeLink(asyncio.Protocol):
         self._bulk.clear()
         self._places.clear()
         self._queued = self._out_bytes = 0
-        if was_full and not self._paused:  # calls held back by this turn's bytes go on
+        if was_full and not self._paused:  # answers that waited for these bytes can continue
             self._pump()
 
     def _pump(self) -> None:
@@ -285,7 +293,7 @@ class EdgeLink(asyncio.Protocol):
             sender.pump()
 
     def _refuse(self, error: TailraceError) -> None:
-        """Close the connection because of a fault of its own, and say why."""
+        """Close the connection because the peer broke the protocol, and send it the reason."""
         log.warning("link.refused", error=str(error))
         self.send(encode(error_frame(error)))
         self.close()
@@ -297,7 +305,7 @@ class EdgeLink(asyncio.Protocol):
         self._refuse(Unavailable(why, code="timeout", status=408))
 
     def _greet(self, raw: bytes) -> None:
-        """Handle a frame of the greeting: first a Hello, then those of the secret."""
+        """Handle a frame of the greeting: first a Hello, then the proof of the link secret."""
         _, frame = self._codec.decode(raw)
         match frame:
             case Hello() if self._hello is None and frame.schema == SCHEMA_HASH:
@@ -315,14 +323,16 @@ class EdgeLink(asyncio.Protocol):
             case Proof():
                 self._handshake.check(frame)
             case _ if self._hello.schema == PEER_SCHEMA_HASH:
-                raise refused("the other side asks as an origin, and has not proven it", PEER)
+                raise refused("the other side calls itself an origin, but has not proven it", PEER)
             case _:
-                raise refused("this origin has a link secret, and the other side shows none")
+                raise refused(
+                    "this origin has a link secret, but the other side sent no proof of it"
+                )
         if self._handshake.done:
             self._begin_service(self._hello)
 
     def _greet_origin(self) -> None:
-        """Ask the other side, which wants to be another origin, to prove that it is one."""
+        """Challenge a peer, whose Hello is that of an origin, to prove that it is one."""
         secrets = self._service.keys.peer_secrets(self._secret)
         self._handshake = Handshake(Side.ORIGIN, *secrets, shared=PEER)
         self._splitter.tags, self._codec = ASKING, PEER_CODEC
@@ -345,7 +355,7 @@ class EdgeLink(asyncio.Protocol):
         try:
             corr, frame = self._codec.decode(raw)
         except FrameError as error:
-            # A bad payload costs its own stream only, since the framing around it is valid.
+            # The framing is valid, so a malformed payload ends only its own stream.
             if (corr := int.from_bytes(raw[5:9], "little")) == 0:
                 raise
             self._fail(corr, error)
@@ -365,7 +375,7 @@ class EdgeLink(asyncio.Protocol):
             case Heartbeat():
                 self._silence_timeout_s = frame.patience_ms / 1000
             case Challenge() if self._handshake.challenge is None:
-                self._handshake.answer(frame)  # raises: there is no secret here
+                self._handshake.answer(frame)  # raises an error, since no secret is set here
             case Open():
                 feed = self._feed(corr, frame)
                 self._spawn(corr, self._begin(corr, feed, self._service.open(frame)))
@@ -386,12 +396,14 @@ class EdgeLink(asyncio.Protocol):
                 self._answers.add(corr)
                 self._spawn(corr, self._answer(corr, self._service.steer(frame)))
             case _:
-                raise FrameError("not expected here", field=type(frame).__name__, offset=4)
+                raise FrameError(
+                    "must not be sent to an origin", field=type(frame).__name__, offset=4
+                )
 
     def _feed(self, corr: int, wanted: Open | Resume | Renew, *, follow: bool = True) -> Feed:
-        """Return the feed of a corr.
+        """Create the feed of a corr.
 
-        It exists before its stream is known, as Credit may come early.
+        This happens before the stream is known, because Credit may arrive earlier.
         """
         self._check_free(corr)
         window = Window.starting(wanted.start, wanted.credit, credit_bytes=wanted.credit_bytes)
@@ -429,7 +441,8 @@ class EdgeLink(asyncio.Protocol):
     ) -> None:
         """Answer a request to read, and start its feed.
 
-        `known` is the proof of an opened stream that the edge has, from an earlier Pass.
+        `known` is the proof that the edge already has from an earlier Pass, if any; an equal proof
+        is not sent again.
         """
         opened = await opening
         if self._feeds.get(corr) is feed:  # not detached meanwhile
@@ -447,10 +460,10 @@ class EdgeLink(asyncio.Protocol):
     # ---- calls ----
 
     def _call(self, corr: int, call: C, handle: Callable[[C], Awaitable[ObjectResponse]]) -> None:
-        """Queue a Call.
+        """Start a Call, or refuse it if too many bytes of unanswered Calls are held.
 
-        Pausing the reading would not bound what waits here, because credit and new streams that
-        come after a Call must not wait for it.
+        Reading is not paused instead, because credit and new streams that arrive after a Call must
+        not wait for it.
         """
         self._check_free(corr)
         if self._held_bytes and self._held_bytes + len(call.body) > CALLS_HIGH_BYTES:
@@ -469,11 +482,11 @@ class EdgeLink(asyncio.Protocol):
         task.add_done_callback(partial(self._done, corr))
 
     def _carries_out(self, corr: int) -> bool:
-        """Return True in the task of a request whose corr is open, so that it may answer there."""
+        """Return True if the current task may answer `corr`: it was not detached meanwhile."""
         return self._carried_out.get(corr) is asyncio.current_task()
 
     async def _guard(self, corr: int, work: Coroutine[None, None, None]) -> None:
-        """Send an error of one request as that request's answer."""
+        """Run the work of a request; if it fails, send the error as the request's answer."""
         try:
             await work
         except TailraceError as error:
@@ -483,7 +496,7 @@ class EdgeLink(asyncio.Protocol):
                 self._fatal(error)
 
     def _done(self, corr: int, task: asyncio.Task[None]) -> None:
-        """Forget a finished request. An internal error ends that request only."""
+        """Forget a finished request; an internal error is logged and ends that request only."""
         self._tasks.discard(task)
         is_open = self._carried_out.get(corr) is task
         if not task.cancelled() and (fault := task.exception()) is not None:
@@ -498,7 +511,7 @@ class EdgeLink(asyncio.Protocol):
             self._detached -= 1
 
     def _fail(self, corr: int, error: TailraceError) -> None:
-        # The error follows the part of the answer that was sent.
+        # The error must follow the queued part of the answer, so it goes into the same queue.
         send = self.send_bulk if corr in self._calls else self.send
         self._detach(corr)
         send(encode(error_frame(error), corr))

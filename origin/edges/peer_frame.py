@@ -1,9 +1,8 @@
 """The frames that origins of one ledger exchange, which have a schema of their own.
 
-They are some of those of ledger/wire/tailrace.bare, and `ObjectCall`. The schema that a Hello names
-says which role its sender asks for: that of an edge, or that of another origin, which has to prove
-that it holds the keys of the resume tokens. So no edge, and nobody else, can call objects as an
-origin does.
+The schema has some frames of ledger/wire/tailrace.bare, and `ObjectCall`. The schema hash in a
+Hello tells whether the sender is an edge or another origin. An origin has to prove that it holds
+the keys of the resume tokens, so nobody else can send an `ObjectCall`.
 """
 
 from __future__ import annotations
@@ -33,20 +32,21 @@ from tailrace.ledger.wire.codec import Codec, F, framed
 ASKING: dict[int, type[Frame]] = {
     cls.tag: cls for cls in (Hello, Challenge, Proof, Heartbeat, Credit, Detach)
 }
-"""The frames of the origin that connects, by tag."""
+"""Frames that the connecting origin sends, by tag."""
 
 
 @dataclass_transform(frozen_default=True)
 def asking(tag: int) -> Callable[[type[F]], type[F]]:
-    """Make a class a frame of the origin that connects."""
+    """Return a decorator that registers a class as a frame that the connecting origin sends."""
     return framed(ASKING, tag)
 
 
 @asking(48)
 class ObjectCall(Frame):
-    """A Call to an object of the other origin, of a client or, with an `operation`, of an object.
+    """A request to an object that the other origin runs; it is answered like a Call.
 
-    It is answered as a Call. It has no caller: the origin that sends it has checked its rights.
+    It comes from a client, or from another object if it has an `operation`. It does not name the
+    caller, because the sending origin has already checked the caller's rights.
     """
 
     object: str
@@ -63,7 +63,7 @@ class ObjectCall(Frame):
 ANSWERING: dict[int, type[Frame]] = {
     cls.tag: cls for cls in (Hello, Challenge, Proof, Heartbeat, Answer, Body, BodyEnd, StreamError)
 }
-"""The frames of the other one."""
+"""Frames that the origin at the other end sends, by tag."""
 SCHEMA_TEXT = schema_text(ASKING | ANSWERING, {})
 PEER_SCHEMA_HASH = schema_identity(SCHEMA_TEXT)
 PEER_CODEC: Codec[Frame] = Codec(ASKING | ANSWERING, MAX_LINK_FRAME_BYTES)

@@ -1,9 +1,10 @@
 """Requests to objects that other origins run, sent over a link as an edge would.
 
-Each object on a shared ledger has one origin that runs it. An origin that cannot be reached is
-retried until its lease has lapsed, and then the object is claimed here. If it is alive all the same
-(because of a wrong address or a split network), its objects are taken from it one by one: it is
-fenced, so that costs a request, and no data.
+Each object on a shared ledger has one origin that runs it. If that origin cannot be reached, the
+request is retried until the origin's lease has lapsed, and then this origin takes the object over.
+The unreachable origin may still be alive, because of a wrong address or a network partition. Then
+its objects are taken from it as they are requested. Fencing rejects its late writes, so this may
+fail a request, but loses no data.
 """
 
 from __future__ import annotations
@@ -49,18 +50,20 @@ from tailrace.origin.edges.calls import NO_CONTENT
 from tailrace.origin.edges.peer_frame import ANSWERING, PEER_CODEC, PEER_SCHEMA_HASH, ObjectCall
 
 SOFTWARE = "tailrace-origin"
-"""Software name of an origin in its Hello. It is for people: it gives no rights."""
+"""Software name of an origin in its Hello. It is informational and gives no rights."""
 PEER_CONNECT_S = 2.0
 PEER_SILENCE_S = 16.0
-"""Timeout in seconds for a silent origin, until its heartbeats announce another."""
+"""Seconds of silence after which a link counts as lost, until a Heartbeat announces another
+timeout."""
 PEER_RETRY_S = 0.1
 WINDOW_BODIES = 64
-"""Maximum number of Body frames of one answer on their way from another origin."""
+"""Maximum number of Body frames in flight for one answer of another origin."""
 WINDOW_BODY_BYTES = 1 << 20
-"""Maximum number of their bytes, and of the bytes of a body that is passed on whole."""
+"""Maximum bytes of Body frames in flight for one answer. Also the maximum size in bytes of a body
+that is read as a whole before it is passed on."""
 PEER_OUTAGE_S = 6.0
-"""Time in seconds for which an unreachable origin may keep its objects; usually longer than its
-lease."""
+"""Seconds for which an origin may be unreachable before its objects are taken from it; usually
+longer than its lease."""
 
 ALIVE = encode(Heartbeat(0, ready=True, patience_ms=round(PEER_SILENCE_S * 1000)))
 """Answer to each Heartbeat of the other origin."""
@@ -70,9 +73,9 @@ log = structlog.get_logger("origin")
 
 @dataclass(frozen=True, slots=True)
 class PeerTransport:
-    """Transport by which the origins of a ledger reach each other, the same for all.
+    """Transport by which the origins of one ledger reach each other; all use the same.
 
-    `secrets` show that this origin is one of them (`TokenKeys.peer_secrets`).
+    With `secrets` an origin proves that it belongs to the ledger (`TokenKeys.peer_secrets`).
     """
 
     scheme: str
@@ -81,18 +84,19 @@ class PeerTransport:
 
 
 ALONE = PeerTransport(TCP, Credentials("origin.link"), (secrets.token_bytes(MAC_BYTES),))
-"""For an origin that shares its ledger with no other."""
+"""Transport of an origin that shares its ledger with no other origin, so it is never used."""
 
 
 class Outages:
-    """How long each address has been unreachable; every `now` is in seconds of one clock.
+    """Measures how long each address has been unreachable. Every `now` is seconds of one clock.
 
-    Failures further apart than `PEER_OUTAGE_S` belong to two outages, since the time between them
-    is unknown.
+    Failures further apart than `PEER_OUTAGE_S` count as two outages, because the address may have
+    been reachable between them.
     """
 
     def __init__(self) -> None:
-        self._failed: dict[str, tuple[float, float]] = {}  # first and last failure
+        # address -> times of the first and the last failure of the current outage
+        self._failed: dict[str, tuple[float, float]] = {}
 
     def failed(self, address: str, now: float) -> float:
         """Record a failure, and return how long this outage has lasted."""
@@ -108,7 +112,7 @@ class Outages:
 
 
 class Peers:
-    """The other origins of a ledger. `seize` takes an object from its owner."""
+    """The other origins of a ledger. `seize` takes an object from the origin that runs it."""
 
     def __init__(
         self,
@@ -116,22 +120,25 @@ class Peers:
         here: frozenset[str] = frozenset(),
         transport: PeerTransport = ALONE,
     ) -> None:
-        """Create the peers.
+        """Create the peers, without connections.
 
-        Objects of requests with a method in `here` are taken over by this origin.
+        If the operation of a request is in `here`, this origin takes the object over and runs it.
         """
         self._transport = transport
         self._seize = seize
         self._here = here
         self._links: dict[str, PeerLink] = {}
         self._outages = Outages()
-        # connection attempts by address
+        # address -> connection attempt in progress, which concurrent requests share
         self._attempts: dict[str, asyncio.Task[PeerLink | None]] = {}
 
     async def ask(
         self, held: HeldElsewhere, key: ObjectKey, request: ObjectRequest
     ) -> ObjectResponse | None:
-        """Return the answer of the object's origin; None if the request must be retried here."""
+        """Return the answer of the origin that runs the object.
+
+        The result is None if the caller must look the object up again: it may run here by now.
+        """
         if request.operation in self._here:
             await self._seize(key)
             return None
@@ -146,7 +153,7 @@ class Peers:
             else:
                 self._outages.over(address)
                 return response
-        # A refusal, or an object unknown there: check that the right origin was asked.
+        # The origin is unreachable, or no longer runs the object.
         await self._wait_for(address, key)
         return None
 
@@ -157,7 +164,7 @@ class Peers:
             link.close()
 
     async def _link(self, address: str) -> PeerLink | None:
-        """Return the link to an origin; None if there can be none."""
+        """Return a link to an origin, which may be new; None if the origin cannot be reached."""
         link = self._links.get(address)
         if link is not None and not link.closed:
             return link
@@ -174,7 +181,7 @@ class Peers:
         return link
 
     async def _wait_for(self, address: str, key: ObjectKey) -> None:
-        """Wait for an unreachable origin to lose its lease."""
+        """Wait a moment; after an outage of PEER_OUTAGE_S, take the object from its origin."""
         now = asyncio.get_running_loop().time()
         if self._outages.failed(address, now) < PEER_OUTAGE_S:
             await asyncio.sleep(PEER_RETRY_S)
@@ -184,14 +191,14 @@ class Peers:
 
 
 async def connect(address: str, transport: PeerTransport) -> PeerLink | None:
-    """Return a link to the origin at HOST:PORT; None if none greets there."""
+    """Return a link to the origin at HOST:PORT; None if no origin completes the greeting there."""
     link = PeerLink(transport.secrets)
     try:
         async with asyncio.timeout(PEER_CONNECT_S):
             place = LinkAddress(*parse_address(address), transport.scheme)
             await dial(lambda: link, place, transport.credentials)
             await link.greeted.wait()
-    except (OSError, ValueError):  # TimeoutError is an OSError; the port may be missing
+    except (OSError, ValueError):  # TimeoutError is an OSError; ValueError: not HOST:PORT
         link.close()
         return None
     return None if link.closed else link
@@ -201,13 +208,13 @@ class PeerLink(asyncio.Protocol):
     """One connection to another origin, shared by many Calls."""
 
     def __init__(self, shown: tuple[bytes, ...]) -> None:
-        """`shown` are `PeerTransport.secrets`."""
+        """Create a link without a connection; `shown` are `PeerTransport.secrets`."""
         self._handshake = Handshake(Side.EDGE, *shown, shared=PEER)
         self._is_hello_heard = False
         self.greeted = asyncio.Event()
         self._transport: asyncio.Transport | None = None
         self._splitter = Splitter(tags=ANSWERING)
-        self._heard_at = 0.0  # by the event loop's clock
+        self._heard_at = 0.0  # time of the last data, on the event loop's clock
         self._silence_timeout_s = PEER_SILENCE_S
         self._corrs = itertools.count(1)
         self._calls: dict[int, PeerCall] = {}
@@ -256,7 +263,7 @@ class PeerLink(asyncio.Protocol):
         self._transport.write(PEER_CODEC.encode(sent, corr))
 
     async def wait(self, news: asyncio.Event) -> None:
-        """Wait for `news` while the other origin is alive; raises when it is not."""
+        """Wait for `news`; raises OriginUnreachable if the other origin is silent for too long."""
         left_s = self._heard_at + self._silence_timeout_s - asyncio.get_running_loop().time()
         if left_s <= 0:
             self.close()
@@ -281,7 +288,7 @@ class PeerLink(asyncio.Protocol):
     # ---- the transport ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Not isinstance: uvloop's transports are no subclass of asyncio's.
+        # A cast, because uvloop's transports are not instances of asyncio.Transport.
         self._transport = cast(asyncio.Transport, transport)
         self._transport.write(encode(Hello(PEER_SCHEMA_HASH, SOFTWARE)))
         if (challenge := self._handshake.challenge) is not None:
@@ -304,7 +311,8 @@ class PeerLink(asyncio.Protocol):
 
     def _take(self, corr: int, frame: Frame, size: int) -> None:
         if not self._is_hello_heard and not isinstance(frame, StreamError):
-            # A peer sends its first Hello and the Challenge after it to anyone who connects.
+            # An origin first sends the edge schema's Hello and a Challenge, because it does not yet
+            # know that this side is an origin. Both are ignored.
             if isinstance(frame, Hello) and frame.schema == PEER_SCHEMA_HASH:
                 self._is_hello_heard = True
         elif isinstance(frame, Challenge):
@@ -328,14 +336,15 @@ class PeerLink(asyncio.Protocol):
 class PeerCall:
     """A Call to another origin: the head of its answer, and an iterator over the body.
 
-    It holds at most `WINDOW_BODY_BYTES` and one frame: credit is renewed as the body is read.
+    At most `WINDOW_BODY_BYTES` and one frame are buffered, because the other origin gets new credit
+    only as the body is read.
     """
 
     def __init__(self, link: PeerLink, corr: int) -> None:
         self._link = link
         self._corr = corr
         self._answer: Answer | None = None
-        self._parts: deque[tuple[bytes, int]] = deque()  # each with the size of its frame
+        self._parts: deque[tuple[bytes, int]] = deque()  # unread (data, size of the Body frame)
         self._news = asyncio.Event()
         self._window = Window.starting(0, WINDOW_BODIES, WINDOW_BODIES, WINDOW_BODY_BYTES)
         self._has_ended = False
@@ -344,7 +353,7 @@ class PeerCall:
     # ---- for the link ----
 
     def take(self, frame: Frame, size: int) -> None:
-        """Take a frame of `size` bytes."""
+        """Handle a frame of the answer, which has `size` bytes."""
         match frame:
             case Answer():
                 self._answer = frame
@@ -362,7 +371,10 @@ class PeerCall:
         self._news.set()
 
     def lost(self) -> TailraceError:
-        """Return the error of a link that is lost now."""
+        """Return the error for this Call when its link is lost.
+
+        Without an answer it is unknown whether the request was carried out.
+        """
         if self._answer is None:
             return outcome_unknown()
         return OriginUnreachable("the origin that holds the object was lost within its answer")
@@ -400,7 +412,7 @@ class PeerCall:
 
 
 def _is_small(request: ObjectRequest, response: ObjectResponse) -> bool:
-    """Return True if a body is known to be empty or small enough to be taken whole."""
+    """Return True if a body is known to be empty or small enough to be read as a whole."""
     if request.method == "HEAD" or response.status in NO_CONTENT:
         return True
     length = response.header("content-length") or ""
