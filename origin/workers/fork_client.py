@@ -1,7 +1,8 @@
 """The supervisor's side of the fork server: starts it, restarts it, and asks it for workers.
 
-This needs Linux, where orphans can be adopted. On other systems, and if the fork server reports
-that it must not be forked, each worker is spawned and imports its modules itself.
+This needs Linux, where the supervisor can adopt the forked workers. On other systems, and if the
+fork server reports that it must not be forked, each worker is spawned and imports its modules
+itself.
 """
 
 from __future__ import annotations
@@ -24,26 +25,31 @@ from tailrace.origin.workers.fork_server import MAX_ORDER_BYTES, ForkMessage
 from tailrace.origin.workers.load_spans import LoadStage
 
 PR_SET_CHILD_SUBREAPER = 36
-"""Option of prctl(2): orphaned descendants of this process become its children."""
+"""Option of prctl(2) that makes orphaned descendants of this process its children."""
 RESTART_MIN_S = 0.05
 RESTART_MAX_S = 30.0
-"""Bounds of the wait before a restart, in seconds; it doubles while none becomes ready."""
+"""Bounds in seconds of the wait before the fork server is restarted.
+
+The wait doubles with each fork server in a row that ended before it was ready."""
 FORK_TIMEOUT_S = 30.0
-"""Timeout for a forked worker in seconds; after it the worker is spawned."""
+"""Timeout in seconds for a worker from the fork server; after it the worker is spawned."""
 ORPHANS_S = 1.0
-"""Interval in seconds between two attempts to reap the orphans of a dead worker."""
+"""Interval in seconds between two attempts to reap the children of a dead worker."""
 
 log = structlog.get_logger("fork_server")
 
 
 class ForkedProcess:
-    """A child that this process has adopted, with the interface of `asyncio.subprocess.Process`."""
+    """A forked worker, which this process has adopted.
+
+    It has the part of the interface of `asyncio.subprocess.Process` that slots use.
+    """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
         self._ended = asyncio.Event()
-        # A child keeps its pid until it is waited for, so this is the right process.
+        # The pid cannot belong to another process: a child keeps it until it is waited for.
         self._pidfd = os.pidfd_open(pid)
         asyncio.get_running_loop().add_reader(self._pidfd, self._reap)
 
@@ -65,7 +71,8 @@ class ForkedProcess:
     def _reap(self) -> None:
         asyncio.get_running_loop().remove_reader(self._pidfd)
         os.close(self._pidfd)
-        # Its own children are in its group, whose id stays reserved until the worker is reaped.
+        # Kill the worker's children, which are in its process group. The group's id cannot be
+        # reused before the worker is reaped.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         _, status = os.waitpid(self.pid, 0)
@@ -74,7 +81,7 @@ class ForkedProcess:
         self._reap_group()
 
     def _reap_group(self) -> None:
-        """Reap the worker's orphans, which this process has adopted, until none is left."""
+        """Reap the dead worker's children, which this process has adopted, until none is left."""
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-self.pid, os.WNOHANG)[0]:
                 pass
@@ -89,8 +96,8 @@ class ForkServer:
     """Keeps one fork server running for workers that run `module` with `settings`.
 
     Attributes:
-        refusal: Why workers are never forked any more; empty while they may be.
-        stages: The stages of the last fork server's start.
+        refusal: Why workers are never forked from now on; empty while they may be forked.
+        stages: The stages in which the latest fork server started.
     """
 
     def __init__(self, module: str, settings: str, environment: Mapping[str, str]) -> None:
@@ -101,11 +108,11 @@ class ForkServer:
         self._process: asyncio.subprocess.Process | None = None
         self._socket: socket.socket | None = None
         self._waiting: ForkedProcess | None = None
-        self._settled = asyncio.Event()  # a worker waits, or there will be none
+        self._settled = asyncio.Event()  # set if a forked worker is available, or never will be
 
     @property
     def pid(self) -> int | None:
-        """The pid of the running fork server, or None."""
+        """The pid of the fork server; None while none runs."""
         return None if self._process is None else self._process.pid
 
     async def keep(self) -> None:
@@ -125,7 +132,7 @@ class ForkServer:
     async def fork(
         self, *argv: str, environment: Mapping[str, str] | None = None
     ) -> ForkedProcess | None:
-        """Return a forked worker with these arguments, or None if it must be spawned.
+        """Return a forked worker that runs with these arguments, or None if it must be spawned.
 
         `environment` has variables that are set in the worker before its program begins.
         """
@@ -134,7 +141,8 @@ class ForkServer:
                 while self._waiting is None and not self.refusal:
                     await self._settled.wait()
         except TimeoutError:
-            if self.stages:  # it hangs; one that was never ready may still be importing
+            # A fork server that was ready hangs; one that was never ready may still be importing.
+            if self.stages:
                 self._end()
         worker, self._waiting = self._waiting, None
         if worker is None or self._socket is None:
@@ -153,7 +161,8 @@ class ForkServer:
     async def _one_life(self) -> bool:
         """Run a fork server until it ends; return True if it was ready to fork."""
         if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1) != 0:
-            log.warning("fork_server.no_subreaper")  # forked workers will be lost and then spawned
+            # Forked workers then end at once, because the supervisor is not their parent.
+            log.warning("fork_server.no_subreaper")
         asked_s = time.monotonic()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
@@ -172,7 +181,7 @@ class ForkServer:
                     self._settled.set()
                 self.refusal = said.refusal if said is not None else ""
             finally:
-                # The worker that waits sees the end of its pipe, and ends.
+                # The end of the fork server closes the waiting worker's pipe, so that worker ends.
                 self._socket = self._process = self._waiting = None
                 self._settled.clear()
                 kill(process)

@@ -1,17 +1,19 @@
-"""The fork server: a process that has imported the workers' modules, and forks workers.
+"""The fork server: a process that imports the workers' modules once, and then forks workers.
 
     python -P -m tailrace.origin.workers.bootstrap PARENT \
         tailrace.origin.workers.fork_server FD MODULE SETTINGS
 
 FD is a socket for messages to and from the supervisor (SOCK_SEQPACKET, JSON). One worker is always
-forked ahead and waits for its order. The first message to the supervisor names this worker. An
-order holds a worker's arguments: it is passed to the waiting worker, and answered with the next
-one. A fork copies only the thread that calls it, and CUDA does not survive a fork. So a process
+forked in advance and waits for its order. The fork server's first message has this worker's pid.
+The supervisor then sends an order, which has the arguments of a worker. The fork server passes it
+to the waiting worker, forks the next one, and answers with the next one's pid.
+
+A fork copies only the thread that calls it, and CUDA does not survive a fork. So a fork server
 with other threads, or with CUDA initialized, forks nothing and reports why.
 
-A worker is forked twice and the process in between ends, so that the kernel gives the worker to
-the nearest subreaper, the supervisor. The supervisor can wait for it as for any child, and this
-process may be killed without harm to the workers.
+Each worker is forked by an intermediate process, which then ends. So the kernel makes the worker a
+child of the nearest subreaper, which is the supervisor. The supervisor can wait for it as for any
+child, and the fork server may be killed without harm to the workers.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from tailrace.origin.workers.load_spans import PROCESS_SPANS, LoadStage
 
 MAX_ORDER_BYTES = 128 * 1024
 ORDER_FD = 3
-"""File descriptor of a worker's order; the worker closes all others except 0, 1 and 2."""
+"""File descriptor from which a worker reads its order; it closes all others except 0, 1 and 2."""
 MOST_FDS = 1 << 20
 PID_DIGITS = 32
 
@@ -40,9 +42,10 @@ StartRun = Callable[[Sequence[str]], int]
 
 @dataclass(frozen=True, slots=True)
 class ForkMessage:
-    """A message to the supervisor: the waiting worker's `pid`, or the `refusal` to fork.
+    """A message to the supervisor: the `pid` of the waiting worker, or why none was forked.
 
-    The first message also has the `stages` of the fork server's start and its memory.
+    `refusal` is empty if a worker was forked. The first message also has the `stages` of the fork
+    server's start, and its memory in KiB.
     """
 
     pid: int = 0
@@ -55,14 +58,15 @@ class ForkMessage:
 def main(argv: Sequence[str]) -> int:
     """Fork workers until the supervisor ends, and return the exit status.
 
-    In a forked worker this returns the worker's own status.
+    A forked worker does not return from here; it exits with its own status.
     """
     fd, module, settings = argv
     parent = os.getppid()
     worker = importlib.import_module(module)
     worker.prepare(settings)
     gc.collect()
-    gc.freeze()  # a collection in a worker would write to, and thus copy, every page of objects
+    # Otherwise a garbage collection in a worker would write to every shared page, and so copy it.
+    gc.freeze()
     with socket.socket(fileno=int(fd)) as supervisor:
         stages = PROCESS_SPANS.close()
         waiting, order = _fork_ahead(worker.main, parent)
@@ -90,7 +94,10 @@ def unclean() -> str:
 
 
 def _fork_ahead(run: StartRun, parent: int) -> tuple[ForkMessage, int]:
-    """Fork a worker that waits; return its message, and the descriptor for its order."""
+    """Fork a worker that waits for its order.
+
+    Return the message about it, and the file descriptor to write the order to.
+    """
     refusal = unclean()
     if refusal:
         return ForkMessage(refusal=refusal), -1
@@ -109,7 +116,10 @@ def _fork_ahead(run: StartRun, parent: int) -> tuple[ForkMessage, int]:
 
 
 def _in_between(run: StartRun, parent: int, order: int, tell: int) -> None:
-    """Fork the worker, write its pid to `tell`, and exit, so that the supervisor adopts it."""
+    """Fork the worker, write its pid to `tell`, and exit, so that the supervisor adopts it.
+
+    This runs in the intermediate process; `order` is the descriptor that the worker reads from.
+    """
     status = 1
     try:
         worker = os.fork()
@@ -125,11 +135,11 @@ def _in_between(run: StartRun, parent: int, order: int, tell: int) -> None:
             sys.excepthook(*sys.exc_info())
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        os._exit(status)  # the exit handlers belong to the fork server
+        os._exit(status)  # without exit handlers, which are meant for the fork server
 
 
 def _work(run: StartRun, parent: int) -> int:
-    os.setsid()  # so that its children are in its group and are killed with it
+    os.setsid()  # the worker's children join its process group, which is killed with it
     with os.fdopen(ORDER_FD, "rb") as order:
         given = order.read()
     PROCESS_SPANS.begin("connect")
@@ -137,7 +147,7 @@ def _work(run: StartRun, parent: int) -> int:
     if not given or not end_with(parent):
         return 1
     order = json.loads(given)
-    os.environ.update(order["environment"])  # CUDA, which was not begun here, reads it when it is
+    os.environ.update(order["environment"])  # early enough, since CUDA is not initialized yet
     return run(order["argv"])
 
 
@@ -146,7 +156,7 @@ def _send(supervisor: socket.socket, message: ForkMessage) -> None:
 
 
 def _memory_kib() -> tuple[int, int]:
-    """Return this process's memory in KiB: resident, and proportional (shared pages divided)."""
+    """Return this process's memory in KiB: resident (RSS) and proportional set size (PSS)."""
     sizes = {"Rss": 0, "Pss": 0}
     for line in Path("/proc/self/smaps_rollup").read_text("ascii").splitlines():
         name, _, rest = line.partition(":")

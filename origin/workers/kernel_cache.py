@@ -1,10 +1,11 @@
 """A cache of compiled kernels in the data folder, with checksums.
 
-Triton stores each compilation in a folder that is named by a hash of the source, the options, the
-device and Triton's version, and trusts what it finds there. This module keeps a manifest of
-checksums beside these folders. Before workers start, every folder that is missing from the
-manifest or differs from it is removed, so that it is compiled again. A folder is complete once it
-has Triton's group file, which Triton writes last.
+Triton stores each compiled kernel in a folder of its own. The folder's name is a hash of the
+source, the options, the device and Triton's version. Triton does not check the files in it. So
+this module keeps a manifest of checksums beside these folders. Before workers start, every folder
+that is missing from the manifest or differs from it is removed, and its kernel is compiled again.
+A folder is complete once it has Triton's group file, which lists the other files and is written
+last.
 """
 
 from __future__ import annotations
@@ -29,25 +30,26 @@ from tailrace.ledger.errors import CallerError, ConfigError
 from tailrace.ledger.process.durable_file import locked, replace_file
 
 FOLDER = "kernels"
-"""Name of the folder in the data folder; it has one folder for each fingerprint."""
+"""Name of the cache's folder in the data folder; it has a folder for each fingerprint."""
 MANIFEST = "manifest.json"
 MANIFEST_VERSION = 1
 VARIABLE = "TRITON_CACHE_DIR"
 GROUP = "__grp__"
-"""Prefix of the names of Triton's group files."""
+"""Prefix of the names of group files, by which Triton finds the files of a kernel."""
 FINGERPRINT_CHARS = 16
 MAX_MEMBER_BYTES = 1 << 30
 
 Groups = dict[str, dict[str, list[Any]]]
-"""Folder name -> file name -> [size in bytes, SHA-256 in hex]."""
+"""The files of each compiled kernel: folder name -> file name -> [bytes, SHA-256 in hex]."""
 
 log = structlog.get_logger("kernels")
 
 
 def fingerprint() -> str:
-    """Return a hash of everything that decides whether kernels compiled elsewhere are valid here.
+    """Return a hash of the software that compiled kernels depend on.
 
-    It covers the kernels' source, the versions of torch, Triton and Python, and the platform.
+    Kernels that were compiled elsewhere are valid here if the fingerprint is equal. It covers the
+    kernels' source, the versions of torch, Triton and Python, and the platform.
     """
     from tailrace import kernels
 
@@ -65,9 +67,10 @@ def fingerprint() -> str:
 
 
 def offer(data: Path) -> None:
-    """Have workers that start from now on use the cache of this data folder.
+    """Let workers that start from now on use the cache of this data folder.
 
-    It sets TRITON_CACHE_DIR for them, unless the environment already sets it.
+    The function checks the cache and sets TRITON_CACHE_DIR, which workers inherit. It does nothing
+    if the environment sets the variable already.
     """
     if VARIABLE in os.environ or find_spec("triton") is None:
         return
@@ -81,22 +84,28 @@ def offer(data: Path) -> None:
 
 
 def keep_compiled(data: Path) -> None:
-    """Add what this process has compiled to the manifest, if it uses the cache of `data`."""
+    """Add the kernels that this process has compiled to the manifest of the cache in `data`.
+
+    Nothing happens if the process uses another cache.
+    """
     folder = data.resolve() / FOLDER
     if Path(os.environ.get(VARIABLE, "")).parent == folder:
-        with suppress(OSError):  # otherwise it is compiled again
+        with suppress(OSError):  # kernels that are not in the manifest are just compiled again
             KernelCache(data).keep()
 
 
 class KernelCache:
-    """The cache of one data folder for the code that runs, whose fingerprint is `mark`."""
+    """The cache of one data folder, for the code with the fingerprint `mark`.
+
+    By default that is the running code.
+    """
 
     def __init__(self, data: Path, mark: str | None = None) -> None:
         self.mark = mark or fingerprint()
         self.folder = data.resolve() / FOLDER / self.mark
 
     def restore(self) -> int:
-        """Remove damaged and unfinished compilations; return the number of good ones.
+        """Remove damaged and unfinished kernels, and return the number of good ones.
 
         It must be called before any worker starts.
         """
@@ -117,10 +126,10 @@ class KernelCache:
         return len(kept)
 
     def keep(self) -> int:
-        """Add new compilations to the manifest, and return their number."""
+        """Add new kernels to the manifest, and return their number."""
         if not self.folder.is_dir():
             return 0
-        with locked(self.folder / MANIFEST):  # workers do this at the same time
+        with locked(self.folder / MANIFEST):  # workers may do this at the same time
             known = self._known()
             new = {
                 path.name: _files(path)
@@ -132,10 +141,10 @@ class KernelCache:
         return len(new)
 
     def export(self, to: Path, progress: Callable[[int], None] = lambda done: None) -> int:
-        """Write all complete compilations to one file, and return their number.
+        """Write all complete kernels to the file `to`, and return their number.
 
         Raises:
-            ConfigError: There are none, or the file cannot be written.
+            ConfigError: There are no kernels, or the file cannot be written.
         """
         import zstandard
 
@@ -167,7 +176,7 @@ class KernelCache:
         return len(known)
 
     def take_in(self, path: Path, progress: Callable[[int], None] = lambda done: None) -> int:
-        """Add the compilations of a file that `export` wrote, and return how many were new.
+        """Add the kernels in a file that `export` has written, and return how many were new.
 
         Raises:
             CallerError: The file is damaged or of another version; nothing was added.
@@ -209,7 +218,7 @@ class KernelCache:
 
     def _put(self, group: str, files: dict[str, bytes]) -> dict[str, list[Any]]:
         folder = self.folder / group
-        shutil.rmtree(folder, ignore_errors=True)  # an unfinished one
+        shutil.rmtree(folder, ignore_errors=True)  # leftover of an unfinished compilation
         folder.mkdir(parents=True)
         for name, data in files.items():
             moved = _moved(data, folder) if name.startswith(GROUP) else data
@@ -252,7 +261,7 @@ class KernelCache:
 
 
 def _files(folder: Path) -> dict[str, list[Any]]:
-    """Return size and SHA-256 of the files of a compilation, without unfinished (tmp.) files."""
+    """Return size and SHA-256 of each file of a kernel, except unfinished ones (`tmp.…`)."""
     found = {}
     for path in sorted(folder.iterdir()):
         if path.is_file() and not path.name.startswith("tmp."):
@@ -262,7 +271,10 @@ def _files(folder: Path) -> dict[str, list[Any]]:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Return True if a compilation has its group file and every file that this names."""
+    """Return True if a kernel is complete: it has its group files and all files that they list.
+
+    Triton's launcher modules have no group file; one with a `.so` file is complete.
+    """
     groups = [path for path in folder.iterdir() if path.name.startswith(GROUP)]
     for path in groups:
         try:
@@ -275,7 +287,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _moved(group: bytes, folder: Path) -> bytes:
-    """Return a group file with its absolute paths changed to `folder`."""
+    """Return the contents of a group file with its absolute paths moved into `folder`."""
     document = json.loads(group)
     document["child_paths"] = {
         name: str(folder / Path(name).name) for name in document["child_paths"]
@@ -290,7 +302,7 @@ def _names(groups: Groups) -> Iterator[tuple[str, str]]:
 def _member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     file = archive.extractfile(member) if member.isreg() else None
     if file is None or member.size > MAX_MEMBER_BYTES:
-        raise ValueError(f"{member.name} is not a file of a kernel, or is larger than 1 GiB")
+        raise ValueError(f"{member.name} is not a regular file, or is larger than 1 GiB")
     return file.read()
 
 

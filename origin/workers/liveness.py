@@ -1,7 +1,7 @@
-"""Rules for workers' lives: hangs, why a process ended, and when a new one is started.
+"""Rules about workers: when one counts as hung, why its process ended, when to start a new one.
 
-They do no I/O except `count_oom_kills` and `Watchdog`; callers pass the time. Both workers and the
-supervisor import this, so torch's exceptions are recognized by name.
+The rules do no I/O except `count_oom_kills` and `Watchdog`; callers pass the current time. The
+supervisor imports this module but not torch, so torch's exceptions are recognized by name.
 """
 
 from __future__ import annotations
@@ -22,58 +22,63 @@ from tailrace.ledger.flow.circuit_breaker import CircuitBreaker, CircuitState
 VMSTAT = Path("/proc/vmstat")
 OOM_COUNT = "oom_kill"
 
-# Parts of messages by which errors are recognized that have no class of their own; lower case.
+# Lower-case parts of messages, for errors that have no exception class of their own.
 _OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate")
 _OF_DEVICE = ("cuda error", "cublas", "cudnn", "triton error", "device-side assert", "nvrtc")
 
 BEAT_S = 1.0
-"""Maximum interval in seconds between two frames of a ready worker, unless a step is longer."""
+"""Interval in seconds at which a ready worker sends at least one frame, unless a step is longer."""
 SILENT_S = 5.0
 """Seconds of silence after which a worker gets no further streams until it sends again."""
 LOOK_S = 0.5
-"""Interval in seconds between two checks by the supervisor."""
+"""Interval in seconds at which the supervisor checks whether a worker is silent."""
 BLIND_S = 2.0
-"""Interval in seconds between two checks beyond which the supervisor itself was stopped or busy.
+"""If more seconds than this pass between two checks, the supervisor itself was stopped or busy.
 
 Such time does not count as silence of a worker."""
 WATCHDOG_LEAD_S = 2.0
-"""Seconds that a worker's own watchdog has to end it before the supervisor does."""
+"""Seconds by which the supervisor kills a hung worker later than the worker's own watchdog would,
+because only the watchdog writes a traceback of every thread."""
 MOST_DEATHS = 6
-"""Deaths in a row that open the circuit breaker: one more than end a poison stream."""
+"""Number of workers that must die in a row to open the circuit breaker: one more than a poison
+stream can kill before it is ended."""
 SETTLED_S = 10.0
-"""Seconds after which a ready worker closes the circuit breaker even if it had no request."""
+"""Seconds that a ready worker must live to close the circuit breaker without any output."""
 RESTART_MIN_S = 0.05
 RESTART_MAX_S = 5.0
-"""Bounds in seconds of the wait before a restart after a worker that did not become ready.
+"""Bounds in seconds of the wait before a restart, if the worker died before it was ready.
 
-It doubles with each of them."""
+The wait doubles with each such death in a row."""
 OPEN_MIN_S = 1.0
 OPEN_MAX_S = 60.0
-"""Bounds in seconds of the time that the circuit is open; it doubles with each failed trial."""
-TRIAL_LOOK_S = 0.5
-"""Interval in seconds at which the other slots ask again while one worker is on trial."""
-ARM_AGAIN_S = 1.0
-"""Minimum interval in seconds between two settings of the watchdog's timer.
+"""Bounds in seconds of the time that the circuit breaker stays open before a trial.
 
-Each setting starts a thread, which costs as much as a quick step."""
+It doubles with each failed trial."""
+TRIAL_LOOK_S = 0.5
+"""Interval in seconds at which other slots ask whether they may start, while one worker is on
+trial."""
+ARM_AGAIN_S = 1.0
+"""Minimum interval in seconds between two restarts of the watchdog's timer.
+
+Each restart starts a thread, which takes as long as a short engine step."""
 
 
 class ExitKind(StrEnum):
-    """Why a worker's process ended; the value is a label of metrics and a word in logs."""
+    """Why a worker's process ended; the value appears in logs and as a label of metrics."""
 
     START = "start"
-    """It could not load, and reported why."""
+    """The worker could not load its model, and reported why."""
     MEMORY = "out_of_memory"
-    """The device or the machine had too little memory; the kernel may have killed it."""
+    """The device or the machine ran out of memory; the kernel may have killed the worker."""
     DEVICE = "device"
-    """CUDA or a library on it failed, after which the process cannot use the device."""
+    """CUDA or one of its libraries failed; after this the process cannot use the GPU any more."""
     HUNG = "hung"
     KILLED = "killed"
-    """It got a SIGKILL, and the kernel killed nothing for lack of memory."""
+    """The worker got a SIGKILL, but not from the kernel's out-of-memory killer."""
     CRASHED = "crashed"
-    """It got another signal or raised an exception."""
+    """The worker was ended by another signal, by an exception, or exited with an error status."""
     EXITED = "exited"
-    """It exited with status 0 without being told to."""
+    """The worker exited with status 0, although it was not told to."""
     BAD_FRAME = "bad_frame"
 
     @classmethod
@@ -83,7 +88,10 @@ class ExitKind(StrEnum):
 
 
 def kind_of(error: BaseException, *, starting: bool) -> ExitKind:
-    """Return the member for an exception that ends a worker; `starting` is before it is ready."""
+    """Return the kind for an exception that ends a worker.
+
+    `starting`: the worker was not ready yet.
+    """
     text = f"{type(error).__name__}: {error}".lower()
     if isinstance(error, MemoryError) or any(word in text for word in _OF_MEMORY):
         return ExitKind.MEMORY
@@ -93,10 +101,10 @@ def kind_of(error: BaseException, *, starting: bool) -> ExitKind:
 
 
 def kind_of_exit(status: int | None, oom_kills: int) -> ExitKind:
-    """Return the member for an exit status.
+    """Return the kind for an exit status; None means that a killed process has not ended.
 
-    `oom_kills` counts the processes that the kernel killed for lack of memory meanwhile. A status
-    of None is a process that has not ended although it was killed.
+    `oom_kills` is the number of processes that the kernel killed for lack of memory while the
+    worker ran.
     """
     if status == -signal.SIGKILL:
         return ExitKind.MEMORY if oom_kills else ExitKind.KILLED
@@ -106,7 +114,10 @@ def kind_of_exit(status: int | None, oom_kills: int) -> ExitKind:
 
 
 def count_oom_kills() -> int:
-    """Return how many processes the kernel has killed for lack of memory; 0 if unknown."""
+    """Return how many processes the kernel has killed for lack of memory since boot.
+
+    The result is 0 if that is unknown.
+    """
     with suppress(OSError, ValueError):
         for line in VMSTAT.read_text("ascii").splitlines():
             name, _, count = line.partition(" ")
@@ -117,7 +128,10 @@ def count_oom_kills() -> int:
 
 @dataclass(frozen=True, slots=True)
 class SilenceLimits:
-    """Maximum silence of a worker in seconds: when it is ready, and while it starts or compiles."""
+    """Maximum silence of a worker in seconds.
+
+    `silence_s` is for a ready worker, `start_s` for one that loads its model or compiles kernels.
+    """
 
     silence_s: float = 30.0
     start_s: float = 600.0
@@ -133,15 +147,15 @@ class Pulse:
         self._is_heard = True
 
     def expect(self, *, starting: bool) -> None:
-        """Set the limit of silence: that of a worker that starts or compiles, or of a ready one."""
+        """Choose the limit: the one for starting or compiling, or the one for a ready worker."""
         self._limit_s = self._limits.start_s if starting else self._limits.silence_s
 
     def turn_away(self) -> None:
-        """Note that the worker is not read while its last frames are stored."""
+        """Note that the supervisor stops reading, until it has stored the worker's last frames."""
         self._is_heard = False
 
     def listen(self, now: float) -> None:
-        """Note that the worker was heard at `now` and is read again."""
+        """Note that the supervisor reads from the worker again, which counts as heard at `now`."""
         self._heard = now
         self._is_heard = True
 
@@ -170,19 +184,19 @@ class Pulse:
 class Circuit:
     """Decides when the workers of a model are started again after deaths.
 
-    A dead worker is replaced, at once if it was ready. After MOST_DEATHS deaths in a row without
-    any output the circuit breaker opens, and no worker is started for a while. Then one worker is
-    started as a trial. If it has output or lives for SETTLED_S, all slots start again; if it dies,
-    the next pause is longer. All slots of a model share one Circuit; every `now` is seconds of one
-    clock.
+    A worker that dies when it was ready is replaced at once, another one after a short wait. After
+    MOST_DEATHS deaths in a row without any output the circuit breaker opens, and no worker is
+    started for a while. Then one worker is started as a trial. If it has output or lives for
+    SETTLED_S, all slots start again; if it dies, the next pause is longer. All slots of a model
+    share one Circuit. Every `now` is seconds of one clock.
     """
 
     def __init__(self, random: Random | None = None) -> None:
         random = random or Random()
         self._breaker = CircuitBreaker(MOST_DEATHS, Backoff(OPEN_MIN_S, OPEN_MAX_S, random))
         self._restart = Backoff(RESTART_MIN_S, RESTART_MAX_S, random)
-        self._restart_at = 0.0  # while the breaker is closed
-        self._trial: int | None = None  # the slot whose worker is on trial
+        self._restart_at = 0.0  # no start before this time, even if the breaker is closed
+        self._trial: int | None = None  # number of the slot whose worker is on trial
 
     @property
     def state(self) -> CircuitState:
@@ -190,11 +204,14 @@ class Circuit:
 
     @property
     def deaths(self) -> int:
-        """Number of deaths in a row without any output."""
+        """Number of workers that died in a row without any output between the deaths."""
         return self._breaker.failures
 
     def wait_s(self, slot: int, now: float) -> float:
-        """Return the seconds until this slot may ask again; 0 if it may start a worker now."""
+        """Return 0 if this slot may start a worker now, or else the seconds until it may ask again.
+
+        If a trial is due, the slot that asks first gets it.
+        """
         if self._breaker.allows(now):
             if self.state is CircuitState.CLOSED:
                 return max(self._restart_at - now, 0.0)
@@ -218,7 +235,7 @@ class Circuit:
         self._restart_at = now if was_ready else now + self._restart.next_delay_s()
 
     def retry_s(self, now: float) -> float:
-        """Return the seconds until the next trial, which clients get as the time to retry."""
+        """Return the seconds until a worker is started again, which clients get as Retry-After."""
         if self.state is CircuitState.OPEN:
             return self._breaker.rest_s(now)
         return max(self._restart_at - now, 0.0)
@@ -236,8 +253,8 @@ class Circuit:
 class Watchdog:
     """Ends its own process when it hangs, with the tracebacks of all threads on stderr.
 
-    It fires if it is neither armed again nor resting for `silence_s`. The timer is a thread in C,
-    so it fires even if a thread holds the interpreter's lock for ever.
+    Its timer ends the process `silence_s` seconds after the last `arm`, except while it is resting.
+    The timer is a thread in C, so it works even if a thread never releases the GIL.
     """
 
     def __init__(
@@ -250,14 +267,14 @@ class Watchdog:
         self._is_extended = False
 
     def arm(self) -> None:
-        """Start the timer anew, because the work makes progress."""
+        """Restart the timer, because the process makes progress."""
         now = self._clock_s()
         if self._armed_s is None or self._is_extended or now - self._armed_s >= ARM_AGAIN_S:
             faulthandler.dump_traceback_later(self._silence_s, exit=True)
             self._armed_s, self._is_extended = now, False
 
     def extend(self) -> None:
-        """Allow `start_s` for what comes next, if the watchdog is armed."""
+        """Allow `start_s` seconds until the next `arm`, for example to compile a kernel."""
         if self._armed_s is not None:
             faulthandler.dump_traceback_later(self._start_s, exit=True)
             self._is_extended = True

@@ -28,14 +28,15 @@ from tailrace.origin.workers.worker_frame import Ready
 from tailrace.origin.workers.worker_process import Owner, WorkerSlot, worker_environment
 
 PROCESS, IMPORTS = "fork_server", "imports"
-"""Stages of a start that is the first of its fork server."""
+"""Names of the stages in which a new fork server starts its interpreter and imports modules."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadProfile:
-    """The measured starts: `cold` is the median cold start, `warm` those of replacements.
+    """The measured starts of workers.
 
-    `floors_s` has the floor of each stage in seconds, by the stage's name.
+    `cold` is the median cold start, and `warm` has the starts of the workers that replaced killed
+    ones. `floors_s` has the floor of each stage in seconds, by the stage's name.
     """
 
     cold: WorkerStart
@@ -56,11 +57,11 @@ class LoadProfile:
 
 
 class _Witness(Owner):
-    """Waits for its worker."""
+    """Owner of the measured slot: reports that its worker is ready or has ended."""
 
     def __init__(self) -> None:
         self.told: asyncio.Queue[str | None] = asyncio.Queue()
-        """Gets None when the worker is ready, and the reason when it has ended."""
+        """Gets None when the worker is ready, and the exit reason when it has ended."""
 
     async def worker_ready(self, slot: WorkerSlot, ready: Ready) -> None:
         self.told.put_nowait(None)
@@ -70,7 +71,7 @@ class _Witness(Owner):
 
 
 async def profile(config: OriginConfig, starts: int) -> LoadProfile:
-    """Measure `starts` cold starts, each with the replacement of its killed worker.
+    """Measure `starts` cold starts, each followed by a kill and the start of a replacement.
 
     Raises:
         Unavailable: A worker cannot start.
@@ -95,7 +96,7 @@ async def _start_and_replace(config: OriginConfig) -> tuple[WorkerStart, WorkerS
         if slot.pid is not None:
             with suppress(ProcessLookupError):
                 os.kill(slot.pid, signal.SIGKILL)
-        await witness.told.get()  # it has ended
+        await witness.told.get()  # wait for the killed worker's end
         return cold, await _start(slot, witness)
 
 
@@ -112,7 +113,8 @@ async def _floors_s(
 ) -> dict[str, float]:
     """Return the shortest time of each stage, in seconds.
 
-    Stages that only a cold start has are taken from cold starts only.
+    Replacements count only for stages that a cold start has, too. The stage of forking or spawning
+    is taken from cold starts alone.
     """
     floors: dict[str, float] = {}
     path = colds[0].path
@@ -144,5 +146,8 @@ async def _run_s(code: str) -> float:
         env=worker_environment(),
     )
     if await process.wait() != 0:
-        raise Unavailable(f"a Python process with {code!r} ended with {process.returncode}")
+        raise Unavailable(
+            f"cannot measure imports: `python -c {code!r}` ended with exit status"
+            f" {process.returncode}"
+        )
     return time.monotonic() - began_s

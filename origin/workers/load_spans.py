@@ -1,6 +1,7 @@
-"""The stages of a worker's start, one after another without gaps.
+"""Records the stages of a worker's start, which follow one another without gaps.
 
-`bootstrap` begins the first stage before anything else is imported, so this imports little.
+`bootstrap` begins the first stage before it imports the worker's program, so this module must be
+quick to import.
 """
 
 from __future__ import annotations
@@ -13,20 +14,22 @@ from dataclasses import dataclass, field, replace
 from tailrace.ledger.wire.bare import Float64, Uint
 
 FORKED, SPAWNED = "fork", "spawn"
-"""How a worker's process was made; also the name of the stage until it runs our code."""
+"""How a worker's process was created. Also the name of the stage that lasts until the new process
+runs its first line of our code."""
 COMPILE = "compile"
 """Name of the stage that compiles kernels; a first start may stay in it for minutes."""
 MAX_STARTS = 64
-"""Maximum number of starts that are remembered."""
+"""Maximum number of starts that are remembered for operators."""
 MAX_SPANS = 32
-"""Maximum number of stages of one start; what follows counts as the last one."""
+"""Maximum number of stages of one start; the time of further stages is added to the last one."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadStage:
     """One stage, in seconds of CLOCK_MONOTONIC, which all processes of a machine share.
 
-    `size` is the number of bytes that it processed, or 0 if its time does not depend on a size.
+    `size` is the number of bytes that the stage processed, or 0 if its duration does not depend on
+    a size.
     """
 
     name: str
@@ -41,7 +44,10 @@ class LoadStage:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStart:
-    """One start, from the request for it until the supervisor read the worker's Ready."""
+    """The start of one worker, from the supervisor's decision until it has read Ready.
+
+    `path` is FORKED or SPAWNED. Times are seconds of CLOCK_MONOTONIC.
+    """
 
     path: str
     asked_s: float
@@ -50,31 +56,31 @@ class WorkerStart:
 
     @property
     def own_s(self) -> float:
-        """Return the seconds without the fork server's imports, which only a first start needs."""
+        """Return the duration in seconds, without the wait for a fork server that still starts."""
         begun_s = (one.begin_s for one in self.stages if one.name in (FORKED, SPAWNED))
         return self.ready_s - next(begun_s, self.asked_s)
 
     @property
     def attributed(self) -> float:
-        """Share of its time that lies in a stage, from 0 to 1."""
+        """Share of the start's duration that belongs to some stage, from 0 to 1."""
         took = self.ready_s - self.asked_s
         return sum(stage.end_s - stage.begin_s for stage in self.stages) / took if took else 1.0
 
 
 class LoadSpans:
-    """Records stages: `enter` ends one and begins the next."""
+    """Records the stages of one start: `enter` ends the current stage and begins the next one."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
         self._stages: list[LoadStage] = []
 
     def begin(self, name: str) -> None:
-        """Begin the first stage, and forget those of the process that this one was forked from."""
+        """Begin the first stage; stages that a fork inherited from its parent are dropped."""
         self._stages.clear()
         self.enter(name)
 
     def enter(self, name: str, size: int = 0) -> None:
-        """End the current stage and begin another one; nothing changes if it has the same name."""
+        """End the current stage and begin the stage `name`; nothing happens if it is current."""
         if self._stages and self._stages[-1].name == name:
             return
         self.close()
@@ -82,7 +88,7 @@ class LoadSpans:
         self._stages.append(LoadStage(name, now, now, size))
 
     def close(self) -> tuple[LoadStage, ...]:
-        """Return all stages, the last one until now."""
+        """Return all stages; the last one ends now."""
         if self._stages:
             self._stages[-1] = replace(self._stages[-1], end_s=self._clock_s())
         return tuple(self._stages)
@@ -94,9 +100,10 @@ PROCESS_SPANS = LoadSpans()
 
 @dataclass(slots=True)
 class ColdStart:
-    """One start of a worker; it has ended when it has `ready_s` or a `exit_reason`.
+    """One start of a worker, for operators.
 
-    Times are seconds of one clock. `path` is FORKED or SPAWNED.
+    The start is in progress as long as `ready_s` and `exit_reason` are None. Times are seconds of
+    one clock. `path` is FORKED or SPAWNED.
     """
 
     slot: int
@@ -115,8 +122,8 @@ class ColdStart:
 class ColdStarts:
     """Remembers the last starts of all slots, for operators.
 
-    While a worker starts, a stage's times are those at which the supervisor read of it. Once the
-    worker is ready, they are those that the worker measured.
+    While a worker starts, a stage begins when the supervisor reads the report about it. Once the
+    worker is ready, these times are replaced by those that the worker measured.
     """
 
     def __init__(self) -> None:
@@ -141,7 +148,7 @@ class ColdStarts:
             start.begin_s, start.path, start.spans = own.asked_s, own.path, [*own.stages]
 
     def lost(self, slot: int, exit_reason: str, now_s: float) -> None:
-        """Note that a worker has ended; if it was starting, its start ends with `exit_reason`."""
+        """Note that a worker has died; if it was starting, `exit_reason` ends its start."""
         self.deaths[slot] += 1
         self.exit_reasons[slot] = exit_reason
         start = self._now.pop(slot, None)

@@ -1,9 +1,10 @@
 """The frames between a supervisor and its workers, and their codec.
 
-They are framed as the client schema's; tags begin at 32. A frame's corr is the id of a run, which
-the supervisor chooses and which is unique on one worker connection; 0 is the connection itself.
-Both sides first send `Hello` with this schema's hash. After a change run `make schemas`, which
-writes origin/workers/worker.bare from these classes.
+They have the same header as client frames; their tags begin at 32. A frame's corr is the id of a
+run, which the supervisor chooses and which is unique on one worker connection. Frames about the
+worker itself have corr 0. Each side first sends a `Hello` with this schema's hash.
+
+After a change to these classes run `make schemas`, which writes origin/workers/worker.bare.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from tailrace.ledger.wire.codec import PREFIX_BYTES, Codec, F, Tagged, framed
 from tailrace.origin.workers.liveness import ExitKind, kind_of
 from tailrace.origin.workers.load_spans import LoadStage
 
-# Large enough for a prompt of 2^20 tokens of 4 bytes, and for a Step of many emissions.
+# Large enough for an order with a prompt of 2^20 token ids of 4 bytes, and for a Step of many
+# emissions.
 MAX_WORKER_FRAME_BYTES = 8 << 20
 MAX_FAULT_CHARS = 500
 
@@ -39,7 +41,10 @@ FRAMES: dict[int, type[Frame]] = {Hello.tag: Hello}
 
 @dataclass_transform(frozen_default=True)
 def frame(tag: int) -> Callable[[type[F]], type[F]]:
-    """Register a class as the frame with this tag; tags from 40 on are the supervisor's."""
+    """Return a decorator that registers a class as the frame with this tag.
+
+    Workers send the tags below 40, and the supervisor those from 40 on; both send `Hello`.
+    """
     return framed(FRAMES, tag)
 
 
@@ -54,11 +59,12 @@ class LoadProgress(WorkerFrame):
 
 @frame(33)
 class Ready(WorkerFrame):
-    """The worker is ready; `context` and `vocab` are in tokens.
+    """The worker is ready for orders; `context` and `vocab` are in tokens.
 
-    A worker of kind `tokens` takes Runs. One of kind `text` takes Asks; its `context` and `vocab`
-    are 0, and `offers` has the fields of an Open that it supports. `spans` are the stages of its
-    start, without gaps.
+    A worker of kind `tokens` is ordered to generate by `StartRun`, one of kind `text` by
+    `StartTextRun`. For a worker of kind `text`, `context` and `vocab` are 0, and `offers` has the
+    optional fields of an Open that it supports. `spans` are the stages of the worker's start,
+    without gaps.
     """
 
     kind: str
@@ -72,7 +78,7 @@ class Ready(WorkerFrame):
     spans: tuple[LoadStage, ...] = ()
 
 
-@dataclass(slots=True)  # frozen, it takes three times as long to make
+@dataclass(slots=True)  # not frozen, because creating a frozen one takes three times as long
 class Emission:
     """One frame of one run: `frame` is an encoded frame of the client schema with corr 0.
 
@@ -93,7 +99,8 @@ class Emission:
 class Emissions:
     """Emissions as columns of equal length: `runs`, `indexes`, `ids` and `frames`.
 
-    `steered` maps the rows that have steered spans, which are few, to these spans.
+    Emission number i has row i of each column. `steered` maps the few rows that have ids from Steer
+    orders to the spans of these ids.
     """
 
     runs: Sequence[int]
@@ -104,7 +111,10 @@ class Emissions:
 
     @classmethod
     def joined(cls, steps: Sequence[Step]) -> Emissions:
-        """Return the emissions of consecutive steps; raises FrameError as `Step.cut` does."""
+        """Return the emissions of consecutive steps.
+
+        Raises FrameError if the columns of a step contradict each other.
+        """
         if len(steps) == 1:
             return steps[0].cut()
         runs, indexes, ids, frames = (
@@ -124,7 +134,7 @@ class Emissions:
         return cls(runs, indexes, ids, frames, steered)
 
     def those(self, wanted: Sequence[bool]) -> Emissions:
-        """Return the rows that are `wanted`."""
+        """Return the rows for which `wanted` is True."""
         places = compress(range(len(wanted)), wanted)
         return Emissions(
             list(compress(self.runs, wanted)),
@@ -137,7 +147,7 @@ class Emissions:
 
 @dataclass(frozen=True, slots=True)
 class SteeredIds:
-    """The span of ids of the emission in row `row` that came from one Steer order."""
+    """The span of ids, in the emission of row `row`, that one Steer order inserted."""
 
     row: U32Int
     start: U32Int
@@ -148,8 +158,9 @@ class SteeredIds:
 class Step(WorkerFrame):
     """The emissions of one engine step; the last emission of a run is its StreamEnd.
 
-    They are sent as columns, which are ten times quicker to decode than structs. Each emission is a
-    row of `runs`, `indexes`, `counts` (its number of `ids`) and `sizes` (its bytes in `frames`).
+    They are sent as columns, which are ten times quicker to decode than structs. Each emission has
+    a row in `runs`, `indexes`, `counts` (how many of `ids` are its own) and `sizes` (how many bytes
+    of `frames` are its frame). `ids` and `frames` are concatenated in the order of the rows.
     """
 
     runs: U32Ints = ()
@@ -162,7 +173,7 @@ class Step(WorkerFrame):
 
     @classmethod
     def of(cls, emissions: Sequence[Emission]) -> Step:
-        """Return the step of these emissions."""
+        """Return a Step with these emissions."""
         return cls(
             runs=[each.run for each in emissions],
             indexes=[each.index for each in emissions],
@@ -178,7 +189,7 @@ class Step(WorkerFrame):
         )
 
     def cut(self) -> Emissions:
-        """Return the emissions; raises FrameError if the columns contradict each other."""
+        """Split the columns into emissions; raises FrameError if they contradict each other."""
         columns = (self.runs, self.indexes, self.counts, self.sizes)
         held = sum(self.counts), sum(self.sizes)
         if len(set(map(len, columns))) != 1 or held != (len(self.ids), len(self.frames)):
@@ -208,10 +219,10 @@ class Step(WorkerFrame):
 
 @frame(36)
 class ActiveRuns(WorkerFrame):
-    """The runs that the worker works on from now and that have no emission yet.
+    """The runs that the worker works on from now on and that have no emission yet.
 
-    Each such frame replaces the one before, and is sent before the work starts. If the worker dies,
-    these runs may be the cause; runs that only wait in its queue cannot be.
+    The frame is sent before the work starts, and replaces the previous ActiveRuns. If the worker
+    dies, one of these runs may be the cause. Runs that only wait in its queue cannot be.
     """
 
     runs: tuple[U32Int, ...] = ()
@@ -219,16 +230,16 @@ class ActiveRuns(WorkerFrame):
 
 @frame(37)
 class Fault(WorkerFrame):
-    """Why the worker is about to end: `kind` is a `ExitKind`. The text quotes no request."""
+    """Why the worker is about to end; `kind` is an `ExitKind`. `error` never quotes a request."""
 
     error: str
     kind: str
 
     @classmethod
     def of(cls, error: Exception, *, starting: bool) -> Fault:
-        """Return the fault of an error, in one line.
+        """Return the fault for an exception, as text of one line.
 
-        The message of a crash may quote a request, so only the error's class is sent.
+        If it is a crash, its message may quote a request, so only its class is sent.
         """
         kind, name = kind_of(error, starting=starting), type(error).__name__
         said = name if kind is ExitKind.CRASHED else " ".join(f"{name}: {error}".split())
@@ -237,14 +248,15 @@ class Fault(WorkerFrame):
 
 @frame(35)
 class Load(WorkerFrame):
-    """How busy the engine is. Counters count from the worker's start.
+    """Reports how busy the engine is. Counters count from the worker's start.
 
     Attributes:
         waiting: Waiting runs now, by priority class.
         running: Running runs now, by priority class.
-        batch_limit: Maximum number of tokens in a step now.
-        row_limit: Number of decoding rows up to which runs are started.
-        turn_limit: Number of rows of a step beyond which less urgent classes take turns.
+        batch_limit: Current maximum number of tokens in a step.
+        row_limit: Current maximum number of decoding runs; further runs wait.
+        turn_limit: Maximum number of decoding runs in one step; beyond it, runs of less urgent
+            classes take turns.
         pages: Pages of the KV cache.
         pages_free: Pages that are free or can be evicted; they may hold a reusable prefix.
         step_us: Duration of the last step in microseconds.
@@ -282,14 +294,14 @@ class StartRun(WorkerFrame):
         sent_bytes: UTF-8 bytes of text in the stream's frames so far.
         next_index: Index of the stream's next frame.
         max_tokens: Maximum number of generated tokens, `generated_ids` included.
-        sampling: Sampling parameters; none is left to a default.
+        sampling: Sampling parameters, all with explicit values.
         stop: Stop sequences.
         ignore_eos: True to continue after an end-of-text token.
         completes: True if the text continues the prompt's text; False for an answer in a chat.
         priority: A `tailrace.ledger.frame.Priority`.
         logprobs: Number of alternatives in each ScoredToken; None for frames without scores.
-        format: The grammar or schema of the text, if any.
-        tools: JSON of a `ToolUse`, whose calls are taken out of the text.
+        format: The regular expression or JSON schema that the text must match, if any.
+        tools: JSON of a `ToolUse`: calls of its functions become call frames instead of text.
         steered: Spans of `generated_ids` that came from Steer orders, one for each order.
     """
 
@@ -325,7 +337,7 @@ class StartTextRun(WorkerFrame):
 
 @frame(42)
 class Steer(WorkerFrame):
-    """Token ids with which a run continues, as if it had drawn them next."""
+    """Token ids that a run continues with, as if it had sampled them next."""
 
     ids: tuple[Uint, ...]
 
@@ -334,7 +346,7 @@ class Steer(WorkerFrame):
 class SetUnread(WorkerFrame):
     """Tells a worker of kind `tokens` whether a run's stream is `unread`; at first it is read.
 
-    A run that is unread gives way to others of its class.
+    The scheduler prefers runs that are read to unread ones of the same priority class.
     """
 
     unread: bool
@@ -344,8 +356,8 @@ class SetUnread(WorkerFrame):
 class SetShedding(WorkerFrame):
     """Sets the load shedding of a worker of kind `tokens`; its corr is 0.
 
-    `small_steps` makes its steps as small as possible. `guess` allows speculative decoding. At
-    first steps are of any size, and speculative decoding is allowed.
+    `small_steps` makes its steps as small as possible. `guess` allows speculative decoding. Until
+    the first such frame, steps have any size and speculative decoding is allowed.
     """
 
     small_steps: bool
@@ -361,15 +373,16 @@ CODEC: Codec[Frame] = Codec(FRAMES, MAX_WORKER_FRAME_BYTES)
 encode, decode = CODEC.encode, CODEC.decode
 SCHEMA_TEXT = schema_text(FRAMES, vars())
 SCHEMA_HASH = schema_identity(SCHEMA_TEXT)
-"""Identity of this schema; a worker with another one is refused."""
+"""Hash of this schema; a worker whose schema has another hash is refused."""
 WORKER = frozenset(tag for tag in FRAMES if tag < StartRun.tag)
 SUPERVISOR = frozenset(FRAMES) - WORKER | {Hello.tag}
 
 
 def together(frames: Iterable[Frame]) -> Iterator[Frame | Emissions]:
-    """Yield the frames in order; consecutive steps are joined to one Emissions.
+    """Yield the frames in order, with consecutive Steps joined to one `Emissions`.
 
-    Handling joined steps costs little more than handling one. Raises FrameError as `Step.cut` does.
+    Handling joined steps costs little more than handling a single one. Raises FrameError if the
+    columns of a Step contradict each other.
     """
     for is_step, some in groupby(frames, lambda each: isinstance(each, Step)):
         if is_step:
@@ -379,7 +392,7 @@ def together(frames: Iterable[Frame]) -> Iterator[Frame | Emissions]:
 
 
 def check_hello(corr: int, frame: Frame | Emissions) -> None:
-    """Raise SchemaMismatch unless a side's first frame is a Hello of this schema."""
+    """Raise SchemaMismatch unless the first frame of the other side is a Hello of this schema."""
     if corr or not isinstance(frame, Hello) or frame.schema != SCHEMA_HASH:
         raise SchemaMismatch(
             "supervisor and worker have different schemas", hint="run the same version of both"
@@ -387,37 +400,38 @@ def check_hello(corr: int, frame: Frame | Emissions) -> None:
 
 
 class AtWork:
-    """Tells the supervisor which runs are worked on, before that work begins.
+    """Tells the supervisor which runs the worker works on, before the work begins.
 
-    The supervisor finds poison streams with it (`origin/core/poison_streams.py`).
+    From this the supervisor finds poison streams, which kill their workers
+    (`origin/core/poison_streams.py`).
     """
 
     def __init__(self, send: Callable[[ActiveRuns], None]) -> None:
         self._send = send
-        self._taken: set[int] = set()  # taken and not yet begun
+        self._taken: set[int] = set()  # runs whose orders were read, but whose work has not begun
         self._begun: set[int] = set()
         self._told: set[int] = set()
 
     def take(self, run: int) -> None:
-        """Note that the order of `run` is being read, which is already work on it."""
+        """Note that the order of `run` is now being read, which may already kill the worker."""
         self._taken.add(run)
         self._tell(self._begun | {run})
 
     def begin(self, runs: Iterable[int]) -> None:
-        """Note that the work from now on is for these runs."""
+        """Note that the worker works on these runs from now on."""
         begun = self._taken.intersection(runs)
         self._taken -= begun
         self._begun |= begun
         self._tell(self._begun)
 
     def made(self, runs: Iterable[int]) -> None:
-        """Note that these runs have an emission."""
+        """Note that these runs have produced an emission, so they are no longer suspects."""
         for run in runs:
             self._taken.discard(run)
             self._begun.discard(run)
 
     def repeat(self) -> None:
-        """Send the current runs again, as a sign of life."""
+        """Send the current runs again, so that the supervisor sees that this worker is alive."""
         self._told = set(self._begun)
         self._send(ActiveRuns(tuple(self._begun)))
 

@@ -1,8 +1,9 @@
 """One worker slot of the supervisor: its process and its socket.
 
-A slot starts a worker's process when it is told to, reads its frames in order, kills it when it
-hangs, and reports how it ended. Its owner decides whether another process is started. A slot may be
-launched before it has an owner, because loading takes long: the worker's frames wait for the owner.
+When it is told to, a slot starts a worker's process. It reads the worker's frames in order, kills
+the worker when it hangs, and reports how it ended. The slot's owner decides whether to start
+another process. A slot may be launched before it has an owner, because loading takes long. The
+worker's frames are then not read until there is an owner.
 """
 
 from __future__ import annotations
@@ -46,17 +47,18 @@ from tailrace.origin.workers.worker_frame import (
 )
 
 STOP_GRACE_S = 2.0
-"""Seconds for a worker to exit after its socket was closed, or after SIGABRT; then it is killed."""
+"""Seconds that a worker has to exit after its socket was closed, or after SIGABRT, before it is
+killed."""
 KILL_GRACE_S = 5.0
 """Seconds to wait for the end of a killed worker.
 
-One that has not ended by then hangs in the kernel, and the slot goes on without it."""
+A worker that has not ended by then hangs in the kernel, and the slot stops waiting for it."""
 LAST_WORDS_S = 1.0
-"""Maximum seconds of reading what a worker sent before it exited.
+"""Maximum seconds for reading the remaining output of a worker that has exited.
 
-Without a limit a child of the worker that holds its socket open would block the slot for ever."""
+Without a limit, a child of the worker that holds the socket open would block the slot for ever."""
 READ_BYTES = 64 * 1024
-"""Maximum bytes of one read; the steps in it are stored in one group commit."""
+"""Maximum bytes of one read from a worker; all Steps of one read are stored in one group commit."""
 
 log = structlog.get_logger("worker")
 
@@ -65,16 +67,16 @@ class Owner:
     """Receives the events of a slot. All handlers do nothing by default."""
 
     def worker_loading(self, slot: WorkerSlot, progress: LoadProgress) -> None:
-        """Handle a stage of the worker's start."""
+        """Handle that the worker's start has reached a stage, or has made progress in it."""
 
     async def worker_ready(self, slot: WorkerSlot, ready: Ready) -> None:
         """Handle that the worker may be given streams."""
 
     def worker_begun(self, slot: WorkerSlot, begun: ActiveRuns) -> None:
-        """Handle the runs that the worker is working on."""
+        """Handle the worker's report of the runs that it works on."""
 
     def worker_load(self, slot: WorkerSlot, load: Load) -> None:
-        """Handle how busy the worker is."""
+        """Handle the worker's report of how busy it is."""
 
     async def worker_step(self, slot: WorkerSlot, made: Emissions) -> None:
         """Store the output of engine steps."""
@@ -89,7 +91,7 @@ class Owner:
         """Handle that the process has ended without being told to."""
 
     async def worker_rested(self, slot: WorkerSlot) -> None:
-        """Handle that the process has ended as it was told to."""
+        """Handle that the process has ended because it was told to."""
 
 
 class WorkerSlot:
@@ -118,7 +120,7 @@ class WorkerSlot:
         self.number = number
         self.model = model
         self.gpu = gpu
-        """The GPU that the worker sees, as CUDA_VISIBLE_DEVICES names it; None: it is not told."""
+        """The only GPU that the worker sees, as CUDA_VISIBLE_DEVICES names it; None: no limit."""
         self.pid: int | None = None
         self.ready: Ready | None = None
         self.exit_reason = ""
@@ -140,17 +142,17 @@ class WorkerSlot:
         self._connected = asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]](1)
 
     def belong_to(self, owner: Owner) -> None:
-        """Set the owner, which gets all events from the first one on."""
+        """Set the owner; it also gets the events that happened before, because they waited."""
         self._owner = owner
         self._is_owned.set()
 
     def send(self, frame: Frame, run: int) -> None:
-        """Send an order to the worker; it is lost if the worker has died."""
+        """Send an order to the worker; if the worker has died, the order is dropped."""
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(worker_frame.encode(frame, run))
 
     def launch(self) -> None:
-        """Start a process, unless the end of the last one is still to be reported."""
+        """Start a process, unless one runs or its end was not reported to the owner yet."""
         if not self._is_launched:
             self._is_launched = True
             self._unwanted.clear()
@@ -165,7 +167,7 @@ class WorkerSlot:
         with socket_folder() as folder:
             path = folder / "worker.sock"
             server = await asyncio.start_unix_server(self._accept, path)
-            # Not `async with`: from Python 3.12 on that waits for all clients to disconnect.
+            # Not `async with`, which from Python 3.12 on waits until all clients have disconnected.
             with contextlib.closing(server):
                 while True:
                     await self._wanted.wait()
@@ -206,7 +208,7 @@ class WorkerSlot:
                 (exited, hearing, watching, unwanted), return_when=asyncio.FIRST_COMPLETED
             )
             if unwanted.done() and self._writer is not None:
-                self._disconnect()  # on which an idle worker exits
+                self._disconnect()  # an idle worker then exits by itself
                 await asyncio.wait((exited, hearing), timeout=STOP_GRACE_S)
             elif exited.done() and self._writer is not None:
                 await self._hear_last_words(hearing)
@@ -214,7 +216,7 @@ class WorkerSlot:
             tasks = (hearing, watching, unwanted, self._welcoming)
             await cancel(filter(None, tasks))
             if self._writer is None:
-                kill(process)  # it never connected, or has not exited in time
+                kill(process)  # the worker never connected, or did not exit in time
             self._disconnect()
             await _reap(process, exited)
         if self._unwanted.is_set():
@@ -255,7 +257,7 @@ class WorkerSlot:
     async def _watch(self, pulse: Pulse, process: ChildProcess, exited: asyncio.Task[int]) -> None:
         """Report when the worker falls silent, and kill it when it hangs.
 
-        SIGABRT comes first, so that the worker writes a traceback if it can.
+        It is sent SIGABRT first, at which a worker writes a traceback if it can.
         """
         while not pulse.is_hung:
             await asyncio.sleep(LOOK_S)
@@ -273,9 +275,9 @@ class WorkerSlot:
         await asyncio.wait((exited,), timeout=KILL_GRACE_S)
 
     async def _hear_last_words(self, hearing: asyncio.Task[None]) -> None:
-        """Read what an exited worker has sent; errors stay in the task `hearing`.
+        """Read the remaining output of an exited worker; the task `hearing` keeps its error.
 
-        Only reading has a time limit: what was read is stored however long the ledger takes.
+        The time limit is for reading only. Output that was read is stored, however long that takes.
         """
         await asyncio.wait((hearing,), timeout=LAST_WORDS_S)
         if self._writer is not None:
@@ -283,7 +285,7 @@ class WorkerSlot:
         await asyncio.wait((hearing,))
 
     def _pass_on(self, error: BaseException | None) -> None:
-        """Raise an error of the supervisor; a fault of the worker is only logged."""
+        """Log an error that the worker has caused, and raise any other one."""
         if isinstance(error, FrameError | SchemaMismatch | OSError):
             log.error("worker.bad_frame", slot=self.number, error=str(error))
             if isinstance(error, FrameError | SchemaMismatch):
@@ -292,7 +294,7 @@ class WorkerSlot:
             raise error
 
     async def _told(self) -> Owner:
-        """Return the owner, once there is one."""
+        """Wait until the slot has an owner, and return it."""
         await self._is_owned.wait()
         assert self._owner is not None
         return self._owner
@@ -354,15 +356,18 @@ class WorkerSlot:
                     stages={stage.name: stage.ms for stage in self.start.stages},
                     attributed=round(self.start.attributed, 4),
                 )
-                # A task of its own: steps of the first streams are read while others are assigned.
+                # In a task, so that Steps of the first streams are read while the owner still
+                # assigns further streams.
                 self._welcoming = asyncio.create_task(owner.worker_ready(self, frame))
             case _:
-                raise FrameError("a worker must not send it", field=type(frame).__name__, offset=0)
+                raise FrameError(
+                    "a worker must not send this frame", field=type(frame).__name__, offset=0
+                )
 
     def _started(self, ready: Ready, heard_s: float) -> WorkerStart:
-        """Return the stages of a start: of the fork server, of the process, and of the worker.
+        """Return all stages of a start: of the fork server, of forking or spawning, of the worker.
 
-        Stages of the fork server count from when the start was requested.
+        Stages of the fork server count only from the time at which the worker was requested.
         """
         own = ready.spans
         began_s = own[0].begin_s if own else heard_s
@@ -381,24 +386,23 @@ class WorkerSlot:
 
 
 def worker_environment() -> dict[str, str]:
-    """Return the environment of a worker: one thread, since other workers need the other cores."""
+    """Return the environment of a worker; it sets one OpenMP thread, to leave cores to others."""
     return {"OMP_NUM_THREADS": "1", **import_environment()}
 
 
 async def _reap(process: ChildProcess, exited: asyncio.Task[int]) -> None:
-    """Wait for the end of the process, and kill it if it hangs."""
+    """Wait until the process has ended; kill it if that takes too long."""
     done, _ = await asyncio.wait((exited,), timeout=STOP_GRACE_S)
     if not done:
         kill(process)
         done, _ = await asyncio.wait((exited,), timeout=KILL_GRACE_S)
     if not done:
-        log.error(
-            "worker.does_not_end", pid=process.pid
-        )  # its socket is closed, so its output is ignored
+        # The worker's socket is closed, so it can do no harm.
+        log.error("worker.does_not_end", pid=process.pid)
 
 
 def _fate(status: int | None) -> str:
-    """Describe an exit status; the text never quotes a request."""
+    """Describe an exit status in words; None means that a killed process has not ended."""
     if status is None:
         return "was killed but has not ended"
     if status >= 0:
