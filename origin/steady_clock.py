@@ -1,10 +1,10 @@
-"""Unix time that does not leap ahead, so that setting the system's clock expires nothing early.
+"""A Unix clock without large jumps ahead, so that nothing expires early if the clock is set.
 
 Retention and the TTLs of objects are durations, but the system's clock may be stepped, even by a
-day. A step ahead is followed at once by at most a minute, and then at twice the pace of time. A
-step back is followed at once; then things only live longer. After a restart the clock continues
-from the previous process, if the system has not been rebooted. After a reboot a step cannot be told
-from a long pause, so the system's clock is used.
+day. After a step ahead, this clock jumps by at most a minute and then runs at twice the normal
+speed until it has caught up. It follows a step back at once, which only makes things live longer.
+After a restart of the process, the clock continues from the previous process. After a reboot of
+the system a step cannot be told from a long downtime, so the system's clock is used.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from tailrace.ledger.process.durable_file import replace_file
 from tailrace.ledger.process.lifecycle import boot_id
 
 MAX_LEAP_MS = 60_000
-"""Maximum forward jump of the system clock in one period of this length, in ms."""
+"""Limit in ms on how far this clock jumps ahead at once to follow the system's clock. Each
+millisecond that passes allows one more millisecond of jumps, up to this limit."""
 MARK_NAME = "clock.json"
-# CLOCK_BOOTTIME includes the time of a suspend.
+# CLOCK_BOOTTIME also counts while the system is suspended.
 _UPTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 log = structlog.get_logger("origin")
@@ -32,7 +33,10 @@ log = structlog.get_logger("origin")
 
 @dataclass(frozen=True, slots=True)
 class ClockMark:
-    """The clock's time `now_ms` at an uptime of the system; `boot` identifies the system's boot."""
+    """A reading of the clock: it showed `now_ms` when the system had been up for `uptime_ms`.
+
+    `boot` identifies the boot of the system, because uptimes of different boots are not comparable.
+    """
 
     boot: str
     uptime_ms: int
@@ -42,7 +46,7 @@ class ClockMark:
 class SteadyClock:
     """A callable that returns Unix time in ms.
 
-    `before` is the mark of an earlier process in the same boot, if there is one.
+    With `before`, the mark of an earlier process in the same boot, the clock continues from it.
     """
 
     def __init__(
@@ -70,12 +74,12 @@ class SteadyClock:
 
     @property
     def behind_ms(self) -> int:
-        """Milliseconds by which this clock is behind the system's after a step ahead."""
+        """Milliseconds that this clock still has to catch up after a step ahead."""
         return self._system_ms() - self()
 
 
 class KeptClock(SteadyClock):
-    """A steady clock that continues from the last process with the same data folder."""
+    """A steady clock whose mark is stored in the data folder, so that it survives restarts."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / MARK_NAME
@@ -84,7 +88,7 @@ class KeptClock(SteadyClock):
         self._told = False
 
     def keep(self) -> None:
-        """Store a mark for the next process, and log steps that are not followed yet."""
+        """Store a mark for the next process; log when the clock falls behind or has caught up."""
         behind_s = self.behind_ms // 1_000
         if self._told is not (behind_s > 0):
             self._told = not self._told
@@ -93,13 +97,13 @@ class KeptClock(SteadyClock):
             else:
                 log.info("clock.followed")
         mark = ClockMark(self._boot, self._uptime, self._now)
-        with suppress(OSError):  # without it the next process uses the system's clock
-            # Not synced: after a power cut the boot is another one, and the mark is ignored.
+        with suppress(OSError):  # without a mark, the next process uses the system's clock
+            # Not synced, because the mark is worthless after a power cut, which ends this boot.
             replace_file(self._path, json.dumps(asdict(mark)).encode(), sync=False)
 
 
 def _read(path: Path, boot: str) -> ClockMark | None:
-    """Return the mark in a file if it is valid and of this boot, otherwise None."""
+    """Return the mark in a file; None if it is invalid or from an earlier boot."""
     try:
         stored = json.loads(path.read_text())
         mark = ClockMark(str(stored["boot"]), int(stored["uptime_ms"]), int(stored["now_ms"]))
