@@ -1,9 +1,9 @@
 """Deployments of the operator's classes by wrangler files.
 
-A wrangler file that an edge deploys says by its migrations which classes exist, each in a namespace
-of its script; a class may be renamed and keeps its objects. An object of class `deployment` stores
-this in the ledger, so that each migration is carried out once, however many edges and origins get
-the file. Its alarm rings when a cron is due.
+Edges deploy wrangler files. The migrations in such a file create, rename and delete classes of
+objects; a renamed class keeps its objects. For each script an object of class `deployment` stores
+in the ledger which migrations were carried out, so that each is carried out only once, even if
+several edges and origins get the same file. The object's alarm rings when a cron is due.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tailrace.ledger.objects.object import (
 from tailrace.origin.objects.operator_classes import Classes
 
 KEPT = "deployment"
-"""Key of the stored value."""
+"""Key under which a deployment object stores its state."""
 
 CRON_LIMIT_S = 900.0
 """Maximum seconds that a cron's handler may take."""
@@ -42,25 +42,33 @@ log = structlog.get_logger("objects")
 
 
 class Deployed(BaseModel):
-    """State of a deployment object. `kinds` maps classes to their names in the ledger."""
+    """State of a deployment object.
+
+    `tags` has the migrations that were carried out. `kinds` maps each class to the namespace of
+    its objects in the ledger.
+    """
 
     tags: list[str] = []
     kinds: dict[str, str] = {}
     erasing: list[str] = []
-    """Namespaces of deleted classes that are not empty yet."""
+    """Namespaces of deleted classes whose objects are not all erased yet."""
     bound: list[str] = []
     due_ms: dict[str, int] = {}
     """Time in Unix ms at which each cron is next due."""
 
     def migrated(self, wanted: Deployment, own: Classes, now_ms: int) -> Deployed:
-        """Apply every migration step of `wanted`. Raises Conflict, which names the step."""
+        """Return the state after the migrations of `wanted` that were not carried out before.
+
+        Raises Conflict if a migration is impossible or has disappeared from the file.
+        """
         after = self.model_copy(deep=True)
         told = {step.tag for step in wanted.migrations}
         if gone := [tag for tag in self.tags if tag not in told]:
             raise Conflict(
-                f"{gone[0]} of {wanted.script} was carried out, and is not in the file any more",
+                f"migration {gone[0]} of {wanted.script} was carried out before, but is missing in"
+                " the file",
                 field="migrations",
-                hint="leave it there; to take a class away, delete it in a further one",
+                hint="put it back; to remove a class, add a migration with deleted_classes",
             )
         for step in wanted.migrations:
             if step.tag not in self.tags:
@@ -72,9 +80,9 @@ class Deployed(BaseModel):
                 raise Conflict(f"no migration makes the class {name}", field="durable_objects")
         if wanted.crons and not _scheduled(after.bound, own):
             raise Conflict(
-                "no class that is bound has scheduled(), so crons have nothing to run",
+                "no bound class has a method scheduled(), so there is nothing for crons to run",
                 field="triggers.crons",
-                hint="write it, or take the crons out",
+                hint="add scheduled() to a class, or remove the crons",
             )
         after.due_ms = {}
         for cron in wanted.crons:
@@ -92,14 +100,14 @@ class Deployed(BaseModel):
         for each in step.renamed_classes:
             if each.before not in self.kinds or each.after in self.kinds:
                 raise Conflict(
-                    f"{each.before} cannot become {each.after}",
+                    f"the class {each.before} cannot be renamed to {each.after}",
                     field=f"migrations: {step.tag}",
-                    hint="there are: " + (", ".join(sorted(self.kinds)) or "none"),
+                    hint="existing classes: " + (", ".join(sorted(self.kinds)) or "none"),
                 )
             self.kinds[each.after] = self.kinds.pop(each.before)
         for name in step.deleted_classes:
             if name not in self.kinds:
-                raise Conflict(f"there is no {name} to delete", field=f"migrations: {step.tag}")
+                raise Conflict(f"no class {name} to delete", field=f"migrations: {step.tag}")
             self.erasing.append(self.kinds.pop(name))
         self.tags.append(step.tag)
 
@@ -114,7 +122,7 @@ def _require(names: Iterable[str], own: Classes, where: str) -> None:
         raise Conflict(
             f"this origin has no class {missing[0]}",
             field=where,
-            hint="its setting origin.objects names classes; there are: "
+            hint="its setting origin.objects must name the class; it names: "
             + (", ".join(sorted(own)) or "none"),
         )
 

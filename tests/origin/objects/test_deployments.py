@@ -117,14 +117,14 @@ async def test_each_script_has_objects_of_its_own(tmp_path: Path) -> None:
     [
         ([NEW, {"tag": "v2", "new_sqlite_classes": ["Counte"]}], {}, "no class Counte"),
         ([NEW | {"tag": "v0"}], {}, "v1 of relay was carried out"),
-        ([NEW, {"tag": "v2", "deleted_classes": ["Clerk"]}], {}, "no Clerk to delete"),
+        ([NEW, {"tag": "v2", "deleted_classes": ["Clerk"]}], {}, "no class Clerk to delete"),
         (
             [NEW, {"tag": "v2", "renamed_classes": [{"from": "Clerk", "to": "Counter"}]}],
             {},
-            "Clerk cannot become Counter",
+            "Clerk cannot be renamed to Counter",
         ),
         ([NEW], {"bindings": {"CLERK": "Clerk"}}, "no migration makes the class Clerk"),
-        ([NEW], {"bindings": {"C": "Counter"}, "crons": ["* * * * *"]}, "has scheduled()"),
+        ([NEW], {"bindings": {"C": "Counter"}, "crons": ["* * * * *"]}, "has a method scheduled()"),
     ],
 )
 async def test_what_cannot_be_deployed_is_refused_and_changes_nothing(
