@@ -1,4 +1,4 @@
-"""Encoders, which turn the frames of one stream into the bytes of one response, and its headers."""
+"""Encoders turn a stream's frames into a response's body; `stream_headers` makes its headers."""
 
 from __future__ import annotations
 
@@ -16,28 +16,30 @@ from tailrace.ledger.errors import TailraceError
 from tailrace.ledger.frame import FRAMES_TYPE, Heartbeat, Opened, Sibling, encode
 
 KEEPALIVE_INTERVAL_S = 4.0
-"""Time without a frame, in seconds, after which the body gets a keepalive. Clients that receive
-nothing for 10 s consider the connection lost."""
+"""Time without a frame after which the edge writes a keepalive into the body, in seconds. Clients
+consider a connection lost if they receive nothing for 10 s."""
 KEEPALIVE_FRAME = encode(Heartbeat(0, ready=True))
-"""The keepalive in a body of frames; encoded once, because thousands of idle readers get it."""
+"""The keepalive of a response that consists of frames. It is encoded once, because thousands of
+idle readers get it."""
 UNBUFFERED = {
-    "X-Accel-Buffering": "no",  # nginx
-    "Incremental": "?1",  # draft-ietf-httpbis-incremental
+    "X-Accel-Buffering": "no",  # understood by nginx
+    "Incremental": "?1",  # the coming standard: draft-ietf-httpbis-incremental
 }
 """Headers that ask proxies to forward a body piece by piece, without buffering it."""
 NO_TRANSFORM = "no-transform"
-"""The directive of Cache-Control that keeps proxies from compressing a body, which delays it."""
+"""The directive of Cache-Control that keeps proxies from compressing a body, and so delaying it."""
 LIVE_HEADERS = {"Cache-Control": f"no-store, {NO_TRANSFORM}"} | UNBUFFERED
-"""Headers of every response whose body is sent while the stream runs, in any dialect."""
+"""Headers of every response whose body is sent while the stream runs, in every API."""
 
 
 TIP_TIMEOUT_S = 1.0
-"""Time that a reader who has every frame so far waits for the news that the stream has ended, in
-seconds, before its response begins. If it has ended, the response is an empty one (204)."""
+"""How long a response to a client that has every frame so far is held back, in seconds. If the
+origin reports in this time that the stream has ended, the response is an empty 204. Otherwise its
+body begins."""
 
 HEADERS = {
     "Cache-Control": "no-store",
-    "Referrer-Policy": "no-referrer",  # the URL may have a token
+    "Referrer-Policy": "no-referrer",  # the URL may contain a resume token
     "X-Content-Type-Options": "nosniff",
 }
 
@@ -48,9 +50,10 @@ class Encoder(Protocol):
     __slots__ = ()
     media_type: str = View.SSE.value
     ends_by_204: bool = False
-    """True if a client that has every frame of an ended stream gets 204, instead of a body."""
+    """True if a client that has every frame of an ended stream gets 204 instead of a body."""
     shows_corr: bool = False
-    """True if the client sees the correlation ids of frames, which must then be its own."""
+    """True if the body contains the correlation ids of frames. The edge must then replace the ids
+    of its link to the origin."""
 
     def opened(self, opened: Opened) -> None:
         """Note that the stream was opened. Called once, before every other method."""
@@ -61,7 +64,7 @@ class Encoder(Protocol):
     def frames(self, frames: list[bytes]) -> bytes:
         """Encode these raw frames, in order.
 
-        Without frames it returns the bytes with which the body begins, if there are any.
+        The first call may have no frames: it returns the bytes that begin the body, if any.
         """
 
     def keepalive(self) -> bytes:
@@ -70,20 +73,21 @@ class Encoder(Protocol):
 
 
 class NativeEncoder(Encoder):
-    """Base of the encoders of `/v1/generate`, which write each frame in one view."""
+    """Base class of the encoders of `/v1/generate`, which encode each frame by itself."""
 
     __slots__ = ()
-    ends_by_204 = True  # an EventSource stops then
+    ends_by_204 = True  # a browser's EventSource stops to reconnect after a 204
 
     def opened(self, opened: Opened) -> None:
-        """Do nothing, because these encoders need no facts about the stream."""
+        """Do nothing, because these encoders use no field of Opened."""
 
     def refusal(self, error: TailraceError) -> Response:
         return error_response(error)
 
 
 JITTER = SystemRandom()
-"""Source of the times in `retry:`. It has no state that forked processes would share."""
+"""Random source for the delays in `retry:`. It has no state, so forked processes do not draw the
+same numbers."""
 
 
 class SseEncoder(NativeEncoder):
@@ -104,7 +108,7 @@ class SseEncoder(NativeEncoder):
 
 
 class FrameEncoder(NativeEncoder):
-    """Passes on the frames of a stream as they are."""
+    """Sends the frames of a stream unchanged."""
 
     __slots__ = ()
     media_type = View.FRAMES.value
@@ -133,6 +137,9 @@ def stream_headers(opened: Opened, media_type: str = "") -> dict[str, str]:
 
 
 def _named(sibling: Sibling) -> str:
-    """Return a sibling as a list item with a parameter (RFC 9110, 5.6.1 and 5.6.6)."""
+    """Return a sibling as an item of `Tailrace-Siblings`: its id, with its token as a parameter.
+
+    The syntax is that of RFC 9110, 5.6.1 and 5.6.6.
+    """
     stream = sibling.stream.hex()
     return f"{stream};token={sibling.token}" if sibling.token else stream

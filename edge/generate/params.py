@@ -14,9 +14,9 @@ from tailrace.ledger.frame import FRAMES_TYPE, MAX_IDEMPOTENCY_KEY_CHARS
 from tailrace.ledger.wire.bare import U64_MAX
 
 MAX_DISCARDED_BYTES = 16 << 20
-"""Maximum bytes over the limit that are read and dropped before a body is refused."""
+"""Maximum number of bytes over the limit that are read and dropped before a body is refused."""
 
-# Spelt out: \d would admit digits of other scripts.
+# [0-9] instead of \d, which would also match digits of other scripts.
 _STREAM_ID = re.compile(r"[0-9a-f]{32}")
 _NUMBER = re.compile(r"[0-9]{1,20}")
 
@@ -75,7 +75,7 @@ def parse_after(after: Sequence[str], last_event_id: str | None) -> int | None:
     Raises CallerError for an invalid index, and for two that differ.
     """
     given = {_index(text, "after") for text in after}
-    if last_event_id:  # an EventSource without one may send an empty header
+    if last_event_id:  # an EventSource that has received no event may send an empty header
         given.add(_index(last_event_id, "Last-Event-ID"))
     if len(given) > 1:
         raise CallerError(
@@ -97,15 +97,15 @@ def _index(text: str, field: str) -> int:
 
 
 def parse_tail(given: Sequence[str]) -> int | None:
-    """Return how many of the newest frames `?tail=` asks for; None without it.
+    """Return the number of newest frames that `?tail=` asks for, or None if it is absent.
 
-    Raises CallerError for what is not one number.
+    Raises CallerError if the value is not a number, or if there are several values.
     """
     if not given:
         return None
     if len(given) > 1 or _NUMBER.fullmatch(given[0]) is None or int(given[0]) > U64_MAX:
         raise CallerError(
-            "not a number of frames",
+            "tail is not a number of frames",
             field="tail",
             hint="send one number in decimal digits, such as tail=100",
         )
@@ -115,7 +115,8 @@ def parse_tail(given: Sequence[str]) -> int | None:
 def parse_flag(given: Sequence[str], field: str) -> bool:
     """Return True if the parameter is 1; raise CallerError unless it is 0, 1 or absent."""
     if len(given) > 1 or not {*given} <= {"0", "1"}:
-        raise CallerError(f"not a value of {field}", field=field, hint=f"{field}=1 or {field}=0")
+        hint = f"send {field}=1 or {field}=0"
+        raise CallerError(f"{field} is neither 0 nor 1", field=field, hint=hint)
     return given == ["1"]
 
 
@@ -150,7 +151,7 @@ _VIEWS = {
 
 
 def choose_view(accept: str | None) -> View:
-    """Return the view that an Accept header prefers (RFC 9110, 12.5.1); JSON without a header.
+    """Return the view that an Accept header prefers (RFC 9110, 12.5.1); without a header, JSON.
 
     Raises CallerError (406) if the header accepts none of the views.
     """

@@ -61,7 +61,7 @@ from tailrace.ledger.process.tasks import gather
 from tailrace.ledger.stream_text import StreamText
 
 MAX_DOCUMENT_BYTES = 32 << 20
-"""Maximum bytes of frames of one stream that are collected for a JSON document."""
+"""Maximum size of the frames of one stream that are collected for a JSON document, in bytes."""
 
 
 @dataclass(slots=True)
@@ -100,7 +100,7 @@ class Collected:
         """Add the stream's next frame; raise the error of a StreamError."""
         self.text.add(frame)
         if type(frame) is Token and self._parts.text is not None:
-            return  # nearly every frame
+            return  # a Token that continues a text changes nothing else: a shortcut for speed
         for change, part in self._parts.follow(frame):
             if change is Change.GROW and isinstance(frame, ToolCall):
                 self._arguments.setdefault(part, []).append(frame.arguments)
@@ -143,7 +143,7 @@ async def collect(reader: Reader) -> Collected:
 
 
 def answer_document(opened: Opened, collected: Sequence[Collected]) -> dict[str, object]:
-    """Return the JSON response to the request that started the streams."""
+    """Return the JSON response to a POST; with several choices it has one stream for each."""
     begin: dict[str, object] = {"id": opened.stream.hex(), "model": opened.model}
     if not opened.siblings:
         return begin | _fields(collected[0]) | {"prompt_tokens": opened.prompt_tokens}
@@ -156,7 +156,7 @@ def answer_document(opened: Opened, collected: Sequence[Collected]) -> dict[str,
 
 
 def state_document(opened: Opened, collected: Collected) -> dict[str, object]:
-    """Return the JSON response to a GET of a stream that runs or has ended."""
+    """Return the JSON response to a GET of a stream, which may still run."""
     closing = collected.closing
     if isinstance(closing, StreamEnd):
         state, next_index = StreamState.ENDED, closing.index + 1
@@ -174,7 +174,7 @@ def state_document(opened: Opened, collected: Collected) -> dict[str, object]:
 
 
 def _fields(collected: Collected) -> dict[str, object]:
-    """Return the fields for the content; `text` always, others if there are such frames."""
+    """Return the fields for the content: always `text`, and others if there are such frames."""
     fields: dict[str, object] = {"text": collected.text.text}
     if collected.scores:
         fields["logprobs"] = logprobs(collected.scores)
@@ -209,7 +209,8 @@ def open_request(
     body: bytes, key: str | None, caller: Caller | None, media_type: str | None = None
 ) -> Open:
     """Return the Open for the body of a POST; `key` is the value of its Idempotency-Key header."""
-    # With a generated key the request can be sent again when the link to the origin breaks.
+    # An origin starts no second stream for the same key. So the edge, which generates a key if the
+    # client has sent none, can send the request again when the link to the origin breaks.
     ours = token_hex(16) if key is None else check_idempotency_key(key)
     if media_type == FRAMES_TYPE:
         wanted = parse_open(body)
@@ -232,12 +233,12 @@ def resume_request(
     """Return the Resume for a GET of the stream with the id `stream`.
 
     Args:
-        stream: The id as the path spells it.
+        stream: The stream's id from the path of the URL, not yet checked.
         after: The values of `?after=`.
         last_event_id: The value of the Last-Event-ID header.
         token: The resume token.
         caller: The caller that the API key identifies.
-        follow: Wait for further frames of a stream that still runs.
+        follow: True to wait for further frames if the stream still runs.
 
     Raises:
         NotFound: The id is not valid.
@@ -309,7 +310,7 @@ async def steer(request: Request) -> Response:
 
 
 async def _asked(request: Request, wanted: Cancel | Steer) -> Response:
-    """Send a request about a stream to its origin, and return the stream's new state."""
+    """Send a Cancel or Steer to the stream's origin, and return the stream's new state as JSON."""
     with Reader(link_of(request)) as reader:
         status = await unless_disconnected(request, reader.ask(wanted))
     fields = {
@@ -326,7 +327,7 @@ async def _asked(request: Request, wanted: Cancel | Steer) -> Response:
 async def _answer(
     request: Request, view: View, wanted: Open | Resume, *, snapshot: bool = False
 ) -> Response:
-    """Return the stream that `wanted` asks for, in the view that the client asked for."""
+    """Return a response that shows the stream of `wanted` in the given view."""
     if view is not View.JSON:
         encoder = ENCODERS[view]()
         return StreamAnswer(wanted, SnapshotEncoder(encoder, wanted.start) if snapshot else encoder)
@@ -335,7 +336,7 @@ async def _answer(
 
 
 async def _from_tail(request: Request, wanted: Resume, tail: int) -> Resume:
-    """Return a request for the newest `tail` frames, and all that follow.
+    """Return `wanted`, changed to begin with the newest `tail` frames of the stream.
 
     Raises CallerError if the request also has an index to resume after.
     """

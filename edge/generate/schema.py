@@ -1,7 +1,7 @@
 """The body of `POST /v1/generate`, from JSON to an Open frame.
 
-Only the types and ranges that a frame can carry are checked here, and errors say what would be
-right. The origin checks ranges that depend on the model or on policy (temperature, context length),
+This module only checks that a frame can carry each value, and its errors say what would be valid.
+The origin checks ranges that depend on the model or on policy (temperature, context length),
 because it also serves clients that send frames.
 """
 
@@ -40,13 +40,15 @@ UINT_MAX = 2**64 - 1
 GENERATE_EXAMPLE = '{"model": "demo", "prompt": "Once upon"}'
 STEER_EXAMPLE = '{"text": " But then"}'
 MAX_JSON_PARTS = 20_000
-"""Maximum number of strings, commas and opening brackets in a body. A megabyte of small values
-would block the event loop for a second. Honest bodies have fewer: a long text is one string."""
+"""Maximum number of strings, commas and opening brackets in a body. To parse a megabyte of small
+values would block the event loop for a second. Ordinary bodies have fewer parts, because a long
+text is one string."""
 MAX_JSON_BARE_BYTES = 256 * 1024
-"""Maximum bytes outside strings in such a body: numbers of many digits take long to parse."""
-# The group is possessive so that a long text costs no memory to match (63 bytes for each escape).
-# CPython 3.11.0 to 3.11.4 can match possessive groups wrongly, but not this one: nothing that it
-# has begun to match can fail.
+"""Maximum number of bytes outside strings in a large body, because it takes long to parse numbers
+with many digits."""
+# The quantifiers are possessive (`*+`): otherwise the matcher stores 63 bytes for each escape of a
+# long text. CPython 3.11.0 to 3.11.4 have a bug in possessive groups, but it needs a group that
+# begins to match and then fails, which cannot happen here.
 _PART = re.compile(rb""""[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{,]""", re.DOTALL)
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -56,11 +58,14 @@ def _words(enum: type[Word]) -> str:
 
 
 def _among(enum: type[Word], *more: None) -> dict[str, Any]:
-    """Return the JSON schema of a parameter with named values; `to_open` checks the value."""
+    """Return the JSON schema of a parameter that takes one of an enum's words, or those of `more`.
+
+    It only documents the parameter: `to_open` checks the value.
+    """
     return {"enum": [*(member.word for member in enum), *more]}
 
 
-# Each description is the hint that an error on the field gives.
+# The description of each field is also the hint in an error about this field.
 Text = Annotated[str, Field(description="a string")]
 Name = Annotated[str, Field(min_length=1, description="a string that is not empty")]
 Count = Annotated[int, Field(ge=0, le=UINT_MAX)]
@@ -76,7 +81,7 @@ class MessageBody(BaseModel):
 
 
 class FormatBody(BaseModel):
-    """The format that the text must match: exactly one of the two fields."""
+    """The format that the generated text must match: exactly one of the two fields is given."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -109,14 +114,14 @@ class UnreadBody(BaseModel):
 
 
 def _as_object(value: object) -> object:
-    """Return the object for a word alone, which leaves the time at its default."""
+    """Return the object form of `unread`; a word such as "pause" stands for `{"then": "pause"}`."""
     return {"then": value} if isinstance(value, str) else value
 
 
 class _Settings(BaseModel):
-    """Settings of every request to generate, in any dialect; null counts as left out.
+    """Settings of every request that starts a stream, in every API; null counts as left out.
 
-    `Settings` adds the sampling settings.
+    The subclass `Settings` adds the sampling settings.
     """
 
     model_config = ConfigDict(extra="ignore", strict=True)
@@ -144,16 +149,17 @@ class _Settings(BaseModel):
     )
 
     def to_open(self, *, idempotency_key: str) -> Open:
-        """Return the Open frame; raise CallerError for a word that names no enum member."""
+        """Return the Open frame; raise CallerError if a word is not a value of its enum."""
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        # Only None stands for the default; "" is an unknown word and is refused.
+        # Not `self.durability or "process"`: an empty string is an unknown word and is refused.
         durability = "process" if self.durability is None else self.durability
         priority = "standard" if self.priority is None else self.priority
         overflow = "refuse" if self.overflow is None else self.overflow
         unread = UnreadBody(then="run") if self.unread is None else self.unread
         after_s = unread.after_s
         if after_s is None and self.unread is not None and unread.then == "run":
-            after_s = DEFAULT_AFTER_S  # so that `UnreadDefault` sees that the client chose "run"
+            # Without seconds, `UnreadDefault` would replace the client's "run" by its own policy.
+            after_s = DEFAULT_AFTER_S
         return Open(
             model=self.model,
             sampling=Sampling(**{name: getattr(self, name) for name in SAMPLING}),
@@ -170,9 +176,10 @@ class _Settings(BaseModel):
 
 
 def _field(hint: object, setting: SamplingRange) -> tuple[Any, Any]:
-    """Return the pydantic field of a sampling setting.
+    """Return the pydantic field of a sampling setting with the type `hint`.
 
-    It accepts whatever a frame can carry. Its JSON schema shows the range, which the origin checks.
+    The field accepts every value that a frame can carry. Its JSON schema shows the allowed range,
+    which the origin checks.
     """
     kind: dict[str, Any] = {"allow_inf_nan": False} if hint == float | None else {"le": UINT_MAX}
     least: dict[str, Any] = {"ge": 0} if setting.least >= 0 else {}
@@ -190,7 +197,7 @@ else:
 
 
 class GenerateBody(Settings):
-    """The JSON body of a request to generate."""
+    """The JSON body of `POST /v1/generate`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -227,7 +234,7 @@ INNER: dict[str, type[BaseModel]] = {
 
 
 class SteerBody(BaseModel):
-    """The JSON body of a request to steer."""
+    """The JSON body of `POST /v1/generate/{id}/steer`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -243,9 +250,9 @@ def parse_generate(body: bytes, *, idempotency_key: str) -> Open:
 
 
 def parse_open(body: bytes) -> Open:
-    """Return the Open frame of a body in frames, as an edge in front of this one sends it.
+    """Return the Open frame in a body that consists of frames; edges in front of this one send it.
 
-    Raises FrameError if the body is not an Open frame, CallerError if it names a caller.
+    Raises FrameError if the body is not an Open frame, CallerError if its `caller` is set.
     """
     _, frame = decode(body)
     if not isinstance(frame, Open):
@@ -263,10 +270,10 @@ def parse_steer(body: bytes) -> str:
 
 
 def _parse(model: type[Body], body: bytes, example: str) -> Body:
-    """Return the body as a `model`; a malicious body takes no more work than an honest one.
+    """Return the body as a `model`; an invalid body takes no more work than a valid one.
 
-    pydantic collects every fault that it finds, and a megabyte can hold 400,000. So the likely
-    ones are looked for first.
+    pydantic collects all faults, and a body of a megabyte can have 400,000. So unknown names and
+    long lists, which could cause most of them, are refused before pydantic sees the body.
     """
     document = read_object(body, example)
     _refuse_unknown(document, model)
@@ -301,9 +308,9 @@ def _check_work(body: bytes, example: str) -> None:
 
 
 def _refuse_unknown(document: object, model: type[BaseModel], place: Location = ()) -> None:
-    """Raise CallerError for an unknown name, before any other fault.
+    """Raise CallerError if the body has an unknown name or a list of too many items.
 
-    A misspelt name explains why another one is missing.
+    Unknown names are reported before other faults: a misspelt name explains a missing field.
     """
     if isinstance(document, list) and place:
         if len(document) > MAX_MESSAGES:

@@ -1,8 +1,8 @@
-"""Snapshots: the text of a stream so far as one frame, for readers that come late.
+"""Snapshots: one frame that holds all text of a stream so far, for readers that join late.
 
 A replay of 50,000 tokens is 50,000 frames. A reader that only wants the text gets one frame in
-their place, and then the frames that follow, without a gap. The frames are folded as they come from
-the origin, so that an edge holds the text and not the frames. Sans-I/O.
+place of these, and then the frames that follow, without a gap. Frames are merged while they arrive
+from the origin, so that an edge holds only their text in memory. Sans-I/O.
 """
 
 from __future__ import annotations
@@ -29,47 +29,49 @@ from tailrace.ledger.frame import (
 )
 
 MAX_SNAPSHOT_BYTES = 1_000_000
-"""Maximum length of the text of one snapshot in bytes, because a frame has at most 1 MiB. A longer
-text is several snapshots."""
+"""Maximum length of the text in one snapshot, in bytes, because a frame has at most 1 MiB. A longer
+text is sent as several snapshots."""
 _SIZE_AT, _TEXT_AT = 9, 10
-"""Offsets of the length and the text of a Token in its frame."""
+"""Byte offsets of a Token's text length and text in its encoded frame."""
 _SHORT_BYTES = 1 << 7
-"""The length field of longer texts takes two bytes."""
+"""Length in bytes from which on the length field of a text takes more than one byte."""
 
 Folded = Callable[[int, str, int, bool], Frame]
-"""Makes the frame in the place of others: of the first index, text, last index, and whether the
-text is reasoning."""
+"""A function that makes the one frame that replaces several. Its arguments are the index of the
+first replaced frame, the whole text, the index of the last one, and True for reasoning."""
 
 
 def as_snapshot(first: int, text: str, index: int, reasoning: bool) -> Frame:
-    """Return the frame for clients that know snapshots."""
+    """Return a Snapshot, for clients that read frames or `/v1/generate`'s events."""
     return Snapshot(first, text, index, reasoning)
 
 
 def as_text(first: int, text: str, index: int, reasoning: bool) -> Frame:
-    """Return the frame for encoders of other dialects, which do not look for gaps in indexes."""
+    """Return a Token or Reasoning with the whole text, for encoders that ignore gaps in indexes."""
     return Reasoning(text, index) if reasoning else Token(text, index)
 
 
 class SnapshotFolder:
-    """Folds the frames of a stream, which are added in order.
+    """Merges the text frames of a stream, which are added in order.
 
-    Consecutive frames of text become one. Every other frame stays as it is, and ends the text
-    before it. A final Revision is text, and the interim ones that it replaces are dropped; a
-    producer never revises other text.
+    Consecutive frames of text become one frame. Every other frame stays as it is, and ends the text
+    before it. A final Revision counts as text, and the interim Revisions that it replaces are
+    dropped. A Revision never replaces any other text.
     """
 
     def __init__(self, folded: Folded = as_snapshot) -> None:
         self._folded = folded
-        self._first = self._last = 0  # indexes that the text stands for
+        self._first = self._last = 0  # indexes of the first and last frame in `_pieces`
         self._pieces: list[bytes] = []
         self._bytes = 0
         self._reasoning = False
-        self._interims: list[tuple[Revision, bytes]] = []  # after the text, and not final yet
+        # Interim Revisions after the text, with their raw frames; a final one may replace them.
+        self._interims: list[tuple[Revision, bytes]] = []
 
     def add(self, raw: bytes, index: int) -> list[bytes]:
-        """Take the next frame; return the frames that are complete because of it."""
-        if raw[TAG_OFFSET] == Token.tag and raw[_SIZE_AT] < _SHORT_BYTES:  # nearly every frame
+        """Take the next frame; return the merged frames that it completes."""
+        # A fast path for nearly all frames: Tokens with a short text are not decoded.
+        if raw[TAG_OFFSET] == Token.tag and raw[_SIZE_AT] < _SHORT_BYTES:
             before = self.finish() if self._interims or self._reasoning else []
             text = raw[_TEXT_AT : _TEXT_AT + raw[_SIZE_AT]]
             return before + self._extend(text, index, index, reasoning=False)
@@ -86,7 +88,7 @@ class SnapshotFolder:
         return [*self.finish(), raw]
 
     def finish(self) -> list[bytes]:
-        """Return the frames that stand for the rest of what was added."""
+        """Return the merged frames for all added frames that were not returned yet."""
         done = [raw for _, raw in self._interims]
         if self._pieces:
             text = b"".join(self._pieces).decode()
@@ -117,9 +119,9 @@ class SnapshotFolder:
 
 
 class SnapshotEncoder(Encoder):
-    """Folds the frames that existed when the stream was opened.
+    """Merges the frames that existed when the stream was opened, and encodes all with `inner`.
 
-    `inner` encodes the folded frames, and the frames that follow as they are.
+    Later frames are given to `inner` unchanged.
     """
 
     __slots__ = ("_due", "_folder", "_inner", "_next", "ends_by_204", "media_type", "shows_corr")
@@ -127,29 +129,29 @@ class SnapshotEncoder(Encoder):
     def __init__(self, inner: Encoder, start: int, folded: Folded = as_snapshot) -> None:
         """Wrap an encoder; `start` is the index of the first frame that the reader gets."""
         self._inner = inner
-        self._next = start  # index of the next frame to be folded
+        self._next = start  # index of the next frame to be merged
         self._folder = SnapshotFolder(folded)
-        self._due = 0  # frames that are still to be folded
+        self._due = 0  # number of frames that are still to be merged
         self.media_type = inner.media_type
         self.ends_by_204 = inner.ends_by_204
         self.shows_corr = inner.shows_corr
 
     def opened(self, opened: Opened) -> None:
-        """Note how many frames there are."""
+        """Note how many frames the stream has now: these will be merged."""
         self._due = max(0, opened.next_index - self._next)
         self._inner.opened(opened)
 
     def refusal(self, error: TailraceError) -> Response:
-        """Return the response to send if there is no stream."""
+        """Return the response to send if the origin refuses the request."""
         return self._inner.refusal(error)
 
     def frames(self, frames: list[bytes]) -> bytes:
-        """Return the bytes of folded frames once all are there, and of those that follow."""
+        """Return the encoded frames; nothing while the frames to be merged are incomplete."""
         if not self._due or not frames:
             return self._inner.frames(frames)
         ready: list[bytes] = []
         for at, raw in enumerate(frames):
-            if tag_of(raw) in CLOSING:  # an error, or the last frame of the stream
+            if tag_of(raw) in CLOSING:  # an error or the stream's last frame, which is not merged
                 self._due = 0
             if not self._due:
                 ready += [*self._folder.finish(), *frames[at:]]
