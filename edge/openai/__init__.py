@@ -1,1 +1,1 @@
-"""OpenAI's API: the same streams as those of `/v1/generate`, in other JSON. It has no state."""
+"""OpenAI's API: shows the streams of `/v1/generate` in OpenAI's JSON, and keeps no state."""

@@ -1,7 +1,7 @@
 """The routes of OpenAI's API that answer with choices, streamed in chunks or as one JSON document.
 
-These are `/v1/chat/completions` and `/v1/completions`. They also have a route of our own, a GET
-with the id of an answer, which resumes its stream.
+These are `/v1/chat/completions` and `/v1/completions`. Each has an additional route that OpenAI
+lacks: a GET with the id of an answer, which resumes its stream.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from tailrace.ledger.frame import (
 from tailrace.ledger.process.tasks import gather
 
 CANCELLED = "cancelled"
-"""The `finish_reason`, unknown to OpenAI, of a stream that was cancelled and is read later."""
+"""The `finish_reason` of a cancelled stream in a GET. OpenAI's API has no such reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Dialect:
     body: type[Any]
     """The pydantic model of a request: a `StreamedSettings` with a method `opens`."""
     example: str
-    """A valid request, which errors show."""
+    """A valid request body, which error messages show."""
     shape: AnswerShape
 
     @property
@@ -117,7 +117,7 @@ class Dialect:
 
 
 def routes_of(dialect: Dialect) -> list[Route]:
-    """Return the Starlette routes of a dialect: start an answer, and read it."""
+    """Return the Starlette routes of a dialect: POST starts an answer, GET reads it again."""
     return [
         Route(dialect.path, partial(_start, dialect), methods=["POST"]),
         Route(f"{dialect.path}/{{id}}", partial(_read, dialect), methods=["GET"]),
@@ -133,7 +133,7 @@ class Choice:
 
 
 class _Broken(Exception):
-    """An answer failed; its stream can still be read as far as it got."""
+    """Raised when a stream of an answer fails; `opened` tells clients where to read its text."""
 
     def __init__(self, error: TailraceError, opened: Opened) -> None:
         super().__init__(error)
@@ -155,7 +155,7 @@ async def _start(dialect: Dialect, request: Request) -> Response:
 
 
 async def _read(dialect: Dialect, request: Request) -> Response:
-    """Answer a GET: with the stream so far as a document, or with a stream from the position."""
+    """Answer a GET: with a document of the text so far, or by streaming from `starting_after`."""
     token = request.headers.get("Tailrace-Token")
     resume, encoder = dialect.resume(
         request.path_params["id"], request.query_params.multi_items(), token, caller_of(request)
@@ -176,7 +176,7 @@ async def _read(dialect: Dialect, request: Request) -> Response:
 
 
 async def _choices(link: OriginPool, wanted: Open, opened: ExitStack) -> list[Choice]:
-    """Open all streams of one prompt; the stack `opened` closes them."""
+    """Open the stream of each choice of one prompt; the stack `opened` closes them."""
 
     async def ask(asked: Open | Resume) -> Choice:
         reader = opened.enter_context(Reader(link))
@@ -195,7 +195,7 @@ Answered = tuple[Opened, Collected]
 async def _whole(
     dialect: Dialect, link: OriginPool, opens: Sequence[Open], headers: Mapping[str, str]
 ) -> Response:
-    """Return the answer as one document when all streams have ended; the first error ends it."""
+    """Return one document when all streams have ended, or an error as soon as one has failed."""
     turns, chars = asyncio.Semaphore(PROMPTS_AT_A_TIME), 0
 
     async def answered(wanted: Open) -> list[Answered]:
@@ -248,9 +248,10 @@ def _document(
 
 
 def _reason(collected: Collected) -> str | None:
-    """Return the reason why a stream ended, or None if it still runs.
+    """Return the `finish_reason` of a stream, or None if it still runs.
 
-    OpenAI has no reason for a cancelled stream: it gets CANCELLED, since its text is valid so far.
+    A cancelled stream gets CANCELLED, which OpenAI's API does not know, instead of an error: its
+    text so far is valid.
     """
     end = collected.closing
     return FINISH.get(end.finish_reason, CANCELLED) if isinstance(end, StreamEnd) else None

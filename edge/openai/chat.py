@@ -68,7 +68,7 @@ class ChatBody(StreamedSettings):
     )
 
     def opens(self, key: str | None, caller: Caller | None) -> list[Open]:
-        """Return the Open for the request; raise CallerError for an invalid one."""
+        """Return a list with the Open of the request; raise CallerError if it is invalid."""
         if self.top_logprobs is not None and not self.logprobs:
             raise CallerError(
                 "'top_logprobs' is only allowed when 'logprobs' is true.", field="top_logprobs"
@@ -100,7 +100,7 @@ class ChatBody(StreamedSettings):
 
 
 class ChatShape(AnswerShape):
-    """The shape of chunks and whole answers of a chat."""
+    """The JSON of `/v1/chat/completions`: chunks and whole answers."""
 
     path = CHAT_PATH
     prefix = "chatcmpl-"

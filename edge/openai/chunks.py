@@ -1,8 +1,9 @@
 """Encodes streams as chunks of OpenAI's API: `data:` events, each about one choice.
 
-Ids, comments and names of events are not sent, because known clients fail at each of them. Content
-that the API has no field for is in a chunk without choices. `sequence_number` is the index of the
-last frame that a chunk shows; a client resumes with it as `starting_after`.
+The events have no id and no name, and no comments are sent, because some clients fail at each of
+these. Content for which OpenAI has no field is sent in a chunk without choices. Each chunk has the
+field `sequence_number`, the index of the last frame that it shows. To resume, a client sends it as
+`starting_after`.
 """
 
 from __future__ import annotations
@@ -53,11 +54,14 @@ FINISH = {
     FinishReason.FILTERED: "content_filter",
     FinishReason.TOOL_CALLS: "tool_calls",
 }
-"""The `finish_reason` in OpenAI's API; every other reason is an error there."""
+"""Maps reasons to OpenAI's `finish_reason`. OpenAI's API shows every other reason as an error."""
 
 
 def data_event(fields: object) -> bytes:
-    """Return an event without id and name. JSON escapes line breaks, so it fits into one line."""
+    """Return an event with these fields as JSON, without id and name.
+
+    JSON escapes line breaks, so the data fits into one line.
+    """
     return b"data: %b\n\n" % compact(fields).encode()
 
 
@@ -72,7 +76,7 @@ def end_error(end: StreamEnd) -> TailraceError | None:
         return OriginUnreachable(message, code="origin_lost", retryable=end.retryable)
     if end.retryable:
         return Unavailable(message, code="failed")
-    return CallerError(message, code="failed")  # the same request would fail again
+    return CallerError(message, code="failed")  # a 4xx, because a retry would fail again
 
 
 def check_end(end: StreamEnd) -> StreamEnd:
@@ -85,9 +89,9 @@ def check_end(end: StreamEnd) -> StreamEnd:
 
 
 class AnswerShape(Protocol):
-    """The JSON of one dialect for one choice of an answer; `index` is that of the choice.
+    """Makes the JSON of one API for one choice of an answer; `index` is the index of the choice.
 
-    Methods return None for content that the dialect cannot express.
+    Methods return None for content that the API has no field for.
     """
 
     path: str
@@ -100,15 +104,18 @@ class AnswerShape(Protocol):
     """The `object` of a whole answer."""
 
     def first(self, index: int, *, calls: bool) -> dict[str, Any] | None:
-        """Return the choice's first chunk, or None. `calls`: the choice begins with a tool call."""
+        """Return the choice's first chunk, or None if the API has none.
+
+        `calls` is True if the choice begins with a tool call.
+        """
         return None
 
     def text(
         self, index: int, text: str, scores: tuple[TokenScores, ...], offset: int = 0
     ) -> dict[str, Any]:
-        """Return a piece of text with its scores.
+        """Return a piece of text, with the scores of its tokens.
 
-        `offset` is the number of characters of the scored tokens before these.
+        `offset` is the number of characters of all scored tokens before this piece.
         """
 
     def reasoning(self, index: int, text: str) -> dict[str, Any] | None:
@@ -130,8 +137,15 @@ class AnswerShape(Protocol):
 class ChunkEncoder(Encoder):
     """Encodes one choice of an answer as chunks.
 
-    `begun`: the client already has the beginning. `usage`: the last chunk has the token counts,
-    with `continuous` each chunk. `alone`: the response has no other choice, and ends with this one.
+    Attributes:
+        shape: Makes the JSON of the chunks.
+        begun: True if the client already has the first chunk, because it resumes.
+        usage: True if a chunk after the last choice has the token counts.
+        continuous: True if every chunk has the token counts so far.
+        choice: The index of this choice.
+        alone: True if this is the only choice, so that its end ends the response.
+        end: The stream's last frame, once it was encoded.
+        error: The error that ended the stream, if there was one.
     """
 
     shape: AnswerShape
@@ -149,13 +163,15 @@ class ChunkEncoder(Encoder):
     _behind: bytes = b""
 
     def opened(self, opened: Opened, head: dict[str, Any] | None = None) -> None:
-        """Note that the stream is open; `head` are the fields of its chunks, if they are given.
+        """Note that the stream is open.
 
-        All choices of an answer have the fields of the first one.
+        `head` are the fields that all chunks have. Further choices of an answer get those of the
+        first one; by default they are made from `opened`.
         """
         self._prompt_tokens = opened.prompt_tokens
         self._head = head or chunk_head(self.shape, opened)
-        # Nearly all chunks differ in the text alone, so what surrounds it is encoded once.
+        # Nearly all chunks differ only in the text and the index, so the bytes around these are
+        # encoded once.
         mark = "\ufdd0"
         usual = self._event(self.shape.text(self.choice, mark, ()), 0)
         before, _, behind = usual.partition(mark.encode())
@@ -197,7 +213,8 @@ class ChunkEncoder(Encoder):
             error = decode(raw)[1]
             assert isinstance(error, StreamError)
             return self._failed(to_error(error))
-        return self.ending(None) if self.alone else b""  # a Status: the client has everything
+        # The frame is a Status: the stream has ended, and the client had every frame already.
+        return self.ending(None) if self.alone else b""
 
     def _logged(self, frame: Logged) -> bytes:
         shape, choice = self.shape, self.choice
@@ -209,7 +226,7 @@ class ChunkEncoder(Encoder):
                 said = shape.text(choice, frame.text, frame.scores, self._scored_chars)
                 self._scored_chars += sum(len(text_of(each.chosen)) for each in frame.scores)
             case Revision() if frame.final:
-                # Only final revisions are sent, because a chunk cannot be taken back.
+                # Interim revisions are not sent, because a chunk cannot be withdrawn.
                 said = shape.text(choice, frame.text, ())
             case Reasoning():
                 said = shape.reasoning(choice, frame.text)
@@ -230,7 +247,8 @@ class ChunkEncoder(Encoder):
         said = self.shape.end(self.choice, FINISH[end.finish_reason])
         if not self.alone:
             return self._event(said, None)
-        # With usage, only the next event has an id, so that a client cut off before it gets it.
+        # With usage, only the chunk with the token counts has the last index. A client that loses
+        # its connection before that chunk therefore gets it when it resumes.
         return self._event(said, None if self.usage else end.index) + self.ending(
             usage([end]) if self.usage else None, end.index
         )
@@ -242,7 +260,7 @@ class ChunkEncoder(Encoder):
     # ---- events ----
 
     def ending(self, used: dict[str, int] | None, index: int | None = None) -> bytes:
-        """Return the last events of an answer: the token counts, if given, and `[DONE]`."""
+        """Return the last events of an answer: the token counts `used`, if given, and `[DONE]`."""
         if used is None:
             return DONE
         return self._chunk([], index, usage=used) + DONE
@@ -274,16 +292,16 @@ def chunk_head(shape: AnswerShape, opened: Opened) -> dict[str, Any]:
 
 
 def text_of(score: Score) -> str:
-    """Return a token's text, with U+FFFD for characters that several tokens share."""
+    """Return a token's text, with U+FFFD for the bytes of a character that spans several tokens."""
     return score.token.decode(errors="replace")
 
 
 def scores_of(
     scores: Sequence[TokenScores], impossible: float | None = None
 ) -> list[dict[str, Any]]:
-    """Return the JSON of scores: each sampled token, with the most likely ones.
+    """Return scores as JSON: each sampled token, with its most likely alternatives.
 
-    `impossible` stands for the logarithm of probability 0: JSON has no infinity.
+    `impossible` is sent in place of the logarithm of probability 0, because JSON has no infinity.
     """
 
     def told(score: Score) -> dict[str, Any]:
@@ -302,7 +320,10 @@ def error_events(error: TailraceError) -> bytes:
 
 
 def usage(ends: Sequence[StreamEnd], prompts: int = 1) -> dict[str, int]:
-    """Return the token counts of streams that are ordered by prompt; prompts count once each."""
+    """Return the sum of the token counts of all streams; each prompt counts once.
+
+    `ends` are the last frames of all choices, ordered by prompt.
+    """
     each = max(1, len(ends) // prompts)
     prompt = sum(end.prompt_tokens for end in ends[::each])
     return counts(prompt, sum(end.total_tokens for end in ends))

@@ -60,12 +60,12 @@ class CompletionBody(StreamedSettings):
 
 
 def key_of(key: str | None, nth: int) -> str | None:
-    """Return the idempotency key of the nth stream of a request with the key `key`."""
+    """Return the idempotency key for the nth stream of a request whose own key is `key`."""
     return None if key is None else sha256(f"{nth} {key}".encode()).hexdigest()
 
 
 class CompletionShape(AnswerShape):
-    """The shape of chunks and whole answers, whose `object` is the same."""
+    """The JSON of `/v1/completions`: chunks and whole answers have the same `object`."""
 
     path = COMPLETIONS_PATH
     prefix = "cmpl-"
@@ -96,7 +96,7 @@ def _choice(
 
 
 def _text_logprobs(scores: Sequence[TokenScores], offset: int) -> dict[str, Any]:
-    """Return the scores of tokens; the first one's text begins at character `offset`.
+    """Return the scores of tokens as OpenAI's `logprobs`; `text_offset` begins at `offset`.
 
     In a resumed stream, offsets count from the position where it was resumed.
     """

@@ -1,4 +1,4 @@
-"""`/v1/embeddings`: the vector of each text, for which the edge opens a stream of its own."""
+"""`/v1/embeddings`: returns the vector of each text; the edge opens one stream for each text."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ EXAMPLE = '{"model": "demo", "input": "Once upon a time"}'
 MAX_INPUTS = 2048
 """Maximum number of texts of a request, the same as OpenAI's."""
 AT_A_TIME = 8
-"""Maximum number of streams that one request has open at a time, to leave capacity for others."""
+"""Maximum number of streams that one request has open at a time. Further texts wait, to leave
+capacity for other requests."""
 
 
 class EmbeddingBody(OpenAiBody):
@@ -67,7 +68,7 @@ async def embed(request: Request) -> Response:
     work = gather(*(_computed(link, wanted, turns) for wanted in opens))
     found = await unless_disconnected(request, work)
     vectors: list[Any] = [vector for _, vector, _ in found]
-    if parsed.encoding_format == "base64":  # fp32, little-endian
+    if parsed.encoding_format == "base64":  # of the numbers as fp32, little-endian
         packed = (struct.pack(f"<{len(vector)}f", *vector) for vector in vectors)
         vectors = [b64encode(data).decode() for data in packed]
     data = [
@@ -95,14 +96,14 @@ async def _computed(
             collected = await collect(reader)
     end = collected.closing
     assert isinstance(end, StreamEnd)
-    tokens = check_end(end).prompt_tokens  # a failed stream has no vector; its error is raised
+    tokens = check_end(end).prompt_tokens  # raises the error of a failed stream
     return opened, _vector(collected), tokens
 
 
 def _vector(collected: Collected) -> list[float]:
     if collected.embeddings:
         return list(collected.embeddings[0].values)
-    if collected.data:  # a vector too long for one frame: see docs/models.md
+    if collected.data:  # a vector that is too long for one frame arrives as binary data
         packed = b"".join(collected.data)
         return list(struct.unpack(f"<{len(packed) // 4}f", packed))
     raise CallerError("The model does not make embeddings.", code="unsupported", field="model")

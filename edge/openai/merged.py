@@ -1,6 +1,6 @@
-"""Several streams in one response: the choices of a prompt, or those of several prompts.
+"""Several streams in one response: a stream for each choice of each prompt.
 
-Each stream has a `StreamReader` of its own, which writes into a `Lane` of the response. All lanes
+Each stream has its own `StreamReader`, which writes into its own `Lane` of the response. All lanes
 share the response's send buffer. The response ends when all streams have ended, or with the first
 error.
 """
@@ -28,11 +28,12 @@ from tailrace.ledger.errors import TailraceError
 from tailrace.ledger.frame import Open, Opened, Resume, StreamEnd
 
 PROMPTS_AT_A_TIME = 8
-"""Maximum prompts of one request with open streams, to leave capacity for other requests."""
+"""Maximum number of prompts of one request that have open streams at a time. Further prompts wait,
+to leave capacity for other requests."""
 
 
 class MergedAnswer(StreamingAnswer["MergedStreams"]):
-    """The response to a request for several streams; `opens` has a request for each prompt."""
+    """The response to a request for several streams; `opens` has one Open for each prompt."""
 
     def __init__(
         self,
@@ -53,27 +54,30 @@ class MergedAnswer(StreamingAnswer["MergedStreams"]):
         return MergedStreams(parts, self._shape, self._opens, usage=self._usage)
 
     def begin(self, source: MergedStreams) -> None:
-        """Ask for the streams of the first prompt."""
+        """Send the first prompt to an origin."""
         source.start()
 
 
 class LaneEncoder(ChunkEncoder):
-    """The encoder of one stream, which reports to the response that the stream is open."""
+    """The encoder of one lane's stream, which reports to `MergedStreams` that it is open."""
 
     lane: Lane
     refused = False
 
     def opened(self, opened: Opened, head: dict[str, Any] | None = None) -> None:
-        """Note that the stream is open; the chunks' common fields come from the first stream."""
+        """Note that the stream is open. Its chunks get the id and fields of the first stream."""
         super().opened(opened, self.lane.merged.opened(self.lane, opened))
 
     def refusal(self, error: TailraceError) -> Response:
-        """Return the answer to a request whose first stream is refused."""
+        """Note that the origin refused this stream; return the error response."""
         self.error, self.refused = error, True
         return super().refusal(error)
 
     def frames(self, frames: list[bytes]) -> bytes:
-        """Return nothing without frames: which one comes first decides how a choice begins."""
+        """Return the encoded chunks; nothing if there are no frames yet.
+
+        The type of the first frame decides how the first chunk of a choice looks.
+        """
         return super().frames(frames) if frames else b""
 
 
@@ -93,12 +97,15 @@ class Lane:
         )
 
     def start(self, status: int, headers: Headers) -> None:
-        """Begin the response, if this is the first stream; an error ends all of them."""
+        """Begin the whole response, if this is the first stream and it was not refused."""
         if not self.encoder.refused:
             self.merged.begin()
 
     def write(self, data: bytes) -> None:
-        """Write a piece; the body of an error is dropped, because the response writes its own."""
+        """Write a piece of the stream into the response.
+
+        The body of an error response is dropped: `MergedStreams` writes the error itself.
+        """
         if not self.encoder.refused:
             self.merged.write(data)
 
@@ -107,7 +114,7 @@ class Lane:
         self.merged.ended(self)
 
     def reset(self) -> None:
-        """Break the response off."""
+        """Break off the whole response."""
         self.merged.parts.writer.reset()
 
     def writable_bytes(self) -> int:
@@ -116,10 +123,11 @@ class Lane:
 
 
 class MergedStreams:
-    """The `ResponseSource` of several streams.
+    """The `ResponseSource` of a response that shows several streams.
 
-    The number of choices of each prompt is known when the first stream opens. That also begins the
-    response. From then on up to PROMPTS_AT_A_TIME prompts have open streams.
+    First only the first prompt is sent. When its first stream opens, the number of choices for each
+    prompt is known, and the response begins. From then on up to PROMPTS_AT_A_TIME prompts have open
+    streams.
     """
 
     def __init__(
@@ -129,8 +137,8 @@ class MergedStreams:
         self.shape = shape
         self._opens = opens
         self._usage = usage
-        self._next = 0  # the prompt that is asked for next
-        self._choices = 1  # of each prompt
+        self._next = 0  # number of the prompt that is sent to an origin next
+        self._choices = 1  # number of choices for each prompt
         self._lanes: dict[Lane, None] = {}
         self._ends: dict[int, StreamEnd] = {}
         self._head: dict[str, Any] = {}
@@ -139,7 +147,7 @@ class MergedStreams:
         self._closed = False
 
     def start(self) -> None:
-        """Ask for the first prompt."""
+        """Send the first prompt to an origin."""
         if not self._closed:
             self._ask_next()
 
@@ -156,7 +164,7 @@ class MergedStreams:
     # ---- from the lanes ----
 
     def opened(self, lane: Lane, opened: Opened) -> dict[str, Any]:
-        """Ask for the other choices of a prompt; return the head of all chunks."""
+        """Open the streams of a prompt's other choices; return the fields that all chunks have."""
         if self._first is None:
             self._first = opened
             self._choices = 1 + len(opened.siblings)
@@ -168,7 +176,7 @@ class MergedStreams:
         return self._head
 
     def begin(self) -> None:
-        """Write the head of the response, once, and ask for more prompts."""
+        """Write the status and headers, if this is the first call, and send more prompts."""
         if self._begun:
             return
         self._begun = True
@@ -179,12 +187,16 @@ class MergedStreams:
             self._ask_next()
 
     def write(self, data: bytes) -> None:
-        """Write a piece of one stream."""
+        """Write a piece of one stream into the response."""
         if not self._closed:
             self.parts.writer.write(data)
 
     def ended(self, lane: Lane) -> None:
-        """Go on with the next prompt behind the last stream of one, or end the response."""
+        """Note the end of a lane's stream.
+
+        After the last stream of a prompt, send the next prompt to an origin. After the last stream
+        of all prompts, end the response.
+        """
         self._lanes.pop(lane, None)
         if self._closed:
             return
@@ -210,7 +222,7 @@ class MergedStreams:
         self._end()
 
     def _fail(self, error: TailraceError) -> None:
-        """End all streams with the error of one."""
+        """End the response with the error of one stream; stop reading the others."""
         self._detach()
         if self._begun:
             self.parts.writer.write(error_events(error))
@@ -232,7 +244,7 @@ class MergedStreams:
     # ---- from the writer ----
 
     def drained(self) -> None:
-        """Resume the streams, with another one first each time."""
+        """Let all streams write again, each time beginning with another one."""
         if self._lanes:
             first = next(iter(self._lanes))
             self._lanes[first] = self._lanes.pop(first)
@@ -240,7 +252,7 @@ class MergedStreams:
             lane.reader.drained()
 
     def disconnected(self) -> None:
-        """Detach from all streams, which run on."""
+        """Detach from all streams because the client has left; the streams continue to run."""
         if not self._closed:
             self._detach()
             self.parts.done()

@@ -18,7 +18,7 @@ ROLES = {
     "assistant": "assistant",
     "tool": "tool",
 }
-"""The roles of the API, and those of chat templates."""
+"""Maps the roles of OpenAI's API to those of chat templates."""
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 _STRING = {"type": "string"}
 _TEXT_PART = {
@@ -61,7 +61,7 @@ MESSAGE_SCHEMA: dict[str, Any] = {
     },
     "required": ["role"],
 }
-"""The JSON schema of a message that `read_messages` takes."""
+"""The JSON schema of one message that `read_messages` accepts."""
 _FUNCTION: dict[str, Any] = {
     "name": {"type": "string", "pattern": f"^{_NAME.pattern}$"},
     "description": {"type": ["string", "null"]},
@@ -85,7 +85,7 @@ TOOL_SCHEMA: dict[str, Any] = {
 
 
 def read_messages(given: list[Any]) -> tuple[Message, ...]:
-    """Return the messages of a conversation; raise CallerError, which names the invalid part."""
+    """Return the messages of a conversation; raise CallerError with the name of an invalid part."""
     if not given or len(given) > MAX_MESSAGES:
         raise CallerError(
             f"Invalid 'messages': there are {len(given)}; 1 to {MAX_MESSAGES} are expected.",
@@ -114,7 +114,7 @@ def _message(turn: object, place: str) -> Message:
 
 
 def role_of(turn: Mapping[str, Any], roles: Mapping[str, str], place: str) -> str:
-    """Return the role of a message as chat templates spell it; raise CallerError if unknown."""
+    """Return the role of a message as in chat templates; raise CallerError if it is unknown."""
     said = turn.get("role")
     role = roles.get(said) if isinstance(said, str) else None
     if role is None:
@@ -123,7 +123,7 @@ def role_of(turn: Mapping[str, Any], roles: Mapping[str, str], place: str) -> st
 
 
 def read_content(content: object, place: str) -> str:
-    """Return the text of a message, which is a string, or a list of parts with text."""
+    """Return the text of a message whose content is a string or a list of text parts."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -181,10 +181,11 @@ def read_tools(
         given: The field `tools`.
         choice: The field `tool_choice`.
         parallel: The field `parallel_tool_calls`.
-        nested: The fields of a function are below `function`, as in the chat API.
+        nested: True if the fields of a function are below `function`, as in the chat API; False
+            if they are not nested, as in the Responses API.
 
     Raises:
-        CallerError: A field is not valid; it is named.
+        CallerError: A field is not valid; the error names it.
     """
     if not given:
         if choice not in (None, "none", "auto"):
@@ -254,7 +255,7 @@ def _choice(choice: object, *, nested: bool) -> tuple[ToolChoice, str | None]:
 
 
 def text_of(item: Mapping[str, Any], name: str, place: str) -> str:
-    """Return the string in a field of an item; raise CallerError if there is none."""
+    """Return the string in the field `name` of an item; raise CallerError if it is no string."""
     value = item.get(name)
     if value is None:
         raise missing(f"{place}.{name}")

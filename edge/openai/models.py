@@ -28,7 +28,7 @@ async def show_model(request: Request) -> Response:
 
 
 def _hint(request: Request, name: str = "") -> None:
-    """Hint to origins that a client which lists models will soon request one."""
+    """Send a hint to the origins: a client that lists models will probably use one soon."""
     hints: Hints = request.app.state.hints
     hints.send(Hint.MODELS, name)
 
@@ -42,5 +42,5 @@ def _names(request: Request) -> tuple[str, ...]:
 
 
 def _described(name: str) -> dict[str, object]:
-    """Return the description of a model. Clients require `created`, which is not known."""
+    """Return the description of a model. `created` is 0: clients require it, but it is unknown."""
     return {"id": name, "object": "model", "created": 0, "owned_by": "tailrace"}

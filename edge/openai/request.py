@@ -1,9 +1,9 @@
 """Parses the requests of OpenAI's routes into Open frames: the part that all routes share.
 
-Clients of that API send parameters of other servers, too. Unknown parameters are ignored, and named
-in the header `Tailrace-Ignored`. Known parameters that are not supported are refused if they would
-change the answer. Requests may also have the parameters of `POST /v1/generate` (`top_k`, `min_p`,
-`priority`, `durability`, `unread`, …).
+Clients of OpenAI's API send parameters of other servers, too. Unknown parameters are ignored, and
+listed in the response header `Tailrace-Ignored`. Known parameters that are not supported are
+refused if they would change the answer. Requests may also have the parameters of
+`POST /v1/generate` (`top_k`, `min_p`, `priority`, `durability`, `unread`, …).
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from tailrace.ledger.frame import Caller, FormatKind, Open, OutputFormat
 from tailrace.ledger.validation import first_fault, shown
 
 IGNORED = "Tailrace-Ignored"
-"""The response header that names the parameters without effect."""
+"""The response header that lists the request's parameters that were ignored."""
 MAX_NAMED_IGNORED = 20
 MIN_SEED = -(2**63)
 ALL_THERE_IS = 1 << 20
-"""The `max_tokens` of a request without one: the origin reduces it to the room in the context."""
+"""The `max_tokens` of a request that sets no limit. The origin reduces it to the number of tokens
+that fit into the model's context."""
 
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
 class StreamOptions(BaseModel):
-    """The field `stream_options`: the token counts to send beside the text."""
+    """The field `stream_options`: whether the stream also contains token counts."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -43,14 +44,14 @@ class StreamOptions(BaseModel):
 
 
 class OpenAiBody(BaseModel):
-    """Base of the models of request bodies."""
+    """Base class of the pydantic models of request bodies."""
 
     cannot: ClassVar[Mapping[str, Sequence[object]]] = {}
-    """Unsupported parameters, with the values that are accepted because they change nothing."""
+    """Maps each unsupported parameter to the values that are accepted, as they change nothing."""
 
 
 class StreamedSettings(Settings, OpenAiBody):
-    """Settings of a route that can stream its answer."""
+    """Parameters of a route that can stream its answer."""
 
     stream: bool | None = Field(None, description="true or false")
     stream_options: StreamOptions | None = Field(None, description="an object")
@@ -88,10 +89,11 @@ def parse_body(model: type[Body], body: bytes, example: str) -> tuple[Body, dict
 
 
 def _ours(name: str, value: object) -> object:
-    """Return the value of a parameter in our notation, where that of other servers differs."""
-    if name == "top_k" and value == -1 and type(value) is int:  # off, in vLLM and SGLang
+    """Return the value of a parameter, converted if other servers use another value than we do."""
+    if name == "top_k" and value == -1 and type(value) is int:  # vLLM and SGLang: -1 means off
         return 0
-    if name == "seed" and type(value) is int and MIN_SEED <= value < 0:  # 64 bits with a sign
+    # Other servers take a signed 64-bit seed, an Open frame an unsigned one.
+    if name == "seed" and type(value) is int and MIN_SEED <= value < 0:
         return value + (1 << 64)
     return value
 
@@ -101,7 +103,8 @@ def open_of(settings: Settings, key: str | None, caller: Caller | None, **more: 
 
     `key` is the request's Idempotency-Key; `more` are further fields of Open.
     """
-    # With a generated key the request can be sent again when the link to the origin breaks.
+    # An origin starts no second stream for the same key. So the edge, which generates a key if the
+    # client has sent none, can send the request again when the link to the origin breaks.
     key = token_hex(16) if key is None else check_idempotency_key(key)
     return replace(settings.to_open(idempotency_key=key), caller=caller, **more)
 
@@ -112,7 +115,7 @@ def output_format(kind: object, schema: object, field: str) -> OutputFormat | No
     Args:
         kind: The format's `type`: `json_schema`, `json_object` or `text`.
         schema: The JSON schema.
-        field: The name of the format in errors.
+        field: The name of the format's field, for errors.
 
     Raises:
         CallerError: The type is unknown, or the schema is not an object.
@@ -138,7 +141,7 @@ def flag(query: Mapping[str, str], name: str) -> bool:
 
 
 def invalid(field: str, value: object, right: str) -> CallerError:
-    """Return the error for an invalid value, in OpenAI's words; `right` says what is expected."""
+    """Return the error for an invalid value, worded as by OpenAI; `right` says what is expected."""
     return CallerError(
         f"Invalid value for '{field}': {shown(value)} is not {right}.",
         code="invalid_value",
@@ -155,7 +158,8 @@ TEXTS: dict[str, Any] = {
 def read_texts(field: str, given: object, most: int, called: str) -> list[str]:
     """Return the list of texts in `given`, which may also be a single string.
 
-    Raises CallerError if there are none, or more than `most`; `called` names the texts in it.
+    Raises CallerError if there are none, or more than `most`. `called` is the word for the texts in
+    this error, such as "prompts".
     """
     texts = [given] if isinstance(given, str) else given
     if not isinstance(texts, list):
@@ -169,12 +173,12 @@ def read_texts(field: str, given: object, most: int, called: str) -> list[str]:
 
 
 def compact(value: object) -> str:
-    """Return `value` as JSON without spaces, as frames carry it."""
+    """Return `value` as JSON without spaces, the form that frames contain."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def _refusal(error: ValidationError, model: type[BaseModel]) -> CallerError:
-    """Return the error for the first fault, in OpenAI's words."""
+    """Return the error for the first fault that pydantic found, worded as by OpenAI."""
     fault = first_fault(error, model)
     if fault.kind == "missing":
         return CallerError(

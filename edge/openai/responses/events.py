@@ -1,8 +1,8 @@
-"""Shows a stream as a response of the Responses API: its items, its events and its document.
+"""Shows a stream as a response of the Responses API: as events, or as a document with its items.
 
-All of it follows from the stream's log and its Opened frame, so any edge makes the same events with
-the same numbers at any time. A reader that resumes after a number gets the later events of the
-whole log, because the last events have the whole text.
+The events depend only on the stream's log and its Opened frame, so every edge makes the same events
+with the same numbers at any time. If a reader resumes after an event, the edge still reads the
+whole log and skips the earlier events, because the last events contain the whole text.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from tailrace.ledger.stream_text import AppendedText
 Fields = dict[str, Any]
 """The fields of a JSON object."""
 IMPOSSIBLE = -9999.0
-"""The logarithm of an impossible token's chance in that API."""
+"""The logprob that OpenAI's Responses API shows for a token of probability 0."""
 
 COMPLETED = "completed"
 INCOMPLETE = "incomplete"
@@ -51,12 +51,15 @@ IN_PROGRESS = "in_progress"
 
 
 class Item(ABC):
-    """One item of the output, which shows one part of the answer. Its events have no number yet.
+    """One item of a response's `output`, which shows one part of the answer.
+
+    Methods return events as JSON fields, to which the caller adds the sequence number.
 
     Attributes:
-        prefix: Begins the item's id.
-        said: What the events of its content are called.
-        at: The item's place in the output.
+        prefix: The beginning of the item's id, such as `msg`.
+        said: The kind of its content in the names of events, such as `output_text` in
+            `response.output_text.delta`.
+        at: The item's index in `output`.
     """
 
     prefix: ClassVar[str]
@@ -78,7 +81,7 @@ class Item(ABC):
 
     @abstractmethod
     def fields(self, status: str) -> Fields:
-        """Return the item in its current state."""
+        """Return the item's JSON with its content so far and this status."""
 
     @abstractmethod
     def _all_said(self) -> Fields: ...
@@ -91,7 +94,7 @@ class Item(ABC):
 
 
 class TextItem(Item):
-    """An item whose content is one part of text."""
+    """An item whose content is one text."""
 
     def __init__(self, stream: str, part: Part) -> None:
         super().__init__(stream, part)
@@ -118,7 +121,7 @@ class TextItem(Item):
 
 
 class MessageItem(TextItem):
-    """Text of the answer."""
+    """An item with text of the answer (`message`)."""
 
     prefix, said = "msg", "output_text"
 
@@ -149,7 +152,7 @@ class MessageItem(TextItem):
 
 
 class ReasoningItem(TextItem):
-    """Reasoning of the model, apart from its answer."""
+    """An item with reasoning of the model (`reasoning`), which is not part of the answer's text."""
 
     prefix, said = "rs", "reasoning_text"
 
@@ -174,7 +177,7 @@ class ReasoningItem(TextItem):
 
 
 class FunctionCallItem(Item):
-    """One call of a tool."""
+    """An item with one tool call (`function_call`)."""
 
     prefix, said = "fc", "function_call_arguments"
 
@@ -205,7 +208,7 @@ _ITEMS: dict[PartKind, type[Item]] = {
 
 
 PREFIX = "resp_"
-"""Prefix of the id of a response, before the id of its stream."""
+"""Prefix of the id of a response; the stream's id follows."""
 CANCELLED, FAILED, QUEUED = "cancelled", "failed", "queued"
 
 _STATUS = {
@@ -222,11 +225,12 @@ _WHY_INCOMPLETE = {
     FinishReason.FILTERED: "content_filter",
 }
 _LAST = {COMPLETED: "response.completed", FAILED: "response.failed"}
-"""The last event by status. All other responses, also cancelled ones, end as incomplete."""
+"""Maps a response's status to the type of its last event. With any other status, also if it was
+cancelled, the last event is `response.incomplete`."""
 
 
 class StreamedResponse:
-    """A response while it grows: takes its stream's frames in order and returns the events."""
+    """A response that takes its stream's frames in order and returns the events for each."""
 
     def __init__(self, opened: Opened) -> None:
         self._stream = opened.stream.hex()
@@ -238,8 +242,8 @@ class StreamedResponse:
         }
         self._asked = {**UNSAID, **read_note(opened.note).asked}
         self._parts = PartTracker()
-        self._items: list[Item] = []  # one for each part
-        self._cut: set[int] = set()  # places of the items that were open when the stream ended
+        self._items: list[Item] = []  # one item for each part of the answer
+        self._cut: set[int] = set()  # indexes of items that were incomplete at the stream's end
         self._begun = False
         self._end: StreamEnd | None = None
 
@@ -250,13 +254,13 @@ class StreamedResponse:
         return IN_PROGRESS if self._begun or not self._asked["background"] else QUEUED
 
     def begin(self) -> list[Fields]:
-        """Return the events before any frame: the response was created, and waits or runs."""
+        """Return the events before the first frame: created, and then queued or in progress."""
         told = [{"type": "response.created", "response": self.document()}]
         last = "response.queued" if self._asked["background"] else "response.in_progress"
         return [*told, {"type": last, "response": self.document()}]
 
     def add(self, frame: Frame) -> list[Fields]:
-        """Return the events of the stream's next frame."""
+        """Take the stream's next frame, and return the events that show it."""
         if not isinstance(frame, Logged):
             return []
         told: list[Fields] = []
@@ -278,9 +282,9 @@ class StreamedResponse:
         return told
 
     def extended(self, token: Token) -> MessageItem | None:
-        """Take a Token that only adds to an open message, as nearly all do, and return the message.
+        """Add a Token's text to the open message, and return this message: a fast path past `add`.
 
-        Return None without taking the Token if it is for `add`.
+        Nearly all Tokens take it. Return None, without a change, if the caller must call `add`.
         """
         part = self._parts.text
         item = None if part is None else self._items[part.at]
@@ -290,7 +294,7 @@ class StreamedResponse:
         return item
 
     def document(self) -> Fields:
-        """Return the response in its current state."""
+        """Return the response's JSON in its current state."""
         status, end = self.status, self._end
         why = None if end is None else _WHY_INCOMPLETE.get(end.finish_reason)
         return {
@@ -304,13 +308,13 @@ class StreamedResponse:
         }
 
     def _status_of(self, item: Item) -> str:
-        """Return the status of an item: an end that cuts the stream off cuts off what is open."""
+        """Return the status of an item; `incomplete` if the stream was cut off within the item."""
         if any(part.at == item.at for part in self._parts.open):
             return IN_PROGRESS
         return _of_item(self.status) if item.at in self._cut else COMPLETED
 
     def _finished(self, end: StreamEnd) -> list[Fields]:
-        """Return the events of the end of the stream."""
+        """Return the events for the end of the stream."""
         self._end = end
         self._cut = {part.at for part in self._parts.open}
         status = _of_item(self.status)
@@ -322,18 +326,19 @@ class StreamedResponse:
 
 
 class ResponseEvents(Encoder):
-    """Encodes one response as events, from the event after number `after` on."""
+    """Encodes one response as server-sent events, beginning after the event number `after`."""
 
     def __init__(self, after: int | None = None) -> None:
-        self._response: StreamedResponse | None = None  # until it is opened
+        self._response: StreamedResponse | None = None  # set when the stream is opened
         self._after = -1 if after is None else after
         self._next = 0
-        self._before = b""  # events that no frame is needed for
-        self._delta: tuple[MessageItem, bytes] | None = None  # what surrounds a delta's text
+        self._before = b""  # the encoded first events, sent before those of the first frame
+        # The message that grows, and the format of its delta events (see `_before_text`).
+        self._delta: tuple[MessageItem, bytes] | None = None
 
     @property
     def last(self) -> int:
-        """The number of the last event, sent or skipped; -1 before the first."""
+        """The number of the last event that was sent or skipped; -1 before the first event."""
         return self._next - 1
 
     def opened(self, opened: Opened) -> None:
@@ -377,9 +382,9 @@ class ResponseEvents(Encoder):
         return b"".join(parts)
 
     def _error(self, error: TailraceError) -> bytes:
-        """Return the event of an error, which is not logged and has no number of its own.
+        """Return the event for an error that is not part of the stream's log.
 
-        A reader therefore resumes where it was.
+        It repeats the number of the last event, so that a reader resumes after that event.
         """
         said = openai_fields(error)
         fields = {name: said[name] for name in ("code", "message", "param")}
@@ -387,14 +392,17 @@ class ResponseEvents(Encoder):
 
 
 def event(fields: Fields, number: int) -> bytes:
-    """Return one event as it is sent. Its first fields are `type` and the number."""
+    """Return one encoded event. The first fields of its JSON are `type` and `sequence_number`."""
     kind = fields["type"]
     numbered = {"type": kind, "sequence_number": number, **fields}
     return b"event: %b\n%b" % (kind.encode(), data_event(numbered))
 
 
 def _before_text(item: MessageItem) -> bytes:
-    """Return the event of a delta, with places for its number and its quoted text."""
+    """Return a format string for the message's delta events, with `%d` and `%b`.
+
+    The first place is for the event's number, the second one for its text as a JSON string.
+    """
     return (
         b"event: response.output_text.delta\n"
         b'data: {"type":"response.output_text.delta","sequence_number":%%d,"item_id":"%b",'
@@ -413,7 +421,7 @@ def _error(end: StreamEnd) -> Fields | None:
 
 
 def _usage(end: StreamEnd) -> Fields:
-    """Return the token counts. Cached and reasoning tokens are not counted separately."""
+    """Return the token counts. Cached tokens and reasoning tokens are not counted apart: 0."""
     return {
         "input_tokens": end.prompt_tokens,
         "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},

@@ -1,7 +1,7 @@
 """Parses the body of `POST /v1/responses` into an Open frame.
 
-Later reads of a response repeat parts of its request. Edges keep no state, so these parts are
-stored with the stream, as its note.
+A GET of a response must show parts of the request that created it. Edges keep no state, so these
+parts are stored with the stream in the ledger, as the stream's note.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from tailrace.ledger.errors import CallerError
 from tailrace.ledger.frame import MAX_MESSAGES, Caller, Message, Open, Overflow, Unread
 
 MAX_INPUT_CHARS = 128 * 1024
-"""Maximum characters of the input, as JSON, that are stored with a stream. A response to a longer
-input cannot be continued with `previous_response_id`, and its input cannot be listed."""
+"""Maximum size of an input that is stored with a stream, in characters of its JSON. A response to a
+longer input cannot be continued with `previous_response_id`, and its input cannot be listed."""
 MAX_ASKED_CHARS = 64 * 1024
-"""Maximum characters of the request's fields that a response repeats; the longest ones over it are
-left out."""
+"""Maximum size of all fields of the request that a response repeats, in characters of their JSON.
+If they are longer, the longest fields are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +48,10 @@ class ResponseNote:
     """The parts of a request that are stored with its stream."""
 
     asked: Mapping[str, Any]
-    """Fields of the request that the response repeats."""
+    """Fields of the request that the response repeats, by name."""
     input: Sequence[dict[str, Any]] | None = None
-    """The items that the model was given, from which a later request can continue. None if they
-    are too long, or the client asked not to store them."""
+    """The input items that the model was given, for a later request that continues this response.
+    None if they are too long, or if the client asked not to store them."""
 
     def write(self) -> str:
         """Return the note as JSON, without the parts that exceed the limits."""
@@ -65,7 +65,7 @@ class ResponseNote:
 
 
 def read_note(text: str | None) -> ResponseNote:
-    """Return the note of a stream; an empty one if another route wrote it."""
+    """Return the parsed note of a stream; an empty one if another route created the stream."""
     try:
         said = json.loads(text or "")
         return ResponseNote(dict(said["response"]), said["input"])
@@ -75,9 +75,9 @@ def read_note(text: str | None) -> ResponseNote:
 
 EXAMPLE = '{"model": "demo", "input": "Once upon"}'
 REFERENCE = "item_reference"
-"""The type of an item that refers to an item of an earlier output, by its id."""
+"""The type of an input item that names an item of an earlier response's output by its id."""
 LOGPROBS = "message.output_text.logprobs"
-"""The value in `include` by which a client asks for the scores of tokens."""
+"""The value in the field `include` by which a client asks for the scores of tokens."""
 MAX_METADATA = 16
 MAX_METADATA_NAME_CHARS = 64
 MAX_METADATA_CHARS = 512
@@ -89,7 +89,7 @@ _TRUNCATION = {"auto": Overflow.DROP_OLDEST, "disabled": Overflow.REFUSE}
 
 
 class TextBody(BaseModel):
-    """The field `text`."""
+    """The field `text`: the format that the answer's text must match."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -97,7 +97,7 @@ class TextBody(BaseModel):
 
 
 class ResponseBody(StreamedSettings):
-    """The JSON body of a request."""
+    """The JSON body of `POST /v1/responses`."""
 
     cannot: ClassVar = {"n": (1,), "conversation": (), "prompt": (), "max_tool_calls": ()}
 
@@ -121,7 +121,7 @@ class ResponseBody(StreamedSettings):
     user: str | None = Field(None, description="a string")
 
     def items(self) -> Items:
-        """Return the input as a list of items; raise CallerError for an invalid one."""
+        """Return the input as a list of items; raise CallerError if an item is invalid."""
         if isinstance(self.input, str):
             part = {"type": "input_text", "text": self.input}
             return [{"type": "message", "role": "user", "content": [part]}]
@@ -138,13 +138,13 @@ def to_open(
 
     Args:
         body: The request.
-        earlier: The items of the response that it continues.
-        given: The request's own items.
-        key: The Idempotency-Key.
+        earlier: The input and output items of the response that the request continues.
+        given: The request's own input items.
+        key: The value of the header Idempotency-Key.
         caller: The caller that the API key identifies.
 
     Raises:
-        CallerError: A field is not valid; it is named.
+        CallerError: A field is not valid; the error names it.
     """
     _check_metadata(body.metadata or {})
     instructions = () if body.instructions is None else (Message("system", body.instructions),)
@@ -162,7 +162,9 @@ def to_open(
         if body.truncation not in _TRUNCATION:
             raise invalid("truncation", body.truncation, "auto or disabled")
         more["overflow"] = _TRUNCATION[body.truncation]
-    if body.background and body.unread is None:  # a background response has no reader by design
+    # A background response has no reader, so it must run on. The explicit seconds keep the edge's
+    # own default (`UnreadDefault`) from replacing this.
+    if body.background and body.unread is None:
         more |= {"unread": Unread.RUN, "unread_after_s": DEFAULT_AFTER_S}
     return open_of(
         body,
@@ -196,8 +198,8 @@ UNSAID: dict[str, Any] = {
     "truncation": "disabled",
     "user": None,
 }
-"""The fields of a request that the response repeats, with the values shown if they were left out.
-None means that the model's default applies."""
+"""The fields of a request that the response repeats, with the value to show if the request has no
+such field. None means that the model's default applies."""
 
 
 def _note(body: ResponseBody, items: Items) -> ResponseNote:
@@ -231,11 +233,11 @@ def _check_metadata(metadata: dict[str, str]) -> None:
 def read_items(items: Items) -> tuple[Message, ...]:
     """Return the messages for the items of an input or of an earlier output."""
     turns: list[Message] = []
-    calls: list[dict[str, str]] = []  # of the last message, if the assistant made some there
+    calls: list[dict[str, str]] = []  # tool calls of the last message, which may get more
     for at, item in enumerate(items):
         place, kind = f"input[{at}]", item.get("type")
         if kind == "reasoning":
-            continue  # reasoning is not part of the conversation
+            continue  # reasoning is not sent to the model again
         if kind == "function_call":
             calls.append(_call(item, place))
             spoken = turns.pop() if turns and turns[-1].role == "assistant" else None

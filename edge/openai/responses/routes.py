@@ -1,4 +1,4 @@
-"""The endpoints of `/v1/responses`: responses that are streamed, waited for, or in the background.
+"""The endpoints of `/v1/responses`: streamed responses, complete ones, and background ones.
 
 Edges keep no responses: every edge can serve each of them. The id of a response is that of its
 stream, its events are derived from the stream's log, and the parts of the request that are needed
@@ -52,9 +52,10 @@ from tailrace.ledger.frame import (
 MAX_LISTED = 100
 """Maximum number of input items on one page."""
 MAX_REFERRED = 64
-"""Maximum number of responses to whose items one input may refer."""
+"""Maximum number of earlier responses whose items the `item_reference`s of one input may name."""
 MAX_EARLIER_BYTES = 4 << 20
-"""Maximum bytes of frames of all earlier responses that one request continues or refers to."""
+"""Maximum size of the frames of the response that a request continues, in bytes, and also of all
+responses together whose items its input names."""
 
 _ID = re.compile(rf"{PREFIX}([0-9a-f]{{32}})")
 _ITEM = re.compile(r"(?:msg|rs|fc)_([0-9a-f]{32})([0-9a-f]{4})")
@@ -162,7 +163,7 @@ def parse_id(name: str) -> bytes:
 
 
 def _asked(request: Request) -> Resume:
-    """Return the Resume for all of a response: its last events repeat the whole text."""
+    """Return a Resume from the stream's start: the last events of a response repeat all text."""
     return Resume(
         parse_id(request.path_params["id"]),
         token=request.headers.get("Tailrace-Token"),
@@ -183,7 +184,7 @@ def _after(said: str | None) -> int | None:
 
 
 def _page(items: list[dict[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
-    """Return one page of the items; by default the last item comes first, as in OpenAI's API."""
+    """Return one page of the items; by default the last item is first, as in OpenAI's API."""
     said, order = query.get("limit", "20"), query.get("order", "desc")
     if _NUMBER.fullmatch(said) is None or not 1 <= int(said) <= MAX_LISTED:
         raise CallerError(f"{said!r} is not an integer from 1 to {MAX_LISTED}", field="limit")
@@ -211,9 +212,9 @@ def _page(items: list[dict[str, Any]], query: Mapping[str, str]) -> dict[str, An
 async def _read(
     reader: Reader, take: Callable[[Any], object], most: int = MAX_DOCUMENT_BYTES
 ) -> int:
-    """Call `take` with each frame until one closes the stream; return the frames' bytes.
+    """Call `take` with each frame until one closes the stream; return the size of all frames.
 
-    Raises TooLarge if they exceed `most` bytes, and the error of a StreamError.
+    Raises TooLarge if this exceeds `most` bytes. Raises the error of a StreamError.
     """
     size, ended = 0, False
     while not ended:
@@ -232,7 +233,7 @@ async def _read(
 
 
 async def _document(request: Request, asked: Resume) -> tuple[Opened, dict[str, Any]]:
-    """Return a response as far as it has got, as a document."""
+    """Return the Opened of a stream, and the document of its response so far."""
     opened, response, _ = await _collected(request, asked)
     return opened, response.document()
 
@@ -240,7 +241,7 @@ async def _document(request: Request, asked: Resume) -> tuple[Opened, dict[str, 
 async def _collected(
     request: Request, asked: Resume, most: int = MAX_DOCUMENT_BYTES
 ) -> tuple[Opened, StreamedResponse, int]:
-    """Return a response as far as it has got, and the bytes of its frames."""
+    """Return the Opened of a stream, its response so far, and the size of its frames in bytes."""
     with Reader(link_of(request)) as reader:
         opened = await reader.open(replace(asked, follow=False))
         response = StreamedResponse(opened)
@@ -261,7 +262,7 @@ async def _cancel(request: Request, asked: Resume, *, forget: bool = False) -> N
 async def _earlier(request: Request, name: str) -> Items:
     """Return the input items and the output items of an earlier response."""
     try:
-        # No resume token is passed on: the earlier stream has a different one.
+        # The request's resume token is not used: each stream has its own.
         asked = Resume(parse_id(name), caller=caller_of(request))
         opened, response, _ = await _collected(request, asked, MAX_EARLIER_BYTES)
     except NotFound:
@@ -283,9 +284,9 @@ async def _earlier(request: Request, name: str) -> Items:
 
 
 async def _resolved(request: Request, items: Items) -> Items:
-    """Return the items with each reference replaced by the item of an earlier output.
+    """Return the items, with each `item_reference` replaced by the item that it names.
 
-    The id of an item contains its stream and its position in the output.
+    The id of an output item contains the id of its stream and its index in the output.
     """
     outputs: dict[str, Items] = {}
     resolved, room = list[dict[str, Any]](), MAX_EARLIER_BYTES
@@ -300,7 +301,9 @@ async def _resolved(request: Request, items: Items) -> Items:
         stream, at = found[1], int(found[2], 16)
         if stream not in outputs:
             if len(outputs) >= MAX_REFERRED:
-                raise CallerError(f"Over {MAX_REFERRED} responses are referred to.", field="input")
+                raise CallerError(
+                    f"The input refers to items of over {MAX_REFERRED} responses.", field="input"
+                )
             outputs[stream], size = await _output(request, stream, room)
             room -= size
         if at >= len(outputs[stream]) or outputs[stream][at]["id"] != name:
@@ -310,7 +313,7 @@ async def _resolved(request: Request, items: Items) -> Items:
 
 
 async def _output(request: Request, stream: str, most: int) -> tuple[Items, int]:
-    """Return the output items of a response and the bytes of its frames; none if it is unknown."""
+    """Return a response's output items and the size of its frames; no items if it is unknown."""
     asked = Resume(bytes.fromhex(stream), caller=caller_of(request))
     try:
         _, response, size = await _collected(request, asked, most)
@@ -335,10 +338,10 @@ def _not_kept(name: str) -> CallerError:
 async def _replayed(
     reader: Reader, encoder: ResponseEvents, opened: Opened, after: int
 ) -> tuple[bytes, bool]:
-    """Return the events after number `after` in the log, and True if the stream has ended.
+    """Return the logged events after event number `after`, and True if the stream has ended.
 
     Frames and events are numbered differently, so the log is read until event `after` is found.
-    Raises BeyondEnd if it is not in the log.
+    Raises BeyondEnd if the log does not contain that event yet.
     """
     told, next_index, ended = [encoder.frames([])], 0, False
     while encoder.last < after and next_index < opened.next_index:
