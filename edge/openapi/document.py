@@ -70,7 +70,7 @@ HEADERS: dict[str, tuple[str, Schema]] = {
 
 @cache
 def openapi_document() -> dict[str, Any]:
-    """Return the document; it is the same for every edge of this release."""
+    """Return the OpenAPI document; it is the same for every edge of this release."""
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation)
@@ -137,7 +137,7 @@ def _operation(operation: Operation) -> dict[str, Any]:
 
 
 def _head(get: dict[str, Any]) -> dict[str, Any]:
-    """Return the description of HEAD, which every GET has: the same answer without its body."""
+    """Return the description of HEAD, made from that of GET: the same answer without a body."""
     responses = {
         status: {name: value for name, value in response.items() if name != "content"}
         for status, response in get["responses"].items()
@@ -171,7 +171,7 @@ def _media(content: Content) -> dict[str, Any]:
 
 
 def _security(operation: Operation) -> list[dict[str, list[str]]]:
-    """Return the ways to authenticate; an edge without API keys requires none of them."""
+    """Return the alternatives to authenticate; `{}` (none) stands for an edge without API keys."""
     ways: list[dict[str, list[str]]] = [{}]
     if operation.right is not None:
         words = list(operation.right.words)

@@ -1,4 +1,4 @@
-"""The errors of `/openapi.json`: the codes of each status, and the shape of each dialect."""
+"""The errors in `/openapi.json`: the codes of each status, and the shape of each API's errors."""
 
 from __future__ import annotations
 
@@ -29,17 +29,21 @@ CODES: dict[int, str] = {
     503: "unavailable loading origin_unreachable outcome_unknown overloaded not_deployed"
     " held_elsewhere ledger_away ledger_full ledger_failed",
 }
-"""The error codes of each status. A test compares them with the table in PROTOCOL.md."""
+"""Maps each status to its error codes. A test compares them with the table in PROTOCOL.md."""
 ALWAYS = (400, 403, 408, 421, 431, 500)
-"""Statuses that any request may get: it is malformed, too slow, too large or not for this edge."""
+"""Statuses that every route may return, for example because a request is malformed or too slow."""
 KEYED = (*ALWAYS, 401, 429, 503)
-"""Statuses of routes that need an API key (if the edge has keys) and an origin."""
+"""Error statuses of routes that need an API key (if the edge has keys) and an origin."""
 BEFORE_ROUTES = (408, 431)
-"""Statuses of requests whose head or body was never complete, so that no route has seen them."""
+"""Statuses of requests that never arrive completely, so that the server refuses them before a route
+handles them. Their errors therefore have Tailrace's own shape on every route."""
 
 
 class ErrorShape(Enum):
-    """The shape of a route's errors; the value begins the names of the responses."""
+    """The shape of a route's errors.
+
+    Names of the document's responses begin with the value, such as `OpenAiError404`.
+    """
 
     NATIVE = "Error"
     OPENAI = "OpenAiError"
@@ -50,14 +54,14 @@ Responses = dict[str, dict[str, Any]]
 
 
 def error_ref(shape: ErrorShape, status: int) -> dict[str, str]:
-    """Return a reference to the response of an error."""
+    """Return a reference to the response for an error with this status."""
     if status in BEFORE_ROUTES:
         shape = ErrorShape.NATIVE
     return {"$ref": f"#/components/responses/{shape.value}{status}"}
 
 
 def error_responses() -> Responses:
-    """Return every error of every shape, by the names that `error_ref` gives them."""
+    """Return the response for each status and shape, by the name that `error_ref` refers to."""
     return {
         f"{shape.value}{status}": _response(shape, status)
         for shape in ErrorShape

@@ -27,7 +27,8 @@ SSE = "text/event-stream"
 TEXT = "text/plain"
 ANY = "*/*"
 EVENT_SCHEMA = "x-event-schema"
-"""Extension field of a media type that names the schema of its events, which OpenAPI 3.1 lacks."""
+"""Extension field of a media type. It refers to the schema of the events in a
+`text/event-stream`, for which OpenAPI 3.1 has no field."""
 BYTES: Schema = {"type": "string", "format": "binary"}
 STREAM_HEADERS = ("Tailrace-Stream", "Tailrace-Token")
 
@@ -47,7 +48,10 @@ TAGS = {
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A body of one media type. `event` names the schema of its events, if it is made of events."""
+    """A body of one media type.
+
+    For a body of events, `event` is the name of their schema.
+    """
 
     media_type: str
     schema: Schema
@@ -65,7 +69,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter of a request; `example` is sent by the test of all examples."""
+    """A parameter of a request; a test sends the `example` to a real edge."""
 
     place: str
     name: str
@@ -82,8 +86,8 @@ class Parameter:
 class Operation:
     """One method of one path.
 
-    `right` is what an API key needs: `Right(0)` is any key, and None needs no key. `examples` are
-    bodies of the first media type.
+    `right` is the right that the API key must have: `Right(0)` means any key, None that no key is
+    needed. `examples` are request bodies of the first media type in `body`.
     """
 
     method: str
@@ -104,7 +108,7 @@ class Operation:
 
     @property
     def statuses(self) -> list[int]:
-        """All statuses that a response may have."""
+        """All statuses that a response may have, in ascending order."""
         return sorted({*self.answers, *self.errors})
 
 

@@ -1,8 +1,8 @@
 """The schemas of requests, responses and events in `/openapi.json`.
 
-Schemas of requests are made from the pydantic models that parse them, and those of events from the
-classes of frames, so that each field is named in one place. Responses have no models: their schemas
-are written here, and tests compare them with the responses of a real edge.
+Schemas of requests are made from the pydantic models that parse them, and schemas of events from
+the classes of frames, so that each field is declared only once. Responses have no such models:
+their schemas are written in this file, and tests compare them with responses of a real edge.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ Schema = dict[str, Any]
 Schemas = dict[str, Schema]
 
 ORIGIN_BODIES = Path(__file__).parent / "origin_bodies.json"
-"""The schemas of request bodies that origins parse. The edge must not import the origin, so
-`python -m tests.origin_bodies` writes this file from the origin's models. A test compares them."""
+"""File with the schemas of request bodies that origins parse. The edge must not import the origin's
+models, so `python -m tests.origin_bodies` writes this file from them. A test compares the two."""
 
 STRING: Schema = {"type": "string"}
 INTEGER: Schema = {"type": "integer"}
@@ -68,7 +68,7 @@ def const(value: object) -> Schema:
 
 
 def one_of(*schemas: Schema) -> Schema:
-    """Return the schema of a value that fits at least one of these."""
+    """Return the schema of a value that matches at least one of these schemas (`anyOf`)."""
     return {"anyOf": list(schemas)}
 
 
@@ -83,7 +83,10 @@ def described(description: str, schema: Schema) -> Schema:
 def record(
     description: str, required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None
 ) -> Schema:
-    """Return the schema of an object; an answer may have more fields in a later release."""
+    """Return the schema of an object.
+
+    It allows further fields, because a later release may add some to a response.
+    """
     return {
         "type": "object",
         "description": description,
@@ -132,7 +135,7 @@ def _requests() -> Schemas:
 
 
 def plain(schema: Any) -> Any:
-    """Return a schema of pydantic's without the titles, and without the defaults that are null."""
+    """Return a schema from pydantic without `title` fields and without null as a `default`."""
     if isinstance(schema, list):
         return [plain(one) for one in schema]
     if not isinstance(schema, dict):
@@ -163,11 +166,11 @@ _EVENTS = {
     "Snapshot": "The text of the events `first` to `index`, in their place, of a request with"
     " `snapshot`.",
 }
-"""Description of each frame that becomes an event; a test compares it with the frames."""
+"""Maps each frame that becomes an event to a description. A test checks that none is missing."""
 
 
 def _frame_events() -> Schemas:
-    """Return a schema of each event of `text/event-stream`: its id, its name and its data."""
+    """Return the schema of each kind of event in a `text/event-stream`: id, name and data."""
     made: Schemas = {}
     for cls in FRAMES.values():
         if not issubclass(cls, Logged | Snapshot):
@@ -177,7 +180,7 @@ def _frame_events() -> Schemas:
             called, called.lower()
         )
         data = _data_of(cls)
-        if called == "ScoredToken":  # its scores have another name in events
+        if called == "ScoredToken":  # events call the field `scores` `logprobs`
             del data["properties"]["scores"]
             data["properties"]["logprobs"] = array(ref("TokenScores"))
             data["required"] = list(data["properties"])
@@ -202,12 +205,12 @@ def _frame_events() -> Schemas:
 
 
 def event_name(frame: str) -> str:
-    """Return the name of the schema of a frame's event."""
+    """Return the name of the event schema for a type of frame, such as `TokenEvent`."""
     return "EndEvent" if frame == "StreamEnd" else f"{frame}Event"
 
 
 def _data_of(cls: type[Logged | Snapshot]) -> Schema:
-    """Return the schema of a frame's fields as JSON."""
+    """Return the schema of a frame's fields as they are shown in JSON."""
     hints = get_type_hints(cls)
     schema: Schema = {"type": "object", "properties": {}, "required": []}
     for field in fields(cls):
@@ -220,7 +223,7 @@ def _data_of(cls: type[Logged | Snapshot]) -> Schema:
 
 
 def _not_none(hint: Any) -> Any:
-    """Return the type of an optional field without None: events leave absent fields out."""
+    """Return the type of an optional field without None, because events leave absent fields out."""
     if get_origin(hint) in (Union, UnionType):
         [hint] = [one for one in get_args(hint) if one is not NoneType]
     return hint
@@ -235,14 +238,14 @@ def _kind(hint: Any) -> Schema:
         str: STRING,
         bool: BOOLEAN,
         int: COUNT,
-        float: nullable(NUMBER),  # null for infinities and NaN, which JSON lacks
+        float: nullable(NUMBER),  # infinities and NaN, which JSON lacks, become null
         bytes: {"type": "string", "contentEncoding": "base64"},
     }
     return kinds.get(hint, ANY_OBJECT)
 
 
 def words(enum: type[Word]) -> Schema:
-    """Return the schema of an enum's value in JSON."""
+    """Return the schema of an enum, whose values are words in JSON."""
     return {"type": "string", "enum": [member.word for member in enum]}
 
 
@@ -421,7 +424,7 @@ def _openai() -> Schemas:
 
 
 def openai_error() -> Schema:
-    """Return a reference to the object below `error` in OpenAI's errors."""
+    """Return a reference to the schema of OpenAI's error object, the value of `error`."""
     return {"$ref": "#/components/schemas/OpenAiError/properties/error"}
 
 

@@ -1,1 +1,1 @@
-"""Reads the settings of an edge from the file of a Worker, `wrangler.toml` or `wrangler.jsonc`."""
+"""Reads an edge's settings from a `wrangler.toml` or `wrangler.jsonc` for Cloudflare Workers."""

@@ -1,6 +1,7 @@
 """Checks of the values of a wrangler file's keys.
 
-They find what wrangler refuses, and also what wrangler only warns of or accepts silently.
+They report values that wrangler refuses, and also wrong values that wrangler accepts silently or
+with a warning.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from tailrace.ledger.validation import closest_name
 Table = Mapping[str, object]
 NAME = re.compile(r"[a-z0-9_][a-z0-9_-]*")
 ROUTE_PATHS = ("", "*", "/*", "/v1/*")
-"""Paths that a route may have. The routes of an edge are under /v1/ and cannot be moved."""
+"""The paths that a route in the file may have. An edge serves its API under /v1/ only, and cannot
+serve it at another path."""
 DEV = (
     "ip port local_protocol inspector_port inspector_ip upstream_protocol host enable_containers"
     " container_engine generate_types"
@@ -27,7 +29,11 @@ MAX_PORT = 65_535
 
 
 class Problem(NamedTuple):
-    """A fault at `path`, which begins at the top level of the file or of an environment."""
+    """A fault in the file.
+
+    `path` is the path of the key, such as `triggers.crons.0`, from the top level of the file or of
+    an environment on.
+    """
 
     path: str
     message: str
@@ -39,7 +45,7 @@ Check = Callable[[object, str], Problems]
 
 
 def unknown(table: Table, known: Collection[str], path: str = "") -> Problems:
-    """Give a problem for each key of `table` that is not `known`."""
+    """Yield a problem for each key of `table` that is not in `known`."""
     for name in (name for name in table if name not in known):
         closest = closest_name(name, known)
         hint = f"did you mean {closest}?" if closest else "known are " + ", ".join(known)
@@ -47,9 +53,9 @@ def unknown(table: Table, known: Collection[str], path: str = "") -> Problems:
 
 
 def table(hint: str, *known: str) -> Callable[[Callable[[Table, str], Problems]], Check]:
-    """Make a check of any value from the check of a table.
+    """Decorate the check of a table, so that it also reports a value that is not a table.
 
-    The table may have only `known` keys, if any are given.
+    If `known` keys are given, it reports all other keys, too.
     """
 
     def checks(check: Callable[[Table, str], Problems]) -> Check:
@@ -88,7 +94,7 @@ def texts(value: object, path: str) -> Problems:
 
 
 def compatibility_date(value: object, path: str) -> Problems:
-    """Check a date."""
+    """Check that a value is an existing date, written as a text such as `2026-01-31`."""
     try:
         if not isinstance(value, str) or not re.fullmatch(r"\d{4}-\d\d-\d\d", value):
             raise ValueError("is not a date in quotes")
@@ -101,7 +107,7 @@ def compatibility_date(value: object, path: str) -> Problems:
 def variables(value: Table, path: str) -> Problems:
     """Check `vars`."""
     for name, one in value.items():
-        if isinstance(one, date):  # or a datetime; wrangler has no dates either
+        if isinstance(one, date):  # a TOML date or time, which wrangler does not support either
             yield Problem(f"{path}.{name}", "is a date", "write it in quotes")
 
 
@@ -136,11 +142,11 @@ def route(value: object, path: str) -> Problems:
     elif isinstance(value, dict) and value.get("custom_domain") and tail:
         yield Problem(path, "a custom domain has no path", f'write "{host}"')
     elif tail not in ROUTE_PATHS:
-        yield Problem(path, f"{tail!r}: this edge serves /v1/ alone", f'write "{host}/*"')
+        yield Problem(path, f"{tail!r}: this edge serves only /v1/", f'write "{host}/*"')
 
 
 def host_and_path(pattern: str) -> tuple[str, str]:
-    """Return the host and the path of a route's pattern. A `*` right after the host is a path."""
+    """Return the host and the path of a route's pattern; in `example.com*` the path is `*`."""
     bare = re.sub(r"^https?://", "", pattern)
     host, slash, tail = bare.partition("/")
     if not slash and len(host) > 1 and host.endswith("*"):
@@ -224,7 +230,7 @@ def durable_objects(value: object, path: str) -> Problems:
 
 
 def bindings_of(durable: object) -> list[Table]:
-    """Return the bindings that are tables."""
+    """Return the bindings of `durable_objects`; without those that are not tables."""
     found = durable.get("bindings") if isinstance(durable, dict) else None
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
@@ -253,7 +259,10 @@ def migrations(value: object, path: str) -> Problems:
 
 
 def classes_of(steps: object, exported: object) -> Iterator[str]:
-    """Give the classes that exist after all checked migrations, or the exported ones."""
+    """Yield the classes that exist after all migrations, or those that `exports` declares.
+
+    The migrations and exports must have been checked.
+    """
     classes: set[str] = set(exported) if isinstance(exported, dict) else set()
     for step in steps if isinstance(steps, list) else []:
         classes |= set(step.get("new_sqlite_classes", []))

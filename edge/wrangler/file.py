@@ -1,6 +1,7 @@
 """Reads the settings of an edge from a `wrangler.toml` or `wrangler.jsonc`, and explains its keys.
 
-It takes texts and opens no file. The caller names the variables of the process's environment.
+This module opens no file: callers pass the text of the file, and the names of the process's
+environment variables.
 """
 
 from __future__ import annotations
@@ -31,24 +32,24 @@ from tailrace.ledger.objects.deployment import Deployment
 from tailrace.ledger.validation import closest_name
 
 PREFIX = "TAILRACE_EDGE_"
-"""Prefix of the variables and secrets that are settings, as in the environment of a process."""
+"""Prefix of variables and secrets that are settings of the edge, as in a process's environment."""
 NEW, DELETED = "new_sqlite_classes", "deleted_classes"
 REQUIRED = ("name", "main", "compatibility_date")
 DEV_PORT = 8787
-"""Default port of `wrangler dev`."""
+"""The port on which `wrangler dev` listens by default."""
 
 
 class Finding(NamedTuple):
-    """The effect of a key, or what is wrong with it.
+    """The effect of a key of the file, or what is wrong with the key.
 
-    It has no value, which may be a secret.
+    The key's value is not included, because it may be a secret.
 
     Attributes:
         key: The path of the key; it begins with `env.NAME.` in an environment.
         environment: The environment that has the key, or None for the top level.
         effect: What the key does.
         why: The reason for the effect, or what is wrong.
-        hint: What would be right.
+        hint: How to correct the key, if it is wrong.
     """
 
     key: str
@@ -67,7 +68,10 @@ class Source(NamedTuple):
 
 
 class DevVars(NamedTuple):
-    """The text of `.dev.vars`, or of `.dev.vars.NAME`, which wrangler reads instead of it."""
+    """The name and text of a file of secrets: `.dev.vars`, or `.dev.vars.NAME` of an environment.
+
+    As in wrangler, the file of the chosen environment replaces `.dev.vars`.
+    """
 
     name: str
     text: str
@@ -75,7 +79,7 @@ class DevVars(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A file as read for one environment. It has no settings if a key is refused."""
+    """The result of reading a file for one environment. If a key is refused, it has no settings."""
 
     file: str
     findings: list[Finding]
@@ -85,11 +89,11 @@ class Reading:
 
     @property
     def refused(self) -> list[Finding]:
-        """The findings because of which the edge does not start."""
+        """The findings about refused keys, because of which the edge does not start."""
         return [one for one in self.findings if one.effect is Effect.REFUSED]
 
     def check(self) -> None:
-        """Raise ConfigError if a key is refused, with the first one and the number of others."""
+        """Raise ConfigError if keys are refused. It shows the first one and counts the others."""
         if not self.refused:
             return
         first, *others = self.refused
@@ -111,9 +115,9 @@ def read(
         text: The text of the file.
         file: The name of the file. It is TOML if it ends in `.toml`, otherwise JSON with comments.
         environment: The chosen environment, or None for the top level.
-        dev_vars: The file of secrets beside it, if there is one.
-        outside: Names of the process's environment variables, which take precedence and count as
-            secrets that are set.
+        dev_vars: The file of secrets in the same folder, if there is one.
+        outside: Names of the process's environment variables. They override the file, and a secret
+            that the file requires may be one of them.
 
     Raises:
         ConfigError: The text is neither TOML nor JSON with comments.
@@ -152,7 +156,7 @@ def read(
 
 
 class _Wrong(Exception):
-    """A problem that ends the reading."""
+    """Raised for a problem after which the file is not read any further."""
 
     def __init__(self, path: str, message: str, hint: str) -> None:
         super().__init__(message)
@@ -161,7 +165,7 @@ class _Wrong(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Scope:
-    """The file as seen by the environment `name`, or by the top level if it is None."""
+    """The keys that apply in the environment `name`, or at the top level if it is None."""
 
     top: Table
     name: str | None
@@ -169,7 +173,11 @@ class _Scope:
 
     @property
     def script(self) -> str:
-        """The name of the script. An environment without one appends its own, as in wrangler."""
+        """The script's name.
+
+        As in wrangler, an environment without the key `name` appends its own name to the top
+        level's, such as `api-staging`.
+        """
         if self.name is None or "name" in self.own:
             return str(self.own["name"])
         return f"{self.top['name']}-{self.name}"
@@ -180,7 +188,7 @@ class _Scope:
         return self.top if self.name is None else self.environments[self.name]
 
     def place(self, key: str) -> str | None:
-        """Return the path of the key that applies here, inherited or not, or None without one."""
+        """Return the path of a key in the file, inherited or not; None if no such key applies."""
         if key in self.own:
             return key if self.name is None else f"env.{self.name}.{key}"
         pair = {"route": "routes", "routes": "route"}.get(key)
@@ -188,14 +196,14 @@ class _Scope:
         return key if inherited and key in self.top else None
 
     def value(self, key: str) -> object:
-        """Return the value of the key that applies here, or None without one."""
+        """Return the value of a key, inherited or not; None if no such key applies."""
         if self.place(key) is None:
             return None
         return self.own.get(key, self.top.get(key))
 
 
 def _parsed(text: str, file: str) -> Table:
-    """Parse TOML or JSON. Raises ConfigError."""
+    """Parse TOML or JSON with comments. Raises ConfigError if the text is not valid."""
     try:
         document = tomllib.loads(text) if file.endswith(".toml") else jsonc.parse(text)
     except (ValueError, RecursionError) as error:
@@ -214,7 +222,10 @@ def _finding(problem: Problem, environment: str | None) -> Finding:
 
 
 def _problems(table: Table, top: Table | None) -> Iterator[Problem]:
-    """Give the problems of single keys, at the top level or, with `top`, in an environment."""
+    """Yield the problems of single keys of `table`.
+
+    `top` is None if this is the top level; for an environment it is the top level's table.
+    """
     yield from unknown(table, KEYS)
     for name in (name for name in table if name in KEYS):
         key = KEYS[name]
@@ -234,7 +245,7 @@ def _problems(table: Table, top: Table | None) -> Iterator[Problem]:
 
 
 def _whole(scope: _Scope, *, is_chosen: bool) -> Iterator[Problem]:
-    """Give the problems that several keys of an environment have together, inherited ones too."""
+    """Yield problems between several keys that apply in an environment, and missing keys."""
     for name in REQUIRED if is_chosen else ():
         if scope.place(name) is None:
             yield Problem(name, "is missing", "wrangler requires it, and so does an edge")
@@ -261,7 +272,7 @@ def _whole(scope: _Scope, *, is_chosen: bool) -> Iterator[Problem]:
 
 
 def _deployment(scope: _Scope) -> Deployment | None:
-    """Return what origins must know, or None if there is nothing but built-in classes."""
+    """Return the deployment for the origins; None if the file has built-in classes only."""
     exported = scope.value("exports")
     steps = scope.value("migrations")
     made = [{"tag": f"exports {name}", NEW: [name]} for name in classes_of(None, exported)]
@@ -280,7 +291,7 @@ def _deployment(scope: _Scope) -> Deployment | None:
 
 
 def _of_the_origin(step: Table) -> Table:
-    """Return a migration without the classes that are built in."""
+    """Return a migration without the built-in classes, which origins do not have."""
     kept = dict(step)
     for key in (NEW, DELETED):
         names = step.get(key, [])
@@ -290,7 +301,7 @@ def _of_the_origin(step: Table) -> Table:
 
 
 def _crons(scope: _Scope) -> list[str]:
-    """Return the crons, each once."""
+    """Return the cron expressions without duplicates."""
     triggers = scope.value("triggers")
     crons = triggers.get("crons", []) if isinstance(triggers, dict) else []
     return list(dict.fromkeys(crons))
@@ -299,7 +310,10 @@ def _crons(scope: _Scope) -> list[str]:
 def _secrets(
     scope: _Scope, dev_vars: DevVars | None, outside: Collection[str]
 ) -> dict[str, Source]:
-    """Return the secrets of `.dev.vars` by name. Raises _Wrong, which never shows a value."""
+    """Return the secrets of `.dev.vars` by name.
+
+    Raises _Wrong if a line is not valid or a required secret is missing. It shows no value.
+    """
     found: dict[str, Source] = {}
     if dev_vars is not None:
         for line in parse_stream(StringIO(dev_vars.text)):
@@ -323,7 +337,7 @@ def _secrets(
 
 
 def _settings(scope: _Scope, secrets: Mapping[str, Source]) -> dict[str, Source]:
-    """Return the settings by name. Variables override `dev` and routes; secrets override all."""
+    """Return the settings by name; variables override `dev` and routes, secrets override both."""
     found: dict[str, Source] = {}
     if isinstance(dev := scope.value("dev"), dict) and {"ip", "port", "local_protocol"} & set(dev):
         found |= _listening(dev)
@@ -347,7 +361,7 @@ def _settings(scope: _Scope, secrets: Mapping[str, Source]) -> dict[str, Source]
 
 
 def _listening(dev: Table) -> dict[str, Source]:
-    """Return the settings for the address of `dev`."""
+    """Return the settings `http` and `https` for the address in the key `dev`."""
     host = str(dev.get("ip", "localhost")).replace("*", "0.0.0.0")
     host = f"[{host}]" if ":" in host else host
     address = [f"{host}:{dev.get('port', DEV_PORT)}"]
@@ -359,7 +373,8 @@ def _listening(dev: Table) -> dict[str, Source]:
 def _setting(name: str, source: Source) -> str | None:
     """Return the setting that a variable sets, or None if the setting is retired.
 
-    A secret is refused in `vars`, because the file is shared.
+    Raises _Wrong for an unknown setting, and for a secret in `vars`: that file is often in a
+    repository.
     """
     setting = name.removeprefix(PREFIX).lower()
     if setting in EdgeConfig.retired:
@@ -377,14 +392,14 @@ def _setting(name: str, source: Source) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Explanation:
-    """Explains the effect of each key; `by_key` has the settings by the key that sets them."""
+    """Explains the effect of each key; `by_key` maps a key to the setting that it sets."""
 
     scope: _Scope
     by_key: Mapping[str, str]
     outside: Collection[str]
 
     def findings(self, secrets: Mapping[str, Source]) -> Iterator[Finding]:
-        """Give the findings of the top level, the chosen environment and `.dev.vars`."""
+        """Yield a finding for each key of the top level, the environment and `.dev.vars`."""
         scope = self.scope
         for name, value in scope.top.items():
             if name == "env":
@@ -432,7 +447,7 @@ class _Explanation:
         return self._of_setting(path, environment, path, word)
 
     def _of_setting(self, path: str, environment: str | None, key: str, word: str) -> Finding:
-        """Explain a key that sets a setting: it has an effect unless another one overrides it."""
+        """Explain a key that sets a setting: it is ignored if another key overrides it."""
         setting = self.by_key.get(key)
         variable = f"{PREFIX}{setting or word}".upper()
         if variable in self.outside:

@@ -7,21 +7,21 @@ import re
 
 _STRING = r'"(?:[^"\\\n]|\\.)*"'
 _COMMENT = re.compile(rf"{_STRING}|//[^\r\n]*|/\*.*?\*/", re.DOTALL)
-# A comma between a value and a closing bracket. Other strings are skipped.
+# Finds a trailing comma: between a value and a closing bracket. The second alternative skips
+# strings, so that a comma inside one is not taken for a trailing comma.
 _LAST_COMMA = re.compile(
     rf'(?P<value>(?:{_STRING}|[^\s\[{{,:"])\s*),(?=\s*[\]}}])|{_STRING}', re.DOTALL
 )
 
 
 def parse(text: str) -> object:
-    """Parse a text.
+    """Parse a text and return its value.
 
-    Comments and trailing commas are replaced by spaces before a JSON parser reads the text, so
-    that the positions in its errors are those of the file.
+    Comments and trailing commas are replaced by spaces before a JSON parser reads the text.
+    Therefore the lines and columns in its errors are those of the file.
 
     Raises:
-        ValueError: The text is not valid, or an object has a name twice. The message has the line
-            and the column.
+        ValueError: The text is not valid, or an object has the same name twice.
     """
     plain = _COMMENT.sub(_without_comment, text.removeprefix("\ufeff"))
     plain = _LAST_COMMA.sub(

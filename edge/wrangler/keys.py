@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Effect(StrEnum):
-    """The effect of a key: it sets something, nothing, or is an error."""
+    """The effect of a key: it is honoured, ignored, or refused as an error."""
 
     HONOURED = "honoured"
     IGNORED = "ignored"
@@ -19,9 +19,9 @@ class Key(NamedTuple):
 
     Attributes:
         effect: What the key does.
-        why: The reason for the effect, or for a refused key what would be right.
-        inherited: True if an environment without the key has that of the top level.
-        top_only: True if the key belongs at the top level only.
+        why: The reason for the effect; for a refused key also what to do.
+        inherited: True if an environment that lacks the key inherits it from the top level.
+        top_only: True if the key is allowed at the top level only.
     """
 
     effect: Effect
@@ -35,8 +35,8 @@ BUILT_IN = {
     "StreamObject": "its streams are in the origin's ledger: /v1/generate",
     "SessionObject": "an edge has the sessions itself: /v1/ws",
 }
-"""Classes of the Worker in wrangler-compat/, whose work an edge does itself. Files for
-an older Worker name `SessionObject`, too."""
+"""Durable Object classes of the Worker in wrangler-compat/, and why an edge does not need them.
+Files for older versions of this Worker also name `SessionObject`."""
 _NO_BINDING = "a Tailrace edge has nothing to bind it to; remove it, or deploy this file to Workers"
 
 _OF_SCRIPTS = (
