@@ -1,15 +1,15 @@
 """The ahead-of-time gate: compiles every kernel at its real shapes for sm_90 and checks it.
 
 `python -m tailrace.kernels.gate.aot` needs no GPU. For sm_80, sm_89, sm_100 and sm_120 it compiles
-a sample: of each kernel the variants that take most shared memory and most registers on sm_90.
-There a kernel may spill a few registers, up to a limit of `kernels.gate.targets`. An architecture
-that Triton's ptxas does not know is named on standard error.
+a sample: of each kernel the variants that take most shared memory and most registers on sm_90. On
+these architectures a kernel may spill a few registers, up to a limit in `kernels.gate.targets`. If
+Triton's ptxas does not know an architecture, a warning on standard error names it.
 
 The gate fails on a kernel that does not compile, spills registers, adds floats atomically, lacks an
 instruction that it was written for, needs more shared memory than the machine has, or that is
-launched somewhere but planned nowhere. It also fails on a dependent launch that reads, writes or
-ends before its wait where it must not (`kernels.dependent_triton`), and on a decode step of more
-than five launches per layer. Its last line is JSON.
+launched somewhere but has no variant. It also fails on a dependent launch that, before its wait,
+ends or accesses memory in a way that `kernels.dependent_triton` forbids, and on a decode step of
+more than five launches per layer. The last line of its output is JSON.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from tailrace.kernels.gate.targets import OTHERS, SM_90
 from tailrace.kernels.processes import ProcessError, Processes
 
 READ_AT_ONCE = 32
-"""Number of binaries disassembled at once, while others are compiled."""
+"""Number of binaries that one call of the disassembler reads, while others are compiled."""
 
 
 Described = dict[str, Any]
-"""A variant as a worker describes it."""
+"""A variant as the JSON object in which a compiler process lists it."""
 
 
 class _Compiler:
@@ -46,7 +46,7 @@ class _Compiler:
         self._progress = progress
 
     def compile(self, groups: list[list[int]]) -> list[Compiled]:
-        """Compile the first variant of each group, which are identical and of one architecture."""
+        """Compile the first variant of each group of identical variants of one architecture."""
         uses = [[self._variants[place] for place in group] for group in groups]
         compiled: dict[int, Compiled] = {}
         unread: dict[int, Binary] = {}
@@ -65,7 +65,7 @@ class _Compiler:
 
 
 def grouped(variants: list[Described], only: str, arch: int) -> list[list[int]]:
-    """Group the indices of identical variants of an architecture whose name holds `only`."""
+    """Group the indices of identical variants of an architecture whose name contains `only`."""
     chosen: dict[str, list[int]] = {}
     wanted = [
         (place, variant)
@@ -76,15 +76,15 @@ def grouped(variants: list[Described], only: str, arch: int) -> list[list[int]]:
     for place, variant in wanted:
         chosen.setdefault(variant["key"], []).append(place)
     for _, variant in wanted:
-        # An ordinary launch is its dependent twin without the wait, so checking one of them is
-        # enough.
+        # An ordinary launch is the same code as its dependent twin without the wait, so it is
+        # enough to compile and check the dependent one.
         if variant["key"] in chosen and variant["twin"] in chosen.keys() - {variant["key"]}:
             chosen[variant["twin"]] += chosen.pop(variant["key"])
     return list(chosen.values())
 
 
 def compile_all(package: str, only: str, jobs: int, progress: Progress, every: bool) -> Gate:
-    """Compile all variants for sm_90, and a sample or every one for the other architectures.
+    """Compile all variants for sm_90; for other architectures a sample, or all if `every` is set.
 
     Identical variants are compiled once. Raises ProcessError if the variants cannot be listed.
     """

@@ -11,29 +11,33 @@ from tailrace.kernels.dependent_triton import READ_AHEAD, WRITTEN_BEFORE
 from tailrace.kernels.gate.targets import SM_90, TARGETS, Target
 
 MAX_LAUNCHES = 5
-"""Maximum launches of a layer's decode step at batch 1."""
+"""Maximum number of launches per layer in a decode step of one row."""
 TERNARY_LINEAR = " ternary gemv rows=1"
-"""End of the names of linears whose instructions after the wait are limited."""
+"""Suffix of the names of the variants to which MAX_BARRIERS and MAX_INSTRUCTIONS apply."""
 MAX_BARRIERS, MAX_INSTRUCTIONS = 8, 500
-"""Maximum barriers and instructions of such a linear after the wait, where nothing hides them."""
+"""Maximum barriers and instructions of a ternary linear after its wait for earlier launches. Their
+time is not hidden by an earlier launch, so it adds to the step's."""
 OWN_WRITTEN = " write"
-"""End of the names of attention that writes a step's own tokens and may read older ones early."""
+"""Suffix of the names of attention variants that also write the step's own tokens to the cache.
+They may read older tokens before the wait."""
 EIGHT_ROWS = (
     *("norm hidden int8 rows=8", "qkv ternary gemm rows=8"),
     *("norm queries int8 rows=8", "o ternary gemm rows=8"),
     *("norm hidden int8 rows=8", "gate_up ternary gemm rows=8"),
     *("norm ffn int8 rows=8", "down ternary gemm rows=8"),
 )
-"""Launches that replace a layer's ternary linears for 8 rows; a norm has one program per row."""
+"""Names of the norms and linears that a step of 8 rows launches per layer, in place of the four
+ternary linears of one row."""
 PAIR = " ternary pair rows=1"
-"""End of the names of launches that compute two linears, with a barrier of all programs."""
+"""Suffix of the names of variants that compute two linears, with a barrier of all programs."""
 MAX_EIGHT_ROWS = 1.3
-"""Maximum instructions after the waits of those, as a multiple of the number for one row."""
+"""Maximum instructions after the waits of the launches EIGHT_ROWS, as a multiple of those of the
+linears for one row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """One compilation: its variants, and its machine code or error."""
+    """One compilation: the variants that share it, and its machine code or error."""
 
     uses: list[dict[str, Any]]
     code: dict[str, Any] | None
@@ -41,17 +45,17 @@ class Compiled:
 
     @property
     def target(self) -> Target:
-        """The architecture that it was compiled for."""
+        """The architecture that the variants were compiled for."""
         return TARGETS[self.uses[0]["arch"]]
 
     @property
     def name(self) -> str:
-        """Name as `module.kernel (first use)`, with the architecture unless it is sm_90."""
+        """Name as `module.kernel (first variant)`, with the architecture unless it is sm_90."""
         where = "" if self.target is SM_90 else f" for {self.target.name}"
         return f"{self.uses[0]['kernel']} ({self.uses[0]['name']}){where}"
 
     def missing(self) -> list[str]:
-        """Instructions that some variant expects and the machine code lacks."""
+        """Return the instructions that some variant expects and the machine code lacks."""
         expected = {mnemonic for use in self.uses for mnemonic in use["expects"]}
         opcodes = self.code["opcodes"] if self.code else ()
         return sorted(m for m in expected if not self._has(m, opcodes))
@@ -61,7 +65,7 @@ class Compiled:
         return any(one in opcode for one in wanted for opcode in opcodes)
 
     def offences(self) -> Iterator[str]:
-        """Reasons why the gate fails."""
+        """Yield the reasons why the gate refuses this compilation."""
         if self.code is None:
             yield f"does not compile:\n{self.error}"
             return
@@ -84,7 +88,7 @@ class Compiled:
 
 
 def identity(use: dict[str, Any]) -> tuple[str, str]:
-    """Return the name of a variant, the same on all architectures and for dependent launches."""
+    """Return a variant's module and name, equal for its dependent twin and on all architectures."""
     return use["module"], use["name"].removesuffix(" dependent")
 
 
@@ -121,18 +125,19 @@ class Gate:
     elsewhere: list[Compiled] = field(default_factory=list)
     """A sample of the variants, for other architectures."""
     unknown: list[str] = field(default_factory=list)
-    """Architectures that ptxas does not know, so that nothing was compiled for them."""
+    """Names of architectures that ptxas does not know; nothing was compiled for them."""
 
     def unplanned(self) -> list[str]:
-        """Kernels that are launched somewhere but compiled by no variant."""
+        """Return the names of kernels that some module launches but that no variant compiles."""
         planned = {use["kernel"] for compiled in self.compiled for use in compiled.uses}
         return sorted(set(self.launched) - planned)
 
     def launches(self) -> dict[str, int]:
-        """Return the number of launches of a layer's decode step at batch 1, by shape.
+        """Return the number of launches per layer in a decode step of one row, by shape.
 
-        Modules that offer the same step, such as dense and weight-only linears, are alternatives;
-        kernels of one module that share a step run one after another.
+        Modules with kernels for the same part of the step, such as dense and weight-only linears,
+        are alternatives, so the largest count is taken. The kernels that one module has for a part
+        run one after another, so they are added.
         """
         kernels: dict[tuple[str, str], dict[str, set[str]]] = {}
         for use in (use for compiled in self.compiled for use in compiled.uses if use["step"]):
@@ -144,9 +149,11 @@ class Gate:
         return totals
 
     def behind_wait(self, what: str) -> dict[str, int]:
-        """Return `barriers` or `instructions` after the wait, by launch of a layer for 1 or 8 rows.
+        """Return the counts after the wait by variant name, for the launches of a layer.
 
-        They are counted in the dependent twin; a launch without one has 0.
+        what: `barriers` or `instructions`. The launches are those of steps of 1 and 8 rows. A
+        variant that shares the machine code of its dependent twin has that code's counts; without
+        such a twin it has 0.
         """
         return {
             use["name"]: compiled.code[f"{what}_behind_wait"]
@@ -161,7 +168,7 @@ class Gate:
         }
 
     def behind_barrier(self) -> dict[str, int]:
-        """Return the instructions after a program's arrival at its grid's barrier, by launch."""
+        """Return the instructions after the barrier of all programs, by variant name."""
         return {
             use["name"]: compiled.code["instructions_behind_arrival"]
             for compiled in self.compiled
@@ -174,9 +181,10 @@ class Gate:
         return {name: count for name, count in found if name.endswith(TERNARY_LINEAR)}
 
     def eight_rows(self) -> float:
-        """Ratio of the instructions after the waits of a layer's linears: 8 rows to one row.
+        """Return the instructions after the waits of a layer's linears: 8 rows divided by one row.
 
-        The largest of all shapes; 0 if not all of them are compiled.
+        This is the maximum over all shapes. Shapes of which not all launches were compiled do not
+        count; it is 0 if none counts.
         """
         counts = self.behind_wait("instructions")
         found = [0.0]
@@ -189,7 +197,7 @@ class Gate:
         return max(found)
 
     def offenders(self) -> list[str]:
-        """One entry per reason to fail, with the name of the kernel."""
+        """Return one message for each reason to fail, with the name of the kernel."""
         every = [*self.compiled, *self.elsewhere]
         found = [f"{c.name} {offence}" for c in every for offence in c.offences()]
         found += [f"{name} is launched, but no variant compiles it" for name in self.unplanned()]
@@ -209,7 +217,7 @@ class Gate:
         return found
 
     def by_target(self) -> dict[str, dict[str, int]]:
-        """Return counts and maxima of the other architectures' compilations, by name."""
+        """Return counts and maxima of the compilations for each architecture other than sm_90."""
         names = dict.fromkeys(one.target.name for one in self.elsewhere)
         return {name: self._counted(name) for name in names}
 
@@ -227,7 +235,7 @@ class Gate:
         }
 
     def summary(self) -> dict[str, Any]:
-        """Contents of the last line of the output."""
+        """Return the JSON object that the gate prints as its last line."""
         codes = [compiled.code for compiled in self.compiled if compiled.code]
         launches = self.launches()
         return {

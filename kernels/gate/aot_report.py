@@ -9,20 +9,21 @@ from tailrace.kernels.gate.aot_gate import Compiled
 COLUMNS = ("kernel", "compiled", "registers", "KiB", "spilled", "instructions", "step")
 """Column headings.
 
-KiB: shared memory of a program. spilled: bytes. instructions: those expected.
+KiB: shared memory per program. spilled: bytes of spilled registers. instructions: the machine
+instructions that the variants expect. step: the part of a decode step that launches the kernel.
 """
 STEPS = 25
 """Number of compilations between two progress lines."""
 
 
 class Progress:
-    """Progress lines on standard error; none if quiet."""
+    """Prints progress lines to standard error, unless it is quiet."""
 
     def __init__(self, quiet: bool) -> None:
         self._quiet = quiet
 
     def show(self, done: int, total: int) -> None:
-        """Report that `done` of all compilations are done."""
+        """Print `done` of `total` compilations, every STEPS compilations and at the end."""
         if not self._quiet and (done % STEPS == 0 or done == total):
             print(f"{done}/{total} compiled", file=sys.stderr, flush=True)
 
@@ -54,9 +55,10 @@ def _row(name: str, compiled: list[Compiled]) -> tuple[str, ...]:
 
 
 TARGET_COLUMNS = ("architecture", "compiled", "registers", "KiB", "allowed", "spilled", "lacking")
-"""Column headings of the other architectures' table, as in COLUMNS.
+"""Column headings of the table for architectures other than sm_90; see COLUMNS.
 
-allowed: KiB of shared memory of a program. lacking: instructions that are expected and absent.
+allowed: maximum KiB of shared memory per program. lacking: number of expected instructions that the
+machine code does not have.
 """
 
 

@@ -1,8 +1,9 @@
 """Compiler process of the ahead-of-time gate; `kernels.gate.aot` runs several of them.
 
-It first writes the list of all variants, of every architecture that ptxas knows, as one JSON
-object. Then it reads the index of a variant, writes its binary, and so on until its input ends. An
-error ends the process; the caller finds the reason on its standard error.
+It first writes one JSON object with the list of all variants, for every architecture that ptxas
+knows. Then, for each line of input, which is the index of a variant, it compiles that variant and
+writes the binary as a line of JSON. It ends when its input ends. An error ends the process; the
+caller finds the reason on its standard error.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ SUFFIX = "_triton"
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A variant, the module that plans it, the shape that it serves and the architecture."""
+    """A variant with the module that defines it, the decoder shape and the target architecture."""
 
     module: str
     shape: DecoderShape
@@ -65,10 +66,11 @@ def kernel_modules(package: str) -> list[ModuleType]:
 
 
 def planned(modules: list[ModuleType], target: Target = SM_90) -> Iterator[Planned]:
-    """Yield all variants of a module's SHAPES, by default the real ones, that a target runs.
+    """Yield the variants of all modules that a target runs.
 
-    A module without `variants` has device functions only. Plans that follow a GPU's limits are
-    those of the target.
+    They are for the module's SHAPES, or for REAL_SHAPES if it has none. A module without `variants`
+    has only device functions and is skipped. If plans depend on a GPU's limits, they get those of
+    the target.
     """
     for module in modules:
         if not hasattr(module, "variants"):
@@ -91,7 +93,7 @@ def launched_kernels(module: ModuleType) -> set[str]:
 
 
 def main(package: str) -> None:
-    """Serve the lines of standard input; output of compilers goes to standard error."""
+    """Run the compiler process; what compilers print goes to standard error."""
     answers = sys.stdout
     with redirect_stdout(sys.stderr):
         modules = kernel_modules(package)

@@ -1,9 +1,9 @@
-"""Machine code of a kernel, compiled and disassembled without a GPU.
+"""Compiles kernels and reads their machine code, without a GPU.
 
 Register counts come from `cuobjdump -res-usage` and instructions from `nvdisasm`; both ship with
 Triton. nvdisasm takes a third of a second to start and a thirtieth per kernel, so many kernels are
-read at a time. A stack frame is no proof of a spill (the slow path of a cosine keeps an array
-there), so spills come from the output of `ptxas -v`.
+read at a time. A stack frame is no proof of a spill: the slow path of a cosine, for example, keeps
+an array on the stack. So spills are read from the output of `ptxas -v`.
 """
 
 from __future__ import annotations
@@ -38,15 +38,18 @@ INSTRUCTION_BYTES = 16
 _REGISTERS = re.compile(r"REG:(\d+) STACK:(\d+)")
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", re.M)
-# Reductions and atomics to global memory (also through the memory accelerator) or shared memory.
+# Matches floating-point reductions and atomics to global or shared memory, also those of the Tensor
+# Memory Accelerator (TMA).
 _ATOMIC = re.compile(r"(?:ATOM[GS]?|REDG?|UTMAREDG|UBLKRED)\..*(?:\bB?F(?:16|32|64)|BF16)")
-# Stores and atomics, except to shared and local memory (STS, STL, ATOMS), and EXIT.
+# Matches EXIT, and stores and atomics that other programs can see: not those to shared or local
+# memory (STS, STL, ATOMS).
 _ENDS_OR_WRITES = re.compile(r"(?:EXIT|STG?|ATOMG?|REDG?|UTMASTG|UTMAREDG|UBLKRED|UBLKCP)\b")
-# In Triton's code: a value and the first operand of the operation that makes it; the pointer of a
-# load.
+# Both match Triton's intermediate code (TTIR). _MADE: a value, and the first operand of the
+# operation that makes it. _READ: the pointer of a load.
 _MADE = re.compile(r"%(\w+) = [\w.]+ %(\w+)")
 _READ = re.compile(r"\btt\.load %(\w+)")
-# Compare-and-swap loops, which replace atomic additions that the machine lacks.
+# Matches additions of floats in TTIR. They are counted there because, if the machine lacks such an
+# atomic, the compiler makes a compare-and-swap loop of it, which has no ADD.
 _FLOAT_ADDITION = re.compile(r"\btt\.atomic_rmw fadd\b|\btt\.descriptor_reduce add\b.*\bb?f\d+")
 
 
@@ -55,7 +58,7 @@ class Binary:
     """A compiled kernel, not yet disassembled; can be stored as JSON. Sizes are in bytes."""
 
     arch: int
-    """Architecture: 90 for sm_90."""
+    """Number of the architecture: 90 for sm_90."""
     code: str
     """The instructions as hexadecimal digits."""
     dependent: bool
@@ -76,26 +79,26 @@ class MachineCode:
     shared_bytes: int
     """Shared memory per program."""
     spill_bytes: int
-    """Bytes spilled to and filled from the stack, as ptxas counts them: once per instruction."""
+    """Bytes of spill stores and loads, as ptxas counts them: once per instruction in the code."""
     float_atomics: int
-    """Atomic additions of floats, whose order is not defined."""
+    """Number of atomic additions of floats. Their order is not defined, so results would vary."""
     before_wait: tuple[str, ...]
-    """In a dependent launch: instructions that write memory or end a program too early, sorted.
+    """In a dependent launch: instructions before the wait that must not be there, sorted.
 
-    Too early is before the wait in the listing, whose order is the program's as long as nothing
-    branches backwards.
+    They write memory or end a program. "Before" refers to the listing, which is in the order of
+    execution as long as nothing branches backwards.
     """
     read_ahead: tuple[str, ...]
     """In a dependent launch: arguments through which memory is read before the wait, sorted."""
     barriers_behind_wait: int
-    """In a dependent launch: barriers after the wait, where nothing hides them."""
+    """In a dependent launch: barriers after the wait, whose time no earlier launch hides."""
     instructions_behind_wait: int
     """In a dependent launch: instructions after the wait, without subroutines (see `behind_wait`).
     """
     instructions_behind_arrival: int
-    """In a dependent launch: those of them after the first atomic to global memory.
+    """In a dependent launch: those after the wait that follow the first atomic to global memory.
 
-    That is the arrival at a barrier of all programs, in kernels that have one.
+    In kernels with a barrier of all programs, that atomic is a program's arrival at the barrier.
     """
     opcodes: tuple[str, ...]
     """Distinct instructions, sorted."""
@@ -104,8 +107,8 @@ class MachineCode:
 def compiled(variant: Variant, target: Target = SM_90) -> Binary:
     """Compile a variant for an architecture, from Triton's cache if possible.
 
-    The output of the tools is kept in the cache with the kernel. Raises RuntimeError in a process
-    that interprets kernels, and whatever the compiler raises.
+    What this function reads from the tools' output is stored in that cache, too. Raises
+    RuntimeError in a process that interprets kernels, and whatever the compiler raises.
     """
     if INTERPRETED:
         raise RuntimeError("TRITON_INTERPRET is set, and interpreted kernels cannot be compiled")
@@ -123,7 +126,7 @@ def compiled(variant: Variant, target: Target = SM_90) -> Binary:
 
 
 def read_machine_code(binaries: Sequence[Binary]) -> Iterator[MachineCode]:
-    """Yield the machine code of kernels compiled for one architecture, disassembled all at once."""
+    """Yield the machine code of several kernels, disassembled at once, for one architecture."""
     [arch] = {binary.arch for binary in binaries}
     codes = [bytes.fromhex(binary.code) for binary in binaries]
     opcodes = _disassembled(b"".join(codes), arch)
@@ -211,7 +214,7 @@ def _run(*command: str) -> str:
 
 
 def _ptxas_log(variant: Variant, target: Target) -> str:
-    """Return the output of ptxas for a cached kernel, which is compiled once more."""
+    """Assemble a cached kernel once more and return what ptxas prints about it."""
     log = io.StringIO()
     with knobs.nvidia.scope(), knobs.compilation.scope(), redirect_stdout(log):
         knobs.nvidia.dump_ptxas_log = True
@@ -250,7 +253,7 @@ def spills(log: str) -> int:
 
 
 def instructions(sass: str) -> list[str]:
-    """Return the instructions, without operands, in the order of nvdisasm's listing."""
+    """Return the names of the instructions, without operands, as nvdisasm lists them."""
     found = _INSTRUCTION.findall(sass)
     if not found:
         raise ValueError(f"nvdisasm lists no instructions: {sass[:200]!r}")
@@ -258,9 +261,9 @@ def instructions(sass: str) -> list[str]:
 
 
 def before_wait(opcodes: list[str]) -> tuple[str, ...]:
-    """Return forbidden instructions before the wait for earlier launches.
+    """Return the forbidden instructions before the wait for earlier launches, sorted.
 
-    All if there is no wait.
+    Without a wait these are the forbidden instructions of the whole kernel.
     """
     waits = [place for place, opcode in enumerate(opcodes) if opcode.startswith("ACQBULK")]
     ahead = opcodes[: waits[0]] if waits else opcodes
@@ -285,11 +288,11 @@ def behind_arrival(opcodes: list[str]) -> list[str]:
 
 
 def read_ahead(ttir: str) -> list[str]:
-    """Return the arguments through which memory is read before the wait, from Triton's own code.
+    """Return the arguments through which memory is read before the wait, from Triton's TTIR.
 
-    A pointer is traced through the first operand of the operations that make it, to the argument.
-    The compiler moves no load across the wait, since it does not know the effects of that
-    instruction.
+    Each pointer is traced back to an argument: it is replaced by the first operand of the operation
+    that makes it, again and again. The compiler moves no load across the wait, since it does not
+    know the effects of that instruction.
     """
     before, wait, _ = ttir.partition("griddepcontrol.wait")
     made = dict(_MADE.findall(before))
@@ -300,10 +303,10 @@ def read_ahead(ttir: str) -> list[str]:
 
 
 def float_atomics(opcodes: list[str]) -> int:
-    """Return the atomic additions of floats among machine instructions."""
+    """Return the number of atomic additions of floats among machine instructions."""
     return sum(".ADD" in opcode for opcode in opcodes if _ATOMIC.match(opcode))
 
 
 def float_additions(ttir: str) -> int:
-    """Return atomic additions of floats in Triton's operations, even if the machine lacks them."""
+    """Return the number of atomic additions of floats in TTIR, even if the machine lacks them."""
     return len(_FLOAT_ADDITION.findall(ttir))

@@ -1,4 +1,4 @@
-"""The model of an H200 behind the predicted times: its constants, and the time of one operation."""
+"""The model of an H200 from which times are predicted: its constants, and one operation's time."""
 
 from __future__ import annotations
 
@@ -18,29 +18,30 @@ Source: Hazy Research, Look Ma, No Bubbles, 2025; measured on an H100.
 RAMP_US = 0.8
 """Time in us until the first loads of a kernel return: a loaded memory latency (assumed)."""
 DEPENDENT_US = 0.5
-"""Time in us left of both for a kernel that loads weights before the previous one ends (assumed).
-"""
+"""Time in us that replaces LAUNCH_US + RAMP_US for a dependent launch, which loads weights before
+the previous kernel ends (assumed)."""
 BARRIER_US = 0.9
-"""Time in us of a barrier of all programs: a fence, an atomic addition in L2, and a poll that sees
-the last one, of 0.3 us each (assumed)."""
+"""Time in us of a barrier of all programs (assumed): 0.3 us each for a fence, an atomic addition in
+L2, and a poll that sees the last program's addition."""
 L2_TB_S = 5.5
 """Bandwidth of the L2 cache in TB/s (assumed)."""
 SMS, CLOCK_HZ = HOPPER.multiprocessors, 1.98e9
 SCHEDULERS = 4
 """Schedulers per multiprocessor, each of which issues one instruction per clock to its warps."""
 INSTRUCTION_CLOCKS = 2.0
-"""Clocks per instruction after the wait, with one or two warps per scheduler and mostly dependent
-instructions (assumed); more warps take turns. Nothing hides these instructions."""
+"""Clocks that a warp takes per instruction after the wait (assumed), if a scheduler has one or two
+warps and most instructions depend on the one before. With more warps per scheduler, an instruction
+takes one clock for each of them."""
 DP4A_PER_CLOCK = 64
-"""dp4a instructions per multiprocessor and clock, of eight operations each; assumed to be the rate
-of 32-bit multiply-add."""
+"""dp4a instructions per multiprocessor and clock, each of eight operations (assumed to be as many
+as 32-bit multiply-adds)."""
 PEAKS = {
     "int8 tensor cores": 1979e12,
     "bf16 tensor cores": 989e12,
     "dp4a": SMS * CLOCK_HZ * DP4A_PER_CLOCK * 8,
 }
-"""Peak operations per second; for tensor cores from NVIDIA's data sheet of the H200 SXM, without
-sparsity."""
+"""Peak operations per second by kind of instruction. Those of tensor cores are from NVIDIA's data
+sheet of the H200 SXM, without sparsity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +53,21 @@ class Operation:
     bytes_moved: int
     launches: int = 1
     arithmetic: int = 0
-    """Number of multiplications and additions; 0 where they do not matter."""
+    """Number of multiplications and additions; 0 if memory is certain to take longer."""
     peak: float = PEAKS["bf16 tensor cores"]
     """Peak operations per second of the kernel's instructions."""
     ordinary: int = 0
     """Number of launches at the head of a chain, which are never dependent."""
     behind: float = 0.0
-    """Clocks after the waits of all launches, from the counts of `make aot`; 0 if not counted."""
+    """Clocks that the instructions after the waits take, in all launches together. They come from
+    the counts of `make aot`; 0 without these."""
     barriers: int = 0
-    """Barriers of all programs within the launches."""
+    """Number of barriers of all programs in the launches together."""
     cached: int = 0
-    """Bytes read from L2 if they are read several times; 0 where they do not matter."""
+    """Bytes read from L2, each as often as it is read; 0 if the L2 cache is no bound."""
 
     def floor_us(self, copy_tb_s: float = COPY_TB_S) -> float:
-        """Time in us at the copy bandwidth."""
+        """Return the lower bound of the time in us: bytes moved, divided by the copy bandwidth."""
         return self.bytes_moved / copy_tb_s / 1e6
 
     def expected_us(self, dependent: bool = False) -> float:
@@ -80,7 +82,7 @@ class Operation:
         return busy + chained * DEPENDENT_US + (self.launches - chained) * (LAUNCH_US + RAMP_US)
 
     def repeated(self, times: int) -> Operation:
-        """Return the operation repeated `count` times, which the bench does not measure."""
+        """Return the operation repeated `times` times as one operation, which the bench lacks."""
         return replace(
             self,
             name=f"{self.name}, {times} times",

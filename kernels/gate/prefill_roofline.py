@@ -1,8 +1,9 @@
 """Predicted times of prefill on an H200: several hundred rows of one prompt at a time.
 
 A step of decoding is bound by memory. Prefill multiplies each weight by many rows, so here two
-other bounds count: the tensor cores, and the L2 cache, since each group of rows reads the weights
-again, and each tile of a weight the activations. `kernels.gate.roofline` prints the tables.
+other bounds count. One is the tensor cores. The other is the L2 cache, since each group of rows
+reads all weights again, and each tile of a weight reads all activations again.
+`kernels.gate.roofline` prints the tables.
 """
 
 from __future__ import annotations
@@ -18,29 +19,31 @@ from tailrace.kernels.linear.ternary_plan import bytes_moved as ternary_bytes
 from tailrace.kernels.shapes import PAGE_TOKENS, DecoderShape, Family
 
 STEP_ROWS = 512
-"""Rows of a prompt in one step."""
+"""Maximum rows of a prompt that one step of prefill computes."""
 PROMPTS = (512, 2048)
 """Lengths in tokens of the prompts whose time is predicted."""
 SHARED_BYTES_PER_CLOCK = 128
 """Bytes that a multiprocessor reads from shared memory in one clock."""
 PRODUCTS_PER_CLOCK = 2048
-"""Multiplications of bf16 by a multiprocessor's tensor cores in one clock."""
+"""bf16 multiplications that a multiprocessor's tensor cores do in one clock."""
 PRODUCT_OUT, PRODUCT_IN = 64, 16
-"""Weight rows and inputs of one product of a warp group."""
+"""Size of one product of a warp group on the tensor cores: weight rows, and inputs."""
 ROWS_PER_PROGRAM = 64
-"""Rows that a program of a float linear multiplies by a tile of the weight."""
+"""Rows of activations that one program of a float linear multiplies by its tile of the weight."""
 COLUMNS = 16
-"""Columns of one product, as committed."""
+"""Columns (rows of activations) of one tensor core product, as the kernel has them now."""
 WIDER = ((64, 64), (128, 128), (256, 256))
-"""Columns of one product and rows per program that are predicted besides the committed ones."""
+"""Other pairs of COLUMNS and ROWS_PER_PROGRAM for which times are predicted, too."""
 ONES_SHARE = 5 / 4
-"""Products of a ternary linear, one of which sums the activations, to those of its four fields."""
+"""Products of a ternary linear for each useful one: besides the four fields of a packed byte, a
+fifth product with ones sums the activations."""
 
 
 def tensor_share(columns: int) -> float:
     """Return the share of the tensor cores' peak that products of this many columns can reach.
 
-    Both operands of bf16 come from shared memory, the weight's for every product anew.
+    Both bf16 operands are read from shared memory. The weight's operand is read again for every
+    product, so narrow products spend most of their time on reading it.
     """
     clocks = PRODUCT_OUT * columns * PRODUCT_IN / PRODUCTS_PER_CLOCK
     read = 2 * PRODUCT_IN * (PRODUCT_OUT + columns) / SHARED_BYTES_PER_CLOCK
@@ -50,7 +53,7 @@ def tensor_share(columns: int) -> float:
 def float_linear(
     shape: DecoderShape, step: str, rows: int, columns: int, per_program: int
 ) -> Operation:
-    """Return a bf16 linear of a layer, with its norm's result in bf16 where it has a norm."""
+    """Return a bf16 linear of a layer. Its input is bf16 if a norm comes before it, else fp32."""
     out, inputs = shape.linears[step]
     plan = plan_linear(out, inputs, 2, gated=step == "gate_up")
     x_bytes = 2 if step in ("qkv", "gate_up") else 4
@@ -93,9 +96,9 @@ def rope_write(shape: DecoderShape, rows: int) -> Operation:
 
 
 def attention(shape: DecoderShape, start: int, rows: int) -> Operation:
-    """Return prefill attention of one sequence's rows from position `start` on.
+    """Return prefill attention for `rows` rows of one sequence, from position `start` on.
 
-    A program has the rows of one page and one query head, and reads all pages up to its own.
+    A program computes one query head for the rows of one page, and reads all pages up to that one.
     """
     pages = range(start // PAGE_TOKENS, math.ceil((start + rows) / PAGE_TOKENS))
     positions = sum(page + 1 for page in pages) * PAGE_TOKENS
@@ -135,7 +138,7 @@ def layer(
 def prompt_us(
     shape: DecoderShape, tokens: int, columns: int = COLUMNS, per_program: int = ROWS_PER_PROGRAM
 ) -> float:
-    """Return the time of a prompt in us, without head and sampler, with all launches in graphs."""
+    """Return a prompt's time in us, all launches in CUDA graphs, without LM head and sampler."""
     steps = range(0, tokens, STEP_ROWS)
     parts = (
         part.expected_us()
@@ -146,13 +149,13 @@ def prompt_us(
 
 
 def section(shape: DecoderShape) -> tuple[str, list[Operation]]:
-    """Return the table of a prompt's first step: its title and the launches of all layers."""
+    """Return the table for the first step of a prompt: its title and the launches of all layers."""
     parts = [part.repeated(shape.layers) for part in layer(shape, 0, STEP_ROWS)]
     return f"{shape.name}: prefill of {STEP_ROWS} tokens", parts
 
 
 def totals(shape: DecoderShape) -> Iterator[str]:
-    """Yield the times of whole prompts as text; for float weights with wider products, too."""
+    """Yield lines with the times of whole prompts; for float weights also with WIDER products."""
     kinds = [(COLUMNS, ROWS_PER_PROGRAM)]
     if shape.family is not Family.BITNET:
         kinds += WIDER

@@ -2,7 +2,7 @@
 
     python -m tailrace.kernels.gate.roofline                   # print the tables of BENCH.md
     python -m tailrace.kernels.gate.roofline --measured FILE   # add the figures of `make bench-gpu`
-    python -m tailrace.kernels.gate.roofline --aot FILE        # count instructions behind the wait
+    python -m tailrace.kernels.gate.roofline --aot FILE # add the instructions behind the wait
 
 The lower bound of an operation is the bytes that it must move, divided by the copy bandwidth. The
 expected time adds the costs of a launch, from the constants of `kernels.gate.operation`. Bytes come
@@ -40,38 +40,39 @@ INSTRUCTIONS = {
     "IGMMA": "int8 tensor cores",
     "HGMMA": "bf16 tensor cores",
 }
-"""The peak that bounds a kernel, by the instruction that its plan expects."""
+"""Name in PEAKS of the peak that bounds a kernel, by the instruction that its plan expects."""
 MAX_ROWS = 64
 """Maximum rows of a decode step; larger batches are prefill, which is not bound by memory."""
 EIGHT = 8
-"""Rows of a step that is compared with a step of one row."""
+"""Rows of the decode step that is compared with a step of one row."""
 EIGHT_ROWS_ASKED = 1.25
-"""Target time of such a step, as a multiple of the time for one row."""
+"""Target for the time of a step of EIGHT rows, as a multiple of the time of one row."""
 STEP_TOKENS = 512
-"""Length in tokens of the sequence of a whole step, as in the bench."""
+"""Length in tokens of the sequences in a predicted decode step, the same as in the bench."""
 LONG_TOKENS = 32_768
-"""Length in tokens of the sequences that attention alone is measured with."""
+"""Length in tokens of the sequences with which the bench measures attention alone."""
 KV_BYTES = 2
-"""Bytes of a cached element: bf16."""
+"""Bytes of one element of the KV cache, which is bf16."""
 
 PAIRS = ("o+gate_up", "down+qkv")
-"""Launches of two linears in a fused step of BitNet."""
+"""Names of the launches that compute two linears in a fused decode step of BitNet."""
 BEHIND_BARRIER = " behind barrier"
-"""End of the names of instructions counted behind a barrier of all programs."""
+"""Suffix of the names under which instructions behind a barrier of all programs are counted."""
 
-# Step, format and rows of a linear in a variant's name; the plan's name of the kernel is left out.
+# _LINEAR matches a variant's name: step, weight format and rows of a linear. _KERNEL matches the
+# kernel's name, which is removed first.
 _LINEAR = re.compile(r"(qkv|o|gate_up|down|head) (\w+) rows=(\d+)")
 _KERNEL = re.compile(r" (?:dense|gemv|gemm)\b")
 
 
 def clocks(variant: Variant, instructions: int) -> float:
-    """Return the clocks that a warp of the fullest multiprocessor takes for these instructions."""
+    """Return the clocks that a warp of the fullest multiprocessor needs for the instructions."""
     warps = math.ceil(variant.programs / SMS) * variant.num_warps
     return instructions * max(INSTRUCTION_CLOCKS, warps / SCHEDULERS)
 
 
 def linears(shape: DecoderShape, variants: list[Variant]) -> dict[str, Operation]:
-    """Return every planned linear and head, by its name without the shape's."""
+    """Return all planned linears and LM heads of up to MAX_ROWS rows, by name without the shape."""
     found: dict[str, Operation] = {}
     sizes = {**shape.linears, "head": (shape.vocab, shape.hidden)}
     for variant in variants:
@@ -89,7 +90,7 @@ def linears(shape: DecoderShape, variants: list[Variant]) -> dict[str, Operation
 
 
 def _plain_name(shape: DecoderShape, variant: Variant) -> str:
-    """Return a name without the shape's, and without the plan's name of the kernel."""
+    """Return a variant's name without the shape and the kernel: `qkv ternary rows=1`."""
     return _KERNEL.sub("", variant.name.removeprefix(f"{shape.name}."))
 
 
@@ -111,7 +112,7 @@ def attention(shape: DecoderShape, rows: int, length: int) -> Operation:
 
 
 def sampling(shape: DecoderShape, variants: list[Variant], rows: int = 1) -> Operation:
-    """Return the sampler: the kernels that its plan lists for this many rows without a mask."""
+    """Return the sampler's launches without masks, with the bytes of one row times `rows`."""
     own = [v for v in variants if v.name.startswith(f"{shape.name}.sampl") and _single(v)]
     return Operation(
         f"{shape.name}.sample rows={rows}",
@@ -127,13 +128,13 @@ def _single(variant: Variant) -> bool:
 def layer(
     shape: DecoderShape, variants: list[Variant], behind: Mapping[str, int], rows: int
 ) -> Iterator[Operation]:
-    """Return a layer's launches for one row, or for 8 rows of BitNet; `behind` is as in `step`."""
+    """Yield a layer's launches for one row, or for 8 rows of BitNet; `behind` is as in `step`."""
     parts = {variant.step: variant for variant in variants if variant.step}
     launched = [parts[what] for what in ("qkv", "attend", "o", "gate_up", "down")]
     if rows > 1:
         named = {variant.name: variant for variant in variants}
         launched = [named[f"{shape.name}.{name}"] for name in EIGHT_ROWS]
-        launched.insert(2, parts["attend"])  # after the norm and qkv
+        launched.insert(2, parts["attend"])  # attention comes after the norm and qkv
     planned = linears(shape, variants)
     for variant in launched:
         programs, count = variant.programs, behind.get(variant.name, 0)
@@ -148,7 +149,7 @@ def layer(
 def head(shape: DecoderShape, variants: list[Variant], int8: bool, rows: int) -> Operation:
     """Return the LM head, with a separate norm if there is more than one row.
 
-    Its bytes are interpolated between those of 1 and 16 rows.
+    For 2 to 16 rows the bytes moved are interpolated between those of 1 and of 16 rows.
     """
     planned, name = linears(shape, variants), f"head {'int8' if int8 else 'bf16'} rows="
     one, most = planned[f"{name}1"], planned[f"{name}16"]
@@ -167,10 +168,9 @@ def step(
     behind: Mapping[str, int],
     rows: int = 1,
 ) -> list[Operation]:
-    """Return the operations of a decode step in order; those of one layer count for all layers.
+    """Return the operations of a decode step in order, each layer's repeated for all layers.
 
-    behind: instructions after the wait, by the name of a layer's variant. rows: 1, or EIGHT of
-    BitNet.
+    behind: number of instructions after the wait, by variant name. rows: 1, or EIGHT for BitNet.
     """
     embed = [v for v in variants if v.name == f"{shape.name}.embed rows=1"]
     embedded = rows * sum(v.bytes_moved for v in embed)
@@ -183,7 +183,7 @@ def step(
 
 
 def pair(variant: Variant, behind: Mapping[str, int]) -> Operation:
-    """Return a launch of two ternary linears; each half has programs of its own."""
+    """Return a launch of two ternary linears, whose halves have different numbers of programs."""
     constants, second = variant.constants, behind.get(variant.name + BEHIND_BARRIER, 0)
     first = behind.get(variant.name, 0) - second
     return Operation(
@@ -198,7 +198,7 @@ def pair(variant: Variant, behind: Mapping[str, int]) -> Operation:
 def fused_step(
     shape: DecoderShape, variants: list[Variant], int8_head: bool, behind: Mapping[str, int]
 ) -> list[Operation]:
-    """Return a step of one row of BitNet with pairs of linears in one launch: three per layer."""
+    """Return BitNet's step of one row with fused pairs of linears: three launches per layer."""
     named = {variant.name: variant for variant in variants}
     embed, _, attend, *_, lm_head, sampler = step(shape, variants, int8_head, behind)
     qkv, *_, down = layer(shape, variants, behind, rows=1)
@@ -214,7 +214,7 @@ def whole_step(
     behind: Mapping[str, int],
     rows: int = 1,
 ) -> Operation:
-    """Return all of `step` as one operation under the bench's name; memory bounds each part."""
+    """Return all of `step` as one operation, named as in the bench; memory bounds all its parts."""
     kind = " int8 head" if int8_head else ""
     parts = step(shape, variants, int8_head, behind, rows)
     return _whole(f"{shape.name}.step rows={rows} length={STEP_TOKENS}{kind}", parts)
@@ -223,7 +223,7 @@ def whole_step(
 def whole_fused_step(
     shape: DecoderShape, variants: list[Variant], int8_head: bool, behind: Mapping[str, int]
 ) -> Operation:
-    """Return all of `fused_step` as one operation."""
+    """Return all of `fused_step` as one operation, named as in the bench."""
     kind = " int8 head" if int8_head else ""
     parts = fused_step(shape, variants, int8_head, behind)
     return _whole(f"{shape.name}.step rows=1 length={STEP_TOKENS}{kind} fused", parts)
@@ -242,7 +242,7 @@ def _whole(name: str, parts: list[Operation]) -> Operation:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The parts of `bench_gpu.py --write`'s output that are used here."""
+    """Measured times, and the copy bandwidth of the same run, from `bench_gpu.py --write`."""
 
     us: dict[str, float] = field(default_factory=dict)
     copy_tb_s: float = COPY_TB_S
@@ -250,7 +250,7 @@ class Measured:
 
     @classmethod
     def read(cls, path: Path) -> Measured:
-        """Read a file of the bench. Raises ValueError if it lacks `us`, names and microseconds."""
+        """Read a file of the bench; raise ValueError if its object `us` is missing."""
         found = json.loads(path.read_text("utf-8"))
         if not isinstance(found, dict) or not isinstance(found.get("us"), dict):
             raise ValueError(f"{path}: no object `us` of names and microseconds")
@@ -260,18 +260,16 @@ class Measured:
         return cls(us, float(found.get("copy_tb_s", COPY_TB_S)), title)
 
     def share(self, operation: Operation) -> float | None:
-        """Return the share of the same run's copy bandwidth.
-
-        None for an operation without a measurement.
-        """
+        """Return the share of the copy bandwidth that was reached; None if it was not measured."""
         us = self.us.get(operation.name)
         return operation.floor_us(self.copy_tb_s) / us if us else None
 
 
 def read_behind(path: Path) -> dict[str, int]:
-    """Return `behind_wait` of the last line of `make aot`'s output, and `behind_barrier`.
+    """Return the counts `behind_wait` and `behind_barrier` of a file with `make aot`'s output.
 
-    Counts of the latter have names that end with BEHIND_BARRIER. Raises ValueError without it.
+    They are in its last line. Names of `behind_barrier` get the suffix BEHIND_BARRIER. Raises
+    ValueError if the line has no `behind_wait`.
     """
     lines = path.read_text("utf-8").splitlines()
     found = json.loads(lines[-1]) if lines else None
@@ -285,10 +283,7 @@ def read_behind(path: Path) -> dict[str, int]:
 
 
 def sections(behind: Mapping[str, int]) -> Iterator[tuple[str, list[Operation]]]:
-    """Return tables by title: each shape's linears, attention, whole steps, and prefill.
-
-    See `step`.
-    """
+    """Return the tables by title: linears, attention, whole steps and prefill of each shape."""
     from tailrace.kernels.gate.aot_worker import kernel_modules, planned
 
     variants: dict[str, list[Variant]] = {}
@@ -318,7 +313,7 @@ def sections(behind: Mapping[str, int]) -> Iterator[tuple[str, list[Operation]]]
 
 
 def eight_rows_of_one(operations: Iterable[Operation]) -> str:
-    """Return the times of dependent steps of 8 rows as multiples of those of one row."""
+    """Return text with the time of dependent steps of 8 rows, divided by that of one row."""
     us = {operation.name: operation.expected_us(dependent=True) for operation in operations}
     eight, one = f".step rows={EIGHT} ", ".step rows=1 "
     shares = [
@@ -364,7 +359,7 @@ def described(operation: Operation, measured: Measured) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the tables or the JSON."""
+    """Print the tables, or one JSON object with `--json`."""
     parser = argparse.ArgumentParser(prog="python -m tailrace.kernels.gate.roofline")
     parser.add_argument("--json", action="store_true", help="one object instead of tables")
     parser.add_argument("--measured", type=Path, metavar="FILE", help="of `make bench-gpu`")

@@ -1,4 +1,4 @@
-"""GPU architectures that the ahead-of-time gate compiles for, and what differs between them."""
+"""GPU architectures that the ahead-of-time gate compiles for, and their differences."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tailrace.kernels.gpu_limits import LIMITS, GpuLimits
 from tailrace.kernels.variant import Variant
 
 FP8_ARCH = 89
-"""Minimum architecture with conversions between fp8 and other floats."""
+"""First architecture with instructions that convert between fp8 and other floats."""
 DEPENDENT_ARCH = 90
-"""Minimum architecture with programmatic dependent launch."""
+"""First architecture with programmatic dependent launch."""
 TOOL_SECONDS = 10
 """Timeout in seconds for asking ptxas which architectures it knows."""
 
@@ -27,11 +27,12 @@ class Target:
     """One GPU architecture, such as sm_90."""
 
     arch: int
-    """90 for sm_90."""
+    """Number of the architecture: 90 for sm_90."""
     instructions: Mapping[str, tuple[str, ...]]
-    """Alternatives to an instruction that a plan expects on sm_90: the same work on this one."""
+    """Instructions of this architecture that do the work of an instruction of sm_90, by the latter.
+    An instruction that is not in the table has the same name here."""
     spill_bytes: int
-    """Maximum bytes of spills of a kernel."""
+    """Maximum bytes of spills of one kernel; more fail the gate."""
 
     @property
     def name(self) -> str:
@@ -49,36 +50,38 @@ class Target:
         return GPUTarget("cuda", self.arch, 32)
 
     def runs(self, variant: Variant) -> bool:
-        """Return True if the architecture has what a variant needs; the origin refuses the rest."""
+        """Return True if the architecture has what the variant needs: fp8, dependent launch."""
         fp8 = any("fp8" in kind for kind in variant.signature.values())
         least = max(FP8_ARCH if fp8 else 0, DEPENDENT_ARCH if variant.launch_pdl else 0)
         return self.arch >= least
 
     def instead_of(self, mnemonic: str) -> tuple[str, ...]:
-        """Return the instructions of which one must occur where a plan expects `mnemonic`."""
+        """Return the instructions one of which must occur where a plan expects `mnemonic`."""
         return self.instructions.get(mnemonic, (mnemonic,))
 
 
 _WARP_PRODUCTS = {"HGMMA": ("HMMA",), "IGMMA": ("IMMA",)}
-"""Products of one warp, on architectures without those of a group of warps (wgmma)."""
+"""Replacements on architectures without products of a group of warps (wgmma): products of one
+warp."""
 
 _FIFTH_GENERATION = {"HGMMA": ("UTCHMMA", "HMMA"), "IGMMA": ("UTCIMMA", "IMMA")}
-"""Products in tensor memory, where Triton uses it, or of one warp."""
+"""Replacements on sm_100: products in tensor memory if Triton uses it, or products of one warp."""
 FEW_SPILLS = 640
-"""Maximum bytes of spills on architectures that tiles and warps were not chosen for.
+"""Maximum bytes of spills of a kernel on the architectures other than sm_90.
 
-Spills there cost time, never a bit: a store and a load of 4 bytes count as 8.
+Tiles and warps were chosen for sm_90, so other architectures may spill; that costs time but changes
+no result. A store and a load of 4 bytes count as 8.
 """
 
 SM_90 = Target(90, {}, spill_bytes=0)
-"""The architecture that the kernels are written for: every variant is compiled for it."""
+"""The architecture that the kernels are written for. The gate compiles every variant for it."""
 OTHERS = (
     Target(80, _WARP_PRODUCTS, FEW_SPILLS),
     Target(89, _WARP_PRODUCTS, FEW_SPILLS),
     Target(100, _FIFTH_GENERATION, FEW_SPILLS),
     Target(120, _WARP_PRODUCTS, FEW_SPILLS),
 )
-"""Architectures that a sample of the variants is compiled for."""
+"""Architectures for which the gate compiles only a sample of the variants."""
 TARGETS = {target.arch: target for target in (SM_90, *OTHERS)}
 
 
@@ -86,7 +89,7 @@ TARGETS = {target.arch: target for target in (SM_90, *OTHERS)}
 def is_known(arch: int) -> bool:
     """Return True if the ptxas that Triton would use compiles for this architecture.
 
-    An architecture without a ptxas, in a Triton that ships none for it, is unknown, too.
+    It is also False if Triton ships no ptxas for the architecture.
     """
     try:
         path = get_ptxas(arch).path
@@ -99,6 +102,6 @@ def is_known(arch: int) -> bool:
 
 
 def names(help_text: str, arch: int) -> bool:
-    """Return True if ptxas lists an architecture, with its suffix from sm_90 on, as allowed."""
+    """Return True if the help text lists the architecture; from sm_90 on its name ends with `a`."""
     suffix = "a" if arch >= SM_90.arch else ""
     return re.search(rf"'sm_{arch}{suffix}'", help_text) is not None
