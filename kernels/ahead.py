@@ -33,21 +33,21 @@ from tailrace.kernels.processes import ProcessError, Processes
 MAX_JOBS = 16
 """Maximum number of compiler processes; each takes about 300 MB of memory."""
 _FILE_CHARS = 150
-"""Maximum characters of a kernel's name in the names of its files in Triton's cache."""
+"""Triton cuts a kernel's name to this many characters in the file names of its cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
-    """A kernel at one set of types and constants."""
+    """One compilation of a kernel: the kernel with the types and constants to compile it for."""
 
     kernel: str
-    """`module:function`."""
+    """Name of the kernel as `module:function`."""
     data: str
     """JSON from which Triton can compile the kernel again."""
     key: str
-    """Triton's key of the launches that this compilation serves."""
+    """Key under which Triton looks up the compiled kernel at a launch."""
     folder: str
-    """Name of the folder in Triton's cache."""
+    """Name of the folder in Triton's cache that holds the compiled kernel."""
 
     @property
     def is_cached(self) -> bool:
@@ -62,7 +62,7 @@ class Compilation:
 
 
 class _NoDevice:
-    """Stand-in for Triton's driver: answers what a launch asks about the device."""
+    """Stand-in for Triton's GPU driver: gives a launch the device, the stream and the target."""
 
     def __init__(self, target: GPUTarget) -> None:
         self._target = target
@@ -82,7 +82,7 @@ def no_device(target: GPUTarget) -> Iterator[None]:
     """Make Triton compile for `target`, even on a machine without a GPU."""
     try:
         before = driver.active
-    except RuntimeError:  # no GPU is there
+    except RuntimeError:  # the machine has no GPU
         before = None
     driver.set_active(_NoDevice(target))
     try:
@@ -122,7 +122,7 @@ def _folder(
 
 
 def _settled(function: JITCallable) -> JITCallable:
-    """Give a function the same hash in every process, and return it.
+    """Return the function after setting its hash, which is then the same in every process.
 
     Triton's hash of a function includes the constants used by its callees, but only by those
     callees whose own hash is already known, so it depends on the order of earlier compilations.
@@ -146,10 +146,10 @@ def compile_ahead(
     progress: Callable[[int, int], None],
     jobs: int | None = None,
 ) -> int:
-    """Compile what Triton's cache lacks and return how many kernels that were.
+    """Compile those of `wanted` that Triton's cache lacks, and return how many it lacked.
 
-    If there are any, `progress(done, total)` is called, first with 0. Raises ProcessError with the
-    compiler's last lines of output.
+    Calls `progress(done, total)` with 0 at the start and after each compilation, but not if the
+    cache lacks none. Raises ProcessError with the compiler's last lines of output.
     """
     missing = [one for one in wanted if not one.is_cached]
     if not missing:
@@ -169,7 +169,7 @@ def compile_ahead(
 
 
 def main(backend: str, arch: str, warp_size: str) -> None:
-    """Compile what standard input names, in a process of its own.
+    """Run as a compiler process: compile each kernel that a line of standard input names.
 
     Anything that a compiler prints goes to standard error, since standard output carries the
     answers.

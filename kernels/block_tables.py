@@ -15,9 +15,11 @@ from torch import Tensor
 from tailrace.kernels.one_copy import move_into
 
 NO_PAGE = -1
-"""Page id after a sequence's last page. Reading it is a fault, not another sequence's keys."""
+"""Page id that fills a block table after the sequence's last page. A kernel that reads it reports a
+fault, so that it cannot read another sequence's keys by mistake."""
 MAX_CELLS_PER_TABLE = 8
-"""Maximum changed cells of one table that travel with a step; more are copied as a whole table."""
+"""Maximum changed cells of one table that are sent with a step's inputs; if more have changed, they
+are sent in a copy of their own."""
 
 _UNWRITTEN = -1
 
@@ -25,26 +27,28 @@ _UNWRITTEN = -1
 @dataclass(slots=True)
 class _Held:
     pages: Sequence[int]
-    """Kept, so that no other list can have its id."""
+    """The list itself. While it is referenced here, no other list can have the same `id`."""
     slot: int
     count: int
-    """Number of pages on the device; _UNWRITTEN if they are another list's."""
+    """Number of this list's pages that are on the device; _UNWRITTEN if the slot still holds the
+    pages of another list."""
 
 
 class BlockTables:
-    """Block tables in `slots` slots of a device, found again by the identity of a list of pages.
+    """Block tables in `slots` slots on the device; a sequence is known by its page list's id.
 
     tables: int32 [slots, pages], at an address that never changes. A list may grow between two
-    steps, but its pages must not change; a shrunk or replaced list is written anew. The least
-    recently used slot makes room. Nothing here waits for the device.
+    steps, but the pages that it had must not change. The table of a list that has shrunk, or is
+    new, is written as a whole. If no slot is free, a new list gets the least recently used one. No
+    method waits for the device.
     """
 
     def __init__(self, slots: int, pages: int, device: torch.device) -> None:
-        # One cell more, in which padding writes.
+        # The one additional cell takes the writes of padding entries.
         self._cells = torch.full((slots * pages + 1,), NO_PAGE, dtype=torch.int32, device=device)
         self.tables = self._cells[:-1].view(slots, pages)
         self.padding = slots * pages
-        """Index of a cell that no table contains."""
+        """Index of the additional cell, which belongs to no table."""
         self._pages = pages
         self._held: dict[int, _Held] = {}
         self._free = list(range(slots - 1, -1, -1))
@@ -54,15 +58,15 @@ class BlockTables:
     def place(
         self, tables: Sequence[Sequence[int]], most: int
     ) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return each table's slot, and up to `most` changed cells, as (index, page).
+        """Return each table's slot, and up to `most` changed cells as pairs (cell index, page id).
 
-        `put` must write the cells before the tables are read. Larger changes are copied here, in
-        stream order. Pages beyond the width of the tables are dropped. Raises ValueError for more
-        distinct tables than slots.
+        The caller must write these cells with `put` before a kernel reads the tables. Changes of
+        more cells than that are copied to the device by this method, in stream order. Pages beyond
+        the width of the tables are dropped. Raises ValueError for more distinct tables than slots.
         """
         for table in tables:
             if (held := self._held.pop(id(table), None)) is not None:
-                self._held[id(table)] = held  # now the most recently used
+                self._held[id(table)] = held  # put at the end: it is now the most recently used
         wanted = {id(table) for table in tables}
         slots: list[int] = []
         cells: list[tuple[int, int]] = []
@@ -74,7 +78,7 @@ class BlockTables:
         return slots, cells
 
     def put(self, indices: Tensor, pages: Tensor) -> None:
-        """Write changed cells: int64 and int32 [n], on the device; a captured graph may do this."""
+        """Write changed cells: int64 indices and int32 pages, [n] on the device."""
         self._cells.index_copy_(0, indices, pages)
 
     def _take(self, table: Sequence[int], wanted: set[int]) -> _Held:

@@ -11,8 +11,9 @@ def check_tensor(
 ) -> None:
     """Raise unless a tensor has one of these dtypes, this shape, and is contiguous.
 
-    shape: the expected sizes, None for any. Raises TypeError for the dtype and ValueError for the
-    rest. Kernels take contiguous rows for granted.
+    shape: the expected sizes, None for any. Raises TypeError for a wrong dtype, and ValueError for
+    a wrong shape or a tensor that is not contiguous. The kernels do not read strides, so they need
+    contiguous tensors.
     """
     allowed = (dtypes,) if isinstance(dtypes, torch.dtype) else dtypes
     if tensor.dtype not in allowed:

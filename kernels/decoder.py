@@ -1,6 +1,6 @@
 """A decoder's forward pass as a sequence of kernel launches: five per layer for a few rows.
 
-A BitNet decoder can compute one row in three per layer (`kernels.fused_layers`).
+A BitNet decoder can compute a single row with three launches per layer (`kernels.fused_layers`).
 
 A row is one token of one sequence. `decode` takes rows of distinct sequences. `replay` takes any
 rows, also several of one sequence, and gives each the same bits as `decode`. `prefill` takes chunks
@@ -36,7 +36,8 @@ class Rows:
 
     ids: token ids. positions: the tokens' positions in their sequences. lengths: positions + 1, or
     0 for a padding row. sequences: the rows' indices into the block tables. before: int32 [draws],
-    optional: tokens drawn by the step before; an id -1 - n stands for the n-th of them.
+    optional: the tokens that the previous step has drawn, so that a step can be launched before the
+    host knows them. An id of -1 - n means the n-th of these tokens.
     """
 
     ids: Tensor
@@ -100,9 +101,10 @@ class Decoder:
     decoded, or whose logits are computed, at a time; default max_rows. Long contexts and large
     vocabularies need memory in proportion to it. dependent: launches of a step may begin while
     earlier ones still run (`kernels.dependent_triton`), with the same bits; `embed` is the ordinary
-    launch at the head of each chain. fused: one row takes pairs of linears in one launch
-    (`kernels.fused_layers`), with the same bits, if the layers are ternary and the GPU holds the
-    programs. Raises ValueError for parts that do not fit each other.
+    launch at the head of each chain. fused: steps of one row compute two linears in each launch
+    (`kernels.fused_layers`), with the same bits, if the layers are ternary and all programs of such
+    a launch are resident on the GPU at once. Raises ValueError for parts that do not fit each
+    other.
     """
 
     def __init__(
@@ -135,7 +137,7 @@ class Decoder:
         self.parts = list(zip(layers, ropes, cache, strict=True))
         self.head = head
         self.fused = FusedTernaryLayers.of(layers, self.device) if fused else None
-        """The layers for one row, if pairs of linears are fused."""
+        """The layers with fused pairs of linears, used for steps of one row; None if not fused."""
         self._x = self._buffer(max_rows, shape.hidden)
         self._qkv = self._buffer(max_rows, shape.queries + 2 * shape.keys)
         self._queries = self._buffer(max_rows, shape.queries)
@@ -148,7 +150,7 @@ class Decoder:
         )
 
     def decode(self, rows: Rows, tables: Tensor, max_length: int) -> Tensor:
-        """Compute one token of each of several distinct sequences.
+        """Run the forward pass for one token of each of several distinct sequences.
 
         tables: int32 [sequences, max_pages]. max_length: maximum length of the rows. Returns hidden
         rows, fp32 [rows, hidden], a view of a buffer that the next call overwrites. Raises
@@ -171,9 +173,10 @@ class Decoder:
         return x
 
     def replay(self, rows: Rows, tables: Tensor, max_length: int) -> Tensor:
-        """Compute rows of any sequences, each with the bits that `decode` would give it.
+        """Run the forward pass for rows of any sequences; each has the bits of `decode`.
 
-        Arguments and result are those of `decode`.
+        Several rows may belong to one sequence. Arguments and result are otherwise those of
+        `decode`.
         """
 
         def attend(queries: Tensor, cache: PagedKv, mixed: Tensor) -> None:
@@ -186,7 +189,7 @@ class Decoder:
         return self._written_first(rows, tables, attend)
 
     def prefill(self, rows: Rows, chunks: Chunks, tables: Tensor, max_tokens: int) -> Tensor:
-        """Compute up to max_rows rows, which are chunks of prompts of at most `max_tokens` rows."""
+        """Run the forward pass for chunks of prompts, of up to `max_tokens` rows each."""
 
         def attend(queries: Tensor, cache: PagedKv, mixed: Tensor) -> None:
             prefill_attention(
@@ -206,7 +209,7 @@ class Decoder:
         return logits
 
     def logits_buffer(self, count: int) -> Tensor:
-        """Return the buffer to which `logits` writes those of `count` rows, fp32 [count, vocab]."""
+        """Return the buffer that `logits` fills for `count` hidden rows, fp32 [count, vocab]."""
         return self._logits[:count]
 
     def _written_first(self, rows: Rows, tables: Tensor, attend: Attend) -> Tensor:
@@ -224,7 +227,7 @@ class Decoder:
         return x
 
     def _begin(self, rows: Rows) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Embed the rows and return the buffers x, qkv, mixed and queries, cut to their number."""
+        """Embed the rows; return the buffers x, qkv, mixed and queries, cut to `len(rows)`."""
         count = len(rows)
         if count > self.max_rows:
             raise ValueError(f"rows: {count}, expected at most {self.max_rows}")

@@ -10,9 +10,9 @@ every kernel that takes the flag, keeps this correct:
 
 A chain is an ordinary launch and the dependent ones that follow it on the same stream. `gdc_wait`
 returns when the launch directly ahead has ended and its writes are visible. By the rule, that
-launch could not end before the one ahead of it had, and so on up to the ordinary launch at the
-head, which the stream starts after all earlier work. So after the wait all earlier launches have
-ended, as they have when an ordinary launch starts, and all dependences are honoured:
+launch could end only after the launch ahead of it had ended, and so on up to the ordinary launch at
+the head, which the stream starts after all earlier work. So after the wait all earlier launches
+have ended, just as when an ordinary launch starts, and all dependences hold:
 
     read after write    activations, keys and values of this step, partial sums;
     write after read    the residual stream, buffers and workspaces that layers take in turn,
@@ -24,11 +24,12 @@ scales, the factors of RoPE, and a step's lengths and block tables, which were c
 chain began. Attention that writes a step's own tokens may also read earlier positions
 (WRITTEN_BEFORE), since its chain writes no other keys and values of its layer. `prefetch` is
 correct for any address: it loads into L2, where multiprocessors see each other's stores. A launch
-without the flag is ordinary: it starts after all earlier ones have ended, and heads the next chain.
-So does a dependent launch that follows a copy or a graph.
+without the flag is ordinary: it starts after all earlier ones have ended, and is the head of the
+next chain. A dependent launch that follows a copy or a graph also starts only after it has ended,
+and is the head of a chain, too.
 
 The interpreter lacks these instructions. `make aot` checks that each dependent launch contains both
-of them, and that before the wait it reads no other arguments and writes nothing.
+instructions, and that before the wait it reads only the arguments named above and writes nothing.
 
 Source: CUDA C++ Programming Guide, Programmatic Dependent Launch; PTX ISA, griddepcontrol.
 """
@@ -45,9 +46,9 @@ from triton.language.extra import cuda
 
 @triton.jit
 def wait_for_launches_ahead(PDL: tl.constexpr):
-    """Start the next launch early and wait for all earlier ones.
+    """Allow the next launch to start early, then wait for all earlier launches to end.
 
-    Kernels that have nothing to load before the wait call this.
+    This is for kernels that have nothing to load before the wait.
     """
     if PDL:
         cuda.gdc_launch_dependents()

@@ -1,8 +1,8 @@
-"""The linears of BitNet layers for one row, in two launches per layer instead of four.
+"""The linears of BitNet layers for a step of one row, in two launches per layer instead of four.
 
 Between the attention of two layers there are four linears: output projection, gate_up, `down`, and
 the next layer's qkv. `kernels.linear.ternary_pair_triton` computes two of them in one launch, with
-the bits of the launches that it replaces.
+the same bits as the two launches that it replaces.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from tailrace.kernels.linear.ternary_pair_triton import PAIR_ROWS, pair_plan, te
 FUSED_LINEARS = False
 """Default of `Decoder(fused=...)`.
 
-Off until a GPU has shown that a barrier of all programs takes less time than the launch that it
-replaces; `kernels/BENCH.md` has the predicted times.
+It stays False until a measurement on a GPU shows that a barrier of all programs takes less time
+than the launch that it replaces. `kernels/BENCH.md` has the predicted times.
 """
 
 
@@ -32,12 +32,12 @@ class FusedTernaryLayers:
 
     def __init__(self, layers: Sequence[TernaryLayer], device: torch.device) -> None:
         self._layers = layers
-        # The launches of a stream use the counter one after another.
+        # All launches run on one stream, one after another, so they can share one barrier counter.
         self._counter = torch.zeros(1, dtype=torch.int32, device=device)
 
     @classmethod
     def of(cls, layers: Sequence[Layer], device: torch.device) -> FusedTernaryLayers | None:
-        """Return the fused layers; None for other layers, or if a GPU does not hold the pairs."""
+        """Return the fused layers; None if a layer is not ternary or a pair does not fit a GPU."""
         ternary = [layer for layer in layers if isinstance(layer, TernaryLayer)]
         if not ternary or len(ternary) < len(layers):
             return None
@@ -54,11 +54,11 @@ class FusedTernaryLayers:
     def behind_attention(
         self, place: int, mixed: Tensor, x: Tensor, qkv: Tensor, *, dependent: bool = False
     ) -> None:
-        """Run layer `place` from its attention on, and the next layer's qkv if there is one.
+        """Run the linears after the attention of layer `place`, up to qkv of the next layer.
 
-        mixed: fp32 [rows, heads D], of the layer's attention. x: the residual stream, fp32 [rows,
-        hidden], to which the layer adds. qkv: fp32 [rows, (heads + 2 kv_heads) D], of the next
-        layer.
+        mixed: fp32 [rows, heads D], the result of the layer's attention. x: the residual stream,
+        fp32 [rows, hidden], to which the layer adds. qkv: fp32 [rows, (heads + 2 kv_heads) D], of
+        the next layer.
         """
         layer = self._layers[place]
         inner = layer.scratch.inner[: len(x)]

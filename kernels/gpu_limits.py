@@ -1,7 +1,7 @@
-"""Limits of GPUs that launch plans follow: shared memory and multiprocessors.
+"""Limits of GPUs that launch plans depend on: shared memory and number of multiprocessors.
 
-`limits_of` reads them from a device. The table has those of one GPU per compute capability, for
-compiling and testing plans where there is no GPU.
+`limits_of` reads them from a device. The table LIMITS has them for one GPU per compute capability,
+so that plans can be compiled and tested on a machine without a GPU.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ Capability = tuple[int, int]
 """Compute capability of a GPU: (9, 0) is sm_90."""
 
 LEAST_CAPABILITY: Capability = (8, 0)
-"""Minimum compute capability of a GPU: sm_80 brought bf16 on tensor cores and asynchronous copies.
-"""
+"""Minimum compute capability of a GPU; sm_80 is the first with bf16 on tensor cores and
+asynchronous copies."""
 LEAST_SHARED_BYTES = 99 << 10
-"""Minimum bytes of shared memory per program that every launch plan is tested to fit."""
+"""Minimum bytes of shared memory per program that a GPU must have; every launch plan is tested to
+fit into them."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuLimits:
-    """Resources of a GPU that decide tiles, stages, splits and numbers of programs."""
+    """The resources of a GPU on which a plan's tiles, stages, splits and programs depend."""
 
     shared_bytes: int
     """Maximum bytes of shared memory per program, if the launch opts in to more than 48 KiB."""
@@ -66,10 +67,10 @@ def limits_of(device: torch.device) -> GpuLimits:
     """
     if device.type != "cuda":
         return HOPPER
-    import torch  # the supervisor, which has no torch, imports the table
+    import torch  # imported here, since the supervisor imports this file and has no torch
 
     properties = torch.cuda.get_device_properties(device)
-    # torch's type stubs lack this attribute, and so may its builds for other hardware.
+    # getattr, because torch's type stubs and some builds for other hardware lack this attribute.
     shared = getattr(properties, "shared_memory_per_block_optin", 0)
     known = LIMITS.get((properties.major, properties.minor))
     if not shared:

@@ -1,4 +1,4 @@
-"""Options and constants shared by all launches of Triton kernels."""
+"""Compile options and constants that all launches of Triton kernels share."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if not is_supported(triton.__version__):
     )
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
-"""True if kernels run in Triton's interpreter, as TRITON_INTERPRET said at their first import.
+"""True if kernels run in Triton's interpreter: TRITON_INTERPRET was set at their import.
 
 Every kernel that uses inline assembly, programmatic dependent launch or a bf16 dot product takes
-this as a constant: the interpreter supports neither of the first two and computes the third
-wrongly.
+this as a constant and avoids them if it is True: the interpreter lacks the first two and computes
+bf16 dot products wrongly.
 """
 
 OPTIONS: dict[str, Any] = {"enable_fp_fusion": False}
 """Options passed to every launch and every compilation.
 
-With fusion (FMA) a product is not rounded before it is added. Without it, fp32 arithmetic gives the
-same bits as the interpreter and torch.
+Fusion of multiplications with additions (FMA) is off, because a fused product is not rounded before
+it is added. Without fusion, fp32 arithmetic gives the same bits as the interpreter and torch.
 """
 
 
 def dependent_launch(dependent: bool) -> tuple[bool, dict[str, Any]]:
-    """Return the constant PDL of a kernel and the options of its launch.
+    """Return a kernel's constant PDL and launch options, for a dependent or an ordinary launch.
 
     PDL is programmatic dependent launch; see `kernels.dependent_triton`.
     """

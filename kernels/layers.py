@@ -7,8 +7,8 @@ A layer is attention between two blocks of linears. The methods of a layer are:
     feed_forward  norm, gate and up, activation, down into the residual stream
 
 For few rows the norm is the prologue of the linear that reads it, so that a layer is five launches.
-For more rows it is a launch of its own, since every program of the linear would repeat it. Both
-give the same bits.
+For more rows the norm is a launch of its own, because as a prologue every program of the linear
+would repeat it for all rows. Both ways give the same bits.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class TernaryLayer:
     ffn_norm: Tensor
     down: TernaryWeights
     gemv_rows: int = GEMV_MAX_ROWS
-    """Above this number of rows the norms are launches of their own and the linears use tensor
-    cores."""
+    """Maximum rows for which the linears compute the norms and run without tensor cores. With more
+    rows the norms are launches of their own and the linears use tensor cores."""
 
     def project_in(self, x: Tensor, qkv: Tensor, *, dependent: bool = False) -> None:
         self._linear(x, self.input_norm, self.qkv, qkv, Epilogue.STORE, dependent)
@@ -108,7 +108,7 @@ class TernaryLayer:
         self.project_down(inner, x, dependent=dependent)
 
     def project_down(self, inner: Tensor, x: Tensor, *, dependent: bool = False) -> None:
-        """Compute x += down(inner), where inner is fp32 [rows, ffn] behind the activation."""
+        """Compute x += down(inner), where inner is the activation's result, fp32 [rows, ffn]."""
         self._linear(inner, self.ffn_norm, self.down, x, Epilogue.ADD, dependent)
 
     def _linear(
@@ -224,7 +224,7 @@ def normed_linear(
     epilogue: Epilogue,
     dependent: bool,
 ) -> None:
-    """Apply a linear to norm(x), with the norm fused or launched separately, whichever is cheaper.
+    """Apply a linear to norm(x); the norm is part of that launch or a launch of its own.
 
     A separate launch stores the normed values rounded to the weight's type. The fused norm rounds
     the same values in the same way, so that a row gets the same bits either way.

@@ -1,4 +1,4 @@
-"""Copies of several small tensors to a device at once; each copy costs as much as a launch."""
+"""Copies several small tensors to a device in one transfer, because each costs about a launch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 ALIGNED_BYTES = 16
-"""Alignment in bytes of tensors from torch's allocator, which the kernels are compiled for."""
+"""Alignment in bytes that kernels are compiled for; that of the tensors of torch's allocator."""
 
 
 def move_into(there: Tensor, here: Tensor) -> Tensor:
@@ -21,9 +21,10 @@ def move_into(there: Tensor, here: Tensor) -> Tensor:
 
 
 def one_copy(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Return the same tensors on `device`, in one block of memory, each aligned to ALIGNED_BYTES.
+    """Copy tensors to `device` into one block of memory, each aligned to ALIGNED_BYTES.
 
-    tensors: contiguous, on the CPU, of any type whose element size divides ALIGNED_BYTES.
+    tensors: contiguous, on the CPU, of any type whose element size divides ALIGNED_BYTES. Returns
+    the copies, in the same order.
     """
     parts = [tensor.flatten().view(torch.uint8) for tensor in tensors]
     whole = torch.cat([pad(part, (0, -len(part) % ALIGNED_BYTES)) for part in parts])

@@ -59,7 +59,7 @@ class Processes:
                 yield places[future], future.result()
 
     def close(self) -> None:
-        """End all workers. The caller must not be waiting for an answer."""
+        """End all workers. Must not be called while `answers` waits for an answer."""
         for _ in range(self._jobs):
             if process := self._idle.get():
                 process.close()
@@ -99,7 +99,7 @@ class _Process:
 
     def ask(self, line: str) -> Answer:
         assert self._process.stdin is not None
-        _ = self.greeting  # The greeting precedes every answer.
+        _ = self.greeting  # A worker started anew writes its greeting first; skip it.
         try:
             print(line, file=self._process.stdin, flush=True)
         except BrokenPipeError:

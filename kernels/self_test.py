@@ -1,4 +1,4 @@
-"""One linear with a known result, to find out if kernels compile and run on a device."""
+"""Self-test: runs one linear with a known result, to check that kernels work on a device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from tailrace.kernels.linear.linear_plan import LinearWorkspace
 
 ROWS, INPUTS, OUTPUTS = 3, 512, 256
 LARGEST = 3
-"""Maximum magnitude of the operands: their products and sums are exact in bf16 and fp32."""
+"""Maximum magnitude of the integer operands. They are exact in bf16, and so are all sums of their
+products in fp32, so the result must equal torch's."""
 
 
 def run_self_test(device: torch.device) -> None:

@@ -17,8 +17,8 @@ FP32_HEAD_BYTES = 64 * 1024 * 1024
 def has_fp32_head(vocab: int, hidden: int) -> bool:
     """Return True if a GPU keeps the LM head, the keys and the values as fp32.
 
-    That is so for models of which the head takes at most FP32_HEAD_BYTES; fp32 costs them no
-    noticeable time.
+    That is so for models whose head takes at most FP32_HEAD_BYTES in fp32: for so small a head, the
+    larger type costs no noticeable time.
     """
     return vocab * hidden * 4 <= FP32_HEAD_BYTES
 

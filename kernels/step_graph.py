@@ -1,8 +1,8 @@
-"""Forward passes at fixed addresses: one CUDA graph on a GPU instead of five launches per layer.
+"""Captured forward passes: one CUDA graph on a GPU in place of five launches per layer.
 
 `PrefillGraph` and `ReplayGraph` end with hidden rows. `DrawnStep` also contains the LM head and the
-sampler, and ends with tokens. All use the decoder's buffers, so those of one decoder must run one
-after another. Without a CUDA device the kernels are launched one by one.
+sampler, and ends with tokens. All of them use the decoder's buffers, so graphs of one decoder must
+run one after another. Without a CUDA device the kernels are launched one by one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from tailrace.kernels.step_inputs import PrefillInputs, StepInputs, aligned
 
 Launch = Callable[[], Tensor]
 Capture = Callable[[Launch], Launch]
-"""Function that makes a replay of launches at fixed addresses from the function that launches."""
+"""Function that captures a function's launches and returns a function that replays them. The
+launches read and write the same addresses each time."""
 
 
 class PrefillGraph:
@@ -35,7 +36,7 @@ class PrefillGraph:
         self._run = capture(self._launch)
 
     def __call__(self) -> Tensor:
-        """Run what `inputs` was filled with; return hidden rows as `Decoder.prefill` does."""
+        """Run the prefill that `inputs` was filled with, and return what `Decoder.prefill` does."""
         return self._run()
 
     def _launch(self) -> Tensor:
@@ -47,7 +48,7 @@ class PrefillGraph:
 class ReplayGraph:
     """A step of up to `count` rows of any sequences, of at most `max_length` positions.
 
-    It has the bits of decode steps of the same rows (`Decoder.replay`). before: int32 [draws], the
+    Each row gets the same bits as in a decode step (`Decoder.replay`). before: int32 [draws], the
     tokens that ids below 0 stand for (see `Rows`).
     """
 
@@ -80,8 +81,8 @@ class ReplayGraph:
 class DrawnStep:
     """A step of up to `count` rows of distinct sequences, from token ids to drawn token ids.
 
-    before: int32 [draws], the tokens that ids below 0 stand for (see `Rows`). workspace: the
-    sampler's. No row is longer than `max_length`.
+    before: int32 [draws], the tokens that ids below 0 stand for (see `Rows`). workspace: working
+    memory of the sampler. max_length: maximum length of the rows in tokens.
     """
 
     def __init__(
@@ -100,14 +101,14 @@ class DrawnStep:
         self._max_length = max_length
         self._drawn = torch.zeros(2, aligned(count), dtype=torch.int32, device=decoder.device)
         self.logits = decoder.logits_buffer(count)
-        """fp32 [count, vocab], valid until the decoder's next call."""
+        """Logits of the last run, fp32 [count, vocab], valid until the decoder's next call."""
         self._run = capture(self._launch)
 
     def __call__(self) -> Tensor:
         """Run the step and return int32 [2, count or more]: drawn ids and faults.
 
-        The next run overwrites the result. A fault is what the decoder or the sampler found wrong
-        with a row; its id is then meaningless.
+        The next run overwrites the result. The faults are the FAULT_* bits of the decoder and the
+        sampler. The id of a row with a fault is meaningless.
         """
         return self._run()
 
@@ -126,20 +127,21 @@ class DrawnStep:
 
 
 def capture_for(device: torch.device) -> Capture:
-    """Return how a step is captured on this device: not at all on a CPU."""
+    """Return the capture for this device: a CUDA graph, or plain launches on a CPU."""
     return cuda_graph if device.type == "cuda" else launched
 
 
 def launched(launch: Launch) -> Launch:
-    """Return `launch` itself, which launches kernel after kernel each time."""
+    """Return `launch` itself, so that each run launches the kernels one by one."""
     return launch
 
 
 def cuda_graph(launch: Launch) -> Launch:
-    """Capture the launches in a CUDA graph, after a rehearsal that loads their kernels.
+    """Capture the launches in a CUDA graph, after one ordinary run that loads their kernels.
 
-    The rehearsal has rows of length 0 only, which read and write nothing. `torch.cuda.graph` would
-    collect garbage and empty the allocator's caches for each of some eighty graphs.
+    The inputs of that run are padding rows only, which touch neither the cache nor the tables.
+    `torch.cuda.graph` is not used, because it collects garbage and empties the allocator's caches,
+    and there are some eighty graphs.
     """
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())

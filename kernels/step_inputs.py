@@ -1,4 +1,4 @@
-"""Inputs of captured steps: everything that changes from step to step, sent in one copy."""
+"""Inputs of captured steps: all values that change from step to step, sent in one copy."""
 
 from __future__ import annotations
 
@@ -16,28 +16,30 @@ from tailrace.kernels.sampler.sampler_rows import SamplerRows, settings_of
 from tailrace.kernels.upload_buffer import UploadBuffer
 
 NO_POSITION = -1
-"""Position of a padding row. The row faults, and rows that fault store nothing."""
+"""Position of a padding row. It is invalid, so the row gets a fault and stores nothing."""
 
 _SETTINGS = (
     (torch.float32, 1), (torch.int32, 1), (torch.float32, 1), (torch.float32, 1), (torch.int64, 2),
     (torch.int32, 1),
 )  # fmt: skip
-"""Type of each column of `settings_of`, and its width in int32."""
+"""Type of each column of `settings_of`, and its size in int32 numbers per row."""
 _ROWS = 4
 """Number of columns of `Rows`."""
 _CELLS = 3
-"""Number of columns of changed cells of block tables: an int64 index and a page."""
+"""Number of int32 columns for changed cells of block tables: two for an int64 index, one for a
+page."""
 _MIN_CELLS = 16
-"""Minimum room for changed cells: a prompt of 1,024 tokens, or as many sequences that grow."""
+"""Minimum number of changed cells for which a step's inputs have space: the 16 pages of a prompt of
+1,024 tokens, or one new page for each of 16 sequences."""
 
 
 class StepInputs:
     """Inputs of a step of up to `count` rows, sent to the device in one copy.
 
-    rows: `kernels.decoder.Rows` of `count` rows. settings: the sampler's, without masks and
-    penalties; greedy where none were given. tables: all sequences' block tables, to which a row's
-    `sequences` points; `update` writes the cells that have changed. before: int32 [draws] on the
-    device, the tokens that ids below 0 stand for.
+    rows: `kernels.decoder.Rows` of `count` rows. settings: the sampler's settings per row, without
+    masks and penalties; rows without settings are greedy. tables: the block tables of all
+    sequences, indexed by `rows.sequences`; `update` writes the cells that have changed. before:
+    int32 [draws] on the device, the tokens that ids below 0 stand for.
     """
 
     def __init__(self, count: int, tables: BlockTables, before: Tensor | None = None) -> None:
@@ -65,11 +67,12 @@ class StepInputs:
         samplings: Sequence[Sampling] = (),
         drawn: Sequence[int] = (),
     ) -> None:
-        """Fill in up to `count` rows; padding rows beyond have length 0 and touch no memory.
+        """Fill in up to `count` rows, and send them; the rest become padding rows of length 0.
 
-        `update` must run before the next call, or changed cells are lost. tables: the pages of each
-        sequence, see `BlockTables`. sequences: each row's index into `tables`. samplings, drawn:
-        the settings of each row to draw from, and how many tokens it has drawn so far.
+        Padding rows touch neither the cache nor the tables. `update` must run before the next call,
+        or changed cells are lost. tables: the pages of each sequence, see `BlockTables`. sequences:
+        each row's index into `tables`. samplings: the sampler's settings of each row that draws a
+        token. drawn: the number of tokens that each of these rows has drawn so far.
         """
         slots, cells = self._tables.place(tables, self._room)
         numbers, used = self._buffer.next(), len(ids)
@@ -86,7 +89,7 @@ class StepInputs:
         self._buffer.send()
 
     def update(self) -> None:
-        """Write the changed cells of the block tables; the first launch of a step."""
+        """Write the changed cells of the block tables; must be the first launch of a step."""
         self._tables.put(self._indices, self._pages)
 
     def _rows_of(self, numbers: Tensor) -> Tensor:
@@ -104,13 +107,14 @@ class StepInputs:
 class PrefillInputs:
     """Inputs of a prefill of up to `count` rows in up to `chunks` chunks, sent in one copy.
 
-    rows, chunks: as `Decoder.prefill` takes them, at addresses that never change. Padding rows
+    rows, chunks: arguments of `Decoder.prefill`, at addresses that never change. Padding rows
     belong to no chunk, have no position and store nothing; padding chunks have no rows.
     """
 
     def __init__(self, count: int, chunks: int, tables: BlockTables) -> None:
         self._tables = tables
-        # Per row: id, position, length, sequence. Per chunk: first row, start, sequence.
+        # Columns per row: id, position, length, sequence. Columns per chunk: first row, start,
+        # sequence.
         sizes = [*[aligned(count)] * _ROWS, aligned(chunks + 1), aligned(chunks), aligned(chunks)]
         self._sizes = sizes
         self._room = aligned(_MIN_CELLS)
@@ -129,7 +133,7 @@ class PrefillInputs:
         starts: Sequence[int],
         tables: Sequence[Sequence[int]],
     ) -> None:
-        """Fill in the ids of each chunk, the position of its first, and its sequence's pages.
+        """Fill in each chunk's token ids, the position of the first one, and its sequence's pages.
 
         `update` must run before the next call, or changed cells are lost.
         """
@@ -156,7 +160,7 @@ class PrefillInputs:
         self._buffer.send()
 
     def update(self) -> None:
-        """Write the changed cells of the block tables; the first launch of a prefill."""
+        """Write the changed cells of the block tables; must be the first launch of a prefill."""
         self._tables.put(self._indices, self._pages)
 
     def _columns_of(self, numbers: Tensor) -> Sequence[Tensor]:
@@ -167,19 +171,19 @@ class PrefillInputs:
 
 
 def aligned(count: int) -> int:
-    """Return `count`, rounded up so that the int32 column after it is aligned for the kernels."""
+    """Return `count` rounded up, so that an int32 column after `count` numbers is aligned."""
     return count + -count % (ALIGNED_BYTES // torch.int32.itemsize)
 
 
 def cells_of(numbers: Tensor, room: int) -> tuple[Tensor, Tensor]:
-    """Return views of the indices, int64, and pages, int32, of up to `room` changed cells."""
+    """Return views of `numbers` as the columns of up to `room` changed cells."""
     return numbers[: 2 * room].view(torch.int64), numbers[2 * room :]
 
 
 def write_cells(
     indices: Tensor, pages: Tensor, cells: Sequence[tuple[int, int]], padding: int
 ) -> None:
-    """Write changed cells into the columns of `cells_of`; unused ones write cell `padding`."""
+    """Write changed cells into the columns of `cells_of`; unused entries get index `padding`."""
     indices.fill_(padding)
     if cells:
         indices[: len(cells)] = torch.tensor([index for index, _ in cells])

@@ -1,4 +1,4 @@
-"""Versions of Triton that the kernels are known to run on; imports neither Triton nor torch."""
+"""Versions of Triton that the kernels are known to run on. This file imports no Triton or torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 FIRST_VERSION = (3, 6)
 LAST_VERSION = (3, 7)
-"""First and last minor version that every kernel was compiled with.
+"""Last minor version of Triton that every kernel was compiled with; FIRST_VERSION is the first.
 
 Compiling ahead of time (`kernels.ahead`) relies on how these versions name what they cache.
 """

@@ -1,4 +1,4 @@
-"""A block of numbers at a fixed address on a device, filled on the host and sent in one copy."""
+"""A buffer of numbers at a fixed address on a device, filled on the host and sent in one copy."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 class UploadBuffer:
-    """int32 numbers for a captured graph, with two pinned copies on the host that take turns.
+    """int32 numbers for a captured graph, with two pinned host buffers that are used alternately.
 
-    Two, because the copy of the step before may not have begun when the next step is filled in.
-    there: int32 [size] on the device, at an address that never changes.
+    There are two, because the next step is filled in while the copy of the step before may not have
+    begun. there: int32 [size] on the device, at an address that never changes.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
@@ -23,7 +23,7 @@ class UploadBuffer:
         ]
 
     def next(self) -> Tensor:
-        """Return the host's numbers to fill in; waits only if two copies are still under way."""
+        """Return the host buffer to fill in next; waits while its last copy is still under way."""
         self._here.reverse()
         self._copied.reverse()
         if (copied := self._copied[0]) is not None:
@@ -31,7 +31,7 @@ class UploadBuffer:
         return self._here[0]
 
     def send(self) -> None:
-        """Copy the numbers to the device, in stream order."""
+        """Copy the buffer that was filled in to the device, in stream order."""
         self.there.copy_(self._here[0], non_blocking=True)
         if (copied := self._copied[0]) is not None:
             copied.record()

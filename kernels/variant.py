@@ -1,4 +1,4 @@
-"""One compilation of a kernel: what `make aot` compiles and a GPU runs."""
+"""Variants: kernels with the types and constants with which `make aot` compiles them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Variant:
     kernel: Any
     """The `triton.jit` function."""
     signature: dict[str, str]
-    """Triton type of each run-time argument: `*fp32`, `*i8`, `i32`, …"""
+    """Triton type of each run-time argument by its name: `*fp32`, `*i8`, `i32`, …"""
     constants: dict[str, Any]
     """Value of every `tl.constexpr` argument."""
     divisible: frozenset[str] = frozenset()
-    """Arguments that are multiples of 16: pointers to whole tensors, row sizes."""
+    """Names of the arguments that are multiples of 16: pointers to whole tensors, row sizes."""
     num_warps: int = 4
     num_stages: int = 3
     programs: int = 1
@@ -34,7 +34,8 @@ class Variant:
     bytes_moved: int = 0
     """Minimum bytes that one launch must move to and from memory."""
     step: str | None = None
-    """The part of a decode step that launches it once per layer; None outside of layers."""
+    """Part of a decode step, such as `qkv`, for which a layer launches this kernel once; None if
+    the kernel is not launched by layers."""
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -44,20 +45,20 @@ class Variant:
 
     @property
     def kernel_name(self) -> str:
-        """Name as `module.function`; it works for interpreted kernels, too."""
+        """Name of the kernel as `module.function`, also for interpreted kernels."""
         function = self.kernel.fn
         return f"{function.__module__}.{function.__name__}"
 
     @property
     def dependent(self) -> Variant | None:
-        """The same launch as a dependent one; None if the kernel cannot be one."""
+        """Return the variant of the dependent launch; None if the kernel cannot be launched so."""
         if self.constants.get("PDL") is not False:
             return None
         return replace(self, constants={**self.constants, "PDL": True}, launch_pdl=True)
 
     @property
     def key(self) -> str:
-        """A string that is equal for equal compilations, whatever their names."""
+        """A string that is equal for variants with equal compilations, whatever their names."""
         divisible, options = sorted(self.divisible), sorted(self.options.items())
         launch = self.num_warps, self.num_stages, self.launch_pdl, options
         types, constants = sorted(self.signature.items()), sorted(self.constants.items())
