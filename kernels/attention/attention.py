@@ -1,4 +1,4 @@
-"""Causal attention over a KV cache: the reference implementation, which the CPU also runs.
+"""Causal attention over a KV cache in torch: the reference for kernels, and what CPUs run.
 
 Source: Vaswani et al., Attention Is All You Need, 2017, section 3.2.1; grouped queries after
 Ainslie et al., GQA, 2023. Query head h reads KV head h // (heads / kv_heads).
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def causal_attention(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Attend from the last T of N positions to all positions up to their own.
+    """Compute attention of the last T of N positions over all positions up to their own.
 
     q: fp32 [T, heads, D], the queries of positions N-T .. N-1. keys: fp32 [kv_heads, D, N],
     transposed. values: fp32 [kv_heads, N, D]. Returns fp32 [T, heads * D]. The bits of the result
@@ -31,11 +31,11 @@ def causal_attention(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 
 def row_attention(q: Tensor, keys: Tensor, values: Tensor, scale: Tensor) -> Tensor:
-    """Compute `causal_attention` of one row, unchecked and in its own layout, for decoding.
+    """Compute `causal_attention` of one position, for decoding, without checks.
 
     q: fp32 [kv_heads, heads / kv_heads, D]. keys, values: as in `causal_attention`. scale: fp32 [],
-    D ** -0.5; a tensor, since torch multiplies by a tensor in half the time that it takes for a
-    Python number. Returns fp32 of q's shape.
+    D ** -0.5; it is a tensor, because torch takes twice as long to multiply by a Python number.
+    Returns fp32 of q's shape.
     """
     scores = torch.bmm(q, keys).mul_(scale)
     return torch.bmm(scores.softmax(-1), values)

@@ -2,16 +2,17 @@
 
 For each KV head, a row's pages are divided among at most MAX_SPLITS programs (`splits_triton`); up
 to 2,048 positions that is one page per program. The query heads of a group share what their program
-reads. A program of a dependent launch requests its first page before it waits, so that the page is
-in shared memory when the queries come: positions before the step's own were written by earlier
-chains. The row's own token begins the softmax from registers, so nothing is read that the launch
-itself writes.
+reads. A program of a dependent launch requests its first page before it waits for the launches
+ahead, so that the page is in shared memory when the queries are computed. It may do so because
+positions before the step's own were written by earlier chains of launches. The softmax begins with
+the row's own token, whose key and value are in registers, so a program reads nothing that the same
+launch writes.
 
-Long rows are bound by the bytes in flight: 4.3 TB/s over 132 multiprocessors is 33 bytes per ns
-each, so with a memory latency of 1 us under load a multiprocessor must have 33 KB requested at all
-times. In bf16 with D = 128 a page's keys and values are 32 KB. A program holds them in registers on
-their way to shared memory, and four programs fit on a multiprocessor, so that three keep memory
-busy while one computes.
+The speed for long rows is limited by the bytes in flight: 4.3 TB/s over 132 multiprocessors is 33
+bytes per ns each, so with a memory latency of 1 us under load a multiprocessor must have 33 KB
+requested at all times. In bf16 with D = 128 a page's keys and values are 32 KB. A program loads
+them into registers and then stores them to shared memory. Four programs fit on a multiprocessor, so
+that three keep memory busy while one computes.
 """
 
 # mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
@@ -54,7 +55,8 @@ from tailrace.kernels.shapes import ATTENTION_SHAPES, PAGE_TOKENS, DecoderShape
 from tailrace.kernels.variant import Variant
 
 _PAGE = tl.constexpr(PAGE_TOKENS)
-# Lower than any score, and finite, so that a row with no readable position sees no inf - inf.
+# Initial maximum of the softmax. It is lower than any score but finite, since for a row with no
+# readable position the softmax would compute inf - inf, which is NaN.
 _LOWEST = tl.constexpr(-3.0e38)
 
 
@@ -67,11 +69,11 @@ def _own_token(
 ):  # fmt: skip
     """Start a row: load its queries, DOT [BLOCK_D, ROWS], and begin the softmax with its own token.
 
-    With WRITE the token is rotated here and stored to row `cell` of the cache, otherwise it is read
-    from there. `mine` says whether this program has the token. Its key is placed as number GROUP of
-    the queries, so that the product of the queries with each other contains its scores: thus the
-    order of summation is the same wherever the key comes from. Returns the queries, and what
-    `_attend_tile` returns, for this one position.
+    With WRITE this function rotates the token and stores it to row `cell` of the cache; otherwise
+    it reads the token from there. mine: True if the token belongs to this program's split. The key
+    is placed behind the queries, as their number GROUP. The product of that matrix with itself then
+    contains the scores of the token, and the order of summation is the same with and without WRITE.
+    Returns the queries, and for this one position what `_attend_tile` returns.
     """
     SCALED: tl.constexpr = key_scales_ptr is not None
     KIND: tl.constexpr = keys_ptr.dtype.element_ty
@@ -131,7 +133,8 @@ def _tile(
     inside = (tl.arange(0, BLOCK_D) < D)[None, :]
     known = start + token < end
     cell = (page.to(tl.int64) * KV_HEADS + head) * _PAGE + start % _PAGE
-    # 64-bit offsets make the distances between a thread's rows constants of its loads.
+    # With 64-bit offsets, the distances between the rows that a thread loads become constants in
+    # the load instructions.
     place = (token.to(tl.int64) * D)[:, None] + tl.arange(0, BLOCK_D)[None, :]
     if D == BLOCK_D:
         keys = tl.load(keys_ptr + cell * D + place)
@@ -153,13 +156,13 @@ def _attend_tile(
     q, keys, values, key_scales, value_scales, known, highest, total, mixed, SCALE: tl.constexpr,
     DOT: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Do one step of the online softmax over a tile; `known`, [TILE], marks what counts.
+    """Do one step of the online softmax over a tile of positions.
 
-    Positions are the rows of the products and queries the columns, since tensor cores accept as few
-    as eight columns. highest: fp32 [ROWS], the largest score so far; scores are base-2 logarithms.
-    total: fp32 [TILE, ROWS], the sums of weights so far, kept per row of the tile so that they are
-    summed across threads only once. mixed: fp32 [BLOCK_D, ROWS]. Returns the new highest, total and
-    mixed.
+    In the products the positions are the rows and the queries the columns, since tensor cores
+    accept as few as eight columns. known: [TILE], True for positions that count. highest: fp32
+    [ROWS], the largest score so far; scores are base-2 logarithms. total: fp32 [TILE, ROWS], the
+    sums of weights so far, kept per row of the tile so that they are summed across threads only
+    once. mixed: fp32 [BLOCK_D, ROWS]. Returns the new highest, total and mixed.
     Source: Milakov and Gimelshein, Online normalizer calculation for softmax, 2018.
     """
     if DOT == tl.float32:
@@ -215,14 +218,15 @@ def _decode(
         if WRITE:
             turn = turn_of(last, cos_ptr, sin_ptr, D, BLOCK_D, ROWS)
         elif PDL:
-            # The launch ahead writes this row's keys and values.
+            # Without WRITE, the launch ahead writes this row's own key and value, so wait before
+            # any are read.
             cuda.gdc_wait()
         q = tl.zeros((BLOCK_D, ROWS), tl.float32 if INTERPRETED else DOT)
         highest = tl.full((ROWS,), _LOWEST, tl.float32)
         total = tl.zeros((TILE, ROWS), tl.float32)
         mixed = tl.zeros((BLOCK_D, ROWS), tl.float32)
         for number in tl.range(begin, end, TILE, num_stages=1):
-            # In the interpreter the loop variable is a Python integer.
+            # The loop variable is a Python integer in the interpreter, so it is cast.
             start = tl.cast(number, tl.int32)
             page, strange = page_at(tables_ptr, sequence, max_pages, start // _PAGE, pages, True)
             foreign |= strange
@@ -275,19 +279,19 @@ def decode_attention(
 ) -> None:
     """Attend from every row to positions 0 .. length-1 of its sequence.
 
-    With `write`, this is the decode step: x is fp32 qkv [rows, (heads + 2 kv_heads) * D] of rows of
-    distinct sequences, each the token at position length-1, which is rotated, stored to its page
-    and attended to in this launch. Without `write`, x is fp32 [rows, heads * D], the queries that
-    `rope_write` rotated, and rows may belong to one sequence: n rows of lengths p+1 .. p+n get the
-    bits of n decode steps.
+    With `write`, this launch also rotates each row's token, at position length-1, and stores its
+    key and value, as decode steps need. x is then fp32 qkv [rows, (heads + 2 kv_heads) * D], and
+    the rows belong to distinct sequences. Without `write`, x is fp32 [rows, heads * D], the queries
+    that `rope_write` rotated, and several rows may belong to one sequence: n rows of lengths p+1 ..
+    p+n get the same bits as in n decode steps.
 
     lengths, sequences: int32 [rows]; sequence s has row s of `tables`, int32 [sequences,
     max_pages]. out: fp32 [rows, heads * D]; a row of length 0 gets zeros and no fault, so that a
     batch can be padded. faults: int32 [rows], cleared by the caller; a row whose sequence, length
-    or page is invalid gets a FAULT_* bit and NaN, and other rows are unaffected. max_length: the
-    longest row for which programs are launched. dependent: programmatic dependent launch; lengths,
-    sequences and tables are read while earlier launches run, so no launch of the chain may write
-    them, nor, with `write`, positions before a row's own. Raises TypeError or ValueError.
+    or page is invalid gets a FAULT_* bit and NaN, and other rows are unaffected. max_length:
+    maximum length of a row; a longer row gets a fault. dependent: programmatic dependent launch;
+    lengths, sequences and tables are read while earlier launches run, so no launch of the chain may
+    write them, nor, with `write`, positions before a row's own. Raises TypeError or ValueError.
 
     Moves `cache.token_bytes()` per position, x, out, and the partial results twice: D + 2 fp32
     numbers for every split and head. Source: Dao et al., Flash-Decoding for
@@ -320,7 +324,7 @@ def decode_attention(
 
 
 _MIN_DOT_ROWS = 8
-"""Minimum number of columns of a product on tensor cores."""
+"""Minimum number of columns of a product on tensor cores, padding included."""
 
 
 def decode_plan(
@@ -328,7 +332,8 @@ def decode_plan(
 ) -> tuple[dict[str, Any], dict[str, int]]:
     """Return (constants, launch options), which depend only on the heads and the cache's type."""
     constants = softmax_plan(heads, kv_heads, head_dim, dtype)
-    # tensor cores do not take fp32, so the operands stay in registers
+    # In fp32 the products are not done by tensor cores, so the operands stay in registers and tiles
+    # are small.
     plain = dtype == torch.float32
     warps = 4 if constants["BLOCK_D"] <= 128 else 8
     constants |= {
@@ -343,7 +348,7 @@ SHAPES = ATTENTION_SHAPES
 
 
 def variants(shape: DecoderShape) -> Iterator[Variant]:
-    """Yield a decode step, and rows of one sequence after `rope_write`, at one page."""
+    """Yield the variants with and without `write`; bytes moved are those of one page."""
     for dtype in served_caches(shape):
         constants, options = decode_plan(shape.heads, shape.kv_heads, shape.head_dim, dtype)
         for write, dependent in product((True, False), dependent_too(shape)):

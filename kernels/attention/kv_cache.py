@@ -13,17 +13,18 @@ from tailrace.kernels.shapes import PAGE_TOKENS
 FP8_VALUES = torch.arange(256, dtype=torch.uint8).view(FP8).float()
 """The number that each byte of fp8 (e4m3) stands for, NaN included."""
 Place = Tensor | int
-"""A sequence's pages: their ids, int64 [n], or the first id if the pages are consecutive."""
+"""The pages of a sequence: their ids as int64 [n], or only the first id if they are consecutive."""
 
 
 class KvCache:
     """Paged keys and values: fp32 [layers, 2 * kv_heads, pages, PAGE_TOKENS, D], keys first.
 
     Position t of a sequence is in page `pages[t // PAGE_TOKENS]` of its block table. The memory is
-    not initialised, because positions that were never written are never read; so unused pages take
-    no memory. in_place: consecutive pages are read in place, otherwise they are copied like others.
-    dtype: fp32, or int8 or fp8 with an fp32 scale per token and head as in `PagedKv`; those are
-    always read through an fp32 copy. Raises ValueError for sizes below 1.
+    not initialised, because positions that were never written are never read. So the operating
+    system allocates memory only for pages that are used. in_place: True to read consecutive pages
+    in place; all other pages are copied before they are read. dtype: fp32, or int8 or fp8 with an
+    fp32 scale per token and head as in `PagedKv`; int8 and fp8 are always converted to an fp32 copy
+    before they are read. Raises ValueError for sizes below 1.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class KvCache:
         self.kv_heads = kv_heads
         self.head_dim = head_dim
         self.dtype = dtype
-        # torch cannot copy fp8, so it copies bytes.
+        # torch has no copy operations for fp8, so fp8 is stored as bytes.
         held = torch.uint8 if dtype == FP8 else dtype
         places = layers, 2 * kv_heads, pages * PAGE_TOKENS
         self._positions = torch.empty(*places, head_dim, dtype=held).unbind()
@@ -54,11 +55,11 @@ class KvCache:
 
     @staticmethod
     def slots(pages: Sequence[int], positions: range) -> list[int]:
-        """Return the slots of a sequence's positions, as `write` takes them."""
+        """Return the slots in the cache of a sequence's positions, to pass to `write`."""
         return [pages[t // PAGE_TOKENS] * PAGE_TOKENS + t % PAGE_TOKENS for t in positions]
 
     def place(self, pages: Sequence[int]) -> Place:
-        """Return the pages that a sequence reads.
+        """Return a sequence's pages in the form that `read` takes.
 
         Raises ValueError for a page outside the cache.
         """
@@ -92,17 +93,17 @@ class KvCache:
             source, start = self._pages[layer].index_select(1, place), 0
         start += int(source.storage_offset())
         per_head = source.numel() // (2 * heads)
-        # as_strided makes one view each; slicing by head and position and transposing would make
-        # six.
+        # as_strided makes each result as one view. Slicing by head and by position and transposing
+        # would make six views in all.
         keys = source.as_strided((heads, size, length), (per_head, 1, size), start)
         start += heads * per_head
         return keys, source.as_strided((heads, length, size), (per_head, size, 1), start)
 
     def _unscaled(self, layer: int, pages: Tensor) -> Tensor:
-        """Return the scaled values of these pages, fp32 [2 * kv_heads, positions, head_dim]."""
+        """Dequantise these pages and return them as fp32 [2 * kv_heads, positions, head_dim]."""
         stored = self._pages[layer].index_select(1, pages)
         if self.dtype == FP8:
-            # A lookup is six times as fast as torch's conversion.
+            # A lookup in a table is six times as fast as torch's conversion from fp8.
             real = FP8_VALUES.index_select(0, stored.view(-1).int())
         else:
             real = stored.float()

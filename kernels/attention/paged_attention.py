@@ -10,12 +10,14 @@ from tailrace.kernels.checks import check_tensor
 from tailrace.kernels.shapes import PAGE_TOKENS
 
 MAX_SPLITS = 32
-"""Maximum number of decode attention programs among which a row's pages are divided equally."""
+"""Maximum number of decode attention programs among which a row's pages are divided, per KV
+head."""
 
 FAULT_SEQUENCE = 1
-"""Fault bit: the row's sequence is not a row of the block tables."""
+"""Fault bit: the row's sequence is not a valid index into the block tables."""
 FAULT_POSITION = 2
-"""Fault bit: position or length exceeds the block table, the rotary table or the launch."""
+"""Fault bit: the row's position or length is negative, or larger than the block table, the rotary
+table or the launch allow."""
 FAULT_PAGE = 4
 """Fault bit: a page that the row needs is outside the cache."""
 
@@ -25,8 +27,8 @@ def paged_attention(
 ) -> Tensor:
     """Attend from every row to positions 0 .. length-1 of its sequence.
 
-    q: fp32 [rows, heads * D], after RoPE. lengths, sequences: int32 [rows]; a row's sequence is its
-    row of `tables`, int32 [sequences, max_pages], which rows may share. Returns fp32
+    q: fp32 [rows, heads * D], after RoPE. lengths, sequences: int32 [rows]; a row's sequence is an
+    index into `tables`, int32 [sequences, max_pages]; several rows may have the same. Returns fp32
     [rows, heads * D]: zeros for length 0, and NaN for a row with faults (`row_faults`).
     Raises TypeError or ValueError.
 
@@ -49,7 +51,7 @@ def paged_attention(
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Attend from one row, fp32 [heads * D], to keys and values [length, kv_heads, D]."""
+    """Compute attention of one row, [heads * D], over keys and values [length, kv_heads, D]."""
     _, kv_heads, head_dim = keys.shape
     grouped = q.view(kv_heads, -1, head_dim)
     scores = torch.einsum("hgd,thd->hgt", grouped, keys) * head_dim**-0.5

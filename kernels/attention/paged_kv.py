@@ -141,16 +141,17 @@ class PagedKv:
 
 
 def quantise_heads(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Quantise fp32 x [..., D] as a cache of `dtype` stores it; return it with fp32 scales [...].
+    """Quantise fp32 x [..., D] to a cache's `dtype`; return the result and fp32 scales [...].
 
-    int8 and fp8 spread the largest value of a head over their range: stored * scale is about x. A
-    head with NaN or infinite values gets a NaN scale, so that the fault shows wherever it is read.
-    Plain types are rounded to nearest, ties to even, and their scales are 1.
+    For int8 and fp8 each head gets a scale with which its largest magnitude becomes the largest
+    number of the type: stored * scale is about x. A head with NaN or infinite values gets a NaN
+    scale, so that every result that depends on it is NaN. For other types values are rounded to
+    nearest, ties to even, and the scales are 1.
     """
     if dtype not in SCALED_DTYPES:
         return x.to(dtype), torch.ones_like(x[..., 0])
     largest = x.abs().amax(-1, keepdim=True)
-    # The products are in the same order as in the kernels' int8_factor.
+    # Multiply in the same order as the kernels' `int8_factor`, so that the bits are the same.
     factor = torch.reciprocal(largest.clamp(min=MIN_ABSMAX)) * float(INT8_MAX)
     if dtype == FP8:
         factor *= FP8_MAX / INT8_MAX

@@ -1,10 +1,11 @@
-"""Prefill attention: chunks of several sequences at once, each over the pages written so far.
+"""Prefill attention: chunks of several sequences, each over its sequence's pages so far.
 
 One program computes BLOCK_M positions of one query head, starting at a multiple of BLOCK_M, and
-reads all pages up to them; the heads of a group find each other's pages in the L2 cache. A row's
-sums run over tiles at absolute positions, so neither the batch nor the ends of chunks change its
-bits. From 512 positions on the tensor cores are the bound, not memory: 4 * D operations for each
-score in the causal half; tiles beyond it are left out.
+reads all pages up to these positions. The programs of the heads of a group read the same pages, so
+most reads are served by the L2 cache. A row's sums run over tiles at absolute positions, so neither
+the batch nor the ends of chunks change its bits. From 512 positions on, the tensor cores limit the
+speed, not memory: each score in the causal half costs 4 * D operations. Tiles in the other half are
+not computed.
 """
 
 # mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
@@ -47,7 +48,7 @@ def _attend_range(
     D: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr, SCALE: tl.constexpr,
     DOT: tl.constexpr, MASKED: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Run the online softmax over positions begin .. end-1; MASKED unless all rows see them."""
+    """Run the online softmax over positions begin .. end-1; MASKED if not all rows see them all."""
     for first in tl.range(begin, end, TILE, num_stages=STAGES):
         # In the interpreter the loop variable is a Python integer.
         start = tl.cast(first, tl.int32)
@@ -78,9 +79,10 @@ def _prefill(
     start = tl.load(starts_ptr + chunk)
     sequence = tl.load(sequences_ptr + chunk)
     tokens = after - first_row
-    # A chunk with an invalid start still needs its rows, to mark their faults.
+    # If a chunk's start is invalid, clamp it: the rows still have to be found, to mark their
+    # faults.
     begin = tl.minimum(tl.maximum(start, 0), _FAR)
-    # The programs of the last positions take longest, so they start first.
+    # Programs of later positions read more pages and take longer, so they start first.
     block = begin // BLOCK_M + tl.num_programs(0) - 1 - tl.program_id(0)
     position = block * BLOCK_M + tl.arange(0, BLOCK_M)
     row = first_row + position - begin
@@ -135,9 +137,9 @@ def prefill_attention(
     from position starts[c] on. first_rows: int32 [chunks + 1], ascending from 0 to rows. starts,
     sequences: int32 [chunks]. tables: int32 [sequences, max_pages]. out: fp32 [rows, heads * D].
     faults: int32 [rows], cleared by the caller; rows whose chunk or pages are invalid get a FAULT_*
-    bit and NaN, as do rows in the same block of BLOCK_M positions. max_tokens: the longest chunk
-    for which programs are launched; the first rows of a longer one are marked as faults. Raises
-    TypeError or ValueError.
+    bit and NaN, as do rows in the same block of BLOCK_M positions. max_tokens: the maximum number
+    of rows of a chunk; the rows of a longer chunk that get a program are marked as faults, the
+    others are not computed. Raises TypeError or ValueError.
 
     Moves q and out, and `cache.token_bytes()` per position of each chunk's sequence; computes 4 *
     heads * D operations for each row and position. Source: Dao, FlashAttention-2, 2023.
@@ -158,7 +160,7 @@ def prefill_attention(
     if rows == 0 or chunks == 0 or max_tokens == 0:
         return
     constants, options = prefill_plan(heads, cache.kv_heads, cache.head_dim, cache.keys.dtype)
-    # A chunk that begins inside a block ends in one block more.
+    # One block more, because a chunk that begins inside a block can end in an additional one.
     blocks = -(-max_tokens // constants["BLOCK_M"]) + 1
     _prefill[(blocks, heads, chunks)](
         q, first_rows, starts, sequences, cache.keys, cache.values, cache.key_scales,
@@ -172,12 +174,12 @@ def prefill_plan(
 ) -> tuple[dict[str, Any], dict[str, int]]:
     """Return (constants, launch options), which depend only on the heads and the cache's type.
 
-    A block is a page, the size of the chunks that prompts come in: no row of it is masked away. Its
-    64 rows are what four warps feed the tensor cores in bf16. fp32, which tensor cores do not
-    multiply exactly, has small blocks. Heads above D = 128 (64 in fp32) take half as many
-    positions and twice the warps, since a thread has 255 registers; with scales they take half the
-    rows and four warps. TILE divides BLOCK_M, so that tiles before a block's first position need no
-    mask.
+    In bf16 a block is a page. The engine divides prompts into chunks of that size, so no row of a
+    block is wasted. Its 64 rows are the height of one product of four warps on the tensor cores. In
+    fp32, which tensor cores do not multiply exactly, blocks are small. For heads above D = 128 (64
+    in fp32) tiles have half as many positions, since a thread has only 255 registers; bf16 uses
+    twice the warps, and int8 and fp8 half the rows. TILE divides BLOCK_M, so that tiles before a
+    block's first position need no mask.
     """
     constants = softmax_plan(heads, kv_heads, head_dim, dtype)
     wide = head_dim > 128
@@ -194,7 +196,7 @@ SHAPES = ATTENTION_SHAPES
 
 
 def variants(shape: DecoderShape) -> Iterator[Variant]:
-    """Yield the attention of chunks of prompts."""
+    """Yield prefill attention for every cache type that is served."""
     for dtype in served_caches(shape):
         constants, options = prefill_plan(shape.heads, shape.kv_heads, shape.head_dim, dtype)
         signature, none = signature_of(_prefill, dtype, absent_pointers(shape, dtype))

@@ -20,7 +20,7 @@ from tailrace.kernels.rows.norm import order_free_rms_norm
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotation, and norm if any, of a layer's query and key heads before attention.
+    """Rotation of a layer's query and key heads, after a norm of each head if the model has one.
 
     cos, sin: fp32 [context, D], from `rope_table`. q_norm, k_norm: fp32 [D], the weights of an
     RMSNorm of every head before its rotation (Qwen3), or both None. eps is above 0. Raises
@@ -46,10 +46,11 @@ class Rope:
         check_same_device(cos=self.cos, sin=self.sin, q_norm=self.q_norm, k_norm=self.k_norm)
 
     def turn(self, heads: Tensor, positions: Tensor, weight: Tensor | None) -> Tensor:
-        """Norm fp32 [T, heads, D] if there is a weight, then rotate to integer positions [T].
+        """Norm heads, fp32 [T, heads, D], if `weight` is given; then rotate to positions [T].
 
-        This is what every kernel computes, bit for bit: two products, each rounded, and their sum.
-        `apply_rope` may fuse one product with the sum, as torch does on some processors.
+        The result has the same bits as that of every kernel: two products, each rounded, and their
+        sum. `apply_rope` is no reference for them, since on some processors torch fuses one product
+        with the sum.
         """
         normed = heads if weight is None else order_free_rms_norm(heads, weight, self.eps)
         swapped = normed.roll(heads.shape[-1] // 2, -1)
@@ -64,8 +65,8 @@ def rope_table(
 
     Returns (cos, sin), both fp32 [positions, head_dim]. Columns d and d + head_dim/2 rotate by the
     angle position * frequency d of `rope_frequencies`; both include YaRN's attention factor. The
-    first half of sin is negated, so that `apply_rope` swaps the halves and never negates. Raises
-    ValueError for an odd head_dim.
+    first half of sin is negated, so that a rotation swaps the halves of a head without a negation.
+    Raises ValueError for an odd head_dim.
 
     Source: Su et al., RoFormer, 2021.
     """
@@ -77,7 +78,7 @@ def rope_table(
 
 
 def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None = None) -> Tensor:
-    """Return the radians per position of every pair of dimensions, fp32 [head_dim / 2].
+    """Return the frequency of each pair of dimensions in radians per position, fp32 [head_dim / 2].
 
     They are theta ** (-2d / head_dim), then scaled. The operations and their order are those of
     transformers, so that the tables are equal. Raises ValueError for an odd head_dim.

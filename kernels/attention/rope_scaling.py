@@ -1,6 +1,6 @@
-"""Scalings that stretch rotary embeddings beyond the context of the training; no torch.
+"""Scalings of rotary embeddings for contexts longer than in training. This file needs no torch.
 
-`rope.rope_table` applies them. Every constructor raises ValueError that names the argument.
+`rope.rope_table` applies them. Every constructor raises a ValueError that names the wrong argument.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LinearScaling:
-    """Divide every position by `factor`.
+    """Linear scaling: divides every position by `factor`.
 
     Source: Chen et al., Extending Context Window of Large Language Models via Positional
     Interpolation, 2023.
@@ -25,7 +25,7 @@ class LinearScaling:
 
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling:
-    """Divide slow frequencies by `factor`, keep fast ones and blend those between.
+    """Llama 3's scaling: divides slow frequencies by `factor`, keeps fast ones, blends the others.
 
     A frequency is slow if it makes fewer than `low_turns` turns in `original_context` tokens, and
     fast if it makes more than `high_turns`.
@@ -48,7 +48,7 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True)
 class YarnScaling:
-    """Keep fast frequencies, divide slow ones by `factor`, with a ramp between the two.
+    """YaRN: keeps fast frequencies, divides slow ones by `factor`, with a ramp between the two.
 
     A frequency is fast if it makes more than `fast_turns` turns in `original_context` tokens, and
     slow if it makes fewer than `slow_turns`. `truncate` rounds the ends of the ramp to whole
@@ -72,7 +72,7 @@ class YarnScaling:
         _check_above("fast_turns", self.fast_turns, self.slow_turns)
 
     def ramp(self, head_dim: int, theta: float) -> tuple[float, float]:
-        """Return the first and last pair of dimensions of the ramp between fast and slow."""
+        """Return the indices of the dimension pairs where the ramp begins and ends."""
         first, last = (
             head_dim
             * math.log(self.original_context / (turns * 2 * math.pi))
@@ -82,7 +82,8 @@ class YarnScaling:
         if self.truncate:
             first, last = math.floor(first), math.ceil(last)
         first, last = max(first, 0), min(last, head_dim - 1)
-        return first, last + 0.001 if first == last else last  # the ramp must not be empty
+        # The ends must differ, since `rope_frequencies` divides by their distance.
+        return first, last + 0.001 if first == last else last
 
 
 RopeScaling = LinearScaling | Llama3Scaling | YarnScaling
@@ -93,8 +94,8 @@ def yarn_attention_factor(
 ) -> float:
     """Return YaRN's attention factor for a checkpoint that does not state it.
 
-    That is 0.1 ln(factor) + 1, as in the paper; with both mscale weights it is their ratio, as in
-    DeepSeek's models.
+    Without mscale weights it is 0.1 ln(factor) + 1, as in the paper. With both weights it is the
+    ratio of 0.1 mscale ln(factor) + 1 to the same with mscale_all_dim, as in DeepSeek's models.
     """
 
     def magnitude(weight: float) -> float:

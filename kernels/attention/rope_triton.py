@@ -1,8 +1,9 @@
-"""RoPE of queries and keys, and the store of keys and values to their page, in one launch.
+"""RoPE of queries and keys, and storing keys and values to their pages, in one launch.
 
-Decode attention does the same for a row's own token with the device functions below, so that both
-paths store and attend with the same bits. All arithmetic is element-wise, except the norm of a
-head, whose sum does not depend on order, and the largest value of a quantised head.
+Decode attention rotates and stores a row's own token with the device functions below, so that both
+paths store the same bits and attend with them. All arithmetic is element-wise, with two exceptions
+that do not depend on the order either: the exact sum in the norm of a head, and the largest value
+of a quantised head.
 """
 
 # mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
@@ -57,9 +58,10 @@ _E4M3_MIN_NORMAL = tl.constexpr(2.0**-6)
 
 @triton.jit
 def turn_of(position, cos_ptr, sin_ptr, D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr):
-    """Load the factors that rotate heads to `position`: cos and sin, fp32 [ROWS, BLOCK_D].
+    """Load a position's rotation factors from the tables cos and sin: two fp32 [ROWS, BLOCK_D].
 
-    All rows are equal, so that every thread has its factors before it waits for earlier launches.
+    The same factors are loaded into every row, so that no thread has to get them from another one
+    after the wait for earlier launches.
     """
     columns = tl.arange(0, BLOCK_D)[None, :] + tl.zeros((ROWS, 1), tl.int32)
     angle = position.to(tl.int64) * D + columns
@@ -74,8 +76,8 @@ def turned_heads(
 ):  # fmt: skip
     """Load heads of D elements at x_ptr, norm them if q_norm_ptr is not None, and rotate them.
 
-    heads: int32 [ROWS]; `live` marks those to load and `keys` those that are keys. turn: from
-    `turn_of`. Returns fp32 [ROWS, BLOCK_D], 0 where not live.
+    heads: int32 [ROWS], indices of heads. live: [ROWS], True for heads to load. keys: [ROWS], True
+    for key heads. turn: the result of `turn_of`. Returns fp32 [ROWS, BLOCK_D], 0 where not live.
     """
     columns = tl.arange(0, BLOCK_D)[None, :]
     partners = tl.where(columns < D // 2, columns + D // 2, columns - D // 2)
@@ -101,7 +103,7 @@ def _weight(q_norm_ptr, k_norm_ptr, keys, columns, inside):
 
 @triton.jit
 def cells_of(x, KIND: tl.constexpr, SCALED: tl.constexpr, INTERPRETED: tl.constexpr):
-    """Quantise fp32 heads [ROWS, BLOCK_D] for a cache of KIND; also return their scales [ROWS]."""
+    """Convert fp32 heads [ROWS, BLOCK_D] to a cache's type KIND; return them and scales [ROWS]."""
     if SCALED:
         factor = int8_factor(x)
         if KIND == tl.int8:
@@ -119,7 +121,7 @@ def cells_of(x, KIND: tl.constexpr, SCALED: tl.constexpr, INTERPRETED: tl.conste
 
 @triton.jit
 def store_cells(cells, scale, live, cells_ptr, scales_ptr, cell, D: tl.constexpr):
-    """Store the one live row of the cells from `cells_of` as row `cell`, int64, of a cache."""
+    """Store the only live row of a result of `cells_of` as row `cell`, int64, of a cache."""
     columns = tl.arange(0, cells.shape[1])[None, :]
     mask = live[:, None] & (columns < D)
     tl.store(cells_ptr + cell * D + columns + tl.zeros_like(mask).to(tl.int32), cells, mask=mask)
@@ -129,7 +131,7 @@ def store_cells(cells, scale, live, cells_ptr, scales_ptr, cell, D: tl.constexpr
 
 @triton.jit
 def _round_to_e4m3(x):
-    """Round |x| <= 448 to nearest, ties to even; the interpreter's own conversion does not."""
+    """Round |x| <= 448 to e4m3, ties to even; the interpreter's conversion does not do that."""
     bits = x.to(tl.int32, bitcast=True)
     normal = (bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000
     small = (x + _E4M3_ROUND) - _E4M3_ROUND
@@ -138,7 +140,7 @@ def _round_to_e4m3(x):
 
 @triton.jit
 def row_fault(sequence, sequences, number, lowest, highest):
-    """Return the fault bits of a row whose position or length must be in lowest .. highest."""
+    """Return a row's fault bits; its position or length is `number`, in lowest .. highest."""
     outside = (number < lowest) | (number > highest)
     unknown = (sequence < 0) | (sequence >= sequences)
     return tl.where(outside, _FAULT_POSITION, 0) | tl.where(unknown, _FAULT_SEQUENCE, 0)
@@ -146,10 +148,10 @@ def row_fault(sequence, sequences, number, lowest, highest):
 
 @triton.jit
 def page_at(tables_ptr, sequence, max_pages, index, pages, wanted):
-    """Return entry `index` of a sequence's block table, if `wanted`, as (page id, fault bits).
+    """Read entry `index` of a sequence's block table if `wanted`; return (page id, fault bits).
 
-    A page outside the cache is returned as page 0, which can be read; its fault makes the result
-    NaN.
+    If the entry is no page of the cache, the function returns page 0, which can be read safely, and
+    a fault, for which the caller makes the row's result NaN.
     """
     entry = tables_ptr + sequence.to(tl.int64) * max_pages + index
     page = tl.load(entry, mask=wanted, other=0)
@@ -162,10 +164,10 @@ def own_heads(
     x_ptr, head, turn, q_norm_ptr, k_norm_ptr, eps, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
     D: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Load one KV head of the row at x_ptr: its group's queries, its key and its value.
+    """Load and rotate the queries and the key of one KV head of the row at x_ptr; load its value.
 
-    Returns the queries and, as row GROUP, the key, rotated, fp32 [ROWS, BLOCK_D], and the value,
-    fp32 [1, BLOCK_D].
+    Returns fp32 [ROWS, BLOCK_D], whose first GROUP rows are the group's queries and whose row GROUP
+    is the key, and the value, fp32 [1, BLOCK_D].
     """
     member = tl.arange(0, ROWS)
     is_key = member == GROUP
@@ -200,7 +202,8 @@ def _rope_write(
     target = row.to(tl.int64) * (HEADS * D) + (head * GROUP + member)[:, None] * D + columns
     is_query = (member < GROUP)[:, None] & (columns < D)
     if fault != 0:
-        # Attention reads the queries of every row, so none may be left as the memory was.
+        # Attention reads the queries of every row, also of those with faults, so they must not be
+        # left uninitialised.
         tl.store(q_out_ptr + target, tl.zeros((ROWS, BLOCK_D), tl.float32), mask=is_query)
         tl.atomic_or(faults_ptr + row, fault)
     else:
@@ -233,11 +236,12 @@ def rope_write(
 ) -> None:
     """Rotate the queries of every row, and rotate, quantise and store its key and value.
 
-    qkv: fp32 [rows, (heads + 2 kv_heads) * D]. positions, sequences: int32 [rows], a row's position
-    in its sequence and its row of `tables`, int32 [sequences, max_pages]. q_out: fp32 [rows, heads
-    * D]. faults: int32 [rows], cleared by the caller; a row whose sequence, position or page is
-    invalid gets a FAULT_* bit and queries of 0, and is not stored. No two rows may have the same
-    sequence and position. dependent: programmatic dependent launch. Raises TypeError or ValueError.
+    qkv: fp32 [rows, (heads + 2 kv_heads) * D]. positions: int32 [rows], a row's position in its
+    sequence. sequences: int32 [rows], its index into `tables`, int32 [sequences, max_pages]. q_out:
+    fp32 [rows, heads * D]. faults: int32 [rows], cleared by the caller; a row whose sequence,
+    position or page is invalid gets a FAULT_* bit and queries of 0, and is not stored. No two rows
+    may have the same sequence and position. dependent: programmatic dependent launch. Raises
+    TypeError or ValueError.
 
     Moves `qkv` and `q_out` once, and `cache.token_bytes()` per row. Source: Su et al., RoFormer,
     2021; rotate-half as in Llama.
@@ -273,7 +277,7 @@ _WARPS = 4
 
 
 def plan(heads: int, kv_heads: int, head_dim: int) -> dict[str, Any]:
-    """Return the constants of a launch, from the shape of the heads alone."""
+    """Return the constants of a launch, which depend only on the number and size of the heads."""
     group = heads // kv_heads
     return {
         "HEADS": heads,
@@ -305,23 +309,24 @@ _INTEGERS = {
     *("counters", "faults", "first_rows", "lengths"),
     *("positions", "sequences", "starts", "tables"),
 }
-"""Pointers to int32; all others, except the cache's, point to fp32."""
+"""Names of the arguments that point to int32. All others, except the cache's, point to fp32."""
 
 
 SHAPES = ATTENTION_SHAPES
-"""Shapes for which variants are compiled, here and in attention."""
+"""Shapes for which the variants of this file are compiled."""
 
 
 def dependent_too(shape: DecoderShape) -> tuple[bool, ...]:
-    """Return the kinds of launches to compile: dependent ones for models of whole steps."""
+    """Return the values of `dependent` to compile: also True for shapes of real models."""
     return (False, True) if shape in REAL_SHAPES else (False,)
 
 
 def served_caches(shape: DecoderShape) -> tuple[torch.dtype, ...]:
     """Return the cache types that a model is compiled for ahead of time.
 
-    These are bf16, fp32 for models small enough to be served in it, and every type that an origin
-    can be set to for one model, one with norms of heads, and one with the largest heads.
+    Every model has bf16, and models small enough to be served in fp32 have fp32. The other types
+    that an origin can be set to are compiled for three models only: an ordinary one, one with norms
+    of heads, and one with the largest heads.
     """
     others = {
         DEMO: (torch.float32,),
@@ -335,9 +340,10 @@ def served_caches(shape: DecoderShape) -> tuple[torch.dtype, ...]:
 def signature_of(
     kernel: Any, dtype: torch.dtype, absent: set[str]
 ) -> tuple[dict[str, str], dict[str, None]]:
-    """Return Triton's types of a kernel's run-time arguments, and None for absent pointers.
+    """Return Triton's type of each run-time argument, and a constant None for each absent pointer.
 
-    Names decide: pointers end in `_ptr`, `eps` is fp32 and all other numbers are int32.
+    The types follow from the arguments' names: pointers end with `_ptr`, `eps` is fp32, and all
+    other numbers are int32.
     """
     signature: dict[str, str] = {}
     for name in kernel.arg_names:
@@ -356,13 +362,13 @@ def signature_of(
 
 
 def absent_pointers(shape: DecoderShape, dtype: torch.dtype) -> set[str]:
-    """Return the pointers that a launch with RoPE lacks: weights of norms, scales of the cache."""
+    """Return the names of pointers that a launch for this model and cache type does not have."""
     norms = set() if shape.family is Family.QWEN3 else {"q_norm", "k_norm"}
     return norms | (set() if dtype in SCALED_DTYPES else {"key_scales", "value_scales"})
 
 
 def variants(shape: DecoderShape) -> Iterator[Variant]:
-    """Yield the launch before prefill, and before decode of several rows of one sequence."""
+    """Yield the variants; they run before prefill attention, and before decode without `write`."""
     for dtype in served_caches(shape):
         signature, none = signature_of(_rope_write, dtype, absent_pointers(shape, dtype))
         row_bytes = 4 * (2 * shape.queries + 2 * shape.keys)

@@ -1,4 +1,4 @@
-"""The online softmax of prefill over tiles of a paged cache, and parts that decode shares."""
+"""The online softmax of prefill over tiles of a paged cache, and functions shared with decode."""
 
 # mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -16,8 +16,8 @@ from tailrace.kernels.launch import INTERPRETED, next_power_of_2
 from tailrace.kernels.rows.rounding_triton import rounded
 
 DOT_TYPES = {torch.float32: tl.float32}
-"""Types in which products are computed; for all other caches bf16, which holds their numbers
-exactly."""
+"""Type of the operands of products by the cache's type. For all types that are not listed it is
+bf16, which can hold their numbers exactly."""
 
 
 @triton.jit
@@ -27,14 +27,14 @@ def attend_tile(
     D: tl.constexpr, TILE: tl.constexpr, DOT: tl.constexpr, MASKED: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Do one step of the online softmax, over TILE rows of the cache from row `cell`, int64, on.
+    """Do one step of the online softmax over a tile: the cache's rows `cell` .. `cell` + TILE - 1.
 
-    q: DOT [ROWS, BLOCK_D]. known: [TILE], the positions to read. live: the scores that count, of a
-    shape that broadcasts to [ROWS, TILE]. If not MASKED, all positions are read and count. highest:
-    fp32 [ROWS], the largest score so far; scores are base-2 logarithms. total: fp32 [ROWS, TILE],
-    the sums of weights so far, kept per column so that they are summed across threads only once.
-    mixed: fp32 [ROWS, BLOCK_D]. Returns the new highest, total and mixed. Source: Milakov and
-    Gimelshein, Online normalizer calculation for softmax, 2018.
+    q: DOT [ROWS, BLOCK_D]. known: [TILE], True for positions to read. live: True for scores that
+    count; its shape broadcasts to [ROWS, TILE]. If not MASKED, both are ignored: all positions are
+    read and count. highest: fp32 [ROWS], the largest score so far; scores are base-2 logarithms.
+    total: fp32 [ROWS, TILE], the sums of weights so far, kept per column so that they are summed
+    across threads only once. mixed: fp32 [ROWS, BLOCK_D]. Returns the new highest, total and mixed.
+    Source: Milakov and Gimelshein, Online normalizer calculation for softmax, 2018.
     """
     token = tl.arange(0, TILE)
     columns = tl.arange(0, q.shape[1])
@@ -71,7 +71,7 @@ def _cells(pointers, mask, MASKED: tl.constexpr):
 
 @triton.jit
 def operand(cells, DOT: tl.constexpr, INTERPRETED: tl.constexpr):
-    """Convert cells of a cache to the operand type of a product; DOT holds all of them exactly."""
+    """Convert numbers of a cache to DOT, the type of a product's operands; this rounds nothing."""
     if INTERPRETED:
         return cells.to(tl.float32)
     else:
@@ -80,7 +80,7 @@ def operand(cells, DOT: tl.constexpr, INTERPRETED: tl.constexpr):
 
 @triton.jit
 def pinned(x, INTERPRETED: tl.constexpr):
-    """Keep x in its layout, so that no product that uses it recomputes it in another one."""
+    """Return x, and keep the compiler from computing it again in another layout for a product."""
     if INTERPRETED:
         return x
     else:

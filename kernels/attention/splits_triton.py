@@ -20,7 +20,7 @@ from tailrace.kernels.shapes import PAGE_TOKENS
 
 _PAGE = tl.constexpr(PAGE_TOKENS)
 _MAX_SPLITS = tl.constexpr(MAX_SPLITS)
-# Number of partial results that are loaded at once.
+# Number of partial results that a thread loads at once when it merges them.
 _MERGED = tl.constexpr(8)
 
 
@@ -28,9 +28,9 @@ class DecodeWorkspace:
     """Buffers for the partial results of a launch; only one launch at a time may use them.
 
     They serve up to `rows` rows of up to `max_length` positions. Each row and KV head has a slot
-    for every split: mixed, fp32 [slots * group * D], and sums, fp32 [slots * 2 * group], hold its
-    heads' values, highest scores and sums of weights. counters, int32 [rows * kv_heads], are 0
-    between launches.
+    for every split. mixed: fp32 [slots * group * D], the weighted sums of values of the group's
+    query heads. sums: fp32 [slots * 2 * group], their highest scores, then their sums of weights.
+    counters: int32 [rows * kv_heads], the positions of finished splits; 0 between launches.
     """
 
     def __init__(
@@ -61,13 +61,13 @@ class DecodeWorkspace:
 
 
 def splits_of(max_length: int) -> int:
-    """Return the maximum number of programs per KV head of a row of up to `max_length`."""
+    """Return the maximum number of programs per KV head, for rows of up to `max_length`."""
     return min(-(-max_length // PAGE_TOKENS), MAX_SPLITS)
 
 
 @triton.jit
 def split_span(length):
-    """Return the positions per program of a row of `length`: whole pages, but for the last."""
+    """Return the positions per program for a row of `length` positions: a multiple of the page."""
     return tl.cdiv(tl.cdiv(length, _PAGE), _MAX_SPLITS) * _PAGE
 
 
@@ -76,10 +76,10 @@ def finish(
     highest, total, mixed, split, own, length, place, out_ptr, mixed_ptr, sums_ptr, counters_ptr,
     D: tl.constexpr, GROUP: tl.constexpr, BLOCK_GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Store a split's partial result; once all splits are in, merge and store the heads at out_ptr.
+    """Store a split's partial result; the last split also merges all and stores heads at out_ptr.
 
-    highest, total: fp32 [ROWS]. mixed: fp32 [BLOCK_D, ROWS]. own: this split's share of the row's
-    `length` positions. place: the number of the row and KV head, int64.
+    highest, total: fp32 [ROWS]. mixed: fp32 [BLOCK_D, ROWS]. own: the number of this split's
+    positions, of the row's `length`. place: row * KV heads + KV head, int64.
     """
     BLOCK_D: tl.constexpr = mixed.shape[0]
     slots = place * tl.num_programs(0)
@@ -91,8 +91,8 @@ def finish(
     tl.store(sums + GROUP, total, mask=head < GROUP)
     cell = mixed_ptr + split * (GROUP * D) + head[None, :] * D + column
     tl.store(cell, mixed, mask=(head < GROUP)[None, :] & (column < D))
-    # The barrier orders every thread's stores before the addition that one of them does. The last
-    # program resets the counter for the next launch.
+    # The barrier makes sure that all threads have stored before one thread adds to the counter. The
+    # last program to finish resets the counter for the next launch.
     tl.debug_barrier()
     if tl.atomic_add(counters_ptr + place, own, sem="acq_rel") == length - own:
         tl.store(counters_ptr + place, 0)
@@ -107,8 +107,8 @@ def _merge(
     """Add the partial results of all splits, in ascending order, and store the heads.
 
     A thread has four numbers of one head and its own copy of that head's sums, so that threads
-    exchange no values. They are read from the L2 cache, because L1 may hold what another launch
-    left.
+    exchange no values. The partial results are read from the L2 cache, because L1 may still hold
+    those of an earlier launch.
     """
     span = split_span(length)
     some = tl.arange(0, BLOCK_GROUP * BLOCK_D // 4)
@@ -123,7 +123,7 @@ def _merge(
     mixed = tl.zeros(place.shape, tl.float32)
     begin = 0
     while begin < length:
-        # Padding has no score: 0 avoids -inf minus -inf.
+        # Padding heads have no score. They get 0, to avoid -inf minus -inf below.
         higher = tl.where(head < GROUP, highest, 0.0)
         for step in tl.static_range(_MERGED):
             here = (head < GROUP) & (begin + step * span < length)
@@ -145,7 +145,7 @@ def _merge(
         begin += _MERGED * span
         sums_ptr += _MERGED * (2 * GROUP)
         mixed_ptr += _MERGED * (GROUP * D)
-    # Padding has no weight: 1 avoids 0 divided by 0.
+    # Padding heads have no weight. They get 1, to avoid a division by 0.
     mixed *= tl.div_rn(1.0, tl.where(head < GROUP, total, 1.0))[:, None]
     tl.store(out_ptr + place, mixed, mask=inside)
 
