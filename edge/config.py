@@ -96,38 +96,39 @@ class EdgeConfig(Settings):
     )
     http3: bool = Field(
         True,
-        description="Serve HTTP/3 as well, on the UDP ports of `https`. The header Alt-Svc"
-        " advertises it to clients.",
+        description="Serve HTTP/3 as well, on the UDP ports of `https`. The Alt-Svc header"
+        " announces it to clients.",
     )
     processes: int = Field(
         1,
         ge=1,
         le=MAX_PROCESSES,
-        description="Number of processes that serve the same addresses; at most one per CPU core is"
-        " useful. Limits of connections and rates apply to each process separately.",
+        description="Number of processes that serve the same addresses; at most one per CPU core"
+        " is useful. Limits on connections and rates apply to each process separately.",
     )
     origin: Several[LinkText] = Field(
         ("127.0.0.1:8470",),
         min_length=1,
         description="Addresses of the origins: HOST:PORT, tls://HOST:PORT or unix:///PATH. A new"
-        " stream goes to an origin that is ready, has the model and has little load. If that origin"
-        " is lost, another origin with the same ledger continues the stream.",
+        " stream goes to a ready origin that serves the model and has a low load. If an origin is"
+        " lost, another origin of the same ledger continues its streams.",
     )
     origin_ca: Path | None = Field(
         None,
-        description="PEM file of the CA that signs the certificates of tls:// origins. The system's"
-        " CAs by default.",
+        description="PEM file of the CA that signs the certificates of tls:// origins. Default:"
+        " the CAs of the system.",
     )
     origin_certificate: Path | None = Field(
-        None, description="PEM file of the certificate that this edge shows to tls:// origins."
+        None,
+        description="PEM file of the client certificate that this edge presents to tls:// origins.",
     )
     origin_key: Path | None = Field(
         None, description="PEM file of the private key of `origin_certificate`."
     )
     origin_secret: SecretStr | None = Field(
         None,
-        description="Secret by which this edge and its origins prove their identity to each other;"
-        " the same text as origin.link_secret of the origins.",
+        description="Shared secret with which this edge and its origins prove their identity to"
+        " each other. Use the same text in origin.link_secret of the origins.",
     )
     certificate: Path | None = Field(
         None, description="PEM file of the certificate chain for HTTPS, leaf first."
@@ -137,138 +138,137 @@ class EdgeConfig(Settings):
         1 << 20,
         ge=1024,
         le=MAX_CALL_BODY_BYTES,
-        description="Maximum size of a request's body, in bytes. A larger body is refused with"
-        " 413.",
+        description="Maximum size of a request body, in bytes. Larger requests get 413.",
     )
     allowed_origins: Origins = Field(
         (),
-        description="Web origins whose pages may use this edge, in addition to its own pages."
-        " * allows all.",
+        description="Web origins whose pages may use this edge (CORS), in addition to the edge's"
+        " own pages. * allows all.",
     )
     hosts: Several[str] = Field(
         (),
-        description="Host names that requests may use, in addition to localhost and IP addresses."
-        " A request with another name is refused with 421. By default every name is allowed; on an"
-        " edge that listens on loopback only, no further name is.",
+        description="Host names that requests may use. localhost and IP addresses are always"
+        " allowed, and requests with other names get 421. Empty (the default): all names are"
+        " allowed, unless the edge listens on loopback only.",
     )
     api_keys: Path = Field(
         Path(".tailrace/api-keys.json"),
-        description="File of API keys, as `tailrace key add` writes it. If it exists, every request"
-        " needs a key or a resume token. It is read again when it changes.",
+        description="File of API keys, written by `tailrace key add`. If the file exists, every"
+        " request needs a key or a resume token. The file is read again when it changes.",
     )
     allow_public_without_keys: bool = Field(
         False,
-        description="Allow addresses that other machines can reach even if there are no API keys."
-        " Everybody who reaches them can then use this edge.",
+        description="Allow the edge to listen on addresses that other machines can reach although"
+        " it has no API keys.",
     )
     operator_without_key: bool = Field(
         False,
-        description="If there are no API keys, let programs and pages on this machine use /v1/admin"
-        " and the console's pages for operators. Only for an edge that listens on loopback and has"
-        " no proxy in front of it.",
+        description="On an edge without API keys, let programs and pages on this machine use"
+        " /v1/admin and the console's pages for operators. Use it only if the edge listens on"
+        " loopback and has no proxy in front of it.",
     )
     trusted_proxies: Networks = Field(
         (),
-        description="Addresses or networks of proxies that are trusted to tell the client's"
-        " address, the scheme and the host.",
+        description="Addresses or networks of reverse proxies whose forwarded headers are trusted"
+        " for the client's address, the scheme and the host.",
     )
     forwarded_header: Literal["x-forwarded", "forwarded"] = Field(
         "x-forwarded",
-        description="Headers that the trusted proxies send: x-forwarded stands for X-Forwarded-For,"
-        " X-Forwarded-Proto and X-Forwarded-Host, forwarded for Forwarded (RFC 7239).",
+        description="Headers that the trusted proxies set. x-forwarded: X-Forwarded-For, -Proto"
+        " and -Host. forwarded: Forwarded (RFC 7239).",
     )
     max_connections: int = Field(
         MANY_CONNECTIONS,
         ge=1,
-        description="Maximum number of open connections of each process. Further connections are"
-        " closed at once.",
+        description="Maximum number of open connections to a process. Further connections are"
+        " closed.",
     )
     max_connections_per_address: int = Field(
         MANY_PER_ADDRESS,
         ge=1,
-        description="Maximum number of open connections of one client address (or IPv6 /64 network)"
-        " to each process. Loopback and trusted proxies are exempt.",
+        description="Maximum number of open connections from one IPv4 address or one IPv6 /64"
+        " network. Loopback and trusted proxies are exempt.",
     )
     max_streams_per_connection: int = Field(
         256,
         ge=1,
         le=65_536,
-        description="Maximum number of open streams of one WebSocket. Further requests are refused"
-        " with 429.",
+        description="Maximum number of open streams on one WebSocket. Further streams get 429.",
     )
     max_streams_per_address: int = Field(
         MANY_STREAMS_PER_ADDRESS,
         ge=1,
-        description="Maximum number of open requests of one client address (or IPv6 /64 network),"
-        " on all its connections to a process. Further requests are refused with 429. Loopback and"
+        description="Maximum number of open requests from one IPv4 address or one IPv6 /64"
+        " network, on all its connections to a process. Further requests get 429. Loopback and"
         " trusted proxies are exempt.",
     )
     max_streams_per_tenant: int = Field(
         MANY_STREAMS_PER_TENANT,
         ge=1,
-        description="Maximum number of open requests of one tenant at each process. Further"
-        " requests are refused with 429.",
+        description="Maximum number of open requests of one tenant in a process. Further requests"
+        " get 429.",
     )
     header_timeout_s: float = Field(
         10.0,
         gt=0,
-        description="Time in which the head of a request must arrive, in seconds; otherwise the"
-        " request is refused with 408.",
+        description="Timeout in seconds for receiving the headers of a request. Then the client"
+        " gets 408.",
     )
     body_timeout_s: float = Field(
         30.0,
         gt=0,
-        description="Time in which the body of a request must arrive, in seconds; otherwise the"
-        " request is refused with 408.",
+        description="Timeout in seconds for receiving the body of a request. Then the client gets"
+        " 408.",
     )
     stalled_timeout_s: float = Field(
         300.0,
         gt=0,
-        description="A client that reads nothing of its response for this time, in seconds, is"
+        description="Time in seconds after which a client that reads nothing of its response is"
         " disconnected.",
     )
     unread: Literal["run", "pause", "cancel"] = Field(
         "run",
-        description="What happens to a stream that has no reader any more: it runs on, is paused or"
-        " is cancelled. A request can override this. Use the same value on all edges.",
+        description="What to do with a stream that has had no reader for unread_after_s. run:"
+        " continue generating. pause: stop generating until a reader comes. cancel: end the"
+        " stream. A request can choose otherwise. Use the same value on all edges.",
     )
     unread_after_s: int = Field(
         DEFAULT_AFTER_S,
         ge=1,
         le=86_400,
-        description="Time without a reader after which `unread` applies, in seconds. Leave clients"
-        " that lost their connection enough time to resume.",
+        description="Seconds without a reader after which `unread` applies to a stream. Choose a"
+        " value that leaves clients enough time to reconnect.",
     )
     lame_duck_s: float = Field(
         0.0,
         ge=0,
-        description="Time between SIGTERM and the shutdown, in seconds. /readyz already returns"
-        " 503, so that load balancers send no new clients, but all requests are still served.",
+        description="Seconds after SIGTERM in which the edge still serves everything, but /readyz"
+        " returns 503, so that load balancers send no new clients.",
     )
     drain_s: float = Field(
         3.0,
         ge=0,
-        description="Time that open requests have to end during a shutdown, in seconds; it begins"
-        " after lame_duck_s. Streams that are still open then end with an error, after which"
-        " clients resume them on another edge.",
+        description="Maximum time in seconds to wait for open requests to end during shutdown,"
+        " after lame_duck_s. Then clients of unfinished streams are told to resume them on another"
+        " edge.",
     )
     telemetry: bool = Field(
-        True, description="Count and time requests, streams and frames for /metrics."
+        True, description="Collect counts and times of requests, streams and frames for /metrics."
     )
     metrics: Address | None = Field(
         None,
-        description="Address (HOST:PORT) on a private network that serves Prometheus metrics at"
-        " /metrics without a key; each further process uses the next port. Without this setting,"
-        " the edge serves /metrics at its other addresses, to keys with the right admin or, if"
-        " there are no API keys, to clients on this machine.",
+        description="HOST:PORT on a private network that serves Prometheus metrics at /metrics"
+        " without a key; each further process uses the next port. Without this setting, an edge"
+        " with one process serves /metrics on its normal addresses, to administrators' keys or, if"
+        " it has no API keys, to this machine only.",
     )
     traces: CollectorUrl | None = Field(
         None,
-        description="URL of an OpenTelemetry collector that gets traces by OTLP over HTTP, such as"
-        " http://127.0.0.1:4318. Needs the package extra `telemetry`.",
+        description="http:// or https:// address of an OpenTelemetry collector. The edge sends its"
+        " traces there by OTLP over HTTP. Needs the extra `telemetry`.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Minimum level of the lines that are logged."
+        "info", description="Minimum level of the log lines that are written."
     )
 
     @model_validator(mode="after")

@@ -63,30 +63,28 @@ class LedgerConfig(Settings):
     model_config = SettingsConfigDict(env_prefix="TAILRACE_LEDGER_")
 
     path: Path | None = Field(
-        None, description="SQLite file of the ledger. Default: DATA/ledger.db."
+        None, description="SQLite file of the ledger. Default: ledger.db in the folder origin.data."
     )
     url: SecretStr | None = Field(
         None,
-        description="PostgreSQL database to use instead of a file:"
-        " postgresql://USER:PASSWORD@HOST/DATABASE. Origins with the same database"
-        " share their streams. To keep the password out of this file, set"
-        " TAILRACE_LEDGER_URL.",
+        description="PostgreSQL database that holds the ledger instead of a SQLite file:"
+        " postgresql://USER:PASSWORD@HOST/DATABASE. Origins with the same database share their"
+        " streams. To keep the password out of this file, set TAILRACE_LEDGER_URL.",
     )
     owner: str | None = Field(
         None,
         min_length=1,
         max_length=128,
-        description="Name of this origin in a shared ledger; a random part is added. Default:"
-        " HOST:PID.",
+        description="Name of this origin in a shared ledger. A random part is added to it."
+        " Default: HOST:PID.",
     )
     lease_s: float = Field(
         3.0,
         ge=0.5,
         le=60,
-        description="Lease time in seconds. An origin that has not renewed its lease in a"
-        " shared ledger for this long is considered dead, and other origins take"
-        " over its streams. Edges drop a link that has been silent for this long,"
-        " or for 2 s if that is longer.",
+        description="Lease time in seconds. An origin that has not renewed its lease in a shared"
+        " ledger for this long is considered dead, and other origins take over its streams. Edges"
+        " drop their link to an origin that has sent nothing for this long, but not before 2 s.",
     )
     retention_s: float = Field(
         86_400,
@@ -95,53 +93,53 @@ class LedgerConfig(Settings):
         description="Seconds for which an ended stream is kept after it was last read or written.",
     )
     sweep_s: float = Field(
-        60, gt=0, le=86_400, description="Seconds between two removals of expired streams."
+        60, gt=0, le=86_400, description="Interval in seconds at which expired streams are removed."
     )
     max_stream_bytes: int = Field(
         64 * 1024 * 1024,
         ge=64 * 1024,
-        description="Maximum size of one stream in the ledger, in bytes. A generation that"
-        " reaches it ends as `length`.",
+        description="Maximum size of one stream in the ledger, in bytes. A generation that reaches"
+        " it ends with finish reason `length`.",
     )
     max_ledger_bytes: int | None = Field(
         None,
         ge=1024 * 1024,
-        description="Maximum size of the ledger file, in bytes. Beyond it ended streams are"
-        " removed early, and if that is not enough, new streams are refused."
-        " Default: 80 % of the disk.",
+        description="Maximum size of the ledger file, in bytes. When it is reached, ended streams"
+        " are removed before their retention time is over. If that is not enough, new streams are"
+        " refused. Default: 80 % of the disk.",
     )
     object_share: float = Field(
         0.25,
         ge=0,
         le=1,
-        description="Share of max_ledger_bytes for Durable Streams and their subscriptions."
-        " Generations have the rest, and neither can use the other's share.",
+        description="Share of max_ledger_bytes for Durable Streams and their subscriptions, from 0"
+        " to 1. Generations have the rest, and neither can use the other's share.",
     )
     cold_after_s: float = Field(
         600,
         ge=0,
         le=MAX_RETENTION_S,
-        description="Seconds without a reader after which an ended stream is compressed in"
-        " the file.",
+        description="Seconds without a reader after which an ended stream is compressed in the"
+        " ledger file.",
     )
 
     history: Path | None = Field(
         None,
-        description="SQLite file with the history of the warm pool: requests, loads and"
-        " decisions. Default: history.db next to the ledger. With a shared ledger"
-        " the history is in its database.",
+        description="SQLite file with the history of the warm pool: requests for models, loads and"
+        " decisions. Default: history.db next to the ledger. With a shared ledger the history is"
+        " in the same database.",
     )
     history_days: float = Field(
         30,
         ge=0,
         le=3650,
-        description="Days for which the history keeps single requests, loads and decisions;"
-        " afterwards only hourly counts are kept. 0: record nothing.",
+        description="Days for which the history keeps individual requests, loads and decisions."
+        " Later only hourly counts are left. 0: record nothing.",
     )
     history_requests: int = Field(
         5_000_000,
         ge=1000,
-        description="Maximum number of single requests in the history. The oldest are removed"
+        description="Maximum number of individual requests in the history. The oldest are removed"
         " first.",
     )
 
@@ -178,180 +176,185 @@ class OriginConfig(Settings):
     )
     link_certificate: Path | None = Field(
         None,
-        description="PEM file with the certificate chain that a tls:// link presents, leaf first.",
+        description="PEM file with the certificate chain that the origin presents on a tls://"
+        " link, leaf first.",
     )
     link_key: Path | None = Field(
         None, description="PEM file with the private key of link_certificate."
     )
     link_ca: Path | None = Field(
         None,
-        description="PEM file with the CA that signs the certificates of edges, and of"
-        " origins that share the ledger. With tls:// all other peers are refused.",
+        description="PEM file with the CA that signs the certificates of edges, and of origins"
+        " that share the ledger. A tls:// link refuses peers without such a certificate.",
     )
     link_secret: SecretStr | None = Field(
         None,
-        description="Shared secret of the link, at least 16 characters. Edges"
-        " (edge.origin_secret) and origins that share the ledger must have the"
-        " same one. It works with any kind of link.",
+        description="Shared secret, at least 16 characters, with which edges and origins prove"
+        " their identity on the link. Edges (edge.origin_secret) and origins that share the ledger"
+        " need the same text. It works with and without TLS.",
     )
     address: Address | None = Field(
         None,
-        description="HOST:PORT at which origins that share the ledger reach this origin's"
-        " link. Default: the link's address, or, if that names no single host, the"
-        " address that the database sees.",
+        description="HOST:PORT at which other origins that share the ledger reach this origin's"
+        " link. Default: the address of the link, or, if that means all interfaces (0.0.0.0), the"
+        " address from which this origin connects to the database.",
     )
-    data: Path = Field(Path(".tailrace"), description="Folder of the ledger and the signing keys.")
+    data: Path = Field(
+        Path(".tailrace"),
+        description="Folder for the ledger and for the keys that sign resume tokens.",
+    )
     keys: Path | None = Field(
         None,
-        description="File with the keys that sign resume tokens, made on first use. Origins"
-        " that share a ledger need the same file. Default: DATA/resume-keys.json.",
+        description="File with the keys that sign resume tokens. It is created on first use."
+        " Origins that share a ledger need the same file. Default: resume-keys.json in the folder"
+        " origin.data.",
     )
     model: Path = Field(
-        DEMO_MODEL, description="Folder of the checkpoint to serve. Default: the demo model."
+        DEMO_MODEL, description="Folder of the model checkpoint to serve. Default: the demo model."
     )
     model_name: str | None = Field(
         None,
         min_length=1,
-        description="Name of the model in requests. Default: demo for the demo model,"
-        " otherwise the folder's name.",
+        description="Name by which requests select the model. Default: demo for the demo model,"
+        " otherwise the name of its folder.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto",
-        description="Where the model runs. auto: on a GPU if there is one that the kernels"
-        " support, otherwise on the CPU.",
+        description="Device on which the model runs. auto: a GPU if there is one that the kernels"
+        " support, otherwise the CPU.",
     )
     gpus: Annotated[tuple[str, ...], NoDecode, BeforeValidator(gpu_names)] = Field(
         (),
-        description="GPUs for the workers, by index or UUID as in CUDA_VISIBLE_DEVICES. Each"
-        " worker gets one: the one with the fewest workers of its model, and among"
-        " those the one with the least memory in use. Default: all GPUs that the"
-        " origin sees.",
+        description="GPUs for the workers, by index or UUID as in CUDA_VISIBLE_DEVICES. A new"
+        " worker gets the GPU with the fewest workers of its model, and among equals the GPU with"
+        " the least memory in use. Default: all GPUs that the origin sees.",
     )
     workers: int = Field(
         1,
         ge=1,
         le=64,
-        description="Number of worker processes. Each loads the model, on a GPU of its own as"
-        " long as there are enough.",
+        description="Number of worker processes. Each of them loads the model, on a GPU of its own"
+        " as long as there are enough GPUs.",
     )
     worker_silence_s: float = Field(
         30.0,
         ge=2,
         le=3600,
-        description="Seconds of silence after which a worker is considered hung. It is"
-        " killed, and another worker continues its streams. Set more for models"
-        " with longer steps.",
+        description="Seconds without a message after which a worker is considered hung. It is then"
+        " killed, and another worker continues its streams. Set a higher value for models whose"
+        " steps take longer.",
     )
     worker_start_s: float = Field(
         600.0,
         ge=10,
         le=86_400,
-        description="Seconds of silence after which a worker is considered hung while it"
-        " loads or compiles, which takes longer than a step.",
+        description="Seconds without a message after which a worker is considered hung while it"
+        " loads a model or compiles kernels, which takes longer than a step.",
     )
     step_ms: float = Field(
         50.0,
         gt=0,
         le=60_000,
-        description="Target time of an engine step in ms, which is how long a running stream"
-        " waits for its next token. A step takes as many prompt tokens and streams"
-        " as fit into it.",
+        description="Target duration of an engine step, in ms: the time that a running stream"
+        " waits for its next token. A step takes as many prompt tokens and streams as it can"
+        " process in this time.",
     )
     running_streams: int = Field(
         64,
         ge=1,
         le=4096,
-        description="Maximum number of streams that one worker decodes at a time. It is lower"
-        " while steps would take longer than step_ms.",
+        description="Maximum number of streams that one worker decodes at a time. The engine uses"
+        " a lower limit while steps take longer than step_ms.",
     )
     fork_workers: bool = Field(
         True,
-        description="Fork the workers of a model from one process that has imported their"
-        " modules, where that is safe. false: each worker imports for itself,"
-        " which takes seconds.",
+        description="Fork the workers of a model from one process that has already imported their"
+        " modules, where that is safe. false: each worker does its own imports, which takes"
+        " seconds.",
     )
     kv_mib: int | None = Field(
         None,
         ge=1,
-        description="Size of the KV cache in MiB. Default: 512 on a CPU; on a GPU 80 % of"
-        " what the weights leave.",
+        description="Size of the KV cache of one worker, in MiB. Default: 512 on a CPU; on a GPU"
+        " 80 % of the memory that is free after loading the weights.",
     )
     weights: WeightsFormat = Field(
         "auto",
-        description="Number format of the layers' weights, converted at load. auto: as in the"
-        " checkpoint.",
+        description="Number format of the layers' weights, converted while loading. auto: the"
+        " format of the checkpoint.",
     )
     kv_cache: KvFormat = Field(
         "auto",
-        description="Number format of keys and values. auto: fp32 on a CPU; on a GPU bf16, or"
-        " fp32 for a small model. fp8 needs a GPU of sm_89 or newer, or a CPU.",
+        description="Number format of the keys and values in the KV cache. auto: fp32 on a CPU; on"
+        " a GPU bf16, or fp32 for a small model. fp8 needs a GPU of sm_89 or newer, or a CPU.",
     )
     head: HeadFormat = Field(
         "auto",
-        description="Number format of the LM head, converted at load. auto: as in the checkpoint.",
+        description="Number format of the LM head, converted while loading. auto: the format of"
+        " the checkpoint.",
     )
     dependent_launches: bool = Field(
         False,
-        description="On a GPU of sm_90 or newer, begin a kernel launch while earlier ones"
-        " still run. It never changes a token. Off because its gain has not been"
-        " measured.",
+        description="On a GPU of sm_90 or newer, start a kernel launch while earlier launches"
+        " still run. It never changes a generated token. Off by default, because its gain has not"
+        " been measured.",
     )
     speculate: Literal["off", "prompt-lookup"] = Field(
         "off",
-        description="Speculative decoding: guess tokens from the text so far and check"
-        " several at once. It never changes the text. It is faster if a step of"
-        " several rows costs little more than one row, as on a GPU.",
+        description="Speculative decoding. prompt-lookup guesses tokens from the text so far and"
+        " checks several in one step. It never changes the text. It is faster if a step with"
+        " several rows costs little more than a step with one row, as on a GPU.",
     )
     draft_model: Path | None = Field(
         None,
-        description="Folder of a smaller checkpoint with the same tokenizer that guesses"
-        " tokens for speculative decoding.",
+        description="Folder of a smaller checkpoint with the same tokenizer. It guesses tokens for"
+        " speculative decoding.",
     )
     open_objects: bool = Field(
         False,
-        description="Allow JSON objects to have members that their schema does not list, as"
-        " JSON Schema does. false: a schema that lists properties allows no others"
-        " unless it says so.",
+        description="For output that follows a JSON schema: true lets an object have properties"
+        " that its schema does not list, as JSON Schema does. false: an object has only the listed"
+        " properties, unless its schema has a rule for others, such as additionalProperties.",
     )
     filter: str | None = Field(
         None,
         pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*$",
-        description="Filter that sees each stream's text before it is stored, and may end the"
-        " stream: module:factory.",
+        description="Python filter that sees each stream's text before it is stored, and may end"
+        " the stream. Written as module:factory.",
     )
     objects: Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_at_commas)] = Field(
         (),
-        description="Classes of your own objects, which edges bind by their wrangler files:"
-        " module:class. They run in the origin's process.",
+        description="Your own Python classes of Durable Objects, each written as module:class."
+        " Edges refer to them in their wrangler files. They run in the origin's process.",
     )
     operator_text: bool = Field(
         True,
-        description="Let operators read the prompts and texts of streams through the"
-        " operators' API. Each access is logged.",
+        description="Let operators read the prompts and texts of streams through the API under"
+        " /v1/admin. Each access is logged.",
     )
     cpu_memory_mib: int | None = Field(
         None,
         ge=1,
-        description="Memory cap in MiB for all loaded models together on this machine, if the"
-        " origin serves several. Default: no cap.",
+        description="Memory cap in MiB for all models that are loaded on the CPU together, if the"
+        " origin serves several models. Default: no cap.",
     )
     gpu_memory_mib: int | None = Field(
         None,
         ge=1,
-        description="Memory cap in MiB for all models loaded on one GPU, the same for each GPU."
-        " Required if several models share a GPU.",
+        description="Memory cap in MiB for all models that are loaded on one GPU. The same cap"
+        " holds for each GPU. Required if several models share a GPU.",
     )
     policy: str = Field(
         "adaptive-ttl",
-        description="Which idle models stay loaded, if the origin serves several."
-        " adaptive-ttl learns how long from past requests; greedy-dual keeps a"
-        " model until another one needs its memory. docs/warm-pools.md lists the"
-        " others.",
+        description="Policy that decides which idle models stay loaded, if the origin serves"
+        " several models. adaptive-ttl learns from past requests how long to keep each model;"
+        " greedy-dual keeps a model until another model needs its memory. docs/warm-pools.md lists"
+        " the others.",
     )
     shadow_policy: str | None = Field(
         None,
-        description="Policy to try without following it: its decisions are recorded next to"
-        " those of policy.",
+        description="Second policy to evaluate without carrying out its decisions. They are"
+        " recorded in the history beside the decisions of `policy`.",
     )
     cold_cost_gpu_s: float = Field(
         60.0,
@@ -364,41 +367,45 @@ class OriginConfig(Settings):
         120.0,
         gt=0,
         le=3600,
-        description="Maximum time in seconds that a request waits for its model to load."
-        " After that it gets 503.",
+        description="Maximum time in seconds that a request waits for its model to load. Then the"
+        " request gets 503.",
     )
     max_streams: int = Field(
         256,
         ge=1,
-        description="Maximum number of running and waiting streams. Requests beyond it get 503.",
+        description="Maximum number of running and waiting streams together. Further requests get"
+        " 503.",
     )
     overload_wait_s: float = Field(
         60.0,
         gt=0,
         le=3600,
-        description="Load shedding starts when a stream of class interactive or standard has"
-        " waited this many seconds to start. docs/origins.md describes its levels.",
+        description="Waiting time in seconds at which load shedding starts: a stream of class"
+        " interactive or standard has waited this long to start. docs/origins.md describes the"
+        " levels of load shedding.",
     )
     idle_stream_s: float = Field(
         21_600.0,
         ge=60,
         le=2_592_000,
-        description="Seconds after which a stream ends as failed and retryable if no client"
-        " reads it and it generates nothing. Otherwise a stream that hangs would"
-        " occupy a place for ever.",
+        description="Seconds after which a stream ends as failed and retryable if no client reads"
+        " it and it generates nothing. Otherwise a stream that hangs would occupy one of"
+        " max_streams for ever.",
     )
     drain_s: float = Field(
         0.0,
         ge=0,
-        description="Seconds after SIGTERM in which running streams may finish, while edges"
-        " send new requests to other origins. Other origins on the same ledger, or"
-        " this one after its restart, continue the rest.",
+        description="Seconds after SIGTERM in which running streams may finish, while edges send"
+        " new requests to other origins. Streams that are still unfinished are continued by"
+        " another origin on the same ledger, or by this origin after its restart.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Minimum level of log events."
+        "info", description="Minimum level of the log events that are written."
     )
     require_token: bool = Field(
-        False, description="Refuse resume, cancel and steer requests without a resume token."
+        False,
+        description="Refuse requests to resume, cancel or steer a stream if they have no resume"
+        " token.",
     )
     traces: CollectorUrl | None = Field(
         None,
@@ -408,33 +415,36 @@ class OriginConfig(Settings):
     )
     metrics: Address | None = Field(
         None,
-        description="HOST:PORT that serves Prometheus metrics at /metrics, without a"
-        " password. Default: no port.",
+        description="HOST:PORT that serves Prometheus metrics at /metrics, without a key. Default:"
+        " metrics are not served.",
     )
     producer: str | None = Field(
         None,
-        description="Python producer to serve instead of a model: module:factory.",
+        description="Python code that produces the streams instead of a model. Written as"
+        " module:factory.",
     )
     upstream: str | None = Field(
         None,
-        description="OpenAI-compatible server to serve instead of a model: a URL that ends in /v1.",
+        description="URL, ending in /v1, of an OpenAI-compatible server that generates the text"
+        " instead of a model of this origin.",
     )
     upstream_model: str | None = Field(
         None,
         min_length=1,
-        description="Name of the model at the upstream server. Default: the only one that the"
+        description="Name of the model on the upstream server. Default: the only model that the"
         " server lists.",
     )
     upstream_key_env: str | None = Field(
         None,
         min_length=1,
-        description="Name of the environment variable with the upstream server's API key.",
+        description="Name of the environment variable that holds the API key for the upstream"
+        " server.",
     )
     upstream_lost: Literal["continue", "end"] = Field(
         "continue",
-        description="What to do if the upstream server fails in the middle of a text."
-        " continue: request the rest, which may differ from the uninterrupted"
-        " text. end: end the stream as origin_lost.",
+        description="What to do if the upstream server fails in the middle of a text. continue:"
+        " request the rest of the text, which may differ from an uninterrupted text. end: end the"
+        " stream with finish reason `origin_lost`.",
     )
     upstream_connect_s: float = Field(
         5.0, gt=0, le=600, description="Timeout in seconds for connecting to the upstream server."
@@ -443,27 +453,29 @@ class OriginConfig(Settings):
         120.0,
         gt=0,
         le=3600,
-        description="Timeout in seconds from a request to the upstream server to its first token.",
+        description="Timeout in seconds for the upstream server's first token, counted from the"
+        " request.",
     )
     upstream_between_tokens_s: float = Field(
         30.0,
         gt=0,
         le=3600,
-        description="Timeout in seconds between two tokens of the upstream server, after"
-        " which it counts as stalled.",
+        description="Timeout in seconds for each further token of the upstream server. Then the"
+        " server counts as stalled.",
     )
     upstream_retry_s: float = Field(
         60.0,
         ge=0,
         le=3600,
-        description="Seconds for which a stream waits for an upstream server that was lost.",
+        description="Seconds for which a stream retries an upstream server that has failed. Then"
+        " the stream ends.",
     )
     text_streams: int = Field(
         64,
         ge=1,
         le=4096,
-        description="Maximum number of streams at a time for one worker of a producer or an"
-        " upstream server.",
+        description="Maximum number of streams that one worker runs at a time, if it serves a"
+        " Python producer or an upstream server.",
     )
 
     @field_validator("producer")
@@ -546,28 +558,32 @@ class StreamsConfig(Settings):
     model_config = SettingsConfigDict(env_prefix="TAILRACE_STREAMS_")
 
     long_poll_s: float = Field(
-        20, gt=0, le=3600, description="Maximum time in seconds that a long poll waits for data."
+        20,
+        gt=0,
+        le=3600,
+        description="Maximum time in seconds that a long poll of a Durable Stream waits for new"
+        " data.",
     )
     sse_s: float = Field(
         60,
         gt=0,
         le=86_400,
-        description="Seconds after which an SSE response ends. The client requests the rest"
-        " with its offset.",
+        description="Seconds after which the origin ends an SSE response of a Durable Stream. The"
+        " client then reconnects at the offset that it has reached.",
     )
     durability: Literal["process", "power"] = Field(
         "process",
-        description="Durability of appended data. process: survives kill -9. power: survives"
-        " a power cut, and waits for the disk.",
+        description="What appended data survives once an append has been acknowledged. process:"
+        " kill -9 of every process. power: also a power cut; each append then waits for the disk.",
     )
     subscriptions: bool = Field(
         False,
-        description="Allow subscriptions: clients may have webhooks called, or workers woken,"
-        " when streams change. Off because anyone who may write can make the"
-        " origin send requests.",
+        description="Allow clients to subscribe to Durable Streams: a change of a stream then"
+        " calls a webhook or wakes a worker. Off by default, because anyone who may write could"
+        " make the origin send requests.",
     )
     webhook_hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_at_commas)] = Field(
         (),
-        description="Hosts that webhooks may call although they are private or without TLS."
-        " Public hosts may always be called over https.",
+        description="Hosts that webhooks may call even if they have private addresses or use"
+        " http://. Public hosts are always allowed over https://.",
     )

@@ -49,7 +49,7 @@ class ModelTable(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    folder: Path | None = Field(None, description="Folder of the checkpoint to serve.")
+    folder: Path | None = Field(None, description="Folder of the model checkpoint to serve.")
     producer: str | None = _alike("producer")
     upstream: str | None = _alike("upstream")
     upstream_model: str | None = _alike("upstream_model")
@@ -58,27 +58,30 @@ class ModelTable(BaseModel):
     memory_mib: int | None = Field(
         None,
         ge=1,
-        description="Memory of one worker in MiB, for the caps. Default: its weights and its"
-        " KV cache; for a producer or an upstream server 0.",
+        description="Memory of one worker in MiB, as counted against cpu_memory_mib or"
+        " gpu_memory_mib. Default: the size of its weights and its KV cache; 0 for a producer or"
+        " an upstream server.",
     )
     minimum_warm: int = Field(
         0,
         ge=0,
         le=64,
-        description="Number of workers that are always loaded; workers is raised to it if it is"
-        " lower. 0: the model may be unloaded when others need its memory.",
+        description="Minimum number of workers that stay loaded. A lower `workers` is raised to"
+        " this number. 0: the model may be unloaded when other models need its memory.",
     )
-    pin: bool = Field(False, description="Keep the model loaded always, with all of its workers.")
+    pin: bool = Field(
+        False, description="Keep the model loaded all the time, with all of its workers."
+    )
     policy: str | None = Field(
         None,
-        description="Which policy decides how long the model stays loaded while it is idle."
+        description="Policy that decides how long the model stays loaded while it is idle."
         " Default: origin.policy.",
     )
     schedule: tuple[str, ...] = Field(
         (),
         max_length=16,
-        description="Times at which the model is loaded whatever the policy says, such as"
-        " 'mon-fri 08:00-18:00 Europe/Berlin'. Without a time zone: UTC.",
+        description="Times in which the model is kept loaded, whatever its policy decides, such as"
+        " 'mon-fri 08:00-18:00 Europe/Berlin'. Times without a time zone are UTC.",
     )
     workers: int | None = _inherited("workers")
     kv_mib: int | None = _inherited("kv_mib")
