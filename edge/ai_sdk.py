@@ -210,14 +210,18 @@ class ChatBody(Settings, OpenAiBody):
     """The JSON document of a request. Without `model` the edge's first model is used."""
 
     model: str | None = Field(None, min_length=1, description='a model, such as "demo"')  # type: ignore[assignment]
-    id: str | None = Field(None, description="the id of a chat, a string")
-    messages: list[Any] = Field(description="a list of messages with parts")
-    trigger: str | None = Field(None, description="a string")
-    messageId: str | None = Field(None, description="a string")  # noqa: N815, as it is sent
-    system: str | None = Field(None, description="a string")
+    id: str | None = Field(None, description="a string: the id of the chat")
+    messages: list[Any] = Field(description="a list of messages, each with a list of parts")
+    trigger: str | None = Field(
+        None, description='a string, such as "submit-message": why useChat sends the request'
+    )
+    messageId: str | None = Field(None, description="a string: the id of a message")  # noqa: N815, as it is sent
+    system: str | None = Field(None, description="a string: the system prompt")
     max_tokens: Count | None = Field(None, ge=1, description="an integer of at least 1")
     tools: list[Any] | None = Field(
-        None, description="a list of functions", json_schema_extra={"items": TOOL_SCHEMA}
+        None,
+        description="a list of functions that the model may call",
+        json_schema_extra={"items": TOOL_SCHEMA},
     )
     tool_choice: Any = None
 

@@ -145,7 +145,9 @@ class _Settings(BaseModel):
         UnreadBody | None,
         BeforeValidator(_as_object, json_schema_input_type=UnreadBody | str | None),
     ] = Field(
-        None, description='"run", "pause", "cancel" or such as {"then": "pause", "after_s": 30}'
+        None,
+        description='"run", "pause" or "cancel", or an object such as'
+        ' {"then": "pause", "after_s": 30}',
     )
 
     def to_open(self, *, idempotency_key: str) -> Open:

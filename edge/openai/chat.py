@@ -57,10 +57,12 @@ class ChatBody(StreamedSettings):
     logprobs: bool | None = Field(None, description="true or false")
     top_logprobs: Count | None = Field(None, description="an integer from 0 to 20")
     tools: list[Any] | None = Field(
-        None, description="a list of tools", json_schema_extra={"items": TOOL_SCHEMA}
+        None,
+        description="a list of functions that the model may call",
+        json_schema_extra={"items": TOOL_SCHEMA},
     )
     tool_choice: str | dict[str, Any] | None = Field(
-        None, description="none, auto, required, or an object that names a function"
+        None, description='"none", "auto", "required", or an object that names a function'
     )
     parallel_tool_calls: bool | None = Field(None, description="true or false")
     response_format: dict[str, Any] | None = Field(

@@ -44,7 +44,9 @@ class EmbeddingBody(OpenAiBody):
 
     model: str = Field(min_length=1, description='a model, such as "demo"')
     input: Any = Field(description="a string or a list of strings", json_schema_extra=TEXTS)
-    encoding_format: Literal["float", "base64"] | None = Field(None, description="float or base64")
+    encoding_format: Literal["float", "base64"] | None = Field(
+        None, description='"float" or "base64"'
+    )
     priority: str | None = Field(None, description="a string")
 
     def opens(self, key: str | None, caller: Caller | None) -> list[Open]:

@@ -54,7 +54,9 @@ class StreamedSettings(Settings, OpenAiBody):
     """Parameters of a route that can stream its answer."""
 
     stream: bool | None = Field(None, description="true or false")
-    stream_options: StreamOptions | None = Field(None, description="an object")
+    stream_options: StreamOptions | None = Field(
+        None, description='an object such as {"include_usage": true}'
+    )
 
 
 Body = TypeVar("Body", bound=OpenAiBody)

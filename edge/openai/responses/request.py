@@ -93,7 +93,9 @@ class TextBody(BaseModel):
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    format: dict[str, Any] | None = Field(None, description="an object with a type")
+    format: dict[str, Any] | None = Field(
+        None, description='an object with a type, such as {"type": "json_object"}'
+    )
 
 
 class ResponseBody(StreamedSettings):
@@ -101,24 +103,36 @@ class ResponseBody(StreamedSettings):
 
     cannot: ClassVar = {"n": (1,), "conversation": (), "prompt": (), "max_tool_calls": ()}
 
-    input: str | list[Any] = Field(description="a string or a list of items")
-    instructions: str | None = Field(None, description="a string")
+    input: str | list[Any] = Field(description="a string or a list of input items")
+    instructions: str | None = Field(None, description="a string: the system prompt")
     max_output_tokens: Count | None = Field(None, ge=1, description="an integer of at least 1")
-    metadata: dict[str, str] | None = Field(None, description="an object of strings")
+    metadata: dict[str, str] | None = Field(None, description="an object whose values are strings")
     tools: list[Any] | None = Field(
-        None, description="a list of functions", json_schema_extra={"items": FLAT_TOOL_SCHEMA}
+        None,
+        description="a list of functions that the model may call",
+        json_schema_extra={"items": FLAT_TOOL_SCHEMA},
     )
     tool_choice: Any = None
     parallel_tool_calls: bool | None = Field(None, description="true or false")
-    text: TextBody | None = Field(None, description="an object with a format")
-    top_logprobs: Count | None = Field(None, description="an integer from 0 to 20")
-    include: list[str] | None = Field(None, description="a list of strings")
-    truncation: str | None = Field(None, description="auto or disabled")
+    text: TextBody | None = Field(
+        None, description='an object such as {"format": {"type": "json_object"}}'
+    )
+    top_logprobs: Count | None = Field(
+        None, description="an integer from 0 to 20: the number of alternatives to each token"
+    )
+    include: list[str] | None = Field(
+        None, description="a list of strings: the optional parts of the response"
+    )
+    truncation: str | None = Field(None, description='"auto" or "disabled"')
     background: bool | None = Field(None, description="true or false")
     store: bool | None = Field(None, description="true or false")
-    previous_response_id: str | None = Field(None, description="the id of a response")
-    reasoning: dict[str, Any] | None = Field(None, description="an object")
-    user: str | None = Field(None, description="a string")
+    previous_response_id: str | None = Field(
+        None, description="the id of an earlier response, a string"
+    )
+    reasoning: dict[str, Any] | None = Field(
+        None, description='an object such as {"effort": "low"}'
+    )
+    user: str | None = Field(None, description="a string: the id of your end user")
 
     def items(self) -> Items:
         """Return the input as a list of items; raise CallerError if an item is invalid."""
