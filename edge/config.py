@@ -97,7 +97,7 @@ class EdgeConfig(Settings):
     http3: bool = Field(
         True,
         description="Serve HTTP/3 as well, on the UDP ports of `https`. The Alt-Svc header"
-        " announces it to clients.",
+        " advertises it to clients.",
     )
     processes: int = Field(
         1,
@@ -138,7 +138,7 @@ class EdgeConfig(Settings):
         1 << 20,
         ge=1024,
         le=MAX_CALL_BODY_BYTES,
-        description="Maximum size of a request body, in bytes. Larger requests get 413.",
+        description="Maximum size of a request body, in bytes. A larger body is refused with 413.",
     )
     allowed_origins: Origins = Field(
         (),
@@ -159,7 +159,7 @@ class EdgeConfig(Settings):
     allow_public_without_keys: bool = Field(
         False,
         description="Allow the edge to listen on addresses that other machines can reach although"
-        " it has no API keys.",
+        " it has no API keys. Everybody who reaches them can then use this edge.",
     )
     operator_without_key: bool = Field(
         False,
@@ -174,51 +174,53 @@ class EdgeConfig(Settings):
     )
     forwarded_header: Literal["x-forwarded", "forwarded"] = Field(
         "x-forwarded",
-        description="Headers that the trusted proxies set. x-forwarded: X-Forwarded-For, -Proto"
-        " and -Host. forwarded: Forwarded (RFC 7239).",
+        description="Headers that the trusted proxies send: x-forwarded stands for"
+        " X-Forwarded-For, X-Forwarded-Proto and X-Forwarded-Host, forwarded for Forwarded (RFC"
+        " 7239).",
     )
     max_connections: int = Field(
         MANY_CONNECTIONS,
         ge=1,
-        description="Maximum number of open connections to a process. Further connections are"
-        " closed.",
+        description="Maximum number of open connections to each process. Further connections are"
+        " closed at once.",
     )
     max_connections_per_address: int = Field(
         MANY_PER_ADDRESS,
         ge=1,
-        description="Maximum number of open connections from one IPv4 address or one IPv6 /64"
-        " network. Loopback and trusted proxies are exempt.",
+        description="Maximum number of open connections from one client address (or IPv6 /64"
+        " network) to each process. Loopback and trusted proxies are exempt.",
     )
     max_streams_per_connection: int = Field(
         256,
         ge=1,
         le=65_536,
-        description="Maximum number of open streams on one WebSocket. Further streams get 429.",
+        description="Maximum number of open streams on one WebSocket. Further requests are refused"
+        " with 429.",
     )
     max_streams_per_address: int = Field(
         MANY_STREAMS_PER_ADDRESS,
         ge=1,
-        description="Maximum number of open requests from one IPv4 address or one IPv6 /64"
-        " network, on all its connections to a process. Further requests get 429. Loopback and"
-        " trusted proxies are exempt.",
+        description="Maximum number of open requests from one client address (or IPv6 /64"
+        " network), on all its connections to a process. Further requests are refused with 429."
+        " Loopback and trusted proxies are exempt.",
     )
     max_streams_per_tenant: int = Field(
         MANY_STREAMS_PER_TENANT,
         ge=1,
-        description="Maximum number of open requests of one tenant in a process. Further requests"
-        " get 429.",
+        description="Maximum number of open requests of one tenant at each process. Further"
+        " requests are refused with 429.",
     )
     header_timeout_s: float = Field(
         10.0,
         gt=0,
-        description="Timeout in seconds for receiving the headers of a request. Then the client"
-        " gets 408.",
+        description="Timeout for receiving the headers of a request, in seconds. A slower request"
+        " is refused with 408.",
     )
     body_timeout_s: float = Field(
         30.0,
         gt=0,
-        description="Timeout in seconds for receiving the body of a request. Then the client gets"
-        " 408.",
+        description="Timeout for receiving the body of a request, in seconds. A slower request is"
+        " refused with 408.",
     )
     stalled_timeout_s: float = Field(
         300.0,
@@ -230,7 +232,7 @@ class EdgeConfig(Settings):
         "run",
         description="What to do with a stream that has had no reader for unread_after_s. run:"
         " continue generating. pause: stop generating until a reader comes. cancel: end the"
-        " stream. A request can choose otherwise. Use the same value on all edges.",
+        " stream. A request can override this. Use the same value on all edges.",
     )
     unread_after_s: int = Field(
         DEFAULT_AFTER_S,
@@ -242,18 +244,18 @@ class EdgeConfig(Settings):
     lame_duck_s: float = Field(
         0.0,
         ge=0,
-        description="Seconds after SIGTERM in which the edge still serves everything, but /readyz"
-        " returns 503, so that load balancers send no new clients.",
+        description="Time between SIGTERM and the shutdown, in seconds. /readyz already returns"
+        " 503, so that load balancers send no new clients, but all requests are still served.",
     )
     drain_s: float = Field(
         3.0,
         ge=0,
-        description="Maximum time in seconds to wait for open requests to end during shutdown,"
-        " after lame_duck_s. Then clients of unfinished streams are told to resume them on another"
-        " edge.",
+        description="Maximum time in seconds for which a shutdown waits for open requests to end;"
+        " it begins after lame_duck_s. Streams that are still open then end with an error, and"
+        " their clients resume them on another edge.",
     )
     telemetry: bool = Field(
-        True, description="Collect counts and times of requests, streams and frames for /metrics."
+        True, description="Count and time requests, streams and frames for /metrics."
     )
     metrics: Address | None = Field(
         None,
@@ -264,11 +266,11 @@ class EdgeConfig(Settings):
     )
     traces: CollectorUrl | None = Field(
         None,
-        description="http:// or https:// address of an OpenTelemetry collector. The edge sends its"
-        " traces there by OTLP over HTTP. Needs the extra `telemetry`.",
+        description="URL of an OpenTelemetry collector to which the edge sends traces by OTLP over"
+        " HTTP, such as http://127.0.0.1:4318. Needs the package extra `telemetry`.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Minimum level of the log lines that are written."
+        "info", description="Minimum level of the lines that are logged."
     )
 
     @model_validator(mode="after")

@@ -367,14 +367,14 @@ class OriginConfig(Settings):
         120.0,
         gt=0,
         le=3600,
-        description="Maximum time in seconds that a request waits for its model to load. Then the"
-        " request gets 503.",
+        description="Maximum time in seconds that a request waits for its model to load. After"
+        " that it is refused with 503.",
     )
     max_streams: int = Field(
         256,
         ge=1,
-        description="Maximum number of running and waiting streams together. Further requests get"
-        " 503.",
+        description="Maximum number of running and waiting streams together. Further requests are"
+        " refused with 503.",
     )
     overload_wait_s: float = Field(
         60.0,
@@ -400,7 +400,7 @@ class OriginConfig(Settings):
         " another origin on the same ledger, or by this origin after its restart.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Minimum level of the log events that are written."
+        "info", description="Minimum level of the lines that are logged."
     )
     require_token: bool = Field(
         False,
@@ -409,9 +409,9 @@ class OriginConfig(Settings):
     )
     traces: CollectorUrl | None = Field(
         None,
-        description="http:// or https:// address of an OpenTelemetry collector. The origin"
-        " sends a span for each stream, by OTLP over HTTP. Needs the extra"
-        " telemetry. Default: no traces.",
+        description="URL of an OpenTelemetry collector to which the origin sends one span for each"
+        " stream by OTLP over HTTP, such as http://127.0.0.1:4318. Needs the package extra"
+        " `telemetry`. Default: no traces.",
     )
     metrics: Address | None = Field(
         None,
@@ -460,15 +460,15 @@ class OriginConfig(Settings):
         30.0,
         gt=0,
         le=3600,
-        description="Timeout in seconds for each further token of the upstream server. Then the"
+        description="Timeout in seconds for each further token of the upstream server. A slower"
         " server counts as stalled.",
     )
     upstream_retry_s: float = Field(
         60.0,
         ge=0,
         le=3600,
-        description="Seconds for which a stream retries an upstream server that has failed. Then"
-        " the stream ends.",
+        description="Maximum time in seconds for which a stream retries an upstream server that"
+        " has failed. After that the stream ends.",
     )
     text_streams: int = Field(
         64,
