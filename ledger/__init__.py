@@ -1,4 +1,5 @@
 """The durable ledger of token streams, and the wire format that is also its record."""
 
-if __name__ != "tailrace.ledger":  # a second name would be a second copy of every class
+# Imported by a second name, Python would create every class twice, and isinstance would fail.
+if __name__ != "tailrace.ledger":
     raise ImportError(f"{__name__}: import tailrace.ledger instead")

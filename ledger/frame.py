@@ -38,15 +38,15 @@ _SHORT = struct.Struct("<IBIB")  # header, tag, corr, length of the text
 _SHORT_BYTES = _SHORT.size
 _pack_short, _unpack_short = _SHORT.pack, _SHORT.unpack_from
 _HEADER_LESS_SIZE = VERSION_BITS - HEADER_BYTES  # header minus the frame's size
-_SHORT_TEXT_BYTES = 1 << 7  # texts below it have a one-byte length
-_SMALL_INDEX = 1 << 14  # indexes below it take at most two bytes
+_SHORT_TEXT_BYTES = 1 << 7  # the length of a shorter text is encoded in one byte
+_SMALL_INDEX = 1 << 14  # a smaller index is encoded in at most two bytes
 _UVARINT = tuple(
     bytes((n,)) if n < 1 << 7 else bytes((n & 0x7F | 0x80, n >> 7)) for n in range(_SMALL_INDEX)
 )
 SMALL_INDEXES = {raw: n for n, raw in enumerate(_UVARINT)}
 """Small indexes by the bytes of their varint."""
 
-# The setters of the slots, because __init__ of a frozen dataclass costs twice as much.
+# Fields are set by the slots' setters: __init__ of a frozen dataclass takes twice as long.
 _new_token = Token.__new__
 _set_text = vars(Token)["text"].__set__
 _set_index = vars(Token)["index"].__set__
@@ -83,11 +83,11 @@ def decode(raw: Raw) -> tuple[int, Frame]:
             end = _SHORT_BYTES + size
             token = _new_token(Token)
             _set_text(token, raw[_SHORT_BYTES:end].decode())  # type: ignore[union-attr]
-            # The bytes after the text are a canonical varint, or not in the table.
+            # If the bytes after the text are not the varint of a small index, this is a KeyError.
             _set_index(token, SMALL_INDEXES[raw[end:]])  # type: ignore[index]
             return corr, token
     except (AttributeError, KeyError, TypeError, ValueError, struct.error):
-        pass  # another kind of frame, or malformed: the codec decides
+        pass  # another kind of frame or a malformed one, which the codec tells apart
     return CODEC.decode(raw)
 
 
@@ -129,7 +129,8 @@ MAX_ERROR_TEXT = 1000  # characters of each text, so that an error always fits i
 _CLASSES = [
     cls
     for cls in vars(errors).values()
-    # A peer's bad_frame speaks of bytes that we sent: it has no offset here.
+    # FrameError needs an offset in received bytes. A peer's `bad_frame` is about bytes that we
+    # sent, so it becomes an error of the class for its status.
     if isinstance(cls, type) and issubclass(cls, TailraceError) and cls is not FrameError
 ]
 _BY_CODE = {cls.code: cls for cls in _CLASSES if "code" in vars(cls)}

@@ -14,9 +14,10 @@ from tailrace.ledger.wire.words import Word
 
 
 def frame_fields(frame: Frame, *, brief: bool = False) -> dict[str, Any]:
-    """Return what a frame says: bytes in hex, words of enums, null for a number that is not finite.
+    """Return the fields of a frame as JSON values.
 
-    With `brief` bytes and lists are their lengths instead.
+    Bytes are in hex, members of enums are their words, and a number that is not finite is null.
+    With `brief`, bytes and lists are replaced by their lengths.
     """
     return {each.name: _plain(getattr(frame, each.name), brief=brief) for each in fields(frame)}
 

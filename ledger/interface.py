@@ -30,8 +30,8 @@ class NewStream:
 
     `recipe` is what a continuation needs besides the token ids (prompt ids, sampling parameters,
     engine fingerprint). The ledger stores it as text and never reads it. A second create with the
-    same `idempotency_key` and `request_hash` returns the first stream; with another hash it is a
-    `Conflict`.
+    same `idempotency_key` and `request_hash` returns the stream that the first one created; with
+    another hash it raises `Conflict`.
     """
 
     stream: bytes
@@ -43,7 +43,7 @@ class NewStream:
     kind: StreamKind = StreamKind.GENERATION
 
     def __post_init__(self) -> None:
-        if not 0 <= self.ttl_s <= MAX_TTL_S:  # also true for nan
+        if not 0 <= self.ttl_s <= MAX_TTL_S:  # so NaN is refused, too
             raise CallerError(
                 f"{self.ttl_s} is not a valid time to live",
                 field="ttl_s",
@@ -239,9 +239,9 @@ ALL_VALUES = ValueRange()
 
 
 def after_prefix(prefix: str) -> str | None:
-    """Return the first string after all that begin with `prefix`; None if there is none.
+    """Return the first string that sorts after all strings with this prefix, or None.
 
-    The order of code points equals that of UTF-8 bytes.
+    Strings are ordered by their UTF-8 bytes, which is the order of their code points.
     """
     for at in range(len(prefix) - 1, -1, -1):
         code = ord(prefix[at])
@@ -299,7 +299,7 @@ class LiveTail(Protocol):
 
     @property
     def released(self) -> int:
-        """The next index to be released."""
+        """The index after the last frame that readers may see."""
 
     @property
     def gone(self) -> bool:
@@ -310,7 +310,7 @@ class LiveTail(Protocol):
 
 
 class LedgerSize(NamedTuple):
-    """Storage used by a ledger, in bytes. None is unknown."""
+    """Storage used by a ledger, in bytes; None if unknown."""
 
     used_bytes: int
     free_bytes: int | None = None
@@ -359,14 +359,17 @@ class Ledger(Protocol):
         Refused appends are returned with `StaleEpoch`, `WrongIndex` or `Conflict` (after the end),
         or because the stream is unknown (`NotFound`), damaged (`Damaged`) or cannot be read now
         (`LedgerAway`). The rest of the batch is stored. Waits while the queue of uncommitted
-        frames is full. A batch of `relaxed` streams only is released at once.
+        frames is full. If all streams of a batch have durability RELAXED, it is released at once.
         """
 
     async def read(self, stream: bytes, start: int, limit: int) -> list[Record]:
-        """Return at most `limit` released records from index `start` on; none at the end."""
+        """Return at most `limit` released records from index `start` on.
+
+        The list is empty if no record from `start` on has been released.
+        """
 
     async def frames(self, stream: bytes, start: int, limit: int) -> list[bytes]:
-        """Return only the frames of `read`, which is faster."""
+        """Return the frames of the records that `read` would return; faster than `read`."""
 
     def tail(self, stream: bytes) -> LiveTail:
         """Return the tail of a stream in memory, such as a watched one.

@@ -17,11 +17,11 @@ from tailrace.ledger.record_extra import IdSpan, RecordExtra
 STEERED = 1 << 31
 STEER_BEGINS = 1 << 30
 LIFE = 2**32 - 1
-"""The id before the numbers of a StreamLife."""
+"""The mark after which the numbers of a StreamLife follow."""
 UNKNOWN = 2**32 - 2
-"""The number for None."""
+"""The number that stands for None among the numbers of a StreamLife."""
 ENGINE = "engine"
-"""Code of the notice with the fingerprint."""
+"""Code of the Notice frame whose text is the fingerprint of the engine."""
 
 
 def unmarked(frame: bytes, ids: tuple[int, ...]) -> Record:
@@ -44,7 +44,10 @@ def unmarked(frame: bytes, ids: tuple[int, ...]) -> Record:
 
 
 def _span(ids: tuple[int, ...], begin: int, end: int) -> IdSpan:
-    """Return the span of ids from one Steer order: up to a drawn id or the next order."""
+    """Return the span of ids from the Steer order that begins at position `begin`.
+
+    It ends before the first id that the model drew, or at `end`, where the next order begins.
+    """
     steered = (at for at in range(begin, end) if not ids[at] & STEERED)
     return IdSpan(begin, next(steered, end) - begin)
 

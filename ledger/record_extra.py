@@ -29,7 +29,7 @@ class StreamLife(NamedTuple):
     whole_ms: int | None = None
     """Time until the end was written."""
     gap_p50_ms: int | None = None
-    """Median gap between two frames, takeovers included. The next two are p95 and p99."""
+    """Median gap between two frames. Gaps that a takeover caused count, too."""
     gap_p95_ms: int | None = None
     gap_p99_ms: int | None = None
     resumes: int | None = None
@@ -93,7 +93,7 @@ NO_EXTRA = RecordExtra()
 
 
 def life_numbers(life: StreamLife) -> tuple[int | None, ...]:
-    """Return the numbers to store, limited to 0 to 2^64-1."""
+    """Return the statistics as numbers to store, each limited to the range from 0 to 2^64-1."""
     return tuple(None if each is None else min(max(0, each), U64_MAX) for each in life)
 
 

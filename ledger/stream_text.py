@@ -11,13 +11,14 @@ from tailrace.ledger.frame import Frame, Revision, ScoredToken, Token
 class StreamText:
     """The current text of a stream whose frames are added in order.
 
-    There may be one per reader of a stream, so it is packed: 16 bytes per frame and the text.
+    A process may have one for each reader of a stream. So it stores only 16 bytes per frame and the
+    text.
     """
 
     def __init__(self) -> None:
         self._text = bytearray()
-        self._indexes = array("Q")  # of the frames with text,
-        self._ends = array("Q")  # and the ends of their texts
+        self._indexes = array("Q")  # the indexes of the frames with text
+        self._ends = array("Q")  # the offsets in `_text` at which the texts of these frames end
 
     def add(self, frame: Frame) -> None:
         """Apply the next frame. Frames without text change nothing."""
@@ -44,15 +45,16 @@ class AppendedText(StreamText):
 
     def __init__(self) -> None:
         super().__init__()
-        self._shown: str | None = None  # set while the text does not begin with what was shown
+        # The text that the reader was shown; None while the current text begins with that.
+        self._shown: str | None = None
 
     @property
     def departed(self) -> bool:
-        """True if the text no longer begins with what was shown."""
+        """True while the current text does not begin with the text that the reader was shown."""
         return self._shown is not None
 
     def added(self, frame: Frame) -> str:
-        """Apply the next frame; return the text to append to all that was returned before."""
+        """Apply the next frame; return the text to append to the text returned so far."""
         if self._shown is None and not isinstance(frame, Revision):
             self.add(frame)
             return frame.text if isinstance(frame, Token | ScoredToken) else ""

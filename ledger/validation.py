@@ -27,7 +27,7 @@ UNKNOWN = "unknown_field"
 """Code of an error about a field that does not exist."""
 _NOT_AN_OBJECT = ("model_type", "model_attributes_type", "dict_type", "dataclass_type")
 _SHOULD = re.compile(r"^\w+ should ")
-"""How pydantic begins to say what would be right: `Input should be a valid integer`."""
+"""Matches the beginning of pydantic's messages, such as `Input should be a valid integer`."""
 
 
 class Fault(NamedTuple):
@@ -55,7 +55,7 @@ def first_fault(
 def fault_of(
     found: ErrorDetails, model: type[BaseModel] | None = None, *, shows_value: bool = True
 ) -> Fault:
-    """Return one finding of pydantic in our words."""
+    """Convert one of pydantic's errors into a `Fault`."""
     location, kind = found["loc"], found["type"]
     steps = [(part, None) for part in location] if model is None else list(_steps(model, location))
     described = next((info.description for _, info in reversed(steps) if info is not None), None)
@@ -65,7 +65,7 @@ def fault_of(
     reason = _SHOULD.sub("must ", found["msg"].removeprefix("Value error, "))
     if kind in _NOT_AN_OBJECT:
         reason = "must be an object"
-    elif not location:  # about several fields at once, or no JSON at all
+    elif not location:  # the fault is about several fields, or the document is not JSON
         return Fault(field, reason, described, kind)
     value = shown(found["input"]) if shows_value else "the value"
     return Fault(field, f"{value} is not valid", described or reason, kind, found["input"])
@@ -90,12 +90,12 @@ def invalid_document(
 
 
 def closest_name(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that is most like a misspelt one, or None if none is like it."""
+    """Return the known name that is most similar to `name`, or None if none is similar."""
     return next(iter(get_close_matches(name, list(known), n=1)), None)
 
 
 def unknown_field(location: Location, fields: Iterable[str]) -> CallerError:
-    """Return the error for a field that does not exist beside `fields`."""
+    """Return the error for an unknown field at `location`; `fields` are the known ones."""
     known = list(fields)
     closest = closest_name(str(location[-1]), known)
     hint = f'did you mean "{closest}"?' if closest else "one of " + ", ".join(known)
@@ -109,8 +109,8 @@ def path_of(location: Iterable[int | str]) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a refused value as JSON, cut where it is long."""
-    # Piece by piece: what is refused may be a megabyte.
+    """Return a refused value as JSON, cut after MAX_SHOWN_CHARS characters."""
+    # Encode the value piece by piece, because it may have a megabyte.
     pieces = json.JSONEncoder(ensure_ascii=False, default=str).iterencode(value)
     text = "".join(islice(pieces, MAX_SHOWN_CHARS))
     return text if len(text) <= MAX_SHOWN_CHARS else text[: MAX_SHOWN_CHARS - 1] + "…"
@@ -122,9 +122,10 @@ def shown(value: object) -> str:
 def _steps(
     model: type[BaseModel], location: Location
 ) -> Iterator[tuple[int | str, FieldInfo | None]]:
-    """Yield the parts of a location that the document has, each with its field if it is one.
+    """Yield the parts of an error's location that are in the document.
 
-    Pydantic adds a part for each branch of a union that it has tried.
+    Each part comes with its field of the model, or None for an index of a list. Pydantic's
+    locations also have a part for each branch of a union that it has tried; these are left out.
     """
     at: Any = model
     for part in location:
@@ -146,9 +147,9 @@ def _steps(
                 continue
             break
         else:
-            if any(map(_fields, kinds)):  # a field that no model has
+            if any(map(_fields, kinds)):  # the part is a field that none of the models has
                 yield part, None
-            else:  # a branch of a union, whose items may follow
+            else:  # the part is a branch of a union; indexes of its items may follow
                 at = next((kind for kind in kinds if get_origin(kind) is list), None)
 
 

@@ -94,11 +94,12 @@ class Window:
 
     def wanted(self, released: int) -> int:
         """Return how many frames may be sent now if the stream has frames below `released`."""
-        # Comparisons, because this runs for every token, and min and max take three times as long.
+        # Not min() and max(): they take three times as long, and this runs for every token.
         most = (self.limit if self.limit < released else released) - self.next
         if self.limit_bytes is not None:
             room = self.limit_bytes - self.passed_bytes
-            # Frames that would not fit are not fetched, because frames of a producer may be large.
+            # Estimate how many frames the byte limit allows: fetching more, which may be large,
+            # would be wasted work.
             fits = room // self.frame_bytes + 1 if room > 0 else 0
             most = fits if fits < most else most
         if most > READ_FRAMES:

@@ -1,6 +1,6 @@
 """The commands of `tailrace ledger`, as functions of a ledger or of one stream.
 
-`summary` reads a whole stream, and `follow` reads it as it grows, while its owner writes.
+`summary` reads a whole stream. `follow` reads a stream while its origin still appends to it.
 `json_lines` and `raw_frames` export streams. `verify` checks that every stream is contiguous, ended
 once, and matches its checksums. `collect` removes expired streams, as a running origin does by
 itself. `accept` accepts the loss of data after the file or its WAL was damaged.
@@ -30,7 +30,7 @@ from tailrace.ledger.stream_text import StreamText
 TEXT_CHARS = 2_000
 """Maximum characters of a stream's text in `show`."""
 POLL_S = 0.1
-"""Seconds between two reads of the ledger, whose owner cannot wake another process."""
+"""Seconds between two reads of `follow`, which gets no notification when the origin appends."""
 
 Document = dict[str, Any]
 
@@ -82,7 +82,7 @@ async def follow(
         while True:
             piece = StreamPiece(await reader.stream(stream), first=at == 0)
             await fill(piece, reader, at)
-            await reader.release()  # do not keep a snapshot for a slow reader
+            await reader.release()  # a snapshot kept for a slow reader would make the WAL grow
             for found in piece.records:
                 yield found
             if piece.records:
@@ -110,7 +110,7 @@ async def collect(place: Path | str, open_ledger: Callable[[], Awaitable[Ledger]
     Raises:
         ConfigError: There is no ledger, or another process owns the file.
     """
-    before = await _bytes(place)  # a file that is not a ledger is refused, not turned into one
+    before = await _bytes(place)  # raises if there is no ledger; open_ledger would create one
     ledger = await open_ledger()
     try:
         removed = await ledger.expire()
@@ -120,7 +120,7 @@ async def collect(place: Path | str, open_ledger: Callable[[], Awaitable[Ledger]
 
 
 async def _bytes(place: Path | str) -> int:
-    if isinstance(place, Path):  # a writer of a file must not also open it as a reader
+    if isinstance(place, Path):  # not with `reading`, because this process also writes the file
         return existing(place).stat().st_size
     async with reading(place) as reader:
         return await reader.ledger_bytes()
@@ -196,7 +196,7 @@ async def json_lines(reader: LedgerReader, rows: AsyncIterable[StreamRow]) -> As
 
 
 async def raw_frames(reader: LedgerReader, rows: AsyncIterable[StreamRow]) -> AsyncIterator[bytes]:
-    """Yield the encoded frames of the streams; each has its length in its header."""
+    """Yield the encoded frames of the streams; the header of a frame has its length."""
     async for piece in pieces(reader, rows):
         for record in _records(piece):
             yield record.frame
@@ -245,7 +245,7 @@ class Audit:
 async def verify(
     reader: LedgerReader, progress: Callable[[int], None] = lambda _done: None
 ) -> Audit:
-    """Check everything; call `progress` with the number of streams done."""
+    """Check all stored data; call `progress` with the number of streams checked so far."""
     verdict = Audit(findings=[Finding(None, what) async for what in reader.damage()])
     await reader.release()
     stream = _Stream()
@@ -265,7 +265,7 @@ async def verify(
 
 @dataclass(slots=True)
 class _Stream:
-    """State of the stream that is being checked."""
+    """What `verify` has found so far in the stream that it checks now."""
 
     ended_at: int | None = None
     broken: bool = False
@@ -273,7 +273,7 @@ class _Stream:
 
 def _check_piece(piece: StreamPiece, stream: _Stream, verdict: Audit) -> None:
     if stream.broken:
-        return  # one finding per stream
+        return  # report only the first damage of a stream
     try:
         for index, record in piece.records:
             if stream.ended_at is not None:
@@ -286,7 +286,7 @@ def _check_piece(piece: StreamPiece, stream: _Stream, verdict: Audit) -> None:
         if piece.damage is not None:
             raise piece.damage
         if piece.last and piece.row.ended and stream.ended_at is None:
-            raise Damaged("it is marked as ended, but has no StreamEnd")
+            raise Damaged("the stream is marked as ended, but has no StreamEnd")
     except (Damaged, FrameError) as error:
         stream.broken = True
         name = piece.row.id.hex()

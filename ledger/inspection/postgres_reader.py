@@ -1,8 +1,8 @@
 """A read-only view of a ledger on PostgreSQL while origins use it.
 
-One REPEATABLE READ READ ONLY transaction is one moment; it runs on a standby too. The tables
-of frames are locked against being dropped while it lasts: PostgreSQL shows a transaction the
-rows of its own moment, but the tables of the present.
+A snapshot is a transaction that is REPEATABLE READ READ ONLY, so a standby can serve it, too.
+During the transaction a lock keeps origins from dropping partitions of frames: a snapshot has the
+rows of its moment, but a dropped table is gone from it at once.
 """
 
 from __future__ import annotations
@@ -78,10 +78,12 @@ WHERE NOT EXISTS (SELECT FROM stream s WHERE s.sid = f.sid)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostgresStatus(LedgerStatus):
-    """Bytes are of whole tables with their indexes and the room in them.
+    """Figures of a ledger on PostgreSQL. Sizes of tables include their indexes and free space.
 
-    `frames` and `bytes_per_frame` are of the streams that live; `frame_bytes` also has what
-    the `expired_streams` leave behind. `origins` are those that renew their lease.
+    `frames` counts the frames of streams that have not expired. `frame_bytes`, the size of the
+    tables of frames, also includes frames that the `expired_streams` have left there.
+    `bytes_per_frame` is `frame_bytes` divided by `frames`. `origins` counts the origins with a
+    valid lease.
     """
 
     table_bytes: int
@@ -181,16 +183,16 @@ class PostgresReader:
         connection = self._connection
         try:
             if connection.info.transaction_status == TransactionStatus.IDLE:
-                # Locked first: the snapshot is taken by the statement after it.
+                # The lock comes first, because the next statement takes the snapshot.
                 await connection.execute("LOCK TABLE frame IN ACCESS SHARE MODE")
                 await connection.execute("SAVEPOINT moment")
             cursor = await connection.execute(sql.encode(), values, binary=True)
             return await cursor.fetchall()
         except psycopg.Error as error:
             if connection.info.transaction_status == TransactionStatus.INERROR:
-                await connection.execute(
-                    "ROLLBACK TO moment"
-                )  # damage here does not affect later reads
+                # After an error PostgreSQL refuses every statement until this rollback, and later
+                # reads may find undamaged data.
+                await connection.execute("ROLLBACK TO moment")
             raise _explained(error, self._url) from error
 
 
@@ -222,7 +224,7 @@ async def _check_version(connection: psycopg.AsyncConnection, address: PostgresU
         raise ConfigError(
             f"there is no ledger in {address}",
             field="ledger.url",
-            hint="the first origin that uses the database creates it",
+            hint="start an origin with this URL as ledger.url: it creates the ledger",
         )
     if found != SCHEMA_VERSION:
         raise ConfigError(
@@ -233,7 +235,7 @@ async def _check_version(connection: psycopg.AsyncConnection, address: PostgresU
 
 
 def _explained(error: psycopg.Error, address: PostgresUrl) -> TailraceError:
-    """Convert an error of the server."""
+    """Convert an error of PostgreSQL into one of Tailrace."""
     message = address.first_line(error)
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
         return ConfigError(
@@ -243,7 +245,7 @@ def _explained(error: psycopg.Error, address: PostgresUrl) -> TailraceError:
         )
     if isinstance(error, psycopg.errors.DataCorrupted | psycopg.errors.IndexCorrupted):
         return Damaged(message, hint="check the disk, and restore the database from a backup")
-    return LedgerFailed(f"PostgreSQL: {message}", hint="see the server's log")
+    return LedgerFailed(f"PostgreSQL: {message}", hint="see the log of the PostgreSQL server")
 
 
 def _stream_row(row: Any) -> StreamRow:

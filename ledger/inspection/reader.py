@@ -1,10 +1,10 @@
 """A read-only view of a ledger while origins write it.
 
-What the tools of `tailrace ledger` are made of. Everything is read in one transaction, so
-that it is the state of one moment, until that is released; the origins go on writing meanwhile.
-A ledger that is read holds on to the moment that it is read of: a file keeps all that was
-written since in its WAL, a database keeps what was deleted. So streams are read in pieces, each
-whole in itself, and the moment is let go before anybody has one, who may be slow.
+The commands of `tailrace ledger` use it. Everything is read from one snapshot (a read
+transaction) until `release`; the origins continue to write. While a snapshot is open, the ledger
+grows: a SQLite file keeps all later writes in its WAL, and PostgreSQL keeps deleted rows. So
+streams are read in pieces, and the snapshot is released before a piece is given to its consumer,
+who may be slow.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from tailrace.ledger.sqlite.storage import StreamRow
 STREAMS_AT_ONCE = 1_000
 """Maximum rows of streams in memory."""
 PIECE_RECORDS = 4_096
-"""Maximum records in memory."""
+"""Maximum records of a stream that are in memory at a time."""
 PIECE_BYTES = 4 * 1024 * 1024
-"""Maximum bytes of frames in memory, if that is fewer records."""
+"""Bytes of frames in memory at which a piece ends, even with fewer than PIECE_RECORDS records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerStatus:
-    """Figures of any ledger. `ledger` is its place, without secrets."""
+    """Figures that every kind of ledger has. `ledger` is its path or URL, without secrets."""
 
     ledger: str
     streams: int
@@ -48,10 +48,10 @@ def per_frame(size: int, frames: int) -> float | None:
 
 
 class LedgerReader(Protocol):
-    """A ledger as it was at one moment. Make it with `reading`.
+    """A snapshot of a ledger; create it with `ledger.inspection.commands.reading`.
 
-    Methods raise `Damaged` for what was stored and is not whole, `LedgerFailed` where the
-    storage has gone away.
+    Methods raise `Damaged` if stored data is corrupt, and `LedgerFailed` if the storage can no
+    longer be reached.
     """
 
     async def status(self) -> LedgerStatus: ...
@@ -63,7 +63,7 @@ class LedgerReader(Protocol):
         """Return the number of streams that have expired at `now_ms` (Unix time)."""
 
     def streams(self) -> AsyncIterator[StreamRow]:
-        """Yield every stream; those of an hour are ordered by creation."""
+        """Yield every stream, ordered by the hour of its creation."""
 
     async def stream(self, stream: bytes) -> StreamRow:
         """Return a stream.
@@ -109,9 +109,9 @@ def parse_stream(text: str) -> bytes:
 
 @dataclass(slots=True)
 class StreamPiece:
-    """Records of one stream that follow one another; the first or the last ones, if it says so.
+    """Consecutive records of one stream; `first` and `last` mark the stream's outer pieces.
 
-    `damage`: why there are no more. `row` is of the same moment.
+    `damage` is the error that ended the reading, if any. `row` is from the same snapshot.
     """
 
     row: StreamRow
@@ -157,7 +157,7 @@ async def _of_one(reader: LedgerReader, row: StreamRow) -> AsyncIterator[StreamP
             piece.row = await reader.stream(row.id)
             await fill(piece, reader, at)
         except NotFound:
-            return  # removed in the meantime
+            return  # the stream was removed in the meantime
         except Damaged as damage:
             piece.damage = damage
         at, last = at + len(piece.records), piece.last
@@ -165,7 +165,11 @@ async def _of_one(reader: LedgerReader, row: StreamRow) -> AsyncIterator[StreamP
 
 
 async def fill(piece: StreamPiece, reader: LedgerReader, at: int) -> None:
-    """Yield the records from index `at` on; raise `Damaged` after the undamaged ones."""
+    """Add the records from index `at` on to `piece`, until it is full.
+
+    Raises:
+        Damaged: A record is corrupt; the records before it have been added.
+    """
     async with aclosing(reader.records(piece.row, at)) as records:
         async for index, record in records:
             piece.records.append((index, record))

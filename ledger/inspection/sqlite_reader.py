@@ -1,4 +1,7 @@
-"""A ledger file seen from outside, beside the origin that owns it (`ledger.inspection.reader`)."""
+"""A read-only view of a ledger file, while the origin that owns it may write to it.
+
+It is a `LedgerReader` of `ledger/inspection/reader.py`.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +37,9 @@ from tailrace.ledger.sqlite.storage import SegmentRow, StreamRow
 SEGMENTS_AT_ONCE = 64
 """Maximum segments in memory."""
 COPIED_PAGES = 1_024
-"""Pages that a copy reads at a time."""
+"""Pages that each step of a backup copies."""
 PAGE_FINDINGS = 100
-"""Maximum findings of SQLite's own integrity check."""
+"""Maximum findings that SQLite's `quick_check` reports."""
 
 _IS_COLD = f"coding IN {COLD_CODINGS}"
 
@@ -51,15 +54,16 @@ _COUNTS = {
     "log_rows": "count(*) FROM log",
     "removed_streams": "count(*) FROM removed",
 }
-"""Queries for the fields of `SqliteStatus`."""
+"""SQL expressions that compute fields of `SqliteStatus`, by the name of the field."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SqliteStatus(LedgerStatus):
-    """`frames` are those in segments: the last ones, which are in the log, are left out.
+    """Figures of a ledger file.
 
-    Bytes of segments are of their records alone, without what SQLite adds. `removed_streams`
-    are gone, their segments are not yet.
+    `frames` counts only frames in segments, not the newest ones, which are still in the log.
+    Sizes of segments are those of their records, without SQLite's overhead. `removed_streams`
+    counts streams that were removed, but whose segments are not all deleted yet.
     """
 
     file_bytes: int
@@ -86,13 +90,13 @@ class SqliteReader:
         self._queries = Queries(path, snapshot)
         self._logged: dict[int, list[Entry]] | None = None
         self._log_damage: list[Damaged] = []
-        self._rotten: dict[int, Damaged] = {}  # by sid: streams with damaged rows
+        self._rotten: dict[int, Damaged] = {}  # the error of each stream with a damaged row, by sid
 
     # ---- the whole ----
 
     async def status(self) -> SqliteStatus:
         """Return the figures; segments are counted without reading their content."""
-        segments = dict.fromkeys((False, True), (0, 0, 0))  # keys: plain, cold
+        segments = dict.fromkeys((False, True), (0, 0, 0))  # the key is True for cold segments
         for cold, *figures in self._rows(
             f"SELECT {_IS_COLD}, count(*), sum(length), sum(length(records)) FROM segment"
             " WHERE sid NOT IN (SELECT sid FROM removed) GROUP BY 1"
@@ -208,7 +212,7 @@ class SqliteReader:
             for row in rows:
                 try:
                     yield checked_stream(row)
-                except Damaged as error:  # raised again when its records are read
+                except Damaged as error:  # `records` of this stream will raise it
                     self._rotten[row[0]] = error
                     yield unchecked_stream(row)
             sid = rows[-1][0]
@@ -234,7 +238,8 @@ class SqliteReader:
             raise damage
         at = 0
         async for segment in self._segments(row.sid, start):
-            at = at or segment.first * bool(start)  # earlier records were not requested
+            # The first segment need not begin at 0 if records before `start` are not requested.
+            at = at or segment.first * bool(start)
             if segment.first != at:
                 raise damaged_stream(
                     row.id, f"segment at index {segment.first} does not follow index {at - 1}"
@@ -245,7 +250,7 @@ class SqliteReader:
                 at += 1
         for entry in (await self._log()).get(row.sid, ()):
             if entry.at < at:
-                continue  # the same record is in a segment
+                continue  # a segment has this record, too
             if entry.at != at:
                 raise damaged_stream(row.id, f"the log jumps from index {at - 1} to {entry.at}")
             if at >= start:
@@ -272,9 +277,9 @@ class SqliteReader:
         return records
 
     async def _log(self) -> dict[int, list[Entry]]:
-        """Return the log's records of each stream by sid, in order; segments may have some, too.
+        """Return the records in the log by their stream's sid, in order.
 
-        Damaged rows are recorded, and the others are read.
+        Segments may have the same records. The errors of damaged rows go to `_log_damage`.
         """
         if self._logged is not None:
             return self._logged
@@ -329,7 +334,7 @@ async def reading_file(path: Path) -> AsyncIterator[SqliteReader]:
         frames = _checked_frames(path, snapshot)
         lost = lost_wal(real, mark, frames)
         if read_mark(real) != mark:
-            lost = None  # its owner has written since
+            lost = None  # the origin has written since the mark was read, so nothing is known
         yield SqliteReader(path, snapshot, lost)
     finally:
         snapshot.close()

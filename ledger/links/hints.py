@@ -5,7 +5,10 @@ from __future__ import annotations
 from enum import StrEnum
 
 HINT = "hint"
-"""Class of the objects that receive hints: the name is the hint, the body a model or nothing."""
+"""Class of the objects that receive hints.
+
+An object's name is the `Hint`, and the body of its request is a model's name or empty.
+"""
 
 
 class Hint(StrEnum):

@@ -99,7 +99,7 @@ class Credentials:
         if self.certificate is not None:
             try:
                 context.load_cert_chain(self.certificate, self.key)
-            except OSError as error:  # includes ssl.SSLError
+            except OSError as error:  # ssl.SSLError is a subclass
                 hint = "give PEM files, the chain's leaf first, and the key of that leaf"
                 raise self._unreadable("certificate", self.certificate, error, hint) from error
         if self.ca is not None:
@@ -150,8 +150,8 @@ async def listen(
 
 
 def os_reason(error: OSError) -> str:
-    """Return the system's message for an error; asyncio's own repeats the address."""
-    number = error.errno or 0  # errors of getaddrinfo have negative numbers
+    """Return the system's message for an error, without the address that asyncio adds to it."""
+    number = error.errno or 0  # negative for errors of getaddrinfo, which strerror does not know
     return os.strerror(number) if number > 0 else error.strerror or str(error)
 
 

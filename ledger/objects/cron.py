@@ -18,7 +18,10 @@ SEARCHED_DAYS = 3000
 
 
 class Field(NamedTuple):
-    """A field of a cron expression. `special` matches its values that are not numbers or names."""
+    """Rules for a field of a cron expression.
+
+    `special` is a regular expression for values that are not numbers or names, such as `L`.
+    """
 
     name: str
     low: int
@@ -63,7 +66,7 @@ FIELDS = (MINUTE, HOUR, DAY, MONTH, WEEKDAY)
 
 
 class Said(NamedTuple):
-    """A parsed field of an expression."""
+    """A parsed field of a cron expression."""
 
     numbers: frozenset[int]
     special: list[re.Match[str]]
@@ -140,7 +143,7 @@ def _is_special_day(on: date, special: re.Match[str]) -> bool:
 
 
 def _nearest_workday(day: date, last: int) -> date:
-    """Return the workday nearest to `day` in the same month."""
+    """Return the workday nearest to `day` in its month, whose last day is `last`."""
     by = {6: -1 if day.day > 1 else 2, 7: 1 if day.day < last else -2}
     return day + timedelta(days=by.get(day.isoweekday(), 0))
 

@@ -47,9 +47,9 @@ class Event:
         self.parent = current()
         self.depth: int = 1 if self.parent is None else self.parent.depth + 1
         self.stage = Stage.QUEUED
-        self.blocks = 0  # depth of block_concurrency_while
-        self.abandoned = False  # its caller has gone
-        self.resets = False  # its exception discards the instance
+        self.blocks = 0  # number of nested calls of block_concurrency_while
+        self.abandoned = False  # True if the caller has disconnected
+        self.resets = False  # True if the event's exception discards the instance
         self.task: asyncio.Task[object] | None = None
         self._check_callers()
 
@@ -103,9 +103,12 @@ def current() -> Event | None:
 
 @dataclass(slots=True, eq=False)
 class Changes:
-    """Changes that are stored atomically. None in `values` is a deleted value."""
+    """Changes that are stored atomically. None in `values` is a deleted value.
 
-    clear: bool = False  # before `values`
+    `clear` deletes all stored values; it is applied before `values`.
+    """
+
+    clear: bool = False
     values: dict[str, bytes | None] = field(default_factory=dict)
     alarm: Alarm | None = None
     sets_alarm: bool = False
@@ -113,7 +116,7 @@ class Changes:
     appends: list[Append] = field(default_factory=list)
     drops: list[bytes] = field(default_factory=list)
     size: int = 0
-    """Bytes of names, values and frames."""
+    """Total bytes of names, values and frames in these changes."""
     waiters: list[asyncio.Future[None]] = field(default_factory=list)
 
     @property

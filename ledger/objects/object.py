@@ -158,7 +158,7 @@ class ReadContext:
 
 
 Read = Callable[[ReadContext, ObjectRequest], Coroutine[None, None, ObjectResponse]]
-"""Answers a request from stored data."""
+"""Type of functions that answer a request from stored data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +222,7 @@ class ObjectLimits:
 
 
 class InstanceHost(Protocol):
-    """The runtime, as an instance sees it."""
+    """The part of the object runtime that an instance uses."""
 
     ledger: Ledger
     limits: ObjectLimits
@@ -266,7 +266,10 @@ class Instance:
     # ---- an event's way ----
 
     async def begin(self, event: Event) -> bool:
-        """Let `event` enter. Return False if the instance was discarded: use a new one."""
+        """Let `event` enter through the input gate.
+
+        Return False if this instance was discarded: the event then needs a new one.
+        """
         if self._input.waiting >= self.host.limits.waiting:
             raise Overloaded(
                 f"{self.key.kind} {self.key.name!r} has {self._input.waiting} requests waiting",
@@ -372,7 +375,8 @@ class Instance:
     async def outside(self, waiting: Awaitable[T]) -> T:
         event = current()
         if event is None or event not in self.events:
-            return await waiting  # a live body, or a task that outlived its event
+            # Called by a live body, or by a task that outlived its event: neither holds the gate.
+            return await waiting
         try:
             self._check_outside(event)
             if event.blocks:
@@ -434,13 +438,13 @@ class Instance:
             return result
         except TimeoutError as error:
             if limit.expired():
-                raise lost("its initialisation took too long") from error
+                raise lost("its block_concurrency_while took too long") from error
             raise
         finally:
             event.blocks -= 1
             if not done:
                 event.resets = True
-                self.output.shut(lost("its initialisation failed"))
+                self.output.shut(lost("its block_concurrency_while failed"))
 
     # ---- what the runtime has it do ----
 
@@ -484,7 +488,10 @@ class Instance:
         await self.run(event, self._ring)
 
     async def _ring(self, target: DurableObject) -> None:
-        """Run the alarm if it is still due. It stays stored until its handler has ended."""
+        """Run the alarm's handler if the alarm is still due.
+
+        The alarm stays stored until the handler has ended, so that a crash cannot lose it.
+        """
         alarm = self.storage.begin_alarm(self.host.now_ms())
         if alarm is None:
             return

@@ -124,7 +124,8 @@ class ObjectRuntime:
         self._forward = forward
         self._timer = timer or LoopTimer(now_ms)
         self._instances: dict[ObjectKey, Instance] = {}
-        self._idle: dict[ObjectKey, int] = {}  # idle since (Unix ms), the longest first
+        # The Unix time in ms since which each instance is idle, the longest idle one first.
+        self._idle: dict[ObjectKey, int] = {}
         self._tasks: set[asyncio.Task[object]] = set()
         self._reads: set[asyncio.Task[ObjectResponse]] = set()
         self._closing: TailraceError | None = None
@@ -242,7 +243,7 @@ class ObjectRuntime:
     async def _event(self, key: ObjectKey, visit: Callable[[Instance, Event], Awaitable[T]]) -> T:
         self._check(key)
         event = Event(key)
-        # A separate task, because a cancelled caller must not stop it halfway.
+        # A separate task, because cancelling the caller must not stop the event halfway.
         task = asyncio.get_running_loop().create_task(self._visit(event, visit))
         event.task = task
         self._tasks.add(task)
@@ -264,7 +265,7 @@ class ObjectRuntime:
         except asyncio.CancelledError as error:
             if event.abandoned:
                 raise
-            raise lost("an operation that it awaited was cancelled") from error
+            raise lost("an operation that its event awaited was cancelled") from error
         finally:
             event.stage = Stage.ENDED
 
@@ -388,7 +389,7 @@ class Alarms:
 
     async def start_due(self) -> int:
         """Start due alarms and return when to check again, in Unix ms."""
-        # Running and held alarms are still stored, so the result includes them.
+        # The store also returns running and held alarms: ask for that many more.
         limit = MAX_ALARMS_AT_ONCE + sum(self._at_once.values())
         limit += len(self._running) + len(self._held)
         try:

@@ -96,7 +96,7 @@ class ObjectStorage:
         self._guard = guard
         self._cache = ValueCache()
         self._transaction: Changes | None = None
-        self._ringing = False  # the stored alarm is running
+        self._ringing = False  # True while the handler of the stored alarm runs
 
     # ---- reading ----
 
@@ -135,7 +135,8 @@ class ObjectStorage:
             raise CallerError(f"{limit} is negative", field="limit", hint="use 0 or more")
         for bound in (prefix, start, end):
             _check_text(bound or "")
-        # Taken before the store is read, because changes in flight may or may not be stored.
+        # Copy the buffered changes before reading the store: a write in flight may be stored during
+        # the read, and would then be missing from both.
         cleared, buffered = self._buffered()
         wanted = ValueRange(prefix, start, end, MAX_LIST if limit is None else limit, reverse)
         changed = {name: value for name, value in buffered.items() if name in wanted}
@@ -212,14 +213,21 @@ class ObjectStorage:
         self._changes().drops.append(stream)
 
     def _check_present(self, stream: bytes) -> None:
-        """Refuse a dropped stream: a write drops streams last, so the order would be wrong."""
+        """Refuse changes of a dropped stream.
+
+        A write drops streams after all other changes, so a later change would be lost.
+        """
         if any(stream in layer.drops for layer in self._layers()):
             raise Conflict(
                 f"stream {stream.hex()} has been dropped", field="stream", hint="use a new id"
             )
 
     def _changes(self, size: int = 0) -> Changes:
-        """Return the uncommitted changes that take a change of `size` bytes."""
+        """Return the buffer for a change of `size` bytes: the open transaction or the next write.
+
+        Raises:
+            Overloaded: Too many bytes already wait to be stored.
+        """
         self._check()
         pending = sum(layer.size for layer in self._layers()) if size else 0
         if pending + size > MAX_PENDING_BYTES:
@@ -267,7 +275,7 @@ class ObjectStorage:
                 self._ringing = ringing
 
     def stored(self, changes: Changes) -> None:
-        """Record that `changes` are durable and no longer a layer."""
+        """Move `changes`, which are durable now, to the cache of stored values."""
         if changes.clear:
             self._cache.clear()
         for name, value in changes.values.items():
@@ -293,14 +301,20 @@ class ObjectStorage:
         self._ringing = False
 
     def delete_alarm(self) -> None:
-        """Delete the alarm. A running alarm cannot be deleted, but one that it has set can."""
+        """Delete the alarm, unless its handler is running.
+
+        An alarm that the running handler has set can be deleted.
+        """
         self._check()
-        # A running alarm stays stored until it has ended, or a crash would lose it.
+        # The alarm stays stored while its handler runs, or a crash would lose it.
         if not self._ringing and self._next_alarm() is not None:
             self._changes().set_alarm(None)
 
     def begin_alarm(self, now_ms: int) -> Alarm | None:
-        """Return the alarm if it is (still) due. The object sees it as deleted from now on."""
+        """Return the alarm if it is still due, otherwise None.
+
+        From now on `get_alarm` returns None, although the alarm stays stored until its end.
+        """
         alarm = self._next_alarm()
         if alarm is None or alarm.at_ms > now_ms:
             return None
@@ -308,7 +322,10 @@ class ObjectStorage:
         return alarm
 
     def end_alarm(self, alarm: Alarm | None) -> bool:
-        """Replace the alarm that has run. Return False if the object has set another one."""
+        """Store `alarm` in place of the one whose handler has ended; None deletes it.
+
+        Return False, storing nothing, if the handler has set another alarm or the storage failed.
+        """
         ringing, self._ringing = self._ringing, False
         if ringing and self._output.failure is None:
             self._changes().set_alarm(alarm)
@@ -316,7 +333,7 @@ class ObjectStorage:
         return False
 
     def interrupt_alarm(self) -> None:
-        """Keep the running alarm stored, so that it runs again."""
+        """Stop treating the alarm as running, but keep it stored, so that it runs again."""
         self._ringing = False
 
     def _next_alarm(self) -> Alarm | None:

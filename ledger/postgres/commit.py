@@ -31,7 +31,10 @@ CLOSE_TIMEOUT_S = 5.0
 MAX_FORMING_ITEMS = 8_192
 """Maximum frames and writes that wait for the next commit."""
 MAX_NOTICE_SIDS = 400
-"""Maximum streams in a notification, whose payload has 8,000 bytes; beyond it names all."""
+"""Maximum streams that a notification names; with more, it says that any stream may have changed.
+
+PostgreSQL limits the payload of a notification to 8,000 bytes.
+"""
 
 Statement = tuple[str, Sequence[object]]
 
@@ -54,12 +57,13 @@ def notice(lease: int, sids: Sequence[int]) -> str:
 async def commit_locked(
     connection: AsyncConnection, items: Sequence[Item], tried: list[GroupPlan], stamp: Stamp
 ) -> GroupPlan:
-    """Commit a group pessimistically: lock its rows, read them, decide, write.
+    """Commit a group pessimistically: lock its rows, read them, plan the changes, write them.
 
-    For groups in which objects write, for streams of which memory does not know the last state,
-    and after a connection was lost with a commit under way. Two round trips, by pipelining.
-    `tried` holds the plan of an earlier try whose commit may have gone through. If it has,
-    that plan is returned; the transaction then only waits until a standby has it too.
+    This is for groups with writes of objects, for streams whose state in memory may be outdated,
+    and for a retry after the connection was lost during a commit. It takes two round trips, because
+    statements are pipelined. `tried` has the plan of an earlier try whose outcome is unknown. If
+    that try was committed, its plan is returned, and this transaction only waits until a standby
+    has it, too.
     """
     async with connection.pipeline(), connection.transaction():
         plan = await _look(connection, items, stamp)
@@ -74,7 +78,10 @@ async def commit_locked(
 async def _look(
     connection: AsyncConnection, items: Sequence[Item], stamp: Stamp
 ) -> GroupPlan | None:
-    """Lock the rows of a group and plan it; return None if it was committed before."""
+    """Lock and read the rows of a group, and return its plan.
+
+    Return None if an earlier try has committed the group.
+    """
     writes = [item.change for item in items if isinstance(item.change, ObjectWrite)]
     keys = sorted({write.key for write in writes})
     streams = sorted(set(_streams(items)))
@@ -203,7 +210,7 @@ def key_bytes(new: NewStream) -> bytes | None:
 
 @dataclass(slots=True)
 class Group:
-    """The next commit and its waiters."""
+    """The items of one commit; `done` completes when they are durable and released."""
 
     done: asyncio.Future[None]
     items: list[Item] = field(default_factory=list)
@@ -215,7 +222,7 @@ class Group:
 
 
 class Writer:
-    """The only writer of a ledger. It calls `release` with each durable plan."""
+    """Stores this origin's groups one after the other; calls `release` with each durable plan."""
 
     def __init__(
         self,
@@ -259,24 +266,26 @@ class Writer:
         if group.bytes >= MAX_FORMING_BYTES or len(group.items) >= MAX_FORMING_ITEMS:
             self._room.clear()
         self._work.set()
-        # Shielded, because a cancelled producer must not cancel the commit of others.
+        # Shielded, because a cancelled waiter must not cancel the commit for the others.
         await asyncio.shield(group.done)
 
     def fail(self, error: TailraceError) -> None:
         """Stop storing and releasing: current and later waiters get this error.
 
-        Of what is under way nobody learns whether it is stored: its writers may send it again.
+        It stays unknown if the group of a commit in progress was stored. Its producers may send
+        the same records again.
         """
         self._failure = self._failure or error
         for group in (self._under_way, self.forming):
             if not group.done.done():
                 group.done.set_exception(self._failure)
-                group.done.exception()  # marked as retrieved; waiters still get it
+                # Mark the exception as retrieved, or asyncio logs it if there is no waiter.
+                group.done.exception()
         self._room.set()
         self._work.set()
 
     async def close(self) -> None:
-        """Store the forming group, then stop; do not wait long for a server that is away."""
+        """Store the forming group, then stop. Waits at most CLOSE_TIMEOUT_S for the server."""
         self._closing = True
         self._work.set()
         _, late = await asyncio.wait({self._task}, timeout=CLOSE_TIMEOUT_S)
@@ -294,9 +303,9 @@ class Writer:
         while not (self._closing and not self.forming.items):
             await self._work.wait()
             if self._failure is not None:
-                return  # it may be in the group that would be stored now
+                return  # the writers have been told of the failure and may send their data again
             self._work.clear()
-            # A swap without an await, so an item is in the old group or in the new one.
+            # No await between these two assignments, so no item is added between them and lost.
             self._under_way, self.forming = self.forming, self._new_group()
             self._room.set()
             if self._under_way.items:
@@ -313,10 +322,10 @@ class Writer:
         except (LedgerFailed, ConfigError) as error:
             self.fail(error)
         except (LedgerAway, Damaged) as error:
-            # Away for longer than the writer waits is final, because the lease has expired.
+            # The server was away for so long that the lease has expired, so retrying cannot help.
             self.fail(LedgerFailed(error.message, hint=error.hint))
         except BaseException as error:
-            # Whatever the error, no waiter may wait for ever.
+            # Even after an unexpected error, the waiters must not wait for ever.
             self.fail(LedgerFailed(f"the commit could not be made: {error!r}"))
             raise
 
@@ -329,7 +338,8 @@ class Writer:
             try:
                 return await self._try(connection, items, tried, stamp)
             except errors.CheckViolation:
-                # An origin with a clock that is hours ahead has dropped the partition.
+                # The partition of these frames is missing: another origin, whose clock is hours
+                # ahead, has dropped it.
                 await add_partitions(connection, {sid >> SID_BITS for sid, *_ in tried[-1].rows})
                 return await commit_locked(connection, items, tried, stamp)
 
@@ -338,7 +348,10 @@ class Writer:
     async def _try(
         self, connection: AsyncConnection, items: list[Item], tried: list[GroupPlan], stamp: Stamp
     ) -> GroupPlan:
-        """Store the group; `tried` has the last plan with an unknown outcome."""
+        """Store the group, optimistically at the first try.
+
+        `tried` has the plan of the last try, whose outcome is unknown.
+        """
         if not tried:
             plan = self._optimistic_plan(items)
             if plan is not None:
@@ -348,7 +361,7 @@ class Writer:
         return await commit_locked(connection, items, tried, stamp)
 
     def _optimistic_plan(self, items: list[Item]) -> GroupPlan | None:
-        """Return a plan from memory; None if the rows must be read."""
+        """Return a plan made from memory alone; None if the tables must be read for it."""
         heads = {}
         for item in items:
             if not isinstance(item.change, Append):
@@ -366,7 +379,10 @@ class Writer:
 async def _commit_optimistically(
     connection: AsyncConnection, plan: GroupPlan, stamp: Stamp
 ) -> bool:
-    """Commit with one statement; return False if the rows differ from memory, storing nothing."""
+    """Commit with one statement, which checks that the rows are as the plan assumes.
+
+    Return False, storing nothing, if they are not.
+    """
     sids, epochs, firsts, after, ended = columns(plan.moved())
     parameters = (
         *(Ints(sids), Ints(epochs), Ints(firsts), Ints(after), Flags(ended), stamp.now_ms),

@@ -20,10 +20,10 @@ from tailrace.ledger.postgres.statements import END_OWNER, FORGET_OWNERS, NEW_OW
 from tailrace.ledger.process.tasks import cancel
 
 RENEWALS_PER_LEASE = 3
-"""Renewals per lease time, so that all but one of them may fail."""
+"""Number of renewals per lease time. The lease stays valid if one of them succeeds."""
 
 Reached = tuple[str | None, int]
-"""Host and port of an origin's link for other origins; None if it listens on all addresses."""
+"""Host and port at which other origins reach an origin; the host is None if it listens on all."""
 
 
 class Lease:
@@ -38,9 +38,8 @@ class Lease:
         self._reached = reached
         self._lasts = timedelta(seconds=lease_s)
         self._renewed: datetime | None = None
-        self._outage: tuple[datetime, datetime] | None = (
-            None  # the last renewal before the outage and the first after it
-        )
+        # The last renewal before the latest outage of the server, and the first one after it.
+        self._outage: tuple[datetime, datetime] | None = None
         self._task: asyncio.Task[None] | None = None
         self.number = 0
 
@@ -60,7 +59,10 @@ class Lease:
         self.number = await self._connection.run(work)
 
     async def _own_address(self, connection: AsyncConnection) -> bytes | None:
-        """Return HOST:PORT for other origins; by default the host that the database sees."""
+        """Return HOST:PORT at which other origins reach this one, or None.
+
+        Without a configured host it is the address from which the database sees this process.
+        """
         if self._reached is None:
             return None
         host, port = self._reached
@@ -77,7 +79,7 @@ class Lease:
             try:
                 await self.renew()
             except LedgerAway:
-                pass  # the lease expires, and is renewed once the server is back
+                pass  # the loop renews the lease once the server is back, even if it has expired
             except (LedgerFailed, ConfigError) as error:
                 lost(error)
                 return
@@ -136,4 +138,4 @@ class Lease:
         try:
             await self._connection.run(work, timeout_s=0.0)
         except TailraceError:
-            return  # it expires by itself
+            return  # the lease will expire

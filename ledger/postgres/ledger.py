@@ -66,7 +66,7 @@ class PostgresLedger:
         self._writing, self._leasing = LastingConnection(server), LastingConnection(server)
         self._lease = Lease(self._leasing, owner, lease_s, reached)
         self._residents = Residents(self._pool)
-        self._partition = 0  # the newest one known to exist
+        self._partition = 0  # number of the newest partition that is known to exist
         self._retention = Retention(self._pool, self._residents, now_ms)
         self.silent_s, self.expire = server.silent_s, self._retention.expire
         self._writer: Writer
@@ -155,9 +155,8 @@ class PostgresLedger:
             return await self.info(new.stream), True
         rows = await self._pool.rows(sql.MADE_BY, new.stream)
         if tries > 1 and rows == [(self._lease.number,)]:
-            return await self.info(
-                new.stream
-            ), True  # an earlier try of ours, whose answer was lost
+            # An earlier try of this process has created the stream, but its answer was lost.
+            return await self.info(new.stream), True
         existing = await self._with_key(key_bytes(new), new.request_hash)
         if existing is None:
             raise taken_id()
@@ -253,7 +252,7 @@ class PostgresLedger:
         ]
 
     def _stored(self, plan: GroupPlan) -> None:
-        """Release what a commit has made durable."""
+        """Release the frames of a durable commit to readers."""
         for sid, (head, first, frames) in plan.moves.items():
             tail = self._residents.by_sid(sid)
             if tail is None:
@@ -294,8 +293,8 @@ class PostgresLedger:
     def watch(self, stream: bytes, wake: Callable[[], None]) -> None:
         tail = self.tail(stream)
         tail.watchers[wake] = None
-        # Another origin may have appended since the caller read `info`: notifications were
-        # ignored as long as the stream had no watcher.
+        # Read the stream again: another origin may have appended to it after `info` was read, and
+        # notifications about a stream are ignored until it has a watcher.
         self._listener.look_at([tail.head.sid])
 
     def unwatch(self, stream: bytes, wake: Callable[[], None]) -> None:
@@ -310,7 +309,7 @@ class PostgresLedger:
         return LedgerSize(int(size or 0))
 
     def shortage(self) -> str | None:
-        """Return None, because space is the server's concern."""
+        """Return None, because the free disk space of a database server is not known here."""
         return None
 
     async def _used(self, stream: bytes) -> PostgresTail:

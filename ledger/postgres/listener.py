@@ -48,7 +48,7 @@ class Listener:
         ]
 
     def look_at(self, sids: Iterable[int]) -> None:
-        """Read the changes of these streams soon."""
+        """Schedule reading the changes of these streams from the tables."""
         self._stale.update(sids)
         self._work.set()
 
@@ -56,7 +56,7 @@ class Listener:
         await cancel(self._tasks)
 
     async def _guard(self, work: Coroutine[None, None, None]) -> None:
-        """Report the end of a task, because readers would otherwise wait for ever."""
+        """Run a task and report its failure, because readers would otherwise wait for ever."""
         try:
             await work
         except (ConfigError, LedgerFailed) as error:
@@ -109,7 +109,7 @@ class Listener:
             try:
                 await self._pool.run(partial(self._read, watched))
             except LedgerAway:
-                self.look_at(stale)  # the pool has already waited
+                self.look_at(stale)  # retry without a pause: the pool has waited for the server
 
     async def _read(self, tails: list[PostgresTail], connection: AsyncConnection) -> None:
         before = [tail.head.copy() for tail in tails]

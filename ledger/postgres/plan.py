@@ -71,9 +71,9 @@ class GroupPlan:
         self.heads = {stream: head.copy() for stream, head in heads.items()}
         self.objects = dict(objects or {})
         self._new_sids = new_sids
-        self.moves: dict[int, Move] = {}  # by sid
+        self.moves: dict[int, Move] = {}  # the streams with new frames, by sid
         self.rows: list[FrameRow] = []
-        self.created: list[tuple[int, NewStream]] = []  # by objects, with their new sids
+        self.created: list[tuple[int, NewStream]] = []  # (new sid, stream) created by objects
         self.dropped: list[int] = []
         self.refused: list[tuple[Item, TailraceError]] = []
 
@@ -140,7 +140,7 @@ class GroupPlan:
             if new.stream in self.heads:
                 yield taken_id()
                 return
-            assert self._new_sids is not None  # set for a group with creates
+            assert self._new_sids is not None  # a group with creates is given new sids
             head = StreamHead(next(self._new_sids), 1, 0, False)
             self.heads[new.stream] = head
             self.created.append((head.sid, new))
@@ -163,7 +163,11 @@ class GroupPlan:
     # ---- results ----
 
     def moved(self) -> list[tuple[int, int, int, int, bool]]:
-        """Return the streams with new frames: sid, epoch, first, index after the last, ended."""
+        """Return a row for each stream with new frames.
+
+        A row has the sid, the epoch, the index of the first new frame, the index after the last
+        one, and whether the stream has ended.
+        """
         return [
             (head.sid, head.epoch, first, head.next_index, head.ended)
             for head, first, _ in self.moves.values()
@@ -171,7 +175,7 @@ class GroupPlan:
 
     @property
     def touched(self) -> list[int]:
-        """Sids for the notification to other origins."""
+        """The sids of changed streams, which the notification to other origins names."""
         return [*self.moves, *self.dropped]
 
 

@@ -36,9 +36,10 @@ EXPIRE_STREAMS = 64
 FORGET_OBJECTS_AFTER_MS = 3_600_000
 """Time without use after which an object without values and alarm is deleted, in ms."""
 TOUCH_NOW_MS = 60_000
-"""Remaining ms below which a read stores the new expiry before it continues.
+"""If a stream expires in less than this many ms, a read stores the new expiry before it continues.
 
-Another origin may sweep. Expiries of other reads are stored with the next sweep.
+Otherwise another origin could remove the stream. If the expiry is later, the new one is stored with
+the next sweep.
 """
 HOUR_MS = 3_600_000
 LINGER_HOURS = 3
@@ -87,14 +88,15 @@ async def drop_partitions(connection: AsyncConnection, now_ms: int) -> None:
         try:
             await _drop_if_dead(connection, number)
         except errors.LockNotAvailable:
-            continue  # commits come first
+            continue  # commits are not to wait for this lock; the next sweep tries again
 
 
 async def _drop_if_dead(connection: AsyncConnection, number: int) -> None:
     bounds = (number << SID_BITS, (number + 1) << SID_BITS)
     name = sql.Identifier(f"frame_{number}")
     async with connection.transaction():
-        # Locked before the check, because an origin with a late clock may create a stream in it.
+        # Lock the partition before checking that it is unused: an origin whose clock is behind may
+        # still create a stream in it.
         await connection.execute(f"SET LOCAL lock_timeout = {DROP_LOCK_MS}".encode())
         await connection.execute(sql.SQL("LOCK TABLE {}").format(name))
         lives = await connection.execute(LIVES, bounds)
@@ -125,13 +127,13 @@ async def purge(connection: AsyncConnection, sid: int) -> None:
 
 
 class Retention:
-    """Expiries that are not stored yet, and the sweep."""
+    """Retention of one origin: collects new expiries and removes expired streams."""
 
     def __init__(self, pool: Pool, residents: Residents, now_ms: Callable[[], int]) -> None:
         self._pool = pool
         self._residents = residents
         self._now_ms = now_ms
-        self._touched: dict[int, int] = {}  # expires_ms by sid
+        self._touched: dict[int, int] = {}  # expiries that are not stored yet (Unix ms), by sid
 
     async def touch(self, tail: PostgresTail) -> None:
         """Postpone the expiry of a stream that is read.
@@ -140,10 +142,10 @@ class Retention:
             NotFound: The stream has been removed already.
         """
         if not tail.head.ended or tail.info.kind is StreamKind.OBJECT:
-            return  # retention begins with the end, and objects delete their own streams
+            return  # only ended streams expire, and never those of objects
         now = self._now_ms()
         self._touched[tail.head.sid] = now + tail.ttl_ms
-        # At most half of the TTL, or a short TTL would be stored at each read.
+        # With a TTL below TOUCH_NOW_MS every read would store the expiry, hence the half.
         if tail.expires_ms - now < min(TOUCH_NOW_MS, tail.ttl_ms // 2):
             await self._slide([tail.head.sid])
             if tail.expires_ms < now + tail.ttl_ms:

@@ -24,10 +24,10 @@ from tailrace.ledger.wire.bare import encode_uint
 _ARRAY = struct.Struct(">iiIii")
 _EMPTY = struct.Struct(">iiI")
 _LENGTH = struct.Struct(">i")
-_BOOL, _BYTEA, _INT8 = 16, 17, 20  # element types, from pg_type
-_BOOLS, _BYTEAS, _INT8S = 1000, 1001, 1016  # arrays of them
+_BOOL, _BYTEA, _INT8 = 16, 17, 20  # OIDs of element types, from pg_type
+_BOOLS, _BYTEAS, _INT8S = 1000, 1001, 1016  # OIDs of arrays of these types
 _TRUE, _FALSE = b"\0\0\0\1\1", b"\0\0\0\1\0"
-_TWO_BYTES = 1 << 14  # ids below it take at most two bytes
+_TWO_BYTES = 1 << 14  # a smaller token id takes at most two bytes in LEB128
 _NULL = b"\xff\xff\xff\xff"
 
 

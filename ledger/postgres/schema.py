@@ -18,13 +18,13 @@ from tailrace.ledger.errors import ConfigError
 
 SCHEMA_VERSION = 3
 UPGRADED_VERSION = 2
-"""Version of tables that the first origin to open them upgrades."""
+"""Older version of the tables, which this release upgrades to SCHEMA_VERSION at its first start."""
 MIN_SERVER_VERSION = 15_00_00
 SETUP_LOCK = 0x54_52_4C_31  # "TRL1": advisory lock for creating and changing tables
 SID_BITS = 32
-"""Lower bits of a sid: a number that is unique in its partition."""
+"""Number of lower bits of a sid, which number the streams of a partition."""
 DURABLE = ("on", "remote_apply")
-"""Values of synchronous_commit with which acknowledged data is never lost."""
+"""Values of synchronous_commit with which a commit waits for its own disk and the standby's."""
 
 _TABLES = """
 CREATE TABLE version (version int NOT NULL);
@@ -91,8 +91,9 @@ CREATE TABLE value (
 );
 """
 
-# A session that sets a value keeps it when the server reloads its settings. The timeline is read
-# from the WAL's position, because right after a promotion no checkpoint has it yet.
+# Setting synchronous_commit to its current value keeps it for this session when the server reloads
+# its settings. The timeline comes from the name of the current WAL file, because right after a
+# promotion no checkpoint has recorded it yet.
 _LOOK = """
 SELECT set_config('synchronous_commit', current_setting('synchronous_commit'), false),
     current_setting('fsync'), current_setting('synchronous_standby_names'),
@@ -159,7 +160,8 @@ async def prepare(connection: AsyncConnection) -> None:
             await _make(connection)
             return
         if found == UPGRADED_VERSION:
-            # It rewrites no row: those that are there have no `extra`, which says how to read them.
+            # Existing rows stay as they are. They have NULL as `extra`, by which readers recognise
+            # the records of version 2.
             await connection.execute("ALTER TABLE frame ADD COLUMN extra bytea")
             await connection.execute("UPDATE version SET version = $1", (SCHEMA_VERSION,))
             return

@@ -44,12 +44,12 @@ RETRY_MIN_S = 0.05
 RETRY_MAX_S = 1.0
 """Maximum seconds between attempts to connect."""
 WRITE_TIMEOUT_S = 60.0
-"""Seconds that commits wait for a lost server; after that the ledger has failed."""
+"""Seconds that commits wait for a lost server; after that this process stops using the ledger."""
 READ_TIMEOUT_S = 10.0
 """Seconds that other work waits for a lost server; after that the caller gets a retryable error."""
 OPEN_TIMEOUT_S = 5.0
 MAX_UNDOINGS = 8
-"""Maximum retries of work that conflicted with another transaction or was cancelled."""
+"""Maximum retries of a transaction that the server rolled back for a conflict or a cancellation."""
 POOL_CONNECTIONS = 4
 """Number of connections for reads and ungrouped writes, besides the writer's."""
 ANSWER_TIMEOUT_S = 10.0
@@ -125,7 +125,7 @@ class Connection(AsyncConnection[Any]):
         return self._asked_at if active else None
 
     def cut(self) -> None:
-        with suppress(OSError, psycopg.Error):  # already closed
+        with suppress(OSError, psycopg.Error):  # raised if the connection is closed already
             twin = socket.socket(fileno=os.dup(self.pgconn.socket))
             with twin:
                 twin.shutdown(socket.SHUT_RDWR)
@@ -143,7 +143,7 @@ def with_last(given: Mapping[str, Any], host: bytes, port: bytes) -> dict[str, A
     count = max(map(len, columns))
     if count == 1:
         return dict(given)
-    # One port, or none, applies to all hosts.
+    # libpq uses a single value, such as one port, for all hosts.
     columns = [column * count if len(column) == 1 else column for column in columns]
     here = (host.decode(), port.decode())
     places = sorted(
@@ -155,7 +155,7 @@ def with_last(given: Mapping[str, Any], host: bytes, port: bytes) -> dict[str, A
 
 
 class Doubt(psycopg.Error):
-    """The server did not wait for its standby; the work must be repeated."""
+    """A commit that the server acknowledged without waiting for its standby; it is repeated."""
 
 
 class Server:
@@ -177,7 +177,8 @@ class Server:
         self.synchronous = False
         self.name = ""
         """Name of the database, independent of its current host."""
-        self.lost_at: float | None = None  # by the event loop's clock
+        # Time at which the server was lost, by the event loop's clock; None while it is reachable.
+        self.lost_at: float | None = None
         self._identity: Identity | None = None
         self._connections: WeakSet[Connection] = WeakSet()
 
@@ -221,8 +222,8 @@ class Server:
         if found != known and not promoted:
             raise LedgerFailed(
                 "PostgreSQL is another server than before, and may lack stored data",
-                hint="it was restored, or an asynchronous standby was promoted;"
-                " start this origin again",
+                hint="it was restored, or an asynchronous standby was promoted; restart this"
+                " origin to continue with the data that is left",
             )
         self._identity, self.synchronous = found, synchronous
         self.name = f"{found.system}/{connection.info.dbname}"
@@ -267,7 +268,10 @@ class Server:
         await connection.close()
 
     async def _explain(self, error: psycopg.Error) -> TailraceError:
-        """Return a setting's error only if waiting for another host cannot help."""
+        """Return the error for a failed first connection.
+
+        It is a `ConfigError` only if waiting for another host cannot help.
+        """
         is_standby = "read-write" in str(error) or "read-only" in str(error)
         if is_standby and not (error.sqlstate or "").startswith(OPERATORS):
             return LedgerFailed(self._url.first_line(error), hint="is the server running?")
@@ -323,7 +327,7 @@ class LastingConnection:
         try:
             done = await work(connection)
         finally:
-            # A cancelled caller may have left a transaction open.
+            # If the caller was cancelled during a transaction, that may still be open.
             if connection.info.transaction_status != TransactionStatus.IDLE:
                 await self.close()
         if self._doubtful:
@@ -331,7 +335,7 @@ class LastingConnection:
         return done
 
     def _notice(self, diagnostic: Diagnostic) -> None:
-        """Notice the warning of a commit that did not wait for its standby."""
+        """Detect the server's warning that a commit did not wait for its standby."""
         if diagnostic.severity_nonlocalized == "WARNING":
             self._doubtful = True
 
@@ -356,7 +360,7 @@ class Pool:
 
     async def run(self, work: Work[T], timeout_s: float = READ_TIMEOUT_S) -> T:
         async with self._places:
-            one = self._free.pop()  # the last used one; the others may never be needed
+            one = self._free.pop()  # the connection used last, so that few are ever opened
             try:
                 return await one.run(work, timeout_s)
             finally:
@@ -379,7 +383,7 @@ class Pool:
 
 
 def failed(error: psycopg.Error) -> TailraceError:
-    """Convert an error of the server."""
+    """Convert an error of PostgreSQL into one of Tailrace."""
     sqlstate = error.sqlstate or ""
     if sqlstate == "42501":
         return ConfigError(
@@ -391,8 +395,8 @@ def failed(error: psycopg.Error) -> TailraceError:
     if isinstance(error, psycopg.errors.DataCorrupted | psycopg.errors.IndexCorrupted):
         return Damaged(message, hint="check the disk, and restore the database from a backup")
     if sqlstate.startswith(_PASSING):
-        return LedgerAway(message, hint="see the server's log")
-    return LedgerFailed(message, hint="see the server's log")
+        return LedgerAway(message, hint="see the log of the PostgreSQL server")
+    return LedgerFailed(message, hint="see the log of the PostgreSQL server")
 
 
 def away(error: psycopg.Error) -> LedgerAway:

@@ -17,18 +17,22 @@ from tailrace.ledger.postgres.server import Pool
 from tailrace.ledger.postgres.statements import STREAM
 
 TAIL_FRAMES = 256
-"""Frames of a stream that stay in memory, as many as a reader gets at a time."""
+"""Maximum frames that a tail keeps in memory when it is trimmed; one read returns as many."""
 TAIL_BYTES = 64 * 1024
-"""Maximum bytes of a stream's frames in memory."""
+"""Maximum bytes of frames that a tail keeps in memory when it is trimmed."""
 IDLE_SWEEPS = 10
-"""Sweeps without use after which a tail is evicted."""
+"""Number of calls of `Residents.sweep` without use after which a tail is evicted."""
 
 
 def went_back(lost: str) -> LedgerFailed:
-    """Return the error for a database that went back in time. A restart trusts the tables."""
+    """Return the error for a database that has lost acknowledged data.
+
+    The origin must be restarted, because only then does it take the tables for the truth.
+    """
     return LedgerFailed(
         f"PostgreSQL no longer has {lost}, which it had acknowledged",
-        hint="was it restored, or a standby promoted that was behind? restart this origin",
+        hint="the database was restored from a backup, or a standby without the newest data was"
+        " promoted; restart this origin to continue with the data that is left",
     )
 
 
@@ -48,7 +52,7 @@ class StreamHead:
         """Check that the tables still have what this process has seen.
 
         Raises:
-            LedgerFailed: The database went back in time.
+            LedgerFailed: The database has lost data that this process has seen.
         """
         if self.sid == known.sid and (
             self.next_index < known.next_index
@@ -68,10 +72,11 @@ class PostgresTail:
     expires_ms: int
     first: int
     frames: list[bytes] = field(default_factory=list)
-    size: int = 0  # bytes of frames
-    unused: int = 0  # sweeps since the last use
+    size: int = 0  # total bytes of `frames`
+    unused: int = 0  # number of sweeps since the last use
     gone: bool = False
-    watchers: dict[Callable[[], None], None] = field(default_factory=dict)  # an ordered set
+    # Used as a set that keeps the order of insertion.
+    watchers: dict[Callable[[], None], None] = field(default_factory=dict)
 
     @property
     def released(self) -> int:
@@ -89,14 +94,15 @@ class PostgresTail:
         return self.frames[begin : begin + limit]
 
     def advance(self, head: StreamHead, start: int, frames: Sequence[bytes]) -> None:
-        """Apply a stored head and its last frames from index `start` on; wake watchers of news.
+        """Update this tail from the tables; wake its watchers if there is anything new.
 
-        Older states than the known one are ignored.
+        `head` is the stored head, and `frames` are its last frames, from index `start` on. A head
+        that is older than the known one is ignored.
         """
         known = self.head
         ahead = head.next_index > known.next_index
         news = ahead or (head.ended and not known.ended)
-        # None of the three values ever decreases, so an older state changes nothing.
+        # Index, end and epoch never go back, so only larger values are taken from `head`.
         if ahead:
             self._keep(start, frames, head.next_index)
             known.next_index = head.next_index
@@ -108,7 +114,10 @@ class PostgresTail:
             self.wake()
 
     def _keep(self, start: int, frames: Sequence[bytes], until: int) -> None:
-        """Append frames to those in memory; replace these if there is a gap."""
+        """Append frames to those in memory.
+
+        If there is a gap between the two, the new frames replace the old ones.
+        """
         end = self.first + len(self.frames)
         if start + len(frames) != until:
             self.first, self.frames, self.size = until, [], 0
@@ -121,7 +130,10 @@ class PostgresTail:
         self._trim()
 
     def _trim(self) -> None:
-        """Drop the older half if there are too many, so that this is rare."""
+        """Drop the oldest frames if there are more than twice the limits.
+
+        Trimming at twice the limits makes it rare.
+        """
         if len(self.frames) <= 2 * TAIL_FRAMES and self.size <= 2 * TAIL_BYTES:
             return
         count, size = 0, 0

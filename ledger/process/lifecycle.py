@@ -24,11 +24,11 @@ streams, and pauses of 141 to 301 ms with 2,000 idle WebSockets.
 
 
 LAST_THREADS_S = 2.0
-"""Timeout in seconds for threads that libraries left behind, at exit."""
+"""Seconds that the exit of the process waits for threads that libraries left behind."""
 
 
 class Stop:
-    """Stop requests by signals: the first one asks for a stop, the second for an immediate one."""
+    """Stop requests by signals: the first signal asks to stop, the second to stop immediately."""
 
     def __init__(self, *others: signal.Signals) -> None:
         self.asked = asyncio.Event()
@@ -77,6 +77,7 @@ def look_less_often(thresholds: tuple[int, int, int] = GC_THRESHOLDS) -> None:
 
 def import_environment() -> dict[str, str]:
     """Return the environment for a child process that imports our packages from the same place."""
-    root = str(Path(__file__).absolute().parents[3])  # not resolved: folders may be links
+    # The path is not resolved: in a source tree `tailrace` contains links to the packages.
+    root = str(Path(__file__).absolute().parents[3])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

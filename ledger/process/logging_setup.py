@@ -12,7 +12,7 @@ from structlog.typing import Processor
 def configure_logging(level: str) -> None:
     """Send structlog's and the standard library's records to stderr in one format."""
     shared: list[Processor] = [
-        # The request or stream of the task that logs, set by whoever started the task.
+        # Adds the ids of the request or stream that the logging task works on.
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -42,7 +42,7 @@ def configure_logging(level: str) -> None:
 
 def _rendering(on_terminal: bool) -> list[Processor]:
     if on_terminal:
-        # The default shows local variables in tracebacks, which may be prompts and tokens.
+        # The default formatter shows local variables, which may contain users' prompts.
         return [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
     return [
         structlog.processors.format_exc_info,

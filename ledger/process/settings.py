@@ -26,7 +26,7 @@ TABLES = ("edge", "origin", "models", "ledger", "streams")
 MAX_PORT = 65_535
 log = logging.getLogger("tailrace.settings")
 _OF_A_SERVICE = re.compile(r"_(SERVICE_HOST|SERVICE_PORT\w*|PORT|PORT_\d+_(TCP|UDP)\w*)$")
-"""Matches variables that Kubernetes sets in pods for a Service named like tailrace-edge."""
+"""Matches variables that Kubernetes sets in every pod for a Service such as tailrace-edge."""
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -63,7 +63,7 @@ CollectorUrl = Annotated[str, AfterValidator(_checked_url)]
 
 
 class Settings(BaseSettings):
-    """Base class of the settings of one part; a subclass has the name of its `table`."""
+    """Base class of the settings in one table of the settings file; a subclass sets `table`."""
 
     table: ClassVar[str]
     retired: ClassVar[Mapping[str, str]] = {}
@@ -158,7 +158,10 @@ def _unknown_variable(part: type[Settings], name: str) -> ConfigError:
 def finding(
     found: ErrorDetails, table: str, fields: Iterable[str], where: str | None = None
 ) -> ConfigError:
-    """Return the error for one fault of a table with these `fields`, to be set at `where`."""
+    """Return the error for one fault in `table`, whose settings are `fields`.
+
+    `where` says in which places the setting can be set; it becomes a part of the hint.
+    """
     fault = fault_of(found)
     message, hints = fault.message, [fault.right, where]
     if fault.kind == "extra_forbidden":
@@ -170,7 +173,7 @@ def finding(
 
 
 def all_of(errors: Sequence[ConfigError]) -> ConfigError:
-    """Combine several errors into one, with each message once on a line of its own."""
+    """Combine several errors into one, which has each different message on a line of its own."""
     said = dict.fromkeys(map(str, errors))
     return errors[0] if len(said) == 1 else ConfigError("\n  ".join(said))
 

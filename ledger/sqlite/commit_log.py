@@ -6,8 +6,8 @@ before the oldest tail is pruned. Recovery rebuilds the tails from the remaining
 A damaged row affects only the streams in it. Each of them has a hole in place of the row's records:
 reading there raises `Damaged`, earlier records can be read, and the stream continues or is ended
 after the hole. The head of the row names the streams. If the head is damaged, too, every unfinished
-stream may be affected, unless a later row shows that nothing of it is missing; the hole is then as
-large as the row could have been.
+stream may have lost records, unless a later row has its next record. A hole then covers as many
+indexes as the row could have had records.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ SEGMENT_COMMITS = 64
 Each commit stores its share, so that segments of short streams cannot pile up.
 """
 MAX_DUE_FOR_AGE = 4 * SEGMENT_COMMITS
-"""Maximum of due tails at which old tails are added, so that no commit takes much longer.
+"""Maximum number of due tails with which more tails become due because of their age.
 
-Tails of twice the age are added in any case.
+The limit keeps commits short. Tails of twice the age become due in any case.
 """
 
 PRUNE_ROWS = 64
 """Number of log rows that are pruned together."""
 PRUNE_BYTES = 512 * 1024
-"""Bytes of log rows that are pruned together, if that is fewer rows."""
+"""Bytes of log rows at which rows are pruned, even if they are fewer than PRUNE_ROWS."""
 MAX_PRUNE_ROWS = 4 * PRUNE_ROWS
 """Maximum rows that one commit prunes."""
 LOG_ROWS_AT_ONCE = 64
-"""Maximum rows in memory during recovery."""
+"""Maximum log rows in memory during recovery."""
 
 log = structlog.get_logger("ledger")
 
@@ -62,10 +62,10 @@ class LogRows:
     """Bookkeeping of log rows, which have consecutive numbers."""
 
     def __init__(self) -> None:
-        self._pruned = 1  # rows below it are deleted
-        self._prunable = 1  # rows below it may be deleted
+        self._pruned = 1  # all rows before this number are deleted
+        self._prunable = 1  # all rows before this number may be deleted
         self._prunable_bytes = 0
-        self._sizes: deque[int] = deque()  # of the rows from `_prunable` on
+        self._sizes: deque[int] = deque()  # bytes of each row from number `_prunable` on
 
     def add(self, seq: int, size: int) -> None:
         """Add row `seq` of `size` bytes. The first one need not be row 1."""
@@ -97,10 +97,8 @@ class Log:
         self._now_ms = now_ms
         self._rows = LogRows()
         self._seq = 0
-        self._packed: tuple[list[Tail], bytes] = (
-            [],
-            b"",
-        )  # the last tails, and the column of their sids
+        # The tails of the last group, and their sids as an encoded column.
+        self._packed: tuple[list[Tail], bytes] = ([], b"")
         self.closes = False
         """True if the ledger is closing, so that all prunable rows are deleted."""
 
@@ -113,7 +111,10 @@ class Log:
             self._seq = seq
 
     def begin_anew(self, group: Group, segments: Sequence[SegmentRow]) -> None:
-        """Store all records of the log as segments, and delete its rows; some are damaged."""
+        """Store all records of the log as segments, and delete all of its rows.
+
+        This is done after recovery has found damaged rows, and has made `segments`.
+        """
         group.commit.segments += segments
         self._residents.due_tails = dict(self._residents.unstored)
         self._store(len(self._residents.due_tails), group, group.commit)
@@ -132,10 +133,10 @@ class Log:
             if tail.sid not in unstored and not tail.gone:
                 tail.oldest_seq = commit.seq
                 unstored[tail.sid] = tail
-            # `is_due`, inlined
+            # The condition of `Tail.is_due`, inlined for speed.
             if (tail.unstored_bytes >= SEGMENT_BYTES or tail.end_accepted) and not tail.gone:
                 due_tails[tail.sid] = tail
-        if group.tails != self._packed[0]:  # steps mostly have the same streams
+        if group.tails != self._packed[0]:  # mostly equal: an engine's steps have the same streams
             self._packed = group.tails, column([tail.sid for tail in group.tails])
         columns = group.indexes, group.frames, group.ids, group.extras
         commit.log = pack_batch(self._packed[1], *columns)
@@ -144,7 +145,7 @@ class Log:
     def tidy(self, group: Group, commit: Commit) -> None:
         """Add the segments that are stored now, and the log rows that are deleted, to `commit`."""
         self._note_aged(self._seq)
-        # Some due tails, up to their accepted index: later records are in this group.
+        # A share of the due tails, with all records up to the accepted index.
         due = -(-len(self._residents.due_tails) // SEGMENT_COMMITS)
         if due:
             self._store(due, group, commit)
@@ -162,7 +163,7 @@ class Log:
             due_tails[tail.sid] = tail
 
     def _store(self, due: int, group: Group, commit: Commit) -> None:
-        """Add segments of the first `due` tails that are due."""
+        """Add segments of the first `due` entries of `due_tails` to `commit`."""
         now, residents = self._now_ms(), self._residents
         for sid in list(islice(residents.due_tails, due)):
             tail = residents.due_tails.pop(sid)
@@ -201,9 +202,12 @@ class Recovery:
     def __init__(self, storage: Storage, residents: Residents) -> None:
         self._storage = storage
         self._residents = residents
-        self._tails: dict[int, Tail | None] = {}  # None: removed, or its row is damaged
-        self._reach = 0  # number of records that a row with a damaged header may hold
-        self._shown: set[int] = set()  # sids seen after the last row with a damaged header
+        # Tails by sid; None if the stream was removed, or its row in the table `stream` is damaged.
+        self._tails: dict[int, Tail | None] = {}
+        # Maximum number of records that a log row with a damaged head may have had.
+        self._reach = 0
+        # Sids with a record in a log row after the last one with a damaged head.
+        self._shown: set[int] = set()
         self._holes: dict[int, Tail] = {}
         self.damaged = False
         self.rows: list[int] = []
@@ -234,7 +238,7 @@ class Recovery:
             entries = list(unpack_batch(blob, where=f"{self._storage.name}: log row {seq}"))
         except Damaged as error:
             if not isinstance(blob, bytes):
-                raise  # a page of zeros, after which SQLite finds no rows
+                raise  # SQLite returned no blob: a page is damaged, and may hide later rows, too
             await self._lose(blob, error)
             entries = []
         self.sizes.append(len(blob))
@@ -249,7 +253,7 @@ class Recovery:
                 row = await self._storage.stream_by_sid(sid)
                 if row is not None:
                     self._tails[sid] = await self._residents.adopt(row)
-            except Damaged as error:  # it cannot be read, so it need not be recovered
+            except Damaged as error:  # readers of this stream get the same error
                 log.error("stream.damaged", error=error.message)
         return self._tails[sid]
 
@@ -291,7 +295,10 @@ class Recovery:
                     self._skip(tail, tail.accepted + self._reach)
 
     def _skip(self, tail: Tail, until: int) -> None:
-        """Continue a tail at index `until`; its records so far become segments."""
+        """Leave a hole in a stream: its tail continues at index `until`.
+
+        The records before the hole become segments.
+        """
         lost = f"the records from index {tail.accepted} to {until - 1} are lost"
         log.error("stream.damaged", stream=tail.info.stream.hex(), error=lost)
         if tail.accepted > tail.stored:

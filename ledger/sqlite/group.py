@@ -1,4 +1,4 @@
-"""Group commit: writes that arrive in one turn of the event loop, or during a commit, share one.
+"""Group commit: writes of one turn of the event loop, or during a commit, are stored together.
 
 A commit with durability `process` runs on the event loop itself, where SQLite takes a few
 microseconds; handing it to a thread and back would take seven times as long. A commit with
@@ -22,7 +22,7 @@ MAX_FORMING_BYTES = 4 * 1024 * 1024
 
 @dataclass(slots=True)
 class Group:
-    """The next commit, its waiters, and the tails that it advances.
+    """The content of one commit, its waiters, and the tails to which it appends.
 
     Appends are stored in columns: append n is entry n of `tails`, `indexes`, `frames`, `ids` and
     `extras`.
@@ -34,13 +34,12 @@ class Group:
     frames: list[bytes] = field(default_factory=list)
     ids: list[tuple[int, ...]] = field(default_factory=list)
     extras: list[bytes] = field(default_factory=list)
-    size: int = 0  # bytes of frames and values
+    size: int = 0  # total bytes of frames and values
     waiters: list[asyncio.Future[None]] = field(default_factory=list)
     taken_over: list[Tail] = field(default_factory=list)
-    reached: dict[Tail, int] = field(default_factory=dict)  # last index by tail
-    segmented: list[tuple[Tail, int]] = field(
-        default_factory=list
-    )  # each with the index below which it is stored
+    reached: dict[Tail, int] = field(default_factory=dict)  # the last index that a tail gets
+    # Tails whose records before the given index become segments with this commit.
+    segmented: list[tuple[Tail, int]] = field(default_factory=list)
 
     def add(
         self,
@@ -80,7 +79,7 @@ class GroupCommit:
         self._loop = asyncio.get_running_loop()
         self._scheduled = False
         self._in_flight: asyncio.Future[None] | None = None
-        self._begun_at = 0.0  # start of the commit in flight, by the event loop's clock
+        self._begun_at = 0.0  # time at which the commit in flight began (event loop's clock)
         self._failure: LedgerFailed | None = None
         self._room_waiters: list[asyncio.Future[None]] = []
         self._quiet = False
@@ -112,7 +111,7 @@ class GroupCommit:
 
     @property
     def settled(self) -> bool:
-        """True if everything was stored."""
+        """True if no write is waiting or in flight."""
         forming = self.forming
         nothing_forms = forming.commit.empty and not forming.tails
         return nothing_forms and self._in_flight is None
@@ -145,7 +144,7 @@ class GroupCommit:
         if self._failure is not None:
             self._fail(self._failure, Group())
             return
-        # A swap without an await, so an append is in the old group or in the new one.
+        # No await between these two assignments, so no append is added between them and lost.
         group, self.forming = self.forming, Group()
         _resolve(self._room_waiters)
         self._room_waiters = []
@@ -163,7 +162,7 @@ class GroupCommit:
             self._fail(error, group)
             return
         except Exception as error:
-            # Whatever the error, no waiter may wait for ever.
+            # Even after an unexpected error, the waiters must not wait for ever.
             self._fail(LedgerFailed(f"the commit could not be made: {error!r}"), group)
             raise
         self._done(group)
@@ -182,7 +181,7 @@ class GroupCommit:
     def _end(self, group: Group, durable: asyncio.Future[None]) -> None:
         self._in_flight = None
         if durable.cancelled():
-            self._fail(LedgerFailed("the commit was given up"), group)
+            self._fail(LedgerFailed("the commit was cancelled"), group)
             return
         error = durable.exception()
         if error is None:
@@ -199,7 +198,8 @@ class GroupCommit:
         more = self._release(group)
         _resolve(group.waiters)
         if more:
-            self.schedule()  # after the waiters, so that their next appends are in it
+            # The waiters run first, so that the next commit has their next appends.
+            self.schedule()
 
     def _fail(self, error: LedgerFailed, group: Group) -> None:
         self._failure = error

@@ -25,15 +25,17 @@ class Residents:
         self._max_stream_bytes = max_stream_bytes
         self._now_ms = now_ms
         self._loading = asyncio.Lock()
-        self.removing: set[int] = set()  # sids that a commit in flight removes
-        self.touched: dict[int, int] = {}  # sid to expires_ms, not stored yet
+        self.removing: set[int] = set()  # sids of streams that a commit in flight removes
+        self.touched: dict[int, int] = {}  # expiries that are not stored yet (Unix ms), by sid
         self.spent: set[StreamKind] = set()  # kinds whose streams can only end
         self.tails: dict[bytes, Tail] = {}
         self.by_sid: dict[int, Tail] = {}
-        self.unstored: dict[int, Tail] = {}  # by sid, ordered by their oldest log row
-        self.due_tails: dict[int, Tail] = {}  # by sid: due to become segments
+        # Tails with records in the log, by sid, ordered by their oldest log row.
+        self.unstored: dict[int, Tail] = {}
+        self.due_tails: dict[int, Tail] = {}  # tails that are due to become segments, by sid
         self.last_sid = 0
-        self.packing: int | None = None  # sid in compaction now; None once it is removed
+        # Sid of the stream that is being compacted; None if there is none or it was removed.
+        self.packing: int | None = None
 
     # ---- coming and going ----
 
@@ -59,7 +61,7 @@ class Residents:
     async def adopt(self, row: StreamRow) -> Tail:
         """Create the tail of a stored stream, after its last segment."""
         covered, size = await self._storage.covered(row.sid), 0
-        if not row.ended:  # the stream may still grow
+        if not row.ended:  # the size is needed for the limit of streams that may still grow
             size = await self._storage.maintenance.stored_bytes(row.sid)
         tail = self._keep(row, covered)
         tail.stored_bytes = size
@@ -104,8 +106,8 @@ class Residents:
         tail.wake()
 
     def remove(self, sids: Sequence[int], commit: Commit) -> None:
-        """Evict streams now; a commit deletes their rows."""
-        # Streams that this commit would create are not created.
+        """Evict streams now, and add the removal of their rows to a commit."""
+        # A stream that this very commit would create is not created at all.
         commit.streams = [row for row in commit.streams if row.sid not in sids]
         commit.removed += sids
         self.removing.update(sids)
@@ -142,11 +144,14 @@ class Residents:
     def touch(self, tail: Tail) -> None:
         """Restart the retention of a stream that was read."""
         if not tail.ended or tail.info.kind is StreamKind.OBJECT:
-            return  # retention begins with the end, and objects delete their own streams
+            return  # only ended streams expire, and never those of objects
         self.touched[tail.sid] = self._now_ms() + tail.ttl_ms
 
     def sweep(self) -> None:
-        """Store and evict tails without use since the last sweep; postpone expiry of watched ones.
+        """Evict unused tails, and postpone the expiry of watched streams.
+
+        A tail is unused if it was neither read nor appended to since the last sweep; its records
+        become a segment first.
 
         The tail of an idle watched stream stays, but without frames: most likely its readers have
         read all of them, and a reader that is behind reads from storage.
@@ -164,7 +169,7 @@ class Residents:
                 tail.was_stored(tail.stored)
 
     def fit(self) -> None:
-        """Set the room of all streams."""
+        """Update the size limit of all streams in memory."""
         for tail in self.by_sid.values():
             self._fit(tail)
 
@@ -172,12 +177,15 @@ class Residents:
         tail.fit(self._max_stream_bytes, spent=tail.info.kind in self.spent)
 
     def long_running(self, frames: int) -> list[tuple[int, int]]:
-        """Return (sid, index after the segments) of unended streams with `frames` or more."""
+        """Return (sid, index after its segments) of each running stream with enough stored frames.
+
+        It must have at least `frames` frames in segments.
+        """
         tails = self.by_sid.values()
         return [(t.sid, t.stored) for t in tails if t.stored >= frames and not t.end_accepted]
 
     def running_bytes(self) -> int:
-        """Return the bytes of unended generations in segments."""
+        """Return the bytes that running generations have in segments."""
         return sum(
             tail.stored_bytes
             for tail in self.by_sid.values()
@@ -185,6 +193,6 @@ class Residents:
         )
 
     def unstored_bytes(self, kind: StreamKind) -> int:
-        """Return the bytes of a kind's streams that are in no segment yet."""
+        """Return the bytes of a kind's streams that are not in segments yet."""
         tails = self.by_sid.values()
         return sum(tail.unstored_bytes for tail in tails if tail.info.kind is kind)

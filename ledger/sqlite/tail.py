@@ -34,16 +34,22 @@ log = structlog.get_logger("ledger")
 SEGMENT_BYTES = 4 * 1024
 """Bytes of frames at which a tail becomes a segment."""
 MAX_SEGMENT_BYTES = 64 * 1024
-"""Maximum bytes of frames in a segment (more only for one frame), so that removal is quick."""
+"""Maximum bytes of frames in a segment, so that removing one is quick.
+
+A single larger frame has a segment of its own.
+"""
 MAX_TAIL_BATCHES = 600
-"""Age in log rows at which a tail becomes a segment, so that slow streams allow pruning."""
+"""Number of log rows after which a tail becomes a segment, however small it is.
+
+Otherwise a slow stream would keep all later rows of the log from being pruned.
+"""
 
 
 MAX_KNOWN_HEADS = 4096
 _sizes: dict[bytes, int] = {}
-"""Cache of checked headers: the size by header and tag, for frames that are not a StreamEnd.
+"""Cache of valid frame beginnings: maps a frame's header and tag to the frame's size in bytes.
 
-Nearly every token has a cached header, and needs no further check.
+A frame in the cache needs no further check, and is no StreamEnd. Nearly all tokens are.
 """
 _header = struct.Struct("<I").unpack_from
 
@@ -64,19 +70,20 @@ class Tail:
     gone: bool = False
     frames: list[bytes] = field(default_factory=list)
     ids: list[tuple[int, ...]] = field(default_factory=list)
-    extras: dict[int, bytes] = field(
-        default_factory=dict
-    )  # by index, because few records have an extra
-    unstored_bytes: int = 0
-    oldest_seq: int = 0  # log row of the frame at `stored`
-    used: bool = True  # since the last sweep; appends need not set it, see `swept`
+    # The extra of a record by its index; few records have one.
+    extras: dict[int, bytes] = field(default_factory=dict)
+    unstored_bytes: int = 0  # bytes of the frames from index `stored` on
+    oldest_seq: int = 0  # number of the log row that has the frame at index `stored`
+    # True if the tail was read since the last sweep. Appends are detected by `swept` instead.
+    used: bool = True
     swept: int = 0  # value of `accepted` at the last sweep
-    in_commit: int = 0  # epoch changes that are not stored yet
-    stored_bytes: int = 0  # in segments
+    in_commit: int = 0  # number of epoch changes that are not stored yet
+    stored_bytes: int = 0  # bytes of the stream's segments
     room: int = sys.maxsize  # maximum of `unstored_bytes`
-    spent: bool = False  # there is no room because the ledger is full
-    watchers: dict[Callable[[], None], None] = field(default_factory=dict)  # an ordered set
-    durability: Durability = field(init=False)  # copied here, because every append reads it
+    spent: bool = False  # True if `room` is negative because the ledger is full
+    # Used as a set that keeps the order of insertion.
+    watchers: dict[Callable[[], None], None] = field(default_factory=dict)
+    durability: Durability = field(init=False)  # `info.durability`, copied for faster access
 
     def __post_init__(self) -> None:
         self.durability = self.info.durability
@@ -95,7 +102,9 @@ class Tail:
         """Accept the next record and return the size of its frame in bytes.
 
         Raises:
-            Conflict: The stream has ended, or it is a StaleEpoch or a WrongIndex.
+            Conflict: The stream has ended.
+            StaleEpoch: Another producer has replaced this one.
+            WrongIndex: `index` is not the next index.
             FrameError: The frame is malformed.
             TooLarge: The record or the stream would be too large.
         """
@@ -106,9 +115,9 @@ class Tail:
             _check_ids(ids)
         if extra and len(extra) > MAX_EXTRA_BYTES:
             raise TooLarge(
-                f"{len(extra)} bytes beside a record",
+                f"the extra data of a record has {len(extra)} bytes",
                 field="extra",
-                hint=f"at most {MAX_EXTRA_BYTES}",
+                hint=f"at most {MAX_EXTRA_BYTES} bytes are possible",
             )
         size = len(frame)
         ends = _sizes.get(frame[:CORR_OFFSET]) != size and _ends(frame)
@@ -129,7 +138,7 @@ class Tail:
         if self.spent:
             raise LedgerFull(
                 "the ledger has no room left",
-                hint="streams can only be ended now; the origin's log says what is short",
+                hint="streams can only be ended now; the log of the origin says what is full",
             )
         raise StreamFull(
             "the stream has reached its maximum size",
@@ -146,7 +155,7 @@ class Tail:
         keep = accepted - self.first
         self.unstored_bytes -= sum(len(frame) for frame in self.frames[keep:])
         if len(self.frames) > keep:
-            self.end_accepted = False  # only the last frame can be an end
+            self.end_accepted = False  # a StreamEnd can only be the last frame, which is removed
         del self.frames[keep:], self.ids[keep:]
         self._keep_extras(self.first, accepted)
         self.accepted = accepted
@@ -157,7 +166,7 @@ class Tail:
         for watcher in tuple(self.watchers):  # watchers may be removed during the loop
             try:
                 watcher()
-            except Exception:  # other watchers and waiters must still be woken
+            except Exception:  # the other watchers must still be woken
                 log.exception("stream.watcher_failed", stream=self.info.stream.hex())
 
     def take(self, start: int, limit: int) -> list[bytes] | None:
@@ -169,7 +178,7 @@ class Tail:
         return self.frames[begin : end if end < released else released]
 
     def records(self, start: int, limit: int) -> list[Record] | None:
-        """Return the records of the frames of `take`, with their ids and extra data, or None."""
+        """Return released records from `start` on, or None if they are before the tail."""
         frames = self.take(start, limit)
         if frames is None:
             return None
@@ -214,9 +223,10 @@ class Tail:
     def was_stored(self, until: int) -> None:
         """Record that all frames before `until` are in segments.
 
-        The last segment of a watched stream stays in memory, so that readers that are slightly
-        behind need no storage. It does not if only age made it a segment: then readers are
-        probably up to date, and there may be very many such streams.
+        The frames of a watched stream's last segment stay in memory, so that readers that are
+        slightly behind need not read from storage. They do not stay if the tail became a segment
+        only because of its age: then readers are probably up to date, and there may be many such
+        streams.
         """
         keep_from = self.stored if self.watchers and self.is_due else until
         del self.frames[: keep_from - self.first], self.ids[: keep_from - self.first]
@@ -238,7 +248,7 @@ class Tail:
             self.extras = {at: extra for at, extra in self.extras.items() if begin <= at < end}
 
     def was_used(self) -> bool:
-        """Return True if the tail was appended to or read since the last call."""
+        """Return True if the stream was appended to or read since the last call."""
         used = self.used or self.swept != self.accepted
         self.used, self.swept = False, self.accepted
         return used
@@ -257,10 +267,10 @@ def _ends(frame: bytes) -> bool:
         FrameError: The bytes are not a logged frame.
     """
     size = len(frame)
-    # Log rows and segments are split into frames by the lengths in their headers.
+    # The length must be right, because it is used to split log rows and segments into frames.
     if size < PREFIX_BYTES or size - HEADER_BYTES != _header(frame)[0] & LENGTH_MASK:
         raise FrameError(
-            f"a frame of {size} bytes says another length",
+            f"the length in the header of a frame does not match its {size} bytes",
             field="header.length",
             offset=0,
             hint="a record must be one whole frame",

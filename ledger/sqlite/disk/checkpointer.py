@@ -1,9 +1,9 @@
 """Checkpoints of the WAL of an open ledger, concurrently with the writer.
 
-A checkpoint runs in the background. Under load it never catches up with the writer, so the WAL
-could never restart: the writer moves the last few pages itself. After a failed checkpoint no page
-of the WAL is moved any more, not even when the ledger is closed. The next start rewrites the WAL in
-place before its first checkpoint.
+A checkpoint moves pages from the WAL into the database, in the background. Under load it never
+catches up with the writer, and the WAL could never restart. So the writer moves the last few pages
+itself. After a failed checkpoint no page of the WAL is moved any more, not even when the ledger is
+closed. The next start rewrites the WAL in place before its first checkpoint.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tailrace.ledger.sqlite.disk.schema import BUSY_TIMEOUT_MS
 from tailrace.ledger.sqlite.disk.work_thread import WorkThread
 
 CHECKPOINT_PAGES = 4_096
-"""WAL pages (4 KiB each) after which they are moved into the database in the background."""
+"""Number of new WAL pages (4 KiB each) after which a checkpoint begins."""
 CHECKPOINT_REST_PAGES = 64
-"""Maximum pages that the writer is asked to move itself."""
+"""Maximum pages that the writer moves itself at the end of a checkpoint."""
 PATIENT_WAL_PAGES = 3 * CHECKPOINT_PAGES
-"""Pages of the WAL from which on the writer moves the last ones during clean-up."""
+"""Minimum pages in the WAL with which the writer takes part in a checkpoint with `Finish.LATE`."""
 MAX_CHECKPOINT_PASSES = 5
-"""Passes in the background, each of which has less to move than the one before."""
+"""Maximum background passes of a checkpoint; each has fewer pages to move than the one before."""
 
 
 class Phase(Enum):
@@ -55,12 +55,12 @@ class Event(Enum):
 
 NEXT = {
     (Phase.IDLE, Event.BEGUN): Phase.MOVING,
-    (Phase.FINISHING, Event.BEGUN): Phase.MOVING,  # it moves the last pages, too
+    (Phase.FINISHING, Event.BEGUN): Phase.MOVING,  # the new checkpoint also moves the last pages
     (Phase.MOVING, Event.NEARLY_MOVED): Phase.FINISHING,
     (Phase.MOVING, Event.STOPPED): Phase.IDLE,
     (Phase.FINISHING, Event.FINISHED): Phase.IDLE,
 }
-"""The next phase; any other event leaves the phase as it is."""
+"""The next phase by phase and event. Any other event leaves the phase as it is."""
 
 
 class Finish(Enum):
@@ -92,9 +92,9 @@ class Checkpointer:
         synced: int,
     ) -> None:
         self.pages = 0
-        """Pages of the WAL."""
+        """Number of pages in the WAL."""
         self.moved = 0
-        """Pages of the WAL that are in the database."""
+        """Number of pages in the WAL that have been moved into the database."""
         self._phase = Phase.IDLE
         self._one_step = Lock()
         self._finish = Finish.SOON
@@ -102,17 +102,19 @@ class Checkpointer:
         self._files = files
         self._writer = writer
         self._connection = connection
-        # A connection that has never read does not know the WAL, and would move nothing.
+        # Read something: before its first read a connection does not know the WAL, and a checkpoint
+        # would move nothing.
         connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
         self._synced = synced
         self._thread = WorkThread("ledger-checkpoint")
         self._moving: asyncio.Task[None] | None = None
-        self._one_move = Lock()  # until it is known whether the move has failed
+        # Held during a move of pages and its sync, so that no other move begins if it fails.
+        self._one_move = Lock()
 
     # ---- with the writer ----
 
     def committed(self, pages: int) -> None:
-        """Note that the WAL has this many pages after a commit."""
+        """Record that the WAL has `pages` pages after a commit."""
         if pages < self.pages:  # the WAL has restarted
             self._due_at, self.moved = CHECKPOINT_PAGES, 0
         self.pages = pages
@@ -134,7 +136,7 @@ class Checkpointer:
 
     def finish(self) -> bool:
         """Move the last pages by the writer's connection; return True if the WAL was cut off."""
-        # Perhaps in the writer's thread: the next checkpoint may have begun meanwhile.
+        # This may run in the writer's thread, while the event loop begins the next checkpoint.
         if not self._step(Event.FINISHED) or not self._one_move.acquire(blocking=False):
             return False
         is_cut, mode = self.is_cutting, apsw.SQLITE_CHECKPOINT_PASSIVE
@@ -144,7 +146,7 @@ class Checkpointer:
             self._writer.set_busy_timeout(0)
             self._move(self._writer, mode)
         except (apsw.BusyError, apsw.FullError):
-            return False  # a reader needs the WAL, or the disk is full
+            return False  # a reader needs pages of the WAL, or the disk is full
         finally:
             self._one_move.release()
             self._writer.set_busy_timeout(BUSY_TIMEOUT_MS)
@@ -153,7 +155,10 @@ class Checkpointer:
     # ---- for clean-up ----
 
     async def checkpoint(self, *, cut: bool) -> None:
-        """Copy the WAL into the database; the next commit finishes, and truncates it if `cut`."""
+        """Copy the WAL into the database. The next commit moves the last pages.
+
+        With `cut` that commit also truncates the WAL file.
+        """
         if cut:
             self._finish = Finish.CUT
         elif self._finish is Finish.CUT:
@@ -165,23 +170,24 @@ class Checkpointer:
             self._finish = Finish.SOON
 
     async def wait_for_checkpoint(self) -> None:
-        """Wait for a checkpoint under way, and make checkpoints `Finish.LATE`.
+        """Wait for a checkpoint in progress. Later checkpoints end with `Finish.LATE`.
 
-        They stay so until `checkpoint` has run. A requested truncation (`Finish.CUT`) stays, too.
+        That lasts until `checkpoint` has run. It does not replace a requested `Finish.CUT`.
         """
         if self._finish is Finish.SOON:
             self._finish = Finish.LATE
         await self.wait()
 
     async def wait(self) -> None:
-        """Wait for a checkpoint under way; cancelling the waiter does not end it."""
+        """Wait for a checkpoint in progress; cancelling the waiter does not stop the checkpoint."""
         if self._moving is not None:
             await asyncio.shield(self._moving)
 
     async def close(self) -> None:
-        """End the thread. SQLite moves the remaining pages when the last connection closes.
+        """End the thread.
 
-        After a failed checkpoint they stay in the WAL.
+        SQLite moves the remaining pages when the last connection closes. After a failed checkpoint
+        these pages stay in the WAL.
         """
         await self._thread.close()
 
@@ -192,7 +198,7 @@ class Checkpointer:
         self._moving = asyncio.create_task(self._move_all())
 
     def _step(self, event: Event) -> bool:
-        """Return True if the event changes the phase."""
+        """Apply an event; return True if it has changed the phase."""
         with self._one_step:
             following = NEXT.get((self._phase, event))
             if following is not None:
@@ -202,8 +208,9 @@ class Checkpointer:
     async def _move_all(self) -> None:
         """Move the WAL while the writer goes on adding to it.
 
-        SQLite syncs the database only in the checkpoint that moves the last page. The writer makes
-        that one on the event loop, so the pages moved so far are synced here, in the background.
+        SQLite syncs the database only in the checkpoint that moves the last page. The writer runs
+        that one on the event loop. To make it short, the pages moved so far are synced here, in the
+        background.
         """
         self._due_at = self.pages + CHECKPOINT_PAGES
         event = Event.STOPPED
@@ -213,17 +220,17 @@ class Checkpointer:
                 rest = self.pages - self.moved
                 if self._finish is Finish.LATE and self.pages < PATIENT_WAL_PAGES:
                     if rest > 0:
-                        continue  # the next pass may move everything, between two commits
+                        continue  # between two commits, the next pass may move all pages
                     break
                 if rest <= CHECKPOINT_REST_PAGES:
                     event = Event.NEARLY_MOVED
                     break
         except apsw.BusyError:
-            pass  # a reader still uses an old page
+            pass  # a reader still uses an old page of the database
         except apsw.FullError:
-            pass  # all of it is still in the WAL, and is moved when the disk has room again
+            pass  # the pages stay in the WAL until the disk has space again
         except LedgerFailed:
-            pass  # the next commit raises it
+            pass  # the next commit raises this error
         finally:
             self._moving = None
             self._step(event)
@@ -237,7 +244,7 @@ class Checkpointer:
                 raise self._files.failed(error) from error
 
     def _move(self, connection: apsw.Connection, mode: int) -> None:
-        """Make one checkpoint, unless an earlier one failed. The caller holds `_one_move`.
+        """Run one checkpoint, unless an earlier one has failed. The caller holds `_one_move`.
 
         After a failed sync the kernel may have dropped pages, yet the next sync succeeds. SQLite
         would then restart the WAL and so overwrite the only copy of these pages.

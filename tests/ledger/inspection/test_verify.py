@@ -80,7 +80,7 @@ async def test_what_is_no_frame_is_named(ledger: Place) -> None:
 async def test_an_end_that_is_only_claimed_is_named(ledger: Place) -> None:
     ledger.mark_ended(B)
     assert await findings(ledger) == [
-        Finding(B.hex(), "it is marked as ended, but has no StreamEnd")
+        Finding(B.hex(), "the stream is marked as ended, but has no StreamEnd")
     ]
 
 
