@@ -1,4 +1,6 @@
-"""Compaction: compresses plain segments into cold ones in the background, a run with each commit.
+"""Compaction: compresses plain segments into cold ones, in the background.
+
+Each commit replaces one run of consecutive plain segments by a cold one.
 
 Ended streams are compressed when they were not read for some time, and long running streams except
 their last part. It runs on the event loop, some milliseconds at a time. A cold segment replaces
@@ -31,7 +33,7 @@ COLD_FRAMES = 1_024
 COLD_BYTES = 128 * 1024
 """Maximum bytes of plain segments that become a cold one. A larger segment stays plain."""
 RUN_SEGMENTS = 32
-"""Maximum plain segments that one commit replaces: about a millisecond."""
+"""Maximum plain segments that one commit replaces, which takes about a millisecond."""
 STREAMS_AT_ONCE = 64
 """Maximum ended streams to look up at a time."""
 RUNS_PER_SWEEP = 4_096
@@ -45,7 +47,7 @@ log = structlog.get_logger("ledger")
 
 @dataclass(slots=True)
 class SegmentRun:
-    """Consecutive plain segments of a stream; `beyond` is the index after all that were read."""
+    """Consecutive plain segments of a stream; `beyond` is the index after the last one."""
 
     beyond: int
     rows: list[SegmentRow] = field(default_factory=list)
@@ -66,7 +68,7 @@ class SegmentRun:
         """Return the records of the segments.
 
         Raises:
-            Damaged: A segment is damaged; the error has its index.
+            Damaged: A segment is damaged; the error names its first index.
         """
         records = Unpacked([], [], [])
         for row in self.rows:
@@ -119,11 +121,12 @@ class Compactor:
         self._commits = commits
         self._settings = settings
         self._now_ms = now_ms
-        self._packed_until: dict[int, int] = {}  # end of the packed part of running streams, by sid
+        # The index up to which each running stream is compressed, by sid.
+        self._packed_until: dict[int, int] = {}
         self._made = 0
 
     async def sweep(self) -> int:
-        """Compress what is cold; return the number of cold segments made."""
+        """Compress streams that have become cold; return the number of cold segments made."""
         self._made = 0
         before = self._now_ms() - int(self._settings.cold_after_s * 1000)
         while self._made < RUNS_PER_SWEEP:
@@ -132,7 +135,7 @@ class Compactor:
                 break
             for sid in ended:
                 await self._pack_stream(sid, None)
-            await asyncio.sleep(0)  # let a commit remove streams
+            await asyncio.sleep(0)  # let commits run, which may remove streams
         await self._pack_running(self._residents.long_running(2 * COLD_FRAMES))
         if self._made:
             log.info("ledger.packed", segments=self._made)
@@ -146,7 +149,10 @@ class Compactor:
                 await self._pack_stream(sid, stored - COLD_FRAMES)
 
     async def _pack_stream(self, sid: int, until: int | None) -> None:
-        """Compress a stream's plain segments, only those before index `until` if it is running."""
+        """Compress a stream's plain segments.
+
+        `until` is None for an ended stream. Of a running one only records before it are compressed.
+        """
         residents = self._residents
         residents.packing = sid
         name, reached = f"number {sid}", until or 0
@@ -157,7 +163,7 @@ class Compactor:
             name = row.id.hex()
             reached = await self._pack_runs(sid, name, until)
         except Damaged as error:
-            # The stream stays as it is, so that readers see the damage and the rest can be saved.
+            # Damaged segments are left alone: readers get the error, and can read other records.
             log.error("stream.damaged", stream=name, error=error.message)
         if until is not None:
             self._packed_until[sid] = reached
@@ -193,7 +199,10 @@ class Compactor:
 
 
 def _packed(run: SegmentRun, name: str) -> SegmentRow | None:
-    """Return the cold segment of a run; None if it would not be smaller or not be equal."""
+    """Return the cold segment of a run.
+
+    Return None if it would not be smaller, or does not decompress to the same records.
+    """
     if run.bytes > COLD_BYTES:
         return None
     records = run.unpacked()

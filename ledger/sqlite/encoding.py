@@ -1,23 +1,24 @@
 """Encoding of log rows and segments.
 
-All begin with a CRC-32 of the rest. Log rows and plain segments then have a count, columns of
-integers, and the frames. A column is a byte with its width (1, 2, 4 or 8 bytes, as its largest
-number needs) and its numbers, little-endian, so that a few C calls encode or decode it. Frames have
-their lengths in their headers, so a segment's frames can be read without its ids. The head of a log
-row has its own checksum, so that the streams of a damaged row are usually known.
+Each begins with a CRC-32 of the rest. Log rows and plain segments then have a count, columns of
+integers, and the frames. A column is one byte with the width of its numbers (1, 2, 4 or 8 bytes, as
+the largest one needs), then the numbers, little-endian. So a few C calls encode or decode a column.
+Frames have their lengths in their headers, so a segment's frames can be read without its ids. The
+head of a log row has its own checksum, so that the streams of a damaged row are usually known.
 
     log row   crc u32 · crc of the head u32 · head · ids of each · ids · extras · frames
     head      n u32 · sids · indexes
     segment   crc u32 · n u32 · bytes of frames u32 · frames · ids of each · ids · extras
-    extras    n u32 · place of each · bytes of each · all of them, one after the other
+    extras    n u32 · position of each · bytes of each · the extras, concatenated
 
-A cold segment has many records of one stream in little space. A record is its index and an entry:
-its ids, and its text if text and index give back the Token frame bit for bit, otherwise the whole
-frame. Equal entries are stored once, column by column, and zstd compresses all of it. The checksum
-covers the zstd frame and the row's `first` and `length`.
+A cold segment stores many records of one stream compactly. An entry describes a record but for its
+index: it has the record's ids and its text. If the Token frame cannot be restored exactly from text
+and index, the entry has the whole frame instead of the text. Records with equal entries share one.
+Entries are stored column by column and compressed by zstd. The checksum covers the zstd frame and
+the row's `first` and `length`.
 
     cold segment   crc u32 · zstd frame
-    payload        entries u32 · entry of each record: 0 the next one, n the nth
+    payload        entries u32 · entry of each record: 0 the next new one, n the nth
                    · 2 * bytes + (1 if whole frame) of each entry
                    · number of ids of each entry · ids · extras of the records · texts and frames
 
@@ -46,20 +47,20 @@ MAX_IDS = 2**16 - 1
 """Maximum token ids of a record."""
 MAX_ID = 2**32 - 1
 PLAIN_6, COLD_6, PLAIN, COLD = range(4)
-"""Values of `segment.coding`. Those of layout 6 are only read."""
+"""Values of the column `segment.coding`. `PLAIN_6` and `COLD_6` are of layout 6, and only read."""
 COLD_CODINGS = (COLD_6, COLD)
 MAX_EXTRA_BYTES = 64 * 1024
 """Maximum extra bytes of a record."""
 LEVEL = 3
-"""Level of zstd. Level 19 saves 3 % more and takes twice as long."""
+"""Compression level of zstd. Level 19 saves 3 % more and takes twice as long."""
 MAX_PAYLOAD_BYTES = 2 << 20
-"""Maximum decompressed size of a cold segment, with ids of 8 bytes each."""
+"""Maximum bytes of a decompressed cold segment, even if each id takes 8 bytes."""
 MAX_TEXT_BYTES = 127
-"""Maximum text of a Token frame in an entry, whose length fits into one byte."""
+"""Maximum bytes of a text in an entry, so that its encoded length takes one byte."""
 CHECKSUM_HINT = "the file is damaged; restore it from a copy"
 
 _U32 = struct.Struct("<I")
-_CODES = {1: "B", 2: "H", 4: "I", 8: "Q"}  # by width
+_CODES = {1: "B", 2: "H", 4: "I", 8: "Q"}  # maps the width of a number to its struct code
 _unpack_u32 = _U32.unpack_from
 _HEAD_AT = 8
 _NO_SEGMENT = (IndexError, KeyError, StopIteration, TypeError, ValueError, struct.error)
@@ -67,7 +68,8 @@ _PLACE = struct.Struct("<QQ")  # first, length
 _HEAD = struct.Struct("<IBIB")  # header, tag, corr, length of the text
 _HEAD_SIZE = VERSION_BITS + _HEAD.size - HEADER_BYTES
 _NO_EXTRAS = _U32.pack(0)
-_LAST = [bytes((low,)) for low in range(128)]  # of a varint
+# The last byte of a varint, and its earlier bytes, by their lower seven bits.
+_LAST = [bytes((low,)) for low in range(128)]
 _NOT_LAST = [bytes((low | 128,)) for low in range(128)]
 
 
@@ -331,7 +333,7 @@ def _payload(row: SegmentRow) -> bytes:
         raise ValueError("checksum")
     try:
         size = zstandard.get_frame_parameters(packed).content_size
-        if size > MAX_PAYLOAD_BYTES:  # checked before memory is allocated
+        if size > MAX_PAYLOAD_BYTES:  # a damaged size must not allocate much memory
             raise ValueError(f"{size} bytes exceed the limit")
         return zstandard.ZstdDecompressor().decompress(packed, allow_extra_data=False)
     except zstandard.ZstdError as error:
@@ -367,7 +369,7 @@ def _checksum(first: int, length: int, packed: bytes) -> int:
 
 
 def token_frame(text: bytes, tail: bytes) -> bytes:
-    """Return the canonical Token frame on channel 0 with this text and the encoded index `tail`."""
+    """Return the canonical Token frame on channel 0 with this text; `tail` is its encoded index."""
     size = len(text)
     return _HEAD.pack(_HEAD_SIZE + size + len(tail), 0, 0, size) + text + tail
 

@@ -50,7 +50,7 @@ from tailrace.ledger.sqlite.retention import Retention, RetentionSettings
 from tailrace.ledger.sqlite.storage import Commit, Storage, StreamRow
 from tailrace.ledger.sqlite.tail import Tail
 
-_POWER = Durability.POWER  # a global is faster to read than a member of an enum
+_POWER = Durability.POWER  # reading a global is faster than reading a member of an enum
 _PROCESS = Durability.PROCESS
 
 
@@ -66,7 +66,8 @@ class SqliteLedger:
         self.name = "file:"
         self._storage = storage
         self._creating = asyncio.Lock()
-        self._keys: dict[str, NewStream] = {}  # of streams that are not durable yet
+        # Streams that are not durable yet, by their idempotency key.
+        self._keys: dict[str, NewStream] = {}
         self._residents = Residents(storage, retention.max_stream_bytes, now_ms)
         self._log = Log(self._residents, now_ms)
         self._commits = GroupCommit(storage, self._log.prepare, self._tidy, self._release)
@@ -117,9 +118,9 @@ class SqliteLedger:
         return ledger
 
     async def close(self) -> None:
-        """Store the tails that are due for a segment, so that the next start recovers less."""
+        """Store due tails as segments, so that the next start is quicker; then close the file."""
         self._log.closes = True
-        with suppress(LedgerFailed):  # waiters of a failed write have got its error
+        with suppress(LedgerFailed):  # the waiters of the failed write have got the error already
             while self._residents.due_tails:
                 await self._commits.commit()
             await self._commits.commit()
@@ -138,14 +139,14 @@ class SqliteLedger:
                     raise taken_id()
                 for each in (new, *others):
                     await self._residents.refuse_taken(each.stream)
-                # No await from here on, so that one commit has all of them.
+                # No await from here on, so that all streams are in the same commit.
                 commit = self._commits.forming.commit
                 for each in (new, *others):
                     self._residents.add(each, commit)
                     commit.power |= each.durability is Durability.POWER
                 if new.idempotency_key is not None:
                     self._keys[new.idempotency_key] = new
-        # An existing stream may not be durable yet, either.
+        # Wait even if the stream existed, because it may not be durable yet.
         await self._commits.commit()
         return await self.info(existing or new.stream), existing is None
 
@@ -153,7 +154,7 @@ class SqliteLedger:
         stream = await self._with_key(idempotency_key, request_hash)
         if stream is None:
             return None
-        await self._commits.commit()  # it may not be durable yet
+        await self._commits.commit()  # the stream may not be durable yet
         return await self.info(stream)
 
     async def _with_key(self, idempotency_key: str | None, request_hash: bytes) -> bytes | None:
@@ -178,7 +179,7 @@ class SqliteLedger:
     async def take_over(self, stream: bytes) -> int:
         tail = await self._residents.get(stream)
         self._commits.check()
-        # Fenced in memory first, so that nothing of the old producer is accepted from here on.
+        # Raise the epoch in memory first, so that appends of the old producer are refused at once.
         tail.epoch += 1
         tail.in_commit += 1
         epoch = tail.epoch
@@ -193,7 +194,7 @@ class SqliteLedger:
         tail = await self._residents.get(stream)
         self._residents.drop(tail, self._commits.forming.commit)
         if tail.durability is _POWER:
-            self._commits.forming.commit.power = True  # a power cut must not undo it
+            self._commits.forming.commit.power = True  # a power cut must not undo the removal
         await self._commits.commit()
 
     # ---- writing ----
@@ -219,7 +220,7 @@ class SqliteLedger:
     async def _append_again(
         self, refused: list[Refusal], absent: dict[bytes, TailraceError]
     ) -> list[Refusal]:
-        """Retry refused appends if a second check finds space."""
+        """Retry refused appends, after checking again if there is space."""
         await self._retention.find_room(StreamKind.GENERATION)
         step, still = Appends.of([refusal.append for refusal in refused]), list[Refusal]()
         tails = list(map(self._residents.tails.get, step.streams))
@@ -236,8 +237,8 @@ class SqliteLedger:
     ) -> bool:
         """Add a step to the forming group; return True if its producer must wait for the commit.
 
-        `absent` has the error of each stream without a tail. This code runs for every token; its
-        length saves a tenth of the total cost.
+        `absent` has the error of each stream without a tail. Because this code runs for every
+        token, its parts are inlined, which saves a tenth of an append's time.
         """
         group = self._commits.forming
         power, size, at, relaxed = False, 0, -1, 0
@@ -258,7 +259,7 @@ class SqliteLedger:
             if tail.durability is not _PROCESS:
                 if tail.durability is _POWER:
                     power = True
-                else:  # relaxed
+                else:  # durability RELAXED: readers may see the frame at once
                     relaxed += 1
                     tail.released = tail.accepted
                     tail.wake()
@@ -295,7 +296,7 @@ class SqliteLedger:
         self._retention.committing()
 
     def _release(self, group: Group) -> bool:
-        """Release a stored group to its readers; return True if tails are left that are due."""
+        """Release a stored group to its readers; return True if some tails are still due."""
         self._log.release(group)
         self._residents.removing.difference_update(group.commit.removed)
         for row in group.commit.streams:
@@ -364,4 +365,4 @@ class SqliteLedger:
             await self._commits.commit()
         await self._retention.measure()
         if residents.due_tails:
-            self._commits.schedule()  # the retention of ended streams begins now
+            self._commits.schedule()  # stores ended streams as segments, so that they can expire

@@ -58,7 +58,7 @@ class SqliteObjects:
         self._retention = retention
         self._owned: dict[ObjectKey, Owned] = {}
         self._oid = 0
-        self._epoch = 0  # the highest so far: no two owners ever share an epoch
+        self._epoch = 0  # the highest epoch given so far, so that each owner gets a new one
 
     def begin_after(self, last_oid: int) -> None:
         """Create the store; new objects get local ids above `last_oid`."""
@@ -70,11 +70,11 @@ class SqliteObjects:
         owned = self._owned.get(key)
         if owned is None:
             row = await self._storage.object_row(key)
-            # Another claim may have come first during the read.
+            # During the read another claim may have added the object.
             owned = self._owned.get(key) or self._adopt(key, row)
         epoch = owned.epoch = self._epoch = max(self._epoch, owned.epoch) + 1
         if not self._commits.settled:
-            await self._commits.commit()  # writes of the former owner must be readable
+            await self._commits.commit()  # makes writes of the former owner readable
         return ObjectState(epoch, owned.alarm)
 
     async def seize(self, key: ObjectKey) -> None:
@@ -129,9 +129,9 @@ class SqliteObjects:
         await self._commits.room()
         await self._require_room(write, self._owner(write))
         tails = await self._tails_of(write)
-        owned = self._owner(write)  # there may be a new one by now
-        # No await from here on, so that the write is in one commit.
-        self._owned[write.key] = self._owned.pop(write.key)  # now the last one to be evicted
+        owned = self._owner(write)  # checked again: the owner may have changed during the awaits
+        # No await from here on, so that the whole write is in one commit.
+        self._owned[write.key] = self._owned.pop(write.key)  # the end of the order of eviction
         self._put_streams(write, tails)
         self._put_values(write, owned)
         self._retention.objects_grew(_size(write))
@@ -181,7 +181,7 @@ class SqliteObjects:
             try:
                 appended[stream] = await self._residents.get(stream)
             except NotFound:
-                continue  # already removed
+                continue  # the stream is removed already
         for stream in created:
             self._retention.require_room(StreamKind.OBJECT)
             await self._residents.refuse_taken(stream)

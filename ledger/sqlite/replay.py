@@ -20,9 +20,12 @@ from tailrace.ledger.sqlite.tail import Tail
 READ_SEGMENTS = 64
 """Maximum segments per storage read."""
 FRAMES_PER_SEGMENT = 64
-"""Assumed frames per segment, to read fewer segments for short reads (tokens: about 220)."""
+"""Assumed minimum of frames per segment; a short read computes from it how many segments to read.
+
+Segments of tokens have about 220.
+"""
 REMEMBERED = 8
-"""Decompressed cold segments in memory for the next read; each has about 120 KB."""
+"""Maximum decompressed cold segments in the cache; each has about 120 KB."""
 
 T = TypeVar("T")
 
@@ -32,7 +35,8 @@ class Replay:
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self._unpacked: dict[tuple[int, int], Unpacked] = {}  # cold segments by sid and first index
+        # Cache of decompressed cold segments, by sid and first index.
+        self._unpacked: dict[tuple[int, int], Unpacked] = {}
 
     async def frames(self, tail: Tail, start: int, limit: int) -> list[bytes]:
         """Return at most `limit` released frames from index `start` on."""
@@ -50,7 +54,7 @@ class Replay:
         held: Callable[[int, int], list[T] | None],
         of_row: Callable[[Tail, SegmentRow, int], list[T]],
     ) -> list[T]:
-        # Segments may be stored before their records are released.
+        # Never return more than the released records, because segments may have later ones, too.
         limit = min(limit, tail.released - start)
         out: list[T] = []
         while len(out) < limit:
@@ -63,7 +67,7 @@ class Replay:
         return out[: max(0, limit)]
 
     async def _stored(self, tail: Tail, start: int, limit: int) -> list[SegmentRow]:
-        """Return consecutive segments with `limit` records; the first has index `start`."""
+        """Return consecutive segments with about `limit` records; the first contains `start`."""
         most = min(READ_SEGMENTS, 2 + limit // FRAMES_PER_SEGMENT)
         try:
             found = await self._storage.segments(tail.sid, start, most)

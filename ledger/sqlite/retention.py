@@ -29,9 +29,12 @@ RECLAIM_SEGMENTS = 8
 VACUUM_PAGES = 16
 """Free pages that one commit returns to the file system: about a quarter of a millisecond."""
 MAX_FREE_BYTES = 64 * MIB
-"""Free bytes of the file beyond which pages are returned first, because SQLite searches them."""
+"""Free bytes of the file beyond which free pages are returned before more segments are deleted.
+
+SQLite has to search the free pages, so many of them make it slow.
+"""
 KEPT_FREE_BYTES = MIB
-"""Free bytes that a file keeps for new data."""
+"""Free bytes that clean-up leaves in the file for new data."""
 KEPT_FREE_SHARE = 1 / 8
 """Applies instead of KEPT_FREE_BYTES if this share of the file is larger."""
 MEASURE_BYTES = MIB
@@ -86,7 +89,8 @@ class Retention:
         self._now_ms = now_ms
         self._making_room = asyncio.Lock()
         self._counting = asyncio.Lock()
-        self._counted_s = -math.inf  # when objects were counted, by the event loop's clock
+        # Time of the last count of the objects' bytes, by the event loop's clock.
+        self._counted_s = -math.inf
         self._room = Room(settings.max_ledger_bytes, settings.object_share, storage.name)
         self._shortages: dict[StreamKind, Shortage | None] = dict.fromkeys(StreamKind)
         self._wal_is_long = False
@@ -128,7 +132,7 @@ class Retention:
             self._look_unless_away()
 
     def _look_unless_away(self) -> None:
-        with suppress(TailraceError):  # do not fail the commit; the next check will report it
+        with suppress(TailraceError):  # the commit must not fail; the next check reports the error
             self._look()
 
     def _look(self) -> None:
@@ -182,7 +186,10 @@ class Retention:
         return self.holds
 
     def shortage(self) -> str | None:
-        """Return why new generations are refused if removing others does not help; else None."""
+        """Return why new generations are refused, or None.
+
+        None is also returned if removing other streams can help.
+        """
         self._look_unless_away()
         shortage = self._shortages[StreamKind.GENERATION]
         return None if shortage is None or shortage.own else f"{shortage.what}: {shortage.hint}"
@@ -227,9 +234,9 @@ class Retention:
         """Delete the segments of removed streams and return free pages to the file system."""
         self._commits.is_quiet()
         if await self._clean_up():
-            # Truncating a long WAL takes many milliseconds, so not while streams are appended to.
+            # Truncating a long WAL takes many milliseconds: do it only while nothing is appended.
             await self._maintenance.checkpoint(cut=self._commits.is_quiet())
-            await self._slice(reclaim=1)  # a commit of any kind finishes the checkpoint
+            await self._slice(reclaim=1)  # its commit finishes the checkpoint
             await self.measure()
 
     async def _remove_expired(self, now: int) -> int:
@@ -237,7 +244,7 @@ class Retention:
         self._residents.sweep()
         await self._slide()
         while sids := await self._storage.expired(StreamKind.GENERATION, now, EXPIRE_STREAMS):
-            # The expiry of a stream that was just read moves with this commit.
+            # A stream in `touched` was just read, and its new expiry is stored with this commit.
             gone = [sid for sid in sids if sid not in self._residents.touched]
             await self._remove(gone)
             removed += len(gone)
@@ -305,7 +312,7 @@ class Retention:
                 return slices > 0
             slices += 1
             before, sizes = sizes, self._maintenance.sizes()
-            # A file that cannot shrink, such as a damaged one, must not be tried for ever.
+            # Do not try for ever to shrink a file that cannot shrink, such as a damaged one.
             stuck = stuck or (gives and sizes.file_bytes >= before.file_bytes)
 
     async def _slice(self, *, reclaim: int = 0, vacuum: int = 0) -> None:
@@ -316,7 +323,7 @@ class Retention:
         await self._pause()
 
     async def _slide(self) -> None:
-        """Commit the new expiries of the streams that were read, with the forming group."""
+        """Store the new expiries of streams that were read, with the next commit."""
         touched, self._residents.touched = self._residents.touched, {}
         self._commits.forming.commit.touched += [(ms, sid) for sid, ms in touched.items()]
         await self._commits.commit()

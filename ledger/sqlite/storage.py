@@ -31,7 +31,7 @@ class StreamRow(NamedTuple):
 
 
 class SegmentRow(NamedTuple):
-    """Consecutive records of one stream. `coding` is one of those in `encoding.py`."""
+    """Consecutive records of one stream. `coding` is `PLAIN`, `COLD` or an older value."""
 
     sid: int
     first: int  # index of the first record
@@ -41,7 +41,7 @@ class SegmentRow(NamedTuple):
 
 
 class ObjectRow(NamedTuple):
-    """A stored object. `oid` is its short local id in its values."""
+    """A stored object. `oid` is the short local id by which its values refer to it."""
 
     oid: int
     kind: str
@@ -70,17 +70,18 @@ class Commit:
     seq: int = 0
     log: bytes = b""
     power: bool = False
-    keep_from: int | None = None  # earlier log rows are stored in segments
+    keep_from: int | None = None  # log rows before this number are deleted
     streams: list[StreamRow] = field(default_factory=list)
     epochs: list[tuple[int, int]] = field(default_factory=list)  # (epoch, sid)
     segments: list[SegmentRow] = field(default_factory=list)
     ended: list[tuple[int, int]] = field(default_factory=list)  # (expires_ms, sid)
     touched: list[tuple[int, int]] = field(default_factory=list)  # (expires_ms, sid)
     removed: list[int] = field(default_factory=list)  # sids
-    objects: list[ObjectRow] = field(default_factory=list)  # new or changed
-    values: list[ValueChange] = field(default_factory=list)  # in this order
-    replaced: list[tuple[int, int, int]] = field(default_factory=list)  # (sid, first, beyond)
-    cold: list[int] = field(default_factory=list)  # sids whose segments are all cold
+    objects: list[ObjectRow] = field(default_factory=list)  # new or changed objects
+    values: list[ValueChange] = field(default_factory=list)  # applied in this order
+    # Segments to delete, as (sid, index of the first record, index after the last one).
+    replaced: list[tuple[int, int, int]] = field(default_factory=list)
+    cold: list[int] = field(default_factory=list)  # sids of streams with only cold segments
     reclaim: int = 0  # maximum segments of removed streams to delete
     vacuum: int = 0  # maximum free pages to return to the file system
 
@@ -92,7 +93,7 @@ class Commit:
 
     @property
     def maintenance(self) -> bool:
-        """True if the commit changes how data is stored, not only which data."""
+        """True if the commit also compresses data, deletes old segments or frees pages."""
         return bool(self.replaced or self.cold or self.reclaim or self.vacuum)
 
     @property
@@ -101,7 +102,7 @@ class Commit:
 
 
 class Storage(Protocol):
-    """The storage of a ledger. A failed write raises `LedgerFailed` and is the last one."""
+    """The storage of a ledger. After a failed write all later ones raise `LedgerFailed`."""
 
     @property
     def name(self) -> str:

@@ -49,7 +49,7 @@ MAX_KNOWN_HEADS = 4096
 _sizes: dict[bytes, int] = {}
 """Cache of valid frame beginnings: maps a frame's header and tag to the frame's size in bytes.
 
-A frame in the cache needs no further check, and is no StreamEnd. Nearly all tokens are.
+A frame in the cache is not a StreamEnd and needs no further check. Nearly all tokens are in it.
 """
 _header = struct.Struct("<I").unpack_from
 

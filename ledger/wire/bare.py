@@ -248,7 +248,7 @@ def view_u32s(data: bytes) -> memoryview:
 
 
 def _swapped(data: bytes) -> bytes:
-    """Convert between this machine's byte order and that of the wire, in both directions."""
+    """Convert numbers of 4 bytes from this machine's byte order to little-endian, or back."""
     if sys.byteorder == "little":
         return data
     numbers = array("I", data)

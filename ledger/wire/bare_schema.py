@@ -48,16 +48,16 @@ def schema_identity(text: str) -> bytes:
 
 @dataclass(slots=True)
 class _Definitions:
-    """The definitions of a schema by name, of each kind."""
+    """The definitions of aliases, enums and structs of a schema, by name."""
 
     reached: dict[type, list[type]] = field(default_factory=dict)
-    """The classes that frames use, each with the classes of its fields."""
+    """Maps each class that frames use to the classes of its fields."""
     aliases: dict[str, str] = field(default_factory=dict)
     enums: dict[str, str] = field(default_factory=dict)
     structs: dict[str, str] = field(default_factory=dict)
 
     def reach(self, cls: type) -> None:
-        """Note a class and all classes that it uses."""
+        """Add a class and all classes that it uses to `reached`."""
         if cls in self.reached:
             return
         used = self.reached[cls] = []
@@ -72,7 +72,7 @@ class _Definitions:
                     self.reach(part)
 
     def _alias(self, of: Type) -> None:
-        """Define a name for bytes of a fixed length, if this type has one."""
+        """Define an alias if `of` is bytes of a fixed length with a name of its own."""
         if of.name.isidentifier() and of.name[0].isupper():
             self.aliases[of.name] = f"type {of.name} data[{of.min_bytes}]"
 

@@ -17,7 +17,7 @@ from tailrace.ledger.wire.bare import Type, struct_of
 
 VERSION = 1
 HEADER_BYTES = 4
-PREFIX_BYTES = 9  # header, tag, corr
+PREFIX_BYTES = 9  # the header (4 bytes), the tag (1) and the corr (4)
 MIN_LENGTH_BYTES = PREFIX_BYTES - HEADER_BYTES
 MAX_FRAME_BYTES = 1 << 20  # default limit of the header's length field
 LENGTH_BITS = 24
@@ -28,10 +28,13 @@ FLAG_ZSTD = 0x1
 TAG_OFFSET = HEADER_BYTES
 CORR_OFFSET = HEADER_BYTES + 1
 _PREFIX = struct.Struct("<IBI")
-_U32 = struct.Struct("<I")  # a header, or a corr
-_HEAD = struct.Struct("<IB")  # header and tag
+_U32 = struct.Struct("<I")  # for a header or a corr
+_HEAD = struct.Struct("<IB")  # for a header and a tag
 tag_and_corr_of = struct.Struct(f"<{TAG_OFFSET}xBI").unpack_from
-"""Returns tag and corr of an encoded frame in one C call, because relays need both of each."""
+"""Return the tag and the corr of an encoded frame, in a single C call.
+
+Relays need both for every frame.
+"""
 
 Raw = bytes | bytearray | memoryview
 F = TypeVar("F", bound="Tagged")
@@ -236,9 +239,9 @@ class FrameSplitter:
         """Maximum value of the length field; a new value applies to frames that arrive later."""
         self.tags = tags
         """Tags that the peer may send. A changed set applies to frames that arrive later."""
-        self._known = known  # all tags of the schema: errors tell forbidden from unknown tags
+        self._known = known  # all tags of the schema, to tell forbidden tags from unknown ones
         self._rest = bytearray()
-        self._needed = HEADER_BYTES  # bytes of `_rest` that the next check needs
+        self._needed = HEADER_BYTES  # number of bytes that `_rest` must have for the next check
         self._error: FrameError | None = None
 
     @property
@@ -296,7 +299,8 @@ class FrameSplitter:
             header, tag = head_of(data, start)
             length = header - VERSION_BITS
             end = start + HEADER_BYTES + length
-            if not (MIN_LENGTH_BYTES <= length <= most and tag in tags):  # flags, or faults
+            # This is also true for a header with flags, which is larger.
+            if not (MIN_LENGTH_BYTES <= length <= most and tag in tags):
                 end = start + HEADER_BYTES + length_of(header, most)
                 check_tag(tag, tags, self._known)
             if end > size:

@@ -18,7 +18,7 @@ from tailrace.ledger.wire.schema import MAC_BYTES, Challenge, Proof
 
 
 class Shared(NamedTuple):
-    """The facts that both sides of a handshake share, in its MAC and in its errors."""
+    """A kind of shared secret: the label in its MACs, and its name and hint for errors."""
 
     label: bytes
     name: str
@@ -35,13 +35,13 @@ PEER = Shared(
     "token key or link secret",
     "give all origins of one ledger the same file `origin.keys` and the same origin.link_secret",
 )
-"""Between two origins of one ledger: edges have no such key."""
+"""The secret between two origins of one ledger, which edges do not have."""
 
 
 class Side(Enum):
-    """Role of a side, as part of its MAC."""
+    """Role of a side of the handshake; its MAC includes the role."""
 
-    EDGE = b"edge"  # the side that connects, also between two origins
+    EDGE = b"edge"  # the side that opened the connection, also if both are origins
     ORIGIN = b"origin"
 
     @property
@@ -50,9 +50,10 @@ class Side(Enum):
 
 
 class Handshake:
-    """One side of the handshake; `done` once the peer has proven the secret, or without one.
+    """One side of the handshake.
 
-    Proves with `secret`; takes proofs of the `others` too, so that keys can rotate.
+    `done` is True once the peer has proven the secret, or if there is no secret. This side proves
+    `secret`, but also accepts proofs of the `others`, so that keys can be rotated.
     """
 
     def __init__(

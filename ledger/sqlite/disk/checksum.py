@@ -1,9 +1,9 @@
-"""Checksums of single rows, so that damaged rows are not believed.
+"""Checksums of single rows, so that damaged rows are detected.
 
-The log and segments have checksums in their bytes. The rows of streams, objects and values have a
-column `crc`. That of a stream has two parts: one over the columns that never change, one over its
-state. A change removes the old state's part and adds the new one's (`restated`). So the recipe need
-not be read for it, and earlier damage stays visible.
+The blobs of log rows and segments contain their own checksums. Rows of streams, objects and values
+have a column `crc`. The `crc` of a stream is the XOR of two checksums: one of the columns that
+never change, one of the columns that do (its state). When the state changes, `restated` replaces
+the second one. So a change need not read the recipe, and earlier damage stays visible.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OBJECT_TEXTS = ("kind", "name")
 
 
 def _columns(names: Sequence[str], texts: Sequence[str]) -> str:
-    """Return stored texts as bytes, because damaged text may not be UTF-8."""
+    """Return the SQL of the columns; texts are read as bytes, because damage may break UTF-8."""
     return ", ".join(f"CAST({name} AS BLOB)" if name in texts else name for name in names)
 
 
@@ -72,7 +72,7 @@ def crc_of(values: Sequence[object]) -> int:
     crc = 0
     for value in values:
         data = value if isinstance(value, bytes) else str(value).encode()
-        # With the length, so that bytes cannot move from one value to the next.
+        # Include the length, so that ("ab", "c") and ("a", "bc") have different checksums.
         crc = zlib.crc32(data, zlib.crc32(b"%d " % len(data), crc))
     return crc
 
@@ -95,14 +95,17 @@ def checked_stream(row: Sequence[Any]) -> StreamRow:
 
 
 def unchecked_stream(row: Sequence[Any]) -> StreamRow:
-    """Return what can be read of a stream's row that does not match its checksum."""
+    """Return a stream from a row that does not match its checksum, so its fields may be wrong."""
     sid, stream, *rest, _ = row
     known = stream if isinstance(stream, bytes) else b""
     return StreamRow(*_decoded((sid, known, *rest), StreamRow._fields, _STREAM_TEXTS))
 
 
 def checked_object(row: Sequence[Any]) -> ObjectRow:
-    """Return an object from its row of `OBJECT_COLUMNS`, as `checked_stream` does."""
+    """Return an object from its row of `OBJECT_COLUMNS`.
+
+    Raises `Damaged` if the row does not match its checksum.
+    """
     *columns, crc = row
     if crc != crc_of(columns):
         raise Damaged(f"the row of object {columns[0]} {_MISMATCH}", hint=DAMAGED_HINT)
@@ -110,7 +113,10 @@ def checked_object(row: Sequence[Any]) -> ObjectRow:
 
 
 def checked_value(oid: int, row: Sequence[Any]) -> tuple[str, bytes]:
-    """Return the name and the value of a row of `VALUE_COLUMNS`, as `checked_stream` does."""
+    """Return the name and the value from a row of `VALUE_COLUMNS`.
+
+    Raises `Damaged` if the row does not match its checksum.
+    """
     name, value, crc = row
     if crc != crc_of((oid, name, value)):
         raise Damaged(f"value {name!r} of object {oid} {_MISMATCH}", hint=DAMAGED_HINT)

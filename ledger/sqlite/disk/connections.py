@@ -29,7 +29,7 @@ LEAST_SQLITE = (3, 51, 3)
 WAL_LIMIT_BYTES = 64 * 1024 * 1024
 """Size to which the WAL file is truncated when it restarts."""
 RENEWED_BYTES = 1 << 16
-"""Bytes of the WAL that are rewritten at a time."""
+"""Bytes that `rewrite_wal` reads and writes at a time."""
 _TRANSIENT = (
     apsw.BusyError,
     apsw.LockedError,
@@ -51,7 +51,7 @@ log = structlog.get_logger("ledger")
 def connect_writer(
     path: Path, vfs: str | None, look: Callable[[int], None] = lambda _: None
 ) -> apsw.Connection:
-    """Open the connection that writes; create the schema in a new file, refuse a foreign file.
+    """Open the connection that writes. A new file gets the schema; a foreign file is refused.
 
     `look` is called with the number of whole frames in the WAL, before the WAL is changed.
     """
@@ -71,8 +71,8 @@ def connect_writer(
         writer.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}")
         frames, _ = writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
         look(frames)
-        # Pages that a failed fsync left only in the page cache are written again, before any
-        # later commit is acknowledged.
+        # After a failed fsync of an earlier process, pages of the WAL may exist only in the page
+        # cache. Write them again before any new commit is acknowledged.
         rewrite_wal(writer, vfs, frames, _pragma(writer, "page_size"))
         writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         if version == UPGRADED_VERSION:
@@ -109,7 +109,7 @@ def _refuse_old_sqlite() -> None:
 def _upgrade(writer: apsw.Connection, path: Path) -> None:
     """Rewrite the log rows of layout 6 in one transaction. Segments stay as they are.
 
-    The `coding` of a segment says how it is read. Old segments are deleted with their streams.
+    Old segments stay readable: their `coding` tells readers the layout.
     """
     rows = [row[0] for row in writer.execute("SELECT seq FROM log").fetchall()]
     writer.execute("BEGIN IMMEDIATE")
@@ -239,7 +239,7 @@ class Snapshot:
 
     def wal_frames(self) -> int:
         """Return how many whole frames SQLite finds in the WAL. No snapshot may be open."""
-        # A connection that has never read does not know of the WAL.
+        # Read something: before its first read a connection does not know the WAL.
         self.connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
         frames, _ = self.connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
         return max(0, frames)
@@ -247,7 +247,8 @@ class Snapshot:
     def release(self) -> None:
         """Release the snapshot; later reads use a new one."""
         if self.connection.in_transaction:
-            self.connection.execute("ROLLBACK")  # a damaged page may make a COMMIT fail
+            # Not COMMIT, which may fail if a page is damaged.
+            self.connection.execute("ROLLBACK")
 
     def close(self) -> None:
         self.connection.close()
@@ -258,7 +259,7 @@ class Snapshot:
 
 
 class Reads(Protocol):
-    """The interface of queries of a ledger file: `Lookups` or a `Snapshot`."""
+    """The interface that `Queries` needs; `Lookups` and `Snapshot` implement it."""
 
     def look(self, sql: str, values: Sequence[Any]) -> list[Any]: ...
 

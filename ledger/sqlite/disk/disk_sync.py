@@ -1,9 +1,9 @@
-"""Syncs of a file from an event loop, one at a time.
+"""Sync a file (fdatasync) without blocking the event loop, one sync at a time.
 
-Linux is asked by `io_submit` (IOCB_CMD_FDSYNC, since 4.18) and reports the end through an eventfd
-that the loop watches. So no thread has to wake, take the interpreter's lock and wake the loop
-again, which costs as much as a quick disk takes, and the loop can work in the meantime. Elsewhere,
-or if the kernel or the file system refuses, a thread syncs.
+On Linux a sync is requested by `io_submit` (IOCB_CMD_FDSYNC, since 4.18). The kernel reports its
+end by an eventfd that the loop watches. A thread would have to wake, take the interpreter's lock
+and wake the loop again, which takes as long as the sync of a fast disk. A thread is used only on
+other systems, or if the kernel or the file system does not support such requests.
 
 Source: linux/aio_abi.h for the structures, io_submit(2) for the calls.
 """
@@ -30,17 +30,18 @@ _CALLS = {  # system call numbers of io_setup, io_destroy, io_getevents and io_s
 }
 _FDSYNC = 3  # IOCB_CMD_FDSYNC
 _RESFD = 1  # IOCB_FLAG_RESFD
-# The fields of Linux's struct iocb, a request:
-# data, key, rw_flags, opcode, priority, fd, buffer, bytes, offset, reserved, flags, resfd
+# Linux's struct iocb, which is a request, with these fields: data, key, rw_flags, opcode, priority,
+# fd, buffer, bytes, offset, reserved, flags, resfd.
 _IOCB = struct.Struct("<QIIHhIQQqQII")
-_EVENT = struct.Struct("<QQqq")  # struct io_event: data, iocb, result, result2
+# Linux's struct io_event, which is a result, with the fields data, iocb, result, result2.
+_EVENT = struct.Struct("<QQqq")
 
 Failed = Callable[[OSError], Exception]
-"""Converts the OSError of a failed sync into the error for its waiters."""
+"""Type of functions that convert the OSError of a failed sync into the error for its waiters."""
 
 
 class DiskSync(Protocol):
-    """Makes earlier writes to a file survive a power cut."""
+    """Syncs one file, so that earlier writes survive a power cut."""
 
     def begin(self) -> asyncio.Future[None]:
         """Return a future that is done when the file is synced; its error comes from `Failed`."""
@@ -49,7 +50,7 @@ class DiskSync(Protocol):
 
 
 SyncOf = Callable[[Path, WorkThread, Failed], DiskSync]
-"""Type of `sync_of`, and of its replacement for simulated disks."""
+"""Type of the function `sync_of`, and of functions that replace it for simulated disks."""
 
 
 def sync_of(path: Path, thread: WorkThread, failed: Failed) -> DiskSync:
@@ -65,7 +66,7 @@ def sync_of(path: Path, thread: WorkThread, failed: Failed) -> DiskSync:
 
 
 class ThreadSync:
-    """`os.fdatasync` in a thread. `close` also closes the descriptor."""
+    """Syncs a file by `os.fdatasync` in a thread. `close` also closes the descriptor."""
 
     def __init__(self, descriptor: int, thread: WorkThread, failed: Failed) -> None:
         self._descriptor = descriptor
@@ -86,7 +87,7 @@ class ThreadSync:
 
 
 class KernelSync:
-    """`fdatasync` by the kernel's own threads; raises OSError if it is not supported.
+    """Syncs a file by Linux AIO; the constructor raises OSError if that is not supported.
 
     `close` also closes the descriptor.
     """
@@ -131,7 +132,7 @@ class KernelSync:
         os.close(self._descriptor)
 
     def _probe(self) -> None:
-        """Try one sync, because not every file system supports it."""
+        """Run one sync as a test, because not every file system supports AIO syncs."""
         self._queue.submit(self._requests)
         self._result(at_least=1)
         os.eventfd_read(self._ended)
@@ -185,7 +186,7 @@ class _Queue:
         return self._checked(got)
 
     def close(self) -> None:
-        """Destroy the queue, after the requests under way have ended."""
+        """Destroy the context. The system call waits for requests in progress."""
         self._call(self._destroy, self._context)
 
     def _checked(self, result: int) -> int:

@@ -1,12 +1,12 @@
 """The SQLite file under a ledger: its connections and its statements.
 
-- One connection writes, on the event loop or in a thread, never both at once. A log row is written
-  on the loop and then synced, without a thread if the system can do that.
+- One connection writes, on the event loop or in a thread, but never in both at once. A log row is
+  written on the loop and then synced, without a thread if the system supports that.
 - Two connections read (`Lookups`).
-- One connection checkpoints the WAL (`wal`) in a thread of its own, beside the writer. That is safe
-  since SQLite 3.51.3, which apsw brings with it and the system may lack.
+- One connection checkpoints the WAL in a thread of its own, concurrently with the writer. That is
+  safe since SQLite 3.51.3. The wheels of apsw contain such a version; the system's may be older.
 
-Locks keep other processes away, whatever path they use.
+Locks keep other processes from opening the file, whatever path they use.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ log = structlog.get_logger("ledger")
 
 
 class SqliteFile(Queries):
-    """`tailrace.ledger.sqlite.storage.Storage` on one file. Make it with `open`."""
+    """Implements `tailrace.ledger.sqlite.storage.Storage` in one file; create it with `open`."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class SqliteFile(Queries):
         super().__init__(path, self._lookups)
         self.name = str(path)
         self._writer = writer
-        # Open as long as the connections are: closing it would drop their locks (POSIX).
+        # Open as long as the connections: closing a descriptor drops their POSIX locks.
         self._synced, self._lock = locks
         self._full = False
         self._writing = WorkThread("ledger-writer")
@@ -74,17 +74,20 @@ class SqliteFile(Queries):
     async def open(
         cls, path: Path, vfs: str | None = None, wal_sync: SyncOf = sync_of
     ) -> SqliteFile:
-        """Open or make the file at `path`; `ConfigError` if it is another's or locked.
+        """Open or create the file at `path`.
 
-        With another `vfs` than SQLite's own goes a `wal_sync` that syncs its files.
+        A custom `vfs` needs a `wal_sync` that can sync its files.
+
+        Raises:
+            ConfigError: The file belongs to another program, is locked, or cannot be opened.
         """
+        # Resolve links like SQLite, which puts the WAL next to the file that a link points to.
         link, path = path, Path(os.path.realpath(path))
-        # From here on as SQLite does, which puts its WAL beside what a link points to.
         if link.is_symlink() and not path.parent.is_dir():
             raise ConfigError(
                 f"{link} is a link to {path}, and there is no folder {path.parent}",
                 field="ledger.path",
-                hint="is its disk mounted? mount it, or make the folder",
+                hint="mount the disk of that folder, or create the folder",
             )
         locks: tuple[int, int] | None = None
         try:
@@ -112,7 +115,8 @@ class SqliteFile(Queries):
         await self._checkpointer.close()
         if self._files.failure is None:
             self._mark.clear()
-        # The writer last: who closes last moves the WAL into the database and removes it.
+        # The writer is closed last, because SQLite checkpoints and removes the WAL when the last
+        # connection closes.
         for connection in (*self._lookups.connections, self._checkpoint_reader, self._writer):
             try:
                 if self._files.failure is not None:
@@ -132,7 +136,7 @@ class SqliteFile(Queries):
     def commit_durably(self, commit: Commit, behind: Callable[[], Commit]) -> Awaitable[None]:
         if not commit.only_log or self._checkpointer.asks_writer or not self._wal.filled:
             return self._commit_in_thread(commit, behind())
-        # No reader looks at the log, so that it may be written before it is durable.
+        # The log may be visible before it is durable, because no reader reads it.
         self._apply(commit, full=False)
         durable = self._wal_sync.begin()
         self._store_behind(behind())
@@ -140,7 +144,7 @@ class SqliteFile(Queries):
 
     @property
     def waits(self) -> bool:
-        return self._checkpointer.asks_writer  # which syncs twice
+        return self._checkpointer.asks_writer  # a finished checkpoint syncs twice
 
     async def _commit_in_thread(self, commit: Commit, behind: Commit) -> None:
         await self._writing.run(lambda: self._apply(commit, full=commit.power))

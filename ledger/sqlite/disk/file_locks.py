@@ -14,7 +14,7 @@ DESCRIPTORS = Path("/dev/fd")
 
 
 def existing(path: Path) -> Path:
-    """Return `path`, where a ledger must be; `ConfigError` if there is no file."""
+    """Return `path` if it is a file, otherwise raise `ConfigError`."""
     if not path.is_file():
         raise ConfigError(
             f"there is no ledger at {path}",
@@ -34,7 +34,7 @@ def require_closed_here(path: Path) -> None:
     with suppress(FileNotFoundError):  # a missing file is not open
         number = number_of(path.stat())
         for name in os.listdir(DESCRIPTORS):
-            with suppress(OSError):  # the descriptor of this listing is closed already
+            with suppress(OSError):  # listdir's own descriptor is in the list, but closed by now
                 if number_of(os.fstat(int(name))) == number:
                     raise ConfigError(
                         f"{path} is open in this process already",

@@ -1,4 +1,4 @@
-"""Clean-up that keeps a ledger file small: a few slices with each commit."""
+"""Clean-up that keeps a ledger file small, in small slices with commits."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tailrace.ledger.sqlite.disk.wal import Wal
 from tailrace.ledger.sqlite.storage import Commit, Sizes
 
 RECLAIM_BYTES = 128 * 1024
-"""Maximum bytes of segments deleted in a slice; a single segment may have more."""
+"""Maximum bytes of segments deleted in a slice; a larger single segment is deleted alone."""
 
 COUNTED_STREAMS = 256
-"""Streams whose segments are counted at a time, so that readers need not wait for long."""
+"""Streams per query that sums the sizes of segments, so that reads need not wait for long."""
 COUNTED_OBJECTS = 1_024
-"""Objects whose values are counted at a time."""
+"""Objects per query that sums the sizes of values."""
 
 log = structlog.get_logger("ledger")
 
@@ -34,7 +34,8 @@ _SIDS = (
     "SELECT sid FROM stream WHERE ended = 0 AND kind = ?"
     " UNION ALL SELECT sid FROM stream WHERE ended = 1 AND kind = ?"
 )
-# Some bytes of a large segment lie on a page with others, the rest on pages of its own.
+# Estimates the bytes of segments in the file: SQLite stores the beginning of a large blob in a
+# shared page, and the rest in overflow pages of 4096 bytes.
 _SEGMENTS_TAKE = (
     "SELECT coalesce(sum(700 + (length(records) + 3602) / 4092 * 4096), 0) FROM segment"
     " WHERE sid IN (SELECT value FROM json_each(?))"
@@ -45,7 +46,7 @@ _VALUES_TAKE = (
 )
 
 _HAS_GARBAGE = "SELECT EXISTS (SELECT 1 FROM removed)"
-# A blob's last byte lies on the last of its pages, and the way there leads over all of them.
+# Reading the last byte of a blob makes SQLite read all of its overflow pages, which are a chain.
 _TOUCH_GARBAGE = (
     "SELECT substr(records, -1) FROM removed JOIN segment USING (sid)"
     " ORDER BY removed.sid, first LIMIT ?"
@@ -53,12 +54,12 @@ _TOUCH_GARBAGE = (
 
 
 class SqliteMaintenance:
-    """`ledger.sqlite.storage.Maintenance` on the connections of a `SqliteFile`.
+    """Implements `ledger.sqlite.storage.Maintenance` for a `SqliteFile`.
 
-    A removed stream's row goes at once and leaves its sid in the table `removed`; its segments
-    go a few with each commit that says so, also after a restart. Then free pages at the end of
-    the file are given back, a few at a time (`auto_vacuum = INCREMENTAL`). `descriptor` is of
-    the file, to tell the system what will be read.
+    When a stream is removed, its row is deleted at once, and its sid goes to the table `removed`.
+    Its segments are deleted later, a few with each commit that has `reclaim`, also after a restart.
+    Then free pages at the end of the file are returned to the file system, a few at a time
+    (`auto_vacuum = INCREMENTAL`). `descriptor` is an open descriptor of the file, for readahead.
     """
 
     def __init__(
@@ -85,8 +86,8 @@ class SqliteMaintenance:
     def maintain(self, writer: apsw.Connection, commit: Commit) -> None:
         """Do the slices of clean-up that a commit requests, in a transaction of their own.
 
-        A damaged page ends all clean-up until the next start, and nothing else: what the
-        commit holds besides is stored by then.
+        A damaged page stops clean-up until the next start. The other changes of the commit are
+        not affected, because they are stored before.
         """
         if self._damage is not None:
             return
@@ -109,7 +110,7 @@ class SqliteMaintenance:
         try:
             disk = os.statvfs(self._path.parent)
         except OSError as error:
-            self.check()  # if a file is missing, its error names it
+            self.check()  # raises an error that names the file, if one is missing
             raise LedgerAway(f"{self._path.parent}: {error.strerror or error}") from error
         file_bytes = self._lookups.number("PRAGMA page_count") * self._page_bytes
         return Sizes(
@@ -151,7 +152,7 @@ class SqliteMaintenance:
         return [row[0] for row in rows]
 
     async def fetch(self, *, reclaim: int, vacuum: int) -> None:
-        with suppress(Damaged, LedgerAway):  # the slice itself reads the same pages
+        with suppress(Damaged, LedgerAway):  # the slice reads the same pages and reports the error
             if reclaim:
                 await self._lookups.read(_TOUCH_GARBAGE, (reclaim,))
         if vacuum and hasattr(os, "posix_fadvise"):

@@ -19,9 +19,9 @@ def is_full(error: Exception) -> bool:
 
 
 class OpenFiles:
-    """A database and its WAL, each with its name and its inode.
+    """The names and inodes of a database and its WAL, and the failure of a write, if any.
 
-    After a failed write the state on disk is unknown, and no further one is tried.
+    After a failed write the state on the disk is unknown, so nothing is written any more.
     """
 
     def __init__(self, path: Path, wal: Path) -> None:
@@ -35,7 +35,7 @@ class OpenFiles:
             raise self.failure
 
     def failed(self, error: Exception) -> LedgerFailed:
-        """Note a failed write, after which nothing is written, and return its error."""
+        """Record a failed write and return its error. Later writes raise that error."""
         cure = f"free space on the disk of {self._path.parent}"
         self.failure = LedgerFailed(
             f"{self._path}: {error}",
@@ -44,10 +44,14 @@ class OpenFiles:
         return self.failure
 
     def check_names(self) -> None:
-        """Fail if a file was moved or deleted, because later openers would not find new data."""
+        """Check that neither file was moved or deleted.
+
+        Raises:
+            LedgerFailed: One was; the next start of an origin would not find new data.
+        """
         for path, number in self._numbers.items():
             found = None
-            with suppress(OSError):  # any error means that the name leads nowhere
+            with suppress(OSError):  # after any error the file counts as deleted
                 found = number_of(path.stat())
             if found != number:
                 self.failure = LedgerFailed(

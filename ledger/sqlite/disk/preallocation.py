@@ -10,15 +10,18 @@ from pathlib import Path
 
 _KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
 FILL_BYTES = 64 * 1024
-"""Zeros written at once. Where a file system keeps as much of a file together in memory as was
-written at once (ext4's large folios), each small write later is accounted as so many bytes."""
+"""Bytes of zeros per write in `fill`.
+
+With one large write ext4 would cache the file in large folios. Each later small write would then
+count as a write of a whole folio.
+"""
 
 
 def fill(path: Path, size: int) -> None:
-    """Lengthen a file to `size` bytes by zeros, and sync it.
+    """Extend a file to `size` bytes with zeros, and sync it.
 
-    To sync a file that grows takes a commit of the file system's journal too: about twice as
-    long.
+    Later syncs then take about half as long: syncing a file that has grown also needs a commit of
+    the file system's journal.
     """
     with path.open("r+b") as file:
         missing = size - file.seek(0, os.SEEK_END)

@@ -26,12 +26,12 @@ log = structlog.get_logger("ledger")
 
 
 class Queries:
-    """The queries of one ledger file, by its connections that only read."""
+    """The queries of one ledger file, on connections that only read."""
 
     def __init__(self, path: Path, reads: Reads) -> None:
         self.path = path
         self._reads = reads
-        self._told_damage = ""  # the last error of reading the unfinished streams
+        self._told_damage = ""  # the error that was logged last for the unfinished streams
 
     async def stream_by_sid(self, sid: int) -> StreamRow | None:
         return self._stream("sid = ?", sid)
@@ -51,14 +51,15 @@ class Queries:
         return [(sid, id_) for sid, id_ in rows if isinstance(id_, bytes)]
 
     async def _unfinished_past_damage(self, kind: int, error: Damaged) -> list[Any]:
-        """Return the unfinished streams that a damaged page does not hide.
+        """Return the unfinished streams that can be read although a page is damaged.
 
-        The table is read without its index, once from each end as far as the damage.
+        The table is read without its index: from its start up to the damage, and from its end back
+        to the damage.
         """
         sql = "SELECT sid, id FROM stream NOT INDEXED WHERE ended = 0 AND kind = ? ORDER BY sid"
         read = self._reads.read_past_damage
         found = {*await read(sql, (kind,)), *await read(f"{sql} DESC", (kind,))}
-        if str(error) != self._told_damage:  # log once, as this runs twice a second
+        if str(error) != self._told_damage:  # log an error once, because this runs twice a second
             self._told_damage = str(error)
             log.error("ledger.damaged", error=error.message, unfinished_found=len(found))
         return sorted(found)
@@ -67,7 +68,7 @@ class Queries:
         rows = self._reads.look(
             "SELECT first + length FROM segment WHERE sid = ? ORDER BY first DESC LIMIT 1", (sid,)
         )
-        if rows and rows[0][0] is None:  # no column may be NULL: the page has rotted
+        if rows and rows[0][0] is None:  # the columns are NOT NULL, so the page is damaged
             raise Damaged(f"{self.path}: a segment of stream {sid} is NULL", hint=DAMAGED_HINT)
         return rows[0][0] if rows else 0
 

@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 from tailrace.ledger.errors import ConfigError
 
 SCHEMA_VERSION = 7
-"""The layout of the file, in its `user_version`."""
+"""Version of the file's layout, stored as SQLite's `user_version`."""
 UPGRADED_VERSION = 6
-"""Layout that the process that opens a file for writing upgrades in place."""
+"""Older version of the layout, which is upgraded in place when a file is opened for writing."""
 APPLICATION_ID = 0x54_52_4C_31  # "TRL1"
 BUSY_TIMEOUT_MS = 5_000
-"""Timeout of a connection that waits for the locks of others."""
+"""Milliseconds that a connection waits for a lock of another connection."""
 
 _SCHEMA = """
 CREATE TABLE stream (
@@ -81,10 +81,10 @@ def make_schema(writer: apsw.Connection) -> None:
 def refuse_foreign(
     path: Path, version: int, application: int, *, has_tables: bool, writes: bool = False
 ) -> None:
-    """Raise `ConfigError` for a file that is no ledger, or one of a version that is not ours.
+    """Raise `ConfigError` for a file that is not a ledger, or has an unsupported version.
 
-    `version` and `application` are the numbers in its header, user_version and application_id.
-    A process that `writes` may open a ledger of `UPGRADED_VERSION`.
+    `version` and `application` are the file's user_version and application_id. A process that
+    `writes` may also open a ledger of `UPGRADED_VERSION`.
     """
     if not has_tables and version == 0:
         return
@@ -97,11 +97,14 @@ def refuse_foreign(
     if version == SCHEMA_VERSION or (writes and version == UPGRADED_VERSION):
         return
     if version > SCHEMA_VERSION:
-        hint = "a newer Tailrace wrote it: run that one"
+        hint = "a newer release of Tailrace has written it: use that release"
     elif version == UPGRADED_VERSION:
-        hint = "start its origin, or run `tailrace ledger gc`: both bring it up to date"
+        hint = "start its origin, or run `tailrace ledger gc`: both upgrade it"
     else:
-        hint = "an older one wrote it: move it away, with what lies beside it; a new one is made"
+        hint = (
+            "an old release of Tailrace has written it: use that release, or move the file away"
+            " with those beside it (-wal, .lock), so that a new ledger is created"
+        )
     raise ConfigError(
         f"{path} is a ledger of version {version}, not {SCHEMA_VERSION}",
         field="ledger.path",

@@ -41,7 +41,7 @@ _PUT_VALUE = _insert("object_value", 4, replace=True)
 def statements(commit: Commit) -> list[tuple[str, Rows]]:
     """Return the statements of a commit in their order, each with its rows."""
     steps: list[tuple[str, Rows]] = [
-        # Removed first: the id of a stream may be given to another one in the same commit.
+        # Removals come first, because a new stream of the same commit may reuse a removed id.
         ("INSERT OR IGNORE INTO removed VALUES (?)", [(sid,) for sid in commit.removed]),
         ("DELETE FROM stream WHERE sid = ?", [(sid,) for sid in commit.removed]),
         (_INSERT_STREAM, [(*row, stream_crc(row)) for row in commit.streams]),

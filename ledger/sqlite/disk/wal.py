@@ -18,11 +18,14 @@ from tailrace.ledger.sqlite.disk.wal_mark import (
 
 WAL_PAGE_BYTES = 4_096 + WAL_FRAME_HEADER_BYTES
 WAL_BYTES = CHECKPOINT_PAGES * WAL_PAGE_BYTES
-"""Usual size of the WAL in bytes."""
+"""Size of the WAL in bytes at which a checkpoint begins; disk space for it is reserved."""
 CUT_ABOVE_BYTES = 32 * 1024 * 1024
-"""Maximum size of a WAL file that is overwritten, which is cheaper than growing it again."""
+"""Size in bytes above which a checkpoint may truncate the WAL file.
+
+A smaller file is overwritten from its start, which is cheaper than growing a new one.
+"""
 WAL_DISK_SHARE = 1 / 4
-"""Maximum share of the free space of the disk that the WAL is given before it is needed."""
+"""Maximum share of the disk's free space that is reserved for the WAL in advance."""
 STAT_BLOCK_BYTES = 512
 """Unit of `st_blocks` in bytes, on every file system."""
 
@@ -40,11 +43,11 @@ class Wal:
         vfs: str | None,
         mark: WalMark,
     ) -> None:
-        self.path = Path(writer.filename_wal)  # exists while a connection is open
+        self.path = Path(writer.filename_wal)  # the file exists as long as a connection is open
         self.written_bytes = 0
         """Bytes that commits have written to the WAL since it was opened."""
         self.filled = False
-        """True once the WAL has its usual size, so that a sync need not sync its length, too."""
+        """True once `fill` has extended the WAL, so that a sync need not sync its length, too."""
         self._checkpointer = checkpointer
         self._has_disk = vfs is None
         self._mark = mark
@@ -57,9 +60,10 @@ class Wal:
 
     @property
     def room_bytes(self) -> int:
-        """Bytes that fit into the blocks that the WAL has on the disk.
+        """Bytes that can be added to the WAL without new blocks of the disk.
 
-        After every page has been checkpointed, the next commit restarts the WAL.
+        If every page has been checkpointed, all blocks count, because the next commit restarts the
+        WAL.
         """
         with suppress(OSError):
             blocks = self.path.stat().st_blocks * STAT_BLOCK_BYTES
@@ -69,11 +73,11 @@ class Wal:
         return 0
 
     async def checkpoint(self, *, cut: bool) -> None:
-        """Checkpoint the WAL; with `cut` the next commit truncates a long file."""
+        """Checkpoint the WAL. With `cut` the next commit truncates a file above CUT_ABOVE_BYTES."""
         await self._checkpointer.checkpoint(cut=cut and self.size_bytes > CUT_ABOVE_BYTES)
 
     def finish_checkpoint(self) -> None:
-        """Finish, on the writing connection, a checkpoint that another connection began."""
+        """Finish a checkpoint on the writing connection: move the last pages, truncate the file."""
         if self._checkpointer.is_cutting:
             self._mark.clear()
         if self._checkpointer.finish():
@@ -86,12 +90,13 @@ class Wal:
         """
         self.filled = True
         if self._may_grow():
-            with suppress(OSError):  # commits work without it, if the disk is full
+            with suppress(OSError):  # commits also work without it, for example on a full disk
                 fill(self.path, WAL_BYTES)
 
     def _after_commit(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
         before = self._checkpointer.pages
-        new = pages if pages < before else pages - before  # fewer: the WAL has restarted
+        # If the WAL has fewer pages than before, it has restarted, and all of its pages are new.
+        new = pages if pages < before else pages - before
         self.written_bytes += new * WAL_PAGE_BYTES
         self._checkpointer.committed(pages)
         self._mark.advance(pages)

@@ -1,10 +1,10 @@
-"""The mark of a ledger: how many frames of its WAL were written.
+"""The mark of a ledger: a record of how many frames its WAL has, to detect lost commits.
 
-SQLite reads a WAL as far as its checksums match and ignores the rest, so damage looks like the
-torn end that a crash leaves. The mark tells the two apart at the next start. It lies in the lock
-file and is written with every commit, in some two microseconds and without a sync, so it survives
-a kill as the WAL does. After a power failure either may be ahead of the other, so the mark also
-says in which boot it was written.
+SQLite reads a WAL as far as its checksums match and ignores the rest. So a damaged WAL looks like
+one with the torn end that a crash leaves. At the next start the mark tells the two apart. It is in
+the lock file, and is written after every commit, which takes two microseconds. It is not synced, so
+like the WAL it survives a kill of the process. After a power failure the mark may be newer or older
+than the WAL, so it also has the id of the boot in which it was written.
 """
 
 from __future__ import annotations
@@ -25,9 +25,12 @@ from tailrace.ledger.sqlite.disk.file_locks import lock_file
 WAL_HEADER_BYTES = 32
 WAL_FRAME_HEADER_BYTES = 24
 _SALTS = slice(16, 24)
-"""Two big-endian salts in the header of a WAL; the first grows by 1 whenever the WAL restarts."""
+"""Position of two salts in a WAL's header; the first grows by 1 whenever the WAL restarts."""
 MAX_ANEW = 1 << 20
-"""Maximum restarts of a WAL since the mark. A larger difference of salts is another WAL's."""
+"""Maximum restarts of a WAL since the mark was written.
+
+If the first salts differ by more, the file is a different WAL.
+"""
 _MARK = struct.Struct("<4sI8s36s")  # magic, frames, salts, boot
 _MAGIC = b"TRLM"
 _CRC = struct.Struct("<I")
@@ -36,9 +39,9 @@ log = structlog.get_logger("ledger")
 
 
 class Mark(NamedTuple):
-    """All commits are in the first `frames` frames (one page each) of the WAL with these `salts`.
+    """The content of a mark: the WAL with these `salts` has at least `frames` frames.
 
-    A mark of 0 frames says only that there is a ledger.
+    A frame has one page. A mark of 0 frames says only that there is a ledger.
     """
 
     frames: int
@@ -47,10 +50,10 @@ class Mark(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """Commits that were acknowledged and are gone.
+    """A loss of acknowledged commits; `what` describes it.
 
-    `refused`: the origin must not start, because no power failure explains the loss, and writing
-    would overwrite what may be needed to repair it.
+    With `refused` the origin must not start: a power failure does not explain the loss, and new
+    writes could overwrite data that a repair needs.
     """
 
     what: str
@@ -58,10 +61,10 @@ class Lost(NamedTuple):
 
 
 class WalMark:
-    """The mark of a ledger that its owner opens and writes.
+    """Checks the mark of a ledger at its start, and updates it after each commit.
 
-    `lock` is the descriptor of its lock file, or None for a ledger of another VFS, whose WAL may
-    be anywhere. Raises `Damaged` if commits are lost.
+    `lock` is the descriptor of the lock file. It is None for a ledger on a custom VFS, whose WAL
+    may be elsewhere; such a ledger has no mark. Raises `Damaged` if commits are lost.
     """
 
     def __init__(self, path: Path, lock: int | None) -> None:
@@ -74,12 +77,15 @@ class WalMark:
         self._frames, self._salts = 0, b""
 
     def check(self, frames: int) -> None:
-        """Compare the mark with the whole `frames` that SQLite has found, before any is moved."""
+        """Raise `Damaged` if the WAL has fewer than the frames in the mark.
+
+        `frames` is the number of whole frames that SQLite has found, before any checkpoint.
+        """
         _require_nothing_lost(self._path, lost_wal(self._path, self._mark, frames))
         self.clear()
 
     def advance(self, frames: int) -> None:
-        """Note that the WAL has this many frames after a commit."""
+        """Write to the mark that the WAL has `frames` frames after a commit."""
         if self._lock is None:
             return
         if frames <= self._frames or not self._salts:  # the WAL has restarted
@@ -96,7 +102,7 @@ class WalMark:
         if self._lock is None:
             return
         mark = _MARK.pack(_MAGIC, self._frames, self._salts, self._boot)
-        with suppress(OSError):  # a mark that cannot be written must not stop commits
+        with suppress(OSError):  # commits must go on even if the mark cannot be written
             os.pwrite(self._lock, mark + _CRC.pack(zlib.crc32(mark)), 0)
 
 
@@ -112,14 +118,20 @@ def read_mark(path: Path) -> Mark | None:
 
 
 def lost_file(path: Path, mark: Mark | None) -> Lost | None:
-    """Return what is lost of a file before SQLite opens it and removes the WAL of an empty one."""
+    """Return the loss if the ledger's file is empty although it had commits, otherwise None.
+
+    Call it before SQLite opens the file, because SQLite removes the WAL of an empty file.
+    """
     if mark is None or path.stat().st_size > 0:
         return None
     return Lost("it is empty, but had commits", refused=bool(_head(_wal(path))))
 
 
 def lost_wal(path: Path, mark: Mark | None, frames: int) -> Lost | None:
-    """Return what is lost of a WAL in which SQLite has found this many whole frames."""
+    """Return the loss of commits in the WAL, or None.
+
+    `frames` is the number of whole frames that SQLite has found in the WAL.
+    """
     if mark is None or mark.frames == 0:
         return None
     salts = _head(_wal(path))[_SALTS]
@@ -136,13 +148,13 @@ def lost_wal(path: Path, mark: Mark | None, frames: int) -> Lost | None:
 
 
 def _require_nothing_lost(path: Path, lost: Lost | None) -> None:
-    """Log what is lost, or raise `Damaged` if an operator has to decide first."""
+    """Log a loss of commits, or raise `Damaged` if an operator must decide how to continue."""
     if lost is None:
         return
     if lost.refused:
         raise Damaged(
             f"{path} lacks acknowledged commits: {lost.what}",
-            hint="restore it and the files beside it (-wal, .lock) from one backup, or run"
+            hint="restore the file and those beside it (-wal, .lock) from the same backup, or run"
             " `tailrace ledger accept` to continue without the lost commits",
         )
     log.error("ledger.behind", path=str(path), error=lost.what)
@@ -153,7 +165,7 @@ def _wal(path: Path) -> Path:
 
 
 def _head(wal: Path) -> bytes:
-    """Return the header of a WAL; empty if there is none."""
+    """Return the header of a WAL; empty bytes if there is no WAL."""
     with suppress(OSError), wal.open("rb") as file:
         head = file.read(WAL_HEADER_BYTES)
         return head if len(head) == WAL_HEADER_BYTES else b""

@@ -1,4 +1,4 @@
-"""A thread that runs one thing after the other for an event loop."""
+"""A thread that runs functions for an event loop, one after the other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Job = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 class WorkThread:
     """A thread that runs functions in order.
 
-    It is cheaper than an executor: one queue in, `call_soon_threadsafe` out.
+    It is cheaper than an executor: one queue for functions, `call_soon_threadsafe` for results.
     """
 
     def __init__(self, name: str) -> None:
@@ -26,7 +26,10 @@ class WorkThread:
         self._name = name
 
     def run(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        """Return the future outcome of `work`, which runs even if nobody waits for it."""
+        """Run `work` in the thread and return a future with its result.
+
+        `work` runs even if the future is cancelled.
+        """
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
             self._thread.start()
@@ -35,7 +38,7 @@ class WorkThread:
         return done
 
     async def close(self) -> None:
-        """Finish what is queued, then end the thread."""
+        """Run all queued functions, then end the thread."""
         if self._thread is not None:
             await self.run(lambda: None)
             self._jobs.put(None)
