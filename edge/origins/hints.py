@@ -1,7 +1,7 @@
 """Hints for origins of several models: which model may soon get requests, so it can be loaded.
 
-No request waits for a hint, and a hint that cannot be sent is dropped. An origin learns which kinds
-of hints come true.
+No request waits for a hint, and a hint that cannot be sent is dropped. An origin learns how often
+requests follow each kind of hint.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from tailrace.ledger.frame import Call
 from tailrace.ledger.links.hints import HINT, Hint
 
 EVERY_S = 5.0
-"""Minimum interval between two hints of the same kind for the same model."""
+"""Minimum interval between two hints of the same kind for the same model, in seconds."""
 MAX_IN_FLIGHT = 16
 """Maximum number of hints that are being sent; further ones are dropped."""
 HINT_TIMEOUT_S = 5.0
-"""Timeout for an origin's answer to a hint."""
+"""Timeout for an origin's answer to a hint, in seconds."""
 
 
 @dataclass(slots=True, eq=False)
@@ -36,10 +36,10 @@ class Hints:
     _sending: set[asyncio.Task[None]] = field(default_factory=set)
 
     def send(self, hint: Hint, model: str = "") -> None:
-        """Send a hint for one model, or for any model if `model` is empty."""
+        """Send a hint for one model, or a hint that names no model if `model` is empty."""
         models = self.link.heartbeat.models
         if len(models) < 2 or (model and model not in models):
-            return  # an origin of one model has nothing to load ahead
+            return  # with a single model there is nothing to load in advance
         now_s = self.clock_s()
         last_s = self._last_sent_s.get((hint, model))
         if last_s is not None and now_s - last_s < EVERY_S:

@@ -23,7 +23,7 @@ from tailrace.ledger.process.version import software
 from tailrace.ledger.wire.handshake import Handshake, Side, refused
 
 LINK_IDLE_TIMEOUT_S = 16.0
-"""Idle timeout that the origin uses for this edge, in seconds."""
+"""Idle timeout of this edge's link, in seconds. Each Heartbeat tells it to the origin."""
 HEARTBEAT_REPLY = encode(Heartbeat(0, ready=True, patience_ms=round(LINK_IDLE_TIMEOUT_S * 1000)))
 """The answer to each Heartbeat of the origin."""
 
@@ -32,17 +32,17 @@ class LinkState(Enum):
     """The state of the link to an origin."""
 
     DOWN = "down"
-    GREETING = "greeting"  # connected, before the origin's Hello or its proof
+    GREETING = "greeting"  # connected, but the origin's Hello or proof is missing
     UP = "up"
 
 
 class LinkProtocol:
-    """The edge's side of the protocol on one link, through all its connections."""
+    """The edge's side of the protocol on one link, which may have several connections in turn."""
 
     def __init__(self, secret: bytes | None = None) -> None:
-        """Begin without a connection; `secret` proves both sides' identity, if there is one."""
+        """Begin without a connection; both sides must prove that they know `secret`, if given."""
         self.state = LinkState.DOWN
-        self.heartbeat: Heartbeat | None = None  # the last one of this connection
+        self.heartbeat: Heartbeat | None = None  # the last one on this connection
         self._secret = secret
         self._handshake = Handshake(Side.EDGE, secret)
         self._is_greeted = False
@@ -84,7 +84,7 @@ class LinkProtocol:
             self.heartbeat = frame
             return HEARTBEAT_REPLY
         elif self._is_greeted and not self._handshake.done:
-            raise refused("this edge has a link secret, and the origin shows none")
+            raise refused("the origin has not proved that it knows the link secret of this edge")
         else:
             name = type(frame).__name__
             raise FrameError(f"unexpected {name} frame on the link", field="tag", offset=4)

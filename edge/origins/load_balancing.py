@@ -1,9 +1,10 @@
 """Load balancing: the choice of an origin that works, has the model and probably has the prefix.
 
-Sans-I/O and without state. A key (the beginning of a prompt, the name of an object, a stream) goes
-to the same origin as long as the candidates are the same: by rendezvous hashing, the loss of an
-origin moves only its own keys. A new generation goes elsewhere if that origin has much more to do
-than the others (bounded loads, after Mirrokni, Thorup and Zadimoghaddam, 2018).
+Sans-I/O and without state. Requests with the same key go to the same origin as long as the
+candidates are the same. A key is the beginning of a prompt, the name of an object or a stream id.
+With rendezvous hashing, the loss of an origin moves only the origin's own keys. A new generation
+goes to another origin if the key's origin has much more to do than the others (bounded loads, after
+Mirrokni, Thorup and Zadimoghaddam, 2018).
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 LOAD_SLACK = 0.25
-"""Fraction by which an origin may exceed the average load and still get its own keys."""
+"""Fraction by which an origin may exceed the average load and still get new generations by key."""
 STREAMS_SLACK = 4
-"""Streams that an origin may have in addition: with few streams, all loads are far from average."""
+"""Number of streams that an origin may have in addition to LOAD_SLACK: with few streams in total,
+every origin is far from the average."""
 PREFIX_CHARS = 256
-"""Length of the prefix by which prompts share an origin, whose cache then has it. A shorter prompt
-goes to the least loaded origin, because it is cheap to compute again."""
+"""Length in characters of the prompt prefix that selects an origin: prompts with the same prefix go
+to the origin that has the prefix in its KV cache. A shorter prompt goes to the least loaded origin,
+because it is cheap to compute again."""
 SHARED = "postgresql:"
-"""Prefix of the name of a ledger that origins can share."""
+"""Prefix of the names of ledgers that several origins can share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +33,9 @@ class Candidate:
     address: str
     up: bool = True
     ready: bool = True
-    allowed: bool = True  # by its circuit breaker and the limit of its link
+    allowed: bool = True  # by the origin's circuit breaker and the limit of its link
     models: tuple[str, ...] = ()
-    cold: frozenset[str] = frozenset()  # models that it would have to load first
+    cold: frozenset[str] = frozenset()  # models that the origin would have to load first
     ledger: str = ""
     streams: int = 0
     room: int = 0
@@ -48,7 +51,7 @@ class Needs:
 
     key: bytes | None = None
     model: str | None = None
-    spreads: bool = False  # a new generation: its key counts only while loads are similar
+    spreads: bool = False  # for a new generation: the key counts only while loads are similar
     named: bool = False  # for an object, which exists in one ledger only
     only: str | None = None  # the address of the only origin to ask
 
@@ -79,7 +82,8 @@ def choose(
         those = [c for c in those if c.address == needs.only]
     if ledger is not None:
         those = [c for c in those if c.ledger == ledger]
-    # A condition that no candidate meets is dropped: a refusal tells the client more than a wait.
+    # Ignore a condition that no candidate meets: the origin's refusal tells the client more than
+    # waiting would.
     those = [c for c in those if c.allowed] or those
     those = [c for c in those if needs.model in c.models] or those
     those = [c for c in those if c.ready] or those
@@ -95,15 +99,15 @@ def choose(
 
 
 def by_key(candidates: Sequence[Candidate], key: bytes) -> list[Candidate]:
-    """Return the origins in the order of preference for an affinity key (rendezvous hashing)."""
+    """Return the origins in the order of rendezvous hashing; the key's own origin is first."""
     return sorted(candidates, key=lambda c: _weight(c.address, key), reverse=True)
 
 
 def ledger_of(candidates: Sequence[Candidate], key: bytes) -> str | None:
-    """Return the ledger that has an object of this name; None while that is not known.
+    """Return the ledger that has the object with this key, or None while it is not known.
 
-    It depends on the addresses alone, not on which origins are up. An origin whose ledger is not
-    known yet is taken to share the others' ledger if that can be shared.
+    The choice depends on the origins' addresses, not on which of them are up. An origin that has
+    not reported its ledger yet is assumed to use the others' ledger, if that can be shared.
     """
     known = {c.ledger for c in candidates if c.ledger}
     if len(known) <= 1:

@@ -1,7 +1,7 @@
 """Counts the open requests of clients at the origins, by address and by tenant.
 
 A link to an origin carries a bounded number of requests, for all clients of an edge together. One
-client may have a share of them, however many connections it spreads its requests over.
+client may use only a part of them, however many connections it spreads its requests over.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ UNCOUNTED = Owner()
 
 @dataclass(slots=True, eq=False)
 class OpenRequests:
-    """The count of one edge process. Clients at `exempt` addresses are counted by tenant only."""
+    """Counts the requests of one edge process; clients at `exempt` addresses only by tenant."""
 
     most_per_address: float = inf
     most_per_tenant: float = inf
@@ -45,7 +45,7 @@ class OpenRequests:
         return Owner("" if not address or self.exempt(address) else _client_key(address), tenant)
 
     def refusal(self, owner: Owner) -> TooManyRequests | None:
-        """Return the error of one more request of `owner` if it has as many as it may have."""
+        """Return the error for another request if the client is at its limit, or None."""
         if owner.address and self._by_address[owner.address] >= self.most_per_address:
             return self._too_many(self.most_per_address, "address")
         if owner.tenant and self._by_tenant[owner.tenant] >= self.most_per_tenant:

@@ -1,4 +1,4 @@
-"""One origin: its connection, which is made again whenever it is lost, and its relay.
+"""One origin: its relay, and its connection, which is made again whenever it is lost.
 
 This is the asyncio shell around a `Relay`. It moves bytes and keeps time, and makes no decisions
 about streams.
@@ -32,10 +32,10 @@ LINK_RECONNECT_MIN_S = 0.1
 LINK_RECONNECT_MAX_S = 2.0
 """Maximum delay before a link is connected again, in seconds."""
 LINK_CONNECT_TIMEOUT_S = 5.0
-"""Timeout for connecting, and then for the origin's first frame, in seconds. Its Heartbeats tell
-the idle timeout from then on."""
+"""Timeout for connecting, and then for the origin's first frame, in seconds. Afterwards Heartbeats
+of the origin set the idle timeout."""
 LINK_SETTLED_S = 1.0
-"""Uptime from which a lost link is connected again at once, in seconds."""
+"""Minimum uptime, in seconds, after which a lost link is connected again without delay."""
 WARM_TIERS = ("compiled", "hot")
 """Tiers of models that can serve a request at once."""
 
@@ -43,7 +43,7 @@ log = structlog.get_logger("tailrace.edge")
 
 
 class Connection(asyncio.Protocol):
-    """One connection to an origin; the result of `lost` is the reason of its end."""
+    """One connection to an origin; the future `lost` gets the reason when the connection ends."""
 
     def __init__(self, origin: Origin) -> None:
         loop = asyncio.get_running_loop()
@@ -111,15 +111,15 @@ class Origin:
         self.batch = batch
         self._credentials = credentials
         self.breaker = origin_breaker()
-        self.ledger = ""  # of the last Heartbeat
-        self.is_news = False  # its readiness may have changed
-        self._opened = 0  # new streams that the last Heartbeat does not count
+        self.ledger = ""  # name of the ledger in the last Heartbeat
+        self.is_news = False  # the origin's readiness may have changed
+        self._opened = 0  # number of streams opened since the last Heartbeat
         self.address, self._address = str(address), address
         self._changed = changed
         self._backoff = backoff or Backoff(LINK_RECONNECT_MIN_S, LINK_RECONNECT_MAX_S)
         self._connection: Connection | None = None
-        self._up_at: float | None = None  # when this connection came up
-        self._is_reported = False  # as down
+        self._up_at: float | None = None  # time at which the current link came up
+        self._is_reported = False  # the link has been logged as down
 
     @property
     def is_up(self) -> bool:
@@ -133,7 +133,7 @@ class Origin:
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes that the origin has not read."""
+        """Number of bytes that wait to be sent, because the origin does not read them."""
         return 0 if self._connection is None else self._connection.unsent_bytes
 
     def candidate(self, now: float) -> Candidate:
@@ -173,7 +173,7 @@ class Origin:
         return fields
 
     def ask(self, route: Route) -> None:
-        """Send a request, which is new or which another origin had."""
+        """Send a request that is new, or that comes from another origin."""
         self.relay.adopt(route)
         self.breaker.sent(now())
         if route.needs.spreads:
@@ -211,7 +211,7 @@ class Origin:
             heartbeat = relay.heartbeat
             if heartbeat is not None and heartbeat is not before:
                 self.ledger, self._opened, self.is_news = heartbeat.ledger, 0, True
-            if relay.is_idle and not self.is_news:  # only tokens came
+            if relay.is_idle and not self.is_news:  # the read brought only tokens
                 self.batch.flush()
             else:
                 for worked in relay.outcomes():
@@ -230,7 +230,7 @@ class Origin:
             while True:
                 self._up_at = None
                 reason = await self._connect_once()
-                # One line per outage.
+                # Log one line per outage.
                 if not self._is_reported:
                     log.warning("origin link down", origin=self.address, reason=str(reason))
                 self._is_reported = True
@@ -249,7 +249,7 @@ class Origin:
                 _, connection = await dial(
                     lambda: Connection(self), self._address, self._credentials
                 )
-        except OSError as error:  # TimeoutError is one
+        except OSError as error:  # TimeoutError is an OSError
             self.close(error)
             return error
         reason = await connection.lost

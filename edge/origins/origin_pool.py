@@ -1,8 +1,9 @@
 """The links to all origins: which origin gets a request, and which one continues it after a loss.
 
-`load_balancing` chooses the origin of a new request. When an origin is lost, another origin of the
-same ledger is asked for the rest; without one, the same origin when it is back. If an origin
-refuses a request that it has not begun, for example because it is full, the others are asked.
+`load_balancing` chooses the origin of a new request. When an origin is lost, another origin with
+the same ledger continues its streams; without one, they wait until the same origin is back. If an
+origin refuses a request that it has not begun, for example because it is full, the others are
+asked.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ from tailrace.ledger.links.transport import Credentials, LinkAddress
 from tailrace.ledger.process.tasks import background
 
 LINK_TICK_S = 0.05
-"""Interval between two looks at deadlines, and between two groups of heartbeats for clients."""
+"""Interval in seconds between two checks of deadlines, and two groups of heartbeats to clients."""
 MAX_LINK_BUFFER_BYTES = 8 << 20
-"""Unread bytes of an origin from which requests for it are refused."""
+"""Maximum unsent bytes for one origin; with more, new requests for it are refused."""
 MAX_HELD_BYTES = 64 << 20
-"""Bytes of requests without an answer from which further requests are refused."""
+"""Maximum total size of unanswered requests, in bytes; with more, new requests are refused."""
 
 NO_CREDENTIALS = Credentials("edge.origin")
 KINDS = ("open", "read", "resume", "cancel", "steer", "call")
@@ -69,11 +70,11 @@ class OriginPool:
 
         Args:
             addresses: addresses of the origins, at least one; (host, port) means plain TCP.
-            credentials: what this edge shows to origins, and expects of them.
+            credentials: certificates and secret with which edge and origins identify themselves.
             backoff: delays between attempts to connect to an origin.
             batch: flushed after each read of a link; sinks mark themselves in it.
             open_requests: counts the open requests of clients.
-            unread: what happens to an unread stream whose request does not say.
+            unread: default policy for streams that nobody reads.
         """
         self.batch = batch or FlushBatch()
         self.unread = unread or UnreadDefault()
@@ -89,13 +90,14 @@ class OriginPool:
             )
             for address in addresses
         ]
-        self.asked: Counter[str] = Counter(dict.fromkeys(KINDS, 0))  # by clients
+        # Number of requests by clients of each kind.
+        self.asked: Counter[str] = Counter(dict.fromkeys(KINDS, 0))
         self._watchers = Watchers()
         self._closing: TailraceError | None = None
 
     @property
     def address(self) -> str:
-        """The address of the first connected origin, or of the first one."""
+        """The address of the first connected origin; of the first origin if none is connected."""
         return next((o.address for o in self.origins if o.usable), self.origins[0].address)
 
     @property
@@ -105,7 +107,7 @@ class OriginPool:
 
     @property
     def heartbeat(self) -> Heartbeat:
-        """The readiness of the connected origins together; not ready if none is connected."""
+        """The merged Heartbeat of the connected origins; not ready if none is connected."""
         heard = [o.relay.heartbeat for o in self.origins if o.usable and o.relay.heartbeat]
         if heard:
             return together(heard)
@@ -127,11 +129,12 @@ class OriginPool:
         if refusal is None:
             self.asked[kind_of(request)] += 1
             route = route_of(sink, corr, request, now())
-            # Sinks of tests and of embedders may not say where their client is.
+            # Sinks of tests and of embedding programs may lack the client's address.
             tenant = "" if (caller := caller_of(request)) is None else caller.tenant
             route.owner = self._open_requests.owner(getattr(sink, "address", ""), tenant)
             route.needs = needs_of(request) if only is None else Needs(only=only)
-            chosen = self._chosen(route) or self.origins[0]  # where it waits for a link
+            # Without a candidate, the request waits for the link to the first origin.
+            chosen = self._chosen(route) or self.origins[0]
             if (refusal := self._open_requests.refusal(route.owner)) is not None:
                 pass
             elif chosen.usable and chosen.relay.is_full:
@@ -153,7 +156,7 @@ class OriginPool:
         self._flush()
 
     def detach(self, sink: Sink, corr: int) -> None:
-        """Ask for no more of a stream, which runs on; ignored if it has closed meanwhile."""
+        """Stop reading a stream, which keeps running; ignored if it has closed meanwhile."""
         for origin in self.origins:
             if origin.relay.detach(sink, corr):
                 break
@@ -165,7 +168,7 @@ class OriginPool:
         self._flush()
 
     def forget(self, sink: Sink) -> None:
-        """Detach a client that has left from its streams, which run on."""
+        """Detach a client that has left from all its streams, which keep running."""
         self._watchers.forget(sink)
         for origin in self.origins:
             origin.relay.forget(sink)
@@ -177,7 +180,7 @@ class OriginPool:
             origin.relay.transfer(sink, to)
 
     def left_by(self, sink: Sink) -> int:
-        """Return how many requests a client has detached from that have no answer yet."""
+        """Return the number of unanswered requests that a client has detached from."""
         return sum(origin.relay.left_by(sink) for origin in self.origins)
 
     @property
@@ -190,7 +193,7 @@ class OriginPool:
         self._closing = error
 
     def refuse_all(self, error: TailraceError) -> None:
-        """End every stream here with `error`, and refuse new ones with it."""
+        """End every stream on this edge with `error`, and refuse new requests with it."""
         self._closing = error
         for origin in self.origins:
             origin.relay.refuse_all(error)
@@ -246,7 +249,7 @@ class OriginPool:
                 other.ask(route)
 
     def _flush(self) -> None:
-        """Send what the relays have to send, and move what they cannot serve."""
+        """Send the frames of all relays, and move requests that a relay cannot serve to another."""
         if any(origin.is_news for origin in self.origins):
             for origin in self.origins:
                 origin.is_news = False

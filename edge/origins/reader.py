@@ -1,4 +1,4 @@
-"""One HTTP request's end of the links to origins: its request, its answer, its frames."""
+"""Requests to origins on behalf of an HTTP request: sends one, receives its answer and frames."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ WINDOW_BODIES = 16
 WINDOW_BODY_BYTES = 128 << 10
 """Maximum bytes of Body frames in flight for one response."""
 MAX_WHOLE_BYTES = 8 << 20
-"""Maximum bytes of an object's answer that is collected whole."""
+"""Maximum bytes of an object's answer that `whole_answer` collects."""
 CORR = 0
-"""The corr of an HTTP request, which is the only one of its sink."""
+"""Correlation id (corr) of each HTTP request, which is the only request of its sink."""
 
 A = TypeVar("A", bound=Frame)
 R = TypeVar("R", bound=Open | Resume)
@@ -57,9 +57,9 @@ def credited(request: R, frames: int = WINDOW_FRAMES) -> R:
 class Reader:
     """A `Sink` for one request; `close` it when the client has its answer or has left.
 
-    It takes all queued frames at once. Taking again means that the frames before have been written
-    to the client, and only then is credit renewed. A client that stalls therefore costs at most a
-    window of frames here, and the origin waits.
+    `take` returns all queued frames. The next call means that those frames have been written to the
+    client, so it renews the credit. A client that stalls therefore costs at most a window of frames
+    here, and the origin waits.
     """
 
     def __init__(self, link: OriginPool, only: str | None = None) -> None:
@@ -94,7 +94,7 @@ class Reader:
         self.close()
 
     def hand_over(self, sink: Sink) -> tuple[list[bytes], Window]:
-        """Let another sink take the frames that follow; return those that wait, and the window."""
+        """Pass further frames to another sink; return the queued frames and the credit window."""
         self.link.transfer(self, sink)
         frames, self._queue = self._queue, []
         return frames, self._window
@@ -102,7 +102,7 @@ class Reader:
     # ---- requests: each waits for its answer, and raises the error of a StreamError ----
 
     async def open(self, request: Open | Resume, frames: int = WINDOW_FRAMES) -> Opened:
-        """Open or resume a stream, whose frames follow: at first at most `frames` of them."""
+        """Open or resume a stream, with credit for the first `frames` frames."""
         request = credited(self.link.unread.applied(request), frames)
         self._window = Window.starting(
             request.start, request.credit, WINDOW_FRAMES, request.credit_bytes
@@ -115,7 +115,7 @@ class Reader:
         return await self._ask(request, Status)
 
     async def call(self, call: Call) -> Answer:
-        """Send a request to an object. The pieces of the answer's body follow."""
+        """Send a request to an object; `take_piece` returns the body of its answer."""
         call = replace(call, credit=WINDOW_BODIES, credit_bytes=WINDOW_BODY_BYTES)
         if len(LINK_CODEC.encode(replace(call, body=b""))) > MAX_CALL_HEAD_BYTES:
             raise CallerError(
@@ -143,7 +143,7 @@ class Reader:
     # ---- frames that follow the answer ----
 
     async def wait(self, timeout_s: float) -> bool:
-        """Return True once there are frames to take; False after `timeout_s` seconds without."""
+        """Wait for frames; return False if none arrives within `timeout_s` seconds."""
         if not self._queue:
             try:
                 async with asyncio.timeout(timeout_s):
@@ -165,12 +165,12 @@ class Reader:
             _, error = decode(frames[-1])
             assert isinstance(error, StreamError)
             note_error(error.code)
-        # Every frame counts against credit but a closing one, after which credit has no effect.
+        # A closing frame needs no credit, but is counted here: afterwards credit has no effect.
         self._window.passed(len(frames), sum(map(len, frames)))
         return frames
 
     async def take_piece(self) -> tuple[bytes, bool]:
-        """Return the queued pieces of an answer's body, and True if that was its end.
+        """Return the queued pieces of an answer's body, and True if the body has ended.
 
         Waits for a piece. Raises the error of a StreamError.
         """
@@ -185,7 +185,7 @@ class Reader:
             elif isinstance(frame, BodyEnd):
                 return b"".join(parts), True
             elif parts:
-                break  # the client gets the pieces before the error first
+                break  # return the pieces first, and raise the error in the next call
             else:
                 assert isinstance(frame, StreamError), frame
                 raise to_error(frame)
@@ -204,7 +204,7 @@ class Reader:
 
 
 async def whole_answer(link: OriginPool, call: Call, only: str | None = None) -> tuple[int, bytes]:
-    """Return the status and the whole body of an object's answer. Raises an error answer."""
+    """Return the status and the whole body of an object's answer. Raises the origin's error."""
     body, ended = bytearray(), False
     with Reader(link, only) as reader:
         answer = await reader.call(call)

@@ -6,7 +6,7 @@ being decoded; only their corr is replaced by the client's.
 
 The routes survive the loss of the link. On the next link, each stream is requested again from the
 frame after the last one that was passed on, so that a client sees the restart of an origin as a
-pause. Of an answered request, only what this needs is kept.
+pause. Once a request is answered, only the data for requesting its stream again is kept.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ LOST_LINK_TIMEOUT_S = 30.0
 """Time that an open stream waits for a lost link to come back, in seconds."""
 TOKEN = Token.tag
 ELSEWHERE = frozenset(("unknown_stream", "overloaded", "loading", "unavailable", "ledger_full"))
-"""Errors of requests that were not begun, which another origin may accept."""
+"""Error codes of requests that the origin has not begun, and another origin may accept."""
 FAULTS = frozenset(("internal", "ledger_failed", "unavailable"))
-"""Errors that count as failures of the origin."""
+"""Error codes that count as failures of the origin."""
 
 
 class Relay:
     """Passes frames between the clients and one origin.
 
-    Call `receive` and the other methods with what happens. Sinks get their frames at once; then
-    handle `frames_to_send`, `refused` and `outcomes`.
+    Call `receive` or another method for each event. Sinks get their frames at once. Afterwards
+    handle the results of `frames_to_send`, `refused` and `outcomes`.
 
-    It decides what to do with each frame. `LinkProtocol` greets the origin, `RouteTable` finds the
-    routes, and `RenewalQueue` bounds the streams that are requested again at a time.
+    The relay decides about each frame. `LinkProtocol` greets the origin, `RouteTable` finds the
+    routes, and `RenewalQueue` bounds how many streams are requested again at the same time.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Relay:
 
     @property
     def held_bytes(self) -> int:
-        """The bytes of requests without an answer."""
+        """The total size of the unanswered requests, in bytes."""
         return self._table.held_bytes
 
     @property
@@ -114,12 +114,12 @@ class Relay:
         return not (self._to_send or self._refused or self._outcomes)
 
     def frames_to_send(self) -> list[bytes]:
-        """Return the frames for the origin since the last call."""
+        """Return the frames that must be sent to the origin, and forget them."""
         frames, self._to_send = self._to_send, []
         return frames
 
     def refused(self) -> list[tuple[Route, bytes]]:
-        """Return the requests since the last call that another origin may accept.
+        """Return the requests refused since the last call that another origin may accept.
 
         Each comes with the StreamError that refused it. This relay has forgotten them, and the
         origin has not begun them.
@@ -128,7 +128,7 @@ class Relay:
         return refused
 
     def outcomes(self) -> list[bool]:
-        """Return for each request answered since the last call True if the origin succeeded."""
+        """Return True or False, for success, for each request answered since the last call."""
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
@@ -162,7 +162,7 @@ class Relay:
         caller then closes.
         """
         routes, passed, is_up = self._table.by_corr, 0, self._link.state is LinkState.UP
-        run: list[bytes] = []  # Tokens on the corr of the frame before them
+        run: list[bytes] = []  # consecutive Tokens of one route
         run_corr = -1
         for raw in frames:
             tag, corr = tag_and_corr_of(raw)
@@ -177,7 +177,7 @@ class Relay:
             if route is None:
                 if corr == 0 or not is_up:
                     is_up = self._receive_for_link(raw)
-                continue  # otherwise its client has detached meanwhile
+                continue  # or drop the frame, because its client has detached
             if tag in LOGGED:
                 if (route.renewed or route.left) and self._repeats(route, raw):
                     continue
@@ -188,7 +188,7 @@ class Relay:
                     self._drop(route)
             elif not self._passes(route, raw, tag):
                 continue
-            # Like `with_corr` in a third of its time: every token passes here.
+            # Like `with_corr`, but three times as fast, because every token passes here.
             route.sink.deliver(raw[:CORR_OFFSET] + route.corr_bytes + raw[PREFIX_BYTES:])
             if tag == TOKEN:
                 run_corr = corr
@@ -206,13 +206,13 @@ class Relay:
         if link.state is not LinkState.UP:
             return False
         if not was_up:
-            # Streams whose clients have credit first; the others would get no frames.
+            # Begin with streams whose clients have credit; the others would get no frames yet.
             for route in sorted(self._table.all(), key=lambda route: route.limit <= route.next):
                 self._ask(route)
         return True
 
     def _repeats(self, route: Route, raw: bytes) -> bool:
-        """Return True for a frame that passed before the renewal, or whose client has left."""
+        """Return True if a frame was passed on before the renewal, or its client has left."""
         if route.left:
             return True
         if index_of(raw) < route.next:
@@ -229,7 +229,7 @@ class Relay:
         route.sink.deliver_run(run, route.corr_bytes)
 
     def _passes(self, route: Route, raw: bytes, tag: int) -> bool:
-        """Handle a frame that is not logged; return True if it is for the client, too."""
+        """Handle a frame that is not in the stream's log; return True if the client gets it."""
         if tag == Pass.tag:
             _, frame = decode(raw)
             assert isinstance(frame, Pass)
@@ -253,11 +253,11 @@ class Relay:
         return True
 
     def _is_final(self, route: Route, raw: bytes) -> bool:
-        """Handle an error; return True if it ends the route and is for the client."""
+        """Handle an error; return True if it ends the route and the client gets it."""
         _, error = decode(raw)
         assert isinstance(error, StreamError)
-        # A right that was valid when the stream was opened here may no longer be, for example after
-        # a change of the origin's keys. The open body is not broken off for that.
+        # A capability that was valid when the stream was opened may be invalid now, for example
+        # after a change of the origin's keys. Try a weaker one instead of ending the response.
         if route.renewed and error.code == Unauthorized.code and route.weaken_right():
             self._ask(route)
             return False
@@ -285,7 +285,7 @@ class Relay:
         return is_first
 
     def _answer_nobody(self, route: Route, raw: bytes, tag: int) -> None:
-        """End a request whose client has left, because it has been answered."""
+        """End a request that has been answered after its client had left."""
         if tag == StreamError.tag:
             _, error = decode(raw)
             assert isinstance(error, StreamError)
@@ -311,7 +311,7 @@ class Relay:
         return True
 
     def detach(self, sink: Sink, corr: int) -> bool:
-        """Ask the origin for no more of a stream; return False if it has no such stream."""
+        """Ask the origin to stop sending a stream; return False if it has no such stream."""
         route = self._table.find(sink, corr)
         if route is None:
             return False
@@ -319,17 +319,17 @@ class Relay:
         return True
 
     def adopt(self, route: Route) -> None:
-        """Take a request, which is new or comes from another origin's relay, and send it."""
+        """Take a request that is new or comes from another origin's relay, and send it."""
         self._table.add(route)
         if self._link.state is LinkState.UP:
             self._ask(route)
 
     def transfer(self, sink: Sink, to: Sink) -> None:
-        """Deliver the open requests of a sink to another one, which has none so far."""
+        """Deliver the open requests of a sink to another sink, which has none so far."""
         self._table.transfer(sink, to)
 
     def left_by(self, sink: Sink) -> int:
-        """Return how many requests a client has detached from that the origin has not answered."""
+        """Return the number of unanswered requests that a client has detached from."""
         return self._table.left_by(sink)
 
     def release(self, route: Route) -> None:
@@ -346,10 +346,10 @@ class Relay:
         return [] if self._link.state is LinkState.UP else self._table.all()
 
     def _detach(self, route: Route) -> None:
-        """Free the client's corr.
+        """Detach a client from a route, and free the client's correlation id.
 
-        A request that the origin has not answered keeps its corr on the link, and counts, until it
-        is answered. A Call ends at once.
+        An unanswered request keeps its correlation id on the link, and counts as open, until the
+        origin answers. A Call ends at once.
         """
         is_call = tag_of(route.request) == Call.tag if route.request else route.answered
         if route.asked and route.stream is None and not is_call:
@@ -385,7 +385,7 @@ class Relay:
     # ---- requests on the link ----
 
     def _ask(self, route: Route) -> None:
-        """Send a request; on a later link queue the renewal of a stream instead."""
+        """Send a request; if its stream was open on an earlier link, queue a renewal instead."""
         route.deadline = None
         if route.stream is not None or (route.sent and tag_of(route.request) == Resume.tag):
             self._renewals.add(route)

@@ -10,12 +10,12 @@ class RelayCounters:
     """Counts since the start of the edge."""
 
     frames: int = 0
-    """Frames of streams received."""
+    """Number of stream frames received, without repeated ones."""
     repeated: int = 0
-    """Frames of them that had passed before."""
+    """Number of stream frames that were received again after a lost link, and dropped."""
     replayed: int = 0
-    """Frames by which readers were behind the end of their stream when it was opened."""
+    """Number of frames by which readers were behind the end of their stream when it was opened."""
     renewals: int = 0
-    """Streams requested again."""
+    """Number of times that a stream was requested again after a lost link."""
     losses: int = 0
-    """Times that the link was lost."""
+    """Number of times that the link was lost."""

@@ -8,16 +8,16 @@ from collections.abc import Mapping
 from tailrace.edge.origins.route import Route
 
 MAX_RENEWALS = 500
-"""Maximum number of streams that are requested again at a time. The others wait for the answers,
-because all at once would keep an origin that has just restarted from everything else."""
+"""Maximum number of streams that are requested again at the same time. The others wait for answers,
+so that an origin that has just restarted has time for other work, too."""
 
 
 class RenewalQueue:
-    """Routes that wait for their renewal, and those whose renewal waits for its answer."""
+    """Routes that wait to be renewed, and routes whose renewal has not been answered."""
 
     def __init__(self) -> None:
         self._waiting: deque[Route] = deque()
-        self._in_flight: set[int] = set()  # corrs on the link
+        self._in_flight: set[int] = set()  # link corrs of unanswered renewals
 
     def add(self, route: Route) -> None:
         """Queue a route."""
@@ -28,7 +28,7 @@ class RenewalQueue:
         taken: list[Route] = []
         while self._waiting and len(self._in_flight) < MAX_RENEWALS:
             route = self._waiting.popleft()
-            if routes.get(route.link_corr) is route:  # its client has not left
+            if routes.get(route.link_corr) is route:  # the client has not left
                 self._in_flight.add(route.link_corr)
                 taken.append(route)
         return taken

@@ -34,14 +34,14 @@ class Route:
 
     sink: Sink
     client_corr: int
-    request: bytes  # encoded, for any corr; empty once it will not be sent again
-    deadline: float | None  # when to give up if the link is still down
-    repeatable: bool  # idempotent
-    changes: bool  # not idempotent: takes effect each time that it is sent
+    request: bytes  # encoded, without a corr; empty once the request will not be sent again
+    deadline: float | None  # time to give up if the link is still down
+    repeatable: bool  # the request is idempotent: it may be sent twice
+    changes: bool  # the request takes effect each time that it is sent
     next: int = 0  # the index of the next logged frame
     limit: int = 0  # the client's credit: an index, or a number of Body frames
     limit_bytes: int | None = None  # the client's credit in bytes, counted from its request
-    credited: bool = False  # a Credit frame has come
+    credited: bool = False  # the client has sent a Credit frame
     follow: bool = True
     token: str | None = None  # the latest resume token; None once it is not valid any more
     caller: Caller | None = None
@@ -50,13 +50,13 @@ class Route:
     sent: bool = False  # the request has been sent, on this or an earlier link
     asked: bool = False  # the request or its renewal has been sent on this link
     left: bool = False  # the client has detached before the origin's answer
-    passed_bytes: int = 0  # of logged frames
-    passed_before: int = 0  # bytes of logged frames that had passed before the renewal
-    stream: bytes | None = None  # once it is opened
-    renewal: bytes | None = None  # the mac of its Pass
-    renewed: bool = False  # requested again; frames that have passed may be repeated
-    answered: bool = False  # the Answer to a Call has passed, so the Call cannot be repeated
-    tried: frozenset[str] = frozenset()  # origins that have refused it
+    passed_bytes: int = 0  # bytes of logged frames that were passed on
+    passed_before: int = 0  # value of `passed_bytes` at the last renewal
+    stream: bytes | None = None  # the stream's id, once it is open
+    renewal: bytes | None = None  # the MAC in the stream's last Pass frame
+    renewed: bool = False  # the stream was requested again, so frames may be repeated
+    answered: bool = False  # a Call's Answer was passed on, so the Call cannot be repeated
+    tried: frozenset[str] = frozenset()  # addresses of origins that have refused the request
     ledger: str | None = None  # the only ledger that can have the stream
     needs: Needs = NO_NEEDS
     corr_bytes: bytes = field(init=False)  # `client_corr` as encoded in a frame
@@ -66,16 +66,17 @@ class Route:
 
     @property
     def survives_loss(self) -> bool:
-        """True if the request can be sent again on another link, after it was sent on one.
+        """True if a request that was sent can be sent again after the link was lost.
 
-        An answer to a Call whose body has begun cannot be continued.
+        A Call whose answer has begun cannot, because the answer could not be continued.
         """
         return self.stream is not None or (self.repeatable and not self.answered)
 
     def weaken_right(self) -> bool:
-        """Give up the strongest right to renew the stream; return False if there is none left.
+        """Drop the strongest capability for resuming the stream; return False if there is none.
 
-        The rights, the strongest first: the Pass of the origin, the resume token, the caller's own.
+        The capabilities, strongest first, are the Pass of the origin and the resume token. Without
+        them, the caller's own rights are used.
         """
         if self.renewal is not None:
             self.renewal = None
@@ -87,7 +88,7 @@ class Route:
 
 
 def end_of(route: Route, error: TailraceError) -> TailraceError:
-    """Return the client's error; `outcome_unknown` if the request may have taken effect."""
+    """Return the error for the client: `outcome_unknown` if the request may have taken effect."""
     if not route.sent or route.answered or not route.changes:
         return error
     return OriginUnreachable(
@@ -125,9 +126,9 @@ def route_of(sink: Sink, corr: int, request: Frame, now: float) -> Route:
 
 
 def credit_on_link(route: Route) -> bytes:
-    """Return a route's Credit on the link.
+    """Return the Credit frame for a route, encoded for the link.
 
-    A client's credit in bytes counts from its request, that of a link from the renewal.
+    The client counts credit in bytes from its request; the link counts it from the last renewal.
     """
     credit_bytes = route.limit_bytes
     if credit_bytes is not None:

@@ -19,9 +19,9 @@ class RouteTable:
     """
 
     def __init__(self, last_corr: int, open_requests: OpenRequests) -> None:
-        """Begin without routes; the corr of the first one follows `last_corr`."""
+        """Begin without routes; the first route gets the corr after `last_corr`."""
         self.by_corr: dict[int, Route] = {}
-        self.held_bytes = 0  # of requests without an answer
+        self.held_bytes = 0  # total size of unanswered requests
         self._by_client: dict[Sink, dict[int, Route]] = {}
         self._left: Counter[Sink] = Counter()  # unanswered requests that a client has detached from
         self._last_corr = last_corr
@@ -56,7 +56,7 @@ class RouteTable:
         self.held_bytes += len(route.request)
 
     def remove(self, route: Route) -> None:
-        """Remove a route; its request stays with it."""
+        """Remove a route, which keeps its request so that it can be sent elsewhere."""
         self.held_bytes -= len(route.request)
         del self.by_corr[route.link_corr]
         self._open_requests.remove(route.owner)
@@ -75,7 +75,7 @@ class RouteTable:
         route.left = True
 
     def forget_request(self, route: Route) -> None:
-        """Drop a request that will not be sent again, because it may be large."""
+        """Free the memory of a request that will not be sent again."""
         self.held_bytes -= len(route.request)
         route.request = b""
 

@@ -14,13 +14,13 @@ class Sink(Protocol):
         """Take one encoded frame with the client's corr. Must not block or raise."""
 
     def deliver_run(self, run: list[bytes], corr: bytes) -> None:
-        """Take consecutive Tokens of one stream, with the link's corr.
+        """Take consecutive Tokens of one stream.
 
-        `corr` is the client's corr as encoded in a frame, for sinks that need it: see
-        `with_corr_bytes`.
+        The frames have the link's corr. A sink that needs the client's corr can replace it by
+        `corr`, the encoded form, with `with_corr_bytes`.
         """
 
 
 def with_corr_bytes(run: list[bytes], corr: bytes) -> list[bytes]:
-    """Return copies of encoded frames with another corr, in a third of `with_corr`'s time."""
+    """Return copies of encoded frames with another corr; three times as fast as `with_corr`."""
     return [raw[:CORR_OFFSET] + corr + raw[PREFIX_BYTES:] for raw in run]

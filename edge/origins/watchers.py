@@ -12,16 +12,16 @@ from tailrace.edge.origins.sink import Sink
 from tailrace.ledger.frame import Heartbeat, encode
 
 HEARTBEAT_EVERY_S = 4.0
-"""Interval between two Heartbeats of a client, in seconds; the protocol promises 5."""
+"""Interval between two Heartbeats to a client, in seconds; the protocol promises at most 5."""
 
 
 class Watchers:
-    """Turns what is known of readiness into frames to deliver."""
+    """The clients that get Heartbeats; decides which of them get one now."""
 
     def __init__(self) -> None:
-        self._sinks: dict[Sink, None] = {}  # the one with the oldest Heartbeat first
+        self._sinks: dict[Sink, None] = {}  # sinks with the oldest Heartbeat come first
         self._heartbeat: Heartbeat | None = None
-        self._owed = 0.0  # how many sinks are due
+        self._owed = 0.0  # number of Heartbeats that are due, including a fraction
         self._beat_at: float | None = None
 
     def watch(self, sink: Sink) -> list[tuple[Sink, bytes]]:
@@ -34,7 +34,7 @@ class Watchers:
         self._sinks.pop(sink, None)
 
     def heard(self, heartbeat: Heartbeat | None) -> list[tuple[Sink, bytes]]:
-        """Handle a Heartbeat of the origins; None if no origin is connected any more."""
+        """Handle the origins' merged Heartbeat, or None if no origin is connected any more."""
         last, self._heartbeat = self._heartbeat, heartbeat
         if heartbeat is None:
             self._beat_at = None

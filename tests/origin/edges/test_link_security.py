@@ -144,7 +144,7 @@ async def test_both_sides_know_one_secret(house: House) -> None:
     why = await comes_up(house, PLAIN, of(edge, other), of(here, ours))
     assert "different link secrets" in why
     assert "this one has none" in await comes_up(house, PLAIN, of(edge), of(here, ours))
-    assert "the origin shows none" in await comes_up(house, PLAIN, of(edge, ours), of(here))
+    assert "the origin has not proved" in await comes_up(house, PLAIN, of(edge, ours), of(here))
     assert "secret of" not in why
 
 
