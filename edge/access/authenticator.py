@@ -1,8 +1,8 @@
-"""The check of API keys, and of the limits of the tenants that they name.
+"""Checks API keys and the limits of the tenants that the keys belong to.
 
-The API key of a request names its tenant; a resume token names none. The authenticator checks the
-key and the tenant's limits. The origin decides what the key's rights allow, because only the origin
-knows whose stream a request is about. Keys are removed before the application sees a request.
+A request's API key belongs to a tenant; a resume token does not. The authenticator checks the key
+and the tenant's limits. The origin decides what the key's rights allow, because only the origin
+knows who owns the stream. Keys are removed before the application sees a request.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ CONCURRENT_RETRY_MS = 500
 """Minimum `Retry-After`, in milliseconds, if the tenant has too many requests under way."""
 FIRST_PAGE = "/"
 WEB_PATH = "/web/"
-"""Prefix of the static files: those of the first page, and the client library for web pages."""
+"""Path prefix of static files: those of the first page, and the client library for web pages."""
 READY_PATH = "/readyz"
-"""An open path that shows more to callers with a key."""
+"""Path of the readiness check, which needs no key but shows more to callers with one."""
 DESCRIPTIONS = ("/openapi.json", "/llms.txt")
 """Machine-readable descriptions of the API, the same at every edge."""
 OPEN_PATHS = frozenset(("/healthz", "/health", READY_PATH, "/version", FIRST_PAGE, *DESCRIPTIONS))
@@ -51,7 +51,7 @@ set no other header."""
 SESSION_PATH = "/v1/ws"
 
 ANONYMOUS = Caller("", 0)
-"""The caller without an API key, whom only a resume token can authorize."""
+"""A caller without an API key, which only a resume token can authorize."""
 
 _STREAMS = "/v1/(?:generate|chat/completions|completions|responses)"
 _OF_A_STREAM = re.compile(rf"{_STREAMS}/[^/]+(/\w+)?|{STREAM_PATH}[0-9a-f]{{32}}")
@@ -61,10 +61,10 @@ NO_HEADERS: Mapping[str, str] = {}
 
 
 class Grant(NamedTuple):
-    """A request that was let in.
+    """The result for an admitted request.
 
     `caller` is None if the edge has no keys. `head` is the request without its key. `headers` are
-    for the response, and tell the tenant what is left of its limits.
+    response headers that show the tenant how much of its limits is left.
     """
 
     caller: Caller | None
@@ -73,7 +73,7 @@ class Grant(NamedTuple):
 
 
 class OverLimit(TooManyRequests):
-    """The tenant exceeds a limit; `headers`, for the response, tell it its limits."""
+    """The tenant exceeds a limit; `headers` are response headers that show the limits."""
 
     def __init__(
         self, message: str, *, hint: str, retry_after_ms: int, headers: Mapping[str, str]
@@ -97,7 +97,7 @@ class Authenticator:
     _under_way: Counter[str] = field(default_factory=Counter)
 
     def admit(self, head: Head, *, has_token: bool = False) -> Grant:
-        """Return the grant of a request; `has_token`: it has a resume token in its query.
+        """Admit a request; `has_token` means that its query has a resume token.
 
         Raises Unauthorized for a missing or invalid key, OverLimit for a tenant over its limits.
         """
@@ -120,7 +120,7 @@ class Authenticator:
         )
 
     def done(self, caller: Caller | None) -> None:
-        """Count out a granted request that was answered, or whose client has left."""
+        """Stop counting a granted request, whose response has ended or whose client has left."""
         if caller is not None and caller.tenant:
             self._under_way[caller.tenant] -= 1
             if not self._under_way[caller.tenant]:

@@ -1,4 +1,4 @@
-"""Memory for request bodies that are being gathered, shared by all connections of a process."""
+"""The memory budget for request bodies, shared by all connections of a process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tailrace.ledger.errors import Overloaded
 
 MAX_BODIES_BYTES = 256 << 20
-"""Maximum bytes of the unanswered requests' bodies, over all connections of a process."""
+"""Maximum bytes of the bodies of all unanswered requests of a process."""
 
 
 @dataclass(slots=True, eq=False)
@@ -18,7 +18,7 @@ class BodyBudget:
     used_bytes: int = 0
 
     def take(self, size: int) -> None:
-        """Count bytes in; raise Overloaded, and count nothing, if they exceed the budget."""
+        """Reserve `size` bytes; raise Overloaded and reserve nothing if they exceed the budget."""
         if self.used_bytes + size > self.most_bytes:
             raise Overloaded(
                 f"this edge is already holding {self.most_bytes >> 20} MiB of request bodies",
@@ -27,5 +27,5 @@ class BodyBudget:
         self.used_bytes += size
 
     def give(self, size: int) -> None:
-        """Count bytes out again."""
+        """Release `size` bytes that were reserved."""
         self.used_bytes -= size

@@ -1,4 +1,4 @@
-"""Limits on the number of connections, in all and from one address.
+"""Limits on the number of connections, in total and from one address.
 
 The server calls `admit` for each connection that it accepts, and `release` when it has ended. The
 process's limit on open files bounds the number of connections, too.
@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 RESERVED_FILES = 128
-"""File descriptors kept for other uses than clients' connections: links to origins, listening
-sockets, libraries, a connection that is about to be refused, and some to spare."""
+"""Number of file descriptors that are not used for clients' connections, but kept for links to
+origins, listening sockets, libraries, a connection that is being refused, and some to spare."""
 IPV6_SITE_BITS = 64
 """Prefix length of the IPv6 network that counts as one client: customers usually get a /64."""
 
@@ -35,7 +35,7 @@ class ConnectionLimits:
     _by_client_key: Counter[str] = field(default_factory=Counter)
 
     def admit(self, address: str) -> bool:
-        """Count a connection in; return False if it exceeds a limit and must be closed at once."""
+        """Count a new connection; return False if it exceeds a limit and must be closed at once."""
         key = client_key(address)
         is_bounded = not self.exempt(address)
         if self.count >= self.most:
@@ -47,7 +47,7 @@ class ConnectionLimits:
         return True
 
     def release(self, address: str) -> None:
-        """Count out a connection that was admitted and has ended."""
+        """Stop counting a connection that was admitted and has ended."""
         key = client_key(address)
         self.count -= 1
         self._by_client_key[key] -= 1
@@ -64,7 +64,7 @@ def client_key(address: str) -> str:
 
 
 def parsed_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Return the address that `text` spells, or None; an IPv4-mapped one is returned as IPv4."""
+    """Parse an IP address, or return None; an IPv4-mapped IPv6 address is returned as IPv4."""
     try:
         parsed = ipaddress.ip_address(text)
     except ValueError:
@@ -75,13 +75,13 @@ def parsed_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address |
 
 
 def raise_open_files() -> int:
-    """Raise the soft limit on open files (1,024 on most systems) to the hard one; return it."""
+    """Raise the soft limit on open files (often 1,024) to the hard limit; return the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = sys.maxsize if hard == resource.RLIM_INFINITY else hard
     if soft != resource.RLIM_INFINITY and soft < wanted:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         except (OSError, ValueError):
-            return soft  # macOS reports an unlimited hard limit, but refuses it
+            return soft  # macOS reports an unlimited hard limit, but does not allow it
         return wanted
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft

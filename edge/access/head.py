@@ -1,10 +1,10 @@
 """The head of a request, and the real client behind trusted proxies.
 
 A proxy names its client in `X-Forwarded-For`, `-Proto` and `-Host`, or in `Forwarded` (RFC 7239).
-The operator configures which of the two is read, because a proxy passes the other one on unchanged
-from the client, who may have made it up. The last entry is the nearest proxy's. Only entries that
-trusted proxies wrote count: the client is the first address from the right that is not a trusted
-proxy's.
+The operator configures which of the two is read: a proxy passes the other one on unchanged, so a
+client could forge it. Each proxy appends an entry, so the last entry is the nearest proxy's. Only
+entries that trusted proxies wrote count: the client is the first address from the right that is not
+a trusted proxy's.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _bare(node: str) -> str:
 def _x_forwarded(head: Head) -> Iterator[Hop]:
     """Yield the hops of `X-Forwarded-*`, the nearest proxy's first.
 
-    Scheme and host are the nearest proxy's alone: those headers are not lists of hops.
+    All hops get the scheme and the host of the nearest proxy, because those headers list no hops.
     """
     schemes = head.values(b"x-forwarded-proto")
     hosts = head.values(b"x-forwarded-host")

@@ -1,8 +1,8 @@
 """The host names that the edge answers to: a defence against DNS rebinding.
 
-A web page may point its own name at this machine; the browser then takes the edge for the page's
-own origin. The page cannot choose the `Host` header, though. So an edge that listens on loopback
-only, where no key is needed, answers to the names of loopback only.
+A web page's owner may let the page's DNS name resolve to this machine; the browser then treats the
+edge as the page's own origin. But the page cannot choose the `Host` header. So an edge that listens
+on loopback only, where no key is needed, answers to the names of loopback only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LOCALHOST = "localhost"
 
 
 class HostRule:
-    """Allows the names of loopback, IP addresses, and `names`; everything if it is not `on`."""
+    """Allows loopback names, IP addresses and `names`; allows every host if `on` is False."""
 
     def __init__(self, names: Collection[str], *, on: bool) -> None:
         self._names = frozenset(name.lower() for name in names)
@@ -27,8 +27,8 @@ class HostRule:
     def check(self, head: Head) -> None:
         """Raise CallerError (421; RFC 9110, 15.5.20) if the host name is not allowed."""
         name = name_of(head.host)
-        # Only names can be rebound, not addresses. A request without a host (HTTP/1.0) is not a
-        # browser's.
+        # DNS rebinding needs a name, so IP addresses are safe. A request without a host (HTTP/1.0)
+        # does not come from a browser.
         if not self._on or not name or name in self._names or _is_local(name):
             return
         shown = name if _SHOWN_HOST.fullmatch(name) else "edge.example"
@@ -46,7 +46,7 @@ _SHOWN_HOST = re.compile(r"[a-z0-9.-]{1,253}")
 
 
 def name_of(host: str) -> str:
-    """Return a Host without its port, the brackets of IPv6 and a final dot, in lower case."""
+    """Return the host name in a `Host` header, in lower case and without port, [] and final dot."""
     name, separator, port = host.rpartition(":")
     if not separator or not port.isdecimal():
         name = host

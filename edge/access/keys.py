@@ -53,7 +53,7 @@ Rights = Annotated[
     BeforeValidator(lambda said: said if isinstance(said, Right) else parse_rights(said)),
     PlainSerializer(lambda right: right.words),
 ]
-"""Rights, which the file spells as words."""
+"""The rights of a key, which the file stores as words."""
 
 
 class Limits(BaseModel):
@@ -71,7 +71,7 @@ UNBOUNDED = Limits()
 
 
 class ApiKey(BaseModel):
-    """A key as it is stored; `sha256` is the hash of its whole text, in hex digits."""
+    """A stored key, without its secret; `sha256` is the hash of the whole key, in hex digits."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -109,11 +109,12 @@ class KeyRing:
     def find(self, text: str, now: datetime) -> ApiKey:
         """Return the stored key that `text` matches; raise Unauthorized if there is none.
 
-        The message is the same for all causes, except for an expired key: its holder may know.
+        The error is the same for all causes, so that it reveals nothing about keys. Only the holder
+        of an expired key is told so.
         """
         found = _KEY.fullmatch(text)
         key = self._keys.get(found[1]) if found else None
-        # An unknown key takes the same work as a known one, so that timing reveals nothing.
+        # Compare hashes even if the key is unknown, so that timing reveals nothing.
         expected = _NO_DIGEST if key is None else key.sha256
         matches = hmac.compare_digest(digest_of(text), expected)
         if key is not None and matches and key.state(now) == "expired":
@@ -128,7 +129,7 @@ class KeyRing:
                 "the API key is not valid",
                 code="bad_key",
                 field="Authorization",
-                hint="it may be mistyped, revoked or expired: tailrace key list",
+                hint="check the key; the operator can list valid keys with: tailrace key list",
             )
         return key
 
@@ -137,19 +138,19 @@ class KeyRing:
 
     @property
     def curtailed(self) -> list[ApiKey]:
-        """The keys whose right `admin` has no effect, because they belong to one tenant."""
+        """The keys whose right `admin` is ignored: they do not belong to the default tenant."""
         return [key for key in self._keys.values() if key.granted != key.rights]
 
 
 def make_key(random: Callable[[int], bytes]) -> tuple[str, str]:
-    """Return a new key's id and its whole text, which is not stored."""
+    """Return the id of a new key and the whole key, which is not stored."""
     id_ = random(ID_BYTES).hex()
     secret = base64.urlsafe_b64encode(random(SECRET_BYTES)).rstrip(b"=").decode()
     return id_, f"{PREFIX}{id_}_{secret}"
 
 
 def digest_of(text: str) -> str:
-    """Return the SHA-256 of a key's text, in hex digits."""
+    """Return the SHA-256 of a whole key, in hex digits."""
     return hashlib.sha256(text.encode(errors="replace")).hexdigest()
 
 
@@ -170,7 +171,7 @@ def read_keys(path: Path) -> KeyFile:
     try:
         return KeyFile.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        # The values are not shown: if a key stands where its hash belongs, it must not be logged.
+        # Do not show values: an operator may have written a key where its hash belongs.
         raise _unusable(path, str(invalid_document(error, shows_value=False))) from None
     except CallerError as error:
         raise _unusable(path, str(error)) from None
@@ -178,7 +179,7 @@ def read_keys(path: Path) -> KeyFile:
         raise ConfigError(
             f"{path}: {error.strerror or error}",
             field="edge.api_keys",
-            hint="tailrace key add creates one",
+            hint="create the file with: tailrace key add NAME",
         ) from error
 
 
@@ -199,7 +200,9 @@ def changing(path: Path) -> Iterator[KeyFile]:
         replace_file(path, text.encode(), mode=OWNER_MODE, keeps_owner=True)
     except PermissionError as error:
         raise ConfigError(
-            f"{path}: {error.strerror}", field="edge.api_keys", hint="run this as its owner"
+            f"{path}: {error.strerror}",
+            field="edge.api_keys",
+            hint="run this command as the owner of the file",
         ) from error
     finally:
         os.close(folder)
@@ -209,5 +212,5 @@ def _unusable(path: Path, why: str) -> ConfigError:
     return ConfigError(
         f"{path} is not a valid file of API keys: {why}",
         field="edge.api_keys",
-        hint="see tailrace key list",
+        hint="correct the file, or move it away and create keys with: tailrace key add NAME",
     )

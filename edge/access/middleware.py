@@ -84,7 +84,8 @@ def caller_of(request: HTTPConnection) -> Caller | None:
 
 def _with(scope: Scope, head: Head) -> Scope:
     client = scope.get("client")
-    port = client[1] if client and client[0] == head.address else 0  # proxies do not report it
+    # Proxies do not report the client's port.
+    port = client[1] if client and client[0] == head.address else 0
     scope["client"] = (head.address, port) if head.address else None
     scope["scheme"], scope["headers"] = head.scheme, list(head.headers)
     return scope
@@ -97,7 +98,7 @@ def _adding(headers: Mapping[str, str], send: Send) -> Send:
             for name, value in headers.items():
                 if name == "Vary":
                     sent.add_vary_header(value)
-                elif name == "RateLimit":  # a list: an error may have an item of its own
+                elif name == "RateLimit":  # a list, to which the application may have added items
                     sent.append(name, value)
                 else:
                     sent[name] = value

@@ -2,8 +2,8 @@
 
 If the edge has API keys, operators are the callers whose key has the right `admin`. Without keys,
 they are the programs and pages of this machine. A request that a proxy on this machine forwards
-comes from loopback, too, but on behalf of anybody, so it is refused if it looks forwarded. Not
-every proxy leaves a trace, so `/v1/admin` without a key also needs the setting
+also comes from loopback, but may be from anybody, so a request that looks forwarded is refused. Not
+every proxy can be recognised, so `/v1/admin` without a key also needs the setting
 `edge.operator_without_key`.
 """
 
@@ -35,9 +35,9 @@ OWN_PAGES = OriginRule(())
 
 
 def was_forwarded(head: Head, http_version: str) -> bool:
-    """Return True if the request shows that a proxy passed it on.
+    """Return True if the request shows that a proxy forwarded it.
 
-    HTTP/1.0 counts as such: nginx speaks it to the servers behind it by default, and no browser or
+    HTTP/1.0 is such a sign: by default nginx uses it for the servers behind it, and no browser or
     current HTTP client does.
     """
     return http_version == "1.0" or any(
@@ -46,7 +46,7 @@ def was_forwarded(head: Head, http_version: str) -> bool:
 
 
 def is_direct(head: Head, http_version: str, config: EdgeConfig) -> bool:
-    """Return True if a program on this machine sent the request to this edge itself."""
+    """Return True if a program on this machine sent the request to this edge without a proxy."""
     return (
         config.is_private
         and (not head.address or is_loopback(head.address))

@@ -1,8 +1,8 @@
-"""The web pages that may use the edge: the check of `Origin`, and the CORS headers.
+"""The web pages that may use the edge: the check of the `Origin` header, and the CORS headers.
 
-A browser names the origin of the page in `Origin`. The same-origin policy only hides a response
-from a page; the request is carried out all the same, and WebSockets are not hidden at all. So the
-request of a page that is not allowed is refused before anything is done for it. Programs send no
+A browser names the page's origin in the header `Origin`. The same-origin policy only hides a
+response from a page: the request is still carried out, and WebSockets are not hidden at all. So the
+request of a page that is not allowed is refused before any work is done for it. Programs send no
 `Origin`, and these rules do not apply to them. The edge uses no cookies: a page can only use
 credentials that it sends itself, so allowing any origin exposes no more than the network does.
 """
@@ -15,7 +15,7 @@ from tailrace.edge.access.head import Head
 from tailrace.ledger.errors import Forbidden
 
 ANY_ORIGIN = "*"
-"""The setting that allows the pages of every origin."""
+"""Value in the setting `edge.allowed_origins` that allows the pages of every origin."""
 DEFAULT_PORTS = (":80", ":443")
 
 
@@ -52,7 +52,8 @@ class OriginRule:
 def _is_own(origin: str, host: str) -> bool:
     """Return True if a page's origin has the same name and port as the `Host` header.
 
-    Schemes are not compared: behind a proxy that terminates TLS the edge does not know its own.
+    Schemes are not compared: behind a proxy that terminates TLS, the edge does not know the
+    scheme that the browser used.
     """
     _, separator, authority = origin.partition("://")
     return bool(separator and authority) and _bare(authority) == _bare(host)
@@ -76,8 +77,8 @@ ALLOWED_HEADERS = ", ".join(
         *("Stream-Seq", "Stream-TTL", "Stream-Expires-At", "Stream-Closed"),
         *("Stream-Forked-From", "Stream-Fork-Offset", "Stream-Fork-Sub-Offset"),
         *("Producer-Id", "Producer-Epoch", "Producer-Seq"),
-        # SDKs of other APIs send many headers of their own. Only allowed pages get this list. The
-        # wildcard does not include Authorization, which is therefore listed above.
+        # SDKs of other APIs send many headers of their own. Allowing all is safe, because only
+        # allowed pages get this list. `*` does not include Authorization, which is listed above.
         "*",
     )
 )
@@ -99,17 +100,17 @@ EXPOSED_HEADERS = ", ".join(
 def access_headers(rule: OriginRule, origin: str | None) -> dict[str, str]:
     """Return the CORS headers of any response, errors included; `origin` is the request's Origin.
 
-    Starlette's CORSMiddleware varies all responses by Origin, even if any origin may read them, so
-    that a cache could not share a stream between its readers.
+    Starlette's CORSMiddleware is not used: it sends `Vary: Origin` even if every origin may read
+    the response, so a cache could not share a stream between its readers.
     """
     if rule.none:
         return {"Cross-Origin-Resource-Policy": "same-origin"}
-    # Other origins may read the response, so pages under COEP may embed it, too.
+    # Other origins may read the response, so pages with a Cross-Origin-Embedder-Policy may, too.
     headers = {"Cross-Origin-Resource-Policy": "cross-origin"}
     if rule.any:
         headers["Access-Control-Allow-Origin"] = ANY_ORIGIN
     else:
-        headers["Vary"] = "Origin"  # a cache must not show one origin the answer for another
+        headers["Vary"] = "Origin"  # a cache must not give one origin the response for another
         if origin is None or not rule.names(origin):
             return headers
         headers["Access-Control-Allow-Origin"] = origin
@@ -118,7 +119,7 @@ def access_headers(rule: OriginRule, origin: str | None) -> dict[str, str]:
 
 
 def preflight_headers(access: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers of the answer to a preflight; none grants anything to a refused origin."""
+    """Return the headers of the response to a preflight; a refused origin gets no permissions."""
     headers = {**access, "X-Content-Type-Options": "nosniff"}
     if "Access-Control-Allow-Origin" in access:
         headers["Access-Control-Allow-Methods"] = ALLOWED_METHODS

@@ -16,7 +16,7 @@ from tailrace.edge.errors import TOKENS_QUOTA, go_duration
 REQUEST_BURST_S = 2.0
 """Burst size, in seconds of the tenant's rate of requests (at least one request)."""
 TOKEN_WINDOW_S = 60
-"""Burst size of a tenant's tokens, in seconds of its rate; the same as at the origin."""
+"""Burst size of a tenant's tokens, in seconds of its token rate. The origin uses the same value."""
 
 MAX_INTEGER = 999_999_999_999_999
 """Maximum of an integer in a structured field (RFC 9651, 3.3.1)."""
@@ -39,14 +39,14 @@ class Quota:
 
     @property
     def policy(self) -> str:
-        """Return the item of `RateLimit-Policy`."""
+        """The item for this quota in the header `RateLimit-Policy`."""
         unit = "" if self.unit is None else f';qu="{self.unit}"'
         window = "" if self.window_s is None else f";w={self.window_s}"
         return f'"{self.name}";q={self.size}{unit}{window}'
 
     @property
     def state(self) -> str:
-        """Return the item of `RateLimit`."""
+        """The item for this quota in the header `RateLimit`."""
         reset = "" if self.reset_s is None else f";t={ceil(self.reset_s)}"
         return f'"{self.name}";r={self.remaining}{reset}'
 
@@ -57,7 +57,7 @@ def burst(requests_per_s: float) -> float:
 
 
 def request_quota(requests_per_s: float, level: float, reset_s: float) -> Quota:
-    """Return the quota of a bucket of requests that holds `level`."""
+    """Return the quota of a tenant's rate of requests, of which `level` are left."""
     most = burst(requests_per_s)
     window_s = ceil(min(most / requests_per_s, MAX_INTEGER))
     remaining = int(min(max(0.0, level), MAX_INTEGER))
@@ -67,7 +67,7 @@ def request_quota(requests_per_s: float, level: float, reset_s: float) -> Quota:
 
 
 def concurrency_quota(size: int, under_way: int, reset_s: float | None = None) -> Quota:
-    """Return the quota of requests that are under way at the same time."""
+    """Return the quota of requests that may be under way at the same time."""
     remaining = max(0, size - under_way)
     unit = "concurrent-requests"
     return Quota("concurrent", size, unit=unit, remaining=remaining, reset_s=reset_s)

@@ -18,13 +18,13 @@ from tailrace.ledger.frame import Caller
 MAX_LOGGED_REFUSALS = 64
 """Maximum number of different page origins and hosts whose refusal is logged."""
 MAX_LOGGED_CHARS = 300
-"""Maximum length of such a name: a host name has at most 253 characters."""
+"""Maximum length of a logged page origin or host; a host name has at most 253 characters."""
 
 log = structlog.get_logger("tailrace.edge")
 
 
 class RefusalLog:
-    """Logs each page origin and each host name that a setting keeps out, once.
+    """Logs each page origin and each host name that is refused because of a setting, once.
 
     The response says the same, but the page cannot read it, and a proxy's log does not show it.
     """
@@ -49,9 +49,9 @@ class RefusalLog:
 class Admission(NamedTuple):
     """The decision about a request: refused with `refusal`, or admitted if that is None.
 
-    `head` is the request as the client sent it, without its API key; `headers` belong to every
-    response. `caller` goes with the edge's requests to origins. `Rules.done` must be called when
-    the response to an admitted request has ended.
+    `head` is the request as the client sent it, without its API key. `headers` must be added to the
+    response. `caller` is passed on in requests to origins. `Rules.done` must be called when the
+    response to an admitted request has ended.
     """
 
     head: Head
@@ -71,7 +71,7 @@ class Rules:
     refusals: RefusalLog = field(default_factory=RefusalLog)
 
     def admit(self, head: Head, *, has_token: bool = False) -> Admission:
-        """Decide about a request; `has_token`: it has a resume token in its query."""
+        """Admit or refuse a request; `has_token` means that its query has a resume token."""
         head = self.proxies.resolve(head)
         headers = access_headers(self.pages, head.value(b"origin"))
         try:
