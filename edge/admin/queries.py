@@ -1,4 +1,4 @@
-"""Queries to origins: Calls to the object of class `operator` that each origin has."""
+"""Operators' queries to origins: Calls to the object of class `operator` at each origin."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tailrace.ledger.frame import Call, Caller
 
 Document = dict[str, Any]
 Answers = Mapping[str, Document | TailraceError]
-"""The answer of each origin by its address, or the error instead of it."""
+"""Maps the address of each origin to its answer, or to the error instead of the answer."""
 
 
 def by_origin(answers: Answers) -> Document:
@@ -26,7 +26,7 @@ def by_origin(answers: Answers) -> Document:
 
 
 def require_success(answers: Answers) -> None:
-    """Raise an error if no origin has carried out an order; a refusal rather than a lost link."""
+    """Raise an origin's error if none has carried out a command; prefer one that is a refusal."""
     errors = [one for one in answers.values() if isinstance(one, TailraceError)]
     if errors and len(errors) == len(answers):
         raise min(errors, key=lambda error: error.status >= 500)
@@ -35,8 +35,8 @@ def require_success(answers: Answers) -> None:
 def merged_page(answers: Answers, sort: str, *, falls: bool, offset: int, limit: int) -> Document:
     """Merge the origins' lists of streams into one page.
 
-    Each origin has sent its first `offset + limit` streams. Counts are added up, and the cursor
-    combines the cursors of all origins.
+    Each answer must have the first `offset + limit` streams of its origin, sorted by the field
+    `sort`, in descending order if `falls`. The counts are added up, and the cursors are joined.
     """
     pages = {key: page for key, page in answers.items() if not isinstance(page, TailraceError)}
     streams = [row | {"origin": key} for key, page in pages.items() for row in page["streams"]]
@@ -61,9 +61,9 @@ def merged_page(answers: Answers, sort: str, *, falls: bool, offset: int, limit:
 
 
 def find_stream(answers: Answers) -> tuple[str, Document]:
-    """Return the origin that runs a stream, or one whose ledger has it, and its answer.
+    """Return the address and the answer of the origin that runs a stream, or whose ledger has it.
 
-    Raises the error of an origin that was reached, if there is one, or else of any origin.
+    If no origin has the stream, raises the error of one, preferably of one that was reached.
     """
     found = [(key, one) for key, one in answers.items() if not isinstance(one, TailraceError)]
     ranked = sorted(found, key=lambda pair: (not pair[1]["live"], not pair[1]["lately"]))
@@ -85,9 +85,9 @@ def _row(address: str, answer: Document | TailraceError) -> Document:
 
 
 OPERATOR = "operator"
-"""The class of the objects that answer operators."""
+"""Class of the object at each origin that answers operators' queries."""
 TIMEOUT_S = 5.0
-"""Time for an origin to answer. The answers of the others are shown without it."""
+"""Timeout for an origin's answer, in seconds. The others' answers are shown without it."""
 SIMULATION_TIMEOUT_S = 70.0
 
 
@@ -108,9 +108,9 @@ class OriginQueries:
     async def all(
         self, call: Call, origins: Iterable[str] | None = None
     ) -> dict[str, Document | TailraceError]:
-        """Return the answers of all origins, or of those with these addresses.
+        """Return the answers of all origins, or of the origins at the given addresses.
 
-        Raises the first refusal if all origins refuse, because then the query is at fault.
+        Raises the first refusal if all origins refuse, because then the query itself is wrong.
         """
 
         async def safely(address: str) -> Document | TailraceError:
@@ -130,7 +130,7 @@ class OriginQueries:
     async def one(self, address: str, call: Call, timeout_s: float = TIMEOUT_S) -> Document:
         """Return the answer of one origin. Raises its refusal, or OriginUnreachable."""
         if not any(one.usable and one.address == address for one in self.link.origins):
-            raise OriginUnreachable("there is no link to this origin")
+            raise OriginUnreachable("this edge has no link to the origin")
         try:
             async with asyncio.timeout(timeout_s):
                 status, said = await whole_answer(self.link, call, address)

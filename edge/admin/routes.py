@@ -29,11 +29,11 @@ from tailrace.ledger.frame import SCHEMA_HASH
 from tailrace.ledger.process.version import tailrace_version
 
 MAX_MERGED = 1000
-"""Maximum rows of the list of streams of several origins. For more, one origin must be chosen."""
+"""Maximum number of streams in a list of several origins. For more, one origin must be chosen."""
 DEFAULT_PAGE = "100"
 HEADERS = NO_STORE | {"X-Content-Type-Options": "nosniff"}
 PER_ORIGIN = ("pool", "histograms", "ledger", "warm", "warm/explain", "warm/residence")
-"""Paths to which each origin gives an answer of its own."""
+"""Paths whose response lists the separate answers of all origins."""
 WARM_ORDERS = ("warm/apply", "warm/prewarm", "warm/pin")
 STARTED_S = time.monotonic()
 
@@ -62,7 +62,7 @@ def _route(path: str, handler: Handler, method: str = "GET") -> Route:
         require_operator(head_of(request.scope), version, caller, config)
         query = dict(request.query_params)
         if len(query) < len(request.query_params.multi_items()):
-            raise CallerError("a parameter is given twice", field="query")
+            raise CallerError("a query parameter is given twice", field="query")
         queries = OriginQueries(request.app.state.link, caller)
         return JSONResponse(await handler(request, queries, query), headers=HEADERS)
 
@@ -94,9 +94,9 @@ async def streams(
     if many:
         if offset + limit > MAX_MERGED:
             raise CallerError(
-                f"{offset + limit} is beyond what is shown of several origins together",
+                f"offset + limit is {offset + limit}, which is too many for several origins",
                 field="offset",
-                hint=f"at most {MAX_MERGED} with limit; or choose one: origin=ADDRESS",
+                hint=f"at most {MAX_MERGED} are possible; or choose one origin: origin=ADDRESS",
             )
         query |= {"offset": "0", "limit": str(offset + limit)}
     answers = await queries.all(queries.call("streams", query), chosen)
@@ -112,7 +112,7 @@ async def streams(
 async def one_stream(
     request: Request, queries: OriginQueries, query: dict[str, str]
 ) -> dict[str, object]:
-    """Describe one stream, by the origin that has it."""
+    """Return the description of one stream by the origin that has it."""
     stream = parse_stream_id(request.path_params["id"]).hex()
     address, document = find_stream(await queries.all(queries.call(f"streams/{stream}", query)))
     return document | {"origin": address}
@@ -121,7 +121,7 @@ async def one_stream(
 async def _at_its_origin(
     act: str, request: Request, queries: OriginQueries, query: dict[str, str]
 ) -> dict[str, object]:
-    """Query the origin that has the stream of the path."""
+    """Send a query about the stream in the path to the origin that has it."""
     stream = parse_stream_id(request.path_params["id"]).hex()
     address, _ = find_stream(await queries.all(queries.call(f"streams/{stream}", {})))
     return await queries.one(
@@ -169,8 +169,8 @@ def _chosen(request: Request, query: dict[str, str]) -> list[str] | None:
         return None
     addresses = [origin.address for origin in link_of(request).origins]
     if wanted not in addresses:
-        hint = ", ".join(addresses)
-        raise NotFound("no such origin", field="origin", hint=hint)
+        hint = "use one of " + ", ".join(addresses)
+        raise NotFound("this edge has no such origin", field="origin", hint=hint)
     return [wanted]
 
 
