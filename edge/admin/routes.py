@@ -156,7 +156,7 @@ async def health(
 async def simulate(
     request: Request, queries: OriginQueries, query: dict[str, str]
 ) -> dict[str, object]:
-    """Simulate arrivals at the first origin. The result does not depend on the origin."""
+    """Simulate arrivals of requests at the first origin; any origin gives the same result."""
     body = await read_body(request)
     call = queries.call("simulate", query, "POST", body)
     return await queries.one(link_of(request).address, call, SIMULATION_TIMEOUT_S)

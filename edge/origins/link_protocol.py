@@ -93,8 +93,8 @@ class LinkProtocol:
     def _check_hello(self, hello: Hello) -> None:
         if hello.schema != SCHEMA_HASH:
             raise SchemaMismatch(
-                f"the origin ({hello.software}) speaks schema {hello.schema.hex()}",
-                hint=f"this edge speaks {SCHEMA_HASH.hex()}",
+                f"the origin ({hello.software}) uses wire schema {hello.schema.hex()}",
+                hint=f"run the same release on both: this edge uses {SCHEMA_HASH.hex()}",
             )
         self._is_greeted = True
 

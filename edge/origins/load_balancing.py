@@ -1,4 +1,4 @@
-"""Load balancing: the choice of an origin that works, has the model and probably has the prefix.
+"""Load balancing: selects an origin that works, has the model and probably cached the prefix.
 
 Sans-I/O and without state. Requests with the same key go to the same origin as long as the
 candidates are the same. A key is the beginning of a prompt, the name of an object or a stream id.
@@ -33,7 +33,7 @@ class Candidate:
     address: str
     up: bool = True
     ready: bool = True
-    allowed: bool = True  # by the origin's circuit breaker and the limit of its link
+    allowed: bool = True  # the circuit breaker and the link of the origin accept requests
     models: tuple[str, ...] = ()
     cold: frozenset[str] = frozenset()  # models that the origin would have to load first
     ledger: str = ""
@@ -51,8 +51,8 @@ class Needs:
 
     key: bytes | None = None
     model: str | None = None
-    spreads: bool = False  # for a new generation: the key counts only while loads are similar
-    named: bool = False  # for an object, which exists in one ledger only
+    spreads: bool = False  # a new generation, whose key counts only while loads are similar
+    named: bool = False  # a request to an object, which exists in one ledger only
     only: str | None = None  # the address of the only origin to ask
 
 

@@ -43,7 +43,8 @@ from tailrace.ledger.links.transport import Credentials, LinkAddress
 from tailrace.ledger.process.tasks import background
 
 LINK_TICK_S = 0.05
-"""Interval in seconds between two checks of deadlines, and two groups of heartbeats to clients."""
+"""Interval between two checks of deadlines, in seconds. Each time, a group of clients gets
+heartbeats."""
 MAX_LINK_BUFFER_BYTES = 8 << 20
 """Maximum unsent bytes for one origin; with more, new requests for it are refused."""
 MAX_HELD_BYTES = 64 << 20
@@ -72,7 +73,7 @@ class OriginPool:
             addresses: addresses of the origins, at least one; (host, port) means plain TCP.
             credentials: certificates and secret with which edge and origins identify themselves.
             backoff: delays between attempts to connect to an origin.
-            batch: flushed after each read of a link; sinks mark themselves in it.
+            batch: sinks with output add themselves to it; flushed after each read of a link.
             open_requests: counts the open requests of clients.
             unread: default policy for streams that nobody reads.
         """
@@ -175,7 +176,7 @@ class OriginPool:
         self._flush()
 
     def transfer(self, sink: Sink, to: Sink) -> None:
-        """Deliver the open requests of one sink to another one."""
+        """Deliver the frames of one sink's open requests to another sink from now on."""
         for origin in self.origins:
             origin.relay.transfer(sink, to)
 
@@ -238,7 +239,7 @@ class OriginPool:
         for route, raw in origin.relay.refused():
             _, error = decode(raw)
             assert isinstance(error, StreamError)
-            # Origins that share its ledger know the same streams.
+            # Origins that share the refusing origin's ledger know the same streams.
             same = origin.ledger if error.code == "unknown_stream" else None
             route.tried |= {o.address for o in self.origins if o is origin or o.ledger == same}
             other = self._chosen(route)

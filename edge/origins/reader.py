@@ -1,4 +1,4 @@
-"""Requests to origins on behalf of an HTTP request: sends one, receives its answer and frames."""
+"""Sends a request to an origin for one HTTP request, and receives its answer and frames."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Reader:
                 "the request's headers are too large",
                 code="headers_too_large",
                 status=431,
-                hint=f"at most {MAX_CALL_HEAD_BYTES} bytes with the URL",
+                hint=f"headers and URL may have at most {MAX_CALL_HEAD_BYTES} bytes together",
             )
         self._window = Window.starting(0, call.credit, WINDOW_BODIES, call.credit_bytes)
         self._most_bytes = WINDOW_BODY_BYTES
@@ -165,7 +165,7 @@ class Reader:
             _, error = decode(frames[-1])
             assert isinstance(error, StreamError)
             note_error(error.code)
-        # A closing frame needs no credit, but is counted here: afterwards credit has no effect.
+        # A closing frame needs no credit. Counting it is harmless, because the stream has ended.
         self._window.passed(len(frames), sum(map(len, frames)))
         return frames
 

@@ -4,9 +4,9 @@ Sans-I/O: encoded frames in, encoded frames out, the time given by the caller. E
 client is a route, with its own correlation id (corr) on the link. Frames are passed on without
 being decoded; only their corr is replaced by the client's.
 
-The routes survive the loss of the link. On the next link, each stream is requested again from the
-frame after the last one that was passed on, so that a client sees the restart of an origin as a
-pause. Once a request is answered, only the data for requesting its stream again is kept.
+The routes survive the loss of the link. On the next link, each stream is requested again (renewed)
+from the frame after the last one that was passed on, so that a client sees the restart of an origin
+as a pause. Once a request is answered, only the data for requesting its stream again is kept.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Relay:
         return refused
 
     def outcomes(self) -> list[bool]:
-        """Return True or False, for success, for each request answered since the last call."""
+        """Return one value per request answered since the last call: False if the origin failed."""
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
@@ -177,7 +177,7 @@ class Relay:
             if route is None:
                 if corr == 0 or not is_up:
                     is_up = self._receive_for_link(raw)
-                continue  # or drop the frame, because its client has detached
+                continue  # other frames are dropped: their client has detached
             if tag in LOGGED:
                 if (route.renewed or route.left) and self._repeats(route, raw):
                     continue
@@ -325,7 +325,7 @@ class Relay:
             self._ask(route)
 
     def transfer(self, sink: Sink, to: Sink) -> None:
-        """Deliver the open requests of a sink to another sink, which has none so far."""
+        """Deliver the frames of a sink's open requests to another sink, which has no requests."""
         self._table.transfer(sink, to)
 
     def left_by(self, sink: Sink) -> int:

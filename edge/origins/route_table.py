@@ -1,4 +1,4 @@
-"""The routes of one link: by their correlation id on the link, and by their client."""
+"""The routes of one link, found by their correlation id on the link, or by their client."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RouteTable:
         return list(self._by_client.get(sink, {}).values())
 
     def left_by(self, sink: Sink) -> int:
-        """Return the number of routes that wait for an answer although their client has left."""
+        """Return the number of unanswered requests that a client has detached from."""
         return self._left[sink]
 
     def add(self, route: Route) -> None:

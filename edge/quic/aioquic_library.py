@@ -86,7 +86,7 @@ class AioquicHttp3Connection:
         self._control_stream = 0  # id of the HTTP/3 control stream of this server
         self._encoder = pylsqpack.Encoder()
         self._events: list[Event] = []
-        self._written: dict[int, int] = {}  # bytes written so far, by stream of an open response
+        self._written: dict[int, int] = {}  # bytes written of each open response, by stream
         self._ignored: set[int] = set()  # streams whose further input is dropped
         self._unread: dict[int, int] = {}  # bytes of each body that wait to be read
         self._all_unread = 0
@@ -123,7 +123,7 @@ class AioquicHttp3Connection:
         if self._quic.get_peer_address() is None:
             return []
         datagrams: Datagrams = self._quic.datagrams_to_send(now)
-        self._take_events()  # reports new connection ids in these datagrams
+        self._take_events()  # handles connection ids that these datagrams issue
         return datagrams
 
     def go_away(self) -> None:

@@ -102,7 +102,7 @@ class UdpSocket:
         self._loop = asyncio.get_running_loop()
         self._socket = bound
         self._unsent: deque[Outgoing] = deque()
-        # By packet info; only used by a socket that listens on every local address.
+        # Maps packet info to the path. Only used by a socket that listens on every local address.
         self._paths: dict[bytes, LocalAddressPath] = {}
         name = bound.getsockname()
         self.local: tuple[str, int] | None = (name[0], name[1])

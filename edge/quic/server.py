@@ -64,7 +64,7 @@ class Http3Client:
         now: float,
     ) -> None:
         self.quic = quic
-        self.path = path  # on which the client's last datagram arrived
+        self.path = path  # the path of the client's last datagram
         self.cids = set(quic.cids)
         self.is_established = False
         self.handshake_until = now + HANDSHAKE_TIMEOUT_S

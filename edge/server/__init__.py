@@ -1,1 +1,1 @@
-"""The edge's own server: its sockets, its protocols, and streams that are sent past ASGI."""
+"""The edge's own server: its sockets, its protocols, and streams that are sent without ASGI."""

@@ -1,9 +1,9 @@
 """Reads the protocols that a TLS client offers (ALPN), and refuses clients without a common one.
 
 RFC 7301, 3.2: a server that speaks none of the offered protocols ends the handshake with
-`no_application_protocol`, so that bytes of one protocol are never read as another's (ALPACA).
-Python's ssl continues without a protocol instead and does not tell what was offered. So the
-ClientHello is parsed here before OpenSSL gets it.
+`no_application_protocol`, so that bytes of one protocol are never read as another's (the ALPACA
+attack). Python's ssl continues without a protocol instead, and does not report the offered ones. So
+the ClientHello is parsed here before OpenSSL gets it.
 """
 
 from __future__ import annotations

@@ -17,13 +17,13 @@ def nothing() -> None:
 
 
 class Timer(Protocol):
-    """A scheduled call, as `asyncio.TimerHandle`."""
+    """A scheduled call that can be cancelled, such as `asyncio.TimerHandle`."""
 
     def cancel(self) -> None: ...
 
 
 class Scheduler(Protocol):
-    """A clock that calls back, as an event loop."""
+    """A clock with timers, such as an event loop."""
 
     def time(self) -> float:
         """Return the time in seconds."""

@@ -163,7 +163,7 @@ class HardenedH2Connection(H2Connection):
             self._unframed_bytes += len(piece)
             events += super().receive_data(piece)
             if self._unframed_bytes > MAX_READ_HEADER_BYTES + PIECE_BYTES:
-                raise FloodDetected("a header block without an end")
+                raise FloodDetected("the header block does not end")
         return events
 
     def _receive_frame(self, frame: Frame) -> list[Event]:

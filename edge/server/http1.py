@@ -32,7 +32,7 @@ MAX_HEADERS = 100
 MAX_EMPTY_LINES = 8
 """Maximum empty lines before a request. RFC 9112, 2.2 asks for one to be ignored."""
 MAX_UNREAD_BODY_BYTES = 64 << 10
-"""Maximum bytes of a request's body that wait for the application; beyond it the client is not
+"""Maximum bytes of a request's body that wait for the application; beyond it the socket is not
 read."""
 H2_PREFACE = b"PRI * HTTP/2.0\r\n"
 VERSIONS = (b"1.0", b"1.1")

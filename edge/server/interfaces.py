@@ -92,7 +92,7 @@ class ResponseSource(Protocol):
 
 
 class ConnectionProtocol(Protocol):
-    """The protocol spoken on a connection; HTTP/1.1 may give way to WebSocket or to HTTP/2."""
+    """The protocol spoken on a connection; HTTP/1.1 may switch to WebSocket or HTTP/2."""
 
     def receive(self, data: bytes) -> None:
         """Handle input of the client."""

@@ -85,7 +85,7 @@ def _bind(setting: str, address: str) -> list[socket.socket]:
 
 
 def _bind_datagrams(setting: str, address: str, count: int) -> list[socket.socket]:
-    """Return `count` UDP sockets on one address; the kernel picks one by connection id."""
+    """Return `count` UDP sockets on one address, which the kernel selects by connection id."""
     host, port = parse_address(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with ExitStack() as unless_all:

@@ -96,7 +96,7 @@ class StreamReader:
 
         Args:
             link: The links to origins.
-            batch: The batch in which the reader marks itself when frames have come.
+            batch: The batch to which the reader adds itself when frames arrive.
             deadlines: The deadlines of the server.
             writer: Writes the response.
             encoder: Encodes the stream.
@@ -218,7 +218,7 @@ class StreamReader:
         self._renew()
 
     def _pass_on(self, raw: bytes) -> bool:
-        """Write one token, if there is nothing else to do, as is the case for nearly all frames.
+        """Write one token if nothing else has to be done, which is so for nearly all frames.
 
         When one read brings tokens for hundreds of readers, the attributes of each are not in the
         CPU's caches, so this method uses as few as possible.

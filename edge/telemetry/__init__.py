@@ -1,1 +1,1 @@
-"""Metrics and traces of an edge, and the names of requests in them."""
+"""Metrics, traces and request ids of an edge."""

@@ -262,7 +262,7 @@ def with_trace(request: A, metrics: RequestMetrics) -> A:
 
 
 def note_error(code: str) -> None:
-    """Record the code of an error with which the current request's response begins or ends."""
+    """Record the code of an error in the response to the current request."""
     metrics = current.get()
     if metrics is not None:
         metrics.failed(code)
@@ -322,7 +322,7 @@ def _watched(metrics: RequestMetrics, scope: Scope, send: Send) -> Send:
 
 
 def route_of(scope: Scope) -> str:
-    """Return the path pattern of the route that answered."""
+    """Return the path pattern of the route that handled the request."""
     endpoint: Callable[..., object] | None = scope.get("endpoint")
     app: Starlette | None = scope.get("app")
     if endpoint is None or app is None:
