@@ -232,7 +232,8 @@ class ModelPool:
             self._ranking.arrived(model.name, max(model.member.size, LEAST_SIZE))
             if not model.is_ready:
                 model.cold_starts += 1
-                one.tier = min(model.tier, Tier.DEVICE)  # a model that leaves serves nobody
+                # A model that is being unloaded does not serve this request, whatever its tier.
+                one.tier = min(model.tier, Tier.DEVICE)
         if model.is_ready or (event.begun and model.state is ModelState.DRAINING):
             one.taken_s = self._now
             self._reach(model, Tier.HOT, "asked")
@@ -256,7 +257,7 @@ class ModelPool:
             return
         model.ended_s = self._now
         model.count_idling(self._now, idle=model.is_ready)
-        if model.state is ModelState.QUEUED:  # no request waits for the model any more
+        if model.state is ModelState.QUEUED:  # it was to be loaded for the request that has ended
             self._queue.remove(model.name)
             self._turn(model, ModelEvent.DROPPED, "its request has ended")
         self._decide(model)
@@ -412,7 +413,7 @@ class ModelPool:
 
     def _fill(self, _: events.Filled) -> None:
         """Load models in the order of the settings, as many as fit."""
-        self._settle()  # loads the pinned models, which come first
+        self._settle()  # loads pinned models first
         for model in self._models.values():
             if model.state is ModelState.AWAY and self._fits(model):
                 self._hint(model, Hint.OPERATOR)
@@ -464,7 +465,7 @@ class ModelPool:
             if model.circuit.deaths and any(map(self._has_settled, model.workers)):
                 self._prove(model)
             if model.is_idle and self._until(model) <= self._now:
-                self._evict(model, f"{model.policy.name}: its time is over")
+                self._evict(model, f"{model.policy.name}: its keep-alive time is over")
         for model in self._models.values():
             if model.state is not ModelState.AWAY or model.requests:
                 continue
@@ -511,7 +512,7 @@ class ModelPool:
         return any(one.retry_at_s <= self._now for one in others)
 
     def _due(self, model: ServedModel) -> float:
-        """Return when something is next due for a model without any event but a Tick."""
+        """Return when a Tick is next needed for a model if no other event happens."""
         return min(self._worker_due(model), self._model_due(model))
 
     def _worker_due(self, model: ServedModel) -> float:
@@ -633,11 +634,12 @@ class ModelPool:
             self._step(worker.number, WorkerEvent.WANTED)
 
     def _make_room(self, model: ServedModel, missing: Mapping[str, float]) -> None:
-        """Evict idle models, if that frees enough together with models that already unload.
+        """Evict idle models if their memory is enough for `model`.
 
-        It has to be enough on every device, since a model is loaded on all of its devices or on
-        none. `missing` is the memory that `model` lacks, by device. If it is not enough and the
-        requests have waited for TURN_S, busy models are drained.
+        `missing` is the memory that `model` lacks, by device. Memory of models that are already
+        being unloaded counts as free. Nothing is evicted unless it is enough on every device, since
+        a model is loaded on all of its devices or on none. If it is not enough, and requests have
+        waited for TURN_S, busy models are drained.
         """
         near = self._near(model)
         going = ABOUT_TO_GO | {ModelState.DRAINING}
@@ -686,9 +688,10 @@ class ModelPool:
     def _drain_for(
         self, model: ServedModel, near: Sequence[ServedModel], beyond: Mapping[str, float]
     ) -> None:
-        """Drain busy models, to unload them; the one that has been ready longest first.
+        """Drain busy models, which are then unloaded, until `model` would fit.
 
-        `beyond` is the memory still missing on each device once all idle models are unloaded.
+        The model that has been ready longest is drained first. `beyond` is the memory that would
+        still be missing on each device if all idle models were unloaded.
         """
         over: list[ServedModel] = []
         missing = {device: lacks for device, lacks in beyond.items() if lacks > 0}
@@ -726,7 +729,10 @@ class ModelPool:
         self._check_gone(model)
 
     def _turn_s(self, model: ServedModel) -> float:
-        """Return when a queued model may next have a busy model drained; infinite if unknown."""
+        """Return the time from which a busy model may be drained for a queued one.
+
+        The time is infinite if no busy model can be drained.
+        """
         due_s = model.queued_s + TURN_S
         if due_s > self._now:
             return due_s

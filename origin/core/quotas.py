@@ -53,7 +53,7 @@ class Quotas:
         wait_s = bucket.take(min(1.0, most), now)
         if wait_s > 0:
             raise TooManyRequests(
-                "this tenant has had more tokens than it may have for now",
+                "this tenant has used up its tokens for now",
                 code="too_many_tokens",
                 hint=f"{rate} tokens a second on average",
                 min_retry_ms=ceil(wait_s * 1000),

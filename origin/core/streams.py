@@ -72,16 +72,17 @@ LOOK_AGAIN_S = 30.0
 """Interval in seconds at which a stream that is read here, but that another origin took, is looked
 up in the ledger."""
 IS_HERE = -1
-"""Value of `Look.found` for a stream that was here."""
+"""Value of `Look.found` for a stream that was at this origin when it was last looked up."""
 
 GENERATING = (StreamState.RUNNING, StreamState.CANCELLING)
 """States in which a worker has the order to generate a stream."""
 
 
 class Look(NamedTuple):
-    """The last look-up of a stream that is read here: its time, and the next index `found` then.
+    """The last look-up in the ledger of a stream that is read here.
 
-    `found` is None before the first answer, and IS_HERE for a stream that was here.
+    `found` is the next index of the stream at that time. It is None before the first answer, and
+    IS_HERE for a stream that was at this origin.
     """
 
     at_s: float
@@ -121,7 +122,7 @@ class StreamCore:
         self.quotas = Quotas()
         self._models = models
         self._paused_s, self._idle_s, self._cold_wait_s = paused_s, idle_s, cold_wait_s
-        self._groups = itertools.count(1)  # numbers for groups of suspects
+        self._groups = itertools.count(1)  # unused numbers for groups of suspects
         self._looks: dict[bytes, Look] = {}
         """Last look-up of each stream that is read here; see `Look`."""
         self._now = -inf
@@ -191,7 +192,7 @@ class StreamCore:
     def _admit(self, event: events.StreamsAdmitted) -> None:
         for id_, recipe in event.streams:
             if not self.table.may(id_, StreamEvent.ADMITTED):
-                continue  # the stream was already found in the ledger
+                continue  # the stream has a record already: it was found in the ledger
             self.quotas.charge(recipe.tenant, len(recipe.prompt_ids), self._now)
             is_up = self._models.is_up(recipe.model) and not event.has_waited
             self._order(events.RecordArrival(id_, recipe.model, is_up))
@@ -422,7 +423,7 @@ class StreamCore:
                 self._end(stream, FinishReason.FAILED, reason)
             case Unavailable():
                 self._defer(stream, error)
-            case _ if stream.is_cancelled:  # also if another origin is its producer now
+            case _ if stream.is_cancelled:  # even if another origin has become its producer
                 self._end(stream, FinishReason.CANCELLED)
             case None | NotFound() | StaleEpoch():
                 self._leave(stream, StreamEvent.TAKEN)
@@ -465,7 +466,7 @@ class StreamCore:
         if stream is None:
             raise Unavailable(
                 "another origin generates this stream, or soon will",
-                hint="an edge of that origin takes it",
+                hint="send the request to an edge of that origin",
             )
         if stream.is_cancelled:
             raise stream.not_taken()
@@ -525,7 +526,7 @@ class StreamCore:
             case NotFound():  # the stream was deleted, or has expired
                 self._end_stored(events.EndStored(event.stream, event.nth))
             case Damaged():
-                # The stream stays damaged in the ledger, which tells that to its readers.
+                # Nothing is written: readers get the error from the ledger.
                 self._log("error", "stream.damaged", stream, error=event.error.message)
                 self._finish(stream, FinishReason.FAILED, StreamEvent.DAMAGED)
             case Unavailable():
@@ -609,7 +610,7 @@ class StreamCore:
                 continue  # the stream was taken off the worker meanwhile
             if not stream.standing.proven:
                 stream.standing.prove()
-                self.table.may_place = True  # suspects wait until streams are proven
+                self.table.may_place = True  # a suspect may have waited for this stream's output
             self.quotas.charge(stream.recipe.tenant, len(ids), now)
             stream.progress.released(index, len(ids), now)
             changed(stream)
@@ -642,7 +643,7 @@ class StreamCore:
         append = refusal.append
         stream = self.table.by_id.get(append.stream)
         if stream is None or stream.worker != worker or stream.epoch != append.epoch:
-            return  # the end of this run is known already
+            return  # the core has ended this run already
         fields = {"index": append.index, "error": str(refusal.error)}
         self._log("warning", "append.refused", stream, **fields)
         self._send_cancel(stream)

@@ -60,7 +60,7 @@ class Drafter(Protocol):
 
 
 def accepted(drafts: Sequence[int], drawn: Sequence[int]) -> list[int]:
-    """Return the draws up to the first that differs from its draft: the tokens of a verified step.
+    """Return the tokens of a verified step: the draws up to the first that differs from its draft.
 
     drawn[i] was drawn from the row of the i-th of [last, *drafts]: one more than drafts, or fewer
     if a run ended in between. The row after a draft is right only if the draft is.
@@ -118,10 +118,11 @@ class _Text:
 
     def __init__(self) -> None:
         self.length = DraftLength()
-        # N-gram -> index of the token after its latest occurrence, for recent and older tokens.
+        # Two indexes, of recent and of older tokens. Both map an n-gram to the index of the token
+        # after its latest occurrence.
         self._recent: dict[tuple[int, ...], int] = {}
         self._older: dict[tuple[int, ...], int] = {}
-        self._indexed = 0  # number of tokens whose preceding n-grams are indexed
+        self._indexed = 0  # the n-grams before the first this many tokens are indexed
 
     def propose(self, ids: Sequence[int], limit: int) -> Sequence[int]:
         self._index(ids)
@@ -146,7 +147,7 @@ class _Text:
 
 
 def _going_on(ids: Sequence[int], at: int, limit: int) -> list[int]:
-    """Return `limit` ids from index `at` on; beyond the end the drafts repeat themselves."""
+    """Return `limit` ids from index `at` on; after the last id they begin again at `at`."""
     period = len(ids) - at
     return [ids[at + n % period] for n in range(limit)]
 
@@ -188,7 +189,7 @@ class DraftModel:
         return self._drafts.setdefault(run, _Draft())
 
     def _begin(self, asked: Asked) -> _Draft | None:
-        """Return the run's drafting state; None if nothing can be drafted."""
+        """Prepare the run's state for drafting and return it; None if nothing can be drafted."""
         draft, known = self._draft(asked.run), len(asked.ids)
         limit = min(asked.limit, draft.length.tokens, self._model.config.context - known)
         if limit < 1 or not self._has_pages(draft, known + limit):
@@ -197,7 +198,10 @@ class DraftModel:
         return draft
 
     def _catch_up(self, drafting: Sequence[_Draft]) -> None:
-        """Run all known ids but each run's last through the model, within the step's limit."""
+        """Push known ids that are not cached through the draft model, except each run's last one.
+
+        At most CATCH_UP_TOKENS ids are pushed.
+        """
         room = CATCH_UP_TOKENS
         while room > 0:
             pieces: list[Piece] = []
@@ -219,7 +223,7 @@ class DraftModel:
 
 @dataclass(slots=True)
 class _Draft:
-    """One run's cached ids in the draft model's pages, and its drafts so far, up to `limit`."""
+    """The state of one run in the draft model: its pages, cached ids, and drafts of this step."""
 
     length: DraftLength = field(default_factory=DraftLength)
     pages: list[int] = field(default_factory=list)
@@ -230,10 +234,10 @@ class _Draft:
     broken: bool = False
 
     def begin(self, ids: Sequence[int], limit: int) -> None:
-        """Discard cached tokens that differ from `ids`: drafts that were wrong."""
+        """Discard cached tokens that differ from `ids`, because their drafts were wrong."""
         self.ids, self.limit, self.drafts, self.broken = ids, limit, [], False
         common = min(len(self.cached), len(ids) - 1)
-        right = max(0, common - MAX_DRAFT_TOKENS)  # only the last tokens can be wrong drafts
+        right = max(0, common - MAX_DRAFT_TOKENS)  # only the last MAX_DRAFT_TOKENS can be wrong
         while right < common and self.cached[right] == ids[right]:
             right += 1
         del self.cached[right:]
@@ -251,9 +255,10 @@ class _Draft:
         return len(self.ids) + len(self.drafts)
 
     def missing_piece(self, room: int) -> Piece | None:
-        """Return known ids up to the end of their page; None if they do not fit or none is missing.
+        """Return a piece with the next ids that are not cached, up to the end of their page.
 
-        Ids that begin inside a page are rows; ids that begin with a page are a chunk.
+        Return None if there are none, or more than `room`. The piece is a chunk of prefill if it
+        begins with a page, otherwise rows.
         """
         start = len(self.cached)
         in_chunk = start % PREFILL_CHUNK_TOKENS

@@ -40,7 +40,10 @@ from tailrace.origin.workers.worker_frame import Emission, Load, StartRun
 
 @dataclass(slots=True)
 class InFlightStep:
-    """A step in flight: its plan and, for each Work, the run's generation and number of draws."""
+    """A step in flight.
+
+    `works` has each Work of its plan, with the run's generation and the number of its draws.
+    """
 
     plan: Plan
     began_s: float
@@ -51,7 +54,7 @@ class InFlightStep:
 
     @property
     def is_late(self) -> bool:
-        """True if the next plan may be made before the results of this one are known."""
+        """True if the next step can be planned and launched before the results of this one."""
         return all(
             work.draws and len(work.ids) == 1 and not work.prefill and generation.draws_alone
             for work, generation, _ in self.works
@@ -59,7 +62,7 @@ class InFlightStep:
 
     @property
     def awaited(self) -> dict[Generation, int]:
-        """Index of each generation's draw."""
+        """Index of the draw of each generation in this step."""
         return {generation: place for place, (_, generation, _) in enumerate(self.works)}
 
 
@@ -148,7 +151,7 @@ class Engine:
         """Run one plan; return its emissions, and those of calls since the last step."""
         emissions, self._outbox = self._outbox, []
         if self._guesses:
-            emissions += self._land()  # guesses need the last step's tokens
+            emissions += self._land()  # guesses depend on the tokens of the last step
         began = self._clock_s()
         plan = self._scheduler.plan(self._propose if self._guesses else None)
         for run_id in plan.preempted:

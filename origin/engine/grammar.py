@@ -32,11 +32,15 @@ from tailrace.origin.tool_calls import MARKUPS, Markup, ToolUse, read_functions
 MAX_REGEX_BYTES = 4 * 1024
 """Maximum UTF-8 bytes of a regular expression, or of one pattern in a schema."""
 MAX_JOINED_PATTERNS = 10
-"""Maximum number of different patterns and formats in a schema that joins others; each triples the
-time."""
+"""Maximum number of different patterns and formats in a schema that joins others (see `JOINING`).
+
+Each further one triples the time of a check.
+"""
 MAX_MULTIPLE = 10_000
-"""Maximum product of the different multipleOf in a schema, as multiples of their last decimal
-place."""
+"""Maximum product of the different values of `multipleOf` in a schema.
+
+Values are counted in units of their last decimal place: 0.25 counts as 25.
+"""
 JOINING = frozenset(("allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "$recursiveRef", "if"))
 
 MAX_SCHEMA_BYTES = 64 * 1024
@@ -53,7 +57,7 @@ COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator"
 Small models waste tokens on white space if a grammar allows any.
 """
 MASK_BITS = 32
-"""Vocabulary ids per word of a mask."""
+"""Number of vocabulary ids for which one word of a mask has a bit."""
 Mask = NDArray[np.int32]
 _LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,  # about 20 ms of work
@@ -185,7 +189,7 @@ def _invalid_parameters(function: Mapping[str, Any], why: str, field: str) -> Ca
 
 
 def _settled(schema: Any, open_objects: bool) -> Any:
-    """Return a schema with our way of writing JSON in it, closed unless `open_objects`."""
+    """Return a schema that requires compact JSON, and is closed unless `open_objects`."""
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):
@@ -275,7 +279,7 @@ class GrammarCompiler:
         known = tokenizer.get_vocab_size()
         ends = sorted(token for token in self._eos_ids if token < known)
         whole = Tokenizer.from_str(tokenizer.to_str())
-        whole.no_padding()  # llguidance encodes a format's fixed text with it
+        whole.no_padding()  # llguidance encodes fixed text with `whole`, and needs exact ids
         whole.no_truncation()
         try:
             self._tokenizer = LLTokenizer(
@@ -362,13 +366,13 @@ class OutputGrammar:
         for token in self._forbidden:
             _allow(mask, token, False)
         if not mask.any():
-            raise _refusal("no token of the model can go on with it", "format_stuck")
+            raise _refusal("no token of the model can continue the text", "format_stuck")
         return mask
 
     def accept(self, token: int) -> None:
         """Advance by `token`, which a mask has allowed."""
         if self._ended:
-            raise _refusal(f"token {token} after its end", "format_broken")
+            raise _refusal(f"token {token} follows the end of the format", "format_broken")
         if token in self._eos_ids and self.may_end:
             self._ended = True
             return
@@ -445,10 +449,10 @@ def _calls(
 
     special: names and ids of special tokens, of which a mark may be one.
     """
-    assert tools.markup is not None  # tools without a markup have no grammar
+    assert tools.markup is not None  # the caller checks it, as only a markup has a grammar
     markup = MARKUPS[tools.markup]
     begins, ends = (_mark(mark, special) for mark in (markup.begins, markup.ends))
-    # text around all calls; `before` and `after` are around each
+    # `first` and `last` are the text around all calls, `before` and `after` that around each call.
     first, last, between = "", "", "; "
     before, after = "", ""
     if ends:
@@ -498,7 +502,7 @@ def _refuse_constant(word: str) -> None:
 
 
 def _refusal(message: str, code: str = "bad_format") -> CallerError:
-    # llguidance echoes its own state and the surrounding grammar
+    # Cut the message where llguidance appends its internal state or the surrounding grammar.
     for echo in ("\n<state>", "\n   1 | start:"):
         message = message.partition(echo)[0].strip()
     return CallerError(message[:MAX_MESSAGE_CHARS], code=code, field="format")

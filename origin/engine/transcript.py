@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from tailrace.ledger.errors import ModelError
 from tailrace.ledger.frame import Score, TokenScores
 
-if TYPE_CHECKING:  # imports torch, which a Transcript does not need
+if TYPE_CHECKING:  # not at run time, because this module imports torch
     from tailrace.origin.models.model import Scores
 import codecs
 import hashlib
@@ -85,7 +85,7 @@ class Vocabulary:
     def scored(self, token: int, scores: Scores) -> TokenScores:
         """Return the scores of a drawn token in the form that frames use.
 
-        Ids beyond the tokenizer have no bytes.
+        Ids that the tokenizer does not have are sent without bytes.
         """
         drawn = ((token, scores.chosen), *scores.best)
         chosen, *top = (Score(each, self.bytes_of(each), logprob) for each, logprob in drawn)
@@ -136,7 +136,7 @@ def _from_fallback(word: str) -> bytes:
         try:
             return bytes((int(word[3:5], 16),))
         except ValueError:
-            pass  # not a byte, in spite of its form
+            pass  # it looks like `<0xE7>`, but is not a hexadecimal number
     return word.replace("\u2581", " ").encode()
 
 
@@ -211,7 +211,7 @@ class Transcript:
         self._calls = None if tools is None or tools.markup is None else CallReader(tools.markup)
         self._most_calls = None if tools is None or tools.parallel else 1
         self._next_index = run.next_index
-        self._ids: list[int] = []  # generated since the last emission
+        self._ids: list[int] = []  # ids that were generated since the last emission
         self._scores = PendingScores()  # scores of the tokens in `_ids`
         self._steered: list[IdSpan] = []  # spans of `_ids` that came from Steer orders
         self._bytes_to_drop = 0
@@ -344,7 +344,7 @@ class Transcript:
 
     def _call_frame(self, piece: CallPiece, arguments: str) -> ToolCall:
         """Return the frame of a piece of a call, whose id depends only on the run."""
-        self._scores.take()  # dropped: only frames of text have scores
+        self._scores.take()  # these scores are dropped, because only frames of text have scores
         id_ = call_id(self._run, piece.call, self._markup) if piece.name else ""
         return ToolCall(piece.call, id_, piece.name, arguments, self._next_index)
 

@@ -21,33 +21,32 @@ from tailrace.kernels.linear.weight_only import (
 from tailrace.origin.models.tensors import Part
 
 TILE_ROWS = 8
-"""Rows of the reference fp32 product.
+"""Number of rows of the fp32 product that defines the bits of a row (the reference tile).
 
-With so few rows MKL sums in several parts, which is two to three times as exact. If reading the
-weight takes most of the time, eight rows take hardly longer than one.
+With eight rows MKL sums in several parts, which is two to three times as exact as with many rows.
+Eight rows take hardly longer than one if reading the weight takes most of the time.
 """
 PRODUCT_ROWS = (1, 2, 4, TILE_ROWS, 16, 32, 64)
-"""Numbers of rows of the products that are used if they give the same bits as the tile."""
+"""Numbers of rows of a product to try; those that give the bits of the reference tile are used."""
 CACHE_LINE_BYTES = 64
 """Alignment of arrays in bytes; at other addresses the BLAS may sum in another order."""
 
 MOST_EXACT_SUM = (1 << 24) - 1
-"""Largest integer up to which fp32 holds all integers."""
+"""Maximum sum: fp32 represents all integers up to it exactly."""
 TRIED_ROWS = (1, 16)
-"""Numbers of rows whose times are compared: one stream, and many."""
+"""Numbers of rows for which fp32 and int8 products are timed: one stream, and many streams."""
 MOST_TRIED_OUTPUTS = 256
-"""Maximum outputs of a trial product, so that a trial takes a millisecond, or tens of them if slow.
-"""
+"""Maximum outputs of a product that is timed, so that a trial takes only milliseconds."""
 TRIALS = 8
-"""Number of trials, of which the fastest counts: the first prepares caches, others may be
-interrupted."""
+"""Number of trials per product. The fastest one counts, because the first one has cold caches and
+others may be interrupted."""
 FP32_SPEEDUP = 2.0
 """Minimum speed-up for which fp32 is used, since it takes four times the memory.
 
 If torch multiplies int8 without special instructions, fp32 is at least ten times as fast.
 """
 INT4_ROWS = 16
-"""Rows of a weight that torch's int4 product processes together."""
+"""Number of a weight's rows that torch's int4 product processes together."""
 MIDDLE_CODE = 8
 """The int4 code that stands for 0 in torch's product."""
 
@@ -93,7 +92,7 @@ class Int8Linear:
     def _sums(self, quantized: Tensor) -> Tensor:
         """Multiply integers, fp32 [T, in] -> int32 or fp32 [T, out]."""
         if not self._in_fp32:
-            # torch's only int8 product with int32 sums on CPUs; torchao uses it, too.
+            # A private function, but torch's only int8 product with int32 sums on CPUs.
             return torch._int_mm(quantized.to(torch.int8), self._parts[0])
         inputs = torch.split(quantized, self._inputs, 1)
         pairs = zip(inputs, self._parts, strict=True)
@@ -140,7 +139,7 @@ def _seconds(product: Callable[[], Tensor]) -> float:
 
 
 Multiply = Callable[[Tensor], Tensor]
-"""Function fp32 [T, in] -> fp32 [T, out]; must copy its argument if it changes it."""
+"""Type of a linear layer's function: fp32 [T, in] -> fp32 [T, out]. It never changes its input."""
 
 
 class Products:
@@ -189,7 +188,7 @@ class FloatLinear(ABC):
 
     @abstractmethod
     def _multiply(self, x: Tensor) -> Tensor:
-        """Multiply fp32 [one of self.rows, in] -> fp32 [the same, out]."""
+        """Multiply fp32 [n, in] -> fp32 [n, out], where n is one of `self.rows`."""
 
 
 class DenseLinear(FloatLinear):
@@ -197,8 +196,8 @@ class DenseLinear(FloatLinear):
 
     def __init__(self, parts: Sequence[Part], products: Products) -> None:
         """Take float weights [out, in] of each fused layer, in output order; none has a scale."""
-        # Copy even a single fp32 part, so that the alignment is ours and not the file's. Copy only
-        # once: writing memory, which the kernel must clear first, takes most of the time of a load.
+        # Copy even a single fp32 part, because the file may not align it as needed. Copy only once,
+        # because writing new memory, which the kernel clears first, dominates the time of a load.
         weights = [weight for weight, _ in parts]
         rows = [len(weight) for weight in weights]
         self.weight = torch.empty(sum(rows), weights[0].shape[1])
@@ -238,9 +237,10 @@ class Int8WeightLinear(FloatLinear):
 
 
 class Int4WeightLinear(FloatLinear):
-    """Like Int8WeightLinear, but with int4 weights: an eighth of the bytes of fp32.
+    """One or more layers with the same input and int4 weights, fused into one product.
 
-    Scales and zero points are bf16.
+    It works like `Int8WeightLinear`, but reads an eighth of the bytes of fp32. Scales and zero
+    points are bf16.
     """
 
     def __init__(self, parts: Sequence[Part], products: Products) -> None:

@@ -80,11 +80,10 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Positions, slots and spans of a batch, which the layers need besides its hidden rows."""
+    """The data of a batch, besides its hidden rows, that every layer needs."""
 
     cos: Tensor
-    """Rotation factors, fp32 [T, 1, head_dim], as is sin; see `kernels.attention.rope.rope_table`.
-    """
+    """Cosines for rotary embedding, fp32 [T, 1, head_dim]; `sin` has the same shape."""
     sin: Tensor
     slots: Tensor
     """Slots for the keys and values of each row, int64 [T]."""
@@ -315,9 +314,9 @@ def _cache(config: ModelConfig, pages: int, dtype: torch.dtype) -> KvCache:
     except RuntimeError as exc:  # torch's error for a failed allocation
         size = pages * page_bytes(config.layers, config.kv_heads, config.head_dim, dtype)
         raise ModelError(
-            f"{pages} pages of keys and values take {size} bytes, which there are not",
+            f"not enough memory: {pages} pages of keys and values take {size} bytes",
             field="max_position_embeddings",
-            hint="a smaller context in config.json, or more memory",
+            hint="set a smaller context in config.json, or use a machine with more memory",
         ) from exc
 
 
@@ -336,7 +335,8 @@ def load(
     progress("read", 0, size)
     tensors = read_tensors(directory, config)
     progress("hash", 0, size)
-    # torch picks CPU kernels by instruction set, and splits sums by number of threads.
+    # These change the bits of results: torch chooses CPU kernels by the instruction set, and splits
+    # sums by the number of threads.
     arithmetic = torch.backends.cpu.get_cpu_capability(), f"{torch.get_num_threads()} threads"
     machine = platform.machine(), *arithmetic, str(formats)
     identity = fingerprint(directory, _numeric_code(), *machine, digests=digests)

@@ -22,9 +22,9 @@ from tailrace.origin.models.logprobs import most_scores, pack_scores, scored_row
 from tailrace.origin.models.model import Draw, Drawn
 
 EVERY_ID = -1
-"""Word of a mask that allows all of its ids."""
+"""Word of a mask (int32) that allows all 32 ids of the word."""
 NOTHING_ALLOWED = 1 << 16
-"""Fault of a draw whose mask allows no id, beside those of the decoder."""
+"""Fault bit of a draw whose mask allows no id; it is combined with the decoder's fault bits."""
 
 
 class GpuDraw:
@@ -39,7 +39,7 @@ class GpuDraw:
         self._counts = DeviceCounts(rows, vocab, device)
         self.workspace = SamplerWorkspace(rows, vocab, device)
         self._drawn = torch.zeros(2, rows, dtype=torch.int32, device=device)
-        """Drawn ids, and faults."""
+        """Drawn ids in the first row, faults in the second one."""
 
     def __call__(self, logits: Tensor, draws: Sequence[Draw]) -> list[Drawn]:
         """Draw one token for each row of fp32 [len(draws), vocab]; see `model.Model.draw`."""
@@ -55,7 +55,7 @@ class GpuDraw:
         return drawn
 
     def launch(self, logits: Tensor, rows: SamplerRows) -> Tensor:
-        """Launch the sampler; the result is that of `draw`, but for NOTHING_ALLOWED."""
+        """Launch the sampler; the result is that of `draw`, but never has NOTHING_ALLOWED."""
         drawn = self._drawn[:, : len(logits)]
         sample_rows(logits, rows, drawn[0], drawn[1], self.workspace, dependent=self._dependent)
         return drawn
@@ -131,7 +131,7 @@ class GpuDraw:
 @dataclass(slots=True)
 class _Counted:
     ids: Sequence[int]
-    """A reference to the list, so that no other list can get the same id()."""
+    """The run's list of ids, held so that no new list can get the same id()."""
     slot: int
     count: int
     """Number of ids that are counted on the device."""
@@ -150,7 +150,7 @@ class DeviceCounts:
         self._device = device
         self._slots = slots
         self._held: dict[int, _Counted] = {}
-        # A slot more, which stays 0: for rows without penalties.
+        # The last slot stays 0, for rows without penalties.
         self._cells: Tensor | None = None
 
     def rows(self, draws: Sequence[Draw]) -> Tensor:
@@ -188,7 +188,9 @@ class DeviceCounts:
     def _find(self, ids: Sequence[int], used: set[int]) -> _Counted:
         held = self._held.pop(id(ids), None)
         if held is not None and held.count > len(ids):
-            raise ValueError(f"generated: {len(ids)} ids, were {held.count} before")
+            raise ValueError(
+                f"generated: the list has {len(ids)} ids, fewer than {held.count} before"
+            )
         if held is None:
             slot = len(self._held)
             if slot == self._slots:
@@ -197,7 +199,7 @@ class DeviceCounts:
             assert self._cells is not None
             self._cells[slot].zero_()
             held = _Counted(ids, slot, 0)
-        self._held[id(ids)] = held  # now the most recently used
+        self._held[id(ids)] = held  # at the end, as the most recently used one
         return held
 
 

@@ -21,7 +21,10 @@ from tailrace.origin.models.model import Piece
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Tokens first .. last-1 of a piece; their hidden rows go to index `place` of the result."""
+    """Tokens `first` to `last - 1` of a piece.
+
+    Their hidden rows go to the result, from index `place` on.
+    """
 
     piece: Piece
     first: int
@@ -41,7 +44,7 @@ class Span:
 
 
 def spans_of(pieces: Sequence[Piece]) -> list[Span]:
-    """Return one span (a range of rows) for each piece of a prompt, in the order of the pieces."""
+    """Return a span with all tokens of each piece; `place` counts the tokens of earlier pieces."""
     places = accumulate((len(piece.ids) for piece in pieces), initial=0)
     return [
         Span(piece, 0, len(piece.ids), place) for piece, place in zip(pieces, places, strict=False)

@@ -21,11 +21,11 @@ from tailrace.origin.models.model import (
 )
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""Parameters of glibc's mallopt, from malloc.h."""
+"""Numbers of two parameters of glibc's `mallopt`, from malloc.h."""
 LARGEST_KEPT_BYTES = 32 * 1024 * 1024
-"""Maximum bytes of one freed block that is kept; glibc accepts no more."""
+"""Maximum bytes of a freed block that the process keeps for reuse; glibc accepts no more."""
 MOST_KEPT_BYTES = 64 * 1024 * 1024
-"""Maximum free bytes kept at the end of the heap."""
+"""Maximum free bytes that the process keeps at the end of its heap."""
 
 log = structlog.get_logger("model")
 
@@ -54,7 +54,8 @@ def load_model(
     if device == Device.CUDA:
         require_gpu()
     if device == Device.CUDA or (device == Device.AUTO and _runs_on_gpu(Path(directory))):
-        # it imports triton, which only the extra `gpu` and CUDA builds of torch install
+        # Imported here, because it needs triton, which only the extra `gpu` and CUDA builds of
+        # torch install.
         from tailrace.origin.models import gpu_model
 
         return gpu_model.load(

@@ -31,9 +31,9 @@ from tailrace.origin.models.tensors import checkpoint_files
 PREFILL_CHUNK_TOKENS = PAGE_TOKENS
 """Tokens of a chunk of a prompt, which fills a page."""
 MAX_KNOWN_TABLES = 8192
-"""Maximum block tables that are remembered as checked, more than runs at once."""
+"""Maximum block tables that are remembered as checked; it exceeds the number of running runs."""
 DEFAULT_STEP_ROWS = 64
-"""Default maximum rows of a step on a GPU, as many as run by default."""
+"""Default maximum rows of a step on a GPU: the default number of concurrent runs."""
 DEFAULT_KV_BYTES = 512 * 1024 * 1024
 """Default bytes of a CPU model's pages, unless one whole context needs more."""
 
@@ -149,7 +149,10 @@ class Model(Protocol):
 
 
 def drawn_before(draw: int) -> int:
-    """Return the id that stands for the token of a draw; the function is its own inverse."""
+    """Return the negative id that stands for the token of draw `draw` of the previous launch.
+
+    The function is its own inverse.
+    """
     return -1 - draw
 
 
@@ -157,7 +160,7 @@ class Results(NamedTuple):
     """Results of one launch, on the host."""
 
     fine: Sequence[bool]
-    """For each row, in the order of the pieces, whether it is finite."""
+    """Flag for each row, in the order of the pieces: True if it has neither NaN nor infinity."""
     drawn: Sequence[Drawn]
     first_use: bool = False
     """See `Launched.first_use`."""
@@ -200,7 +203,7 @@ class StepDevice(Protocol):
 
 
 class AtOnce:
-    """A device whose results are there when `launch` returns."""
+    """Runs a model step by step: `launch` returns only after the step is computed."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -219,12 +222,12 @@ class AtOnce:
         return Results(fine, self._drawn)
 
     def _known(self, ids: Sequence[int]) -> list[int]:
-        # A token that failed is 0 to the next launch, whose results are not used.
+        # After a failed draw the next launch gets id 0; its results for that run are not used.
         return [max(self._drawn[drawn_before(token)].token, 0) for token in ids]
 
 
 def context_pages(config: ModelConfig) -> int:
-    """Return the number of pages of a sequence that fills the context."""
+    """Return the number of pages that a sequence needs to fill the whole context."""
     return -(-config.context // PAGE_TOKENS)
 
 
@@ -277,7 +280,7 @@ class KnownPages:
 
     def __init__(self, pages: int) -> None:
         self._pages = pages
-        # A reference to each list, so that no other list can get the same id().
+        # Holds a reference to each list, so that no new list can get the same id().
         self._known: dict[int, tuple[Sequence[int], int]] = {}
 
     def check(self, table: Sequence[int], count: int) -> None:
@@ -303,11 +306,15 @@ def check_pieces(
     for piece in pieces:
         held = min(config.context, len(piece.pages) * PAGE_TOKENS)
         if piece.end > held:
-            raise TooLarge(f"{piece.end} tokens do not fit {held} of context and pages")
+            raise TooLarge(
+                f"{piece.end} tokens do not fit the {held} that the context and the pages allow"
+            )
         if not piece.ids or piece.start < 0 or (piece.prefill and not is_chunk(piece)):
-            raise ValueError(f"pieces: {len(piece.ids)} tokens at {piece.start} are no piece")
+            raise ValueError(
+                f"pieces: {len(piece.ids)} tokens at {piece.start} are not a valid piece"
+            )
         if min(piece.ids) < -drawn or max(piece.ids) >= config.vocab:
-            raise ValueError(f"ids: one is outside the vocabulary of {config.vocab}")
+            raise ValueError(f"ids: an id is outside the vocabulary of {config.vocab} ids")
         pages.check(piece.pages, -(-piece.end // PAGE_TOKENS))
 
 

@@ -92,7 +92,8 @@ class StepLimits:
         """
         if self._tokens.is_least or seconds <= self._target:
             chunks = any(work.prefill for work in plan.work)
-            if not (chunks and plan.skipped):  # otherwise chunks of prompts displaced rows
+            # If chunks of prompts displaced rows, the step says nothing about the number of rows.
+            if not (chunks and plan.skipped):
                 wanted = plan.full or waiting
                 self._started.observe(plan.rows, seconds, chunks=chunks, wanted=wanted)
             in_time = self._in_time[chunks]
@@ -150,7 +151,7 @@ class RowLimit:
         self._most = most
         self._seconds = seconds
         self._steps_per_raise = steps_per_raise
-        # mean seconds of steps with at most `least` rows, by `chunks`
+        # Mean seconds of steps with at most `least` rows. The key says if they had chunks.
         self._alone: dict[bool, float] = {}
         self._in_time = 0
         self.rows = least

@@ -37,11 +37,11 @@ class PagePool:
         if pages < 1:
             raise ValueError(f"pages: {pages}, at least 1 is needed")
         self.pages = pages
-        self._free = list(range(pages - 1, -1, -1))  # popped from the end: low ids first
+        self._free = list(range(pages - 1, -1, -1))  # pop() takes the lowest id first
         self._holders = [0] * pages
         self._page_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
-        self._cached: dict[int, None] = {}  # in order of release
+        self._cached: dict[int, None] = {}  # a set of pages in the order of their release
 
     @property
     def free(self) -> int:

@@ -78,11 +78,15 @@ class Scheduler:
         """
         queued = len(self._table.waiting[priority])
         if queued >= self._limits.waiting:
-            raise Overloaded(f"{queued} {priority.name.lower()} runs wait", field="priority")
+            raise Overloaded(
+                f"{queued} {priority.name.lower()} runs are waiting, which is the maximum",
+                field="priority",
+            )
         new = ScheduledRun(run, priority, next(self._sequence), prompt, generated, max_tokens)
         if pages_for(new.most) > self._pool.pages:
             raise TooLarge(
-                f"{len(prompt)} tokens and up to {new.most - len(prompt)} generated ones",
+                f"a prompt of {len(prompt)} tokens and up to {new.most - len(prompt)} generated"
+                " ones do not fit the KV cache",
                 field="max_tokens",
                 hint=f"the KV cache holds {self._pool.pages * PAGE_TOKENS} tokens",
             )
@@ -99,7 +103,7 @@ class Scheduler:
             known.ids.pop()
             known.awaited = False
         if len(known.ids) + len(ids) > known.most:
-            raise ValueError(f"ids: run {run} may have {known.most} tokens")
+            raise ValueError(f"ids: run {run} would exceed its maximum of {known.most} tokens")
         accepted = known.learn(ids)
         self._accepted += accepted
         self._queue.charge(known.priority, accepted)
@@ -226,11 +230,11 @@ class Scheduler:
     def _in_time(
         self, runs: Sequence[ScheduledRun], most: int
     ) -> tuple[Iterable[ScheduledRun], bool]:
-        """Choose at most `most` rows, which one step can compute in time.
+        """Choose the decoding runs that get a row in this step, which has time for `most` rows.
 
-        Also return whether any run was left out. Runs of the most urgent class are never left out,
-        but a run that no client reads yields to runs that are read. Other classes take turns for
-        the remaining rows, and get at least their shares of them.
+        Return the runs, and True if any run was left out. Runs of the most urgent class are never
+        left out, unless no client reads them. Other classes take turns for the remaining rows, and
+        get at least their shares of them.
         """
         first = min(((run.priority, run.unread) for run in runs), default=None)
         urgent = [run for run in runs if (run.priority, run.unread) == first]
@@ -271,7 +275,7 @@ class Scheduler:
                 if end - start > room or not room:
                     return room, True
                 if end == start:
-                    cut = True  # only rows ran short, chunks may still fit
+                    cut = True  # no more rows fit, but chunks of other runs may
                 elif self._table.reach(run, end, works):
                     works[run.run] = self._work(run, end, start)
                     room -= end - start
@@ -327,7 +331,11 @@ class Scheduler:
                 works[run_id] = work._replace(ids=[*work.ids, *guesses], drafts=len(guesses))
 
     def _work(self, run: ScheduledRun, end: int, planned: int) -> Work:
-        """Return the work for a run's tokens up to `end`; charge those from `planned` on."""
+        """Return the work for a run's tokens up to position `end`.
+
+        The run's class is charged for the tokens from `planned` on; earlier ones were charged
+        before.
+        """
         self._queue.charge(run.priority, end - planned)
         start, known = run.cached, run.ids
         return Work(

@@ -157,7 +157,7 @@ class PoolListener:
                 self._due[told.model] = until_s, None, None
             case PoolChoice.EVICT:
                 self._left_s[told.model] = told.at_s
-                if told.reason.endswith("its time is over"):
+                if told.reason.endswith("its keep-alive time is over"):
                     self._late(leave_s, told.at_s)
             case PoolChoice.DRAIN:
                 self._late(told.at_s - told.features["late_s"], told.at_s)

@@ -407,7 +407,7 @@ def test_ids_that_are_not_of_the_format_cannot_be_gone_on_from() -> None:
     with pytest.raises(CallerError, match="doesn't satisfy the grammar") as caught:
         COMPILERS["tiny"].start(REGEX, "a+", [a, x])
     assert caught.value.code == "format_broken"
-    with pytest.raises(CallerError, match="after its end"):
+    with pytest.raises(CallerError, match="follows the end of the format"):
         COMPILERS["tiny"].start(REGEX, "a+", [a, END_ID, a])
 
 

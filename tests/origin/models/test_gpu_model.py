@@ -267,9 +267,13 @@ def test_an_engine_runs_on_it(write: Load, on_gpu: GpuModel, tokenizer: Tokenize
 REFUSED: dict[str, tuple[Piece, type[Exception], str]] = {
     "beyond the context": (Piece([1], 256, [*range(5)], False), TooLarge, "257 tokens do not fit"),
     "beyond its pages": (Piece([1], 64, [0], False), TooLarge, "65 tokens do not fit 64"),
-    "nothing": (Piece([], 0, [0], True), ValueError, "0 tokens at 0 are no piece"),
-    "within a page": (Piece([1], 8, [0], True), ValueError, "1 tokens at 8 are no piece"),
-    "two pages": (Piece([1] * 65, 0, [0, 1], True), ValueError, "65 tokens at 0 are no piece"),
+    "nothing": (Piece([], 0, [0], True), ValueError, "0 tokens at 0 are not a valid piece"),
+    "within a page": (Piece([1], 8, [0], True), ValueError, "1 tokens at 8 are not a valid piece"),
+    "two pages": (
+        Piece([1] * 65, 0, [0, 1], True),
+        ValueError,
+        "65 tokens at 0 are not a valid piece",
+    ),
     "no id": (Piece([300], 0, [0], True), ValueError, "outside the vocabulary of 300"),
     "no page": (Piece([1], 0, [16], True), ValueError, "outside the 16 of the cache"),
 }

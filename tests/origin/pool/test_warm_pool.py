@@ -406,7 +406,7 @@ def test_every_step_of_a_model_is_told_with_its_reason_and_what_it_took() -> Non
     assert pool.loaded("a", 14.0) == [] and pool.of("a").is_ready
     assert pool.end("a", 1, 20.0) == [] and pool.core.wake_at() == 80.0
     (order,) = pool.tick(80.0)
-    assert not order.load and "its time is over" in order.reason
+    assert not order.load and "its keep-alive time is over" in order.reason
     assert pool.gone("a", 80.5) == []
     assert pool.core.expected_s("a", 81.0) == 4.0  # the measured time
     changes = [(one.before, one.tier) for one in pool.kept if isinstance(one, TierChange)]

@@ -489,7 +489,7 @@ def test_a_full_queue_refuses_its_class_and_no_other() -> None:
     target = scheduler(limits=Limits(waiting=3))
     for run in range(3):
         add(target, run)
-    with pytest.raises(Overloaded, match="3 standard runs wait"):
+    with pytest.raises(Overloaded, match="3 standard runs are waiting"):
         add(target, 3)
     add(target, 4, priority=BATCH)
     step(target)
@@ -501,7 +501,7 @@ def test_more_tokens_than_a_run_may_have_are_refused() -> None:
     target = scheduler()
     add(target, 1, 10, max_tokens=3)
     step(target)
-    with pytest.raises(ValueError, match="run 1 may have 13"):
+    with pytest.raises(ValueError, match="run 1 would exceed its maximum of 13"):
         target.extend(1, [1, 2, 3])
     target.extend(1, [1, 2])
 
