@@ -136,23 +136,27 @@ def _stale(standing: AppendContext) -> Refused:
         "the producer has begun a higher epoch",
         code="stale_epoch",
         field=PRODUCER_EPOCH,
-        hint=f"its epoch is {standing.last.epoch} now",
+        hint=f"the producer's current epoch is {standing.last.epoch}",
     )
     return Refused(error, ((PRODUCER_EPOCH, str(standing.last.epoch)),))
 
 
 def _closed(standing: AppendContext) -> Refused:
-    error = Conflict("the stream is closed", code="stream_closed", hint="nothing follows its end")
+    error = Conflict(
+        "the stream is closed",
+        code="stream_closed",
+        hint="append to another stream; a closed stream accepts no more data",
+    )
     return Refused(error, tip_headers(standing.tip))
 
 
 def _other_type(standing: AppendContext) -> Refused:
     return Refused(
         Conflict(
-            "not the stream's content type",
+            "the request's content type differs from the stream's",
             code="content_type_mismatch",
             field=CONTENT_TYPE,
-            hint=f"it is {standing.content_type}",
+            hint=f"the stream's content type is {standing.content_type}",
         )
     )
 
@@ -165,7 +169,7 @@ def _out_of_order(append: AppendRequest, standing: AppendContext, verdict: Decis
             f"epoch {place.epoch} cannot begin with {place.seq}",
             code="bad_producer_seq",
             field=PRODUCER_SEQ,
-            hint="a new epoch begins with 0",
+            hint="a new epoch begins with sequence number 0",
         )
         return Refused(error)
     due = due_seq(standing.last, place.epoch)
@@ -173,7 +177,7 @@ def _out_of_order(append: AppendRequest, standing: AppendContext, verdict: Decis
         "a request of this producer is missing",
         code="producer_gap",
         field=PRODUCER_SEQ,
-        hint=f"send {due} first",
+        hint=f"send the request with sequence number {due} first",
     )
     expected = (PRODUCER_EXPECTED_SEQ, str(due))
     return Refused(gap, (expected, (PRODUCER_RECEIVED_SEQ, str(place.seq))))
@@ -181,9 +185,9 @@ def _out_of_order(append: AppendRequest, standing: AppendContext, verdict: Decis
 
 def _behind(seq: str, last: str) -> Refused:
     error = Conflict(
-        f"{seq!r} is not above {last!r}",
+        f"{seq!r} is not greater than the last accepted value {last!r}",
         code="stream_seq_behind",
         field=SEQ,
-        hint="sequences rise, compared byte by byte",
+        hint="send a greater value; values are compared byte by byte",
     )
     return Refused(error)

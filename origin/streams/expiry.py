@@ -87,13 +87,15 @@ def parse_expiry(ttl: str | None, expires_at: str | None) -> Expiry:
     """
     if ttl is not None and expires_at is not None:
         raise CallerError(
-            "a stream has a TTL or a moment to expire at, not both",
+            "a stream cannot have both a TTL and a time of expiry",
             field=EXPIRES_AT,
-            hint=f"send {TTL} or {EXPIRES_AT}",
+            hint=f"send only one of {TTL} and {EXPIRES_AT}",
         )
     if ttl is not None:
         if not _TTL.fullmatch(ttl) or int(ttl) > MAX_TTL_S:
-            raise CallerError("not a TTL", field=TTL, hint=f"whole seconds, 0 to {MAX_TTL_S}")
+            raise CallerError(
+                "the TTL is not valid", field=TTL, hint=f"send whole seconds from 0 to {MAX_TTL_S}"
+            )
         return Expiry(ttl_s=int(ttl))
     return NEVER if expires_at is None else Expiry(at_ms=_parse_rfc3339(expires_at))
 

@@ -41,7 +41,7 @@ from tailrace.origin.streams.page import Tip
 from tailrace.origin.streams.protocol import DEFAULT_TYPE, FORK_OFFSET, FORK_SUB_OFFSET, essence
 
 MAX_DEPTH = 64
-"""Maximum number of ledger streams in one stream: forks of forks of …"""
+"""Maximum number of ledger streams of which a stream consists: a fork of a fork has three."""
 
 TAKE = "take a reference"
 GIVE_BACK = "give a reference back"
@@ -50,7 +50,7 @@ GIVE_BACK = "give a reference back"
 FORK = "fork:"
 """Prefix of the keys under which a source stream stores the references that forks hold."""
 OWED = "release:"
-"""Prefix of the keys under which a fork stores the references that it must still release."""
+"""Prefix of the keys under which a fork stores references that it must return to its source."""
 RETRY_MS = 30_000
 """Interval in ms between attempts of the alarm to return references."""
 
@@ -145,7 +145,11 @@ def inherited(source: StreamConfig, end: int) -> tuple[Part, ...]:
             parts.append(Part(part.stream, min(part.end, end)))
         begin = part.end
     if len(parts) >= MAX_DEPTH:
-        raise Conflict("too many forks of forks", code="fork_depth", hint=f"at most {MAX_DEPTH}")
+        raise Conflict(
+            "the chain of forks of forks is too long",
+            code="fork_depth",
+            hint=f"a stream may consist of at most {MAX_DEPTH} ledger streams",
+        )
     return tuple(parts)
 
 
@@ -240,11 +244,11 @@ class References:
         return response
 
     def settle(self, reference: str) -> None:
-        """Delete an owed reference: it is held now, or was never granted."""
+        """Forget that a reference must be returned, because it is in use or was never granted."""
         self._storage.delete(OWED + reference)
 
     def owe(self, reference: str, source: str, at_ms: int) -> None:
-        """Have the alarm return a reference, from `at_ms` (Unix ms) on."""
+        """Store that a reference must be returned; the alarm does so from `at_ms` (Unix ms) on."""
         self._storage.put(OWED + reference, source.encode())
         wake_by(self._context, at_ms)
 

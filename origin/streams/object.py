@@ -208,9 +208,15 @@ class StreamObject(DurableObject):
         if state is None:
             return None
         if state.config.deleted:
-            raise Conflict("deleted, and forks of it live", code="gone", hint="delete them first")
+            raise Conflict(
+                "the stream was deleted, but forks of it still exist",
+                code="gone",
+                hint="delete the forks first, or use another name",
+            )
         if not confirms(asked, state.config, closed=state.tip.closed):
-            raise Conflict("the stream exists, and is another one", code="stream_exists")
+            raise Conflict(
+                "a stream with this name and another configuration exists", code="stream_exists"
+            )
         state.touch(self.context.now_ms())
         return answer(200, *_described(state))
 
@@ -269,7 +275,11 @@ class StreamObject(DurableObject):
             return answer(204, *tip_headers(state.tip), *place_headers(last))
         messages = await in_slices(messages_of(state.config.content_type, append.body))
         if append.body and not messages:
-            raise CallerError("nothing to append", field="body", hint="not an empty array")
+            raise CallerError(
+                "an empty array has nothing to append",
+                field="body",
+                hint="send an array with at least one value",
+            )
         since = state.tip
         async with state.change():
             if append.producer is not None and last is None:
@@ -330,16 +340,16 @@ class StreamObject(DurableObject):
 
     def _forkable(self, state: StoredStream | None, claim: ForkRequest) -> StoredStream:
         if state is None:
-            raise NotFound("no such stream to fork")
+            raise NotFound("the stream to fork does not exist")
         if state.config.deleted:
             raise Conflict("a deleted stream cannot be forked", code="gone")
         wanted = claim.content_type
         if wanted is not None and essence(wanted) != essence(state.config.content_type):
             raise Conflict(
-                "a fork has the content type of its source",
+                "a fork must have the content type of its source",
                 code="content_type_mismatch",
                 field=CONTENT_TYPE,
-                hint=f"it is {state.config.content_type}",
+                hint=f"the source's content type is {state.config.content_type}",
             )
         return state
 

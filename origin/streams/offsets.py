@@ -50,7 +50,7 @@ def parse_offset(text: str, field: str = "offset") -> Offset | None:
             "not an offset",
             code="bad_offset",
             field=field,
-            hint=f"{BEGINNING}, {NOW}, or what Stream-Next-Offset said",
+            hint=f"send {BEGINNING}, {NOW}, or the value of a Stream-Next-Offset header",
         )
     return Offset(int(match[1]), int(match[2]))
 
@@ -60,5 +60,5 @@ def no_such_offset(offset: Offset, why: str) -> CallerError:
         f"no position {offset}: {why}",
         code="bad_offset",
         field="offset",
-        hint="what Stream-Next-Offset said",
+        hint="send the value of a Stream-Next-Offset header",
     )

@@ -113,7 +113,9 @@ def named_by(link: str) -> str:
     except ValueError:
         path = ""
     if not path.startswith(STREAM_PATH):
-        raise NotFound(f"no stream is at {link!r}", hint=f"its path begins with {STREAM_PATH}")
+        raise NotFound(
+            f"no stream is at {link!r}", hint=f"the path of a stream begins with {STREAM_PATH}"
+        )
     return check_name(unquote(path[len(STREAM_PATH) :]))
 
 
@@ -131,7 +133,11 @@ def parse_type(text: str | None) -> str | None:
         return None
     text = text.strip()
     if len(text) > MAX_TYPE_CHARS or not _TYPE.fullmatch(text):
-        raise CallerError("not a media type", field=CONTENT_TYPE, hint=f"say {DEFAULT_TYPE}")
+        raise CallerError(
+            "the content type is not a valid media type",
+            field=CONTENT_TYPE,
+            hint=f"send a media type such as {DEFAULT_TYPE}",
+        )
     return text
 
 

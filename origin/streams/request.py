@@ -114,12 +114,24 @@ def parse_append(request: ObjectRequest, max_body_bytes: int) -> AppendRequest:
     if request.body:
         content_type = parse_type(request.header(CONTENT_TYPE))
         if content_type is None:
-            raise CallerError("what is appended has a content type", field=CONTENT_TYPE)
+            raise CallerError(
+                "a request that appends data needs a content type",
+                field=CONTENT_TYPE,
+                hint="send the content type of the stream",
+            )
     elif not closes:
-        raise CallerError("nothing to append", field="body", hint=f"or send {CLOSED}: {TRUE}")
+        raise CallerError(
+            "the request has nothing to append",
+            field="body",
+            hint=f"send a body, or {CLOSED}: {TRUE} to close the stream",
+        )
     seq = request.header(SEQ)
     if seq is not None and not 0 < len(seq) <= MAX_SEQ_CHARS:
-        raise CallerError("not a sequence", field=SEQ, hint=f"1 to {MAX_SEQ_CHARS} characters")
+        raise CallerError(
+            f"the value has {len(seq)} characters",
+            field=SEQ,
+            hint=f"send 1 to {MAX_SEQ_CHARS} characters",
+        )
     return AppendRequest(request.body, content_type, closes, seq, parse_producer(request))
 
 
@@ -134,7 +146,7 @@ def parse_producer(request: ObjectRequest) -> Sender | None:
     name, epoch, seq = fields
     if name is None or epoch is None or seq is None:
         raise CallerError(
-            "a producer names itself whole or not at all",
+            "some of the producer's headers are missing",
             field=PRODUCER_ID,
             hint=f"send {PRODUCER_ID}, {PRODUCER_EPOCH} and {PRODUCER_SEQ} together",
         )
@@ -147,7 +159,11 @@ def parse_producer(request: ObjectRequest) -> Sender | None:
 
 def _number(text: str, field: str) -> int:
     if not _NUMBER.fullmatch(text) or int(text) > MAX_NUMBER:
-        raise CallerError("not a number", field=field, hint=f"digits only, 0 to {MAX_NUMBER}")
+        raise CallerError(
+            f"{text!r} is not a valid number",
+            field=field,
+            hint=f"send decimal digits, from 0 to {MAX_NUMBER}",
+        )
     return int(text)
 
 
@@ -157,7 +173,11 @@ def parse_read(request: ObjectRequest) -> Read:
     live = _parse_live(_one(query, "live"))
     offset = _one(query, "offset")
     if offset is None and live is not None:
-        raise CallerError("a live read begins at an offset", field="offset", hint="say offset=-1")
+        raise CallerError(
+            "a live read needs an offset",
+            field="offset",
+            hint="send offset=-1 to read from the beginning",
+        )
     return Read(
         START if offset is None else parse_offset(offset),
         live,
@@ -168,7 +188,11 @@ def parse_read(request: ObjectRequest) -> Read:
 
 def _check_body(body: bytes, max_body_bytes: int) -> None:
     if len(body) > max_body_bytes:
-        raise TooLarge("too much at once", field="body", hint=f"at most {max_body_bytes} bytes")
+        raise TooLarge(
+            f"the body has {len(body)} bytes",
+            field="body",
+            hint=f"send at most {max_body_bytes} bytes per request",
+        )
 
 
 def _closes(request: ObjectRequest) -> bool:
@@ -180,10 +204,18 @@ def _parse_fork(request: ObjectRequest) -> ForkOrder | None:
     offset, sub_offset = request.header(FORK_OFFSET), request.header(FORK_SUB_OFFSET)
     if source is None:
         if offset is not None or sub_offset is not None:
-            raise CallerError("a fork without a source", field=FORKED_FROM, hint="name its path")
+            raise CallerError(
+                "the offset of a fork is given without its source",
+                field=FORKED_FROM,
+                hint="send the path of the stream to fork",
+            )
         return None
     if sub_offset is not None and not _SUB_OFFSET.fullmatch(sub_offset):
-        raise CallerError("not a count", field=FORK_SUB_OFFSET, hint="digits without a leading 0")
+        raise CallerError(
+            f"{sub_offset!r} is not a valid number",
+            field=FORK_SUB_OFFSET,
+            hint="send decimal digits without a leading 0",
+        )
     return ForkOrder(
         named_by(source),
         None if offset is None else parse_offset(offset, FORK_OFFSET),
@@ -198,14 +230,16 @@ def _query(url: str) -> list[tuple[str, str]]:
         )
     except ValueError as error:
         raise CallerError(
-            f"a query of too many fields: {error}", field="query", hint=f"{MAX_QUERY_FIELDS} fit"
+            f"the query has too many parameters: {error}",
+            field="query",
+            hint=f"send at most {MAX_QUERY_FIELDS} parameters",
         ) from error
 
 
 def _one(query: list[tuple[str, str]], name: str) -> str | None:
     values = [value for key, value in query if key == name]
     if len(values) > 1:
-        raise CallerError("given more than once", field=name)
+        raise CallerError(f"the parameter {name} is given more than once", field=name)
     return values[0] if values else None
 
 

@@ -148,7 +148,7 @@ class Updates:
                 self._wake.clear()
                 try:
                     await self._reload()
-                except TailraceError as error:  # the store may come back
+                except TailraceError as error:  # retried later, when the store may be back
                     log.warning("subscriptions.unknown", error=str(error))
                 while len(self._notified) < MAX_NOTIFIED and self._start(objects):
                     pass
@@ -271,7 +271,11 @@ class SubscriptionIndex(DurableObject):
                 await self._changed()
                 self._updates.leave(name)
             case _:
-                raise CallerError("not a method here", code="method_not_allowed", status=405)
+                raise CallerError(
+                    f"this path does not support the method {request.method}",
+                    code="method_not_allowed",
+                    status=405,
+                )
         return ObjectResponse(204)
 
     async def _room_for(self, name: str, size: int) -> dict[str, int]:
@@ -279,10 +283,10 @@ class SubscriptionIndex(DurableObject):
         others = sum(sizes.values()) - sizes.get(name, 0)
         if (name not in sizes and len(sizes) >= self._limit) or others + size > MAX_ENTRY_BYTES:
             raise CallerError(
-                f"there are {len(sizes)} subscriptions already, of {others} bytes",
+                f"there are already {len(sizes)} subscriptions, which take {others} bytes",
                 code="too_many_subscriptions",
                 status=429,
-                hint="delete some first, or name fewer streams",
+                hint="delete some subscriptions first, or name fewer streams",
             )
         return sizes
 

@@ -91,7 +91,11 @@ class Subscription(DurableObject):
                 return answer(204)
             act = self._actions.get((route_of(request.url).action, request.method))
             if act is None:
-                raise CallerError("not a method here", code="method_not_allowed", status=405)
+                raise CallerError(
+                    f"this path does not support the method {request.method}",
+                    code="method_not_allowed",
+                    status=405,
+                )
             return await act(request)
         except CallerError as error:
             return error_answer(error)
@@ -135,7 +139,7 @@ class Subscription(DurableObject):
             else:
                 await self._write_wake(state)
         except Unavailable as error:
-            log.warning("wake.not_told", subscription=self.context.key.name, error=str(error))
+            log.warning("wake.not_delivered", subscription=self.context.key.name, error=str(error))
             event = WakeEvent.FAILED
         if self._state is not state or state.standing.wake_id != wake_id:
             return
@@ -240,7 +244,10 @@ class Subscription(DurableObject):
             await self.context.block_concurrency_while(lambda: self._create(config))
             return await self._described(201)
         if not self._state.config.confirms(config):
-            raise Conflict("it exists, and is another one", code="SUBSCRIPTION_ALREADY_EXISTS")
+            raise Conflict(
+                "a subscription with this id and another configuration exists",
+                code="SUBSCRIPTION_ALREADY_EXISTS",
+            )
         return await self._described(200)
 
     async def _create(self, config: Config) -> None:
@@ -313,7 +320,7 @@ class Subscription(DurableObject):
         explicit = {link.path for link in state.links if link.explicit}
         if len(explicit.union(asked.streams)) > MAX_LINKS:
             raise CallerError(
-                f"it names {len(explicit)} streams already",
+                f"the subscription would name {len(explicit.union(asked.streams))} streams",
                 code="too_many_links",
                 field="streams",
                 status=429,
@@ -352,7 +359,7 @@ class Subscription(DurableObject):
             }
             return _json(409, {"error": error})
         if standing.phase is Phase.IDLE:
-            raise Conflict("there is no pending work", code="NO_PENDING_WORK")
+            raise Conflict("the subscription has no pending work", code="NO_PENDING_WORK")
         state.step(WakeEvent.CLAIMED, worker)
         fields = {
             "wake_id": standing.wake_id,
@@ -366,7 +373,7 @@ class Subscription(DurableObject):
     async def _callback(self, request: ObjectRequest) -> ObjectResponse:
         state = self._existing()
         if not state.config.is_webhook:
-            raise CallerError("it has no webhook", code="INVALID_REQUEST")
+            raise CallerError("this subscription has no webhook", code="INVALID_REQUEST")
         return await self._acknowledge(state, request)
 
     async def _ack(self, request: ObjectRequest) -> ObjectResponse:
@@ -404,7 +411,10 @@ class Subscription(DurableObject):
     def _pulled(self) -> SubscriptionState:
         state = self._existing()
         if state.config.is_webhook:
-            raise CallerError("it is a webhook's", code="INVALID_REQUEST")
+            raise CallerError(
+                "this subscription has a webhook, so workers cannot claim its work",
+                code="INVALID_REQUEST",
+            )
         return state
 
     # ---- reads of streams; other requests to this object may run during each ----

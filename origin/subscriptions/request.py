@@ -80,9 +80,9 @@ def parse_route(path: str) -> Route:
     name = _decoded(rest[0])
     if len(name) > MAX_ID_CHARS or not name.isprintable():
         raise CallerError(
-            "no id of a subscription",
+            "the id of the subscription is not valid",
             code="INVALID_REQUEST",
-            hint=f"1 to {MAX_ID_CHARS} printable characters",
+            hint=f"use 1 to {MAX_ID_CHARS} printable characters",
         )
     tail = rest[1:]
     if len(tail) > 1 and tail[0] == Action.STREAMS.value:

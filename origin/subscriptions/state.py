@@ -341,7 +341,7 @@ class SubscriptionState:
         now = (self.standing.generation, self.standing.wake_id)
         named = (said.generation, said.wake_id)
         if said.wake_id is None or generation != said.generation or named != now:
-            raise Conflict("another wake has come since", code="FENCED")
+            raise Conflict("a later wake has replaced this one", code="FENCED")
         return said
 
     def check_ack(self, ack: AckBody) -> None:

@@ -258,16 +258,16 @@ class Webhooks:
         except (httpx.InvalidURL, ValueError) as error:
             raise _rejected(f"not a URL: {error}") from None
         if url.scheme not in ("http", "https") or url.userinfo or (url.port or 0) > MAX_PORT:
-            raise _rejected("not a plain https URL")
+            raise _rejected("not an https URL without user name and password")
         address = _literal(url.host)
         if address is None and not _HOST_NAME.fullmatch(url.raw_host.decode("ascii")):
             raise _rejected("not the name of a host")
         if url.host.lower() in self._hosts:
             return url
         if url.scheme != "https":
-            raise _rejected("only https is called")
+            raise _rejected("the scheme is not https")
         if address is not None and not is_public(address):
-            raise _rejected("the address is not a public one")
+            raise _rejected("the address is not on the public internet")
         return url
 
     async def post(self, text: str, body: bytes, headers: dict[str, str]) -> Delivery:
@@ -382,5 +382,5 @@ def _rejected(why: str) -> CallerError:
         why,
         code="WEBHOOK_URL_REJECTED",
         field="webhook.url",
-        hint="https to a public host, or a host of [streams] webhook_hosts",
+        hint="use https to a public host, or add the host to [streams] webhook_hosts",
     )
