@@ -24,7 +24,7 @@ _SPAN = re.compile(r"(\d\d):(\d\d)-(\d\d):(\d\d)")
 MIDNIGHT = (24, 0)
 
 LEAST_SIZE = 1e-6
-"""Divisor in place of the size of a model that takes no memory."""
+"""Minimum size of a model in divisions by its size, because a model may take no memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Schedule:
         name = text.split()[2] if len(parts) == 3 else "UTC"
         try:
             zone = ZoneInfo(name)
-        except (OSError, ValueError, KeyError):  # an unknown or malformed name
+        except (OSError, ValueError, KeyError):  # raised for an unknown or malformed name
             raise CallerError(f"unknown time zone {name!r}", field=field, hint=RIGHT) from None
         return cls(days, begin, end, zone)
 
@@ -82,7 +82,7 @@ class Schedule:
             end = datetime.combine(last, self.end, self.zone).timestamp()
             if now < end:
                 return OpenHours(begin, end)
-        return OpenHours(inf, inf)  # no day is named
+        return OpenHours(inf, inf)  # the schedule has no day
 
 
 def _time(hour: int, minute: int, span: str, field: str) -> time:

@@ -20,7 +20,7 @@ SOURCE_SETTINGS = ("folder", "producer", "upstream")
 
 
 def _inherited(setting: str) -> Any:
-    """Return a field with limits and text of a setting of `[origin]`, which is its default."""
+    """Return a field whose limits, description and default are those of a setting of `[origin]`."""
     text, limits = _field_of_origin(setting)
     return Field(
         None, description=f"{text.partition(' Default:')[0]} Default: origin.{setting}.", **limits
@@ -28,7 +28,7 @@ def _inherited(setting: str) -> Any:
 
 
 def _alike(setting: str) -> Any:
-    """Return a field with the limits and the text of a setting of `[origin]`."""
+    """Return a field with the limits and the description of a setting of `[origin]`."""
     text, limits = _field_of_origin(setting)
     return Field(None, description=text, **limits)
 
@@ -99,7 +99,7 @@ class ModelTable(BaseModel):
         given = [name for name in SOURCE_SETTINGS if getattr(self, name) is not None]
         if len(given) != 1:
             said = " and ".join(given) or "nothing"
-            raise ValueError(f"give one of {', '.join(SOURCE_SETTINGS)}, not {said}")
+            raise ValueError(f"set exactly one of {', '.join(SOURCE_SETTINGS)}, not {said}")
         return self
 
     @property

@@ -25,12 +25,12 @@ from tailrace.origin.core.pool import ModelPool
 from tailrace.origin.pool.records import KeepRecord
 
 LEAVE_S = 0.1
-"""Estimated seconds until the memory of a leaving model is free, until it was measured."""
+"""Estimated seconds until an unloaded model's memory is free, used before one was measured."""
 MOST_HELD = 100_000
-"""Maximum number of running requests of a shadow; beyond it the oldest counts as ended."""
+"""Maximum number of running requests of a shadow pool; beyond it the oldest counts as ended."""
 
 _ENDED, _EXITED, _LOADED = range(3)
-"""Order of events at the same time; arrivals come after all of these."""
+"""Kinds of events, in their order if they happen at the same time; arrivals come after them."""
 
 
 class PoolReplay:
@@ -88,7 +88,7 @@ class PoolReplay:
                 self._at(self.now + service_s, _ENDED, RequestEnded(model, request))
 
     def carry_out(self, commands: list[Command]) -> None:
-        """Schedule the events to which the commands lead."""
+        """Simulate the commands: schedule the events that they cause."""
         for command in commands:
             match command:
                 case StartWorker(worker):

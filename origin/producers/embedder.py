@@ -38,7 +38,7 @@ class Computed:
 
 
 Compute = Callable[[str], Computed]
-"""Blocking function from a text to its outputs.
+"""Type of a blocking function that computes the outputs for a text.
 
 Raises CallerError for a text that the model refuses.
 """
@@ -56,7 +56,7 @@ def is_classifier(folder: Path) -> bool:
         names = config.get("architectures") or []
         return any(name.endswith("ForSequenceClassification") for name in names)
     except (OSError, ValueError, AttributeError, TypeError):
-        return False  # its loader will report the fault
+        return False  # loading the folder will report what is wrong
 
 
 class Embedder:
@@ -69,7 +69,9 @@ class Embedder:
 
     async def produce(self, request: Request) -> AsyncGenerator[Output, None]:
         if request.recipe.messages or not request.recipe.prompt:
-            raise CallerError("this model takes one text", field="prompt", hint="send it as prompt")
+            raise CallerError(
+                "this model takes one text", field="prompt", hint="send the text as `prompt`"
+            )
         async with self._turns:
             computed = await asyncio.to_thread(self._compute, request.recipe.prompt)
         for output in computed.outputs:

@@ -202,9 +202,9 @@ def _end(call: UpstreamCall, said: _Said, before: _Said) -> End:
 
     `before` is the stream before this call; the server counts its text as part of the prompt.
     """
-    assert call.finish is not None  # pieces() would have raised otherwise
+    assert call.finish is not None  # without a finish reason pieces() raises an error
     usage, finish = call.usage, call.finish
-    # some servers report STOP for an answer of tool calls that were required
+    # For required tool calls some servers report STOP as the finish reason.
     if said.calls and finish is FinishReason.STOP:
         finish = FinishReason.TOOL_CALLS
     if usage is None:

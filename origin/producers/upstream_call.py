@@ -72,7 +72,7 @@ def body_of(recipe: Recipe, model: str, delivered: str, made: int) -> Body:
         **_extras(recipe),
         **_tools(recipe),
     }
-    if recipe.max_tokens < ALL_THERE_IS:  # otherwise the server's context is the limit
+    if recipe.max_tokens < ALL_THERE_IS:  # without a limit the server fills its context
         body["max_tokens"] = recipe.max_tokens - made
     return body
 
@@ -200,7 +200,7 @@ class UpstreamCall:
         self._timeout_s = 0.0
         self._silence = IdleTimer(0.0)
         self._timer: asyncio.TimerHandle | None = None
-        # our number and the id of each call, by the server's number
+        # Maps the server's number of a call to our number and the call's id.
         self._calls: dict[int, tuple[int, str]] = {}
         self._count = 0
 
@@ -217,7 +217,8 @@ class UpstreamCall:
                     self.usage = reply.usage or self.usage
                     for piece in self._pieces(reply) if self.finish is None else ():
                         yield piece
-                        # Only now, because the server is not responsible for a slow reader.
+                        # The timeout starts only after the yield, so that the time of a slow reader
+                        # does not count.
                         self._wait(self._config.upstream_between_tokens_s)
                     if reply.finish is not None and self.finish is None:
                         self.finish = reply.finish
@@ -228,7 +229,7 @@ class UpstreamCall:
         except Unavailable:
             if self.finish is None:
                 raise
-            return  # all data was read
+            return  # the text was complete; only the usage or the end of the connection is missing
         if self.finish is None:
             raise Unavailable("the upstream server broke off", code="upstream_lost")
 
@@ -254,11 +255,11 @@ class UpstreamCall:
         if kind != "text/event-stream":
             raise rubbish(f"{kind or 'an answer without a type'}, not text/event-stream")
         if response.headers.get("content-encoding", "identity").lower() != "identity":
-            raise rubbish("a compressed stream, which nobody asked for")
+            raise rubbish("a compressed stream, although none was requested")
 
     async def _error_body(self, response: httpx.Response) -> bytes:
         body, pieces = b"", response.aiter_raw()
-        with suppress(Unavailable):  # the status says enough
+        with suppress(Unavailable):  # without a body the status is reported alone
             while len(body) < MAX_ERROR_BYTES and (data := await self._within(anext(pieces, None))):
                 body += data
         return body[:MAX_ERROR_BYTES]

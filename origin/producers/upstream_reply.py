@@ -71,8 +71,8 @@ class EventReader:
 
     def __init__(self) -> None:
         self._rest = bytearray()
-        self._searched = 0  # bytes of `_rest` that hold no line end
-        self._after_cr = False  # True if an LF now belongs to the previous line end
+        self._searched = 0  # number of bytes of `_rest` that are known to have no line end
+        self._after_cr = False  # True after a CR: an LF that follows belongs to the same line end
         self._at_start = True
         self._name = ""
         self._data: list[str] = []
@@ -190,7 +190,7 @@ def _of_completion(logprobs: Mapping[str, Any]) -> list[TokenScores | None]:
 
 
 def _made(token: object, logprob: object) -> Score | None:
-    """Return the token's score; None for what is no token, or no number."""
+    """Return the token's score, or None if the token or its logprob has a wrong type."""
     if isinstance(logprob, bool) or not isinstance(logprob, int | float) or math.isnan(logprob):
         return None
     if isinstance(token, str):
@@ -349,7 +349,7 @@ def _finish(reason: object) -> FinishReason | None:
     if reason is None:
         return None
     if not isinstance(reason, str):
-        raise rubbish("a finish_reason that is no text")
+        raise rubbish("a finish_reason that is not a string")
     if reason in BROKEN:
         raise Unavailable(f"the upstream server gave up: {reason}", code="upstream_failed")
     return FINISH.get(reason, FinishReason.STOP)

@@ -15,11 +15,11 @@ from tailrace.origin.pool.history import schema
 from tailrace.origin.pool.history.schema import HistoryEntry
 
 SCHEMA = "tailrace_history"
-LOCK = 0x54_52_48_31  # "TRH1"; lock for creating tables and rolling up
+LOCK = 0x54_52_48_31  # "TRH1": advisory lock for creating tables and for roll-ups
 WRITE_TIMEOUT_S = 10.0
-"""Timeout in seconds of a write to an absent server, after which it is retried."""
-# The ledger's connections forbid sequential scans, which may be best here; and commits of
-# statistics need not wait for a standby.
+"""Seconds that a write waits for a server that cannot be reached; then it fails and is retried."""
+# Connections of the ledger forbid sequential scans, which may be the best plan for these tables.
+# Commits of statistics need not wait for a standby.
 _SETTINGS = b"""SELECT set_config('search_path', 'tailrace_history', true),
     set_config('enable_seqscan', 'on', true), set_config('enable_bitmapscan', 'on', true),
     set_config('synchronous_commit', 'local', true)"""
@@ -50,7 +50,7 @@ class PostgresHistory:
         async def work(connection: AsyncConnection) -> None:
             async with connection.transaction(), connection.cursor() as cursor:
                 await connection.execute(_SETTINGS)
-                if alone:  # two roll-ups at once would count requests twice
+                if alone:  # two concurrent roll-ups would count requests twice
                     await connection.execute("SELECT pg_advisory_xact_lock($1)", (LOCK,))
                 for statement, rows in schema.in_groups(entries):
                     try:
@@ -86,7 +86,7 @@ async def _prepare(connection: AsyncConnection, *, make: bool) -> None:
         if found not in (None, schema.VERSION):
             raise ConfigError(
                 f"the history in this database is of version {found}, not {schema.VERSION}",
-                hint="a newer Tailrace made it: use that one",
+                hint="a newer release of Tailrace has created it: use that release",
             )
         if found is not None:
             return

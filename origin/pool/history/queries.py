@@ -32,7 +32,7 @@ class Lane:
 
 async def arrivals(store: HistoryStore, since_ms: int = 0) -> ArrivalTrace:
     """Return the stored requests since a time; their times are relative to the first one."""
-    # Importing numpy takes a tenth of a second, which a listening origin does not need.
+    # Imported here, because importing numpy takes a tenth of a second and an origin never needs it.
     import numpy as np
 
     from tailrace.origin.pool.policies.trace import ArrivalTrace
@@ -171,7 +171,7 @@ async def residence(store: HistoryStore, since_ms: int) -> list[Lane]:
         if model and tier != COLD:
             now[key] = Lane(origin, worker, model, tier, at_ms, None)
     lanes += now.values()
-    # A pool's record of a model also covers its workers.
+    # Leave out workers of a model that a pool has recorded, because its record covers them.
     pooled = {(lane.origin, lane.model) for lane in lanes if lane.worker < 0}
     told = [one for one in lanes if one.worker < 0 or (one.origin, one.model) not in pooled]
     return sorted(told, key=lambda lane: lane.from_ms)

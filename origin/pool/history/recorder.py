@@ -191,7 +191,7 @@ class HistoryRecorder:
                     await self.store.close()
 
     async def flush(self) -> None:
-        """Write what waits. A batch that the store can never hold is dropped and counted."""
+        """Write the queued entries. A batch that the store refuses for ever is dropped."""
         if self._opening is None:
             return
         if self.store is None:
@@ -201,7 +201,7 @@ class HistoryRecorder:
             try:
                 await self.store.write(batch)
             except (TailraceError, OSError):
-                raise  # the batch is retried
+                raise  # `run` tries this batch again
             except Exception as error:  # noqa: BLE001 - no history ends its origin
                 log.error("history.batch_dropped", error=repr(error), entries=len(batch))
                 self._drop(len(batch))

@@ -79,11 +79,11 @@ CREATE INDEX IF NOT EXISTS decision_by_model ON decision (model, at_ms);
 CREATE INDEX IF NOT EXISTS decision_by_time ON decision (at_ms);
 """
 MAX_BIGINT = 2**63 - 1
-"""Maximum of an integer column."""
+"""Maximum value of an integer column."""
 HOT, COLD = "hot", "cold"
-"""How a request finds its model if there are no tiers in between."""
+"""The highest and the lowest tier, as stored."""
 WARM = "('compiled', 'hot')"
-"""The tiers in which a model answers at once."""
+"""The tiers in which a model answers at once, as an SQL list."""
 
 ARRIVED = """INSERT INTO arrival (stream, origin, at_ms, model, found)
     VALUES ($1, $2, $3, $4, $5) ON CONFLICT (stream) DO NOTHING"""
@@ -97,7 +97,7 @@ CHANGED_TIER = """INSERT INTO tier (origin, worker, at_ms, model, tier, reason)
 DECIDED = """INSERT INTO decision (origin, at_ms, model, policy, shadow, action, reason, features,
     until_ms, prewarm_ms) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"""
 
-# Delete requests from before $1, or beyond the newest $2, and other old records.
+# Condition for requests to delete: from before $1 (Unix ms), or not among the newest $2.
 _TOO_OLD = """at_ms < $1
     OR at_ms <= (SELECT at_ms FROM arrival ORDER BY at_ms DESC LIMIT 1 OFFSET $2)"""
 ROLL_UP = (

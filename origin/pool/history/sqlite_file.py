@@ -70,7 +70,7 @@ class SqliteHistory:
 
     @classmethod
     async def _opened(cls, path: Path, *, writes: bool) -> Self:
-        # Not mode=ro, which could not roll back the transaction of a killed origin.
+        # Readers need mode=rw, too, to roll back a transaction of an origin that was killed.
         uri = f"file:{quote(str(path.absolute()))}?mode={'rwc' if writes else 'rw'}"
         connecting = aiosqlite.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None)
         try:
@@ -105,7 +105,8 @@ class SqliteHistory:
         if version != schema.VERSION:
             raise ConfigError(
                 f"{path} is a history of version {version}, not {schema.VERSION}",
-                hint="a newer Tailrace wrote it: run that one, or move the file away",
+                hint="a newer release of Tailrace has written it: use that release, or move the"
+                " file away",
             )
         found = (await self._one("PRAGMA quick_check(1)"))[0]
         if found != "ok":
@@ -134,12 +135,12 @@ class SqliteHistory:
             return [tuple(row) for row in await cursor.fetchall()]
 
     async def close(self) -> None:
-        with suppress(sqlite3.Error, ValueError):  # aiosqlite raises ValueError if it is closed
+        with suppress(sqlite3.Error, ValueError):  # a closed aiosqlite connection: ValueError
             await self._connection.close()
 
     @asynccontextmanager
     async def _doing(self) -> AsyncIterator[None]:
-        """Convert SQLite's errors to ours, and errors of values to ValueError."""
+        """Convert errors of SQLite to those of Tailrace, and errors of values to ValueError."""
         try:
             yield
         except sqlite3.DataError as error:

@@ -13,12 +13,18 @@ from tailrace.origin.pool.policies.policies import KeepDecision, WarmPrices
 
 STEPS = 16
 SHARES = (0.0, *(0.02 ** (1 - step / STEPS) for step in range(STEPS + 1)), 1.5, 2.5)
-"""TTLs to choose from, as multiples of the price of a cold start: geometric from 0.02 to 1."""
+"""TTLs to choose from, as multiples of the price of a cold start.
+
+They are 0, a geometric sequence from 0.02 to 1, and two larger ones.
+"""
 BREAK_EVEN = SHARES.index(1.0)
 FORGET = 0.999
 """Factor by which a sum decays at each gap, so that about the last thousand gaps count."""
 LEAN_MODEL, LEAN_CONTEXT = 4.0, 10.0
-"""Number of gaps at which a sum weighs as much as the mean that it falls back on."""
+"""Weight of the mean that a model's or a context's sum falls back on, in numbers of gaps.
+
+A sum of as many gaps weighs as much as that mean.
+"""
 DOUBT = 2.0
 """Number of imagined gaps that favour break-even before any was seen."""
 DOUBT_COST = 0.2
@@ -38,7 +44,7 @@ REASONS = (
 )
 
 Costs = list[float]
-"""GPU-seconds for each of `SHARES`."""
+"""Type of costs in GPU-seconds, one for each TTL in `SHARES`."""
 
 
 class _Sums:

@@ -21,7 +21,7 @@ def draw_frontier(
     pareto, ratio, lengths = figure.subplots(3, 1)
     pareto.plot(sweep.wasted_gpu_s, sweep.cold_starts, marker=".", label="one TTL for all")
     ordered = np.sort(gaps.length_s)
-    # The clairvoyant policy bridges the shortest gaps first, and wastes nothing on the others.
+    # The clairvoyant policy keeps models loaded through the shortest gaps, and idles in no other.
     left = np.arange(len(ordered), -1, -1)
     idling = np.concatenate([[0.0], np.cumsum(ordered)])
     pareto.plot(idling, left, color="grey", linestyle="--", label="clairvoyant")

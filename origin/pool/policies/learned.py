@@ -14,8 +14,10 @@ from tailrace.origin.pool.policies.trace import Indices, Seconds, cost_of_gaps
 RECENT_GAPS = 128
 """Number of a model's recent gaps on which plans are evaluated."""
 LEARNED_FROM = 8
-"""Number of gaps before a plan is used; it is refitted at each doubling, later each `FIT_EVERY`
-gaps."""
+"""Number of gaps from which a plan is fitted and used.
+
+The plan is fitted again whenever the number of gaps has doubled, later after each `FIT_EVERY` gaps.
+"""
 FIT_EVERY = 16
 SPREAD_MARGIN = 0.25
 """Margin of a prewarm at both ends, as a share of the distance between the gaps' quartiles."""
@@ -34,7 +36,10 @@ FORECAST_WEIGHT = 0.3
 
 @dataclass(frozen=True)
 class _Plan:
-    """A plan for a gap: load at `begin_s`, keep until `until_s`; and its mean cost."""
+    """A plan for a gap: load the model at `begin_s`, keep it until `until_s`.
+
+    `mean_gpu_s` is the mean cost of the plan for recent gaps.
+    """
 
     begin_s: float
     until_s: float
@@ -43,7 +48,7 @@ class _Plan:
 
 @dataclass(slots=True)
 class _Recent:
-    """Recent gaps; `paid` is the cost of keeping without a prewarm for each of `gaps`."""
+    """Recent gaps of one model; `paid` is the cost of each gap with keep-alive and no prewarm."""
 
     gaps: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_GAPS))
     paid: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_GAPS))
@@ -90,7 +95,7 @@ class PredictivePrewarm:
         self._keeping.observe(model, gap_s)
         recent = self._models.setdefault(model, _Recent())
         if recent.keep_s is None:
-            return  # no decision was requested for this gap
+            return  # `decide` was not called for this gap, so its cost is unknown
         cold = self.prices.cold_cost_gpu_s
         recent.gaps.append(gap_s)
         recent.paid.append(gap_s if gap_s <= recent.keep_s else recent.keep_s + cold)

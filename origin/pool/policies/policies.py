@@ -121,14 +121,17 @@ class GreedyDual:
         """Do nothing; frequency is counted at the arrival of a request."""
 
     def victims(self, idle: Collection[str], sizes: dict[str, float], needed: float) -> list[str]:
-        """Return the fewest lowest priorities that free `needed`, or all if that is not enough."""
+        """Return the models to evict, by lowest priority, until `needed` memory is free.
+
+        Return all idle models if even these are not enough.
+        """
         chosen: list[str] = []
         for model in sorted(idle, key=lambda one: (self._worth(one), one)):
             if needed <= 0:
                 break
             needed -= sizes[model]
             self.clock = max(self.clock, self._worth(model))
-            self._frequency[model] = 0  # an evicted model starts anew, as in FaasCache
+            self._frequency[model] = 0  # eviction resets the frequency, as in FaasCache
             chosen.append(model)
         return chosen
 

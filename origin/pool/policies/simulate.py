@@ -70,7 +70,11 @@ def capped_optimum(
 
 @dataclass(frozen=True)
 class _Instants:
-    """Gaps and busy periods as half-open ranges of the segments between instants."""
+    """Gaps and busy periods as half-open ranges of segments.
+
+    A segment is the time between two consecutive instants at which any gap or busy period begins or
+    ends.
+    """
 
     gap_from: Indices
     gap_to: Indices
@@ -89,7 +93,7 @@ def _instants(begin: Seconds, length: Seconds, model: Indices, busy: BusyPeriods
     for one in np.unique(model):
         mine = np.sort(busy.start_s[busy.model == one])
         of = model == one
-        # A gap's own end is a sum of rounded numbers; the start of the next busy period is exact.
+        # Use the start of the next busy period as the end of a gap: begin plus length is rounded.
         follows = np.searchsorted(mine, begin[of] + length[of] / 2)
         ends[of] = mine[follows]
     times, index = np.unique(
@@ -147,14 +151,14 @@ class CappedPool:
             raise CallerError(
                 f"{cap:g} is too small for {largest!r}, which takes {sizes[largest]:g}",
                 field="memory",
-                hint="a cap that holds the largest model",
+                hint="set a cap that is at least the size of the largest model",
             )
         self._policy, self._ranking, self._sizes, self._cap = policy, ranking, sizes, cap
         self._busy: set[str] = set()
         self._idle: dict[str, tuple[float, float]] = {}
         self.overcommitted = 0
         self.wasted: dict[str, float] = {}
-        """Seconds that each model was resident in its latest gap; 0 until that is known."""
+        """Seconds that each model was resident, without requests, in its latest gap that ended."""
 
     def begin(self, model: str, now: float) -> bool:
         """Start a request of a model that was not busy; return True if it was warm."""
@@ -209,7 +213,8 @@ def replay_capped(
     ranking = policy if isinstance(policy, GreedyDual) else GreedyDual(prices.cold_cost_gpu_s)
     pool = CappedPool(policy, ranking, sizes, cap)
     busy = busy_periods(trace)
-    # Ends sort before starts of the same instant, since an ended model may be evicted.
+    # Of events at the same time, ends come before starts, since a model whose request has ended may
+    # be evicted for the start.
     order = np.lexsort((np.repeat([1, 0], len(busy)), np.concatenate([busy.start_s, busy.end_s])))
     last_end: dict[str, float] = {}
     wasted, cold = 0.0, 0
@@ -273,7 +278,7 @@ def sweep_ttls(length_s: Seconds, ttls: Sequence[float], prices: WarmPrices) -> 
     sums = np.concatenate([[0.0], np.cumsum(ordered)])
     warm = np.searchsorted(ordered, ttl_s, side="right")
     cold = (len(ordered) - warm).astype(np.float64)
-    # No gap is longer than an infinite TTL.
+    # With an infinite TTL `cold` is 0, and inf * 0 would be NaN.
     wasted = sums[warm] + np.where(cold > 0, ttl_s, 0.0) * cold
     return TtlSweep(ttl_s, cold, wasted, wasted + prices.cold_cost_gpu_s * cold)
 

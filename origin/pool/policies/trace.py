@@ -26,16 +26,16 @@ Seconds = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 MIN_DURATION_S = 1e-3
-"""Duration of a request that took no time, such as a failed one, which still needed its model."""
+"""Minimum duration of a request in seconds, because even a failed one needed its model."""
 
 DAY_S = 86_400.0
 BUSY_S = 5.0
-"""Mean duration of a request in seconds."""
+"""Mean duration of a request in a generated trace, in seconds."""
 MODELS = 8
-"""Number of models of each kind."""
+"""Number of models in a generated trace of one kind."""
 VISIT_S, STEP_S, ENDS = 1800.0, 8.0, 1 / 20
-"""Bursty traces: mean seconds between visits and between the requests of a visit, and the
-probability that a request is the last of its visit."""
+"""Parameters of bursty traces: the mean seconds between visits, the mean seconds between requests
+of a visit, and the probability that a request is the last one of its visit."""
 
 PREFILL_TOKENS_PER_S = 5000.0
 DECODE_TOKENS_PER_S = 50.0
@@ -63,7 +63,7 @@ class ArrivalTrace:
     ) -> ArrivalTrace:
         for field, times in (("arrival_s", arrival_s), ("duration_s", duration_s)):
             if not np.all(np.isfinite(times)) or np.any(times < 0):
-                raise CallerError("a time is negative or no number", field=field)
+                raise CallerError("a time is negative or not a finite number", field=field)
         order = np.argsort(arrival_s, kind="stable")
         took = np.maximum(duration_s[order], MIN_DURATION_S)
         return cls(names, model[order], arrival_s[order], took)
@@ -123,7 +123,7 @@ class IdleGaps:
 
 
 def idle_gaps(trace: ArrivalTrace) -> IdleGaps:
-    """Return the gaps between busy periods of each model. A busy period ends the gap before it."""
+    """Return the gaps of each model: the time from one busy period to the model's next one."""
     busy = busy_periods(trace)
     by_model = np.argsort(busy.model, kind="stable")
     model, end_s = busy.model[by_model], busy.end_s[by_model]
@@ -210,7 +210,7 @@ KINDS: dict[str, Callable[[np.random.Generator, float], Seconds]] = {
     "rare": rare,
 }
 REGULAR = {"clockwork": clockwork}
-"""Kinds that are not in the mix, which consists of people's requests."""
+"""Kinds of generated traces that are not part of `mixed`, which imitates requests of people."""
 GENERATED = (*KINDS, "mixed", *REGULAR)
 
 
@@ -248,7 +248,7 @@ class TokenSpeeds:
 
 @dataclass(frozen=True)
 class _Row:
-    """A row and its place; a column is read, or refused with that place."""
+    """A row of a trace file; errors about its columns name the file and the row number."""
 
     path: Path
     number: int
@@ -385,7 +385,8 @@ def _servegen(path: Path, speeds: TokenSpeeds, seed: int) -> Iterator[Request]:
                 raise row.wrong("shape" if cv else "cv", "is to be above zero")
             size = int(rate * SERVEGEN_WINDOW_S * 2) + 16
             steps = rng.weibull(shape, size) if kind == "Weibull" else rng.gamma(shape, 1, size)
-            # The row states the rate, so that only the shape remains of the parameters.
+            # The rate is a column of the row, so of the distribution's parameters only the shape is
+            # used.
             mean = float(steps.mean())
             at = np.cumsum(steps / mean / rate) if mean else np.empty(0)
             took = speeds.seconds(1000, 200)

@@ -54,7 +54,7 @@ def test_those_that_are_named_are_served_and_a_folder_has_its_own_name(tmp_path:
 @pytest.mark.parametrize(
     ("text", "field", "message"),
     [
-        ("[models.a]\npin = true\n", "models.a", "give one of folder, producer, upstream"),
+        ("[models.a]\npin = true\n", "models.a", "set exactly one of folder, producer, upstream"),
         ('[models.a]\nfolder = "x"\nproducer = "y:z"\n', "models.a", "not folder and producer"),
         ('[models.a]\nfolder = "x"\nminimal_warm = 1\n', "models.a.minimal_warm", "unknown"),
         ('[models.a]\nfolder = "x"\nworkers = 0\n', "models.a.workers", "greater than or equal"),
