@@ -1,4 +1,4 @@
-"""`tailrace chat`: one answer, streamed to the terminal; stdout carries only its text."""
+"""`tailrace chat`: streams one answer to the terminal; only its text is written to stdout."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tailrace.ledger.frame import (
 )
 from tailrace.ledger.stream_text import StreamText
 
-# All control characters of C0 and C1 except tab and newline.
+# Replaces all control characters (C0 and C1) except tab and newline.
 CONTROLS = {
     code: "\N{REPLACEMENT CHARACTER}"
     for code in (*range(0x20), *range(0x7F, 0xA0))
@@ -37,12 +37,12 @@ CONTROLS = {
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Statistics of a stream, as its reader saw it; `str` gives the line for people."""
+    """Statistics of a stream as the client measured them; `str` returns a line to be shown."""
 
     total_tokens: int
     finish_reason: str
     ttft_s: float
-    tokens_per_s: float | None  # None for fewer than two tokens
+    tokens_per_s: float | None  # None if fewer than two tokens arrived
     resumes: int
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class Summary:
 
 
 def printable(text: str) -> str:
-    """Return `text` without control characters that could steer a terminal."""
+    """Return `text` with control characters replaced, because they could control the terminal."""
     return text.translate(CONTROLS)
 
 
@@ -64,11 +64,11 @@ def _count(number: int, noun: str) -> str:
 
 @dataclass(slots=True)
 class Viewer:
-    """Writes the text of a stream to `write`, and events to `note`.
+    """Shows a stream: calls `write` with its text, and `note` with remarks about the connection.
 
-    Text that is written stays: a revision that changes it is written again, on a line of its own,
-    and one that only extends it is written as the extension. With `cut_after` the connection is
-    dropped once, after that many tokens. `on_state` is for the client that reads the stream.
+    Written text cannot be changed. If a revision only extends it, the new part is written.
+    Otherwise the whole text is written again on a new line. With `cut_after` the connection is
+    dropped once, after that many tokens. Pass `on_state` to the client that reads the stream.
     """
 
     write: Callable[[str], None]
@@ -109,7 +109,7 @@ class Viewer:
     def on_state(self, state: State, detail: str) -> None:
         match state:
             case "waiting":
-                if not self._waiting:  # one note per outage, not per try
+                if not self._waiting:  # show one note for each outage, not for each attempt
                     self.note(f"⟨waiting {detail}⟩")
                 self._waiting = True
             case "resumed":
@@ -129,7 +129,7 @@ class Viewer:
             stream.cut()
 
     def _news(self, frame: Frame) -> str:
-        """Return the text to write so that the terminal shows `text`."""
+        """Return what to write next, so that the terminal shows the text after this frame."""
         if isinstance(frame, Token | ScoredToken):
             self._written += frame.text
             return frame.text
@@ -139,22 +139,24 @@ class Viewer:
         return f"\n{self._written}"
 
 
-PATIENCE_S = 15.0  # seconds without a new frame; a person watches
+# Seconds without a new frame after which the command gives up: short, because a person waits.
+PATIENCE_S = 15.0
 FAILURES = {FinishReason.FAILED, FinishReason.ORIGIN_LOST}
 
 
 async def chat(
     edges: Sequence[str], request: Mapping[str, Any], *, cut_after: int | None, as_json: bool
 ) -> bool:
-    """Stream one answer; return True if it ended well.
+    """Stream one answer; return True unless the generation failed.
 
-    `request` holds the arguments of `generate`. Raises TailraceError.
+    `request` holds the arguments of `Client.generate`. Raises TailraceError if the stream cannot be
+    read to its end.
     """
     notes = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     viewer = Viewer(
         # With --json the text is printed at the end.
         write=(lambda _text: None) if as_json else _write,
-        # On a terminal a note is inside the text; in a log it is a line.
+        # On a terminal a note is written within the text; in a log it gets its own line.
         note=partial(notes.print, style="bold cyan", end="" if notes.is_terminal else "\n"),
         cut_after=cut_after,
     )

@@ -1,9 +1,9 @@
 """A child process of `tailrace up`: restarted when it dies, and stopped with its parent.
 
-A child must not outlive its parent, however the parent ends. The child's standard input is a pipe
-to which nothing is written: the kernel closes it when the parent ends, even by SIGKILL, and
-`stop_when_orphaned` in the child sees the end of file. That works wherever there are pipes;
-PR_SET_PDEATHSIG exists on Linux only.
+A child must not outlive its parent, even if the parent is killed. The child's standard input is a
+pipe to which nothing is written. When the parent ends, even by SIGKILL, the kernel closes the pipe,
+and `stop_when_orphaned` in the child reads an end of file. Unlike PR_SET_PDEATHSIG, which only
+Linux has, this works on every system.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from pathlib import Path
 from tailrace.ledger.errors import EXIT_USAGE, Unavailable
 from tailrace.ledger.flow.backoff import Backoff
 
-STOP_GRACE_S = 8.0  # seconds between SIGTERM and SIGKILL
-ORPHAN_GRACE_S = 8.0  # seconds for an orphaned child to stop before it exits at once
+STOP_GRACE_S = 8.0  # seconds that a child has to stop after SIGTERM, before it gets SIGKILL
+ORPHAN_GRACE_S = 8.0  # seconds that an orphaned child has to stop before it ends itself at once
 RESTART_LEAST_S = 0.2
 RESTART_MOST_S = 5.0
-# seconds of life after which a child counts as healthy, so that its back-off starts over
+# A child that has run for this many seconds counts as healthy: its restart delay is reset.
 STEADY_S = 10.0
-START_ATTEMPTS = 3  # deaths before it first served, after which it is given up
-LOG_TAIL_BYTES = 2_000  # bytes of the log that are shown when a child is given up
+# A child that has never served and ends this many times is not started again.
+START_ATTEMPTS = 3
+LOG_TAIL_BYTES = 2_000  # bytes from the end of the child's log that the final error shows
 
 
 @dataclass(slots=True)
 class Child:
-    """A command that runs until cancelled; its output goes to a log file.
+    """A command that runs until `keep_running` is cancelled; its output goes to a log file.
 
-    The caller sets `proven` when it sees the child serve: from then on the child is restarted
-    however often it dies.
+    The caller sets `proven` once the child serves requests. From then on the child is restarted
+    without a limit; before that, only START_ATTEMPTS times.
     """
 
     name: str
@@ -47,9 +48,9 @@ class Child:
     proven: bool = False
 
     async def keep_running(self) -> None:
-        """Run the command, and restart it when it ends; cancelling stops it.
+        """Run the command, and restart it when it ends; cancelling this call stops the command.
 
-        Raises Unavailable if it keeps ending.
+        Raises Unavailable if the command ends too often at the start, or rejects its settings.
         """
         self.log.write_bytes(b"")
         backoff = Backoff(RESTART_LEAST_S, RESTART_MOST_S)
@@ -69,10 +70,13 @@ class Child:
             await asyncio.sleep(delay_s)
 
     async def _run_once(self) -> int:
-        """Start the command and wait for its end; it has ended when this returns or raises."""
+        """Start the command, wait until it has ended, and return its exit code.
+
+        If this call is cancelled, it stops the command first.
+        """
         with self.log.open("ab") as log:
-            # A session of its own, so that Ctrl-C reaches only the parent, which then stops its
-            # children in order.
+            # In a new session Ctrl-C does not reach the child. The parent gets it, and stops its
+            # children one after another.
             process = await asyncio.create_subprocess_exec(
                 *self.command,
                 stdin=asyncio.subprocess.PIPE,
@@ -111,7 +115,10 @@ def _ended(code: int) -> str:
 
 
 def stop_when_orphaned() -> None:
-    """End this process when standard input reaches its end of file; called in a child."""
+    """Start a thread that ends this process when its standard input is closed.
+
+    A child calls this: its standard input is closed when its parent ends.
+    """
 
     def watch() -> None:
         while os.read(sys.stdin.fileno(), 1):

@@ -1,7 +1,7 @@
-"""The command `tailrace`, with one subcommand per process, and others for people.
+"""The command `tailrace`: subcommands that run the processes, and subcommands for operators.
 
-Only typer is imported here. Each command imports what it needs, so that `tailrace --help` is quick
-and each part needs only its own extra.
+Of other packages only typer is imported here. Each command imports what it needs when it runs. So
+`tailrace --help` is quick, and each command needs only its own package extra.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from tailrace.ledger.errors import EXIT_FAILED, EXIT_USAGE, CallerError, ConfigE
 if TYPE_CHECKING:
     from tailrace.ledger.process.settings import Settings
 
-EXIT_INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, the exit status of shells after Ctrl-C
 
 app = typer.Typer(
     name="tailrace",
     help="Token streams that survive being cut.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    # Help is plain text, because loading rich costs more than everything else together.
+    # Help is plain text: to import rich would take longer than all the rest of `tailrace --help`.
     rich_markup_mode=None,
 )
 config_app = command_group("Show, check and write settings.")
@@ -51,14 +51,15 @@ MetricsOption = Annotated[
     str | None, typer.Option(metavar="HOST:PORT", help="Serve Prometheus metrics at this address.")
 ]
 EnvOption = Annotated[
-    str | None, typer.Option("--env", metavar="NAME", help="Environment of the wrangler file.")
+    str | None,
+    typer.Option("--env", metavar="NAME", help="Environment of the wrangler file to use."),
 ]
-# Set by `up` for its children, so that they end with it; see tailrace/child.py.
+# `tailrace up` gives this flag to its children, so that they end when it ends (tailrace/child.py).
 UntilEofOption = Annotated[bool, typer.Option("--until-eof", hidden=True)]
 
 
 def main() -> None:
-    """Run the command line; turn an error of ours into one line and an exit status."""
+    """Run the command line; show a TailraceError as one line, and exit with its status."""
     try:
         app()
     except TailraceError as error:
@@ -93,15 +94,15 @@ def up(
         Path, typer.Option(help="Folder for the ledger, the certificate and logs.", file_okay=False)
     ] = Path(".tailrace"),
     http_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port of HTTP. 0: any free port.")
+        int, typer.Option(min=0, max=65535, help="Port for HTTP. 0: any free port.")
     ] = 8080,
     https_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port of HTTPS and HTTP/3. 0: any free port.")
+        int, typer.Option(min=0, max=65535, help="Port for HTTPS and HTTP/3. 0: any free port.")
     ] = 8443,
     link_port: Annotated[
         int,
         typer.Option(
-            min=0, max=65535, help="Port of the link from edge to origin. 0: any free port."
+            min=0, max=65535, help="Port for the link from edge to origin. 0: any free port."
         ),
     ] = 8470,
     upstream: Annotated[
@@ -113,13 +114,15 @@ def up(
     api_key_env: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Environment variable with the upstream server's API key."
+            metavar="NAME",
+            help="Environment variable that holds the upstream server's API key.",
         ),
     ] = None,
     model: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME", help="Model of the upstream server; repeatable. Default: all."
+            metavar="NAME",
+            help="Model of the upstream server to serve; repeatable. Default: all.",
         ),
     ] = None,
     sample: Annotated[bool, typer.Option(help="Stream a sample that is cut and resumed.")] = True,
@@ -181,7 +184,8 @@ def edge(
     origin: Annotated[
         str | None,
         typer.Option(
-            metavar="HOST:PORT,…", help="Link of the origin; several separated by commas."
+            metavar="HOST:PORT,…",
+            help="Link address of the origin; several are separated by commas.",
         ),
     ] = None,
     certificate: Annotated[
@@ -246,7 +250,7 @@ def origin(
         ),
     ] = None,
     device: Annotated[
-        str | None, typer.Option(metavar="auto|cpu|cuda", help="Where the model runs.")
+        str | None, typer.Option(metavar="auto|cpu|cuda", help="Device that runs the model.")
     ] = None,
     weights: WeightsOption = None,
     kv_cache: KvCacheOption = None,
@@ -270,14 +274,15 @@ def origin(
     upstream_key_env: Annotated[
         str | None,
         typer.Option(
-            metavar="VARIABLE", help="Environment variable with the upstream server's API key."
+            metavar="VARIABLE",
+            help="Environment variable that holds the upstream server's API key.",
         ),
     ] = None,
     upstream_lost: Annotated[
         str | None,
         typer.Option(
             metavar="continue|end",
-            help="What to do if the upstream server fails in the middle of a text.",
+            help="Continue or end a stream whose upstream server fails in the middle of it.",
         ),
     ] = None,
     until_eof: UntilEofOption = False,
@@ -296,12 +301,12 @@ def origin(
     models = {} if is_alone else chosen(tables, model or (), settings)
     retention, streams = LedgerConfig.load(config), StreamsConfig.load(config)
     _watch_parent(until_eof)
-    with extra("torch"):  # most modules are imported only now
+    with extra("torch"):  # `run` imports most modules, so a missing package may show only now
         run(settings, retention, streams, models)
 
 
 def _said(context: typer.Context, part: type[Settings]) -> dict[str, Any]:
-    """Return the settings of `part` that were given as options, which have the same names."""
+    """Return the settings of `part` from the command's options, which have the same names."""
     return {name: value for name, value in context.params.items() if name in part.model_fields}
 
 
@@ -325,7 +330,9 @@ def chat(
     edges: Annotated[
         list[str] | None,
         typer.Option(
-            "--edge", metavar="URL", help="Edge URL; repeatable: any of them may resume the stream."
+            "--edge",
+            metavar="URL",
+            help="Edge URL; repeatable: if one edge fails, the next one resumes the stream.",
         ),
     ] = None,
     model: Annotated[str, typer.Option(help="Model name.")] = "demo",
@@ -334,11 +341,11 @@ def chat(
         float | None, typer.Option(help="Sampling temperature; 0 is greedy.")
     ] = None,
     top_k: Annotated[
-        int | None, typer.Option(help="Draw from the K most likely tokens; 0: all.")
+        int | None, typer.Option(help="Sample from the K most likely tokens; 0: from all.")
     ] = None,
     top_p: Annotated[
         float | None,
-        typer.Option(help="Draw from the most likely tokens with this total probability."),
+        typer.Option(help="Sample from the most likely tokens with this total probability."),
     ] = None,
     seed: Annotated[
         int | None, typer.Option(help="Random seed: the same seed gives the same text.")
@@ -351,7 +358,10 @@ def chat(
         typer.Option(min=1, metavar="N", help="Drop the connection after N tokens and resume."),
     ] = None,
     raw_prompt: Annotated[
-        bool, typer.Option("--raw-prompt", help="Continue PROMPT instead of answering it.")
+        bool,
+        typer.Option(
+            "--raw-prompt", help="Let the model continue PROMPT as text instead of answering it."
+        ),
     ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON document at the end.")
@@ -397,7 +407,7 @@ def config_check(
 ) -> None:
     """Print every setting, its value and its source.
 
-    With --wrangler: print what each key of that file does on an edge.
+    With --wrangler, print instead what each key of that file does on an edge.
     """
     if file is not None and config is not None:
         raise ConfigError("give FILE or --config FILE, not both")
@@ -445,7 +455,7 @@ def config_schema() -> None:
 
 
 def _parts() -> tuple[type[Settings], ...]:
-    """Return the settings classes of all parts."""
+    """Return the classes of settings, one for each table of `tailrace.toml`."""
     from tailrace.edge.config import EdgeConfig
     from tailrace.origin.config import LedgerConfig, OriginConfig, StreamsConfig
 

@@ -1,7 +1,7 @@
-"""`tailrace config`: every setting, with its meaning, its default and where it came from.
+"""`tailrace config`: writes a file of all settings, and reports the source of each value.
 
-`init` writes a `tailrace.toml`. `check` reports where each setting came from, and with
-`--wrangler FILE` what each key of a wrangler file does for an edge.
+`init` writes a `tailrace.toml` that explains every setting. `check` reports where the value of each
+setting comes from, and with `--wrangler FILE` what each key of a wrangler file does for an edge.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ BOUNDS = {"ge": "at least {}", "gt": "above {}", "le": "at most {}", "lt": "belo
 
 
 def commented(parts: Sequence[type[Settings]]) -> str:
-    """Return the text of the file: the settings of `parts` and of one model, commented out."""
+    """Return the text of a new `tailrace.toml`, with every setting commented out.
+
+    It has the settings of `parts`, and those of one table for a model.
+    """
     lines = [line for part in parts for line in _table(part, f"[{part.table}]")]
     lines += _table(ModelTable, "# [models.NAME]")
     return HEAD + "".join(f"\n{line}" for line in lines) + "\n"
@@ -78,13 +81,13 @@ def _sentence(text: str) -> str:
 
 def _literal(shown: Mapping[str, Any], name: str, info: FieldInfo) -> str:
     value = shown[name]
-    # The place of the installation is not a useful default to show.
+    # An absolute path depends on where Tailrace is installed, so it is not shown as a default.
     is_here = isinstance(info.default, Path) and info.default.is_absolute()
     return "" if value is None or is_here else f" {json.dumps(value, ensure_ascii=False)}"
 
 
 def _ranges(info: FieldInfo) -> Iterator[str]:
-    """Yield the choices and the bounds of a setting."""
+    """Yield descriptions of a setting's choices and bounds, such as "at least 1"."""
     for each in (info.annotation, *get_args(info.annotation)):
         if get_origin(each) is Literal:
             yield "one of " + ", ".join(map(str, get_args(each)))
@@ -98,10 +101,10 @@ def _ranges(info: FieldInfo) -> Iterator[str]:
 
 
 class Setting(NamedTuple):
-    """One setting with its value and origin.
+    """One setting with its value and the source of the value.
 
-    `source` is `default`, a file, or the name of an environment variable. `has_effect` is False for
-    a setting that is ignored because of what is served.
+    `source` is `default`, a file, or the name of an environment variable. `has_effect` is False if
+    the setting does not apply to the kind of model that is served.
     """
 
     name: str
@@ -125,7 +128,7 @@ def report(parts: Sequence[type[Settings]], file: Path | None, *, as_json: bool)
         return json.dumps([setting._asdict() for setting in settings], indent=2)
     rows = [("setting", "value", "from")]
     for name, value, source, has_effect in settings:
-        effect = "" if has_effect else ", has no effect on what is served"
+        effect = "" if has_effect else ", has no effect on the served model"
         rows.append((name, json.dumps(value), source + effect))
     return columns(rows)
 
@@ -134,7 +137,7 @@ def load_all(parts: Sequence[type[Settings]], file: Path | None) -> list[Setting
     """Return the settings of every part in declaration order, then those of each model.
 
     Raises:
-        ConfigError: One error with all findings in all parts.
+        ConfigError: Settings are invalid. One error lists the faults of all parts.
     """
     tables = load_tables(file)
     settings, errors = list[Setting](), list[ConfigError]()
@@ -156,7 +159,7 @@ def _of_part(part: type[Settings], file: Path | None, tables: Tables) -> Iterato
     idle = _idle(loaded, tables) if isinstance(loaded, OriginConfig) else []
     for key, value in loaded.model_dump(mode="json").items():
         source = "default"
-        if key in environment:  # only a flag wins over the environment
+        if key in environment:  # the environment overrides the file
             source = f"{part.model_config['env_prefix']}{key}".upper()
         elif key in loaded.model_fields_set:
             source = str(file or DEFAULT_FILE)
@@ -172,10 +175,10 @@ DEV_VARS = ".dev.vars"
 
 
 def load(file: Path, environment: str | None) -> Reading:
-    """Read a wrangler file and the secrets next to it.
+    """Read a wrangler file and the `.dev.vars` file in its folder.
 
     Raises:
-        ConfigError: One of them cannot be read.
+        ConfigError: One of these files cannot be read.
     """
     names = {f"{PREFIX}{setting}".upper() for setting in EdgeConfig.environment()}
     return read(
@@ -188,7 +191,7 @@ def load(file: Path, environment: str | None) -> Reading:
 
 
 def settings_of(reading: Reading, **flags: Any) -> EdgeConfig:
-    """Return the edge's settings: flags win over the environment, and that over the file.
+    """Return the edge's settings: flags override the environment, which overrides the file.
 
     Raises:
         ConfigError: A setting is invalid. The message shows no secret.
@@ -209,14 +212,14 @@ def settings_of(reading: Reading, **flags: Any) -> EdgeConfig:
         raise ConfigError(
             fault.message,
             field=source.key if source.secret else f"{reading.file}: {source.key}",
-            # The hint may quote the value, which can be a secret.
+            # The text of the fault may quote the value, so it is left out for a secret.
             hint=("" if source.secret else f"{fault.right}; ")
             + f"it is edge.{setting}, which tailrace config init explains",
         ) from None
 
 
 def report_on(reading: Reading, *, as_json: bool) -> str:
-    """Return the findings as a table for people, or as a JSON array of objects; without values."""
+    """Return the findings as a table for people, or as a JSON array; they contain no values."""
     if as_json:
         return json.dumps([one._asdict() for one in reading.findings], indent=2)
     rows = [("key", "effect", "why")]
@@ -227,7 +230,7 @@ def report_on(reading: Reading, *, as_json: bool) -> str:
 
 
 def _dev_vars(folder: Path, environment: str | None) -> DevVars | None:
-    """Return the secrets of the environment if it has a file, otherwise the general ones."""
+    """Return `.dev.vars.NAME` of the environment if it exists, else `.dev.vars`, else None."""
     names = [DEV_VARS] if environment is None else [f"{DEV_VARS}.{environment}", DEV_VARS]
     for file in (folder / name for name in names):
         if file.exists():

@@ -15,11 +15,11 @@ from tailrace.origin.pool.model_table import ModelTable
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 OF_A_LIST = {"type", "items", "minItems", "maxItems"}
 SCHEMA_FILE = "tailrace.schema.json"
-"""The name that `tailrace config init` refers editors to."""
+"""Name of the schema's file, to which the first line of a new `tailrace.toml` refers editors."""
 
 
 def config_schema(parts: Sequence[type[Settings]]) -> dict[str, Any]:
-    """Return the schema of a file with one table for each of `parts`, and one for each model."""
+    """Return the schema of `tailrace.toml`: a table for each of `parts`, and for each model."""
     definitions: dict[str, Any] = {}
     tables = {part.table: _schema_of(part, definitions) for part in parts}
     models = {
@@ -43,7 +43,7 @@ def _schema_of(part: type[BaseModel], definitions: dict[str, Any]) -> dict[str, 
     for name, info in part.model_fields.items():
         said = schema["properties"][name]
         if isinstance(info.default, Path) and info.default.is_absolute():
-            del said["default"]  # where this was installed
+            del said["default"]  # this path depends on where Tailrace is installed
         if any(getattr(one, "func", None) is split_at_commas for one in info.metadata):
             of_a_list = {key: said.pop(key) for key in OF_A_LIST & said.keys()}
             said["anyOf"] = [of_a_list, {"type": "string", "description": "separated by commas"}]

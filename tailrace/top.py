@@ -17,14 +17,14 @@ from tailrace.client import http_error
 
 Document = dict[str, Any]
 Samples = dict[str, list[tuple[dict[str, str], float]]]
-"""Labels and values of each metric."""
+"""Maps the name of each metric to its samples: labels and value."""
 TIMEOUT_S = 10.0
 RELAY = "tailrace_edge_relay_seconds_bucket"
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One reading; `metrics` is None if the edge does not expose them here."""
+    """One reading of an edge. `metrics` is None if the edge does not serve /metrics to us."""
 
     at_s: float
     streams: Document
@@ -38,7 +38,7 @@ class Look:
 
 
 async def look(http: httpx.AsyncClient, rows: int) -> Look:
-    """Read the edge. Raises TailraceError if it does not answer, or refuses us."""
+    """Read streams, pool and metrics of the edge. Raises TailraceError if it refuses a request."""
     asked = {"sort": "tokens", "order": "desc", "limit": str(rows)}
     streams, pool, metrics = await asyncio.gather(
         http.get("/v1/admin/streams", params=asked),
@@ -62,7 +62,10 @@ def samples(text: str) -> Samples:
 
 
 def document(before: Look, now: Look) -> Document:
-    """Return everything to show, as for `--json`; rates are over the time between the readings."""
+    """Return everything to show, in the form of `--json`.
+
+    Rates are computed over the time between the two readings.
+    """
     seconds = max(1e-6, now.at_s - before.at_s)
     tokens = {row["id"]: row["tokens"] for row in before.streams["streams"]}
     return {
@@ -114,7 +117,7 @@ def _pool(before: Document, now: Document, seconds: float) -> list[Document]:
             earlier = was.get((origin["origin"], worker["worker"], worker["pid"]))
             row = {key: worker[key] for key in ("worker", "state", "model", "device", "streams")}
             row |= {"origin": origin["origin"], "deaths": worker["deaths"]}
-            row["gpu"] = worker.get("gpu")  # an origin of an earlier version says nothing of it
+            row["gpu"] = worker.get("gpu")  # older origins do not send this field
             if load is not None:
                 pages = load["pages"]
                 row["running"] = sum(load["running"].values())
@@ -129,18 +132,18 @@ def _pool(before: Document, now: Document, seconds: float) -> list[Document]:
 
 
 def _rate(before: float | None, now: float | None, seconds: float) -> float | None:
-    """Return a rate per second; None without an earlier value, or if the counter was reset."""
+    """Return a counter's rate per second; None without an earlier value or after a reset."""
     if before is None or now is None or now < before:
         return None
     return round((now - before) / seconds, 2)
 
 
 def _quantile_ms(before: Look, now: Look, quantile: float) -> float | None:
-    """Return the upper bound of the quantile's bucket in ms; None without samples."""
+    """Return the upper bound in ms of the histogram bucket with the quantile; None if unknown."""
     was = dict(_buckets(before))
     grown = [(bound, value - was.get(bound, 0.0)) for bound, value in _buckets(now)]
     total = grown[-1][1] if grown else 0.0
-    for bound, count in grown:  # counts are cumulative
+    for bound, count in grown:  # each bucket's count includes those of all smaller buckets
         if total and count >= quantile * total:
             return round(bound * 1000, 3) if bound != float("inf") else None
     return None
@@ -164,7 +167,7 @@ def _headline(url: str, told: Document) -> str:
     lines = [f"{url}   {told['live']} streams" + (f": {states}" if states else "")]
     edge = told["edge"]
     if edge is None:
-        lines.append("the edge shows no metrics here (edge.metrics names a place for them)")
+        lines.append("the edge serves no metrics at this address (see the setting edge.metrics)")
     else:
         down = [origin for origin, is_up in edge["origins"].items() if not is_up]
         lines.append(
@@ -212,7 +215,7 @@ def _workers(told: Document) -> Table:
 
 
 def _gpu(gpu: Document | None) -> tuple[str, str, str]:
-    """Return a GPU's name, utilisation and memory in use, as far as they are known."""
+    """Return a GPU's name, utilisation and used memory as text, with "-" for unknown values."""
     if gpu is None:
         return "-", "-", "-"
     utilisation, used, total = (

@@ -1,4 +1,4 @@
-"""`tailrace up`: runs origin and edge as child processes on loopback, and shows a sample."""
+"""`tailrace up`: runs an origin and an edge as child processes, and shows a sample stream."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from tailrace.ledger.process.version import tailrace_version
 from tailrace.upstream import UpstreamServer
 
 VALID_DAYS = 14
-REUSE_DAYS = 1  # a certificate with fewer days left is replaced
-CLOCK_SKEW = timedelta(minutes=5)  # a client's clock may be behind ours
+REUSE_DAYS = 1  # a certificate that expires within this many days is replaced
+CLOCK_SKEW = timedelta(minutes=5)  # certificates begin earlier, as a client's clock may be slow
 
 NAMES: tuple[x509.GeneralName, ...] = (
     x509.DNSName("localhost"),
@@ -54,11 +54,11 @@ class CertificateFiles:
 
 
 def development_certificate(folder: Path, now: datetime) -> CertificateFiles:
-    """Return a certificate for localhost in `folder`, creating it if none is valid for another day.
+    """Return a certificate for localhost in `folder`; create one if none is valid for another day.
 
-    `now` is an aware time. Only the owner can read the key's file. The certificate is EC P-256 and
-    valid for at most 14 days, as browsers require of certificates that are trusted by hash (W3C
-    WebTransport, serverCertificateHashes).
+    `now` must have a time zone. Only the owner can read the key's file. The certificate is EC P-256
+    and valid for at most 14 days. Browsers require both of a certificate that a page trusts by its
+    hash (W3C WebTransport, serverCertificateHashes).
     """
     files = CertificateFiles(folder / "localhost.crt", folder / "localhost.key")
     if not _usable(files, now):
@@ -100,15 +100,16 @@ def _sign(key: ec.EllipticCurvePrivateKey, now: datetime) -> x509.Certificate:
 
 
 HOST = "127.0.0.1"
-DRAWS = 20  # tries to find a port that is free over TCP and UDP
+DRAWS = 20  # attempts to find a port that is free for both TCP and UDP
 READY_POLL_S = 0.1
-READY_TIMEOUT_S = 1.0  # seconds for one answer of /readyz
-ORIGIN_START_S = 30.0  # seconds for which a missing link to the origin is part of a normal start
+READY_TIMEOUT_S = 1.0  # timeout of one request to /readyz, in seconds
+# A missing link to the origin counts as part of a normal start for this many seconds.
+ORIGIN_START_S = 30.0
 SAMPLE_PROMPT = "Once upon a time"
 SAMPLE_QUESTION = "Tell me a short story about a fox."
 SAMPLE_TOKENS = 64
 SAMPLE_SEED = 7
-SAMPLE_CUT_AFTER = 24  # tokens
+SAMPLE_CUT_AFTER = 24  # number of tokens after which the sample's connection is cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +144,10 @@ async def serve(
 
     A port of 0 stands for any free one.
 
-    Raises TailraceError if it cannot start or stay up.
+    Raises TailraceError if the origin or the edge cannot start, or ends too often.
     """
     started_s = time.monotonic()
-    # With --json, stdout has only the one line for programs.
+    # With --json, everything for people goes to stderr: stdout has only one line, for programs.
     console = Console(stderr=as_json, highlight=False)
     place = Addresses(
         http=f"{HOST}:{claim_port(http_port, '--http-port')}",
@@ -179,7 +180,7 @@ async def serve(
 
 
 def _children(place: Addresses, upstream: UpstreamServer | None, console: Console) -> list[Child]:
-    """Return the origin and the edge, not yet started."""
+    """Return the child processes of the origin and the edge, which are not started yet."""
     logs = place.data / "logs"
     try:
         logs.mkdir(parents=True, exist_ok=True)
@@ -198,7 +199,7 @@ def _children(place: Addresses, upstream: UpstreamServer | None, console: Consol
             "--origin": place.link,
             "--certificate": certificate.certificate,
             "--key": certificate.key,
-            "--operator-without-key": True,  # it listens on loopback only
+            "--operator-without-key": True,  # safe, because this edge listens on loopback only
         },
     }
 
@@ -224,10 +225,10 @@ def _command(name: str, flags: dict[str, object]) -> list[str]:
 
 
 def claim_port(port: int, flag: str, *, quic: bool = False) -> int:
-    """Return `port` on loopback if it is free, or a free one for 0; with `quic`, free for UDP, too.
+    """Return `port` if it is free on loopback, or any free port if `port` is 0.
 
-    It is checked before anything starts, so that the error can name the flag. Raises ConfigError
-    that names the port and the flag that changes it.
+    With `quic`, the port must be free for UDP, too. This is checked before any process starts, so
+    that the error can name the flag that changes the port. Raises ConfigError if it is in use.
     """
     for _ in range(DRAWS if port == 0 else 1):
         chosen = _bind(socket.SOCK_STREAM, port)
@@ -242,10 +243,11 @@ def claim_port(port: int, flag: str, *, quic: bool = False) -> int:
 
 
 def _bind(kind: socket.SocketKind, port: int) -> int | None:
-    """Return the port that was bound, None if it is taken."""
+    """Bind a port for a moment to test it; return its number, or None if it is in use."""
     with socket.socket(socket.AF_INET, kind) as probe:
         if kind == socket.SOCK_STREAM:
-            # As servers do, so that a port in TIME_WAIT is free. For UDP it would allow sharing.
+            # Servers set SO_REUSEADDR, too: a TCP port in TIME_WAIT then counts as free. It is not
+            # set for UDP, where it would also allow a port that another process uses.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
@@ -259,7 +261,7 @@ def _bind(kind: socket.SocketKind, port: int) -> int | None:
 
 
 async def wait_until_ready(place: Addresses, console: Console) -> None:
-    """Poll /readyz until it is ready, and show why it is not."""
+    """Poll /readyz until the edge is ready; meanwhile show why it is not."""
     shown = ""
     began_s = time.monotonic()
     # trust_env: a proxy of the environment cannot reach loopback.
@@ -274,7 +276,7 @@ async def wait_until_ready(place: Addresses, console: Console) -> None:
 
 
 async def _ask_ready(client: httpx.AsyncClient, place: Addresses) -> dict[str, Any] | None:
-    """Return what the edge says on /readyz, or None if it does not answer."""
+    """Return the edge's answer to /readyz, or None if it does not answer."""
     try:
         answer = await client.get(f"{place.http_url}/readyz")
     except httpx.TransportError:
@@ -284,10 +286,10 @@ async def _ask_ready(client: httpx.AsyncClient, place: Addresses) -> dict[str, A
 
 
 def why_not_ready(answer: dict[str, Any] | None, waited_s: float) -> str:
-    """Return why an edge is not ready, given its answer on /readyz, `waited_s` after the start.
+    """Return why the edge is not ready, from its answer to /readyz `waited_s` after the start.
 
-    The edge is up before the origin and reports that it has no link to it. That is no fault during
-    a normal start, so it is shown only after ORIGIN_START_S.
+    The edge starts faster than the origin, and at first reports that it has no link to an origin.
+    This is part of a normal start, so it is shown as a problem only after ORIGIN_START_S.
     """
     if answer is None:
         return "starting the edge"
@@ -307,7 +309,7 @@ def _show_progress(reason: str, status: Status, console: Console) -> None:
 def ready_line(
     place: Addresses, upstream: UpstreamServer | None, pids: dict[str, int | None], ready_s: float
 ) -> str:
-    """Return the line of `--json`: the addresses and the processes."""
+    """Return the line of JSON for `--json`: addresses, models and process ids."""
     return json.dumps(
         {
             "ready": True,
@@ -326,7 +328,7 @@ def ready_line(
 def print_addresses(
     place: Addresses, upstream: UpstreamServer | None, ready_s: float, console: Console
 ) -> None:
-    """Print the addresses, and a first request that can be copied."""
+    """Print the addresses, and a curl command for a first request."""
     if upstream is None:
         serves = "the demo model"
         request = {"model": "demo", "prompt": SAMPLE_PROMPT, "max_tokens": 200}
@@ -348,12 +350,12 @@ def print_addresses(
         "Point any OpenAI SDK at it:\n\n"
         f"  export OPENAI_BASE_URL={place.http_url}/v1 OPENAI_API_KEY=unused",
         markup=False,
-        soft_wrap=True,  # a wrapped command cannot be copied
+        soft_wrap=True,  # line breaks within the command would break it when it is copied
     )
 
 
 async def print_sample(place: Addresses, upstream: UpstreamServer | None, console: Console) -> None:
-    """Show one short stream that is cut and resumed; failures are shown, but not fatal."""
+    """Show one short stream that is cut and resumed; if it fails, only print the error."""
     console.print(f"\nA sample, cut after {SAMPLE_CUT_AFTER} tokens and resumed:\n")
 
     def write(text: str) -> None:

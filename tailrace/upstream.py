@@ -1,7 +1,7 @@
 """The OpenAI-compatible server behind `tailrace up --upstream`.
 
-It is asked for its models before anything starts, so that a wrong URL, key or model name is one
-line on the terminal and leaves nothing behind.
+The command requests the list of its models before it starts any process. So a wrong URL, key or
+model name causes a short error at once.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from tailrace.origin.producers.upstream import client_of, list_models
 from tailrace.origin.producers.upstream_away import reason_of
 
 MAX_MODELS = 16
-"""Maximum number of models that are served without being named; each takes a process."""
+"""Maximum number of models that are served if the user names none. Each takes a worker process."""
 MAX_SHOWN = 10
 """Maximum number of model names in an error message."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamServer:
-    """A server that answered, and the models of it that are served."""
+    """An OpenAI-compatible server that has answered, and its models that will be served."""
 
     url: str
     key_variable: str | None
@@ -35,7 +35,7 @@ class UpstreamServer:
     models: tuple[str, ...]
 
     def origin_flags(self, folder: Path) -> dict[str, object]:
-        """Return the flags of `tailrace origin`; several models take a file in `folder`."""
+        """Return the flags for `tailrace origin`; for several models write a file into `folder`."""
         if len(self.models) > 1:
             file = folder / "upstream.toml"
             file.write_text("\n".join(map(self._table, self.models)), "utf-8")
@@ -46,7 +46,8 @@ class UpstreamServer:
         return flags
 
     def _table(self, model: str) -> str:
-        # A JSON string is a TOML basic string. Such a model takes no memory here, so it stays.
+        # Every JSON string is a valid TOML string. `pin`: a model of an upstream server needs no
+        # GPU memory here, so there is no reason to unload it.
         lines = [
             f"[models.{json.dumps(model)}]",
             f"upstream = {json.dumps(self.url)}",
@@ -61,9 +62,9 @@ class UpstreamServer:
 async def find_upstream(
     url: str, key_variable: str | None, wanted: Sequence[str]
 ) -> UpstreamServer:
-    """Ask the server at `url` for its models and choose those that are served.
+    """Request the models of the server at `url`, and choose those that will be served.
 
-    `wanted` are names that the user gave; without one, every model that the server lists is served.
+    `wanted` are the models that the user named; if there are none, all listed models are served.
 
     Raises ConfigError if the URL, the key or a name is wrong, or the server does not answer.
     """
@@ -96,15 +97,15 @@ async def find_upstream(
 
 
 def choose(url: str, listed: list[str] | None, wanted: Sequence[str]) -> tuple[str, ...]:
-    """Return the models to serve: those wanted, or else every model that is listed.
+    """Return the models to serve: the `wanted` ones, or all listed ones if none are wanted.
 
-    Raises ConfigError if a wanted one is not listed, or none is wanted and too many are listed.
+    Raises ConfigError if a wanted model is not listed, or if none is wanted and there are more than
+    MAX_MODELS.
     """
     if not listed:
         if wanted:
-            return tuple(
-                dict.fromkeys(wanted)
-            )  # a server without a list: requests will show if they exist
+            # The server has no list of models, so only requests will show if these exist.
+            return tuple(dict.fromkeys(wanted))
         raise ConfigError(
             f"{url} lists no models",
             field="--model",
@@ -121,9 +122,9 @@ def choose(url: str, listed: list[str] | None, wanted: Sequence[str]) -> tuple[s
     chosen = tuple(dict.fromkeys(wanted or listed))
     if not wanted and len(chosen) > MAX_MODELS:
         raise ConfigError(
-            f"{url} lists {len(chosen)} models, more than the {MAX_MODELS} that are served unnamed",
+            f"{url} lists {len(chosen)} models; at most {MAX_MODELS} are served without --model",
             field="--model",
-            hint=f"name those to serve: --model {chosen[0]} --model {chosen[1]}",
+            hint=f"name the models to serve: --model {chosen[0]} --model {chosen[1]}",
         )
     return chosen
 
@@ -142,7 +143,7 @@ def _checked(url: str) -> str:
         )
     if "@" in parts.netloc:
         raise ConfigError(
-            "the URL holds a password",
+            "the URL contains a password",
             field="--upstream",
             hint="put the key into an environment variable and name it: --api-key-env NAME",
         )
@@ -151,7 +152,7 @@ def _checked(url: str) -> str:
 
 def _refused(url: str, key_variable: str | None, error: ConfigError) -> ConfigError:
     hint = (
-        f"{key_variable} holds a key that the server does not take"
+        f"the server refuses the API key in {key_variable}"
         if key_variable is not None
         else "if the server needs an API key, name the variable that holds it: --api-key-env NAME"
     )
@@ -159,7 +160,7 @@ def _refused(url: str, key_variable: str | None, error: ConfigError) -> ConfigEr
 
 
 async def _answers(url: str) -> bool:
-    """Return True if a list of models is served below `url`."""
+    """Return True if the server at `url` returns a list of models."""
     async with client_of(OriginConfig(upstream=url)) as client:
         try:
             return bool(await list_models(client))

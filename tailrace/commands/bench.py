@@ -1,6 +1,6 @@
-"""`tailrace bench`: measures what clients of a server under load experience.
+"""`tailrace bench`: measures latencies of a server under load, as its clients see them.
 
-Like tailrace/cli.py, only typer is imported before a command runs.
+As in tailrace/cli.py, only typer is imported before a command runs.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ bench_app = command_group("Measure a server under load.")
 APIS = ("native", "chat", "completions")
 EXIT_SLOWER = 3
 FORMAT = 1
-"""Format version of the JSON in which runs are compared."""
+"""Version of the format of a result's JSON; only results of the same version can be compared."""
 
 
 @bench_app.callback()
 def bench() -> None:
-    """Make this a group, although it has only one command."""
+    """Keep `serve` a subcommand: without a callback, typer would drop a single command's name."""
 
 
 @bench_app.command()
@@ -42,16 +42,21 @@ def serve(
     url: Annotated[str, typer.Argument(metavar="URL", help="URL of the server, without /v1.")],
     api: Annotated[
         str,
-        typer.Option(help="native (Tailrace's own, allows cuts), or OpenAI's chat or completions."),
+        typer.Option(
+            help="native (Tailrace's own API; allows --cuts), or chat or completions (OpenAI's)."
+        ),
     ] = "native",
     model: Annotated[str, typer.Option(help="Name of the model at the server.")] = "demo",
     rate: Annotated[
-        float, typer.Option(min=0.01, help="Requests per second, at random (Poisson).")
+        float, typer.Option(min=0.01, help="Requests per second, at random times (Poisson).")
     ] = 4.0,
     seconds: Annotated[float, typer.Option(min=0.1, help="Duration in seconds.")] = 30.0,
     trace: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Times of requests, from `tailrace warm trace`."),
+        typer.Option(
+            metavar="FILE",
+            help="Send requests at the times in this file from `tailrace warm trace import`.",
+        ),
     ] = None,
     speed: Annotated[
         float, typer.Option(min=0.001, help="Play the trace this many times faster.")
@@ -59,13 +64,16 @@ def serve(
     prompt_words: Annotated[int, typer.Option(min=1, help="Words in each prompt.")] = 32,
     max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of each answer.")] = 64,
     cuts: Annotated[
-        int, typer.Option(min=0, help="Cuts of the connection in each answer; native only.")
+        int,
+        typer.Option(min=0, help="Cut the connection this many times in each answer; native only."),
     ] = 0,
     goal_ttft: Annotated[
-        float, typer.Option(help="Maximum time to first token of a good request, in ms.")
+        float,
+        typer.Option(help="A good request's first token arrives within this time, in ms."),
     ] = 1000.0,
     goal_itl: Annotated[
-        float, typer.Option(help="Maximum median gap between tokens of a good request, in ms.")
+        float,
+        typer.Option(help="A good request's median gap between tokens is at most this, in ms."),
     ] = 100.0,
     timeout: Annotated[
         float, typer.Option(min=1, help="Timeout of a request, in seconds.")
@@ -82,18 +90,22 @@ def serve(
             help="Compare with an earlier result. Exit status 3 if something is slower.",
         ),
     ] = None,
-    tolerance: Annotated[float, typer.Option(min=0, help="Tolerated slowdown, as a share.")] = 0.1,
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="Tolerated slowdown, as a fraction: 0.1 is 10 %.")
+    ] = 0.1,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure what clients wait for under load.
+    """Measure latencies and throughput of a server under load.
 
-    Requests are sent at a rate or by a trace. TAILRACE_API_KEY is sent if it is set.
+    Requests are sent at a fixed rate, or at the times of a trace. The API key in the environment
+    variable TAILRACE_API_KEY is sent if it is set.
     """
     from tailrace.load.drive import Demand, drive, poisson
     from tailrace.load.samples import Goal, compare, report
 
     if api not in APIS:
-        raise CallerError(f"{api!r} is not an API", field="--api", hint=", ".join(APIS))
+        hint = "use one of " + ", ".join(APIS)
+        raise CallerError(f"unknown API {api!r}", field="--api", hint=hint)
     check_url(url, "URL")
     if cuts and api != "native":
         raise CallerError("only native streams can be cut and resumed", field="--cuts")
@@ -149,9 +161,11 @@ def _read(path: Path) -> dict[str, Any]:
         run: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         known = run["format"] == FORMAT and isinstance(run["requests"], list)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CallerError(f"{path} is not a result: {error}", field="--against") from None
+        message = f"{path} is not a result of bench serve --out: {error}"
+        raise CallerError(message, field="--against") from None
     if not known:
-        raise CallerError(f"{path} is a result in another format", field="--against")
+        message = f"{path} is a result of another version of Tailrace, in another format"
+        raise CallerError(message, field="--against")
     return run
 
 

@@ -23,7 +23,7 @@ gpu_app = command_group("Check the GPUs of this machine.")
 
 @gpu_app.callback()
 def _group() -> None:
-    """Keep `check` a subcommand, although it is the only one."""
+    """Keep `check` a subcommand: without a callback, typer would drop a single command's name."""
 
 
 @gpu_app.command()

@@ -38,7 +38,8 @@ def key_add(
     rights: Annotated[
         str,
         typer.Option(
-            metavar="RIGHT,…", help="Rights of the key. `admin` is all rights for all tenants."
+            metavar="RIGHT,…",
+            help="Rights of the key. `admin` gives all rights, for the streams of all tenants.",
         ),
     ] = DEFAULT_RIGHTS,
     expires_days: Annotated[
@@ -52,7 +53,9 @@ def key_add(
     ] = None,
     max_unfinished: Annotated[
         int | None,
-        typer.Option(help="Maximum running and waiting streams of the tenant, at each origin."),
+        typer.Option(
+            help="Maximum number of running and waiting streams of the tenant, at each origin."
+        ),
     ] = None,
     tokens_per_s: Annotated[
         int | None,
@@ -66,8 +69,7 @@ def key_add(
 ) -> None:
     """Create a key and print it once; only its hash is stored.
 
-    Limits apply to the tenant, whichever of its keys is used. Limits that are not given stay
-    unchanged.
+    Limits apply to all keys of the tenant together. Limits that are not given stay unchanged.
     """
     from pydantic import ValidationError
 
@@ -121,7 +123,7 @@ def key_add(
 def key_list(
     keys: KeysOption = None, config: ConfigOption = None, as_json: JsonOption = False
 ) -> None:
-    """List all keys, also revoked ones, without their secrets."""
+    """List all keys, including revoked ones, without their secrets."""
     from tailrace.edge.access.keys import read_keys
 
     stored, now = read_keys(_path(keys, config)), datetime.now(UTC)
@@ -150,7 +152,7 @@ def key_revoke(
     from tailrace.edge.access.keys import PREFIX, changing, read_keys
 
     path, now = _path(keys, config), datetime.now(UTC)
-    read_keys(path)  # a missing file is an error here and is not created
+    read_keys(path)  # raises if the file is missing; `changing` would create it
     id_ = key.removeprefix(PREFIX).partition("_")[0]
     with changing(path) as stored:
         found = next((each for each in stored.keys if each.id == id_), None)

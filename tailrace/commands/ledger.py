@@ -34,7 +34,7 @@ UrlOption = Annotated[
     typer.Option(
         "--url",
         metavar="URL",
-        help="Database of a shared ledger, postgresql://…. Put a URL with a password into"
+        help="Database of a shared ledger, postgresql://…. If the URL has a password, put it into"
         " TAILRACE_LEDGER_URL instead, because other users can see command lines.",
     ),
 ]
@@ -63,7 +63,7 @@ async def status(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Count streams, frames and bytes."""
+    """Show the numbers of streams, frames and bytes."""
     from dataclasses import asdict
 
     async with _reading(path, url, config) as reader:
@@ -150,7 +150,8 @@ async def verify(
 ) -> None:
     """Check that streams are complete and undamaged.
 
-    Every stream must be contiguous, end once, and match its checksums.
+    No frame of a stream may be missing, each stream may end only once, and its checksums must
+    match.
     """
     from dataclasses import asdict
 
@@ -180,7 +181,8 @@ async def export(
         typer.Argument(metavar="[STREAM]…", help="Stream ids. Default: all streams."),
     ] = None,
     form: Annotated[
-        str, typer.Option("--format", help="jsonl, frames (wire frames), or copy (the whole file).")
+        str,
+        typer.Option("--format", help="jsonl, frames (wire frames), or copy (the whole file)."),
     ] = "jsonl",
     out: Annotated[
         Path | None,
@@ -190,7 +192,7 @@ async def export(
     url: UrlOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Export streams, or copy the file consistently."""
+    """Export streams, or copy the whole ledger file, also while an origin writes to it."""
     from tailrace.ledger.inspection.commands import json_lines, raw_frames
     from tailrace.ledger.inspection.reader import parse_stream
 
@@ -224,7 +226,7 @@ async def gc(
 ) -> None:
     """Remove expired streams and free their space.
 
-    No origin may use the file at the same time. A running origin does this every `ledger.sweep_s`.
+    Stop the origin that uses the file first. A running origin does the same every `ledger.sweep_s`.
     """
     from dataclasses import asdict
 
@@ -247,16 +249,16 @@ async def gc(
 
 @ledger_app.command()
 def accept(path: PathOption = None, config: ConfigOption = None) -> None:
-    """Accept the loss of acknowledged data after damage.
+    """Accept that a damaged ledger file has lost stored data, and let origins use it again.
 
-    For a ledger file whose WAL was damaged, if there is no copy to restore. The next origin then
-    continues with what is left; the missing frames stay lost.
+    Use this for a ledger file whose WAL was damaged, if you have no copy to restore. The next
+    origin then continues with the remaining frames; the missing ones stay lost.
     """
     from tailrace.ledger.inspection.commands import accept as go_on
 
     place = _place(path, None, config)
     if not isinstance(place, Path):
-        raise ConfigError("only a file can be accepted", field="--path")
+        raise ConfigError("this command is for ledger files, not for PostgreSQL", field="--path")
     go_on(place)
     typer.echo(f"the next origin will continue with what {place} has")
 
@@ -265,7 +267,7 @@ def accept(path: PathOption = None, config: ConfigOption = None) -> None:
 
 
 def _place(path: Path | None, url: str | None, config: Path | None) -> Path | str:
-    """Return the file, or the URL of the database, from flags and settings."""
+    """Return the ledger's file, or the URL of its database, from flags and settings."""
     if path is not None and url is not None:
         raise ConfigError("give --path or --url, not both")
     if path is not None:
@@ -278,7 +280,7 @@ def _place(path: Path | None, url: str | None, config: Path | None) -> Path | st
             return settings.path or OriginConfig.load(config).data / "ledger.db"
         url = settings.url.get_secret_value()
     with extra("postgres"):
-        import psycopg  # noqa: F401 - only to say what is missing, before it is used
+        import psycopg  # noqa: F401 - so that a missing package is reported with the right extra
     return url
 
 
@@ -291,7 +293,7 @@ def _reading(
 
 
 def _opening(place: Path | str, config: Path | None) -> Callable[[], Awaitable[Ledger]]:
-    """Return a function that opens the ledger like an origin with these settings."""
+    """Return a function that opens the ledger as an origin with these settings would."""
     from pydantic import SecretStr
 
     from tailrace.ledger.process.logging_setup import configure_logging
@@ -299,13 +301,10 @@ def _opening(place: Path | str, config: Path | None) -> Callable[[], Awaitable[L
     from tailrace.origin.open_ledger import open_ledger
     from tailrace.origin.steady_clock import KeptClock
 
-    configure_logging("warning")  # on stderr, as the figures go to stdout
+    configure_logging("warning")  # logs go to stderr, because the results go to stdout
     file, url = (place, None) if isinstance(place, Path) else (None, SecretStr(place))
-    given = {
-        "path": file,
-        "url": url,
-        "owner": "gc",
-    }  # its own name, so that it takes over no streams
+    # With a name of its own, this process does not take over the streams of an origin.
+    given = {"path": file, "url": url, "owner": "gc"}
     settings = LedgerConfig.load(config).model_copy(update=given)
     data = OriginConfig.load(config).data
     return lambda: open_ledger(settings, data, KeptClock(data))
@@ -314,15 +313,15 @@ def _opening(place: Path | str, config: Path | None) -> Callable[[], Awaitable[L
 async def _copy(place: Path | str, streams: list[str] | None, out: Path | None) -> None:
     if not isinstance(place, Path):
         raise ConfigError(
-            "only a file can be copied",
+            "a ledger on PostgreSQL cannot be copied to a file",
             field="--format",
-            hint="pg_dump --schema=tailrace copies a ledger on PostgreSQL",
+            hint="use pg_dump --schema=tailrace",
         )
     if out is None or streams:
         raise ConfigError(
-            "--format copy copies the whole ledger into a file",
-            field="--format",
-            hint="add --out FILE, and name no streams",
+            "copies the whole ledger, and only into a file",
+            field="--format copy",
+            hint="give --out FILE, and no streams",
         )
     from tailrace.ledger.inspection.sqlite_reader import reading_file
 
@@ -363,7 +362,7 @@ def _tell(figures: Mapping[str, object], *, as_json: bool) -> None:
 
 
 TIMES = {"created_ms", "expires_ms", "next_alarm_ms", "next_expiry_ms"}
-"""Fields that are points in time. Other fields in ms are durations."""
+"""Names of fields that hold a time of day in ms since 1970. Other fields in ms are durations."""
 
 
 def _readable(name: str, value: object) -> str:

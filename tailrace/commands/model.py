@@ -31,7 +31,8 @@ HeadOption = Annotated[
 ]
 EXIT_NOT_SUPPORTED = 1
 MAX_SHOWN_FINDINGS = 20
-"""Maximum findings that are shown; a wrong size makes every tensor wrong. JSON has all of them."""
+"""Maximum number of findings that are shown as text, because one wrong size in a model's
+config.json makes every tensor wrong. The JSON output has all findings."""
 
 model_app = command_group("Check a checkpoint before it is served.")
 
@@ -42,7 +43,8 @@ def check(
     memory: Annotated[
         str | None,
         typer.Option(
-            metavar="SIZE", help="Print how many full contexts fit into this memory, such as 24GiB."
+            metavar="SIZE",
+            help="Print how many full contexts fit into this much memory, such as 24GiB.",
         ),
     ] = None,
     weights: WeightsOption = None,
@@ -56,7 +58,7 @@ def check(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check if a checkpoint can be served, and its memory.
+    """Check if a checkpoint can be served, and how much memory it needs.
 
     DIR has config.json, tokenizer.json and model.safetensors (or shards and their index), as
     `hf download NAME --local-dir DIR` writes them. Only the headers of the weights are read, unless
@@ -89,7 +91,9 @@ def check(
 def load_profile(
     directory: Annotated[
         Path | None,
-        typer.Argument(metavar="[DIR]", help="Checkpoint folder. Default: the one that is served."),
+        typer.Argument(
+            metavar="[DIR]", help="Checkpoint folder. Default: the setting origin.model."
+        ),
     ] = None,
     starts: Annotated[int, typer.Option(min=1, max=100, help="Number of cold starts.")] = 5,
     chart: Annotated[Path | None, typer.Option(help="Also draw a chart: .svg or .png.")] = None,
@@ -97,9 +101,9 @@ def load_profile(
 ) -> None:
     """Measure each stage of a worker's cold start.
 
-    Starts a worker several times with the settings of `[origin]`, and prints each stage with its
-    minimum.
-    A running origin is not touched, but the extra worker takes memory and processor time.
+    Starts a worker several times with the settings of `[origin]`. Prints how long each stage took,
+    and its floor, the shortest time that it took in any start. A running origin is not touched, but
+    the extra worker takes memory and processor time.
     """
     import asyncio
 
@@ -149,12 +153,14 @@ def _bytes(text: str) -> int:
         return TypeAdapter(ByteSize).validate_python(text)
     except ValidationError as error:
         raise ConfigError(
-            f"{text!r} is no size", field="--memory", hint="a number and a unit, such as 24GiB"
+            f"{text!r} is not a size",
+            field="--memory",
+            hint="give a number and a unit, as in 24GiB",
         ) from error
 
 
 def _document(report: ModelReport, memory_bytes: int | None) -> dict[str, Any]:
-    """Return all findings, under names that stay the same."""
+    """Return the report as JSON fields, whose names do not change in later releases."""
     config = report.config
     return {
         "directory": str(report.directory),
@@ -208,7 +214,7 @@ def _told(finding: Finding) -> str:
 
 
 def _rows(report: ModelReport, memory_bytes: int | None) -> list[tuple[str, ...]]:
-    """Return rows of a name, and a value for all devices or one for each."""
+    """Return table rows: a name, and either one value or one value for each device."""
     config, devices = report.config, report.footprints
     rows: list[tuple[str, ...]] = [("supported", "yes" if report.supported else "no")]
     if config is not None:
@@ -239,7 +245,7 @@ def _rows(report: ModelReport, memory_bytes: int | None) -> list[tuple[str, ...]
 
 
 def _size(count: int) -> str:
-    """Return a size for people, in powers of 1024."""
+    """Return a number of bytes as text, such as `1.5 GiB`."""
     from pydantic import ByteSize
 
     return ByteSize(count).human_readable(separator=" ")

@@ -50,7 +50,7 @@ PIPE_COLUMNS = 160
 def command_group(about: str) -> typer.Typer:
     """Create a command with subcommands.
 
-    Its help is plain text, because loading rich costs more than everything else together.
+    Its help is plain text: to import rich would take longer than all the rest of `--help`.
     """
     return typer.Typer(help=about, no_args_is_help=True, rich_markup_mode=None)
 
@@ -61,7 +61,7 @@ def tell(fields: object, text: str, *, as_json: bool) -> None:
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
-    """Return the rows as aligned columns of plain text, so that a pipe can read them."""
+    """Return the rows as aligned columns of plain text, without colours or borders."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
@@ -72,7 +72,10 @@ def check_url(url: str, option: str) -> None:
 
 
 def api_key() -> str | None:
-    """Return the API key of the environment. Other users can see a command line, so no flag."""
+    """Return the API key from the environment variable TAILRACE_API_KEY.
+
+    There is no flag for it, because other users can see command lines.
+    """
     return os.environ.get("TAILRACE_API_KEY")
 
 
@@ -90,7 +93,7 @@ def wide_console() -> Console:
 
 @contextmanager
 def progress(unit: str) -> Iterator[Callable[[int], None]]:
-    """Show a counter on stderr if that is a terminal. Yields the function that sets it."""
+    """Show a counter on stderr if that is a terminal; yield the function that sets the counter."""
     if not sys.stderr.isatty():
         yield lambda done: None
         return
@@ -108,7 +111,7 @@ def extra(name: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package == "tailrace":
-            raise  # a fault of ours, not of the installation
+            raise  # a bug in Tailrace, not a missing package
         raise ConfigError(
             f"the package {package!r} is not installed",
             hint=f"pip install 'tailrace[{name}]'",

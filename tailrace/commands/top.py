@@ -1,4 +1,4 @@
-"""`tailrace top`: what an edge and its origins do now.
+"""`tailrace top`: shows the streams, rates and workers of an edge and its origins.
 
 Like tailrace/cli.py, only typer is imported before a command runs.
 """
@@ -22,7 +22,7 @@ def top(
     rows: Annotated[
         int, typer.Option(min=1, max=1000, help="Maximum number of streams to show.")
     ] = 20,
-    once: Annotated[bool, typer.Option("--once", help="Show it once and exit.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Show one reading and exit.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show live streams, rates and workers.
@@ -31,8 +31,8 @@ def top(
     """
     check_url(url, "URL")
     if as_json and not once:
-        raise CallerError("goes with --once", field="--json")
-    with suppress(KeyboardInterrupt):  # Ctrl-C is the way to leave it
+        raise CallerError("needs --once", field="--json")
+    with suppress(KeyboardInterrupt):  # the user ends the command with Ctrl-C, which is no error
         asyncio.run(_top(url.rstrip("/"), interval, rows, once, as_json))
 
 

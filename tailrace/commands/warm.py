@@ -36,8 +36,8 @@ TraceArgument = Annotated[
     str,
     typer.Argument(
         metavar="[TRACE]",
-        help="A history file or a CSV of arrivals; a generated trace (bursty, diurnal, rare, mixed,"
-        " clockwork); or `history`, the origin's own.",
+        help="Requests to simulate: a history file, a CSV of arrivals, a generated trace (bursty,"
+        " diurnal, rare, mixed, clockwork), or `history`, the history file of the local origin.",
     ),
 ]
 ColdCostOption = Annotated[float, typer.Option(help="Price of a cold start, in idle GPU-seconds.")]
@@ -49,7 +49,7 @@ SeedOption = Annotated[int, typer.Option(help="Random seed.")]
 DaysOption = Annotated[
     float,
     typer.Option(
-        min=0.01, max=365, help="Length of a generated trace, or how much of a history to use."
+        min=0.01, max=365, help="Days of the generated trace, or latest days of the history to use."
     ),
 ]
 DataOption = Annotated[
@@ -70,12 +70,14 @@ LONGEST_TTL_S = 86_400.0
 def simulate(
     trace: TraceArgument = HISTORY,
     policy: Annotated[
-        list[str] | None, typer.Option(help=f"ttl-SECONDS, {', '.join(POLICIES[3:])}; repeatable.")
+        list[str] | None,
+        typer.Option(help=f"Policy: ttl-SECONDS, {', '.join(POLICIES[3:])}; repeatable."),
     ] = None,
     cold_cost: ColdCostOption = 60.0,
     load: LoadOption = None,
     memory: Annotated[
-        float | None, typer.Option(help="Memory cap, in the unit of --size. Default: none.")
+        float | None,
+        typer.Option(help="Memory for all loaded models, in the unit of --size. Default: no cap."),
     ] = None,
     size: Annotated[
         list[str] | None,
@@ -86,7 +88,7 @@ def simulate(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare what policies would have cost on a trace."""
+    """Compare what keep-alive policies would have cost for the requests of a trace."""
     with extra("torch"):
         from tailrace.origin.pool.policies.named_policy import named_policy
         from tailrace.origin.pool.policies.policies import WarmPrices
@@ -97,7 +99,7 @@ def simulate(
     names = list(policy or (one for one in POLICIES if one != "greedy-dual" or memory is not None))
     chosen = [named_policy(one, prices, "--policy") for one in names]
     if memory is None and "greedy-dual" in names:
-        raise CallerError("greedy-dual needs a cap", field="--memory")
+        raise CallerError("greedy-dual needs a cap on memory", field="--memory")
     sizes = _sizes(arrivals, size or [])
     with progress("gaps") as told:
         outcomes, method = compare(arrivals, chosen, prices, sizes=sizes, cap=memory, progress=told)
@@ -130,7 +132,7 @@ def frontier(
     cold_cost: ColdCostOption = 60.0,
     load: LoadOption = None,
     here: Annotated[
-        float | None, typer.Option(help="Your current TTL in seconds, to be marked.")
+        float | None, typer.Option(help="Your current TTL in seconds, marked in the output.")
     ] = None,
     chart: ChartOption = None,
     seed: SeedOption = 0,
@@ -150,12 +152,12 @@ def frontier(
         from tailrace.origin.pool.policies.trace import idle_gaps
 
     if here is not None and not here >= 0:
-        raise CallerError("is to be zero or more seconds", field="--here")
+        raise CallerError("must be zero or more seconds", field="--here")
     arrivals, load = _trace(trace, seed, days, load, config)
     prices = WarmPrices(cold_cost, load)
     gaps = idle_gaps(arrivals)
     if not len(gaps):
-        raise CallerError("has no idle gap, so there is nothing to decide", field="trace")
+        raise CallerError("has no time between two requests to decide about", field="trace")
     ttls = np.geomspace(SHORTEST_TTL_S, LONGEST_TTL_S, SWEEP_TTLS).tolist()
     ttls = sorted({*ttls, cold_cost, *([] if here is None else [here])})
     sweep = sweep_ttls(gaps.length_s, ttls, prices)
@@ -188,13 +190,16 @@ def frontier(
 @trace_app.command("import")
 def import_(
     form: Annotated[
-        str, typer.Argument(metavar="FORMAT", help="azure, burstgpt, mooncake or servegen.")
+        str,
+        typer.Argument(
+            metavar="FORMAT", help="Format of FILE: azure, burstgpt, mooncake or servegen."
+        ),
     ],
     file: Annotated[Path, typer.Argument(metavar="FILE", dir_okay=False)],
     to: Annotated[
         Path,
         typer.Option(
-            "--to", metavar="FILE", help="Output file, a CSV for `simulate`.", dir_okay=False
+            "--to", metavar="FILE", help="Output file, a CSV of arrivals.", dir_okay=False
         ),
     ],
     prefill: Annotated[
@@ -229,7 +234,7 @@ def export_cache(
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Export compiled kernels for another machine of this kind."""
+    """Export compiled kernels for machines with the same GPU and software."""
     cache = _kernel_cache(config, data)
     with progress("files") as told:
         count = cache.export(file, told)
@@ -245,9 +250,9 @@ def import_cache(
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Import compiled kernels before an origin starts.
+    """Import compiled kernels, so that an origin that starts later need not compile them.
 
-    Kernels of another version are left out.
+    Kernels that were compiled for other software or another GPU are left out.
     """
     cache = _kernel_cache(config, data)
     with progress("files") as told:
@@ -267,7 +272,10 @@ def _kernel_cache(config: Path | None, data: Path | None) -> KernelCache:
 def _trace(
     name: str, seed: int, days: float, load_s: float | None, config: Path | None
 ) -> tuple[ArrivalTrace, float]:
-    """Return the arrivals, and the duration of a cold start: as given, or as measured."""
+    """Return the arrivals, and the duration of a cold start in seconds.
+
+    The duration is `load_s` if given, else the median of the history, else a default.
+    """
     from tailrace.origin.pool.history.sqlite_file import is_sqlite
     from tailrace.origin.pool.policies.policies import LOAD_S
     from tailrace.origin.pool.policies.trace import GENERATED, generated, import_trace
@@ -290,7 +298,7 @@ def _trace(
 
 
 def history_of(config: Path | None) -> str:
-    """Return the place of the history from the settings."""
+    """Return the path or database URL of the history, from the settings."""
     from tailrace.origin.config import LedgerConfig, OriginConfig
     from tailrace.origin.pool.history.recorder import history_place
 
@@ -311,7 +319,7 @@ def _sizes(arrivals: ArrivalTrace, given: list[str]) -> dict[str, float]:
         except ValueError:
             raise CallerError(f"{size!r} is not a number", field="--size") from None
         if not 0 < sizes[model] < float("inf"):
-            raise CallerError(f"{size} is not above zero", field="--size")
+            raise CallerError(f"{size} is not a finite number above zero", field="--size")
     return sizes
 
 

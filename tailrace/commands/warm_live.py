@@ -31,7 +31,7 @@ EdgeOption = Annotated[
     typer.Option(
         "--edge",
         metavar="URL",
-        help="Edge URL; TAILRACE_API_KEY needs the right `admin`.",
+        help="Edge URL. The API key in TAILRACE_API_KEY needs the right `admin`.",
     ),
 ]
 OriginOption = Annotated[
@@ -50,7 +50,7 @@ def status(
 ) -> None:
     """Show each model: tier, requests, cold starts, policy.
 
-    --chart draws which worker held which model.
+    --chart draws which worker had which model loaded, and when.
     """
     query = {"days": str(days)} | _of(origin)
     answers = _ask(edge, "warm", query)
@@ -76,7 +76,8 @@ def explain(
         str | None,
         typer.Option(
             metavar="FILE",
-            help="Read this history file instead of asking an edge; `history`: the origin's own.",
+            help="Read this history file instead of asking an edge. `history` stands for the"
+            " history file of the local origin.",
         ),
     ] = None,
     edge: EdgeOption = LOCAL,
@@ -86,7 +87,7 @@ def explain(
 ) -> None:
     """Explain the last decisions and starts of a model.
 
-    --chart draws the last start, with the minimum of each of its stages.
+    --chart draws the stages of the last start, and the shortest time that each stage took.
     """
     if history is None:
         answers = _ask(edge, "warm/explain", {"model": model, "limit": str(limit)} | _of(origin))
@@ -106,7 +107,10 @@ def apply(
         str, typer.Argument(metavar="POLICY", help="Name of the policy, as in `warm simulate`.")
     ],
     shadow: Annotated[
-        bool, typer.Option("--shadow", help="Try it as the shadow policy only; see `warm status`.")
+        bool,
+        typer.Option(
+            "--shadow", help="Only record what it would decide; `warm status` shows the result."
+        ),
     ] = False,
     edge: EdgeOption = LOCAL,
     origin: OriginOption = None,
@@ -117,13 +121,13 @@ def apply(
         from tailrace.origin.pool.policies.named_policy import named_policy
         from tailrace.origin.pool.policies.policies import WarmPrices
 
-    named_policy(policy, WarmPrices(), "POLICY")  # refuse a wrong name before asking any origin
+    named_policy(policy, WarmPrices(), "POLICY")  # raises for an unknown name
     told = _change(edge, "apply", {"policy": policy, "shadow": shadow}, origin, as_json)
     for one in told:
         typer.echo(
-            f"{one['origin']}: {policy} runs beside the policy that decides"
+            f"{one['origin']}: {policy} is the shadow policy now; it decides nothing"
             if shadow
-            else f"{one['origin']}: {policy} decides now; a restart goes back to the settings"
+            else f"{one['origin']}: {policy} decides now; a restart returns to the settings"
         )
 
 
@@ -133,7 +137,7 @@ def prewarm(
     origin: OriginOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Load a model ahead of requests."""
+    """Load a model now, before a request needs it."""
     for one in _change(edge, "prewarm", {"model": model}, origin, as_json):
         typer.echo(f"{one['origin']}: {model} is loaded, or will be as soon as there is room")
 
@@ -142,16 +146,13 @@ def pin(
     model: ModelArgument,
     off: Annotated[
         bool,
-        typer.Option("--off", help="Let its policy decide again."),
+        typer.Option("--off", help="Unpin the model: its policy decides again."),
     ] = False,
     edge: EdgeOption = LOCAL,
     origin: OriginOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Keep a model loaded, also after a restart.
-
-    Its policy decides again after `--off`.
-    """
+    """Keep a model loaded, also after a restart of the origin, until `--off`."""
     for one in _change(edge, "pin", {"model": model, "pinned": not off}, origin, as_json):
         typer.echo(f"{one['origin']}: {model} is {'left to its policy' if off else 'pinned'}")
 
@@ -165,7 +166,7 @@ LIVE_COMMANDS = (status, explain, apply, prewarm, pin)
 def _ask(
     edge: str, asked: str, query: dict[str, str], body: Document | None = None
 ) -> list[Document]:
-    """Return each origin's answer. Raises the error of an edge, or of all of its origins."""
+    """Return each origin's answer. Raises the edge's error; also if all of its origins failed."""
     check_url(edge, "--edge")
     import httpx
 
@@ -187,7 +188,10 @@ def _ask(
 def _change(
     edge: str, act: str, body: Document, origin: str | None, as_json: bool
 ) -> list[Document]:
-    """Return the origins that made the change; none if JSON was printed."""
+    """Send a change to the origins; return the answers of those that made it.
+
+    With `as_json`, print all answers and return none.
+    """
     answers = _ask(edge, f"warm/{act}", _of(origin), body)
     if as_json:
         typer.echo(json.dumps({"origins": answers}))
@@ -196,7 +200,7 @@ def _change(
 
 
 def _answered(answers: list[Document]) -> Iterator[Document]:
-    """Yield the answers of origins, and report why the others did not."""
+    """Yield the answers without an error, and print the errors of the other origins."""
     for one in answers:
         if "error" in one:
             typer.echo(f"{one['origin']}: {one['error']['message']}", err=True)
@@ -229,7 +233,7 @@ def _from_history(history: str, config: Path | None, model: str, limit: int) -> 
 
 
 def _kept(one: Document) -> str:
-    """Return a description of the history."""
+    """Return a line about an origin's history: entries written and lost, or why there is none."""
     if one["problem"]:
         return f"no history: {one['problem']}"
     lost = f", {one['dropped']:,} lost" if one["dropped"] else ""
@@ -308,7 +312,7 @@ def _draw_residence(chart: Path, answers: Sequence[Document]) -> None:
 
     found = [(one["now_ms"], lane) for one in _answered(list(answers)) for lane in one["residence"]]
     if not found:
-        raise NotFound("nothing is recorded of who held what", field="--chart")
+        raise NotFound("the history has no record of loaded models", field="--chart")
     zero_ms = min(lane["from_ms"] for _, lane in found)
     lanes = [
         (
@@ -328,7 +332,7 @@ def _lane_name(lane: Document) -> str:
 
 
 def _draw_start(chart: Path, loads: Sequence[Document]) -> None:
-    """Draw the last start; the lower bound of each stage is its minimum over all listed starts."""
+    """Draw the stages of the last start, each with its shortest time in all listed starts."""
     with extra("plots"):
         from tailrace.origin.pool.policies.charts import draw_waterfall
 

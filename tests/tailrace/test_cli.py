@@ -69,7 +69,9 @@ def test_config_check_names_what_has_no_effect(tmp_path: Path, text: str, idle: 
     said = [row["name"] for row in json.loads(done.stdout) if not row["has_effect"]]
     assert said == [f"origin.{name}" for name in idle]
     table = tailrace("config", "check", folder=tmp_path).stdout.splitlines()
-    named = [line.split()[0] for line in table if line.endswith("has no effect on what is served")]
+    named = [
+        line.split()[0] for line in table if line.endswith("has no effect on the served model")
+    ]
     assert named == said
 
 

@@ -36,7 +36,11 @@ def test_the_models_that_are_named_are_served_or_else_all_that_are_listed(
         (["qwen3", "llama"], ["qwen"], "has no model 'qwen' (did you mean qwen3? it lists"),
         (["a"], ["zzz"], "has no model 'zzz' (it lists a)"),
         (None, [], "lists no models (name the model to serve: --model NAME)"),
-        ([f"m{n}" for n in range(MAX_MODELS + 1)], [], "name those to serve: --model m0 --model"),
+        (
+            [f"m{n}" for n in range(MAX_MODELS + 1)],
+            [],
+            "name the models to serve: --model m0 --model",
+        ),
     ],
 )
 def test_a_choice_that_cannot_be_made_says_what_to_type(
@@ -78,7 +82,7 @@ def test_one_model_is_flags(tmp_path: Path) -> None:
     [
         ("localhost:8000", None, "is not an http:// or https:// URL"),
         ("http://:8000/v1", None, "is not an http:// or https:// URL"),
-        ("http://me:secret@host/v1", None, "the URL holds a password"),
+        ("http://me:secret@host/v1", None, "the URL contains a password"),
         ("http://127.0.0.1:1/v1", "NOT_SET_ANYWHERE", "NOT_SET_ANYWHERE is not set"),
         ("http://127.0.0.1:1/v1", None, "no OpenAI-compatible server answers at"),
     ],
