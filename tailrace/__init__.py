@@ -1,7 +1,8 @@
-"""The user's interfaces: the client, the command line and `up`. Nothing in Tailrace imports it.
+"""The package for users: the client, the command line and `tailrace up`.
 
-`from tailrace import Client` is the start of a program. Names are imported when they are first
-used, because `tailrace --help` needs none of them.
+The other packages of Tailrace (edge, origin, ledger, kernels) do not use these. A program begins
+with `from tailrace import Client`. Each name is imported when it is first used, because
+`tailrace --help` needs none of them and must be fast.
 """
 
 from importlib import import_module

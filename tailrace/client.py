@@ -1,7 +1,7 @@
 """An async client whose streams survive cut connections and dead edges.
 
-Needs httpx and the wire format only. A stream is read as raw frames; when a connection
-breaks, the next edge in the list is asked for what follows the last frame read.
+It needs only httpx and Tailrace's wire format. A stream is read as raw frames. When a connection
+breaks, the client requests the frames after the last one from the next edge in its list.
 
     async with Client(["http://127.0.0.1:8080"]) as client:
         async for frame in client.generate(prompt="Once upon a time"):
@@ -43,17 +43,17 @@ from tailrace.ledger.process.version import software
 RECONNECT_MIN_S = 0.05
 RECONNECT_MAX_S = 10.0
 RETRYABLE_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""Retried when the answer itself does not say, as with a proxy's error page."""
+"""HTTP statuses to retry if the body does not say so, for example in the error page of a proxy."""
 
 State = Literal["connecting", "open", "waiting", "resumed", "ended"]
 OnState = Callable[[State, str], None]
 StreamFrame = Logged | Snapshot
-"""A frame of a stream as its reader gets it. A Snapshot comes only to readers that ask for one."""
+"""A frame that a reader of a stream can get; a Snapshot only if the reader has requested one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """State shared by all streams of a client; any of `urls` may be asked for any stream."""
+    """State that all streams of a client share; each edge in `urls` can serve every stream."""
 
     urls: list[str]
     http: httpx.AsyncClient
@@ -66,7 +66,7 @@ class Edges:
             self.on_state(state, detail)
 
     async def cancel(self, stream: str, token: str | None) -> Status:
-        """Ask until an edge answers: cancelling twice is the same as once."""
+        """Cancel a stream; retry until an edge answers, because cancelling is idempotent."""
         attempts = Attempts(self)
         while True:
             try:
@@ -75,7 +75,11 @@ class Edges:
                 await attempts.failed(error)
 
     async def steer(self, stream: str, text: str, token: str | None) -> Status:
-        """Ask until an edge takes the text, or may have taken it: twice is not the same as once."""
+        """Steer a stream; retry only while no edge can have received the text.
+
+        Steering is not idempotent: a repeated request could append the text twice. So if an answer
+        is lost, this raises Unavailable with the code `outcome_unknown`.
+        """
         attempts = Attempts(self)
         while True:
             url = f"{attempts.url}/v1/generate/{stream}/steer"
@@ -88,9 +92,9 @@ class Edges:
             except httpx.TransportError as error:
                 said = str(error) or type(error).__name__
                 raise Unavailable(
-                    f"{attempts.url}: {said}: whether the text was taken is not known",
+                    f"{attempts.url}: {said}: it is unknown if the text was appended",
                     code="outcome_unknown",
-                    hint="read the stream on to see whether it contains the text",
+                    hint="continue to read the stream to see whether it contains the text",
                 ) from error
 
     async def _asked(self, url: str, token: str | None, body: object = None) -> Status:
@@ -103,7 +107,7 @@ class Edges:
 
 
 class Attempts:
-    """One request's tries: which edge is next, how long to wait, when to give up."""
+    """The attempts of one request: decides the next edge, the delay, and when to give up."""
 
     def __init__(self, edges: Edges) -> None:
         self._edges = edges
@@ -124,7 +128,10 @@ class Attempts:
         self._failing_since = None
 
     async def failed(self, error: httpx.TransportError | TailraceError) -> None:
-        """Wait, then try the next edge; raises when trying again is of no use."""
+        """Wait, and switch to the next edge; raise the error if another attempt is useless.
+
+        This is so if the error is not retryable, or if attempts have failed for `patience_s`.
+        """
         if not isinstance(error, TailraceError):
             error = unreachable(self.url, error)
         if not error.retryable:
@@ -150,7 +157,7 @@ def token_header(token: str | None) -> dict[str, str]:
 
 
 def http_error(status: int, headers: Mapping[str, str], body: bytes) -> TailraceError:
-    """Return the error in an HTTP answer, whether an origin, an edge or a proxy wrote it."""
+    """Return the error of an HTTP response, which an origin, an edge or a proxy may have made."""
     try:
         said = json.loads(body)["error"]
     except (ValueError, KeyError, TypeError):
@@ -174,9 +181,9 @@ def _text(value: object) -> str | None:
 
 
 def _retry_after_ms(header: str | None) -> int | None:
-    """Return the Retry-After in ms, in seconds form only.
+    """Return the time in a Retry-After header in milliseconds; None if it is not in seconds.
 
-    No edge sends dates (RFC 9110, 10.2.3).
+    The header may also hold a date (RFC 9110, 10.2.3), but edges never send one.
     """
     if header is None or not (header.isascii() and header.isdigit()):
         return None
@@ -184,12 +191,12 @@ def _retry_after_ms(header: str | None) -> int | None:
 
 
 class Position:
-    """The position of a reader in a stream, over as many connections as it takes.
+    """The position of a reader in a stream, which it keeps when it changes its connection.
 
     - `next_index`: the index of the next frame
-    - `ended`: True once nothing more will come
-    - `fault`: the error that ended this connection: that of a StreamError, or a retryable one if
-      the bytes were malformed or left out an index
+    - `ended`: True if no frame will follow
+    - `fault`: the error because of which this connection must not be read any further: the error of
+      a StreamError frame, or a retryable error if bytes were malformed or a frame was missing
     """
 
     def __init__(self, after: int | None = None) -> None:
@@ -200,21 +207,25 @@ class Position:
 
     @property
     def after(self) -> int | None:
-        """The index to resume after."""
+        """The index to resume after: that of the last frame; None at the start of the stream."""
         return self.next_index - 1 if self.next_index else None
 
     def reconnect(self) -> None:
-        """Start a new connection; incomplete data of the last one is void."""
+        """Prepare for a new connection: drop the last one's incomplete frame and its fault."""
         self.fault = None
         self._splitter = Splitter()
 
     def rewind(self, next_index: int) -> None:
-        """Read again from an earlier index."""
+        """Return to an earlier index, from which frames will be read again."""
         self.next_index = next_index
         self.ended = False
 
     def feed(self, data: bytes) -> list[StreamFrame]:
-        """Return the frames that `data` completes, without those read before, up to a `fault`."""
+        """Return the new frames that `data` completes.
+
+        Frames that were read before are left out. At an error the method sets `fault` and returns
+        the frames before the error.
+        """
         logged: list[StreamFrame] = []
         try:
             for raw in self._splitter.feed(data):
@@ -225,17 +236,20 @@ class Position:
                 else:
                     self._note(frame)
         except FrameError as error:
-            self.fault = Unavailable(f"a broken body: {error}", code="bad_frame")
+            self.fault = Unavailable(f"malformed frames in the body: {error}", code="bad_frame")
         except TailraceError as error:
             self.fault = error
         return logged
 
     def _advance(self, frame: StreamFrame) -> bool:
-        """Return True if the frame is the one that is due, not one that was read before."""
+        """Return True if this is the next frame, or False if it was read before.
+
+        Raises Unavailable if a frame is missing before this one.
+        """
         first = frame.first if isinstance(frame, Snapshot) else frame.index
         if first > self.next_index:
             raise Unavailable(
-                f"frame {first} came where {self.next_index} was due", code="frames_missing"
+                f"received frame {first} instead of {self.next_index}", code="frames_missing"
             )
         if first < self.next_index:
             return False
@@ -244,22 +258,22 @@ class Position:
         return True
 
     def _note(self, frame: Frame) -> None:
-        """Handle a frame that is not part of the stream itself."""
+        """Handle a frame about the stream that is not part of its log, such as Status."""
         if isinstance(frame, StreamError):
             raise to_error(frame)
         if isinstance(frame, Status):
             self.ended = frame.state is StreamState.ENDED
         elif not isinstance(frame, Heartbeat):
             name = type(frame).__name__
-            raise Unavailable(f"{name} in the body of a stream", code="bad_frame")
+            raise Unavailable(f"unexpected {name} frame in a stream's body", code="bad_frame")
 
 
 class Stream:
-    """The frames of one stream, each once and in order, over as many connections as it takes.
+    """One stream: an async iterator that yields each frame once and in order.
 
-    Iterate over it. `id` and `token` are known from the first frame on; `next_index` is
-    the index of the frame that comes next; `resumes` counts the connections after the
-    first. Raises TailraceError when the stream cannot be read on.
+    If a connection is lost, it resumes on another one. `id` and `token` are known after the first
+    frame; `next_index` is the index of the next frame; `resumes` counts the connections after the
+    first one. The iterator raises TailraceError if the stream cannot be read any further.
     """
 
     def __init__(
@@ -308,7 +322,7 @@ class Stream:
         return frame
 
     async def cancel(self) -> Status:
-        """End the stream for all its readers."""
+        """End the stream, also for all its other readers."""
         if self.id is None:
             raise CallerError(
                 "the stream has not begun", hint="read its first frame before calling this"
@@ -316,7 +330,7 @@ class Stream:
         return await self._edges.cancel(self.id, self.token)
 
     async def steer(self, text: str) -> Status:
-        """Add `text` to the stream, which continues from there, for all its readers."""
+        """Append `text` to the stream; the model continues after it, for all readers."""
         if self.id is None:
             raise CallerError(
                 "the stream has not begun", hint="read its first frame before calling this"
@@ -324,7 +338,7 @@ class Stream:
         return await self._edges.steer(self.id, text, self.token)
 
     def cut(self) -> None:
-        """Drop the connection now, as if the network had; the next read resumes."""
+        """Drop the connection now, as a network failure would; the next read resumes the stream."""
         if self.end is not None:
             return
         self._cut = self._response is not None
@@ -334,7 +348,7 @@ class Stream:
             self._reading.reschedule(asyncio.get_running_loop().time())
 
     async def aclose(self) -> None:
-        """Stop reading; the stream itself runs on."""
+        """Close the connection; the generation itself continues and can be resumed."""
         response, self._response, self._chunks = self._response, None, None
         if response is not None:
             await response.aclose()
@@ -342,7 +356,7 @@ class Stream:
     # ---- connections ----
 
     async def _advance(self) -> None:
-        """Take one step towards the next frame: connect, read, or wait before another try."""
+        """Do one step towards the next frame: connect, read, or wait before another attempt."""
         try:
             if self._position.fault is not None:
                 raise self._position.fault
@@ -378,7 +392,8 @@ class Stream:
         url, http = self._attempts.url, self._edges.http
         headers = {"Accept": FRAMES_TYPE}
         if self.id is None:
-            # With the key it is safe to send the request again if the answer was lost.
+            # The key makes a repeated request safe: if the answer was lost, it starts no second
+            # stream.
             headers["Idempotency-Key"] = self._idempotency_key
             return http.build_request(
                 "POST", f"{url}/v1/generate", headers=headers, json=self._body
@@ -395,9 +410,10 @@ class Stream:
         )
 
     async def _read(self, chunks: AsyncIterator[bytes]) -> None:
-        """Read once, unless or until the connection is cut."""
+        """Read the next bytes of the body; stop if `cut` is called before or meanwhile."""
         try:
-            # Only `cut` sets its deadline; httpx has its own timeouts.
+            # This timeout never expires by itself: `cut` sets its deadline to end the read. The
+            # timeouts for a silent server are those of httpx.
             async with asyncio.timeout(None) as self._reading:
                 data = None if self._cut else await anext(chunks, b"")
         except TimeoutError:
@@ -411,7 +427,7 @@ class Stream:
             self._attempts.next_edge()
             return
         if not data:
-            raise Unavailable("the edge ended the body before the stream", code="cut_short")
+            raise Unavailable("the body ended before the stream's last frame", code="cut_short")
         self._unread.extend(self._position.feed(data))
         if self._position.fault is None:
             self._attempts.worked()
@@ -419,14 +435,16 @@ class Stream:
 
 CONNECT_TIMEOUT_S = 5.0
 SILENCE_TIMEOUT_S = 15.0
-"""Timeout in seconds for bytes from an edge, which sends a keep-alive every 4 to 6 s."""
+"""A connection counts as lost if no byte arrives for this many seconds: an edge sends a keepalive
+every 4 to 6 s."""
 PATIENCE_S = 60.0
-"""Time in seconds to go on trying without a new frame."""
+"""Default time after which a client gives up if all attempts to get a new frame have failed, in
+seconds."""
 MAX_KEPT_CONNECTIONS = 16
 
 
 class SamplingSettings(TypedDict, total=False):
-    """The settings of `tailrace.ledger.frame.Sampling` that `generate` accepts."""
+    """The sampling settings that `Client.generate` accepts as keyword arguments."""
 
     temperature: float | None
     top_k: int | None
@@ -439,12 +457,13 @@ class SamplingSettings(TypedDict, total=False):
 
 
 class Client:
-    """Streams from any of several edges of one origin.
+    """A client that reads streams from any of several edges in front of the same origins.
 
-    `api_key` is sent with every request, to edges that require one. `on_state(state, detail)` is
-    called when the connection changes: connecting, open, waiting (for another try), resumed, ended.
-    `verify` and `trust_env` are httpx's: False or an SSL context for a development certificate; and
-    whether proxies of the environment are used.
+    `api_key` is sent with every request, for edges that require one. `on_state(state, detail)` is
+    called when a connection changes: connecting, open, waiting (for another attempt), resumed,
+    ended. After `patience_s` without success a request fails. `verify` and `trust_env` are given to
+    httpx: `verify` is False or an SSL context for a development certificate, and `trust_env` says
+    if proxies of the environment are used.
     """
 
     def __init__(
@@ -460,7 +479,9 @@ class Client:
     ) -> None:
         if not edges or not all(edge.startswith(("http://", "https://")) for edge in edges):
             raise CallerError(
-                "no usable edge", field="edges", hint="a list such as ['http://127.0.0.1:8080']"
+                "edges is not a list of http:// or https:// URLs",
+                field="edges",
+                hint="give a list such as ['http://127.0.0.1:8080']",
             )
         self._http = httpx.AsyncClient(
             verify=verify,
@@ -480,7 +501,7 @@ class Client:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Drop all connections; the streams run on and can be resumed."""
+        """Close all connections; the generations continue and their streams can be resumed."""
         await self._http.aclose()
 
     def generate(
@@ -500,9 +521,9 @@ class Client:
         idempotency_key: str | None = None,
         **sampling: Unpack[SamplingSettings],
     ) -> Stream:
-        """Return a new stream, which starts when its first frame is read.
+        """Return a new stream; the request is sent when its first frame is read.
 
-        Two calls with one `idempotency_key` read the same stream.
+        Two calls with the same `idempotency_key` read the same stream.
         """
         fields = {
             "model": model,
@@ -529,20 +550,20 @@ class Client:
         token: str | None = None,
         snapshot: bool = False,
     ) -> Stream:
-        """Return the frames of an existing stream with an index above `after`, or all of them.
+        """Return an existing stream, to be read after the frame with the index `after`.
 
-        With `snapshot`, a Snapshot with the text so far comes in place of the frames of that text.
+        Without `after`, it is read from its start. With `snapshot`, one Snapshot with the text so
+        far replaces the existing frames with text.
         """
         return Stream(self._edges, stream=stream, after=after, token=token, snapshot=snapshot)
 
     async def cancel(self, stream: str, token: str | None = None) -> Status:
-        """End a stream for all its readers; an ended one is not changed."""
+        """End a stream for all its readers; a stream that has ended is not changed."""
         return await self._edges.cancel(stream, token)
 
     async def steer(self, stream: str, text: str, token: str | None = None) -> Status:
-        """Append `text` to a running stream; returns when it is part of the stream.
+        """Append `text` to a running stream; return when the text is part of the stream.
 
-        The request is not repeated if the answer is lost, because the text could then be appended
-        twice.
+        The request is not repeated if the answer is lost, because that could append the text twice.
         """
         return await self._edges.steer(stream, text, token)

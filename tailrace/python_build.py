@@ -1,8 +1,8 @@
-"""The build of the running Python: its version, and the optimisations that its figures depend on.
+"""The build of the running Python: its version and the optimisations that it was built with.
 
 CPython built without profile-guided optimisation takes up to twice the processor time for the same
-Python code, so a figure without the build says little. Imports the standard library only; run
-it (`python -m tailrace.python_build`) for a one-line warning of a build that is not optimised.
+code. So benchmarks report the build with their figures. This module imports only the standard
+library. `python -m tailrace.python_build` prints a warning if the build is not optimised.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ MAPS = Path("/proc/self/maps")
 
 
 class Built(StrEnum):
-    """Evidence of how the interpreter was built."""
+    """The answer to the question if the interpreter was built with an option."""
 
     YES = "yes"
     NO = "no"
     DISTRIBUTION = "distribution"
-    """The distribution removed the compiler's flags from what it installed.
+    """Yes, as the installed build variables show indirectly: the compiler's flags are empty.
 
-    Debian and Ubuntu do so after a build with profile-guided and link-time optimisation; upstream's
-    configure never leaves them empty for GCC or Clang.
+    Debian and Ubuntu remove the flags after a build with profile-guided and link-time optimisation.
+    CPython's own `configure` never leaves them empty for GCC or Clang.
     """
     UNKNOWN = "unknown"
 
@@ -55,14 +55,14 @@ class PythonBuild:
 
     @property
     def is_optimised(self) -> bool:
-        """True if it is known to be built with profile-guided optimisation."""
+        """True if this build certainly has profile-guided optimisation and no debug checks."""
         return self.pgo in (Built.YES, Built.DISTRIBUTION) and not self.debug
 
     def facts(self) -> dict[str, Any]:
         return asdict(self) | {"optimised": self.is_optimised}
 
     def warning(self) -> str | None:
-        """Return the problem of this build and its cure in one line; None for a good one."""
+        """Return a line with the problem of this build and the remedy; None if it is optimised."""
         if self.is_optimised:
             return None
         if self.debug:
@@ -79,7 +79,8 @@ def python_build(
 ) -> PythonBuild:
     """Return the build of the running Python.
 
-    `variables` are those of `sysconfig`, and `maps` is the text of /proc/self/maps.
+    Tests pass `variables`, the build variables from `sysconfig`, and `maps`, the text of
+    /proc/self/maps. By default they are read from the running process.
     """
     known = sysconfig.get_config_vars() if variables is None else variables
     options = _options(str(known.get("CONFIG_ARGS") or ""))
@@ -101,7 +102,7 @@ _FLAGS = re.compile(r"(PY_)?(CORE_)?(C|LD)FLAGS(_NODIST)?|CONFIGURE_(C|LD)FLAGS(
 
 
 def _options(text: str) -> dict[str, str]:
-    """Return the options that `configure` was given, by name; "yes" for one without a value."""
+    """Return the options of `configure` by name; an option without a value has the value "yes"."""
     found = {}
     for word in shlex.split(text):
         name, has_value, value = word.partition("=")
@@ -122,7 +123,11 @@ def _built(
 
 
 def _shared(known: Mapping[str, Any], maps: str) -> Built:
-    """Return if libpython is shared; Debian's variables say "shared" for static builds, too."""
+    """Return YES if libpython is a shared library that this process has loaded.
+
+    The process's memory map shows this. Debian's build variables say "shared" for every build, so
+    they are used only if there is no memory map.
+    """
     if maps:
         return Built.YES if "/libpython3." in maps else Built.NO
     if "Py_ENABLE_SHARED" not in known:

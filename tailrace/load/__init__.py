@@ -1,1 +1,1 @@
-"""Load generation for `tailrace bench serve`, and statistics of what clients saw."""
+"""Load generation for `tailrace bench serve`, and statistics of the clients' measurements."""

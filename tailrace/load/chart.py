@@ -12,8 +12,11 @@ FIGURES = (("ttft_ms", "time to first token"), ("itl_ms", "time between tokens, 
 
 
 def draw(path: Path, runs: dict[str, dict[str, Any]]) -> None:
-    """Draw the waits of each request over the run, and their distributions; `runs` by name."""
-    mpl.rcParams["svg.hashsalt"] = "tailrace"  # the same figures give the same file
+    """Draw the latencies of all requests over time, and their distributions, into an image file.
+
+    `runs` maps a label to a run's report.
+    """
+    mpl.rcParams["svg.hashsalt"] = "tailrace"  # so that the same data gives the same SVG file
     figure = Figure(figsize=(9, 7), layout="constrained")
     panels = figure.subplots(2, len(FIGURES))
     for column, (name, title) in enumerate(FIGURES):

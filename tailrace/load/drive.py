@@ -1,7 +1,7 @@
-"""Sends requests on schedule, whatever the state of earlier ones, and reads the answers.
+"""Sends requests at scheduled times, even if earlier ones have not finished (an open loop).
 
-An edge of ours is driven through its native route, where cuts can be injected and are resumed, or
-like any other server through OpenAI's routes.
+A Tailrace edge gets them on its native route, where this module can cut connections and resume the
+streams. Any server, also an edge, can get them on OpenAI's routes.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from tailrace.load.samples import Sample
 Api = Literal["native", "chat", "completions"]
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 MAX_IN_FLIGHT = 10_000
-"""Maximum requests of a run at a time; requests that are due beyond count as failed."""
+"""Maximum number of unfinished requests of a run. While there are so many, further requests are not
+sent and count as failed."""
 WORDS = "a the of and to in that it was he for on with his as had you at be her".split()
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The requests of a run and their server; the same `seed` gives the same requests.
+    """Describes the requests of a run and their server; the same `seed` gives the same requests.
 
-    Prompts have `prompt_words` random words, so that no cache knows them; `cuts` are made in each
-    answer, at random tokens.
+    A prompt consists of `prompt_words` random words, so that no server has it in a cache. In each
+    answer the connection is cut `cuts` times, after random tokens.
     """
 
     url: str
@@ -47,7 +48,7 @@ class Demand:
 
 
 def poisson(rate_per_s: float, seconds: float, seed: int) -> list[float]:
-    """Return times of requests that arrive independently of each other."""
+    """Return the times of a Poisson process, in seconds from the start of the run."""
     random, times, at = Random(seed), list[float](), 0.0
     while (at := at + random.expovariate(rate_per_s)) < seconds:
         times.append(at)
@@ -60,9 +61,9 @@ async def drive(
     progress: Callable[[int], None],
     api_key: str | None = None,
 ) -> list[Sample]:
-    """Return one sample for each time.
+    """Send a request at each time in `due_s`, and return one sample for each.
 
-    `progress` is called with the number of finished requests.
+    `due_s` are seconds from the start. `progress` is called with the number of finished requests.
     """
     loop = asyncio.get_running_loop()
     samples = [Sample(due) for due in due_s]
@@ -108,7 +109,7 @@ def prompt_of(load: Demand, number: int) -> str:
 
 
 class _Native:
-    """Our own route, with our own client, which resumes after cuts."""
+    """Sends requests to a Tailrace edge with `tailrace.Client`, which resumes after cuts."""
 
     def __init__(self, load: Demand, api_key: str | None) -> None:
         self._client = Client([load.url], api_key=api_key, random=Random(load.seed))
@@ -145,7 +146,7 @@ class _Native:
 
 
 class _OpenAI:
-    """Any OpenAI-compatible server."""
+    """Sends requests to any OpenAI-compatible server."""
 
     def __init__(self, load: Demand, api_key: str | None) -> None:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}

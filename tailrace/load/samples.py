@@ -1,7 +1,7 @@
-"""Samples of requests as clients saw them, reports of runs, and comparisons of two.
+"""Measurements of single requests, reports of runs, and comparisons of two runs.
 
-Sans-I/O. Times of requests count from when each was due, not from when a busy client sent it: a
-server that falls behind must not look faster for that.
+Sans-I/O. Latencies are measured from the time at which a request was due, not from the time at
+which a busy client sent it. Otherwise a server would look faster when it slows the client down.
 """
 
 from __future__ import annotations
@@ -18,27 +18,31 @@ QUANTILES = (50, 95, 99)
 
 @dataclass(slots=True)
 class Sample:
-    """One request. Times are in seconds; `due_s` from the start of the run, others from `due_s`."""
+    """The measurements of one request.
+
+    Times are in seconds: `due_s` is counted from the start of the run, all others from `due_s`.
+    `first_s` is the time of the first piece of text, `whole_s` that of the end of the answer.
+    """
 
     due_s: float
     first_s: float | None = None
     whole_s: float | None = None
     pieces_s: list[float] = field(default_factory=list)
-    """Time of each piece of text."""
+    """The time at which each piece of text arrived."""
     tokens: int = 0
     cuts: dict[int, float] = field(default_factory=dict)
-    """Indices of the first pieces after cuts, and the time from the cut to each."""
+    """Maps the index of the first piece after a cut to the time between cut and piece."""
     error: str | None = None
 
     @property
     def gaps_s(self) -> list[float]:
-        """Gaps between pieces, without those in which the client was cut off."""
+        """Times between consecutive pieces, in seconds, without those that contain a cut."""
         times = self.pieces_s
         return [times[n] - times[n - 1] for n in range(1, len(times)) if n not in self.cuts]
 
     @property
     def jitter_s(self) -> float | None:
-        """Mean difference between consecutive gaps."""
+        """Mean absolute difference between consecutive gaps, in seconds."""
         gaps = self.gaps_s
         changes = [abs(after - before) for before, after in pairwise(gaps)]
         return fmean(changes) if changes else None
@@ -46,7 +50,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """Criterion of a good request: maximum time of its first piece and its median gap, in ms."""
+    """Criterion for a good request: limits of the time to its first piece and its median gap."""
 
     first_ms: float
     gap_ms: float
@@ -61,7 +65,7 @@ class Goal:
 
 
 def report(samples: Sequence[Sample], goal: Goal) -> dict[str, Any]:
-    """Return the figures of a run, with those of each request for comparing runs."""
+    """Return the statistics of a run, and the figures of each request for later comparisons."""
     good = [sample for sample in samples if sample.error is None]
     took_s = max((s.due_s + (s.whole_s or 0.0) for s in samples), default=0.0) or 1.0
     errors: dict[str, int] = {}
@@ -87,7 +91,7 @@ def report(samples: Sequence[Sample], goal: Goal) -> dict[str, Any]:
 
 
 def quantiles(seconds: Sequence[float]) -> dict[str, float] | None:
-    """Return quantiles in ms, by nearest rank; None without values."""
+    """Return quantiles, mean and maximum in ms (nearest-rank method); None without values."""
     if not seconds:
         return None
     ordered = sorted(seconds)
@@ -115,14 +119,19 @@ def _ms(seconds: float | None) -> float | None:
 
 
 FIGURES = ("ttft_ms", "itl_ms", "jitter_ms", "resume_ms")
-"""Figures of each request; less is better."""
+"""Names of each request's figures that are compared; a lower value is better."""
 RESAMPLES = 1000
 LEAST_REQUESTS = 8
-"""Minimum requests for a comparison."""
+"""Minimum number of measured requests in each run for a comparison; with fewer the result is
+`unknown`."""
 
 
 class Comparison(NamedTuple):
-    """Result of a comparison: slower, faster, alike or unknown; `low` and `high` bound new/old."""
+    """Result of comparing one figure of two runs.
+
+    `word` is slower, faster, alike or unknown. `ratio` is new/old, and `low` and `high` are the
+    bounds of its confidence interval.
+    """
 
     figure: str
     word: str
@@ -134,11 +143,11 @@ class Comparison(NamedTuple):
 
 
 def compare(old: dict[str, Any], new: dict[str, Any], tolerance: float) -> list[Comparison]:
-    """Return what got significantly slower, from the reports of two runs.
+    """Compare the reports of two runs, and return a result for each figure.
 
-    The medians over requests of each figure are compared. A figure is slower if it is so by more
-    than `tolerance`, a share such as 0.1, and if the bootstrapped 95 % interval of the ratio (with
-    a seed of its own) excludes 1.
+    For each figure, the medians over all requests are compared. The new run is slower if its median
+    is larger by more than `tolerance` (0.1 means 10 %), and if the 95 % confidence interval of the
+    ratio, computed by a bootstrap with a fixed seed, lies above 1.
     """
     verdicts = [_of_times(name, old, new, tolerance) for name in FIGURES]
     return [*verdicts, _of_shares(old, new, tolerance)]
@@ -161,7 +170,7 @@ def _of_times(name: str, old: dict[str, Any], new: dict[str, Any], tolerance: fl
 
 
 def _of_shares(old: dict[str, Any], new: dict[str, Any], tolerance: float) -> Comparison:
-    """Compare shares of good requests, where less is slower."""
+    """Compare the fractions of good requests; a lower fraction counts as slower."""
     was, now = float(old["good_share"]), float(new["good_share"])
     if min(len(old["requests"]), len(new["requests"])) < LEAST_REQUESTS:
         return Comparison("good_share", "unknown", was, now)
