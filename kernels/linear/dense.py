@@ -32,13 +32,13 @@ def dense_linear(
 
 
 def check_epilogue(epilogue: Epilogue) -> None:
-    """Raise ValueError for an epilogue that linears of float activations do not implement."""
+    """Raise ValueError for an epilogue that linears with float activations do not have."""
     if epilogue is Epilogue.RELU2_GATE:
         raise ValueError("epilogue: RELU2_GATE belongs to ternary linears")
 
 
 def put(y: Tensor, out: Tensor, epilogue: Epilogue) -> None:
-    """Write products y, fp32 [rows, weight rows], to `out` through `epilogue`."""
+    """Apply the epilogue to products y, fp32 [rows, weight rows], and store the result in `out`."""
     if epilogue is Epilogue.SWIGLU:
         gate, up = y.chunk(2, dim=-1)
         y = torch.nn.functional.silu(gate) * up

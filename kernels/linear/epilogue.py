@@ -6,16 +6,17 @@ from enum import IntEnum
 
 
 class Epilogue(IntEnum):
-    """Epilogue of a linear; the values are constants of the kernels."""
+    """Epilogue of a linear: how it combines its products y with `out`. Kernels use the numbers."""
 
     STORE = 0
-    """Store: out = y."""
+    """Store the products: out = y."""
     ADD = 1
     """Add to the residual stream: out += y."""
     RELU2_GATE = 2
-    """BitNet's gate; the weight holds gate, then up: out = relu(gate) ** 2 * up."""
+    """BitNet's gate: out = relu(gate) ** 2 * up. The weight has the rows of gate, then those of
+    up."""
     SWIGLU = 3
-    """SwiGLU; the weight holds gate, then up: out = silu(gate) * up."""
+    """SwiGLU: out = silu(gate) * up. The weight has the rows of gate, then those of up."""
 
     @property
     def gated(self) -> bool:

@@ -1,8 +1,8 @@
 """Linear layers of float activations on the GPU, with bf16, fp16, fp32, int8 or int4 weights.
 
-One kernel serves all formats. Quantised weights are converted exactly to integers in bf16, in the
-registers that the tensor cores read. Scales are applied to fp32 sums: to a row's sum in int8, to
-the sum of a group of 128 inputs in int4.
+One kernel serves all formats. Quantised weights are converted to integers in bf16, which is exact,
+in the registers that the tensor cores read. Scales are multiplied to fp32 sums: in int8 to the sum
+of a whole weight row, in int4 to the sum over each group of 128 inputs.
 """
 
 # mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
@@ -42,9 +42,9 @@ _NORMED = ("qkv", "gate_up", "head")
 
 
 def float_plan(weight: Weight, epilogue: Epilogue = Epilogue.STORE) -> LinearPlan:
-    """Return the launch plan of a linear with this weight on its device.
+    """Return the launch plan of a linear with this weight, for the device that holds the weight.
 
-    It also gives the size of the workspace.
+    `LinearWorkspace` takes plans to find the size that it needs.
     """
     if isinstance(weight, WeightOnly):
         limits = limits_of(weight.words.device)
@@ -67,16 +67,17 @@ def float_linear(
 ) -> None:
     """Compute out = epilogue(W round(norm(x))) for any number of rows, in one launch.
 
-    x: fp32, or already rounded to the weight's type, [rows, in]; above 16 rows the latter moves
-    half as much memory. weight: bf16, fp16 or fp32 [out, in]; for SWIGLU [2 F, in], gate rows
-    before up rows. Any sizes are allowed; rows of 16-byte multiples are faster. A quantised weight
-    counts as bf16; it moves in * out * bits / 8 bytes and the scales. out: fp32 [rows, out] or
-    [rows, F], not overlapping x. norm: fp32 [in] for fp32 x of up to NORM_MAX_ROWS rows and
-    NORM_MAX_INPUTS inputs; the bits are those of a norm computed before. The operands are rounded
-    to the weight's type, half to even (to infinity beyond fp16's range); sums are fp32. dependent:
+    x: fp32 [rows, in], or already rounded to the weight's type. With more than 16 rows rounded
+    activations are better, because fp32 takes twice as many bytes. weight: bf16, fp16 or fp32 [out,
+    in]; for SWIGLU [2 F, in], gate rows before up rows. Any sizes are allowed; rows of 16-byte
+    multiples are faster. The type of a quantised weight counts as bf16; its bytes are in * out *
+    bits / 8 and the scales. out: fp32 [rows, out] or [rows, F], not overlapping x. norm: fp32 [in],
+    the weight of an RMSNorm of x, for fp32 x of up to NORM_MAX_ROWS rows and NORM_MAX_INPUTS
+    inputs. The bits are the same as with a norm in a launch of its own. The operands are rounded to
+    the weight's type, half to even (to infinity beyond fp16's range); sums are fp32. dependent:
     programmatic dependent launch; tiles of the weight are requested while the launch before still
-    runs, everything else is accessed after it has ended. plan: a plan other than the committed one,
-    for benchmarks; bits differ between plans.
+    runs, everything else is accessed after it has ended. plan: for benchmarks, a plan to use in
+    place of `float_plan`'s; results with different plans have different bits.
 
     A row has the same bits in any batch, and a row with NaN or infinite values does not affect
     others. Moves the weight once per 64 rows (per 32 of fp32 x where shared memory holds no more),
@@ -164,10 +165,10 @@ def constants(plan: LinearPlan, groups: int, norm: bool, epilogue: Epilogue) -> 
 
 
 def variants(shape: DecoderShape, limits: GpuLimits = HOPPER) -> Iterator[Variant]:
-    """Yield all compilations that serving `shape` launches in bf16; for BitNet that is the head.
+    """Yield all variants that are launched to serve `shape` in bf16; for BitNet only the LM head.
 
-    Quantised linears are compiled for one shape only: Qwen3-8B's have the same instructions, apart
-    from one split less of `down`.
+    Quantised linears are compiled for one shape only. Those of Qwen3-8B, for example, have the same
+    instructions, but for one split less in `down`.
     """
     linears = {"head": (shape.vocab, shape.hidden)}
     if shape.family is not Family.BITNET:
@@ -181,7 +182,7 @@ def variants(shape: DecoderShape, limits: GpuLimits = HOPPER) -> Iterator[Varian
 
 
 def _variants(name: str, step: str, plan: LinearPlan, weight_type: str) -> Iterator[Variant]:
-    """Yield the compilations of the linear `step` for batches of 1, 16 and 64 rows."""
+    """Yield the variants of the linear `step` for batches of 1, 16 and 64 rows."""
     normed = step in _NORMED
     for rows, norm, dependent in (
         (1, normed, False),
@@ -190,8 +191,8 @@ def _variants(name: str, step: str, plan: LinearPlan, weight_type: str) -> Itera
         (64, False, False),
     ):
         if rows == 16 and not normed:
-            continue  # equals the variant of a batch of 1
-        # A norm that is a launch of its own stores bf16.
+            continue  # the same compilation as the variant of a batch of 1
+        # With more rows the norm before is a launch of its own, which stores bf16.
         x_bytes = 2 if normed and not norm else 4
         groups = plan.groups(rows, x_bytes)
         given = {

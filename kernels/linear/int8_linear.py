@@ -1,8 +1,8 @@
-"""Linears of int8 weights and int8 activations (W8A8), such as the LM head: the reference.
+"""Reference for linears of int8 weights and int8 activations (W8A8), such as the LM head.
 
-Each weight row has a scale and each activation row a factor. The products are summed as integers:
-at most 2**16 products of at most 127 * 128 stay below 2**31, so int32 never overflows, and no
-order, split or batch changes a bit.
+Each weight row has a scale and each activation row a factor. The products are summed as integers,
+so neither the order, nor a split, nor the batch changes a bit. int32 cannot overflow, because the
+sum of at most 2**16 products of at most 127 * 128 is below 2**31.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from tailrace.kernels.linear.ternary import INT8_MAX, quantize_activations
 from tailrace.kernels.rows.norm import order_free_rms_norm
 
 MAX_IN = 2**16
-"""Maximum inputs of a row: 2**16 * 127 * 128 < 2**31."""
+"""Maximum inputs of a row, so that int32 sums cannot overflow: 2**16 * 127 * 128 < 2**31."""
 MIN_SCALE = 1e-12
-"""Minimum scale, for weight rows of zeros or nearly so, since activations are divided by it."""
+"""Minimum scale of a weight row. It avoids a division by zero for rows of zeros."""
 
 
 def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -26,8 +26,8 @@ def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
 
     weight: bf16, fp16 or fp32 [out, in], finite, with up to MAX_IN inputs. Returns (int8 [out, in]
     of -127 .. 127, fp32 scale [out] = max |row| / 127) so that `int8 * scale` approximates the
-    weight. A few rows at a time are fp32, so that little memory is needed beside weight and result.
-    Raises TypeError or ValueError.
+    weight. Only a few rows at a time are converted to fp32, so that little additional memory is
+    needed. Raises TypeError or ValueError.
     """
     check_tensor("weight", weight, (torch.bfloat16, torch.float16, torch.float32), None, None)
     if not 1 <= weight.shape[1] <= MAX_IN:
@@ -58,13 +58,14 @@ def int8_linear(
     check_same_device(x=x, weight=weight, scale=scale, norm=norm)
     real = x if norm is None else order_free_rms_norm(x, norm, eps)
     quantised, factor = quantize_activations(real)
-    # fp64 holds every sum exactly, and is the widest type that all devices multiply matrices in.
+    # fp64 holds every sum exactly. Integer types would, too, but not all devices multiply integer
+    # matrices.
     summed = torch.nn.functional.linear(quantised.double(), weight.double())
     return summed.float() / factor * scale
 
 
 def check_int8_weight(weight: Tensor, scale: Tensor) -> None:
-    """Raise unless weight and scale are as `int8_linear` takes them."""
+    """Raise TypeError or ValueError unless weight and scale are valid for `int8_linear`."""
     check_tensor("weight", weight, torch.int8, None, None)
     if not 1 <= weight.shape[1] <= MAX_IN:
         raise ValueError(f"weight: in = {weight.shape[1]}, expected 1 to {MAX_IN}")

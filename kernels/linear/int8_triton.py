@@ -40,15 +40,16 @@ from tailrace.kernels.shapes import DecoderShape
 from tailrace.kernels.variant import Variant
 
 GEMV_MAX_ROWS = 1
-"""Maximum rows of int8_gemv; repeating more norms in every program costs more than a launch."""
+"""Maximum rows of int8_gemv. Every program repeats the norms of all rows, so for more rows a norm
+in a launch of its own is faster."""
 GEMV_MAX_IN = 4096
 """Maximum inputs of a row of int8_gemv."""
 GROUP_ROWS = 4
-"""Weight rows that a warp loads side by side: 8 lanes read 16 bytes each of a 128-byte line."""
+"""Weight rows that a warp loads at once: for each row, 8 lanes read 16 bytes of a 128-byte line."""
 TILE_OUT = 2 * GROUP_ROWS
-"""Weight rows that a GEMV program multiplies at a time, while it loads as many more."""
+"""Weight rows that a GEMV program multiplies at a time, while it loads the next TILE_OUT rows."""
 PREFETCH = 4
-"""Tiles that a GEMM program prefetches before it may read activations."""
+"""Tiles of the weight that a GEMM program prefetches before the wait for earlier launches."""
 
 _WORDS = tl.constexpr(WORDS)
 _GROUP_ROWS = tl.constexpr(GROUP_ROWS)
@@ -60,7 +61,7 @@ _PREFETCH = tl.constexpr(PREFETCH)
 def load_rows(
     words_ptr, first, OUT: tl.constexpr, IN: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr
 ):  # fmt: skip
-    """Load TILE_OUT weight rows as two groups of STEPS tiles int32 [LINES, GROUP_ROWS, 32]."""
+    """Load TILE_OUT weight rows as a tuple: STEPS tiles int32 [LINES, GROUP_ROWS, 32], twice."""
     tiles = ()
     for group in tl.static_range(2):
         row = first + group * _GROUP_ROWS + tl.arange(0, _GROUP_ROWS)
@@ -74,7 +75,7 @@ def int8_gemv_kernel(
     OUT: tl.constexpr, IN: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr,
     PROGRAMS: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Multiply every PROGRAMS-th tile of TILE_OUT weight rows, loading one tile ahead."""
+    """Multiply a row by the weight; a program takes every PROGRAMS-th tile, and loads one ahead."""
     program = tl.program_id(0)
     group = tl.arange(0, 2)[None, :]
     local = tl.arange(0, _GROUP_ROWS)[:, None] + _GROUP_ROWS * group
@@ -87,7 +88,8 @@ def int8_gemv_kernel(
         cuda.gdc_wait()
     x = load_row(x_ptr, IN, LINES, STEPS)
     words, factor = int8_row(x, gains, eps, IN, LINES, STEPS, NORM, INTERPRETED)
-    # A maximum over the bits gives every warp the same number, even if it is NaN.
+    # All elements of `factor` are equal. The maximum of their bits makes one number of them, also
+    # if they are NaN.
     factor = tl.max(factor.to(tl.int32, bitcast=True), 0).to(tl.float32, bitcast=True)
     for tile in range(program, (OUT + _TILE_OUT - 1) // _TILE_OUT, PROGRAMS):
         following = load_rows(words_ptr, (tile + PROGRAMS) * _TILE_OUT, OUT, IN, LINES, STEPS)
@@ -111,7 +113,7 @@ def int8_gemm_kernel(
     TILE_OUT: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_IN: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Multiply TILE_OUT weight rows, the left operand, by TILE_ROWS rows per program."""
+    """Multiply int8 rows by the weight; a program has TILE_ROWS rows and TILE_OUT weight rows."""
     row = tl.program_id(0) * TILE_OUT + tl.arange(0, TILE_OUT)
     token = tl.program_id(1).to(tl.int64) * TILE_ROWS + tl.arange(0, TILE_ROWS)
     if PDL:
@@ -138,10 +140,10 @@ def int8_gemm_kernel(
 
 @dataclass(frozen=True, slots=True)
 class GemvPlan:
-    """Launch plan of a GEMV; it does not affect the integer sums."""
+    """Launch plan of a GEMV. It does not affect results, since all sums are integers."""
 
     lines: int
-    """Lines of a row per step, one per warp."""
+    """Lines of a row (128 elements each) per step: each warp has one."""
     steps: int
     programs: int
     registers: int
@@ -149,7 +151,7 @@ class GemvPlan:
 
     @classmethod
     def of(cls, out_features: int, in_features: int, limits: GpuLimits = HOPPER) -> GemvPlan:
-        """Plan few warps and many programs, as long as the row's words fit into their registers."""
+        """Plan many programs of as few warps as have enough registers for a row and a tile."""
         row_lines = triton.cdiv(in_features, WORDS * WORD)
         lines = 1 if row_lines <= 4 else 4 if row_lines <= 20 else 8
         beside = 3 if lines == 4 else 2
@@ -164,7 +166,7 @@ class GemvPlan:
 
 @dataclass(frozen=True, slots=True)
 class GemmPlan:
-    """Launch plan of a GEMM: its tile."""
+    """Launch plan of a GEMM: weight rows and activation rows of its tile, warps and stages."""
 
     out: int
     rows: int
@@ -173,7 +175,7 @@ class GemmPlan:
 
     @classmethod
     def of(cls, rows: int) -> GemmPlan:
-        """Plan as many columns as the batch needs, up to 64."""
+        """Plan tiles of 16 activation rows for up to 16 rows, and of 64 for more."""
         return cls(64, 16, 4, 4) if rows <= 16 else cls(128, 64, 8, 3)
 
     def constants(self) -> dict[str, Any]:
@@ -303,7 +305,7 @@ _GEMM_TYPES = {
 
 
 def variants(shape: DecoderShape, limits: GpuLimits = HOPPER) -> Iterator[Variant]:
-    """Yield the LM head for every batch with a compilation of its own."""
+    """Yield the LM head for each number of rows that has a compilation of its own."""
     sizes = {"OUT": shape.vocab, "IN": shape.hidden}
     weights = shape.vocab * (shape.hidden + 4)
     plan = GemvPlan.of(shape.vocab, shape.hidden, limits)

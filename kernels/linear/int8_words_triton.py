@@ -1,9 +1,9 @@
-"""Rows in the registers of a program: activations, normed and quantised, and weights.
+"""Device functions for rows in registers: loading rows, and quantising activations to int8.
 
-These device functions are shared by both GEMVs with int8 activations. A row of `IN` elements is
-held as `STEPS` tiles [LINES, 32, 4]: a line is 32 words of 4 elements, and each line of a tile
-belongs to one warp. The tiles form a tuple, so that for sizes that are no power of two, such as
-2560 or 6912, only the last tile has idle lanes.
+Both GEMVs with int8 activations use them. A row of `IN` elements is held as `STEPS` tiles [LINES,
+32, 4]: a line is 32 words of 4 elements, and each line of a tile belongs to one warp. The tiles
+form a tuple, so that for sizes that are no power of two, such as 2560 or 6912, only the last tile
+has idle lanes.
 
 The functions compute `inverse_rms`, `normalise` and `int8_factor` of norm_triton, bit for bit, with
 a third of the instructions. That matters because every program of a GEMV repeats this work after
@@ -30,8 +30,8 @@ _WORDS = tl.constexpr(WORDS)
 _WORD = tl.constexpr(WORD)
 _INT8_MAX = tl.constexpr(float(INT8_MAX))
 _MIN_ABSMAX = tl.constexpr(MIN_ABSMAX)
-# From 2**23 on, fp32 numbers are integers: adding this rounds |v| < 2**22 half to even and leaves v
-# in the lowest byte of the sum's bits.
+# This is 1.5 * 2**23. From 2**23 on, fp32 numbers are integers. So adding it to |v| < 2**22 rounds
+# v to an integer, half to even, and the lowest byte of the sum's bits is that of the integer.
 _ROUND = tl.constexpr(12_582_912.0)
 _MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 _INFINITE = tl.constexpr(0x7F800000)
@@ -41,7 +41,7 @@ _PIECE = tl.constexpr(2**23 - 1)
 
 @triton.jit
 def dp4a(weights, activations, total, INTERPRETED: tl.constexpr):
-    """Return total + the four products of the signed bytes of two words: int32, element-wise."""
+    """Add the four products of the signed bytes of two words to `total`: int32, element-wise."""
     if INTERPRETED:
         for byte in tl.static_range(4):
             left = (weights << (24 - 8 * byte)) >> 24
@@ -83,7 +83,8 @@ def lowest_bytes(numbers, LINES: tl.constexpr, INTERPRETED: tl.constexpr):
 def elements(step: tl.constexpr, LINES: tl.constexpr):
     """Return the indices of a row's elements in a tile: int32 [LINES, 128], one line per warp.
 
-    With three dimensions Triton 3.6 would give a warp parts of 8 lines, and exchange them later.
+    The tile has two dimensions here: with three, Triton 3.6 would give each warp parts of 8 lines,
+    and would have to exchange data between warps later.
     """
     line = (step * LINES + tl.arange(0, LINES)) * (_WORDS * _WORD)
     return line[:, None] + tl.arange(0, _WORDS * _WORD)[None, :]
@@ -95,7 +96,7 @@ def load_row(
 ):  # fmt: skip
     """Load a row of IN fp32 elements as a tuple of STEPS tiles, with 0 after its end.
 
-    CACHE is `.cg` to read from the L2 cache, past the multiprocessor's own.
+    CACHE: `.cg` to read from the L2 cache only, and not from the multiprocessor's L1 cache.
     """
     tiles = ()
     for step in tl.static_range(STEPS):
@@ -112,9 +113,10 @@ def load_row(
 def load_weights(
     words_ptr, row, end, IN: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr
 ):  # fmt: skip
-    """Load rows `row` of IN // 4 words as a tuple of STEPS tiles int32 [LINES, rows, 32].
+    """Load weight rows `row` of IN // 4 words as a tuple of STEPS tiles int32 [LINES, rows, 32].
 
-    Words from `end` on are 0. Each word is read once, so caches need not keep it.
+    Rows from `end` on are 0. Each word is read only once, so the loads tell the caches not to keep
+    it.
     """
     tiles = ()
     for step in tl.static_range(STEPS):
@@ -131,9 +133,10 @@ def load_weights(
 
 @triton.jit
 def joined(tensors, LEVELS: tl.constexpr):
-    """Join 2**LEVELS tensors into one with LEVELS more dimensions of 2.
+    """Join 2**LEVELS tensors into one tensor with LEVELS more dimensions, each of size 2.
 
-    The last separates neighbours.
+    The new dimensions are the bits of a tensor's number in the tuple; the last one is the lowest
+    bit.
     """
     for level in tl.static_range(LEVELS):
         pairs = ()
@@ -162,15 +165,16 @@ def parted(tensor, SIZE: tl.constexpr, LEVELS: tl.constexpr):
 
 @triton.jit
 def over_warps(values, COUNT: tl.constexpr, LINES: tl.constexpr, MAXIMUM: tl.constexpr):
-    """Reduce COUNT int32 tensors [LINES, 32], none below 0, to maxima or sums over all warps.
+    """Reduce COUNT tensors, int32 [LINES, 32] of numbers >= 0, to maxima or sums over all warps.
 
-    The results are [LINES] of equal numbers. Each warp stores its own partial results, then every
-    warp reduces those of all: as many at a time as fit into a line, with one barrier between, and
-    one before memory is reused.
+    Each result is int32 [LINES], all equal, so that every warp has it. Each warp stores its own
+    partial results to shared memory, and after a barrier every warp reduces those of all warps. As
+    many tensors are reduced at a time as fit into a line; another barrier comes before the memory
+    is reused.
     """
     ROOM: tl.constexpr = _WORDS // LINES
     lane = tl.broadcast_to(tl.arange(0, _WORDS)[None, :], (LINES, _WORDS))
-    # Lane l of every warp takes number l // LINES of warp l % LINES.
+    # Lane l of every warp reads partial result number l // LINES of warp l % LINES.
     place = tl.reshape(lane % LINES * _WORDS + lane, (LINES * _WORDS,))
     reduced = ()
     for first in tl.static_range(0, COUNT, ROOM):
@@ -190,7 +194,8 @@ def over_warps(values, COUNT: tl.constexpr, LINES: tl.constexpr, MAXIMUM: tl.con
 def magnitudes(tiles, STEPS: tl.constexpr):
     """Return the bits of max |x| over STEPS tiles: int32 [LINES, 32].
 
-    As integers, the bits of magnitudes are ordered like the magnitudes, with NaN above all.
+    Read as integers, the bits of non-negative floats have the same order as the floats, and NaN is
+    above all.
     """
     largest = tl.abs(tiles[0])
     for step in tl.static_range(1, STEPS):
@@ -202,8 +207,9 @@ def magnitudes(tiles, STEPS: tl.constexpr):
     return largest.to(tl.int32, bitcast=True) & _MAGNITUDE
 
 
-# This is what the compiler emits where it can prove that nothing overflows. Here that is known, and
-# writing it out avoids a test and the slow path after the wait.
+# These are the instructions of a division and a square root without the tests and the slow path for
+# numbers near the limits of the range. The compiler cannot know that such numbers do not occur
+# here. Leaving the tests out saves time after the wait for earlier launches.
 _QUOTIENT_ASM = """{
 .reg .f32 inverse, rest, quotient, minus;
 neg.f32 minus, $2;
@@ -243,7 +249,7 @@ def quotient(left, right, INTERPRETED: tl.constexpr):
 
 @triton.jit
 def root(square, INTERPRETED: tl.constexpr):
-    """Return the square root, correctly rounded, of an fp32 scalar of moderate magnitude."""
+    """Return the square root, correctly rounded, of an fp32 scalar; as in `quotient`."""
     if INTERPRETED:
         return tl.sqrt_rn(square)
     else:
@@ -254,10 +260,11 @@ def root(square, INTERPRETED: tl.constexpr):
 
 @triton.jit
 def pieces_of_squares(tiles, factor, STEPS: tl.constexpr):
-    """Sum the integer squares of STEPS tiles per lane, in two pieces int32 [LINES, 32].
+    """Sum a lane's integer squares over STEPS tiles, as two parts, int32 [LINES, 32]: low, high.
 
-    A square is at most 2**40, so a row of 2**14 elements sums to 2**54 and a lane's 64 elements to
-    2**46: no sum of either piece over the lanes of 16 warps exceeds 32 unsigned bits.
+    The low part has 23 bits. A square is at most 2**40, so a lane's 64 elements sum to at most
+    2**46, and a row of 2**14 elements to 2**54. So the sum of either part over the lanes of 16
+    warps fits into 32 unsigned bits.
     """
     total = tl.zeros((tiles[0].shape[0], _WORDS, _WORD), tl.int64)
     for step in tl.static_range(STEPS):
@@ -273,14 +280,14 @@ def inverse_of(
 ):  # fmt: skip
     """Return `inverse_rms` of a row, given the bits of its largest magnitude: fp32 [LINES]."""
     factor, finite = fixed_factor(largest), largest < _INFINITE
-    # The sum of a row that is not finite is not used.
+    # For a row with NaN or infinite values the sum is meaningless; `finite` discards it below.
     pieces = pieces_of_squares(tiles, factor[:, None, None], STEPS)
     low, high = over_warps(pieces, 2, LINES, False)
     total = high.to(tl.uint32, bitcast=True).to(tl.int64) << _PIECE_BITS
     total += low.to(tl.uint32, bitcast=True)
     mean = quotient(total.to(tl.float32), float(IN), INTERPRETED)
     mean = tl.where(finite, mean + eps * factor * factor, 1.0)
-    # `factor` is a power of two, so its product is exact.
+    # `factor` is a power of two, so the multiplication by it is exact.
     inverse = factor * quotient(1.0, root(mean, INTERPRETED), INTERPRETED)
     return tl.where(finite, inverse, float("nan"))
 
@@ -290,15 +297,17 @@ def int8_row(
     tiles, gains, eps, IN: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr,
     NORM: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Quantise a row of STEPS tiles, normed first if `gains` are given: words, and its factor.
+    """Quantise a row of STEPS tiles to int8, after a norm if NORM; return its words and its factor.
 
-    Returns as many tiles of words, int32 [LINES, 32], and fp32 [LINES] of equal numbers. The factor
-    of a row with NaN or infinite values is NaN, and its words are meaningless.
+    gains: the norm's weight. The words are STEPS tiles int32 [LINES, 32]. The factor is fp32
+    [LINES], all equal. The factor of a row with NaN or infinite values is NaN, and its words are
+    meaningless.
     """
     largest = magnitudes(tiles, STEPS)
     if NORM:
-        # Rounding is monotonic, so the largest normed element comes from the largest product, which
-        # need not wait for the norm.
+        # Rounding is monotonic, so the largest normed element comes from the largest product of
+        # gain and element. That product can be found before the norm is known, in the same exchange
+        # as the largest element.
         products = ()
         for step in tl.static_range(STEPS):
             products = products + (gains[step] * tiles[step],)

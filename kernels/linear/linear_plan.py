@@ -1,35 +1,39 @@
-"""Launch plans of linears with float activations: tiles, splits, groups, workspace.
+"""Launch plans of linears with float activations: their tiles, splits, groups and workspace.
 
-Whatever decides the order of a sum (tile, splits, warps, stages) follows from the weight's shape
-and format and from the GPU's limits, never from the number of rows, so that a row has the same bits
-in any batch. The limits are part of a model's fingerprint. A GPU with less shared memory gets fewer
-stages of the same tile.
+Tile, splits, warps and stages decide the order of a sum. They depend on the weight's shape and
+format and on the GPU's limits, but never on the number of rows, so that a row has the same bits in
+any batch. Since the limits decide bits, they are part of a model's fingerprint. A GPU with less
+shared memory gets fewer stages of the same tile.
 
 Reasoning behind the tiles, for one H200 (132 SMs, 4.3 TB/s of copy bandwidth, 227 KiB of shared
 memory per program, about 0.8 us of loaded latency; computed, to be measured):
 
 - Little's law asks for 4.3 TB/s * 0.8 us = 3.4 MB in flight, 26 KB per SM. A tile of 128 x 64
   bf16 is 16 KB; with four stages a program has 32 to 48 KB in flight, and two programs share an
-  SM: 64 to 96 KB, thrice what is needed, so that an SM with fewer programs than its neighbours
-  still takes its share and a tail of few programs keeps the memory busy. Hence no rounding of
-  programs to whole waves: 224 programs of a gate_up on 264 places are one wave.
+  SM: 64 to 96 KB, thrice what is needed, so that an SM with fewer programs than others still uses
+  its share of the bandwidth, and a few last programs keep the memory busy. So the number of
+  programs need not fill whole waves: a gate_up of 224 programs, where two programs on each of 132
+  SMs would be 264, is one wave.
 - A weight with fewer tiles than SMs is split along its inputs until `target_programs` run and
-  `MIN_IN_FLIGHT` is met. More splits would cost a merge: at 64 rows the partial sums are
-  splits * 64 * out * 4 bytes, written and read through the L2 cache, and the last program of a
-  tile reads splits * 32 KB alone. Where that leaves one program per SM it has six stages: 64 to
-  80 KB in flight.
-- 128 weight rows per tile, not 64: at 64 rows of batch the activations (bf16, 128 bytes per
-  input) come from L2 beside 256 bytes of weights per input, 1.5 times the weight's traffic,
-  where L2 gives about 5.5 TB/s. With 64 weight rows it would be twice; fp32 activations make it
-  twice too, so batches above 16 rows had better pass bf16.
+  `MIN_IN_FLIGHT` is met. More splits than needed would make the merge expensive: at 64 rows the
+  partial sums are splits * 64 * out * 4 bytes, written and read through the L2 cache, and the last
+  program of a tile reads splits * 32 KB alone. If the result is one program per SM, it gets six
+  stages: 64 to 80 KB in flight.
+- 128 weight rows per tile, not 64: for a batch of 64 rows, each input costs 128 bytes of bf16
+  activations from L2 and 256 bytes of weights. So L2 has 1.5 times the traffic of the weight, and
+  its bandwidth is about 5.5 TB/s. With 64 weight rows, or with fp32 activations, it would have
+  twice the traffic of the weight; so batches above 16 rows should pass bf16.
 - 64 inputs per tile: 128 bytes per weight row are one line, and the activations' stages
   (4 KB of fp32 at up to 16 rows, 8 KB of bf16 at 64) leave room for two programs per SM.
 - Tensor cores: 64 x 16 x 16 products read 2 KB of weights from shared memory in 16 cycles; four
-  groups take 64 of the 110 cycles in which an SM's share of the bandwidth brings them.
+  groups of rows take 64 cycles, of the 110 in which an SM's share of the bandwidth delivers these
+  weights.
 - int8 unpacks in 1.75 instructions per weight (400 issue slots per warp and 16 KB tile, of 880
-  cycles), so is bound by memory; int4 in 1.4 (350 per 8 KB, of 440), close to both limits.
+  cycles), so it is bound by memory. int4 unpacks in 1.4 instructions (350 issue slots per 8 KB
+  tile, of 440 cycles), close to both limits.
 
-A benchmark may try other tiles. The committed ones are here, since changing them changes bits.
+A benchmark may try other tiles. The committed tiles are in this file, because it is part of the
+fingerprint and changing tiles changes bits.
 """
 
 from __future__ import annotations
@@ -44,36 +48,41 @@ from torch import Tensor
 from tailrace.kernels.gpu_limits import HOPPER, GpuLimits
 
 NORM_MAX_ROWS = 4
-"""Maximum rows for which a linear computes the norms itself; every program repeats them."""
+"""Maximum rows for which a linear computes the norms itself. Every program repeats them for all
+rows, so for more rows a norm in a launch of its own is faster."""
 NORM_MAX_INPUTS = 8192
-"""Maximum inputs for which a linear computes the norm itself, since it holds a row in registers."""
+"""Maximum inputs for which a linear computes the norm itself: a program holds a row in
+registers."""
 ROWS = 16
 """Rows of activations per group: the columns of one product on the tensor cores."""
 MAX_GROUPS = 4
-"""Maximum groups that a program serves from one reading of the weight."""
+"""Maximum groups of ROWS rows that a program multiplies by a tile of the weight read once."""
 BUSY_PERCENT = 91
-"""Programs per 100 multiprocessors that keep a GPU busy; beyond it a weight is not split."""
+"""Programs per 100 multiprocessors that keep a GPU busy. A weight is split into no more programs
+than that and MIN_IN_FLIGHT require."""
 LONE_STAGES = 6
 """Stages of a program that has a multiprocessor to itself, if they fit its shared memory."""
 LEAST_STAGES = 2
-"""Minimum stages: one is loaded while the other is multiplied."""
+"""Minimum stages of a program: one tile is loaded while another is multiplied."""
 MIN_IN_FLIGHT = 6 << 20
-"""Minimum bytes in flight of all programs together on HOPPER: 1.4 us of memory traffic. On other
-GPUs it is in proportion to the multiprocessors."""
+"""Minimum bytes in flight of all programs together on HOPPER: what the memory delivers in 1.4 us.
+For other GPUs it is scaled by the number of multiprocessors."""
 MIN_CHUNKS = 4
-"""Minimum chunks of inputs per split."""
+"""Minimum number of tiles along the inputs that each split gets."""
 WIDEST_ACTIVATION_BYTES = 4
 """Bytes of an fp32 activation, the widest that a linear reads."""
 SHARED_MARGIN = 8 << 10
-"""Bytes of shared memory in addition to the stages: converted activations, layout changes."""
+"""Bytes of shared memory that a program needs besides its stages, for converted activations and for
+exchanges between threads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """The part of a weight that a program holds in one stage; a gated tile is half gate, half up.
+    """The part of a weight that a program loads in one stage.
 
-    block_words is the number of words per weight row: one per input if dense, 16 / bits inputs per
-    word if quantised.
+    block_out: weight rows; with a gate one half of them is gate and the other half is up.
+    block_words: words per weight row. In a dense weight a word is one input, in a quantised one it
+    holds 16 / bits inputs.
     """
 
     block_out: int
@@ -125,7 +134,7 @@ class LinearPlan:
         return self.tile.num_stages * (words + activations) + SHARED_MARGIN
 
     def counters(self, rows: int) -> int:
-        """Return the number of counters for finished splits that a launch needs."""
+        """Return the number of counters that a launch needs to count finished splits."""
         return -(-rows // ROWS) * self.tiles if self.splits > 1 else 0
 
     def partials(self, rows: int) -> int:
@@ -146,14 +155,14 @@ def _tiles(out: int, block_out: int, gated: bool) -> int:
 
 
 def default_tile(word_bytes: int, bits: int) -> Tile:
-    """Return the committed tile of a weight's format, which `plan_linear` may adapt."""
+    """Return the committed tile for a weight's format; `plan_linear` may change its stages."""
     if word_bytes == 4:
         return Tile(64, 32, num_warps=4, num_stages=4)
     return Tile(128, 32, 4, num_stages=6) if bits == 4 else Tile(128, 64, 4, num_stages=4)
 
 
 def target_programs(limits: GpuLimits) -> int:
-    """Return the number of programs from which on a weight is not split: 120 on HOPPER."""
+    """Return the number of programs that keep a GPU busy without splits: 120 on HOPPER."""
     return limits.multiprocessors * BUSY_PERCENT // 100
 
 
@@ -204,11 +213,11 @@ class LinearWorkspace:
     """Partial sums and counters of linears that run one after another on one stream.
 
     Each stream that runs linears needs a workspace of its own. The counters are 0 between launches,
-    since the last program to finish resets its counter.
+    since the last program to finish a tile resets the tile's counter.
     """
 
     def __init__(self, plans: Iterable[LinearPlan], rows: int, device: torch.device) -> None:
-        """Allocate a workspace for each of `plans` at up to `rows` rows."""
+        """Allocate a workspace that is large enough for each of `plans` with up to `rows` rows."""
         needs = [(plan.partials(rows), plan.counters(rows)) for plan in plans] or [(0, 0)]
         self.partials: Tensor = torch.empty(
             max(1, *(need[0] for need in needs)), dtype=torch.float32, device=device
@@ -218,7 +227,7 @@ class LinearWorkspace:
         )
 
     def check(self, plan: LinearPlan, rows: int) -> None:
-        """Raise ValueError for a launch that needs more than the workspace holds."""
+        """Raise ValueError if a launch needs more partial sums or counters than there are."""
         need = plan.partials(rows), plan.counters(rows)
         have = self.partials.numel(), self.counters.numel()
         if need[0] > have[0] or need[1] > have[1]:

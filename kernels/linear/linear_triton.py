@@ -1,10 +1,11 @@
 """The kernel of every linear with float activations: dense, int8 and int4 weights.
 
-The operands are swapped: a tile of the weight is the left operand of the tensor cores, which has at
-least 64 rows, and the activations of 16 rows are the right operand, padded with zeros. So a batch
-of 1 moves no more memory than its weights, and a row has the same bits alone and among 64 rows,
-because its products, their order and the instruction do not depend on how many other columns are in
-use. A program serves up to four groups of 16 rows from one reading of the weight.
+The operands are swapped: a tile of the weight is the left operand of the tensor cores, which must
+have at least 64 rows. The activations of 16 rows are the right operand, padded with zeros. So a
+batch of one row loads little more than the weights. A row has the same bits alone and among 64
+rows, because its products, their order and the instruction do not depend on how many columns of the
+right operand are in use. A program serves up to four groups of 16 rows from one reading of the
+weight.
 
 If a plan splits sums over several programs, partial sums go to a workspace, and the last program to
 finish adds them in ascending order. There are no float atomics.
@@ -28,16 +29,18 @@ from tailrace.kernels.rows.norm_triton import inverse_rms, normalise
 from tailrace.kernels.rows.rounding_triton import rounded
 
 PREFETCH = 4
-"""Tiles that a program prefetches before it may read activations: 14.7 MB over 224 programs."""
+"""Tiles of the weight that a program prefetches before it may read activations. With 224 programs
+that is 14.7 MB together."""
 
 _ROWS = tl.constexpr(ROWS)
 _PREFETCH = tl.constexpr(PREFETCH)
 _ADD = tl.constexpr(int(Epilogue.ADD))
 _SWIGLU = tl.constexpr(int(Epilogue.SWIGLU))
 
-# 0x4300 is 128 in bf16, whose last place is then 1: putting an integer below 128 into its fraction
-# gives 128 + integer. 32-bit logic handles two numbers per register. Subtraction of bf16 needs
-# sm_90, so we add -1 (0xbf80) times the number, which rounds once, too, and runs on sm_80.
+# 0x4300 is 128 in bf16. The last bit of its fraction stands for 1, so writing an integer below 128
+# into the fraction gives 128 + integer. 32-bit logic handles two such numbers per register. Then
+# 128, the sign or the zero is subtracted. Subtraction of bf16 needs sm_90. A fused multiply-add
+# with -1 (0xbf80) also rounds only once, and runs on sm_80.
 _INT8_ASM = """{
 .reg .b32 word, low, sign;
 shr.u32 word, $1, SHIFT;
@@ -59,15 +62,15 @@ fma.rn.bf16x2 $0, $2, minus, word;
 
 @triton.constexpr_function
 def unpack_asm(bits, part):
-    """Return the instructions that turn part `part` of two 16-bit words into two bf16 numbers."""
+    """Return the instructions that convert element `part` of two words to two bf16 numbers."""
     return (_INT8_ASM if bits == 8 else _INT4_ASM).replace("SHIFT", str(part * bits))
 
 
 @triton.jit
 def unpacked(words, offset, BITS: tl.constexpr, part: tl.constexpr, INTERPRETED: tl.constexpr):
-    """Return part `part` of each 16-bit word as an integer in bf16.
+    """Unpack element `part` of each 16-bit word, as an integer in bf16.
 
-    offset: 128 + zero of each row; only int4 uses it, whose codes are 0 .. 15.
+    offset: 128 + zero of each row, used for int4 only, whose codes are 0 .. 15.
     """
     if INTERPRETED:
         code = (words.to(tl.int32) >> (part * BITS)) & ((1 << BITS) - 1)
@@ -95,7 +98,7 @@ def weight_place(
     weight_ptr, out, chunk, OUT: tl.constexpr, IN: tl.constexpr, BITS: tl.constexpr,
     BLOCK_WORDS: tl.constexpr,
 ):  # fmt: skip
-    """Return the addresses of a chunk of inputs in row `out` of a weight."""
+    """Return the addresses where chunk `chunk` of the inputs begins in weight rows `out`."""
     if BITS == 0:
         return weight_ptr + out.to(tl.int64) * IN + chunk * BLOCK_WORDS
     else:
@@ -106,7 +109,7 @@ def weight_place(
 def group_constants(
     scale_ptr, zero_ptr, out, real, chunk, OUT: tl.constexpr, INTERPRETED: tl.constexpr
 ):
-    """Return scale, fp32, and 128 + zero, bf16, of each row in one group of inputs, [BLOCK_OUT]."""
+    """Load fp32 scales, and 128 + zero as bf16, of int4 rows for a group of inputs: [BLOCK_OUT]."""
     scale = tl.load(scale_ptr + chunk * OUT + out, mask=real, other=0.0)
     zero = tl.load(zero_ptr + chunk * OUT + out, mask=real, other=0)
     return scale, rounded(zero.to(tl.float32) + 128.0, tl.bfloat16, INTERPRETED)
@@ -117,7 +120,7 @@ def activations(
     x_ptr, norm_ptr, inverse, row, rows, column, IN: tl.constexpr, FULL: tl.constexpr,
     NORM: tl.constexpr, dtype: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Load rows `row` at `column` for the tensor cores: [16, columns], 0 beyond the batch."""
+    """Load activations of rows `row`, normed if NORM: [16, columns], 0 beyond the batch."""
     mask = (row < rows)[:, None]
     if not FULL:
         mask = mask & (column < IN)[None, :]
@@ -135,7 +138,7 @@ def activations(
 
 @triton.jit
 def inverse_of_rows(x_ptr, rows, eps, IN: tl.constexpr, NORM_BLOCK: tl.constexpr):
-    """Return 1 / rms of each row of a group, 1 beyond the batch: fp32 [16]."""
+    """Return 1 / rms of each row of a group, fp32 [16], and 1 for rows beyond the batch."""
     inverse = tl.full((_ROWS,), 1.0, tl.float32)
     column = tl.arange(0, NORM_BLOCK)
     for row in range(rows):
@@ -146,13 +149,13 @@ def inverse_of_rows(x_ptr, rows, eps, IN: tl.constexpr, NORM_BLOCK: tl.constexpr
 
 @triton.jit
 def zeros(BLOCK_OUT: tl.constexpr, GROUPS: tl.constexpr):
-    """Return zeroed sums: a tuple of fp32 [BLOCK_OUT, 16]."""
+    """Return sums of 0 for each group of rows: a tuple of GROUPS tensors, fp32 [BLOCK_OUT, 16]."""
     return (tl.zeros((BLOCK_OUT, _ROWS), tl.float32),) * GROUPS
 
 
 @triton.jit
 def add_product(total, w, x):
-    """Return total + w x, as a tuple of one."""
+    """Return total + w x as a tuple of one tensor, since Triton can only join tuples."""
     return (tl.dot(w, tl.trans(x), total, input_precision="ieee"),)
 
 
@@ -175,7 +178,7 @@ def add_products(
 
 @triton.jit
 def add_scaled_product(total, product, scale):
-    """Return total + product * scale of each weight row, as a tuple of one."""
+    """Return total + product * scale, with a scale per weight row, as a tuple of one tensor."""
     return (total + product * scale[:, None],)
 
 
@@ -195,7 +198,7 @@ def add_chunk(
     BLOCK_OUT: tl.constexpr, BLOCK_WORDS: tl.constexpr, GROUPS: tl.constexpr, NORM: tl.constexpr,
     FULL: tl.constexpr, dtype: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Add the products of one chunk of inputs, in registers or staged, to the sums."""
+    """Unpack the weight's words of one chunk of inputs, and add its products to the sums."""
     PARTS: tl.constexpr = 1 if BITS == 0 else 16 // BITS
     products, offset = sums, 0.0
     if BITS == 4:
@@ -224,7 +227,7 @@ def finish(
     total, scale, out_ptr, row, rows, tile,
     OUT: tl.constexpr, BLOCK_OUT: tl.constexpr, EPILOGUE: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
-    """Scale, gate or add the sums of a group, fp32 [BLOCK_OUT, 16], and store them."""
+    """Apply scales and epilogue to a group's sums, fp32 [BLOCK_OUT, 16], and store the result."""
     if SCALED:
         total = total * scale[:, None]
     width: tl.constexpr = OUT // 2 if EPILOGUE == _SWIGLU else OUT
@@ -247,9 +250,9 @@ def partial_place(
     partial_ptr, place, split, group,
     BLOCK_OUT: tl.constexpr, SPLITS: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """Return the addresses of a split's sums of a group: [BLOCK_OUT, 16].
+    """Return the workspace addresses for the sums of one split and group: [BLOCK_OUT, 16].
 
-    Each row is contiguous.
+    The sums of each row of activations are contiguous.
     """
     first = ((place * SPLITS + split) * GROUPS + group) * (_ROWS * BLOCK_OUT)
     row, out = tl.arange(0, _ROWS), tl.arange(0, BLOCK_OUT)
@@ -262,9 +265,9 @@ def finish_splits(
     OUT: tl.constexpr, BLOCK_OUT: tl.constexpr, SPLITS: tl.constexpr, GROUPS: tl.constexpr,
     EPILOGUE: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
-    """Store this split's sums.
+    """Store this split's sums in the workspace; the last split also finishes the tile.
 
-    The last program of the tile to finish adds all, in ascending order.
+    The last program of the tile to finish adds the sums of all splits, in ascending order.
     """
     for group in tl.static_range(GROUPS):
         kept = partial_place(partial_ptr, place, split, group, BLOCK_OUT, SPLITS, GROUPS)
@@ -285,7 +288,7 @@ def finish_splits(
 
 @triton.jit
 def tile_rows(tile, OUT: tl.constexpr, BLOCK_OUT: tl.constexpr, GATED: tl.constexpr):
-    """Return the weight rows of a tile, and which of them exist; half gate, half up if gated."""
+    """Return a tile's weight rows and a mask of those that exist; half are `up` if GATED."""
     local = tl.arange(0, BLOCK_OUT)
     if GATED:
         half: tl.constexpr = BLOCK_OUT // 2
@@ -303,7 +306,7 @@ def linear_kernel(
     GROUPS: tl.constexpr, NORM_BLOCK: tl.constexpr, EPILOGUE: tl.constexpr,
     PDL: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Compute one tile of weight rows, one split of the inputs and up to four groups of 16 rows.
+    """Compute a linear; a program has a tile of weight rows, a split, and 1 to 4 groups of rows.
 
     x: fp32 or the weight's type [rows, IN]. weight: bf16, fp16 or fp32 [OUT, IN] (BITS 0), or int16
     words [IN / 128, OUT, BLOCK_WORDS]. scale: fp32 [OUT] (8 bits) or [IN / 128, OUT]. zero: uint8

@@ -2,8 +2,8 @@
 
 Packed layout, as in Hugging Face BitNet checkpoints: a weight [out, in] is stored as uint8 [out /
 4, in]; with R = out / 4, bits 2i and 2i+1 of byte [r, k] hold `w[i * R + r, k] + 1`. Source: Ma et
-al., "The Era of 1-bit LLMs" (2024), and the `bitnet` model of transformers in its `autobitlinear`
-offline mode, which multiplies by the weight scale.
+al., "The Era of 1-bit LLMs" (2024), and the `bitnet` model of transformers in its offline mode of
+`autobitlinear`. In that mode the result is multiplied by the weight scale, not divided.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def unpack_ternary(packed: torch.Tensor) -> torch.Tensor:
 
 
 def quantize_activations(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise `x` [..., in] to int8 per token.
+    """Quantise `x` [..., in] to int8 with one factor per token.
 
     Returns (integers in -128 .. 127 held as fp32 [..., in], fp32 factor [..., 1] by which `x` was
     multiplied). Rounding is half to even.
@@ -76,7 +76,7 @@ def quantize_activations(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def ternary_linear(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Multiply `x` [..., in] by a ternary layer, giving [..., out] in x's dtype: the reference.
+    """Compute a ternary linear of `x` [..., in] in plain torch: [..., out] of x's dtype.
 
     `weight` is packed (uint8 [out / 4, in]) or unpacked (int8 [out, in]); `scale` has one element.
     The products are summed as integers below 2**24, which fp32 holds exactly, so that no order of

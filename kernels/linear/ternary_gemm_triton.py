@@ -1,8 +1,8 @@
-"""Ternary linears (W2A8) of int8 rows; this file has the kernel for many rows.
+"""Ternary linears (W2A8) of rows that are int8 already; the kernel here is for many rows.
 
 `kernels.linear.ternary_triton` explains how a packed byte is read and why no tile changes a bit.
-Here the fields of bytes are unpacked in registers, four bytes at a time, as the left operand of the
-tensor cores; the activations are the right operand, from shared memory.
+Here the weights are the left operand of the tensor cores: their 2-bit fields are unpacked in
+registers, four bytes at a time. The activations are the right operand, in shared memory.
 """
 
 # mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
@@ -34,9 +34,9 @@ from tailrace.kernels.shapes import DecoderShape
 from tailrace.kernels.variant import Variant
 
 TILE_PACKED, TILE_ROWS = 64, 64
-"""Packed rows and activation rows per tile; wide tiles read each weight less often."""
+"""Packed rows and activation rows per tile. Large tiles read weights and activations less often."""
 TILE_IN = 128
-"""Inputs per tile: two lines of int8 activations."""
+"""Inputs per tile: 128 bytes of a row of int8 activations."""
 STAGES = 3
 
 _ADD = tl.constexpr(int(Epilogue.ADD))
@@ -45,9 +45,9 @@ _RELU2_GATE = tl.constexpr(int(Epilogue.RELU2_GATE))
 
 @triton.constexpr_function
 def field_asm(shift, mask):
-    """Return the instructions that extract a field of four bytes.
+    """Return the instructions that extract the same 2-bit field of four bytes.
 
-    The top field is shifted off the sign.
+    The top field includes a byte's sign bit, so it is shifted down by two bits.
     """
     word = f"shr.b32 w, $1, {shift};" if shift else "mov.b32 w, $1;"
     return f"{{.reg .b32 w; {word} and.b32 $0, w, {mask * 0x01010101};}}"
@@ -55,7 +55,7 @@ def field_asm(shift, mask):
 
 @triton.jit
 def field(packed, i: tl.constexpr, INTERPRETED: tl.constexpr):
-    """Return field i of packed bytes as int8: weight + 1, times 1, 4, 16 and, for the last, 16."""
+    """Return field i of packed bytes as int8: (weight + 1) * 4**i, and * 16 for the last field."""
     shift: tl.constexpr = 2 if i == 3 else 0
     mask: tl.constexpr = 3 << (4 if i == 3 else 2 * i)
     if INTERPRETED:
@@ -73,10 +73,10 @@ def ternary_gemm_kernel(
     TILE_PACKED: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_IN: tl.constexpr,
     EPILOGUE: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Multiply TILE_PACKED packed rows by TILE_ROWS rows per program; with a gate half are `up`.
+    """Compute a linear; a program has TILE_PACKED packed rows and TILE_ROWS activation rows.
 
-    The weights are the left operand, unpacked in registers. One more product, with ones, sums the
-    activations.
+    With a gate, half of the packed rows are gate and half are `up`. A field holds weight + 1, so
+    one more product, with ones, sums the activations, to be subtracted.
     """
     GATED: tl.constexpr = EPILOGUE == _RELU2_GATE
     END: tl.constexpr = FIRST if GATED else FIRST + SECOND + THIRD
@@ -132,8 +132,9 @@ def ternary_gemm(
     """Compute `ternary_linear` of rows that are already int8, with the bits of `ternary_gemv`.
 
     q: int8 [rows, in], integers in -127 .. 127. factor: fp32 [rows], by which each row was
-    multiplied. out: fp32 [rows, sum of outs], or [rows, out of one] as in `ternary_gemv`.
-    dependent: programmatic dependent launch for up to NARROW_ROWS rows; more are an ordinary one.
+    multiplied. out: fp32 [rows, sum of outs]; with RELU2_GATE [rows, out of one part], as in
+    `ternary_gemv`. dependent: programmatic dependent launch. With more than NARROW_ROWS rows it is
+    ignored.
 
     Moves in * sum of outs / 4 bytes of weights once per tile of rows, and rows * in bytes. Raises
     TypeError or ValueError that names the argument.
@@ -170,7 +171,7 @@ def ternary_gemm(
 
 
 def tile() -> dict[str, int]:
-    """Return the constants of a tile, apart from the weight's; no tile changes a bit."""
+    """Return the constants of the kernel that describe its tile; no tile changes a bit."""
     return {"TILE_PACKED": TILE_PACKED, "TILE_ROWS": TILE_ROWS, "TILE_IN": TILE_IN}
 
 

@@ -1,13 +1,13 @@
 """Two ternary linears of one row in one launch, with a barrier of all programs between them.
 
-The output projection and the next gate_up, or `down` and the next layer's qkv: the first adds to
-the residual stream, which the second norms and multiplies. So a layer of a BitNet model is three
-launches instead of five. Each half runs the code of `ternary_gemv`, whose sums are whole numbers,
-so both paths give the same bits.
+A pair is the output projection and gate_up, or `down` and the next layer's qkv. The first linear
+adds to the residual stream; the second norms the residual stream and multiplies it. So a layer of a
+BitNet model takes three launches instead of five. Each half runs the code of `ternary_gemv`, whose
+sums are integers, so fused and separate launches give the same bits.
 
-The weights of the second half are on their way before the barrier: all of them are requested into
-L2 before the launches ahead have ended, and loaded into registers when the program has arrived at
-the barrier, while it waits for the others.
+The weights of the second half are loaded before the barrier ends. They are prefetched into L2
+before the launches ahead have ended, and a program loads them into registers while it waits at the
+barrier for the others.
 """
 
 # mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
@@ -46,18 +46,20 @@ from tailrace.kernels.shapes import DecoderShape
 from tailrace.kernels.variant import Variant
 
 PAIR_ROWS = 1
-"""Maximum rows of a pair; more have norms as launches of their own."""
+"""Maximum rows of a pair. With more rows, norms are launches of their own, and no linears are
+fused."""
 LINES = 16
-"""Warps per program: the registers of 8 rows of gate and 8 of up."""
+"""Warps per program. Their registers hold 8 packed rows of gate and 8 of `up`."""
 OWN = 8
-"""Packed rows per program and half; with a gate as many more of `up`."""
+"""Packed rows per program in each half. A half with a gate has as many rows of `up` in addition."""
 THREADS = LINES * WORDS
 REGISTERS = 64 << 10
-"""Registers of a multiprocessor."""
+"""Number of registers of a multiprocessor."""
 LONE_REGISTERS, SHARED_REGISTERS = 128, 64
 """Maximum registers per thread if one program has a multiprocessor to itself, or two share it."""
 PAIRS = {"o": "gate_up", "down": "qkv"}
-"""Steps that one launch computes, by the first of them; qkv is the next layer's."""
+"""Pairs of linears that one launch computes: first linear -> second linear. qkv is that of the next
+layer."""
 
 _CHUNK = tl.constexpr(64)
 _WORD = tl.constexpr(WORD)
@@ -73,11 +75,12 @@ def _request(
     words_ptr, program, IN: tl.constexpr, END: tl.constexpr, OWN: tl.constexpr,
     GATED: tl.constexpr, LINES_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Request a program's packed rows into L2: lines of 32 words, of `up`, too, if gated."""
+    """Prefetch a program's packed rows into L2, and those of `up` if GATED; a line has 32 words."""
     ROW: tl.constexpr = IN // _WORD
     LAST: tl.constexpr = END * ROW - 1
     word = program * (OWN * ROW) + tl.arange(0, LINES_BLOCK) * _LINE
-    # Lines beyond the program's are the neighbour's, which need them soon.
+    # The block may have more lines than the program's rows. The rest belong to the next program,
+    # which needs them soon, too.
     word = tl.minimum(word, LAST)
     prefetch(words_ptr + word)
     if GATED:
@@ -90,7 +93,7 @@ def _first_half(
     OWN: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr, LEVELS: tl.constexpr,
     CHUNKS: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Add the product of a linear of one part to the residual stream."""
+    """Compute the first linear, which has one part, and add its result to the residual stream."""
     field, column, _, own = outputs_of(program, END, 0, 0, END, OWN, LINES)
     x = load_row(x_ptr, IN, LINES, STEPS)
     old = tl.load(out_ptr + column, mask=own, other=0.0)
@@ -111,7 +114,7 @@ def _second_half(
     STEPS: tl.constexpr, LEVELS: tl.constexpr, CHUNKS: tl.constexpr, GATED: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Multiply the residual stream, which other programs have just written."""
+    """Compute the second linear, of the residual stream that all programs have written."""
     field, column, part, own = outputs_of(program, FIRST, SECOND, THIRD, END, OWN, LINES)
     x = load_row(x_ptr, IN, LINES, STEPS, ".cg")
     scale = tl.load(scale_ptr + part, mask=own, other=0.0)
@@ -136,8 +139,9 @@ def ternary_pair_kernel(
 ):  # fmt: skip
     """Compute residual += W norm(x), then out = epilogue(V norm(residual)).
 
-    HALF: 0 for both halves with the barrier between them, 1 or 2 for one of them in the
-    interpreter. PROGRAMS, NEXT_PROGRAMS: programs that have rows of each half.
+    HALF: 0 to run both halves with the barrier between them; 1 or 2 to run only the first or the
+    second half, in the interpreter. PROGRAMS, NEXT_PROGRAMS: number of programs that have packed
+    rows of the first and of the second half.
     """
     GATED: tl.constexpr = EPILOGUE == _RELU2_GATE
     END: tl.constexpr = FIRST if GATED else FIRST + SECOND + THIRD
@@ -181,18 +185,18 @@ def ternary_pair_kernel(
 
 @dataclass(frozen=True, slots=True)
 class PairPlan:
-    """Launch plan of a pair of linears; all sums are whole numbers, so no plan changes a bit."""
+    """Launch plan of a pair of linears; all sums are integers, so no plan changes a bit."""
 
     programs: int
-    """Programs with packed rows of the first linear."""
+    """Number of programs that have packed rows of the first linear."""
     next_programs: int
     steps: int
-    """Lines of the first linear's row per warp."""
+    """Lines (128 inputs each) of the first linear's input row per warp."""
     next_steps: int
     registers: int
     """Maximum registers per thread."""
     resident: int
-    """Programs that the GPU runs at once."""
+    """Maximum number of programs that the GPU runs at once."""
 
     @classmethod
     def of(
@@ -203,7 +207,7 @@ class PairPlan:
         next_inputs: int,
         limits: GpuLimits = HOPPER,
     ) -> PairPlan:
-        """Plan two linears of packed rows; with a gate count those of the gate alone."""
+        """Plan a pair of linears; for a gated one, packed rows are those of the gate alone."""
         programs = triton.cdiv(packed_rows, OWN), triton.cdiv(next_packed_rows, OWN)
         steps = _steps(inputs), _steps(next_inputs)
         lone = max(programs) <= limits.multiprocessors
@@ -213,7 +217,7 @@ class PairPlan:
 
     @property
     def fits(self) -> bool:
-        """True if all programs are resident at once and a row fits their registers."""
+        """True if all programs are resident at once and an input row fits their registers."""
         most = GEMV_MAX_IN // (LINES * WORDS * WORD)
         if self.registers == SHARED_REGISTERS:
             most = SMALL_STEPS
@@ -243,7 +247,7 @@ def _steps(inputs: int) -> int:
 def pair_plan(
     weights: TernaryWeights, following: TernaryWeights, gated: bool, limits: GpuLimits
 ) -> PairPlan:
-    """Return the launch plan of two weights, with a gate in the second or without."""
+    """Return the launch plan of two weights; gated: True if the second has a gate and `up`."""
     next_rows = following.packed_rows // 2 if gated else following.packed_rows
     return PairPlan.of(
         weights.packed_rows, weights.in_features, next_rows, following.in_features, limits
@@ -268,9 +272,11 @@ def ternary_pair(
 
     The bits are those of two calls of `ternary_gemv`. x: fp32 [rows, in], one row or none. norm,
     next_norm: fp32 [in] of each linear. weights: one part. residual: fp32 [rows, out of weights].
-    following: STORE, or RELU2_GATE with two equal parts. out: fp32, as `ternary_gemv` stores it.
-    x, residual and out must not overlap. counter: int32 [1], 0 at first, for launches of one
-    stream (`grid_barrier_triton`). dependent: programmatic dependent launch.
+    following: V; with the epilogue RELU2_GATE it has two equal parts, otherwise the epilogue is
+    STORE. out: fp32, as `ternary_gemv` stores it.
+    x, residual and out must not overlap. counter: int32 [1], 0 before the first launch; launches
+    that share it must be on one stream (`grid_barrier_triton`). dependent: programmatic dependent
+    launch.
 
     Moves the weights of both linears once. Raises TypeError or ValueError that names the argument,
     also if the programs of the launch are not resident at once on this GPU.
@@ -300,7 +306,7 @@ def ternary_pair(
         return
     first, second, third = following.part_rows()
     dependent, options = dependent_launch(dependent)
-    # Without a barrier the halves are two launches.
+    # The interpreter has no barrier, so there the halves are two launches.
     for half in (_FIRST, _SECOND) if INTERPRETED else (_BOTH,):
         ternary_pair_kernel[(max(plan.programs, plan.next_programs),)](
             x, norm, weights.words, weights.scale, residual,
@@ -314,7 +320,7 @@ def ternary_pair(
 
 
 def _lines_block(inputs: int) -> int:
-    """Return the size of a block that has all lines of a program's packed rows."""
+    """Return the number of lines of a program's packed rows, rounded up to a power of two."""
     return next_power_of_2(triton.cdiv(OWN * inputs, WORDS * WORD))
 
 
@@ -339,7 +345,7 @@ _TYPES = {
 
 
 def variants(shape: DecoderShape, limits: GpuLimits = HOPPER) -> Iterator[Variant]:
-    """Yield both pairs of a BitNet layer, if their programs are resident at once."""
+    """Yield the variants of both pairs of a BitNet layer, if they fit a GPU with these limits."""
     linears = bitnet_linears(shape)
     for step, following in PAIRS.items() if linears else ():
         (out,), width, _ = linears[step]

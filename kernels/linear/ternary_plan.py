@@ -1,4 +1,4 @@
-"""Parts shared by the launches of ternary linears: checks, parts of a weight, bytes moved."""
+"""Functions shared by the launches of ternary linears: checks, constants, and bytes moved."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS_TYPES = {
     "out_ptr": "*fp32",
     "rows": "i32",
 }
-"""Triton types of the arguments of the kernels for several rows."""
+"""Triton types of the run-time arguments of both kernels for several rows, by name."""
 
 
 def check_linear(
@@ -31,7 +31,7 @@ def check_linear(
     out: Tensor,
     epilogue: Epilogue,
 ) -> int:
-    """Check the arguments of both linears and return the number of rows."""
+    """Check the arguments that all ternary linears have, and return the number of rows."""
     check_tensor(name, x, dtype, None, weights.in_features)
     columns = weights.out_features
     if epilogue is Epilogue.SWIGLU:
@@ -45,7 +45,7 @@ def check_linear(
 
 
 def bitnet_linears(shape: DecoderShape) -> dict[str, tuple[tuple[int, ...], int, Epilogue]]:
-    """Return out sizes of the parts, inputs and epilogue of each ternary linear of `shape`."""
+    """Return (output rows of each part, inputs, epilogue) for each ternary linear of `shape`."""
     if shape.family is not Family.BITNET:
         return {}
     parts = {
@@ -60,7 +60,7 @@ def bitnet_linears(shape: DecoderShape) -> dict[str, tuple[tuple[int, ...], int,
 
 
 def part_constants(outs: tuple[int, ...], width: int, epilogue: Epilogue) -> dict[str, Any]:
-    """Return the constants of a compilation that depend on the weight alone."""
+    """Return the constants of a kernel that depend only on the weight and the epilogue."""
     first, second, third = (out // 4 for out in (*outs, 0, 0)[:3])
     return {
         "IN": width,

@@ -1,12 +1,13 @@
 """Ternary linears (W2A8) of a few rows that are int8 already, on the tensor cores.
 
 `kernels.linear.ternary_triton` explains how a packed byte is read and why no tile changes a
-bit. Here two fields of the same bytes are the 16 rows of the left operand, and 8 rows of
-activations the columns of the right one: m16n8k32. Integer sums do not depend on the order of the
-inputs, as long as both operands use the same order; we use the one in which a lane needs 16
-contiguous bytes. So the weights stay packed as on disk, go from memory to registers, and are
-unpacked with one instruction for four of them. The layout is the compiler's choice; another one
-would cost instructions, but give the same numbers.
+bit. The tensor core instruction is m16n8k32. The 16 rows of its left operand are two 2-bit fields
+of the bytes of 8 packed rows. The 8 columns of its right operand are 8 rows of activations. Integer
+sums do not depend on the order of the inputs, as long as both operands use the same order; the
+kernel uses an order in which each lane needs 16 contiguous bytes. So the weights stay packed as on
+disk, are loaded from memory straight into registers, and one instruction unpacks four of them. The
+compiler chooses the layout of operands. If it chose another one, the kernel would need more
+instructions, but give the same numbers.
 
     eight rows take as many instructions as one
     each warp sums its own part of `in`; after one barrier all parts are added
@@ -43,27 +44,28 @@ from tailrace.kernels.shapes import DecoderShape
 from tailrace.kernels.variant import Variant
 
 NARROW_ROWS = 256
-"""Maximum rows of this kernel, which reads a weight once per one or two groups of 8 rows."""
+"""Maximum rows for which this kernel is used. It reads all weights again for each one or two groups
+of 8 rows, so for more rows `ternary_gemm_kernel` is faster."""
 PACKED_ROWS = 8
-"""Packed rows per program: 32 rows of the weight."""
+"""Packed rows per program; they hold 32 rows of the weight."""
 GROUP = 8
 """Rows of activations that one instruction multiplies."""
 CHUNK = 64
-"""Inputs that a warp takes at once: 16 bytes for each of 4 lanes, of 8 rows."""
+"""Inputs that a warp multiplies at once: of each of 8 rows, 4 lanes hold 16 bytes each."""
 SHORT_CHUNKS = 64
-"""Maximum chunks of a row that 8 warps share; 16 warps share more."""
+"""Maximum chunks of a row for which a program has 8 warps. For longer rows it has 16."""
 MANY_PROGRAMS, MANY_CHUNKS = 2, 40
-"""With more than MANY_PROGRAMS programs per multiprocessor and rows of up to MANY_CHUNKS chunks, a
-program has 4 warps: four programs share a multiprocessor, and half as many warps do the work
-besides the products."""
+"""If there are more than MANY_PROGRAMS programs per multiprocessor and a row has at most
+MANY_CHUNKS chunks, a program has only 4 warps. Then four programs share a multiprocessor, and the
+work besides the products is repeated by half as many warps."""
 MAX_STEPS = 10
-"""Maximum chunks per warp and pass, which its registers hold; longer rows take several passes."""
+"""Maximum chunks that a warp holds in registers. A warp with more chunks takes several passes."""
 MAX_AHEAD = {1: 5, 2: 3}
-"""Maximum chunks per warp that are unpacked before the wait, by groups of rows: 12 registers each.
-"""
+"""Maximum chunks that a warp unpacks before the wait for earlier launches, by the number of groups
+of rows. Each takes 12 registers."""
 MANY_STEPS, MANY_STEPS_AHEAD = 7, 4
-"""Limit of unpacked chunks, MANY_STEPS_AHEAD, if a warp has more than MANY_STEPS: 16 warps have 128
-registers each."""
+"""If a warp has more than MANY_STEPS chunks, it unpacks at most MANY_STEPS_AHEAD before the wait,
+since a thread of 16 warps has only 128 registers."""
 
 _PACKED_ROWS = tl.constexpr(PACKED_ROWS)
 _GROUP = tl.constexpr(GROUP)
@@ -74,7 +76,10 @@ _RELU2_GATE = tl.constexpr(int(Epilogue.RELU2_GATE))
 
 @triton.jit
 def part_of(row, FIRST: tl.constexpr, SECOND: tl.constexpr, THIRD: tl.constexpr):
-    """Return the part of packed rows, field 0's output column, and the columns between fields."""
+    """Return each packed row's part, the output column of its field 0, and the part's row count.
+
+    The output column of field i is that of field 0 plus i times the number of the part's rows.
+    """
     after1, after2 = row >= FIRST, row >= FIRST + SECOND
     start = tl.where(after2, FIRST + SECOND, tl.where(after1, FIRST, 0))
     size = tl.where(after2, THIRD, tl.where(after1, SECOND, FIRST))
@@ -83,7 +88,7 @@ def part_of(row, FIRST: tl.constexpr, SECOND: tl.constexpr, THIRD: tl.constexpr)
 
 @triton.jit
 def gated(gate, up):
-    """Return max(gate, 0) ** 2 * up; NaN for a gate of NaN.
+    """Return max(gate, 0) ** 2 * up, BitNet's gate. If gate is NaN, the result is NaN.
 
     Source: So et al., Primer, 2021, for the square; the `bitnet` model of transformers.
     """
@@ -93,7 +98,7 @@ def gated(gate, up):
 
 @triton.jit
 def elements(chunk, SLICES: tl.constexpr):
-    """Return the indices of a row's elements per warp, from its chunk on: int32 [SLICES, 64]."""
+    """Return the indices of the elements of one chunk per warp: int32 [SLICES, 64]."""
     first = (chunk + tl.arange(0, SLICES)) * _CHUNK
     return first[:, None] + tl.arange(0, _CHUNK)[None, :]
 
@@ -103,9 +108,10 @@ def load_weights(
     packed_ptr, first, OWN: tl.constexpr, END: tl.constexpr, chunk, IN: tl.constexpr,
     SLICES: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """Load packed bytes uint8 [SLICES, 8, 64], 0 from END and IN on; each is read once.
+    """Load a chunk of packed bytes per warp, uint8 [SLICES, 8, 64], with 0 from END and IN on.
 
-    Rows beyond OWN are those of `up`, which are stored END further on.
+    Of the 8 rows, those from OWN on are rows of `up`, which are stored END rows after those of the
+    gate.
     """
     k = elements(chunk, SLICES)[:, None, :]
     own = tl.arange(0, _PACKED_ROWS)
@@ -122,9 +128,10 @@ def load_activations(
     q_ptr, first, rows, chunk, IN: tl.constexpr, SLICES: tl.constexpr, GROUPS: tl.constexpr,
     FULL: tl.constexpr,
 ):  # fmt: skip
-    """Load rows as the right operand, int8 [SLICES, 64, 8 * GROUPS], 0 from IN on.
+    """Load a chunk per warp of 8 * GROUPS rows of activations, int8 [SLICES, 64, 8 * GROUPS].
 
-    A row beyond the batch repeats the last one and is not stored.
+    Its elements are reordered for the right operand; from IN on they are 0. Rows beyond the batch
+    repeat the last row, since their results are not stored.
     """
     row = first + tl.arange(0, GROUPS)[:, None] * _GROUP + tl.arange(0, _GROUP)[None, :]
     row = tl.minimum(row, rows - 1)
@@ -137,7 +144,7 @@ def load_activations(
 
 @triton.constexpr_function
 def bits_asm(mask, flip):
-    """Return the instruction that masks four bytes and flips some of their bits."""
+    """Return the instruction that masks four bytes with `mask`, and flips the bits in `flip`."""
     if mask == 0:
         return f"mov.b32 $0, {flip * 0x01010101};"
     return f"lop3.b32 $0, $1, {mask * 0x01010101}, {flip * 0x01010101}, 0x6A;"
@@ -158,8 +165,8 @@ def bits(packed, mask: tl.constexpr, flip: tl.constexpr, INTERPRETED: tl.constex
 def stacked(low, high, SLICES: tl.constexpr):
     """Stack two tensors [SLICES, 8, 64] as the rows of a left operand, [SLICES, 16, 64].
 
-    Within a chunk elements are in the order of `load_activations`. Joining makes the compiler lay
-    an operand out for wider loads, so all left operands are joined.
+    Within a chunk the elements are in the order of `load_activations`. The compiler chooses another
+    layout for a joined operand, so all left operands are joined, also that of ones.
     """
     both = tl.reshape(tl.join(low, high), (SLICES, _PACKED_ROWS, 4, 2, 2, 4, 2))
     return tl.reshape(tl.permute(both, (0, 6, 1, 4, 2, 3, 5)), (SLICES, 2 * _PACKED_ROWS, _CHUNK))
@@ -167,10 +174,10 @@ def stacked(low, high, SLICES: tl.constexpr):
 
 @triton.jit
 def unpacked(tile, SLICES: tl.constexpr, INTERPRETED: tl.constexpr):
-    """Unpack the left operands of fields 0 and 1, and of 2 and 3.
+    """Unpack packed bytes into two left operands: of fields 0 and 1, and of fields 2 and 3.
 
-    A field holds weight + 1, times 4**i. The topmost bit is the sign of a byte; with it flipped,
-    the last field holds weight - 1, times 64.
+    Field i as a number is (weight + 1) * 4**i. The highest bit of field 3 is the sign bit of an
+    int8; it is flipped, so that field 3 is (weight - 1) * 64.
     """
     field0, field1 = bits(tile, 3, 0, INTERPRETED), bits(tile, 12, 0, INTERPRETED)
     field2, field3 = bits(tile, 48, 0, INTERPRETED), bits(tile, 192, 128, INTERPRETED)
@@ -182,8 +189,9 @@ def add_products(
     tiles, ready, columns, sums, STEPS: tl.constexpr, AHEAD: tl.constexpr, SLICES: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Add to `sums` the sums of activations and their products with fields 0 and 1, and 2 and 3.
+    """Add the products of all chunks of a warp to `sums`.
 
+    sums: the sums of activations, the products with fields 0 and 1, and those with fields 2 and 3.
     ready: the first AHEAD tiles, already unpacked.
     """
     total, low, high = sums
@@ -202,15 +210,16 @@ def add_products(
 def over_slices(
     low, high, OWN: tl.constexpr, SLICES: tl.constexpr, LEVELS: tl.constexpr, COLUMNS: tl.constexpr
 ):  # fmt: skip
-    """Sum over slices, in the order (row of activations, field, packed row): int32 [outputs].
+    """Add the sums of all warps; outputs are ordered by activation row, field, packed row: int32.
 
-    With a gate, a second such tensor has the sums of `up`.
+    Returns a tuple of one tensor [outputs]; with a gate a second one has the sums of `up`.
     """
     OUTPUTS: tl.constexpr = 4 * OWN * COLUMNS
     GATES: tl.constexpr = _PACKED_ROWS.value // OWN
     every = tl.reshape(tl.join(low, high), (SLICES, 2, GATES, OWN, COLUMNS, 2))
     every = tl.reshape(tl.permute(every, (4, 5, 1, 3, 2, 0)), (OUTPUTS, GATES * SLICES))
-    # Splitting the dimension brings all slices of an output to one thread, in one exchange.
+    # Splitting this dimension makes the compiler bring all slices of an output to one thread, in a
+    # single exchange.
     parts = parted(every, OUTPUTS, LEVELS + GATES - 1)
     found = ()
     for gate in tl.static_range(GATES):
@@ -229,16 +238,18 @@ def ternary_rows_kernel(
     GROUPS: tl.constexpr, AHEAD: tl.constexpr, EPILOGUE: tl.constexpr, PDL: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Multiply 8 packed rows by 8 * GROUPS rows; warps take the chunks of inputs in turn.
+    """Compute a linear; a program has 8 packed rows and 8 * GROUPS rows of activations.
 
-    With a gate these are 4 rows of gate and 4 of up. rows: at least 1.
+    The chunks of inputs are distributed over the warps. With a gate, 4 packed rows are gate and 4
+    are `up`. rows: at least 1.
     """
     GATED: tl.constexpr = EPILOGUE == _RELU2_GATE
     END: tl.constexpr = FIRST if GATED else FIRST + SECOND + THIRD
     OWN: tl.constexpr = _PACKED_ROWS.value // 2 if GATED else _PACKED_ROWS.value
     COLUMNS: tl.constexpr = GROUPS * _GROUP
     PASS: tl.constexpr = STEPS * SLICES
-    # With a single pass only the last step can exceed `in`; with several passes any step can.
+    # The number of steps that need no mask. With a single pass only the last step can exceed the
+    # inputs; with several passes any step can.
     FULL: tl.constexpr = IN // (SLICES * _CHUNK) if PASSES == 1 else 0
     first, first_token = tl.program_id(0) * OWN, tl.program_id(1) * COLUMNS
     tiles = ()
@@ -259,8 +270,9 @@ def ternary_rows_kernel(
     for step in tl.static_range(AHEAD):
         ready = ready + (unpacked(tiles[step], SLICES, INTERPRETED),)
     if PDL:
-        # Repeating the instruction has no effect, except that the compiler moves nothing across it.
-        # Otherwise it would unpack after the wait, to save registers.
+        # The second `gdc_launch_dependents` has no effect on the GPU, but the compiler moves no
+        # code across it. Without it, the compiler would move the unpacking behind the wait, to save
+        # registers.
         cuda.gdc_launch_dependents()
         cuda.gdc_wait()
     sums = (tl.zeros((SLICES, 2 * _PACKED_ROWS, COLUMNS), tl.int32),) * 3
@@ -295,7 +307,7 @@ def ternary_rows_kernel(
 
 @dataclass(frozen=True, slots=True)
 class RowsPlan:
-    """Launch plan of the kernel; all sums are integers, so no plan changes a bit."""
+    """Launch plan of `ternary_rows_kernel`; all sums are integers, so no plan changes a bit."""
 
     slices: int
     """Warps per program."""
@@ -303,13 +315,13 @@ class RowsPlan:
     """Chunks per warp in one pass."""
     passes: int
     groups: int
-    """Groups of 8 rows that a program multiplies by weights it has read once: 1 or 2."""
+    """Groups of 8 rows that a program multiplies by the weights that it has loaded: 1 or 2."""
 
     @classmethod
     def of(
         cls, packed_rows: int, in_features: int, rows: int, limits: GpuLimits = HOPPER
     ) -> RowsPlan:
-        """Plan the product of packed rows of `in` elements and this many rows."""
+        """Plan a linear for `rows` rows of activations."""
         chunks = triton.cdiv(in_features, CHUNK)
         programs = triton.cdiv(packed_rows, PACKED_ROWS)
         many = programs > MANY_PROGRAMS * limits.multiprocessors and chunks <= MANY_CHUNKS
@@ -321,7 +333,7 @@ class RowsPlan:
 
     @property
     def ahead(self) -> int:
-        """Chunks per warp that are unpacked before the wait."""
+        """Chunks that a warp unpacks before the wait for earlier launches."""
         if self.passes > 1:
             return 0
         most = MAX_AHEAD[self.groups]
@@ -347,7 +359,7 @@ def ternary_rows(
     epilogue: Epilogue,
     dependent: bool,
 ) -> None:
-    """Run the kernel for one row or a few.
+    """Launch `ternary_rows_kernel` for up to NARROW_ROWS rows.
 
     The caller, `ternary_gemm`, has checked the arguments.
     """

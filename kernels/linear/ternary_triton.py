@@ -1,11 +1,13 @@
 """Ternary linears (W2A8) on the GPU, on weights packed as in a BitNet checkpoint.
 
-A 32-bit word along `in` of packed row r holds 16 weights: 4 of each of the output rows
-i * R + r, with i = 0 .. 3 and R the packed rows of its part. Its bytes, with the bits above a field
-masked off, go straight into dp4a, so no weight is ever shifted. The difference of two such sums is
-the sum of one field, which holds 4**i * (weight + 1). At the end it is divided by 4**i, which is
-exact, and the sum of the activations is subtracted. All sums are integers, so no tile, split or
-batch changes a bit of the result of `kernels.linear.ternary.ternary_linear`.
+A byte of a packed row holds four 2-bit fields. Field i of packed row r is weight + 1 for output row
+i * R + r, where R is the number of packed rows of its part. So a 32-bit word holds 16 weights: 4
+inputs of 4 output rows. dp4a multiplies the word's bytes by 4 activations without shifting any
+weight: only the bits above field i are masked off, so that a byte is the sum of 4**j * (weight + 1)
+over fields j = 0 .. i. The difference of the sums for i and i - 1 is the sum for field i. It is
+divided by 4**i, which is exact, and the sum of the activations is subtracted, to replace weight + 1
+by weight. All sums are integers, so no tile, split or batch changes a bit of the result of
+`kernels.linear.ternary.ternary_linear`.
 
     ternary_gemv   one row: norm and quantisation in the prologue, dp4a
     ternary_gemm   any number of rows that are int8 already, tensor cores
@@ -61,19 +63,18 @@ __all__ = [
 ]
 
 GEMV_MAX_ROWS = 1
-"""Maximum rows of ternary_gemv; repeating two norms in every program would cost more than launching
-them."""
+"""Maximum rows of ternary_gemv. Every program repeats the norms of all rows; for two rows that
+would cost more than launching a norm of its own."""
 GEMV_MAX_IN = 14_336
-"""Maximum inputs that the registers of a program of 16 warps hold."""
+"""Maximum inputs of ternary_gemv: the registers of 16 warps hold no longer row."""
 CHUNK = 64
 """Words of a packed row that a warp reads at once: two per lane."""
 SHORT_LINES = 28
-"""Maximum lines of a row for which a program has 8 packed rows, 32 rows of the weight; else it has
-4."""
+"""Maximum lines (128 inputs each) of a row for which a program has 8 packed rows, which are 32 rows
+of the weight. For longer rows it has 4 packed rows."""
 SMALL_STEPS, SMALL_REGISTERS = 4, 64
-"""Up to SMALL_STEPS steps a lane needs at most SMALL_REGISTERS registers for a row, so that two
-programs of 16 warps share a multiprocessor, as two of 8 do, and all programs of a launch are
-resident at once."""
+"""If a row takes at most SMALL_STEPS steps, a thread gets at most SMALL_REGISTERS registers. Then
+two programs of 16 warps fit on a multiprocessor, so that all programs of a launch run at once."""
 
 _CHUNK = tl.constexpr(CHUNK)
 _WORDS = tl.constexpr(WORDS)
@@ -86,8 +87,8 @@ _RELU2_GATE = tl.constexpr(int(Epilogue.RELU2_GATE))
 def masked_dp4a_asm(i):
     """Return the instructions of a dp4a of fields 0 to i of a word.
 
-    They include the mask, because masked words would be kept from row to row, in four times the
-    registers of the words.
+    The mask is part of them. If it were an operation of its own, the compiler would keep the masked
+    words in registers from row to row, which takes four times as many registers as the words.
     """
     if i == 3:
         return "dp4a.u32.s32 $0, $1, $2, $3;"
@@ -97,7 +98,7 @@ def masked_dp4a_asm(i):
 
 @triton.jit
 def masked_dp4a(words, activations, total, i: tl.constexpr, INTERPRETED: tl.constexpr):
-    """Return total + x times fields 0 to i of each word, where field j is 4**j * (weight + 1)."""
+    """Return total + activations * fields 0 to i of each word; field j is 4**j * (weight + 1)."""
     if INTERPRETED:
         for byte in tl.static_range(4):
             fields = (words >> (8 * byte)) & ((4 << 2 * i) - 1)
@@ -119,10 +120,11 @@ def load_packed(
     words_ptr, first, END: tl.constexpr, IN: tl.constexpr, OWN: tl.constexpr, ROWS: tl.constexpr,
     PARTS: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
-    """Load a program's packed rows as CHUNKS tiles int32 [ROWS, PARTS, 64], one part per warp.
+    """Load a program's packed rows as a tuple of CHUNKS tiles, int32 [ROWS, PARTS, 64].
 
-    Words from END on are 0. Rows beyond OWN are those of `up`, which are stored END further on.
-    Each word is read once, so caches need not keep it.
+    Each part of a row belongs to one warp. Rows from END on are 0. Of a program's rows, those from
+    OWN on are rows of `up`, which are stored END rows after those of the gate. Each word is read
+    only once, so the loads tell the caches not to keep it.
     """
     own = tl.arange(0, ROWS)[:, None, None]
     row = first + own % OWN
@@ -141,7 +143,7 @@ def load_packed(
 
 @triton.jit
 def less_words(words, COUNT: tl.constexpr, INTERPRETED: tl.constexpr):
-    """Return the negative sums of the signed bytes of COUNT words, element-wise."""
+    """Return minus the sum of the signed bytes of COUNT words, element-wise."""
     total = tl.zeros_like(words[0])
     for i in tl.static_range(COUNT):
         total = dp4a(tl.full(total.shape, -1, tl.int32), words[i], total, INTERPRETED)
@@ -153,18 +155,20 @@ def for_all_warps(
     words, STEPS: tl.constexpr, LEVELS: tl.constexpr, LINES: tl.constexpr, PARTS: tl.constexpr,
     CHUNKS: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Give all warps the words of a row: [LINES, 32] a step becomes CHUNKS tiles [1, PARTS, 64].
+    """Give every warp the words that it needs, as CHUNKS tiles int32 [1, PARTS, 64].
 
-    All 2**LEVELS tiles cross together, in one exchange through shared memory with two barriers. A
-    last tile has numbers whose sum over a row is the negative sum of its activations; lanes sum
-    their own before the exchange, where a power of two leaves space for it.
+    words: STEPS tiles [LINES, 32], a row of activations that is divided among the warps. The words are exchanged through
+    shared memory all at once, with two barriers. The exchange needs 2**LEVELS tiles. Another tile
+    is returned at the end, whose numbers sum up to minus the sum of the row's activations. If STEPS
+    < 2**LEVELS, lanes sum their own words before the exchange, and send the result in an unused
+    tile.
     """
     crossing = words
     if STEPS < 1 << LEVELS:
         minus = less_words(words, STEPS, INTERPRETED)
         for _ in tl.static_range((1 << LEVELS) - STEPS):
             crossing = crossing + (minus,)
-    # Splitting off the halves of the warps first makes the compiler exchange everything here.
+    # Splitting by halves of the warps first makes the compiler do the whole exchange at this place.
     SIDES: tl.constexpr = LINES * _WORDS // (PARTS * _CHUNK)
     SIZE: tl.constexpr = PARTS * _CHUNK
     DEEPER: tl.constexpr = 2 if SIDES == 8 else 1 if SIDES == 4 else 0
@@ -193,11 +197,11 @@ def products(
     tiles, chunks, ROWS: tl.constexpr, PARTS: tl.constexpr, CHUNKS: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Return, per part of a packed row, 4**i times the sums of weight * x: [ROWS, PARTS] per i.
+    """Return 4**i times the sum of weight * x, per part of a packed row: [ROWS, PARTS] for each i.
 
-    chunks: from `for_all_warps`. Fields up to i are summed, minus the activations once for each 1
-    in them. A mask removes the fields above, and the sum of one field is the difference of two
-    sums.
+    chunks: the result of `for_all_warps`. For each field i, the products with fields 0 .. i are
+    summed. A field holds weight + 1, so (1 + 4 + .. + 4**i) times the sum of activations is
+    subtracted. The sum of field i alone is then the difference of two such sums.
     """
     SHAPE: tl.constexpr = (ROWS, PARTS, _CHUNK)
     sums, below = (), 0
@@ -214,17 +218,18 @@ def products(
 
 @triton.jit
 def of_rows(sums, OWN: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr):
-    """Sum `products` over all parts: number 4 * r + i belongs to row r and field i of 32.
+    """Sum `products` over all parts of a row; output 4 * r + i belongs to packed row r and field i.
 
-    Every warp gets all of them, twice if it owns 4 rows: int32 [LINES * 32]. With a gate, a second
-    such tensor has the sums of `up`.
+    The result is int32 [LINES * 32], so that every warp has all outputs; with 4 packed rows it has
+    each of them twice. Returns a tuple of one such tensor; with a gate a second one has the sums of
+    `up`.
     """
     LINES: tl.constexpr = ROWS * PARTS
     GATES: tl.constexpr = ROWS // OWN
     OUTS: tl.constexpr = 4 * OWN
     found = ()
     if GATES * PARTS == 1:
-        # Lane l of every warp takes number l % 4 of warp l // 4.
+        # Lane l of every warp reads field l % 4 of the row of warp l // 4.
         lane = tl.broadcast_to(tl.arange(0, _WORDS)[None, :], (LINES, _WORDS))
         own = tl.broadcast_to(sums[0], (LINES, _WORDS))
         for i in tl.static_range(1, 4):
@@ -249,9 +254,9 @@ def outputs_of(
     program, FIRST: tl.constexpr, SECOND: tl.constexpr, THIRD: tl.constexpr, END: tl.constexpr,
     OWN: tl.constexpr, LINES: tl.constexpr,
 ):  # fmt: skip
-    """Return the field, output column and part of each thread, and whether it stores its output.
+    """Return each thread's field, output column and part, and True if the thread stores its output.
 
-    Every warp has all outputs of the program; the first one stores them.
+    Every warp has all outputs of the program; only the first warp stores them.
     """
     thread = tl.arange(0, LINES * _WORDS)
     out = thread % _WORDS
@@ -266,7 +271,7 @@ def outputs(
     LINES: tl.constexpr, STEPS: tl.constexpr, LEVELS: tl.constexpr, CHUNKS: tl.constexpr,
     GATED: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Multiply quantised activations by packed rows: the output of each thread, fp32."""
+    """Multiply quantised activations by packed rows, and return the output of each thread, fp32."""
     PARTS: tl.constexpr = LINES // ROWS
     chunks = for_all_warps(words, STEPS, LEVELS, LINES, PARTS, CHUNKS, INTERPRETED)
     sums = products(tiles, chunks, ROWS, PARTS, CHUNKS, INTERPRETED)
@@ -286,10 +291,11 @@ def ternary_gemv_kernel(
     OWN: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr, LEVELS: tl.constexpr,
     NORM: tl.constexpr, EPILOGUE: tl.constexpr, PDL: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Multiply OWN packed rows per program; with a gate as many more of `up`.
+    """Compute a linear of one row; a program has OWN packed rows, with a gate OWN more of `up`.
 
-    Nothing hides the work after the wait. There the warps first divide the activations among them,
-    and then the rows, so that few sums cross lanes or warps.
+    The work after the wait for earlier launches takes full time, since no other work hides it. To
+    exchange few sums between lanes and warps, warps first share the quantisation of the
+    activations, each for a part of the row, and then share the packed rows.
     """
     GATED: tl.constexpr = EPILOGUE == _RELU2_GATE
     END: tl.constexpr = FIRST if GATED else FIRST + SECOND + THIRD
@@ -297,8 +303,8 @@ def ternary_gemv_kernel(
     PARTS: tl.constexpr = LINES // ROWS
     CHUNKS: tl.constexpr = (IN // _WORD + PARTS * _CHUNK - 1) // (PARTS * _CHUNK)
     program = tl.program_id(0)
-    # Everything that does not depend on earlier launches is loaded while the activations are
-    # computed.
+    # Weights and the norm do not depend on earlier launches, so they are loaded while those
+    # launches still compute the activations.
     tiles = load_packed(words_ptr, program * OWN, END, IN, OWN, ROWS, PARTS, CHUNKS)
     gains = ()
     if NORM:
@@ -309,7 +315,7 @@ def ternary_gemv_kernel(
         cuda.gdc_wait()
     x = load_row(x_ptr, IN, LINES, STEPS)
     old = tl.load(out_ptr + column, mask=own, other=0.0) if EPILOGUE == _ADD else 0.0
-    # Loading here keeps no register occupied all the way.
+    # The scales are loaded only now, so that they occupy no registers during the wait.
     scale = tl.load(scale_ptr + part, mask=own, other=0.0)
     up_scale = tl.load(scale_ptr + 1) if GATED else 0.0
     words, factor = int8_row(x, gains, eps, IN, LINES, STEPS, NORM, INTERPRETED)
@@ -324,15 +330,16 @@ def ternary_gemv_kernel(
 
 @dataclass(frozen=True, slots=True)
 class GemvPlan:
-    """Launch plan of a GEMV of one weight.
+    """Launch plan of a ternary GEMV.
 
     Its sums and those of the norm are integers, so no plan changes a bit.
     """
 
     own: int
-    """Packed rows per program; with a gate as many more of `up`."""
+    """Packed rows per program. With a gate, a program has as many rows of `up` in addition."""
     lines: int
-    """Lines of a row per step, one per warp; at least one per packed row."""
+    """Lines (128 inputs each) of a row per step, and warps: each warp has one line. There are at
+    least as many as packed rows."""
     steps: int
     programs: int
     registers: int
@@ -340,10 +347,10 @@ class GemvPlan:
 
     @classmethod
     def of(cls, packed_rows: int, in_features: int, gated: bool) -> GemvPlan:
-        """Plan packed rows of `in` elements; with a gate, `rows` counts those of the gate alone.
+        """Plan a GEMV; with a gate, `packed_rows` counts those of the gate alone.
 
-        Every program computes the activations, so programs with more rows do less work in all, but
-        each takes longer.
+        Every program quantises the activations. So fewer programs with more packed rows do less
+        work together, but each program takes longer.
         """
         row_lines = triton.cdiv(in_features, WORDS * WORD)
         short = row_lines <= SHORT_LINES
@@ -364,9 +371,9 @@ class GemvPlan:
 
 
 def gemv_rows(shape: DecoderShape) -> int:
-    """Return the maximum number of a decoder's rows for ternary_gemv.
+    """Return the maximum number of rows of a step for which a decoder uses `ternary_gemv`.
 
-    0 if its rows are too long.
+    It is 0 if the decoder has a linear with too many inputs.
     """
     return GEMV_MAX_ROWS if max(width for _, width in shape.linears.values()) <= GEMV_MAX_IN else 0
 

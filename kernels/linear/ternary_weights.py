@@ -1,4 +1,4 @@
-"""Packed ternary weights of one launch: one linear, or several with the same input."""
+"""Packed ternary weights that one launch multiplies: one linear, or several with the same input."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from tailrace.kernels.checks import check_multiple, check_same_device, check_ten
 from tailrace.kernels.shapes import WEIGHTS_PER_BYTE
 
 MAX_PARTS = 3
-"""Maximum parts: query, key and value."""
+"""Maximum number of parts of a weight, such as query, key and value."""
 MAX_IN = 2**16
-"""Maximum inputs: three times 64 times 127 times this stays below 2**31, and the sums of a row
-below 2**24, which fp32 holds exactly."""
+"""Maximum inputs. The sums of packed fields are at most 3 * 64 * 127 times this, which is below
+2**31, so int32 does not overflow. The sum of a weight row is at most 127 times this, which is below
+2**24, so fp32 holds it exactly."""
 
 
 @dataclass(frozen=True, slots=True)
 class TernaryWeights:
-    """Consecutive parts of a weight, each packed by itself as in `kernels.linear.ternary`.
+    """Consecutive parts of a weight, each packed by itself (see `kernels.linear.ternary`).
 
     packed: uint8 [sum of outs / 4, in]. outs: output rows of each part, each a multiple of 4; `in`
-    is a multiple of 4, so that a row is whole words. scale: fp32 [parts]. All are on one device.
-    Raises TypeError or ValueError, also for the code 3, which is no weight.
+    is a multiple of 4, so that a row is whole words. scale: fp32 [parts]. All tensors are on one
+    device. Raises TypeError or ValueError, also if a field has the code 3, which stands for no
+    weight.
     """
 
     packed: Tensor
@@ -47,7 +49,7 @@ class TernaryWeights:
 
     @classmethod
     def from_parts(cls, parts: Sequence[tuple[Tensor, Tensor]]) -> TernaryWeights:
-        """Join pairs of (packed uint8 [out / 4, in], scale of one element and any float type)."""
+        """Join parts: pairs of packed uint8 [out / 4, in] and a float scale of one element."""
         if not parts:
             raise ValueError("parts: none, expected at least one")
         width = None
@@ -66,12 +68,12 @@ class TernaryWeights:
 
     @property
     def packed_rows(self) -> int:
-        """Rows of `packed`: a quarter of the output rows."""
+        """Number of rows of `packed`, which is a quarter of the output rows."""
         return self.out_features // WEIGHTS_PER_BYTE
 
     @property
     def out_features(self) -> int:
-        """Output rows of all parts."""
+        """Number of output rows of all parts together."""
         return sum(self.outs)
 
     @property
@@ -85,6 +87,6 @@ class TernaryWeights:
         return self.packed.view(torch.int32)
 
     def part_rows(self) -> tuple[int, int, int]:
-        """Packed rows of three parts, 0 for absent ones."""
+        """Packed rows of the first, second and third part; 0 for absent parts."""
         first, second, third = (*self.outs, 0, 0)[:3]
         return tuple(out // WEIGHTS_PER_BYTE for out in (first, second, third))  # type: ignore[return-value]

@@ -1,17 +1,17 @@
 """Linear layers of int8 or int4 weights and float activations: formats and reference.
 
 Both formats divide a weight row into groups of GROUP inputs, and a group into 16-bit words. Shifts
-and masks turn one word into 16 / bits elements, each of another tile, with no exchange between
+and masks turn a tile of words into 16 / bits tiles of elements, without an exchange between
 threads:
 
     words: int16 [in / 128, out, W], W = 128 * bits / 16. Bits `p * bits` and up of word
     [g, o, j] hold the weight of row o and input `g * 128 + p * W + j`.
 
-The words of a group are contiguous over all rows, so that a tile of rows is contiguous in memory.
-int8 is two's complement with one scale per row, as in Dettmers et al., "LLM.int8()" (2022);
+The words of a group are contiguous for all rows, so that a tile of several rows is contiguous in
+memory. int8 is two's complement with one scale per row, as in Dettmers et al., "LLM.int8()" (2022);
 int4 is a code 0 .. 15 with a scale and a zero per row and group, as in Frantar et al., "GPTQ"
-(2022). A weight is (code - zero) * scale. The zero lets a group use all 16 codes: for normally
-distributed weights the error is 0.100 of their spread, and 0.117 without a zero.
+(2022). A weight is (code - zero) * scale. With a zero, a group can use all 16 codes: for normally
+distributed weights the error is 0.100 of their standard deviation, and 0.117 without a zero.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from tailrace.kernels.linear.row_slices import row_slices
 from tailrace.kernels.rows.norm import order_free_rms_norm
 
 GROUP = 128
-"""Inputs per group, which share a scale in int4 and are contiguous in both formats."""
+"""Inputs per group. In int4 a row's inputs of a group share a scale; in both formats their words
+are contiguous."""
 WORD_BITS = 16
 MIN_SCALE = 1e-10
 """Scale of a row or group that is all zeros."""
@@ -40,11 +41,11 @@ class WeightOnly:
     bits: int
     """Bits per weight: 4 or 8."""
     words: Tensor
-    """int16 [in / 128, out, 8 bits]."""
+    """Packed weights, int16 [in / 128, out, 8 * bits]."""
     scale: Tensor
-    """fp32 [out] for 8 bits, [in / 128, out] for 4."""
+    """Scales, fp32: [out] for 8 bits, [in / 128, out] for 4 bits."""
     zero: Tensor | None = None
-    """uint8 [in / 128, out] of 0 .. 15 for 4 bits, None for 8."""
+    """Code that stands for 0, uint8 [in / 128, out] of 0 .. 15, for 4 bits; None for 8 bits."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -74,7 +75,7 @@ def unpack_words(words: Tensor, bits: int) -> Tensor:
 def quantise_int8(w: Tensor) -> WeightOnly:
     """Quantise a float weight [out, in] to 8 bits; a row's largest magnitude becomes 127.
 
-    A few rows at a time are fp32, so that beside the weight and the result little memory is needed.
+    Only a few rows at a time are converted to fp32, so that little additional memory is needed.
     """
     _check_float(w)
     out, inputs = w.shape
@@ -91,7 +92,7 @@ def quantise_int8(w: Tensor) -> WeightOnly:
 def quantise_int4(w: Tensor) -> WeightOnly:
     """Quantise a float weight [out, in] to 4 bits; a group's range is spread over codes 0 to 15.
 
-    A few rows at a time are fp32, as in `quantise_int8`.
+    Only a few rows at a time are converted to fp32, as in `quantise_int8`.
     """
     _check_float(w)
     out, inputs = w.shape
