@@ -157,11 +157,11 @@ def for_all_warps(
 ):  # fmt: skip
     """Give every warp the words that it needs, as CHUNKS tiles int32 [1, PARTS, 64].
 
-    words: STEPS tiles [LINES, 32], a row of activations that is divided among the warps. The words are exchanged through
-    shared memory all at once, with two barriers. The exchange needs 2**LEVELS tiles. Another tile
-    is returned at the end, whose numbers sum up to minus the sum of the row's activations. If STEPS
-    < 2**LEVELS, lanes sum their own words before the exchange, and send the result in an unused
-    tile.
+    words: STEPS tiles [LINES, 32], a row of activations that is divided among the warps. The words
+    are exchanged through shared memory all at once, with two barriers. The exchange needs
+    2**LEVELS tiles. Another tile is returned at the end, whose numbers sum up to minus the sum of
+    the row's activations. If STEPS < 2**LEVELS, lanes sum their own words before the exchange, and
+    send the result in an unused tile.
     """
     crossing = words
     if STEPS < 1 << LEVELS:

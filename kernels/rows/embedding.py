@@ -8,7 +8,7 @@ from torch import Tensor
 FAULT_TOKEN = 8
 """Fault bit: the row's token is outside the vocabulary.
 
-Other bits are defined in paged_attention.
+`kernels.attention.paged_attention` defines the other bits.
 """
 TABLE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 

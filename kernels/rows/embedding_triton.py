@@ -1,4 +1,4 @@
-"""The embedding of tokens, which starts a decoder's residual stream."""
+"""The embedding of tokens, whose result is the beginning of a decoder's residual stream."""
 
 # mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -28,7 +28,7 @@ def embed_kernel(
     ids_ptr, before_ptr, table_ptr, out_ptr, faults_ptr, drawn, vocab, SIZE: tl.constexpr,
     BLOCK: tl.constexpr, HEAD: tl.constexpr,
 ):  # fmt: skip
-    """Copy BLOCK columns of a row per program. HEAD: dependent launches may follow."""
+    """Copy BLOCK columns of a row per program; HEAD lets a dependent launch start early."""
     if HEAD:
         cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
@@ -58,9 +58,10 @@ def embed(
 
     ids: int32 [rows]. table: bf16, fp16 or fp32 [vocab, H]. out: fp32 [rows, H]. faults: int32
     [rows], cleared by the caller; an id outside the vocabulary sets the bit FAULT_TOKEN, and its
-    row is zeros. before: int32 [draws]; an id -1 - n stands for the n-th of them, if there is one.
-    chain: this launch, an ordinary one, is the head of a chain of dependent launches. Moves one row
-    of the table and 4 H bytes per row. Raises TypeError or ValueError.
+    row is zeros. before: int32 [draws], the tokens of the previous step; an id of -1 - n means the
+    n-th of them, if there are so many. chain: True if dependent launches follow. This launch itself
+    is always an ordinary one, the head of their chain. Moves one row of the table and 4 H bytes per
+    row. Raises TypeError or ValueError.
     """
     check_tensor("ids", ids, torch.int32, None)
     check_tensor("table", table, TABLE_DTYPES, None, None)
@@ -82,7 +83,7 @@ def embed(
 
 
 def variants(shape: DecoderShape) -> Iterator[Variant]:
-    """Yield the start of a step, with a bf16 table as in checkpoints."""
+    """Yield the embedding at the start of a step, with a bf16 table as in checkpoints."""
     pointers = {
         "ids_ptr": "*i32",
         "before_ptr": "*i32",

@@ -1,4 +1,4 @@
-"""RMSNorm: the CPU's version, and the reference for the kernels, independent of summation order."""
+"""RMSNorm in torch: a version for CPUs, and the reference for kernels."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 FIXED_BITS = 20
-"""Binary places of an element in `inverse_rms`; rows of up to 2**22 columns sum below 2**62."""
+"""Bits of the largest element of a row as an integer in `inverse_rms`. A square has at most 40
+bits, so the sum of a row of up to 2**22 columns is at most 2**62."""
 EXPONENT_BIAS = 126
-"""Exponent bias of fp32 for fractions in [1/2, 1)."""
+"""Exponent bias of fp32 if the fraction is taken to be in [1/2, 1), as `frexp` does."""
 MIN_EXPONENT = -40
-"""Exponent of the smallest scale: rows with smaller values are scaled as if this were the largest.
-"""
+"""Minimum exponent of a row's largest value in `inverse_rms`. Rows of smaller values are scaled as
+if their largest value had this exponent."""
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -25,13 +26,13 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization, 2019.
     """
     _check_weight(x, weight)
-    # torch computes a mean as this sum and quotient, too, but with more overhead.
+    # `mean` would compute the same sum and quotient, but with more overhead.
     mean_square = (x * x).sum(-1, keepdim=True).div_(_number(x.shape[-1]))
     return weight * (x * mean_square.add_(_number(eps)).rsqrt_())
 
 
 def inverse_rms(x: Tensor, eps: float) -> Tensor:
-    """Return 1 / sqrt(mean(x ** 2) + eps) of each row; the order of summation does not matter.
+    """Return 1 / sqrt(mean(x ** 2) + eps) of each row; its bits do not depend on summation order.
 
     x: fp32 [..., H]. Returns fp32 [..., 1]; NaN for a row with NaN or infinite values. Each row
     is scaled by the power of two that brings its largest value into [2**19, 2**20), and rounded
@@ -44,16 +45,18 @@ def inverse_rms(x: Tensor, eps: float) -> Tensor:
     whole = (x * up).where(finite, torch.tensor(0.0)).round().to(torch.int64)
     total = (whole * whole).sum(-1, keepdim=True).to(torch.float32)
     mean = total / x.shape[-1] + eps * up * up
-    # torch's fp32 square root on CPUs is not always correctly rounded; through float64 it is.
+    # torch's fp32 square root on CPUs is not always correctly rounded. Computed in float64 and then
+    # rounded to fp32, it is.
     root = mean.double().sqrt().float()
     return (up / root).where(finite, torch.tensor(torch.nan))
 
 
 def order_free_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Compute `rms_norm` through `inverse_rms`, as every kernel does, bit for bit.
+    """Compute `rms_norm` with the bits that every kernel gives, using `inverse_rms`.
 
-    The weight is multiplied first: so the products need not wait for the norm, and since rounding
-    is monotonic the largest product is the largest value of the normed row.
+    Each element is multiplied by its weight first. So kernels can compute the products before the
+    norm is known. Since rounding is monotonic, the largest product also gives the largest value of
+    the normed row, which int8 quantisation needs.
     """
     _check_weight(x, weight)
     return weight * x * inverse_rms(x, eps)
@@ -62,7 +65,7 @@ def order_free_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 @lru_cache(maxsize=64)
 def _number(value: float) -> Tensor:
     """Return a number as a tensor; operations with Python numbers take twice as long."""
-    with torch.inference_mode(False):  # so that trained models can use it, too
+    with torch.inference_mode(False):  # autograd does not accept inference tensors
         return torch.tensor(value, dtype=torch.float32)
 
 

@@ -1,13 +1,13 @@
 """RMSNorm and int8 quantisation of a row, as device functions that all kernels share.
 
-A float sum depends on its order, and so on tile, warps and batch. Here a row is scaled by a power
-of two so that its largest value is in [2**19, 2**20), rounded to integers, and their squares are
-summed as int64, which is exact in any order. So a row has the same norm in every kernel, in every
-batch and in the torch reference, bit for bit. Kernels that use these functions are compiled with
-`enable_fp_fusion=False`, since a product fused with an addition is not rounded and would differ
-from the reference.
+A sum of floats depends on the order of additions, and so on the tile, the warps and the batch. Here
+a row is scaled by a power of two so that its largest value is in [2**19, 2**20), rounded to
+integers, and their squares are summed as int64, which is exact in any order. So a row has the same
+norm in every kernel, in every batch and in the torch reference, bit for bit. Kernels that use these
+functions are compiled with `enable_fp_fusion=False`, since a product fused with an addition is not
+rounded and would differ from the reference.
 
-The end of the file has the norms that are launches of their own, for batches so large that
+The end of the file has norms as launches of their own. They are for larger batches, for which
 repeating the norm in every program of a linear would cost more. A program holds a row in its
 registers; each float is read once and written once.
 """
@@ -35,19 +35,19 @@ from tailrace.kernels.shapes import DecoderShape, Family
 from tailrace.kernels.variant import Variant
 
 MAX_COLUMNS = 16_384
-"""Maximum number of elements of a row, which one program holds in registers."""
+"""Maximum number of elements of a row: one program holds a row in registers."""
 LINE = WORDS * WORD
-"""Number of elements of a row that a warp holds, 4 per lane."""
+"""Number of elements in a line, the part of a row that a warp holds: 4 per lane."""
 MAX_WARPS = 8
-"""Maximum number of warps: two per scheduler, more would take turns.
+"""Maximum number of warps of a program: two for each of a multiprocessor's four schedulers.
 
-With up to 16 warps the parts of a sum fit into 32 bits.
+It must not exceed 16, so that the parts of a sum fit into 32 bits (`pieces_of_squares`).
 """
 
 _WORD, _WORDS = tl.constexpr(WORD), tl.constexpr(WORDS)
 _INT8_MAX = tl.constexpr(float(INT8_MAX))
 _MIN_ABSMAX = tl.constexpr(MIN_ABSMAX)
-# Adding and subtracting 1.5 * 2**23 rounds |v| < 2**22 to a whole number, half to even.
+# Adding and then subtracting 1.5 * 2**23 rounds |v| < 2**22 to an integer, half to even.
 _ROUND = tl.constexpr(12_582_912.0)
 
 
@@ -68,7 +68,7 @@ def inverse_rms(x, size, eps):
 
 @triton.jit
 def normalise(x, weight, inverse):
-    """Return (weight * x) * inverse; the order of the products is part of the definition."""
+    """Return (weight * x) * inverse; the order decides bits and must be that of the reference."""
     return weight * x * inverse
 
 
@@ -76,8 +76,8 @@ def normalise(x, weight, inverse):
 def int8_factor(normed):
     """Return the factor 127 / max(|row|, 1e-5) for int8 rounding; NaN for a row with NaN.
 
-    It is 127 times the reciprocal, since torch computes the quotient in this way. normed: fp32
-    [rows, BLOCK], 0 beyond its size. Returns fp32 [rows].
+    The quotient is computed as 127 times the reciprocal, as torch does. normed: fp32 [rows, BLOCK],
+    0 beyond its size. Returns fp32 [rows].
     """
     largest = tl.max(tl.where(normed == normed, tl.abs(normed), float("inf")), 1)
     factor = tl.div_rn(1.0, tl.maximum(largest, _MIN_ABSMAX)) * _INT8_MAX
@@ -100,7 +100,7 @@ def norm_kernel(
     x_ptr, weight_ptr, out_ptr, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr,
     PDL: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Norm one row per program."""
+    """Compute an RMSNorm, with one row per program."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)[None, :]
     mask = column < SIZE
@@ -121,7 +121,7 @@ def norm_int8_kernel(
     SIZE: tl.constexpr, LINES: tl.constexpr, STEPS: tl.constexpr,
     PDL: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Norm and quantise one row per program, and store its factor."""
+    """Compute an RMSNorm and quantise the result to int8, with one row per program."""
     row = tl.program_id(0).to(tl.int64)
     gains = load_row(weight_ptr, SIZE, LINES, STEPS)
     if PDL:
@@ -149,8 +149,7 @@ def rms_norm(
     x: fp32 [rows, H], H up to 16,384. weight: fp32 [H]. eps: above 0. out: [rows, H], fp32, which
     may be x itself, or bf16 or fp16, rounded half to even, as a linear with such weights rounds its
     input. A row with NaN or infinite values becomes NaN. dependent: programmatic dependent launch.
-    Moves 8 H or 6 H bytes per row, and 4 H once. Raises TypeError or ValueError, as all functions
-    here.
+    Moves 8 H or 6 H bytes per row, and 4 H once. Raises TypeError or ValueError.
 
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization, 2019.
     """
@@ -190,7 +189,7 @@ def rms_norm_int8(
 
 
 def _check_norm(weight: Tensor, eps: float, size: int) -> None:
-    """Raise unless a norm's weight and eps fit rows of `size`, which the kernels here can take."""
+    """Raise TypeError or ValueError if the size of rows, the weight or eps is invalid."""
     if not 0 < size <= MAX_COLUMNS:
         raise ValueError(f"x: rows of {size}, expected 1 to {MAX_COLUMNS} elements")
     check_tensor("weight", weight, torch.float32, size)
@@ -199,13 +198,13 @@ def _check_norm(weight: Tensor, eps: float, size: int) -> None:
 
 
 def plan(size: int) -> dict[str, Any]:
-    """Return constants and options of a float norm's launch: at most 32 elements per thread."""
+    """Return the constants and warps of a float norm's launch; a thread has up to 32 elements."""
     block = next_power_of_2(size)
     return {"SIZE": size, "BLOCK": block, "num_warps": min(max(block // 512, 1), 16)}
 
 
 def int8_plan(size: int) -> dict[str, Any]:
-    """Return constants and options of an int8 norm's launch, with one warp per line of a step."""
+    """Return the constants and warps of an int8 norm's launch; in a step each warp has one line."""
     lines = triton.cdiv(size, LINE)
     warps = min(next_power_of_2(lines), MAX_WARPS)
     steps = triton.cdiv(lines, warps)
@@ -213,7 +212,7 @@ def int8_plan(size: int) -> dict[str, Any]:
 
 
 def variants(shape: DecoderShape) -> Iterator[Variant]:
-    """Yield the norms before linears and before the head, for batches that launch them."""
+    """Yield the norms before linears and before the LM head, for numbers of rows that need them."""
     yield _variant(shape, "hidden", shape.hidden)
     yield _variant(shape, "hidden", shape.hidden, out="bf16")
     yield _variant(shape, "hidden", shape.hidden, out="bf16", dependent=True)

@@ -1,4 +1,4 @@
-"""Rounding of fp32, shared by all kernels: to narrower floats, and to integers for norms."""
+"""Device functions that round fp32 to narrower floats, and to integers for norms."""
 
 # mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -10,12 +10,12 @@ import triton.language as tl
 
 from tailrace.kernels.rows.norm import EXPONENT_BIAS, FIXED_BITS, MIN_EXPONENT
 
-# Adding 1.5 * 2**23 rounds |v| <= 2**22 to an integer, half to even; the integer is the difference
-# of the sum's bits and those of 1.5 * 2**23.
+# Adding 1.5 * 2**23 rounds |v| <= 2**22 to an integer, half to even. The integer is the bits of the
+# sum minus the bits of 1.5 * 2**23.
 _ROUND = tl.constexpr(12_582_912.0)
 _ROUND_BITS = tl.constexpr(0x4B400000)
-# The smallest biased exponent of a row's largest value, and the offset from the negative of such an
-# exponent to that of its factor.
+# _LOWEST: minimum biased exponent of a row's largest value. _FACTOR minus that exponent is the
+# biased exponent of the factor that scales the row.
 _LOWEST = tl.constexpr(EXPONENT_BIAS + MIN_EXPONENT)
 _FACTOR = tl.constexpr(127 + EXPONENT_BIAS + FIXED_BITS)
 
@@ -24,7 +24,8 @@ _FACTOR = tl.constexpr(127 + EXPONENT_BIAS + FIXED_BITS)
 def rounded(x, dtype: tl.constexpr, INTERPRETED: tl.constexpr):
     """Round fp32 x to `dtype`, half to even.
 
-    The interpreter's bf16 truncates, so there the result is rounded by hand and kept as fp32.
+    The interpreter's conversion to bf16 truncates. So in the interpreter the bits are rounded with
+    integer operations, and the result stays fp32.
     """
     if not INTERPRETED:
         return x.to(dtype)
@@ -38,16 +39,17 @@ def rounded(x, dtype: tl.constexpr, INTERPRETED: tl.constexpr):
 
 @triton.jit
 def fixed_factor(largest):
-    """Return the power of two that scales a row, fp32, from the bits of its largest magnitude."""
+    """Return the power of two that scales a row, from the bits of its largest magnitude."""
     exponent = tl.maximum(largest >> 23, _LOWEST)
     return ((_FACTOR.value - exponent) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def squares(x, factor):
-    """Return x * factor, rounded to integers, and squared: int64.
+    """Return the squares of x * factor rounded to integers: int64.
 
-    A power of two as factor rounds nothing, so that product and sum are one instruction.
+    The factor is a power of two, so the product is exact. So the product and the addition that
+    rounds can be one instruction, with the same result.
     """
     whole = tl.fma(x, factor, _ROUND).to(tl.int32, bitcast=True) - _ROUND_BITS
     return whole.to(tl.int64) * whole

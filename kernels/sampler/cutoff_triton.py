@@ -15,7 +15,7 @@ import triton.language as tl
 from tailrace.kernels.sampler.draw_triton import better, draw, key_weights, top_p_weight
 from tailrace.kernels.sampler.sampler_plan import BINS_PER_UNIT
 
-# The amounts that `least_value` sums over the candidates whose value is at most a pivot.
+# Modes of `least_value`: what it adds up over the candidates whose value is at most a pivot.
 _COUNT_KEYS = tl.constexpr(0)
 _WEIGH_KEYS = tl.constexpr(1)
 _COUNT_IDS = tl.constexpr(2)
@@ -28,12 +28,13 @@ def least_value(
     keys_ptr, ids_ptr, size, low, high, target, key, each, AMOUNT: tl.constexpr,
     BLOCK: tl.constexpr, WAYS: tl.constexpr,
 ):  # fmt: skip
-    """Return the least value in low .. high up to which the amounts sum to at least target.
+    """Return the least value up to which the candidates' amounts sum to at least `target`.
 
-    If no value does, return high. Values and amounts of the candidates are keys and 1 (COUNT_KEYS),
-    keys and weights (WEIGH_KEYS), or ids and `each` where the key is `key` (COUNT_IDS). This is a
-    radix selection from the top: each pass sums at WAYS pivots and leaves a WAYS-th of the range.
-    size, low, high, key: int32; target, each: int64. Returns int32.
+    It is searched for in low .. high; if there is none, return high. AMOUNT decides what value and
+    amount of a candidate are: its key and 1 (COUNT_KEYS), its key and its weight (WEIGH_KEYS), or,
+    for candidates whose key is `key`, its id and `each` (COUNT_IDS). This is a radix selection:
+    each pass sums the amounts up to WAYS pivots, and reduces the range to a WAYS-th. size, low,
+    high, key: int32; target, each: int64. Returns int32.
     """
     ways = tl.arange(0, WAYS)
     while low < high:
@@ -61,7 +62,7 @@ def least_value(
 
 @triton.jit
 def below(keys_ptr, size, key, BLOCK: tl.constexpr):
-    """Return the number and weight of candidates below a key, and the number equal to it."""
+    """Return number and weight of candidates with keys below `key`, and number of those equal."""
     less = tl.zeros([BLOCK], tl.int64)
     weight = tl.zeros([BLOCK], tl.int64)
     equal = tl.zeros([BLOCK], tl.int64)
@@ -77,7 +78,7 @@ def below(keys_ptr, size, key, BLOCK: tl.constexpr):
 
 @triton.jit
 def bin_key(bin):
-    """Return the least key of a bin of scores."""
+    """Return the lowest key in a bin of scores, which is that of the bin's best score."""
     return (bin.to(tl.float32) * _BIN_WIDTH).to(tl.int32, bitcast=True)
 
 
@@ -88,8 +89,9 @@ def cutoff(
 ):  # fmt: skip
     """Return the key and id of the last candidate that top-k and top-p keep.
 
-    The targets and the last bin come from `sampler_triton.split_bins`. With both targets the
-    candidates begin at the best id, with one target in the last bin.
+    The targets and the last bin come from `sampler_triton.split_bins`. If there are both targets,
+    the candidates are all ids from the best one on; if there is only one target, they are the ids
+    of the last bin.
     """
     low, high = bin_key(last_bin), bin_key(last_bin + 1)
     key = high
@@ -114,8 +116,8 @@ def cutoff(
         each = key_weights(key)
         short = weight_target - weight
     id = tl.full([], 0, tl.int32) + (vocab - 1)
-    # If the target is met without the last of several equal candidates, drop those with the highest
-    # ids.
+    # Several candidates may have the last key. If the target is met without some of them, drop
+    # those with the highest ids.
     if each * (equal - 1) >= short:
         id = least_value(
             keys_ptr, ids_ptr, size, id * 0, id, short, key, each, _COUNT_IDS, BLOCK, WAYS
@@ -127,7 +129,7 @@ def cutoff(
 def draw_candidates(
     keys_ptr, ids_ptr, size, last_key, last_id, least, seed, position, BLOCK: tl.constexpr
 ):
-    """Return the best (noisy score, id) of the candidates up to a cutoff that weigh enough."""
+    """Return the best (noisy score, id) of the candidates up to a cutoff that min-p keeps."""
     top = tl.full([], -float("inf"), tl.float32)
     id = tl.full([], _MAX_VALUE, tl.int32)
     for start in range(0, size, BLOCK):

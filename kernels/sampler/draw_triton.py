@@ -1,7 +1,7 @@
-"""Device functions of the sampler: weights, noise, the best of a block, settings of a row.
+"""Device functions of the sampler: weights, noise, the best id of a block, settings of a row.
 
-Everything here is element-wise, an integer sum or a maximum, so no result depends on the size of a
-block, the number of warps or the order in which blocks run.
+All functions are element-wise, or compute integer sums or maxima. So no result depends on the size
+of a block, the number of warps or the order in which blocks run.
 """
 
 # mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
@@ -35,14 +35,15 @@ _TOP_P_BITS = tl.constexpr(TOP_P_BITS)
 _TOP_P_UNIT = tl.constexpr(float(2**TOP_P_BITS))
 _TOP_P_LOW = tl.constexpr(2**TOP_P_BITS - 1)
 _MAX_ID = tl.constexpr(2**31 - 1)
-# Noise is in [-2.853, 16.636]: a score further below the best one, which is 0, cannot be drawn.
+# Noise is in [-2.853, 16.636] and the best score is 0, so a score below -(16.636 + 2.853) cannot be
+# drawn.
 NOISE_REACH = 20.0
 _NOISE_REACH = tl.constexpr(NOISE_REACH)
 
 
 @triton.jit
 def weights(scores):
-    """Compute `sampler.weights`, bit for bit: fp32 of at most 0 -> int64."""
+    """Compute `sampler.weights` of scores, with the same bits: fp32 <= 0 -> int64."""
     bounded = tl.maximum(scores, _MIN_WEIGHED_SCORE)
     shifted = bounded * _LOG2_E + _ROUND_TO_WHOLE
     whole = shifted - _ROUND_TO_WHOLE
@@ -59,19 +60,19 @@ def weights(scores):
 
 @triton.jit
 def key_weights(keys):
-    """Return the weights of scores that are given by their keys (see `score_keys`)."""
+    """Return the weights of the scores that have these keys (see `score_keys`)."""
     return weights(-keys.to(tl.float32, bitcast=True))
 
 
 @triton.jit
 def score_keys(scores):
-    """Return int32 keys, the magnitude's bits, that ascend where scores, fp32 <= 0, descend."""
+    """Return int32 keys of scores, fp32 <= 0; a better score has a lower key."""
     return scores.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
 @triton.jit
 def noise_words(ids, seed, position):
-    """Return first words of Philox4x32-10: int32 [BLOCK], the bits of a u64, int32 -> uint32."""
+    """Return the first word of Philox4x32-10 for each id: uint32 [BLOCK]."""
     zero = ids * 0
     word, _, _, _ = tl.philox(seed, ids, zero + position, zero, zero)
     return word
@@ -79,7 +80,7 @@ def noise_words(ids, seed, position):
 
 @triton.jit
 def noise(ids, seed, position):
-    """Compute `sampler.gumbel`, bit for bit: fp32 [BLOCK]."""
+    """Compute `sampler.gumbel` of ids, with the same bits: fp32 [BLOCK]."""
     words = noise_words(ids, seed, position)
     uniform = tl.maximum((words >> 8).to(tl.int32).to(tl.float64), 0.5) * 5.9604644775390625e-08
     exponential = (-tl.log(uniform)).to(tl.float32)
@@ -88,24 +89,24 @@ def noise(ids, seed, position):
 
 @triton.jit
 def best(scores, ids):
-    """Return the best score of a block and the lowest id that has it."""
+    """Return the best score of a block, and the lowest id with that score."""
     top = tl.max(scores, 0)
     return top, tl.min(tl.where(scores == top, ids, _MAX_ID), 0)
 
 
 @triton.jit
 def better(score, id, other_score, other_id):
-    """Return the (score, id) with the better score; the lower id if they are equal."""
+    """Return the better of two (score, id); of equal scores the one with the lower id."""
     takes = (other_score > score) | ((other_score == score) & (other_id < id))
     return tl.where(takes, other_score, score), tl.where(takes, other_id, id)
 
 
 @triton.jit
 def draw(scores, ids, seed, position):
-    """Return the best (noisy score, id) of a block, without scores of -inf.
+    """Return the best (noisy score, id) of a block; scores of -inf are ignored.
 
-    If no score of the block is within the noise's reach of the row's best, no random numbers are
-    drawn.
+    The best score of a row is 0. If all scores of the block are below -NOISE_REACH, none can win,
+    so the function computes no noise.
     """
     top = tl.max(scores, 0)
     id = _MAX_ID
@@ -122,7 +123,7 @@ def least_weight(min_p):
 
 @triton.jit
 def top_p_weight(total, top_p):
-    """Compute `sampler.top_p_weight`: int64, fp32 -> int64, without a product beyond 64 bits."""
+    """Compute `sampler.top_p_weight`: int64, fp32 -> int64, with products that fit into 64 bits."""
     fraction = (tl.maximum(top_p, 0.0) * _TOP_P_UNIT).to(tl.int64)
     low = (total & _TOP_P_LOW) * fraction + _TOP_P_LOW
     return tl.maximum((total >> _TOP_P_BITS) * fraction + (low >> _TOP_P_BITS), 1)
@@ -130,5 +131,5 @@ def top_p_weight(total, top_p):
 
 @triton.jit
 def selects(temperature, top_k, top_p, vocab):
-    """Return True if a row is sampled with top-k or top-p."""
+    """Return True if a row's settings use top-k or top-p."""
     return (temperature > 0) & (((top_k > 0) & (top_k < vocab)) | (top_p < 1))

@@ -1,11 +1,11 @@
 """Sampling that depends on nothing but the logits, the request's settings and the position.
 
 The steps are, in this order: grammar mask, penalties, temperature, top-k, top-p, min-p, noise.
-Ids rank by score, and equal scores by id, the lowest first, at every cutoff and in the draw.
+At every cutoff and in the draw, ids are ranked by score; of equal scores the lowest id comes first.
 
-**Noise.** The random number of a vocabulary id is a function of (seed, position, id), so a
-request draws the same tokens alone, among others, and when it is continued by another worker.
-Philox4x32-10 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, 2011) is keyed
+**Noise.** The random number of a vocabulary id is a function of (seed, position, id), so a request
+draws the same tokens alone, in a batch with others, and when another worker continues it. The
+generator is Philox4x32-10 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, 2011) with
 
     key     = (seed & 0xffffffff, seed >> 32)
     counter = (vocabulary id, position, 0, 0)
@@ -13,22 +13,24 @@ Philox4x32-10 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, 2011)
 and only the first word of its result is used. Its upper 24 bits k give the uniform number
 u = max(k, 1/2) * 2**-24. -log(-log(u)) is Gumbel noise: the largest noisy score is a draw
 from the softmax (Gumbel, 1954). Each logarithm is taken in double precision and rounded to
-fp32. For every one of the 2**24 uniform numbers the double is at least 13 units in its last
-place away from where fp32 would round to a neighbour, so that any library whose logarithm is
-right within a few units gives the same bits: the noise is the same on every device.
+fp32. For every one of the 2**24 uniform numbers, the logarithm as a double is at least 13 units in
+the last place away from a point where it would round to another fp32 number. So any library whose
+logarithm is right within a few units in the last place gives the same fp32 number, and the noise is
+the same on every device.
 
-**Chances.** A float sum depends on its order; a sum of whole numbers does not. The weight of
-an id is its chance relative to the best id's in units of 2**-40, cut to a whole number:
-floor(exp(score - best) * 2**40), where exp is the polynomial of `weights`, made of products
-and sums of fp32 that are each rounded once, hence the same on every device. It is within
-1.2 units in the last place. Ids whose chance is below 2**-40 of the best one's weigh nothing.
+**Probabilities.** A sum of floats depends on the order of additions; a sum of integers does not. So
+the probability of an id is computed as an integer, its weight: the probability divided by that of
+the best id, in units of 2**-40, rounded down. That is floor(exp(score - best) * 2**40). The
+function `weights` computes exp as a polynomial of fp32 products and sums, each rounded once, so
+that it is the same on every device. Its error is at most 1.2 units in the last place. Ids with less
+than 2**-40 of the best id's probability have weight 0.
 
-- top-p keeps the fewest best ids, of those that top-k left, whose weights sum to at least
+- top-p keeps the best ids of those that top-k has kept: as few as are needed for a weight of
   ceil(total * floor(top_p * 2**24) / 2**24), and at least one.
 - min-p (Nguyen et al., Turning Up the Heat, 2024) keeps the ids whose weight is at least
   floor(min_p * 2**40), which is relative to the best id's and so needs no total.
 
-Settings count as fp32 numbers. On equal logits a CPU and a GPU draw equal tokens.
+Settings are rounded to fp32. From equal logits, a CPU and a GPU draw equal tokens.
 """
 
 from __future__ import annotations
@@ -42,22 +44,23 @@ from torch import Tensor
 from tailrace.kernels.checks import check_tensor
 
 ZERO_TEMPERATURE = 2.0**-150
-"""Temperatures up to this are 0 as an fp32 number."""
+"""Maximum temperature that counts as 0, because it is 0 when rounded to fp32."""
 PHILOX_ROUNDS = 10
 MASK_BITS = 32
 """Vocabulary ids per word of a grammar mask."""
 WEIGHT_BITS = 40
-"""Binary places of a weight; 2**23 ids weigh less than 2**63."""
+"""The unit of a weight is 2**-WEIGHT_BITS. With 40 bits, the weights of up to 2**23 ids sum to less
+than 2**63, so int64 does not overflow."""
 TOP_P_BITS = 24
-"""Binary places of top_p."""
+"""top_p is rounded down to a multiple of 2**-TOP_P_BITS."""
 MIN_WEIGHED_SCORE = -28.0
-"""exp of this, and of any lower score, is below 2**-40."""
+"""Scores from this one down have weight 0, since exp of them is below 2**-40."""
 ROUND_TO_WHOLE = 12_582_912.0
-"""1.5 * 2**23; adding and subtracting it rounds fp32 numbers up to 2**22 to integers."""
+"""1.5 * 2**23. Adding and then subtracting it rounds fp32 numbers up to 2**22 to integers."""
 LOG2_E = 1.44269502162933349609375
 LN2_HIGH, LN2_LOW = 0.693145751953125, 1.42860676533018704503775e-06
-"""Two parts of log(2); the first has 15 bits, so that its products with small integers are exact.
-"""
+"""Two numbers whose sum is log(2). The first has 15 significant bits, so that its products with
+small integers are exact."""
 EXP_SERIES = (
     0.0013814540579915047,
     0.00836874544620514,
@@ -67,11 +70,13 @@ EXP_SERIES = (
     1.0,
     1.0,
 )
-"""Coefficients of exp(r) for |r| <= log(2) / 2, highest power first, within 2**-28 before rounding.
+"""Coefficients of a polynomial for exp(r) with |r| <= log(2) / 2, highest power first.
+
+Without rounding errors, its error is below 2**-28.
 """
 
 _LOW_32 = 0xFFFFFFFF
-# Tensors, since operations with Python numbers take twice as long.
+# These are tensors, because operations with Python numbers take twice as long.
 _MULTIPLIERS = torch.tensor([[0xD2511F53], [0xCD9E8D57]])
 _KEY_STEPS = torch.tensor([[0x9E3779B9], [0xBB67AE85]])
 _ROUND_STEPS = (torch.arange(PHILOX_ROUNDS)[:, None, None] * _KEY_STEPS).unbind()
@@ -87,15 +92,15 @@ _BIT_PLACES = torch.arange(MASK_BITS, dtype=torch.int32)
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Settings for choosing a token; the defaults are greedy and change no logit.
+    """Settings for drawing a token; with the defaults the best id is taken and no logit changes.
 
     Raises ValueError that names the setting which is out of range.
     """
 
     temperature: float = 0.0
-    """Temperature; 0 takes the best id."""
+    """Number by which logits are divided; 0 takes the best id."""
     top_k: int = 0
-    """Number of best ids to keep; 0, or the size of the vocabulary and more, is off."""
+    """Number of best ids to keep; 0, or a number not below the size of the vocabulary, is off."""
     top_p: float = 1.0
     """Probability mass to keep, above 0; 1 is off."""
     seed: int = 0
@@ -103,11 +108,14 @@ class Sampling:
     min_p: float = 0.0
     """Minimum probability relative to the best id's; 0 is off."""
     repetition: float = 1.0
-    """Divides positive logits of generated ids, multiplies negative ones; 1 is off."""
+    """Repetition penalty: positive logits of ids generated so far are divided by this number,
+    negative ones are multiplied by it; 1 is off."""
     presence: float = 0.0
-    """Subtracted from the logit of an id that was generated; 0 is off."""
+    """Presence penalty: this number is subtracted once from the logit of an id that was generated;
+    0 is off."""
     frequency: float = 0.0
-    """Subtracted from the logit of an id as many times as it was generated; 0 is off."""
+    """Frequency penalty: this number is subtracted from the logit of an id once for each time that
+    it was generated; 0 is off."""
 
     def __post_init__(self) -> None:
         right = {
@@ -160,12 +168,12 @@ def sample(
 def _choose(
     logits: Tensor, high: Tensor, sampling: Sampling, position: int, ids: Tensor | None
 ) -> int:
-    """Return the index of the chosen token among the logits of `ids`; None stands for all ids."""
+    """Choose among `ids` (None: all ids), which have these logits; return an index into `ids`."""
     if sampling.temperature <= ZERO_TEMPERATURE:
         return int(logits.argmax())
     temperature = torch.tensor(sampling.temperature, dtype=torch.float32)
-    # Since scores are relative to the best, a tiny temperature can only overflow to -inf, which has
-    # no chance.
+    # The best score is 0 and all others are negative. So a tiny temperature can make scores
+    # overflow to -inf, whose probability is 0, but never to +inf.
     scores = (logits - high) / temperature
     kept = survivors(scores, sampling.top_k, sampling.top_p, sampling.min_p)
     noise = gumbel(kept if ids is None else ids[kept], sampling.seed, position)
@@ -193,8 +201,8 @@ def penalised(logits: Tensor, sampling: Sampling, counts: Tensor | None) -> Tens
     """Return logits after penalties for generated ids: fp32 [V], int32 [V] -> fp32 [V].
 
     The repetition penalty is that of CTRL (Keskar et al., CTRL: A Conditional Transformer Language
-    Model, 2019, section 4.1), which divides, with the usual sign rule: a negative logit is
-    multiplied, so that it falls, too. Then, as in OpenAI's API
+    Model, 2019, section 4.1), which divides logits. As usual, a negative logit is multiplied
+    instead, so that it also becomes lower. Then, as in OpenAI's API
     (https://platform.openai.com/docs/guides/text-generation, "Parameter details"), logit - count *
     frequency - (presence if count > 0).
     """
@@ -220,8 +228,8 @@ def penalised_by(logits: Tensor, counts: Tensor, penalties: Tensor) -> Tensor:
 def survivors(scores: Tensor, top_k: int, top_p: float, min_p: float = 0.0) -> Tensor:
     """Return the indices that top-k, top-p and min-p keep, ascending: int64 [n], n >= 1.
 
-    scores: fp32 [V], divided by the temperature, with 0 as the best. The module's docstring defines
-    top_p and min_p.
+    scores: fp32 [V], logits minus the best logit, divided by the temperature. The module's
+    docstring defines top_p and min_p.
     """
     all_ranks = not 0 < top_k < scores.numel()
     if top_p < 1 or min_p > 0:
@@ -237,7 +245,8 @@ def survivors(scores: Tensor, top_k: int, top_p: float, min_p: float = 0.0) -> T
         chances = weights(ranked)
         if top_p < 1:
             sums = chances.cumsum(-1)
-            # Sums ascend: keep one id more than there are sums below the target.
+            # The sums ascend. Keep the ids whose sum is below the target, and one more, with which
+            # the sum reaches it.
             ids = ids[: 1 + int((sums < top_p_weight(int(sums[-1]), top_p)).sum())]
         if min_p > 0:
             ids = ids[chances[: ids.numel()] >= least_weight(min_p)]
@@ -245,21 +254,22 @@ def survivors(scores: Tensor, top_k: int, top_p: float, min_p: float = 0.0) -> T
 
 
 def top_p_weight(total: int, top_p: float) -> int:
-    """Return the sum of weights that top-p must keep; at least 1."""
+    """Return the minimum sum of the weights of the ids that top-p keeps; it is at least 1."""
     return max(1, -(-total * int(top_p * 2**TOP_P_BITS) >> TOP_P_BITS))
 
 
 def least_weight(min_p: float) -> int:
-    """Return the minimum weight for min-p."""
+    """Return the minimum weight of an id that min-p keeps."""
     return int(min_p * 2**WEIGHT_BITS)
 
 
 def weights(scores: Tensor) -> Tensor:
     """Return exp(score) in units of 2**-40, truncated: fp32 [...] of at most 0 -> int64 [...].
 
-    The bits are the same on every device, because no operation is fused with another or left to a
-    library. With n the integer nearest to score / log(2) and r the rest, exp is 2**n * exp(r). The
-    largest error against double precision is 1.17 units in the last place of fp32.
+    The bits are the same on every device, because no operation is fused with another and no library
+    computes exp. If n is the integer nearest to score / log(2) and r is score - n * log(2),
+    exp(score) is 2**n * exp(r). The largest error against double precision is 1.17 units in the
+    last place of fp32.
     """
     bounded = scores.clamp(min=MIN_WEIGHED_SCORE)
     shifted = (bounded * _LOG2_E).add_(_ROUND_TO_WHOLE)
@@ -269,8 +279,8 @@ def weights(scores: Tensor) -> Tensor:
     for coefficient in _EXP_SERIES[1:-1]:
         series.add_(coefficient).mul_(rest)
     series.add_(_EXP_SERIES[-1])
-    # The low bits of `shifted` are n; shifted left they become an exponent, and higher bits drop
-    # out.
+    # The low bits of `shifted` are n. Shifting them left puts n into the exponent of an fp32
+    # number; the higher bits are shifted out.
     power = (shifted.view(torch.int32) << _FRACTION_BITS) + _WEIGHT_UNIT_BITS
     return (series * power.view(torch.float32)).to(torch.int64)
 
@@ -281,7 +291,7 @@ def gumbel(ids: Tensor, seed: int, position: int) -> Tensor:
 
 
 def keyed_gumbel(ids: Tensor, key: Tensor, position: Tensor | int) -> Tensor:
-    """Compute `gumbel` of ids with a seed and a position each: key int64 [2, 1 or n]."""
+    """Compute `gumbel` of ids that have a key and a position each: key int64 [2, 1 or n]."""
     counter = torch.zeros(4, ids.numel(), dtype=torch.int64)
     counter[0] = ids
     counter[1] = position
@@ -296,9 +306,9 @@ def gumbel_of(word: Tensor) -> Tensor:
 
 
 def philox(counter: Tensor, seed: int) -> Tensor:
-    """Compute Philox4x32-10 of n counters: int64 [4, n] of u32 values -> the same.
+    """Compute Philox4x32-10 of n counters: int64 [4, n] of u32 values -> int64 [4, n].
 
-    seed: u64, the two key words.
+    seed: u64, which holds the two 32-bit words of the key.
     """
     return keyed_philox(counter, seed_key(seed))
 
@@ -309,11 +319,11 @@ def seed_key(*seeds: int) -> Tensor:
 
 
 def keyed_philox(counter: Tensor, key: Tensor) -> Tensor:
-    """Compute `philox` of counters with a key each: int64 [2, 1 or n] of u32 values.
+    """Compute `philox` of counters that have a key each: int64 [2, 1 or n] of u32 values.
 
-    int64 products wrap modulo 2**64, as the 32x32-bit product needs. Between rounds the odd words
-    keep the whole product: only their low half matters, and the mask on the even words, or the
-    final one, removes the rest.
+    An int64 product wraps modulo 2**64, so its bits are those of the 32x32-bit product. Between
+    rounds the odd words hold the whole product, although only its low half counts. The high half is
+    removed later by the mask on the even words, or by the mask at the end.
     """
     even, odd = counter[0::2], counter[1::2]
     for step in _ROUND_STEPS:

@@ -1,6 +1,6 @@
-"""`sampler.sample` of many rows at a time: the same tokens with a tenth of the calls.
+"""Draws tokens for many rows at once: those of `sampler.sample`, with a tenth of the torch calls.
 
-Every operation is also one of `sample`, is exact, or adds integers, so a row draws the same token
+Each operation is one of `sample`'s, or is exact, or adds integers. So a row draws the same token
 alone and in any batch.
 """
 
@@ -27,7 +27,7 @@ from tailrace.kernels.sampler.sampler import (
 )
 
 NO_TOKEN = -1
-"""Placeholder for a token whose logits are NaN or infinite."""
+"""Returned in place of a token for a row whose logits are NaN or infinite."""
 
 
 def sample_batch(
@@ -39,8 +39,8 @@ def sample_batch(
 ) -> list[int]:
     """Draw one token for each row of fp32 [rows, V]; the other arguments are `sample`'s, per row.
 
-    Where `sample` raises FloatingPointError the row gets NO_TOKEN. Raises ValueError and TypeError
-    as `sample` does, for the whole batch.
+    A row for which `sample` would raise FloatingPointError gets NO_TOKEN. If `sample` would raise
+    ValueError or TypeError for a row, this function does for the whole batch.
     """
     if len(samplings) == 1:
         return [_sample_one(logits[0], samplings[0], positions[0], masks[0], counts[0])]
@@ -110,7 +110,7 @@ def _mask(logits: Tensor, masks: Sequence[Tensor | None]) -> Tensor:
 
 
 def _draw(logits: Tensor, samplings: Sequence[Sampling], positions: Sequence[int]) -> list[int]:
-    """Draw one id for each row, all of temperature above 0; logits of -inf are masked ids."""
+    """Draw one id for each row; all temperatures are above 0, and logits of masked ids are -inf."""
     temperature = torch.tensor([[s.temperature] for s in samplings])
     scores = (logits - logits.amax(-1, keepdim=True)) / temperature
     kept = _best(scores, samplings)
@@ -123,14 +123,15 @@ def _draw(logits: Tensor, samplings: Sequence[Sampling], positions: Sequence[int
     if any(s.min_p > 0 for s in samplings):
         least = torch.tensor([least_weight(p) for p in _fp32([s.min_p for s in samplings])])
         noisy = noisy.masked_fill_(weights(left) < least[rows], -torch.inf)
-    # Scatter to the ids' columns, so that argmax picks the lowest id of equal scores.
+    # Put the scores back into the columns of their ids, so that argmax picks the lowest id of equal
+    # scores.
     spread = torch.full_like(scores, -torch.inf).index_put_((rows, ids), noisy)
     tokens: list[int] = spread.argmax(-1).tolist()
     return tokens
 
 
 def _best(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    """Return the ids that top-k and top-p keep: fp32 [rows, V] -> bool [rows, V]."""
+    """Return a mask of the ids that top-k and top-p keep: fp32 [rows, V] -> bool [rows, V]."""
     vocab = scores.shape[1]
     top_p = _fp32([s.top_p for s in samplings])
     top_k = [s.top_k if 0 < s.top_k < vocab else vocab for s in samplings]
@@ -146,7 +147,8 @@ def _best(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     kept = scores >= last
     surplus = kept.sum(-1) - number
     if bool(surplus.any()):
-        # Several ids have the last score that is kept: drop those with the highest ids.
+        # Several ids have the lowest score that is kept, and not all of them may be kept: drop the
+        # highest ids.
         level = scores == last
         room = level.sum(-1) - surplus
         kept &= ~level | (level.cumsum(-1) <= room[:, None])
@@ -154,7 +156,7 @@ def _best(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
 
 
 def _top_p_numbers(values: Tensor, top_k: Sequence[int], top_p: Sequence[float]) -> Tensor:
-    """Return how many ids top-k and top-p keep in each row: int64 [rows].
+    """Return the number of ids that top-k and top-p keep in each row: int64 [rows].
 
     values: fp32 [rows, n], the best scores in descending order; n is at least top_k in rows where
     top-k or top-p is on.
@@ -168,12 +170,13 @@ def _top_p_numbers(values: Tensor, top_k: Sequence[int], top_p: Sequence[float])
         [top_p_weight(total, min(p, 1.0))]
         for total, p in zip(sums[:, -1].tolist(), top_p, strict=True)
     ]
-    # Sums ascend: keep one id more than there are sums below the target.
+    # The sums ascend. Keep the ids whose sum is below the target, and one more, with which the sum
+    # reaches it.
     enough = 1 + (sums < torch.tensor(target)).sum(-1)
     return enough.where(torch.tensor([p < 1 for p in top_p]), number)
 
 
 def _fp32(settings: Sequence[float]) -> list[float]:
-    """Round settings to fp32, in which they are defined."""
+    """Round settings to fp32, since `sample` defines its result by settings in fp32."""
     rounded: list[float] = torch.tensor(settings, dtype=torch.float32).tolist()
     return rounded

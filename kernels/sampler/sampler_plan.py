@@ -1,4 +1,4 @@
-"""Sizes of the sampler's launches; none of them changes a result."""
+"""Sizes of blocks, bins and passes in the sampler's launches; none of them changes a result."""
 
 from __future__ import annotations
 
@@ -7,22 +7,24 @@ from dataclasses import dataclass
 from tailrace.kernels.launch import next_power_of_2
 
 SCORE_BINS = 2048
-"""Number of histogram bins of a row; scores up to -SCORE_BINS / BINS_PER_UNIT are in none."""
+"""Number of histogram bins of a row. Scores of -SCORE_BINS / BINS_PER_UNIT = -32 and below are in
+no bin."""
 BINS_PER_UNIT = 64
 SMALLEST_BLOCK = 1024
 LARGEST_BLOCK = 4096
 MAX_SMALL_BLOCKS = 2048
-"""Maximum number of small blocks in a batch; beyond it blocks are large, to start fewer programs.
-"""
+"""Maximum number of programs with blocks of SMALLEST_BLOCK ids. If a batch would need more, blocks
+have LARGEST_BLOCK ids, so that fewer programs are started."""
 CANDIDATE_BLOCK = 1024
 EDGE_WAYS = 8
-"""Number of pivots of one pass of a selection, so that each pass finds 3 bits."""
+"""Number of pivots of one pass of a radix selection; with 8, each pass finds 3 bits of the
+result."""
 SETTLE_WARPS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class SamplerPlan:
-    """Sizes that the launches of one call share; they change no result."""
+    """Sizes of the launches for one batch; they change no result."""
 
     block: int
     """Number of vocabulary ids per program."""
@@ -31,24 +33,24 @@ class SamplerPlan:
 
     @classmethod
     def of(cls, rows: int, vocab: int) -> SamplerPlan:
-        """Plan small blocks for small batches, so that one row occupies the whole GPU."""
+        """Plan small blocks for small batches, so that even one row keeps the whole GPU busy."""
         small = rows * -(-vocab // SMALLEST_BLOCK) <= MAX_SMALL_BLOCKS
         block = SMALLEST_BLOCK if small else LARGEST_BLOCK
         return cls(block, -(-vocab // block), 4 if small else 8)
 
     @property
     def scan(self) -> dict[str, int]:
-        """Constants of `scan`, whose programs together clear all bins."""
+        """Constants of the kernel `scan`. CLEARED: bins that each of its programs clears."""
         return {"BLOCK": self.block, "CLEARED": next_power_of_2(-(-SCORE_BINS // self.blocks))}
 
     @property
     def spread(self) -> dict[str, int]:
-        """Constants of `spread` and `split`."""
+        """Constants of the kernels `spread` and `split`."""
         return {"BLOCK": self.block, "PARTS": next_power_of_2(self.blocks)}
 
     @property
     def settle(self) -> dict[str, int]:
-        """Constants of `settle`."""
+        """Constants of the kernel `settle`."""
         return {
             "PARTS": next_power_of_2(self.blocks), "BLOCK": CANDIDATE_BLOCK, "WAYS": EDGE_WAYS
         }  # fmt: skip

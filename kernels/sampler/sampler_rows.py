@@ -18,29 +18,30 @@ from tailrace.kernels.sampler.sampler_plan import SCORE_BINS, SMALLEST_BLOCK
 class SamplerRows:
     """The settings of `sampler.Sampling` for each row, on the device of the logits.
 
-    Settings that `Sampling` would refuse are no error here, and read nothing out of bounds: a
-    temperature that is not above 0 is greedy, top_k below 1 is off, as are top_p of 1 or more and
-    min_p of 0 or less; top_p of 0 or less keeps the best id, min_p above 1 counts as 1, NaN is off.
+    Settings on the device cannot be checked without waiting for it. So settings that `Sampling`
+    would refuse are no error here, and cause no access out of bounds: a temperature that is not
+    above 0 is greedy; top_k below 1, top_p of 1 or more and min_p of 0 or less are off; top_p of 0
+    or less keeps the best id; min_p above 1 counts as 1; NaN is off.
     """
 
     temperature: Tensor
-    """fp32 [rows]."""
+    """fp32 [rows], see `Sampling.temperature`."""
     top_k: Tensor
-    """int32 [rows]."""
+    """int32 [rows], see `Sampling.top_k`."""
     top_p: Tensor
-    """fp32 [rows]."""
+    """fp32 [rows], see `Sampling.top_p`."""
     min_p: Tensor
-    """fp32 [rows]."""
+    """fp32 [rows], see `Sampling.min_p`."""
     seed: Tensor
-    """int64 [rows], the bits of a u64."""
+    """Seeds, which are u64, as int64 [rows] with the same bits."""
     position: Tensor
     """int32 [rows]: index of the token among those generated, from 0."""
     mask: Tensor | None = None
     """int32 [rows, ceil(V / 32)]: bit i of word w allows id 32 w + i."""
     counts: Tensor | None = None
-    """int32 [rows, V], how often each id was generated; with `penalties`, or both None."""
+    """int32 [rows, V], how often each id was generated so far; given with `penalties` only."""
     penalties: Tensor | None = None
-    """fp32 [rows, 3]: repetition, presence, frequency; 1, 0, 0 change nothing."""
+    """fp32 [rows, 3]: repetition, presence and frequency penalty; 1, 0, 0 change nothing."""
 
     @classmethod
     def of(
@@ -51,7 +52,7 @@ class SamplerRows:
         mask: Tensor | None = None,
         counts: Tensor | None = None,
     ) -> SamplerRows:
-        """Make the rows of these requests, with mask and counts as above. Penalties need counts."""
+        """Make the settings of requests' rows. Raises ValueError if penalties lack counts."""
         if counts is None and any(sampling.penalises for sampling in samplings):
             raise ValueError("counts: missing, but a sampling penalises what was generated")
         *settings, penalties = one_copy(
@@ -68,7 +69,7 @@ class SamplerRows:
         return replace(cls(*settings), mask=mask, counts=counts, penalties=penalised)
 
     def check(self, rows: int, vocab: int) -> None:
-        """Raise TypeError or ValueError that names what does not fit logits [rows, vocab]."""
+        """Raise TypeError or ValueError that names a setting that does not fit the logits."""
         for name in ("temperature", "top_p", "min_p"):
             check_tensor(name, getattr(self, name), torch.float32, rows)
         for name in ("top_k", "position"):
@@ -86,8 +87,9 @@ class SamplerRows:
 
 
 def settings_of(samplings: Sequence[Sampling], positions: Sequence[int]) -> list[Tensor]:
-    """Return the columns of `SamplerRows` from `temperature` to `position`, on the host."""
-    # A top_k beyond int32 is off, as any top_k beyond the vocabulary.
+    """Return temperature, top_k, top_p, min_p, seed and position as tensors on the host."""
+    # Any top_k above the size of the vocabulary is off, so one that exceeds int32 may be cut to its
+    # maximum.
     return [
         torch.tensor([s.temperature for s in samplings], dtype=torch.float32),
         torch.tensor([min(s.top_k, 2**31 - 1) for s in samplings], dtype=torch.int32),
@@ -113,16 +115,17 @@ class SamplerWorkspace:
         self.max_rows = max_rows
         self.vocab = vocab
         self.highs = room(torch.float32, blocks)
-        """Best logit of each block; infinite for a block with a logit that is not finite."""
+        """Best logit of each block; infinity for a block with a NaN or infinite logit."""
         self.high_ids = room(torch.int32, blocks)
         self.winners = room(torch.float32, blocks)
-        """Best noisy score of each block."""
+        """Best noisy score in each block, of ids that are not candidates."""
         self.winner_ids = room(torch.int32, blocks)
         self.bin_counts = room(torch.int32, SCORE_BINS)
         self.bin_weights = room(torch.int64, SCORE_BINS)
         self.targets = room(torch.int64, 3)
-        """Count and weight that the surviving candidates must reach, and their last bin."""
+        """The number and the weight of candidates to keep, for top-k and top-p, and the last bin
+        that has candidates."""
         self.sizes = room(torch.int32)
-        """Number of candidates."""
+        """Number of candidates of each row."""
         self.keys = room(torch.int32, vocab)
         self.ids = room(torch.int32, vocab)

@@ -1,25 +1,29 @@
 """The sampler on a GPU: every row of a batch, whatever its settings, in four launches.
 
-It draws the ids that kernels.sampler.sample draws, bit for bit. A program reads one block of one
-row's vocabulary, and only maxima, whole numbers and ties by id cross blocks, so a row's id does
-not depend on the batch, on block sizes or on the order in which programs run.
+It draws the same ids as kernels.sampler.sample, bit for bit. A program reads one block of one row's
+vocabulary. Programs combine only maxima, integer sums and lowest ids, so a row's id does not depend
+on the batch, on the size of blocks or on the order in which programs run.
 
-1. `scan`:   the best logit of each block and its id; finds NaN and infinity; clears the counts.
-2. `spread`: rows without top-k and top-p draw, one winner a block. For the others the number and
-             weight of the ids is added up in bins of 1/64 of score (integer atomics).
-3. `split`:  finds the bin in which top-k or top-p ends. Ids in better bins survive and are drawn
-             from; those in that bin become candidates, in any order.
-4. `settle`: one program a row finds the exact cutoff among the candidates, draws from them, and
-             takes the best of all winners.
+1. `scan`:   finds the best logit of each block and its id, finds NaN and infinity, and clears the
+             counts.
+2. `spread`: for rows without top-k and top-p, draws one id per block, the block's winner. For other
+             rows, adds up the number and weight of ids in a histogram of scores, whose bins are
+             1/64 wide (integer atomics).
+3. `split`:  finds the bin in which top-k or top-p ends. Ids in better bins are kept for certain, so
+             a winner is drawn from them in each block. Ids in that bin become candidates, which are
+             stored in any order.
+4. `settle`: with one program per row, finds the exact cutoff among the candidates, draws from those
+             that are kept, and takes the best of this id and the winners of all blocks.
 
-Launches, not a barrier in one launch, order the four: each needs what all blocks of the one
-before found. A row that does not need 2, 3 or the selection of 4 leaves them at once. Scores of
--32 and less are in no bin: they weigh nothing and no noise can lift them to the best, so that
-it does not matter which of them top-k keeps. Where both top-k and top-p are on, all ids down to
-the cutoff of top-k are candidates, since the total of top-p is only known when that is.
+These are four launches, not one launch with barriers, because each step needs the results of all
+blocks of the step before. Programs of a row that needs no step 2 or 3, or no cutoff in step 4,
+return at once. Scores of -32 and less are in no bin: their weight is 0, and no noise can make them
+win, so it does not matter which of them top-k keeps. If a row has both top-k and top-p, all ids
+down to the cutoff of top-k are candidates, since top-p needs the total weight of the ids that top-k
+keeps.
 
-It must move 4 V bytes a row, twice, or three times with top-k or top-p; they lie in the L2 cache
-of a GPU for all but the first. With penalties or a mask, counts and words come on top.
+The sampler reads 4 V bytes per row twice, or three times with top-k or top-p; all but the first
+time they are in the GPU's L2 cache. Penalties and masks add the bytes of counts and mask words.
 """
 
 # mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
@@ -78,9 +82,9 @@ _LARGEST = tl.constexpr(torch.finfo(torch.float32).max)
 def block_logits(
     logits_ptr, mask_ptr, counts_ptr, penalties_ptr, row, block, vocab, BLOCK: tl.constexpr
 ):
-    """Return the ids of a block, their logits after penalties, and which ids are allowed.
+    """Return the ids of a block, their logits after penalties, and a mask of the allowed ids.
 
-    Logits beyond the vocabulary are 0.
+    Ids beyond the vocabulary have the logit 0 and are not allowed.
     """
     ids = block * BLOCK + tl.arange(0, BLOCK)
     allowed = ids < vocab
@@ -105,7 +109,7 @@ def block_logits(
 
 @triton.jit
 def best_of_row(scores_ptr, ids_ptr, row, blocks, PARTS: tl.constexpr):
-    """Return the best (score, id) among the results of a row's blocks."""
+    """Return the best (score, id) of a row, given the best of each of its blocks."""
     part = tl.arange(0, PARTS)
     inside = part < blocks
     at = row * blocks + part
@@ -115,7 +119,7 @@ def best_of_row(scores_ptr, ids_ptr, row, blocks, PARTS: tl.constexpr):
 
 @triton.jit
 def score_bins(scores):
-    """Return int32 bins: 0 for the best score, SCORE_BINS for scores that cannot matter."""
+    """Return the bins of scores, int32: 0 for the best score, SCORE_BINS for -32 and less."""
     return tl.minimum(-scores * _BINS_PER_UNIT, float(_BINS)).to(tl.int32)
 
 
@@ -125,7 +129,7 @@ def scan(
     bin_weights_ptr, sizes_ptr, vocab, BLOCK: tl.constexpr, CLEARED: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Find the best logit of each block and clear the bins; grid (blocks, rows)."""
+    """Find the best logit of each block and clear the bins; the grid is (blocks, rows)."""
     wait_for_launches_ahead(PDL)
     block, row = tl.program_id(0), tl.program_id(1)
     ids, logits, allowed = block_logits(
@@ -148,9 +152,9 @@ def block_scores(
     logits_ptr, mask_ptr, counts_ptr, penalties_ptr, row, block, vocab, high, temperature,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Return the ids of a block and their scores, relative to the row's best.
+    """Return the ids of a block and their scores: (logit - row's best logit) / temperature.
 
-    -inf if not allowed.
+    The score of an id that is not allowed is -inf.
     """
     ids, logits, allowed = block_logits(
         logits_ptr, mask_ptr, counts_ptr, penalties_ptr, row, block, vocab, BLOCK
@@ -162,7 +166,7 @@ def block_scores(
 def row_temperature(temperature_ptr, row):
     """Load a row's temperature.
 
-    Infinity, which would turn all scores into NaN, becomes the largest number.
+    An infinite temperature would turn all scores into NaN, so it is replaced by the largest number.
     """
     return tl.minimum(tl.load(temperature_ptr + row), _LARGEST)
 
@@ -174,9 +178,9 @@ def spread(
     bin_counts_ptr, bin_weights_ptr, vocab, BLOCK: tl.constexpr, PARTS: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Draw one winner per block, or fill the bins of rows with top-k or top-p.
+    """Draw one winner per block; for rows with top-k or top-p, fill the bins instead.
 
-    Grid (blocks, rows).
+    The grid is (blocks, rows).
     """
     wait_for_launches_ahead(PDL)
     block, row, blocks = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
@@ -208,9 +212,10 @@ def spread(
 
 @triton.jit
 def split_bins(bin_counts_ptr, bin_weights_ptr, row, top_k, top_p, vocab):
-    """Return the first and last bin of the candidates, and the two targets among them.
+    """Return first and last bin of the candidates, and the number and weight of those to keep.
 
-    A target of 0 means that there is none. A weight target of -1 means that it depends on top-k.
+    A target of 0 means that top-k or top-p does not limit the row. A weight target of -1 means that
+    it depends on what top-k keeps, and so is computed later.
     """
     at = row * _BINS + tl.arange(0, _BINS)
     counts = tl.cumsum(tl.load(bin_counts_ptr + at), 0)
@@ -243,7 +248,11 @@ def split(
     bin_counts_ptr, bin_weights_ptr, targets_ptr, sizes_ptr, candidate_keys_ptr,
     candidate_ids_ptr, vocab, BLOCK: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Collect candidates, and draw from the ids in better bins; grid (blocks, rows)."""
+    """Store a block's candidates, and draw its winner from the ids in better bins.
+
+    Candidates are the ids in the bins that `split_bins` returns; all ids in better bins are kept.
+    The grid is (blocks, rows).
+    """
     wait_for_launches_ahead(PDL)
     block, row, blocks = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
     temperature = row_temperature(temperature_ptr, row)
@@ -287,7 +296,7 @@ def settle(
     candidate_ids_ptr, ids_ptr, faults_ptr, vocab, blocks, PARTS: tl.constexpr,
     BLOCK: tl.constexpr, WAYS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Find the cutoff among the candidates and choose each row's token; grid (rows,)."""
+    """Find the cutoff among the candidates and choose each row's token; the grid is (rows,)."""
     wait_for_launches_ahead(PDL)
     row = tl.program_id(0)
     temperature = row_temperature(temperature_ptr, row)
@@ -363,7 +372,7 @@ def sample_rows(
 def _check(
     logits: Tensor, rows: SamplerRows, ids: Tensor, faults: Tensor, workspace: SamplerWorkspace
 ) -> tuple[int, int]:
-    """Return the number of rows and the size of the vocabulary."""
+    """Check the arguments of `sample_rows`; return the number of rows and the vocabulary's size."""
     check_tensor("logits", logits, torch.float32, None, None)
     count, vocab = logits.shape
     if not vocab:
