@@ -267,5 +267,5 @@ async def client_gone(request: Request, _error: Exception) -> Response:
 
 async def internal_error(request: Request, _error: Exception) -> Response:
     """Return the response to an unexpected exception, whose traceback the server logs."""
-    fault = TailraceError("an error of this edge; its log says more")
+    fault = TailraceError("internal error of this edge; the edge's log has the details")
     return noted_response(fault, request.url.path)

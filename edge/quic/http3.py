@@ -167,13 +167,13 @@ class Http3Stream:
     # ---- the connection ----
 
     def drained(self) -> None:
-        """Handle that the response may be written again."""
+        """Continue the response, because it can be written again."""
         self._deadline.clear()
         if self._dispatcher is not None:
             self._dispatcher.drained()
 
     def disconnected(self) -> None:
-        """Handle that the client has left."""
+        """End the request and its response, because the client has left."""
         self._http3.blocked.pop(self, None)
         dispatcher = self._finish()
         if dispatcher is not None:

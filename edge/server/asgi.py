@@ -224,7 +224,8 @@ class AsgiRequest:
         if started:
             self.writer.reset()
             return
-        answer = error_response(TailraceError("an error of this edge; its log says more"))
+        fault = TailraceError("internal error of this edge; the edge's log has the details")
+        answer = error_response(fault)
         self.writer.start(answer.status_code, answer.raw_headers)
         self.writer.write(bytes(answer.body))
         self.writer.end()

@@ -38,11 +38,11 @@ class Request:
     body: bytes = b""
 
     def header(self, name: bytes) -> bytes | None:
-        """Return the first value of a header."""
+        """Return the value of the first header of this name, or None."""
         return next((value for each, value in self.headers if each == name), None)
 
     def text(self, name: bytes) -> str | None:
-        """Return the first value of a header as text."""
+        """Return the value of the first header of this name as text, or None."""
         value = self.header(name)
         return None if value is None else value.decode("latin-1")
 
@@ -81,10 +81,10 @@ class ResponseSource(Protocol):
     """The producer of one response; the protocol calls it, but never from within its own calls."""
 
     def drained(self) -> None:
-        """Handle that the writer has room again."""
+        """Continue the response, because the writer has room again."""
 
     def disconnected(self) -> None:
-        """Handle that the client has left, by a reset or a lost connection.
+        """End the response, because the client has reset it or the connection is lost.
 
         Called once, unless the response has ended before. The writer ignores everything from then
         on.
@@ -98,10 +98,10 @@ class ConnectionProtocol(Protocol):
         """Handle input of the client."""
 
     def drained(self) -> None:
-        """Handle that the transport has room again, after `writable_bytes` was below 1."""
+        """Continue to write: the transport has room again, after `writable_bytes` was below 1."""
 
     def disconnected(self) -> None:
-        """Handle that the connection is closed or lost."""
+        """End all requests, because the connection is closed or lost."""
 
     def drain(self) -> None:
         """Close an idle connection; let requests under way end, and take no new ones."""

@@ -57,7 +57,9 @@ export default {
       const fault =
         error instanceof TailraceError
           ? error
-          : new TailraceError("an error of this edge; its log says more", { status: 500 });
+          : new TailraceError("internal error of this edge; the edge's log has the details", {
+              status: 500,
+            });
       const isOpenai = speaksOpenai(new URL(request.url).pathname);
       answer = isOpenai ? openaiErrorResponse(fault) : errorResponse(fault);
     }
