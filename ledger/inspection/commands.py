@@ -265,7 +265,7 @@ async def verify(
 
 @dataclass(slots=True)
 class _Stream:
-    """What `verify` has found so far in the stream that it checks now."""
+    """The state of `verify` for the stream that it is checking."""
 
     ended_at: int | None = None
     broken: bool = False
