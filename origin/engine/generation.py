@@ -92,25 +92,25 @@ class Generation:
         return min(self._run.max_tokens, self._model_context.context - len(self._run.prompt_ids))
 
     def resume(self) -> list[Emission]:
-        """Return frames of generated ids that the stream does not have yet. Call it once, first."""
+        """Return the emissions for generated ids that the stream does not have yet.
+
+        Call it once, before any other method.
+        """
         return self._transcript.resume() + self._end_if_finished()
 
     def asked(self, most: int) -> Asked | None:
-        """Return the request for at most `most` guesses of the next tokens.
-
-        None without a drafter.
-        """
+        """Return the request to the drafter for at most `most` guesses; None without a drafter."""
         return None if self._drafter is None else Asked(self._run_id, self._known, most)
 
     @property
     def draws_alone(self) -> bool:
-        """True if the next draw needs only the number of tokens before it, not their ids."""
+        """True if the next draw can be made without knowing the ids of the tokens before it."""
         return self._grammar is None and self._counts is None
 
     def draws(self, drafts: Sequence[int], *, ahead: int = 0) -> list[Draw]:
-        """Return the draws from the row of the last known token and from the rows of its drafts.
+        """Return the draws for the row of the last known token and for the rows of its drafts.
 
-        ahead: number of earlier tokens that are still being drawn.
+        ahead: number of tokens that earlier steps in flight are still drawing.
         """
         masks: Sequence[Tensor | None] = [None] * (1 + len(drafts))
         if self._grammar is not None:
@@ -131,7 +131,7 @@ class Generation:
     def accept(
         self, drafts: Sequence[int], drawn: Sequence[Drawn]
     ) -> tuple[list[int], list[Emission]]:
-        """Take the drawn tokens up to the first wrong draft; return them and their emissions."""
+        """Append the drawn tokens up to the first wrong draft; return them and their emissions."""
         emissions: list[Emission] = []
         taken: list[int] = []
         for each in drawn[: len(accepted(drafts, [each.token for each in drawn]))]:
@@ -210,7 +210,10 @@ class Generation:
 
 
 def _sampling(run: StartRun) -> Sampling:
-    """Return the sampler's settings, whose names lack the suffix `_penalty` of a request."""
+    """Return the sampler's settings for a run.
+
+    They have the names of a request's settings, but without the suffix `_penalty`.
+    """
     said = {name.removesuffix("_penalty"): getattr(run.sampling, name) for name in SAMPLING}
     return Sampling(**{name: value for name, value in said.items() if value is not None})
 

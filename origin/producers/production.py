@@ -52,28 +52,28 @@ MAX_TEXT_CHARS = MAX_CHUNK_BYTES // 4
 """Maximum characters per text frame; a character is at most 4 bytes of UTF-8."""
 MAX_VECTOR_VALUES = MAX_CHUNK_BYTES // 4
 """Maximum values of one Embedding; longer vectors are sent as Chunks."""
-# Errors of the codec, which trusts its types, for values of wrong types.
+# Errors that the codec raises for values of wrong types, because it does not check types.
 _NO_FRAME = (FrameError, TypeError, ValueError, OverflowError, AttributeError, struct.error)
 
 MAX_MESSAGE_CHARS = 500
 """Maximum characters of an error's message in a stream."""
 OVERRULED = (FinishReason.STOP, FinishReason.LENGTH)
-"""Finish reasons that the filter's verdict on the last text replaces; others stay as they are."""
+"""Finish reasons of a producer that are replaced if the filter ends the stream at its last text."""
 INEXACT = Remark(
     "inexact",
     "the text goes on from what was delivered; an uninterrupted run might have said something else",
 )
-"""Notice before the first output of an inexact continuation."""
+"""Notice that precedes the first output of an inexact continuation."""
 log = structlog.get_logger("producer")
 Numbered = tuple[int, bytes]
 """A frame's index, and the encoded frame."""
 
 
 class Framing:
-    """The frames of one stream, with contiguous indexes, each within the size of a frame.
+    """Makes the frames of one stream: with contiguous indexes, none too large.
 
-    `next_index` is the next frame's. A frame counts once the one after it is requested, so that a
-    frame which could not be handed over leaves no gap.
+    `next_index` is the index of the next frame. It advances only when the frame after that is
+    requested, so that a frame which could not be sent leaves no gap.
     """
 
     def __init__(self, next_index: int = 0) -> None:
@@ -204,7 +204,7 @@ class Production:
         self._run = run
         self._resumption = producer.about.resumption
         self._is_changed = producer.about.fingerprint != request.recipe.fingerprint
-        # A producer that repeats itself counts from 0 again; frames that are logged are skipped.
+        # A producer that repeats its outputs starts at index 0 again; logged frames are skipped.
         self._repeats = self._resumption is Resumption.REPEATS and not self._is_changed
         self._framing = Framing(0 if self._repeats else request.next_index)
         self._filter = self._open_filter(filter_factory)
@@ -221,7 +221,7 @@ class Production:
                         return
         except TailraceError as error:
             end = self._failed(error)
-        except Exception:  # an exception of an operator's producer ends its stream, not the worker
+        except Exception:  # an error of a custom producer must end its stream, not the worker
             log.exception("producer.failed", run=self._run)
             end = End(FinishReason.FAILED, message="the producer failed; see the origin's log")
         if not self._ended:
@@ -280,7 +280,7 @@ class Production:
         """Yield those frames of an output that the stream does not have yet."""
         framing, logged = self._framing, self._request.next_index
         if isinstance(output, End) and framing.next_index < logged:
-            raise bad_output("it gave fewer outputs than the first time")
+            raise bad_output("the producer gave fewer outputs than the first time")
         for raw in framing.encoded(output):
             if framing.next_index >= logged:
                 yield framing.next_index, raw

@@ -73,11 +73,15 @@ class Retry:
 
 @dataclass(slots=True)
 class _Said:
-    """One stream so far: its text in parts, and numbers of pieces of text, reasoning and calls.
+    """The output of one stream so far: its text in parts, and counts of pieces.
 
-    untold: pieces came since the last Notice. failures: failed tries since one that made
-    SETTLED_PIECES, the first of them at `lost_s` of the clock; the last `broken` of them were
-    invalid answers. tried: pieces of text of this try.
+    Attributes:
+        texts: Number of pieces of text; `thoughts` and `calls` count those of reasoning and calls.
+        untold: True if there were pieces since the last Notice.
+        failures: Number of failed tries since the last try that made SETTLED_PIECES.
+        broken: Number of the last failures in a row that were invalid answers.
+        lost_s: Time of the first of the failures, by the clock of `Retry`.
+        tried: Number of pieces of text in the current try.
     """
 
     parts: list[str]
@@ -92,7 +96,7 @@ class _Said:
 
     @property
     def made(self) -> int:
-        """Number of tokens, as far as it is known."""
+        """Number of generated tokens, counting each piece as one."""
         return self.texts + self.thoughts + self.calls
 
     def add(self, piece: Piece) -> None:
@@ -112,7 +116,7 @@ class _Said:
     def begin_try(self) -> None:
         self.tried = 0
         if not self.parts:
-            self.thoughts = 0  # without text to continue, the reasoning starts over
+            self.thoughts = 0  # without text to continue, the server starts from the beginning
 
 
 class Upstream:
@@ -126,7 +130,7 @@ class Upstream:
         self._client = client
         self._retry = retry
         goes_on = config.upstream_lost == "continue"
-        # Not the address: a stream continues as well as possible on any server of this model.
+        # The fingerprint has no address, so that any server of this model can continue a stream.
         self.about = About(
             name=model,
             fingerprint=f"upstream {model}",
@@ -192,7 +196,10 @@ class Upstream:
 
 
 def _is_over(call: UpstreamCall, said: _Said, before: _Said, max_tokens: int) -> bool:
-    """Return True if one more piece would exceed max_tokens, by pieces or by the server's count."""
+    """Return True if one more piece would exceed `max_tokens`.
+
+    Tokens are counted as pieces, or by the server if its count is higher.
+    """
     counted = call.usage.completion_tokens if call.usage is not None else 0
     return max(said.made + 1, before.made + counted) > max_tokens
 

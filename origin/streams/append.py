@@ -63,7 +63,10 @@ def decide(last: Place | None, place: Place) -> Decision:
 
 @dataclass(frozen=True, slots=True)
 class AppendContext:
-    """State that an append is judged by: the stream, and the producer's last accepted request."""
+    """The state from which an append is accepted or refused.
+
+    It is the state of the stream, and the producer's last accepted request.
+    """
 
     content_type: str
     tip: Tip

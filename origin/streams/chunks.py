@@ -16,14 +16,14 @@ CHUNK_BYTES = 64 * 1024
 
 
 class FramePiece(NamedTuple):
-    """Bytes that a frame adds to its stream; `last` if it ends a message."""
+    """Bytes that a frame adds to its stream; `last` is True if the frame ends a message."""
 
     data: bytes
     last: bool
 
 
 def chunks(messages: Iterable[bytes], index: int) -> list[Record]:
-    """Return the records of these messages, none of them empty, from `index` on."""
+    """Return the records that store these messages, from `index` on; no message may be empty."""
     records: list[Record] = []
     for message in messages:
         for at in range(0, len(message), CHUNK_BYTES):
@@ -38,7 +38,10 @@ def end(index: int) -> Record:
 
 
 def piece(raw: bytes) -> FramePiece:
-    """Return what a logged frame adds: a Chunk its data, a Token its text, any other nothing."""
+    """Return the bytes that a logged frame adds to its stream.
+
+    These are the data of a Chunk or the text of a Token; other frames add nothing.
+    """
     _, frame = decode(raw)
     if isinstance(frame, Chunk):
         return FramePiece(frame.data, frame.last)
@@ -50,5 +53,5 @@ def renumbered(raw: bytes, index: int) -> bytes:
     _, frame = decode(raw)
     if isinstance(frame, Chunk):
         return encode(Chunk(frame.data, frame.last, index))
-    assert isinstance(frame, StreamEnd)  # streams of objects have no other frames
+    assert isinstance(frame, StreamEnd)  # a stream of an object has only Chunks and a StreamEnd
     return encode(StreamEnd(frame.total_tokens, frame.finish_reason, index, frame.prompt_tokens))

@@ -10,7 +10,7 @@ from tailrace.origin.streams.expiry import NEVER, Expiry
 from tailrace.origin.streams.offsets import Offset, parse_offset
 
 FORMAT = 1
-"""Version of the stored form."""
+"""Version of the JSON in which configurations are stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class StreamConfig:
 
 
 def packed(value: object) -> bytes:
-    """Return the value as JSON, with each of these classes as the list of its fields."""
+    """Return the value as JSON, in which an object of a class becomes the list of its fields."""
     return json.dumps(value, default=_plain, separators=(",", ":")).encode()
 
 

@@ -13,7 +13,7 @@ class Change(Enum):
 
     CREATED = "created"
     APPENDED = "appended"
-    """Data, the end, or both."""
+    """Data was appended, the stream was closed, or both."""
     DELETED = "deleted"
 
 

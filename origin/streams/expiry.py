@@ -20,7 +20,7 @@ from tailrace.origin.streams.protocol import EXPIRES_AT, TTL
 MAX_TTL_S = 100 * 365 * 24 * 3600
 
 UNWRITTEN_SHARE = 10
-"""Share of a window, one in this many parts, that may pass before a read is stored again."""
+"""Divisor of a stream's TTL: after this part of the TTL a read is stored again."""
 
 _TTL = re.compile("0|[1-9][0-9]{0,9}")
 
@@ -46,7 +46,7 @@ class Expiry:
 
     @property
     def unwritten_ms(self) -> int:
-        """Milliseconds for which a use may stay in memory only."""
+        """Milliseconds for which the time of a use may be kept only in memory."""
         return (self.ttl_s or 0) * 1000 // UNWRITTEN_SHARE
 
     def headers(self) -> tuple[tuple[str, str], ...]:

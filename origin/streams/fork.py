@@ -76,8 +76,8 @@ class Cutter:
         self.cut: Cut | None = None
         self._index, self._byte, self._left = offset.index, offset.byte, order.sub_offset
         self._tip, self._json = tip, json
-        self._open: list[bytes] = []  # pieces of a JSON message that has not ended yet
-        # The frame before the offset is read first, since it shows if the last message has ended.
+        self._open: list[bytes] = []  # chunks so far of a JSON message whose end was not read yet
+        # Begin with the frame before the offset, which shows if the previous message has ended.
         self.first_index = self._at = max(0, offset.index - 1)
         if offset.index == 0 and not offset.byte and not self._left:
             self.cut = Cut(0)
@@ -104,7 +104,10 @@ class Cutter:
             self._take_bytes(data, last)
 
     def _take_values(self, message: bytes) -> Steps[None]:
-        """Cut inside a message of several values; the fork begins with the values that it keeps."""
+        """Cut inside a message of several JSON values.
+
+        The values before the cut become the first message of the fork.
+        """
         found, end = yield from first_values(message, self._left)
         self._left -= found
         if not self._left:
@@ -184,7 +187,10 @@ class ForkRequest:
 
 
 def created(stream: bytes, asked: Create, grant: Grant | None) -> StreamConfig:
-    """Return the configuration of a new stream; what is not requested is taken from its source."""
+    """Return the configuration of a new stream.
+
+    A fork takes settings that were not requested from its source.
+    """
     if grant is None:
         return StreamConfig(stream, asked.content_type or DEFAULT_TYPE, asked, asked.expiry)
     expiry = grant.expiry if asked.expiry == NEVER else asked.expiry
@@ -197,7 +203,7 @@ def confirms(asked: Create, config: StreamConfig, *, closed: bool) -> bool:
     """Return True if a request to create describes exactly the existing stream."""
     return (
         asked.closed == closed
-        and asked.fork == config.asked.fork  # compared as written in requests
+        and asked.fork == config.asked.fork  # compared as requested, not as resolved
         and asked.expiry in (config.asked.expiry, config.expiry)
         and _same_type(asked, config)
     )
@@ -205,7 +211,7 @@ def confirms(asked: Create, config: StreamConfig, *, closed: bool) -> bool:
 
 def _same_type(asked: Create, config: StreamConfig) -> bool:
     if asked.content_type is None and config.asked.fork is not None:
-        return True  # a fork's type is always its source's
+        return True  # a fork always has the content type of its source
     return essence(asked.content_type or DEFAULT_TYPE) == essence(config.content_type)
 
 
@@ -214,7 +220,7 @@ class References:
 
     def __init__(self, context: ObjectContext) -> None:
         self._context, self._storage = context, context.storage
-        # references that are being requested, and must not be returned meanwhile
+        # References that are being requested from a source, so the alarm must not return them yet.
         self._asking: set[str] = set()
 
     # ---- as a source ----

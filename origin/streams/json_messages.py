@@ -50,7 +50,7 @@ _SMALL = rb"|".join((_SCALAR, _flat(rb"\[", _SCALAR, rb"\]"), _flat(rb"\{", _MEM
 
 
 def _run(item: bytes) -> re.Pattern[bytes]:
-    """Return the pattern of items, each followed by a comma."""
+    """Return a pattern that matches up to RUN items, each followed by a comma."""
     return re.compile(rb"(?:(?:%b)%b,%b){0,%d}" % (item, _GAP, _GAP, RUN))
 
 
@@ -67,7 +67,7 @@ def _no_constant(name: str) -> object:
     raise ValueError(f"{name} is not JSON")  # RFC 8259 has no NaN and no Infinity
 
 
-# Numbers stay text, since only the validity of the JSON matters.
+# Numbers are not converted, since only the validity of the JSON matters.
 _DECODER = json.JSONDecoder(parse_float=str, parse_int=str, parse_constant=_no_constant)
 
 
@@ -140,7 +140,7 @@ def _elements(body: bytes, at: int) -> Steps[tuple[list[bytes], int]]:
 
 def _value(body: bytes, at: int) -> Steps[int]:
     """Return the end of the value that begins at `at`."""
-    closers: list[bytes] = []  # closing brackets, the innermost last
+    closers: list[bytes] = []  # the expected closing brackets, the innermost last
     while True:
         yield
         mark = body[at : at + 1]
@@ -212,7 +212,7 @@ def _skip(body: bytes, at: int) -> int:
 
 def _after(pattern: re.Pattern[bytes], body: bytes, at: int) -> int:
     match = pattern.match(body, at)
-    assert match is not None  # the pattern also matches nothing
+    assert match is not None  # the patterns also match the empty string
     return match.end()
 
 

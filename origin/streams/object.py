@@ -176,8 +176,8 @@ class StreamObject(DurableObject):
         self._state = None
 
     async def _tell(self, kind: Change, tip: Tip, since: Tip | None = None) -> None:
-        """Report a change once it is durable."""
-        # Subscriptions belong to no tenant, so they are not told of tenants' streams.
+        """Report a change to subscriptions once it is durable."""
+        # Subscriptions belong to no tenant, so they get no changes of tenants' streams.
         is_open = not parted(self.context.key.name)[0]
         if self._settings.on_event is not None and is_open:
             await self.context.outside(_nothing())
@@ -231,7 +231,7 @@ class StreamObject(DurableObject):
             return response
         assert isinstance(response.body, bytes)
         try:
-            # Another request may have created the stream while the source was asked.
+            # Another request may have created the stream during the call to the source.
             if (there := await self._confirmed(asked)) is None:
                 return await self._create(request, asked, stream, Grant.unpack(response.body))
         except TailraceError:
@@ -333,7 +333,7 @@ class StreamObject(DurableObject):
         parts = inherited(config, cut.end)
         # This stream may have been deleted, or deleted and created again, during the read.
         if self._forkable(await self._living(), claim).config.stream != config.stream:
-            raise NotFound("no such stream")
+            raise NotFound("the stream to fork was deleted")
         self._references.add(claim.reference, claim.fork)
         grant = Grant(config.content_type, config.expiry, parts, cut.head)
         return answer(200, body=packed(grant))

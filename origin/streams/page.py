@@ -15,7 +15,7 @@ MAX_PAGE_FRAMES = 1024
 """Maximum frames of a page; decoding them blocks the process for some ms."""
 
 FIRST_FRAMES = 64
-"""Frames that are read first, before their size is known: 4 MiB at most."""
+"""Number of frames in the first read for a page, when their sizes are not known: at most 4 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class PageBuilder:
         looks_back = json and 0 < start.index < tip.index
         self.first_index = self._at = start.index - 1 if looks_back else start.index
         self._data: list[bytes] = []
-        self._open: list[bytes] = []  # pieces of a JSON value that has not ended yet
+        self._open: list[bytes] = []  # chunks so far of a JSON value whose end was not read yet
         self._bytes = 0
 
     @property
@@ -123,7 +123,7 @@ class PageBuilder:
 
     def page(self) -> Page:
         """Return the page; call it when the builder is `full` or there are no more frames."""
-        # An offset inside a frame advances only when there is data after it.
+        # Without new frames the page ends where it began, even if `start` is inside a frame.
         end = Offset(self._at) if self._at > self._start.index else self._start
         up_to_date = self._at == self._tip.index
         closed = up_to_date and self._tip.closed

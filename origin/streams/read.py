@@ -71,9 +71,9 @@ BASE64 = "base64"
 _LINE_END = re.compile("\r\n|\r|\n")
 
 PIECE_BYTES = 256 * 1024
-"""Approximate bytes of frames that are handed to a slow reader at a time, and held for it."""
+"""Target bytes of a piece of frames; one piece is held in memory for each slow reader."""
 LEAST_FRAMES, MOST_FRAMES = 4, 256
-"""Minimum and maximum frames in such a piece: few while they are large (64 KiB at most)."""
+"""Minimum and maximum frames in a piece. It has few frames if they are large (at most 64 KiB)."""
 SILENCE_S = 15.0
 """Seconds without data after which a keep-alive is sent."""
 
@@ -183,9 +183,12 @@ class StreamReader:
         return frames
 
     async def _until(self, ready: Callable[[], Awaitable[bool]], timeout_s: float) -> None:
-        """Call `ready` now and after each release, until it returns True or the time is over."""
+        """Call `ready` now and after each release of frames, until it returns True.
+
+        Give up after `timeout_s`.
+        """
         woken = asyncio.Event()
-        await self._ledger.info(self._stream)  # loads the stream, so that it can be watched
+        await self._ledger.info(self._stream)  # a stream must be loaded before it can be watched
         self._ledger.watch(self._stream, woken.set)
         try:
             with suppress(TimeoutError):
@@ -199,7 +202,7 @@ class StreamReader:
 
 def data_event(text: str) -> bytes:
     """Return the server-sent event of a batch of data; no `text` can end the event early."""
-    # Parsers remove one space after the colon, so text that begins with a space gets another.
+    # Clients remove one space after the colon, so add one before text that begins with a space.
     lines = (f"data: {x}" if x[:1] == " " else f"data:{x}" for x in _LINE_END.split(text))
     return ("event: data\n" + "\n".join(lines) + "\n\n").encode()
 
@@ -290,7 +293,7 @@ async def frame_stream(
         piece = b"".join(frames) or encode(Heartbeat(now_ms(), True, (), ()))
         small = len(piece) * 2 <= PIECE_BYTES
         limit = min(limit * 2, MOST_FRAMES) if small else max(limit // 2, LEAST_FRAMES)
-        del frames  # a slow reader makes us hold one piece only
+        del frames  # while a slow reader takes `piece`, the frames must not be in memory, too
         yield piece
         if ended:
             return
@@ -417,7 +420,7 @@ def described(config: StreamConfig, tip: Tip) -> ObjectResponse:
 
 
 def at_the_end(content_type: str, tip: Tip) -> ObjectResponse:
-    """Return the answer to an empty read: `offset=now` without waiting."""
+    """Return the answer to a read of `offset=now` that does not wait: no data, and the tail."""
     body = join_json(()) if is_json(content_type) else b""
     headers = (*tip_headers(tip), (UP_TO_DATE, TRUE))
     return answer(200, (CONTENT_TYPE, content_type), NO_STORE, *headers, body=body)
@@ -433,7 +436,7 @@ def shown(
     page: Page, config: StreamConfig, if_none_match: str | None, cursor: int | None
 ) -> ObjectResponse:
     """Return the answer to a read: the page, or 304 if the reader has it already."""
-    # A hash of the ledger stream's id: the id itself would let the reader do more than read.
+    # Use a hash of the ledger stream's id, because who knows the id itself can do more than read.
     version = hashlib.blake2b(config.stream, digest_size=8).hexdigest()
     etag = f'"{version}:{page.start}:{page.next}{":closed" if page.closed else ""}"'
     # A client sends each cursor only once, so the URL need not be cached for longer.

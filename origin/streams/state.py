@@ -43,11 +43,11 @@ class StoredStream:
     seq: str | None = None
     epoch: int = FIRST_EPOCH
     producers: int | None = None
-    """Number of producers with a stored place, once it was counted."""
+    """Number of producers whose last request is stored; None before they were counted."""
 
     @classmethod
     async def load(cls, context: ObjectContext) -> StoredStream | None:
-        """Load the stream from storage; None if there is none."""
+        """Load the stream from storage; return None if the object has no stream."""
         values = await context.storage.get_many((CONFIG, USED, SEQ))
         if CONFIG not in values:
             return None
@@ -106,7 +106,7 @@ class StoredStream:
             self.storage.put(SEQ, seq.encode())
 
     async def room_for_producer(self) -> None:
-        """Forget some producers if the maximum is reached and one more comes."""
+        """Make room for a new producer: at the maximum, forget those idle for longest."""
         if self.producers is None:
             self.producers = len(await self.storage.list(prefix=PRODUCER))
         if self.producers >= MAX_PRODUCERS:

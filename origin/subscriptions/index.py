@@ -47,7 +47,7 @@ SCAN = "scan"
 ENTRY = "entry/"
 """Prefix of the keys under which the index stores the interests of each subscription."""
 VERSION = "version"
-"""Key of a value of the index that changes with every entry."""
+"""Key of a value in the index that is changed whenever an entry changes."""
 
 RELOAD_S = 1.0
 """Interval in seconds after which subscriptions made on other origins are seen here."""
@@ -103,16 +103,17 @@ class Update:
 
 
 class Updates:
-    """Queues of updates.
+    """Queues the updates of streams for subscriptions, and notifies the subscriptions.
 
-    `on_event` is for `StreamSettings`; `run` it together with the object runtime.
+    `on_event` is the callback for `StreamSettings`. `run` must run along with the object runtime.
     """
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
         self._directory = Directory()
         self._queues: dict[str, dict[str, Update]] = {}
-        self._to_notify: dict[str, str] = {}  # UPDATE or SCAN by name, oldest first
+        # The operation, UPDATE or SCAN, to send to each subscription; the oldest one first.
+        self._to_notify: dict[str, str] = {}
         self._notified: dict[str, asyncio.Task[None]] = {}
         self._version: bytes | None = None
         self._wake = asyncio.Event()
@@ -152,7 +153,7 @@ class Updates:
                     log.warning("subscriptions.unknown", error=str(error))
                 while len(self._notified) < MAX_NOTIFIED and self._start(objects):
                     pass
-                with suppress(TimeoutError):  # a timeout means that it is time to reload
+                with suppress(TimeoutError):  # after RELOAD_S the loop reloads the entries
                     async with asyncio.timeout(RELOAD_S):
                         await self._wake.wait()
         finally:
@@ -196,7 +197,7 @@ class Updates:
             await objects.fetch(key, ObjectRequest.internal(operation))
         except TailraceError as error:
             log.warning("subscription.not_notified", name=key.name, error=str(error))
-            # The failed request may have taken updates and lost them, which a scan finds again.
+            # The failed request may have taken updates from the queue. A scan finds them again.
             await asyncio.sleep(RELOAD_S)
             self._notify(key.name, SCAN)
 
@@ -213,7 +214,7 @@ class SigningKey:
     def __init__(self, seed: bytes) -> None:
         self._key = Ed25519PrivateKey.from_private_bytes(seed)
         self._x = base64url(self._key.public_key().public_bytes_raw())
-        # RFC 7638: the hash of the required members only, sorted, without white space.
+        # The thumbprint of RFC 7638 is over the required members only, sorted, without white space.
         members = json.dumps({"crv": "Ed25519", "kty": "OKP", "x": self._x}, separators=(",", ":"))
         self.kid = f"ds_{base64url(hashlib.sha256(members.encode()).digest())}"
 
@@ -247,7 +248,8 @@ class SubscriptionIndex(DurableObject):
         super().__init__(context)
         self._updates = updates
         self._limit = limit
-        self._sizes: dict[str, int] | None = None  # bytes of each subscription's interests
+        # Bytes of the stored interests of each subscription; None before they were read.
+        self._sizes: dict[str, int] | None = None
         self._key: SigningKey | None = None
 
     async def fetch(self, request: ObjectRequest) -> ObjectResponse:

@@ -66,7 +66,8 @@ class Subscription(DurableObject):
         self._webhooks = webhooks
         self._state: SubscriptionState | None = None
         self._loaded = False
-        self._updated: set[str] | None = None  # streams with updates since a scan began
+        # Names of streams that had an update since the current scan began; None without a scan.
+        self._updated: set[str] | None = None
         self._actions: dict[
             tuple[Action, str], Callable[[ObjectRequest], Awaitable[ObjectResponse]]
         ] = {
@@ -129,7 +130,7 @@ class Subscription(DurableObject):
     # ---- waking ----
 
     async def _tell(self, state: SubscriptionState) -> None:
-        """Deliver the wake, and record the result unless that wake is over by then."""
+        """Deliver the wake, and record the result unless the wake was replaced during delivery."""
         wake_id = state.standing.wake_id
         event: WakeEvent | None = None
         told: Mapping[str, str] = {}
@@ -216,18 +217,19 @@ class Subscription(DurableObject):
         self._updated = set()
         try:
             paths = {link.path for link in state.links}
-            if not state.links.overflowed:  # otherwise a stream without a link may be an old one
+            # After an overflow a stream without a link may have been acknowledged before.
+            if not state.links.overflowed:
                 paths.update(await self._matching(state.config, MAX_LINKS))
             tails = await self._tails(paths)
             self._take_updates()
             if self._state is state:
-                for path in tails.keys() - self._updated:  # the rest has newer updates
+                for path in tails.keys() - self._updated:  # updated streams have newer tails
                     if (tail := tails[path]) is None:
                         state.links.gone(path)
                     else:
                         state.see(path, tail)
                 state.wake_if_needed()
-                state.arm()  # the alarm may have rung while subscriptions were off
+                state.arm()  # an alarm that fired while subscriptions were switched off is lost
         finally:
             self._updated = None
         return answer(204)
@@ -251,7 +253,10 @@ class Subscription(DurableObject):
         return await self._described(200)
 
     async def _create(self, config: Config) -> None:
-        """Create the subscription; it is entered first, so that no later change is missed."""
+        """Create the subscription.
+
+        It is entered in the index before the streams are read, so that no later change is missed.
+        """
         await self._ask_index(ENTER, entry_of(config, config.streams))
         matching = await self._matching(config, MAX_LINKS + 1)
         room = MAX_LINKS - len(config.streams)
@@ -387,7 +392,7 @@ class Subscription(DurableObject):
             link = state.links.get(ack.name)
             if link is not None and ack.offset > link.tail:
                 await self._catch_up(state, ack.name)
-        state.holder(request)  # the holder may have been fenced meanwhile
+        state.holder(request)  # checked again: a later wake may have replaced it during the awaits
         for ack in said.acks:
             state.check_ack(ack)
         for ack in said.acks:

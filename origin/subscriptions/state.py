@@ -83,7 +83,7 @@ class StreamLinks:
 
     def __init__(self, storage: ObjectStorage) -> None:
         self._storage = storage
-        # separate orders for links with and without work, oldest first
+        # Links with work, and those without, are each in the order in which they became so.
         self._links: dict[str, StreamLink] = {}
         self.overflowed = False
 
@@ -123,13 +123,16 @@ class StreamLinks:
             self._put(replace(there, glob=True))
 
     def overflow(self) -> None:
-        """Record that some stream which the pattern matches has no link."""
+        """Record that the pattern matches a stream that has no link."""
         if not self.overflowed:
             self.overflowed = True
             self._storage.put(OVERFLOWED, b"")
 
     def _make_room(self) -> bool:
-        """Return True if one more link can be made; a link without work is dropped for it."""
+        """Make room for one more link, if necessary by dropping a link without work.
+
+        Return False if there is none to drop.
+        """
         if len(self._links) < MAX_LINKS:
             return True
         self.overflow()
@@ -140,7 +143,7 @@ class StreamLinks:
         return True
 
     def reach(self, path: str, tail: str) -> None:
-        """Advance a stream's end to `tail`; late updates never move it back."""
+        """Record that a stream ends at `tail`; an earlier offset than the known one is ignored."""
         there = self._links[path]
         if tail > there.tail:
             self._put(replace(there, tail=tail))
@@ -161,7 +164,10 @@ class StreamLinks:
             self._drop(path)
 
     def gone(self, path: str) -> None:
-        """Handle a stream's deletion. A stream linked by name stays linked, for a successor."""
+        """Handle a stream's deletion.
+
+        A stream that was linked by name stays linked, because it may be created again.
+        """
         there = self._links.get(path)
         if there is None:
             return
@@ -177,7 +183,7 @@ class StreamLinks:
     def _keep(self, link: StreamLink) -> None:
         there = self._links.get(link.path, link)
         if (there.has_pending, there.is_quiet) != (link.has_pending, link.is_quiet):
-            del self._links[link.path]  # moved to the end of its order
+            del self._links[link.path]  # the next line adds it again at the end
         self._links[link.path] = link
 
     def _drop(self, path: str) -> None:

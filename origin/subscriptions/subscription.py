@@ -48,7 +48,7 @@ class Glob:
             )
         self._any = ANY in parts
         at = parts.index(ANY) if self._any else len(parts)
-        # None matches any one segment; a pattern spells a star of a name as %2A.
+        # None stands for `*`, which matches any segment. A literal star is written as %2A.
         segments = [None if part == ONE else unquote(part) for part in parts]
         self._head, self._tail = segments[:at], segments[at + 1 :]
 
@@ -104,7 +104,8 @@ class Directory:
     def __init__(self) -> None:
         self._entries: dict[str, tuple[bytes, Interest]] = {}
         self._by_stream: dict[str, dict[str, None]] = {}
-        self._by_first: dict[str | None, dict[str, None]] = {}  # None: any first segment
+        # Patterns by their first segment; None for patterns that any first segment can match.
+        self._by_first: dict[str | None, dict[str, None]] = {}
 
     def __iter__(self) -> Iterator[str]:
         return iter(tuple(self._entries))
@@ -186,7 +187,8 @@ TABLE: dict[tuple[Phase, WakeEvent], Phase] = {
     (Phase.WAKING, WakeEvent.DELIVERED): Phase.LEASED,
     (Phase.WAKING, WakeEvent.FAILED): Phase.WAKING,
     (Phase.WAKING, WakeEvent.CLAIMED): Phase.LEASED,
-    # A webhook may call back before it answers; its answer then arrives during a lease.
+    # A webhook may call back before it answers the delivery. So EXTENDED and DONE are allowed while
+    # a wake is delivered, and the result of the delivery may arrive during a lease.
     (Phase.WAKING, WakeEvent.EXTENDED): Phase.LEASED,
     (Phase.WAKING, WakeEvent.DONE): Phase.IDLE,
     (Phase.LEASED, WakeEvent.DELIVERED): Phase.LEASED,
@@ -258,5 +260,5 @@ def after(
 
 def _retry_delay_ms(failures: int, random: Callable[[int], bytes]) -> int:
     delay_ms = min(FIRST_RETRY_MS << min(failures - 1, 10), MAX_RETRY_MS)
-    part = int.from_bytes(random(2), "big") / 0xFFFF * 2 - 1  # from -1 to 1
+    part = int.from_bytes(random(2), "big") / 0xFFFF * 2 - 1  # uniform from -1 to 1
     return round(delay_ms * (1 + JITTER * part))

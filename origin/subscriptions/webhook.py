@@ -73,7 +73,7 @@ _AZURE_HOST = ipaddress.ip_address("168.63.129.16")
 
 
 class Resting(Unavailable):
-    """The host has not answered lately, and is paused."""
+    """An error for a delivery to a host that is paused, because it has not answered lately."""
 
 
 @dataclass(slots=True)
@@ -175,7 +175,7 @@ class HostPool:
         if slot.answered is not None:
             host.ended(answered=slot.answered, now=self._now_ms() / 1000)
         if host.running or host.breaker.failures:
-            self._hosts[slot.host] = host  # moved to the end, to be forgotten last
+            self._hosts[slot.host] = host  # at the end, because the first ones are forgotten first
         if len(self._hosts) > MAX_HOSTS:
             idle = next((name for name, host in self._hosts.items() if not host.running), None)
             self._hosts.pop(idle or "", None)
@@ -191,7 +191,7 @@ class Resolver:
         await self._free.acquire()
         loop = asyncio.get_running_loop()
         found: Future[list[str]] = Future()
-        found.set_running_or_notify_cancel()  # runs even if it was abandoned meanwhile
+        found.set_running_or_notify_cancel()  # so that an abandoned look-up cannot be cancelled
 
         def work() -> None:
             try:
@@ -201,7 +201,7 @@ class Resolver:
                 found.set_exception(error)
             except UnicodeError as error:
                 found.set_exception(OSError(f"no name of a host: {error}"))
-            with suppress(RuntimeError):  # the loop is closed
+            with suppress(RuntimeError):  # raised if the loop is closed
                 loop.call_soon_threadsafe(self._free.release)
 
         threading.Thread(target=work, name="webhook-look-up", daemon=True).start()
@@ -300,7 +300,7 @@ class Webhooks:
             url.copy_with(host=str(address), fragment=None),
             content=body,
             headers=headers | {"host": url.netloc.decode("ascii"), "accept-encoding": "identity"},
-            # The certificate must match the name, whatever the address.
+            # The URL has an address, but the certificate must match the host's name.
             extensions={"sni_hostname": url.raw_host.decode("ascii")},
         )
         response = await http.send(request, stream=True)
@@ -325,7 +325,7 @@ class Webhooks:
 
     def _http(self) -> httpx.AsyncClient:
         if self._client is None:
-            # Connections are not reused: one to an address may not serve another name there.
+            # Connections are not reused: they are pooled by address, but belong to one host name.
             limits = httpx.Limits(max_connections=MAX_DELIVERIES, max_keepalive_connections=0)
             self._client = httpx.AsyncClient(
                 verify=self._tls or True,
