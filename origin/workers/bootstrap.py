@@ -2,8 +2,9 @@
 
     python -P -m tailrace.origin.workers.bootstrap PARENT MODULE …
 
-PARENT is the supervisor's pid, MODULE the worker's program. Before any slow import it ensures that
-the process ends with its supervisor, and that a fatal signal leaves a traceback.
+PARENT is the supervisor's pid, and MODULE is the worker's program. Before any slow import, this
+module ensures that the process ends with its supervisor, and that a fatal signal leaves a
+traceback.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
     parent, module, *rest = argv
     if not end_with(int(parent)):
         return 1
-    # Ctrl-C in a terminal reaches every process; the supervisor decides when this one ends.
+    # Ctrl-C in a terminal reaches every process, but the supervisor decides when workers end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
     PROCESS_SPANS.begin("imports")

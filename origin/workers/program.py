@@ -1,4 +1,4 @@
-"""The program that a worker slot runs, and its settings: those of the origin, as JSON.
+"""Chooses the program that a worker slot runs, and prepares its settings as JSON.
 
 This is imported before the first worker starts, so it does not import the programs themselves
 (`token_worker` and `text_worker`).
@@ -23,7 +23,7 @@ UPSTREAM_SETTINGS = (
     *("upstream_first_token_s", "upstream_between_tokens_s", "upstream_retry_s"),
 )
 TEXT_SETTINGS = ("text_streams",)
-"""Settings of `[origin]` that only one kind of worker uses."""
+"""Settings of `[origin]` that only workers of kind `text` use."""
 
 
 def makes_tokens(config: OriginConfig) -> bool:
@@ -36,7 +36,7 @@ def makes_tokens(config: OriginConfig) -> bool:
 def program(config: OriginConfig) -> tuple[str, str]:
     """Return the module that a slot runs, and its settings as JSON."""
     is_ours = makes_tokens(config)
-    # Resolved once: a symbolic link may point elsewhere when a worker is restarted.
+    # Symbolic links are resolved only here, so that a restarted worker loads the same files.
     settled = {
         "model": config.model.resolve(),
         "draft_model": config.draft_model and config.draft_model.resolve(),
@@ -46,9 +46,10 @@ def program(config: OriginConfig) -> tuple[str, str]:
 
 
 def gpus_of(config: OriginConfig) -> tuple[str, ...]:
-    """Return the GPUs that the workers of a model may use, each one of them; empty for none.
+    """Return the GPUs to which the workers of a model may be assigned, one GPU for each worker.
 
-    A producer of the operator's and an upstream server are left to themselves.
+    The result is empty if workers are not assigned GPUs: on a CPU, and for a producer or an
+    upstream server, which choose GPUs themselves.
     """
     if config.device == "cpu" or config.producer is not None or config.upstream is not None:
         return ()
@@ -56,7 +57,7 @@ def gpus_of(config: OriginConfig) -> tuple[str, ...]:
 
 
 def unused(*served: OriginConfig) -> list[str]:
-    """Return the names of settings that are given but affect none of the served models."""
+    """Return the names of settings that the operator gave, but that no served model uses."""
     return sorted(set.intersection(*map(_unused, served)))
 
 

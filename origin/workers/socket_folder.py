@@ -1,7 +1,8 @@
-"""Folders for the sockets of workers, with short paths; those of killed origins are removed.
+"""Temporary folders with short paths for the sockets of workers.
 
-The path of a Unix socket has at most 107 bytes, so the data folder may be too deep. Each folder
-has a file that its process locks; the kernel drops the lock when the process ends.
+They are not in the data folder, because its path may be too long: the path of a Unix socket has at
+most 107 bytes. Each folder has a file that its origin locks; the kernel drops the lock when the
+origin ends. So the folders of killed origins can be recognized and removed.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ OWNER = "owner.lock"
 
 @contextmanager
 def socket_folder() -> Iterator[Path]:
-    """Make a folder that only this user can enter, and remove it afterwards."""
+    """Create a folder that only this user can enter, and remove it after the `with` block."""
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     new = folder / "new.lock"
     with new.open("wb") as owner:
         flock(owner, LOCK_EX | LOCK_NB)
-        new.rename(folder / OWNER)  # only now may another process try the lock
+        new.rename(folder / OWNER)  # other processes see the file only after it is locked
         try:
             yield folder
         finally:
@@ -34,13 +35,13 @@ def socket_folder() -> Iterator[Path]:
 
 
 def remove_left_folders(place: Path | None = None) -> int:
-    """Remove this user's folders whose process has ended, and return their number.
+    """Remove this user's folders whose origin has ended, and return their number.
 
     Folders without a lock file and folders of other users stay.
     """
     removed = 0
     for folder in (place or Path(tempfile.gettempdir())).glob(f"{PREFIX}*"):
-        with suppress(OSError):  # also BlockingIOError: its process lives
+        with suppress(OSError):  # includes BlockingIOError: the lock is held, so the origin lives
             seen = folder.lstat()
             if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.geteuid():
                 continue

@@ -61,20 +61,26 @@ from tailrace.origin.workers.worker_frame import (
 SOFTWARE = "tailrace-text-worker"
 RECEIVE_BYTES = 1 << 16
 MAX_WAITING_STREAMS = 4096
-"""Maximum number of streams that wait for their turn; one more ends at once as retryable."""
+"""Maximum number of streams that wait until they may be produced. Any further stream ends at once
+as failed and retryable."""
 OUTBOX_FRAMES = 256
-"""Maximum number of frames of all streams that wait for the socket."""
+"""Maximum number of frames, of all streams together, that wait to be sent to the supervisor."""
 STEP_BYTES = 1 << 20
-"""Size in bytes at which a Step takes no further frame."""
+"""Size in bytes from which no further frame is added to a Step."""
 UNSENT_BYTES = 64 * 1024
-"""Bytes beyond the socket's own buffer at which the sender waits for it."""
+"""Number of bytes, besides those in the socket's buffer, from which the sender waits until the
+supervisor reads."""
 
 log = structlog.get_logger("text_worker")
 
 
 @dataclass(slots=True)
 class TextRun:
-    """One stream: a CancelRun cancels the task `producing`; the task `concluding` sends its end."""
+    """One stream that this worker produces.
+
+    The task `producing` puts its frames into the outbox, and is cancelled by a CancelRun. The task
+    `concluding` then sends the stream's end.
+    """
 
     run: int
     production: Production
@@ -84,7 +90,7 @@ class TextRun:
 
 
 class TextWorker:
-    """The streams of one connection: at most `streams` are produced at a time, others wait."""
+    """The streams of one worker; at most `streams` are produced at a time, and others wait."""
 
     def __init__(
         self,
@@ -127,14 +133,14 @@ class TextWorker:
             await self._writer.drain()
 
     async def beat(self, watchdog: Watchdog) -> None:
-        """Send signs of life, however long the producer waits for something."""
+        """Send a frame every BEAT_S, so that the supervisor sees that this worker is alive."""
         while True:
             watchdog.arm()
             self._at_work.repeat()
             await asyncio.sleep(BEAT_S)
 
     async def close(self) -> None:
-        """Stop every stream without an end: the supervisor has closed the socket."""
+        """Stop every stream without sending its end, as the supervisor has closed the socket."""
         await cancel(
             task
             for answer in self._answers.values()
@@ -159,7 +165,8 @@ class TextWorker:
     async def _produce(self, answer: TextRun) -> None:
         """Put the frames of a stream into the outbox; it may be cancelled at any time."""
         this = asyncio.current_task()
-        # Bound in this task only. The supervisor's log event `stream.ordered` maps runs to streams.
+        # Log events of this task get the run. The supervisor's log event `stream.ordered` tells
+        # which stream a run belongs to.
         structlog.contextvars.bind_contextvars(run=answer.run)
         async with self._turns, aclosing(answer.production.frames()) as frames:
             self._at_work.begin((answer.run,))
@@ -261,7 +268,7 @@ async def _open(
     writer: asyncio.StreamWriter,
     coming: asyncio.Future[tuple[int, Frame] | None],
 ) -> Producer | None:
-    """Make the producer and send Ready; return None if the supervisor closed the socket before."""
+    """Create the producer and send Ready; return None if the supervisor closes the socket first."""
 
     def progress(stage: str, done: int, total: int) -> None:
         PROCESS_SPANS.enter(stage)
@@ -296,7 +303,7 @@ async def open_producer(config: OriginConfig, progress: Progress) -> Producer:
     """Return the producer that the settings name, ready for requests.
 
     Raises:
-        TailraceError: It cannot be made.
+        TailraceError: The producer cannot be created.
     """
     if config.upstream is not None:
         return await open_upstream(config, progress)

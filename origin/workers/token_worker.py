@@ -76,31 +76,33 @@ SOFTWARE = "tailrace-worker"
 RECEIVE_BYTES = 1 << 16
 MIB = 1 << 20
 MAX_STEP_BYTES = MAX_WORKER_FRAME_BYTES // 8
-"""Maximum size in bytes of a Step with several runs.
+"""Maximum size in bytes of a Step with emissions of several runs.
 
-What one run emits in an engine step is far below the limit of a frame."""
+The emissions of a single run are never split, and are far below the limit of a frame."""
 EMISSION_BYTES = 32
-"""Upper bound in bytes of what an emission takes beside its frame, and of each id."""
+"""Upper bound in bytes of the size in a Step of one token id with its share of the other columns.
+"""
 LOAD_S = 0.5
 """Interval in seconds between two Load frames of a busy worker."""
 BYTE_STAGES = ("read", "hash")
-"""Stages of a load whose progress is in bytes."""
+"""Stages of a load whose progress is counted in bytes."""
 DIGESTS_FILE = "digests.json"
 """File in the data folder with the digests of checkpoint files, so that each is hashed once."""
 LOAD_AHEAD_BYTES = 256 * MIB
 """Maximum size in bytes of a checkpoint that the fork server loads and shares with its workers.
 
-Then replacing a worker needs no load. A larger one would take twice its memory while it loads."""
+A worker that replaces a dead one then needs no load. A larger checkpoint is not shared, because
+loading takes twice its size in memory."""
 # For matrices of these sizes a second thread costs more than it gains. The number is fixed because
-# results depend on it.
+# the rounding of results depends on it.
 TORCH_THREADS = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model with its tokenizer and the like, loaded with `config`.
+    """A model that was loaded with the settings `config`, and its tokenizer, filter and drafter.
 
-    `files` identifies the files that it was loaded from.
+    `files` identifies the checkpoint's files at that time, by name.
     """
 
     config: OriginConfig
@@ -110,11 +112,14 @@ class Loaded:
 
 
 _ahead: list[Loaded] = []
-"""Models that the fork server loaded before it forked this process."""
+"""Models that the fork server has loaded before it forked this process; at most one."""
 
 
 class FrameSocket:
-    """The frames on the supervisor's socket; `closed` once the peer has closed it."""
+    """Sends and receives frames on the socket to the supervisor.
+
+    `closed` is True once the supervisor has closed the socket.
+    """
 
     def __init__(self, connection: socket.socket, watchdog: Watchdog) -> None:
         self._connection = connection
@@ -123,7 +128,7 @@ class FrameSocket:
         self.closed = False
 
     def send(self, frame: Frame) -> None:
-        """Send one frame, and wait while the supervisor does not read."""
+        """Send one frame; this blocks while the supervisor does not read."""
         data = encode(frame)
         try:
             with suppress(BlockingIOError):
@@ -135,7 +140,10 @@ class FrameSocket:
             self.closed = True
 
     def receive(self, *, wait_s: float | None) -> Iterator[tuple[int, Frame]]:
-        """Yield (corr, frame) of what arrives within `wait_s` seconds; None waits for ever."""
+        """Wait up to `wait_s` seconds for frames, and yield (corr, frame) of all that have arrived.
+
+        None waits without limit.
+        """
         while not self.closed and self._readable(wait_s):
             try:
                 data = self._connection.recv(RECEIVE_BYTES)
@@ -171,8 +179,9 @@ def main(argv: Sequence[str]) -> int:
 def prepare(settings: str) -> None:
     """Import a worker's modules in the fork server, and load a small model for all workers.
 
-    It starts no thread and initializes no device. `settings` is a worker's settings, or the name
-    of a device alone: then no model is loaded.
+    No thread is started and no device is initialized, because the process is forked afterwards.
+    `settings` are the settings of a worker as JSON, or only the name of a device. In the latter
+    case no model is loaded.
     """
     config = None if settings in [*Device] else _config_of(settings)
     device = Device(settings if config is None else config.device)
@@ -186,18 +195,18 @@ def prepare(settings: str) -> None:
     is_cpu = device == Device.CPU or (device == Device.AUTO and not (version.cuda or version.hip))
     if is_cpu and config is not None:
         configure_logging(config.log_level)
-        with suppress(Exception):  # a worker will raise it as well, and report it
+        with suppress(Exception):  # a worker will fail with the same error, and report it
             _load_ahead(config)
 
 
 @lru_cache(1)
 def _config_of(settings: str) -> OriginConfig:
-    """Parse settings; cached, so that the fork server spares its workers the milliseconds."""
+    """Parse settings. The result is cached, so workers inherit it from the fork server."""
     return OriginConfig.model_validate_json(settings)
 
 
 def _load_ahead(config: OriginConfig) -> None:
-    """Load a small model, unless that would run the user's code, which might start threads."""
+    """Load the model if it is small, and no code of the user runs, which might start threads."""
     large = checkpoint_bytes(config.model) > LOAD_AHEAD_BYTES
     if large or config.filter or config.draft_model is not None:
         return
@@ -206,7 +215,7 @@ def _load_ahead(config: OriginConfig) -> None:
 
 
 def serve(supervisor: FrameSocket, config: OriginConfig, watchdog: Watchdog) -> None:
-    """Send Hello, load, and generate until the supervisor closes the socket."""
+    """Send Hello, load the model, and generate until the supervisor closes the socket."""
     supervisor.send(Hello(SCHEMA_HASH, SOFTWARE))
     frames = supervisor.receive(wait_s=None)
     first = next(frames, None)
@@ -227,7 +236,7 @@ def serve(supervisor: FrameSocket, config: OriginConfig, watchdog: Watchdog) -> 
         raise
     watchdog.arm()
     try:
-        _take(frames, engine, at_work)  # orders that arrived together with the Hello
+        _take(frames, engine, at_work)  # orders that arrived together with the supervisor's Hello
         generate(supervisor, engine, at_work, watchdog)
     except Exception as error:
         supervisor.send(Fault.of(error, starting=False))
@@ -241,7 +250,7 @@ def generate(
     watchdog: Watchdog,
     clock_s: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Run engine steps and send their output, and Load frames, until the socket is closed."""
+    """Run engine steps, and send their output and Load frames, until the socket is closed."""
     told = clock_s()
     while not supervisor.closed:
         watchdog.arm()
@@ -258,7 +267,8 @@ def generate(
 def steps(emissions: Sequence[Emission], max_bytes: int = MAX_STEP_BYTES) -> Iterator[Step]:
     """Yield the emissions as one Step, or as several of at most `max_bytes`.
 
-    The emissions of one run stay in one Step: its last text and its end are stored together.
+    All emissions of one run are in the same Step, so that its last text and its end are stored
+    together.
     """
     by_run: dict[int, list[Emission]] = {}
     for emission in emissions:
@@ -300,7 +310,10 @@ def _load_engine(
 
 
 def _loaded_ahead(config: OriginConfig) -> tuple[Model, ModelContext] | None:
-    """Return the model that the fork server loaded, if settings and files are still the same."""
+    """Return the model that the fork server has loaded.
+
+    The result is None if it has loaded none, or if settings or files have changed since.
+    """
     for loaded in _ahead:
         if loaded.config == config and loaded.files == identities(config.model):
             return loaded.model, loaded.around
@@ -331,7 +344,8 @@ def _enter(stage: str, _done: int, total: int) -> None:
 def _load_model(directory: Path, config: OriginConfig, progress: Progress) -> Model:
     device = Device(config.device)
     kv_bytes = None if config.kv_mib is None else config.kv_mib * MIB
-    # A draft model's tokens are only guesses, so it keeps the formats of its checkpoint.
+    # The settings choose number formats for the main model only; a draft model keeps those of its
+    # checkpoint.
     formats = config.formats if directory == config.model else AS_STORED
     return load_model(
         *(directory, progress, device, kv_bytes, formats),
@@ -342,12 +356,13 @@ def _load_model(directory: Path, config: OriginConfig, progress: Progress) -> Mo
 
 
 def _drafter(model: Model, config: OriginConfig, progress: Progress) -> Drafter | None:
-    """Return the drafter of speculative decoding: a model, n-grams of the text, or None."""
+    """Return the drafter of speculative decoding: a draft model, prompt lookup, or None."""
     if config.draft_model is not None:
         small = _load_model(config.draft_model, config, progress)
         if small.config.vocab != model.config.vocab:
             raise ModelError(
-                f"the draft model has {small.config.vocab} tokens, the model {model.config.vocab}",
+                f"the draft model has a vocabulary of {small.config.vocab} tokens, but the model"
+                f" has {model.config.vocab}",
                 field=str(config.draft_model),
                 hint="use a draft model with the same tokenizer",
             )
@@ -374,8 +389,8 @@ def _take(frames: Iterator[tuple[int, Frame]], engine: Engine, at_work: AtWork) 
 
 
 def _warm_up(model: Model, around: ModelContext) -> None:
-    """Run one step, so that one-time work of BLAS and llguidance is done before a request."""
-    with suppress(ModelError):  # requests without a grammar work with any tokenizer
+    """Run a few steps, so that the one-time work of libraries does not delay the first request."""
+    with suppress(ModelError):  # a tokenizer without grammar support still serves other requests
         around.prepare_grammars()
     model.forward([Piece((0,), 0, (0,), prefill=True)])
     hidden = model.forward([Piece((0,), 1, (0,), prefill=False)])
