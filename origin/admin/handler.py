@@ -1,4 +1,4 @@
-"""Answers admin requests: Calls to an object of class `operator`, whose name is the path."""
+"""Answers admin requests: Calls to objects of class `operator`, named by the paths of routes."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ log = structlog.get_logger("operator")
 
 @dataclass(frozen=True, slots=True)
 class AdminHandler:
-    """The admin handler of one origin, which answers for itself only.
+    """The handler of admin requests of one origin; its answers cover this origin only.
 
-    `links` are the connected edges; `end` cancels a stream and returns its status.
+    `links` returns descriptions of the connected edges. `end` cancels a stream and returns its
+    status. `unix_ms` converts times of the metrics' clock to Unix time.
     """
 
     ledger: Ledger
@@ -78,7 +79,7 @@ class AdminHandler:
             query.done()
             return await simulate(request.body, self.simulating, self.runs.recorder.place)
         if asked not in ("streams", "pool", "histograms", "ledger", "health"):
-            raise NotFound(f"an operator cannot ask for {asked!r}")
+            raise NotFound(f"there is no admin route {asked!r}")
         require(request.method, "GET")
         if asked == "streams":
             return self.pages.page(query)
@@ -132,9 +133,9 @@ class AdminHandler:
     def _check_text(self, stream: bytes) -> None:
         if not self.config.operator_text:
             raise Forbidden(
-                "operators of this origin do not see what streams say",
+                "operators of this origin must not read the text of streams",
                 field="text",
-                hint="origin.operator_text",
+                hint="the setting origin.operator_text allows it",
             )
         log.info("operator.read", stream=stream.hex())
 

@@ -1,4 +1,4 @@
-"""Validates an admin request: its method, the query of its URL, its body."""
+"""Validates an admin request: its method, query parameters and body."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Document = dict[str, Any]
 
 
 def require(method: str, wanted: str) -> None:
-    """Raise CallerError (405) for any other method."""
+    """Raise CallerError (405) unless the request's method is the wanted one."""
     if method != wanted:
         raise CallerError("method not allowed", code="method_not_allowed", status=405, hint=wanted)
 
 
 def parse_body(kind: type[T], body: bytes) -> T:
-    """Return the document in a body. Raises CallerError that names the field at fault."""
+    """Parse a JSON body. Raises CallerError that names the invalid field."""
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
@@ -30,7 +30,11 @@ def parse_body(kind: type[T], body: bytes) -> T:
 
 
 class Query:
-    """Query parameters of a request. Known ones are taken one by one; `done` refuses the rest."""
+    """The query parameters of a request.
+
+    Each of the other methods removes one parameter and returns its value. `done` is called last and
+    refuses the remaining parameters.
+    """
 
     def __init__(self, url: str) -> None:
         pairs = parse_qsl(urlsplit(url).query, keep_blank_values=True)
@@ -59,6 +63,6 @@ class Query:
         return self.word(name, ("0", "1"), "0") == "1"
 
     def done(self) -> None:
-        """Raise CallerError if parameters are left."""
+        """Raise CallerError for a parameter that was not read."""
         for name in self._given:
-            raise CallerError("no such parameter", code="unknown_field", field=name)
+            raise CallerError("unknown query parameter", code="unknown_field", field=name)

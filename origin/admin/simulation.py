@@ -24,7 +24,8 @@ HISTORY = "history"
 SIMULATION_TIMEOUT_S = 60.0
 """Timeout of a simulation in seconds."""
 MAX_GAPS = 200_000
-"""Maximum idle gaps of a trace for policies that are asked about each one."""
+"""Maximum number of idle gaps of a simulated trace. Some policies decide about each gap in Python,
+which takes time."""
 MAX_POLICIES = 12
 SWEEP_TTLS = 40
 SHORTEST_TTL_S, LONGEST_TTL_S = 1.0, 86_400.0
@@ -42,9 +43,11 @@ PolicyName = Annotated[str, Field(max_length=40)]
 
 
 class SimulationRequest(BaseModel):
-    """A request: `trace` is a generated one or `history`, or `csv` has model,arrival_s,duration_s.
+    """A request for a simulation.
 
-    `days` is the length of a generated trace, or how far to look back in a history.
+    `trace` is `history` or the name of a generated trace. Instead, `csv` may have the trace itself,
+    with columns model,arrival_s,duration_s. `days` is the length of a generated trace, or the
+    number of past days of the history to use.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -62,10 +65,10 @@ class SimulationRequest(BaseModel):
 
 
 async def simulate(body: bytes, turn: asyncio.Lock, history: str | None = None) -> Document:
-    """Return the cost of each policy and of every TTL. Raises CallerError for a bad request.
+    """Return the cost of each requested policy, and of fixed TTLs. Raises CallerError.
 
-    `history` is the place of this origin's history, if it has one. A simulation takes a core, so
-    only one at a time has its `turn`; others are refused.
+    `history` is the file or database URL of this origin's history, if it has one. A simulation
+    occupies a core, so only one at a time may hold the lock `turn`; others are refused.
     """
     request = parse_body(SimulationRequest, body)
     if request.trace == HISTORY and request.csv is None and history is None:
@@ -90,7 +93,7 @@ async def simulate(body: bytes, turn: asyncio.Lock, history: str | None = None) 
                 process.kill()
                 await process.wait()
     if process.returncode != 0:
-        raise Unavailable("the simulation has failed; the origin's log says more")
+        raise Unavailable("the simulation has failed; the origin's log has the details")
     document: Document = json.loads(said)
     if "refused" in document:
         raise CallerError(**document["refused"])
@@ -101,7 +104,7 @@ async def simulate(body: bytes, turn: asyncio.Lock, history: str | None = None) 
 
 
 async def recorded(history: str, days: float) -> tuple[ArrivalTrace, float | None]:
-    """Return the arrivals of a history, and the duration of a load there."""
+    """Return the arrivals in a history, and the typical duration in seconds of its loads."""
     import time
 
     from tailrace.origin.pool.history import queries
@@ -130,7 +133,9 @@ def simulated(request: SimulationRequest, history: str | None) -> Document:
     prices = WarmPrices(request.cold_cost_gpu_s, request.load_s or measured_s or LOAD_S)
     policies = [named_policy(name, prices, "policies") for name in request.policies]
     if any(policy.name == "greedy-dual" for policy in policies):
-        raise CallerError("greedy-dual needs a cap, which cannot be given here", field="policies")
+        raise CallerError(
+            "greedy-dual cannot be simulated here, because it needs a memory cap", field="policies"
+        )
     if own is not None:
         trace = own
     elif request.csv is None:
@@ -147,9 +152,9 @@ def simulated(request: SimulationRequest, history: str | None) -> Document:
     gaps = idle_gaps(trace)
     if len(gaps) > MAX_GAPS:
         raise CallerError(
-            f"{len(gaps)} idle gaps",
+            f"the trace has {len(gaps)} idle gaps, the limit is {MAX_GAPS}",
             field="trace",
-            hint=f"at most {MAX_GAPS} here; tailrace warm simulate takes any number",
+            hint="the command tailrace warm simulate has no limit",
         )
     outcomes, _ = compare(trace, policies, prices)
     ttls = np.geomspace(SHORTEST_TTL_S, LONGEST_TTL_S, SWEEP_TTLS)

@@ -24,29 +24,33 @@ from tailrace.origin.core.stream import EndedStream, Stream
 from tailrace.origin.generations.recipe import Recipe
 from tailrace.origin.generations.runs import Runs
 
-if TYPE_CHECKING:  # needs tokenizers, which only our own models need
+if TYPE_CHECKING:  # imports tokenizers, which only workers of kind `tokens` need
     from tailrace.origin.checkpoint.prompt import PromptReader
 
 MAX_PAGE = 1000
-"""Maximum streams per page."""
+"""Maximum number of active streams per page."""
 DEFAULT_PAGE = 100
 MAX_OFFSET = 1_000_000
 MAX_TOLD_ENDED = 100
-"""Maximum ended streams that are listed, the latest ones."""
+"""Maximum number of ended streams per page; the latest ones are listed."""
 
 MAX_FRAMES = 1000
-"""Maximum frames per page."""
+"""Maximum number of frames per page of one stream."""
 TOLD = set(
     "model fingerprint prompt_sha256 max_tokens sampling ignore_eos completes logprobs priority"
     " unread unread_after_s siblings trace".split()
 )
-"""Fields of a recipe that are shown; a new field may hold a user's words, so it is not."""
+"""Fields of a recipe that operators see without the right to read texts. This is a list of allowed
+fields, because a field that is added later may hold a user's words."""
 TURN = ("role", "content", "tool_calls", "tool_call_id")
-"""Fields of a message of a conversation that are shown."""
+"""Names of the fields of a conversation's message, in the order in which recipes store them."""
 
 
 class LivePages:
-    """Pages of streams; `unix_ms` converts times of the metrics' clock to Unix time."""
+    """Makes pages of the list of streams.
+
+    `unix_ms` converts times of the metrics' clock, in seconds, to Unix time in ms.
+    """
 
     def __init__(self, runs: Runs, unix_ms: Callable[[float], int]) -> None:
         self._runs = runs
@@ -79,7 +83,7 @@ class LivePages:
         query.done()
         live = self._runs.table.by_id.values()
         found = [one for one in live if not prefix or one.id.hex().startswith(prefix)]
-        for name, text in wanted.items():  # an empty filter matches any stream
+        for name, text in wanted.items():  # an empty text is no filter
             if text:
                 found = [one for one in found if self._sorts[name](one) == text]
         found.sort(key=self._sorts[sort], reverse=falls)
@@ -101,17 +105,20 @@ class LivePages:
         }
 
     def live(self, stream: bytes) -> Document | None:
-        """Return the row of a stream that runs or waits here."""
+        """Return the row of a stream that runs or waits here; None for any other stream."""
         known = self._runs.table.by_id.get(stream)
         return None if known is None else self._row(known)
 
     def ended(self, stream: bytes) -> Document | None:
-        """Return the row of a stream that ended here recently."""
+        """Return the row of a stream that ended here recently; None for any other stream."""
         found = self._found(stream)
         return None if found is None else self._ended(found)
 
     def frame_ms(self, stream: bytes) -> Callable[[int], int | None]:
-        """Return when each frame was released here, in Unix ms, as far as known."""
+        """Return a function from a frame's index to the time of its release here, in Unix ms.
+
+        The function returns None for a frame whose time is not known.
+        """
         live, ended = self._runs.table.by_id.get(stream), self._found(stream)
         known = live or ended
 
@@ -125,7 +132,10 @@ class LivePages:
         return next((one for one in self._runs.table.ended if one.id == stream), None)
 
     def _since(self, cursors: str) -> int:
-        """Return the revision in a cursor of ours; cursors of other origins stand beside it."""
+        """Return the revision in this origin's cursor, or -1 if it is missing.
+
+        `cursors` is a comma-separated list with the cursors of several origins.
+        """
         for cursor in cursors.split(","):
             incarnation, _, revision = cursor.partition(".")
             if incarnation == self._incarnation and revision.isascii() and revision.isdecimal():
@@ -168,13 +178,16 @@ class LivePages:
 
 
 def unix_clock(now_ms: Callable[[], int], clock: Callable[[], float]) -> Callable[[float], int]:
-    """Return a function from times of `clock`, in seconds, to Unix ms; it is constant."""
+    """Return a function that converts times of `clock`, in seconds, to Unix ms.
+
+    The offset between the clocks is measured only once.
+    """
     zero_ms = now_ms() - clock() * 1000
     return lambda at_s: round(zero_ms + at_s * 1000)
 
 
 def state_of(stream: Stream) -> str:
-    """Return the state that operators are shown."""
+    """Return the word for a stream's state that operators see."""
     if stream.is_cancelled:
         return "cancelling"
     shown = {StreamState.RUNNING: "running", StreamState.CLAIMING: "starting"}
@@ -216,7 +229,7 @@ async def stored_document(ledger: Ledger, info: StreamInfo) -> Document:
 
 
 def prompt_document(info: StreamInfo, reader: PromptReader | None) -> Document:
-    """Return the prompt."""
+    """Return the prompt or the messages of a stream, for operators who may read texts."""
     recipe = Recipe.model_validate_json(info.recipe)
     if recipe.messages:
         listed = [dict(zip(TURN, turn, strict=False)) for turn in recipe.messages]
@@ -227,7 +240,7 @@ def prompt_document(info: StreamInfo, reader: PromptReader | None) -> Document:
 
 
 def _settings(recipe: Recipe) -> Document:
-    """Return the rest of a recipe; a text is given by its hash."""
+    """Return the fields of a recipe that hold no texts; of the prompt only its hash and length."""
     told = recipe.model_dump(mode="json", include=TOLD)
     told["prompt_tokens"] = len(recipe.prompt_ids)
     told["format"] = None if recipe.format is None else recipe.format[0]
@@ -238,7 +251,7 @@ def _settings(recipe: Recipe) -> Document:
 
 
 def frame_row(record: Record, index: int, at_ms: int | None, *, text: bool) -> Document:
-    """Return one frame as operators see it; with `text` also what it says."""
+    """Return the row of one frame for operators; with `text`, the row includes its contents."""
     _, frame = decode(record.frame)
     row: Document = {
         "index": index,

@@ -1,4 +1,4 @@
-"""The warm pool for operators: its state, its history, and changes of its settings."""
+"""The warm pool for operators: its state, its history, and orders to change it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TOLD_OF_READY = ("model", "kind", "device", "fingerprint", "context", "load_ms")
 """Fields of a worker's Ready frame that are shown."""
 DEFAULT_TOLD = 10
 MAX_TOLD = 200
-"""Maximum decisions and starts per answer."""
+"""Maximum number of decisions, and of loads, that an explanation of a model lists."""
 MAX_DAYS = 3650
 MAX_LANES = 2_000
 MAX_NAME = 512
@@ -90,7 +90,7 @@ def _state(slot: WorkerSlot, models: ModelHost) -> str:
 
 
 def _gpu(slot: WorkerSlot, reading: GpuReading | None) -> Document | None:
-    """Return the figures of a worker's GPU; None for one that runs on the CPU, as `auto` may."""
+    """Return the figures of a worker's GPU; None for a worker that runs on the CPU."""
     if reading is None or (slot.ready is not None and not slot.ready.device.startswith(GPU)):
         return None
     return asdict(reading)
@@ -139,7 +139,7 @@ class WantedPin(WantedModel):
 
 
 class WantedPolicy(BaseModel):
-    """Body of a request for a policy, to be used or run in the shadow."""
+    """Body of a request to use a policy, or to run it in the shadow pool."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -150,7 +150,7 @@ class WantedPolicy(BaseModel):
 class WarmHandler:
     """Admin handler of the warm pool.
 
-    An origin of one model has none, as its model stays loaded.
+    `pool` is None in an origin of a single model, which stays loaded.
     """
 
     def __init__(self, recorder: HistoryRecorder, models: ModelHost, pool: LivePool | None) -> None:
@@ -179,7 +179,7 @@ class WarmHandler:
         return await self._summary(now_ms, days)
 
     async def _summary(self, now_ms: int, days: int) -> Document:
-        """Return the state of each model, and its requests."""
+        """Return the state of each model and its numbers of requests, for `tailrace warm`."""
         served = self._served(now_ms)
         store = self._recorder.store
         lately: dict[str, Document] = {}
@@ -209,7 +209,7 @@ class WarmHandler:
         }
 
     def _served(self, now_ms: int) -> dict[str, Document]:
-        """Return the state of each model."""
+        """Return the state of each served model, by name."""
         if self._pool is not None:
             return {one.name: self._state(one, now_ms) for one in self._pool.pool.models}
         return {
@@ -252,11 +252,11 @@ class WarmHandler:
 
     async def _changed(self, asked: str, body: bytes) -> Document:
         if asked not in ("apply", "prewarm", "pin"):
-            raise NotFound(f"an operator cannot ask for {f'warm/{asked}'!r}")
+            raise NotFound(f"there is no admin route {f'warm/{asked}'!r}")
         if self._pool is None:
             raise Conflict(
-                "this origin takes no orders about its models: a single one stays loaded",
-                hint="[models.NAME] in tailrace.toml",
+                "this origin has no warm pool: its single model always stays loaded",
+                hint="a section [models.NAME] in tailrace.toml for each model makes a pool",
             )
         if asked == "apply":
             policy = parse_body(WantedPolicy, body)
@@ -278,14 +278,16 @@ class WarmHandler:
 
 
 async def explained(store: HistoryStore, model: str, now_ms: int, limit: int) -> Document:
-    """Return a model's history; raises NotFound if there is none."""
+    """Return the recorded history of a model; raises NotFound if nothing is recorded."""
     lately = await _by_model(store, now_ms - DAY_MS)
     decisions = await queries.decisions(store, model, limit)
     loads = await queries.loads(store, model, limit)
     if model not in lately and not decisions and not loads:
-        known = ", ".join(row["model"] for row in await queries.models(store, 0)) or "no model"
+        known = ", ".join(row["model"] for row in await queries.models(store, 0)) or "none"
         raise NotFound(
-            f"nothing is recorded of a model {model!r}", field="model", hint=f"of {known} it is"
+            f"nothing is recorded of a model {model!r}",
+            field="model",
+            hint=f"recorded models: {known}",
         )
     return {
         "now_ms": now_ms,

@@ -1,7 +1,7 @@
-"""Chats: each remembers the latest stream of a conversation whose id a client has chosen.
+"""Chats: each remembers the latest stream of a conversation, whose id a client has chosen.
 
-The edge sets it when it has opened a stream, and asks for it when a client comes back with only the
-chat's id. The messages are the client's to keep.
+The edge stores the stream's id here when it has opened a stream. When a client returns with only
+the chat's id, the edge reads the stream's id from here. The client itself keeps the messages.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from tailrace.ledger.objects.object import (
 LATEST = "latest"
 
 KEPT_MS = 86_400_000
-"""Time in ms for which a chat is known after its latest stream began."""
+"""Time in ms after the start of its latest stream at which a chat is forgotten."""
 
 
 class ChatObject(DurableObject):
-    """A chat: remembers the latest stream of a conversation whose id a client has chosen."""
+    """A chat: remembers the id of the latest stream of one conversation."""
 
     async def fetch(self, request: ObjectRequest) -> ObjectResponse:
-        """Set the latest stream; the body of the PUT is its id."""
+        """Store the id of the latest stream, which is the body of the PUT."""
         if request.method != "PUT":
             raise CallerError(
                 "a chat does not support this method", code="method_not_allowed", status=405
             )
         if len(request.body) != STREAM_ID_BYTES:
-            raise CallerError("not the id of a stream", field="body")
+            raise CallerError(f"is not the {STREAM_ID_BYTES} bytes of a stream's id", field="body")
         async with self.context.storage.transaction():
             self.context.storage.put(LATEST, request.body)
             self.context.storage.set_alarm(self.context.now_ms() + KEPT_MS)

@@ -112,7 +112,7 @@ class Deployed(BaseModel):
         self.tags.append(step.tag)
 
     def rings_at_ms(self, now_ms: int) -> int | None:
-        """Return the time in Unix ms of the next work; None if there is none."""
+        """Return when the next cron is due or objects must be erased, in Unix ms; None if never."""
         return min((*self.due_ms.values(), *([now_ms] if self.erasing else [])), default=None)
 
 
@@ -140,7 +140,7 @@ class DeploymentObject(DurableObject):
         self._own = own
 
     async def fetch(self, request: ObjectRequest) -> ObjectResponse:
-        """Deploy the body of the PUT, and return the stored state."""
+        """Deploy the wrangler file in the body of the PUT, and return the stored state."""
         wanted = Deployment.parse(request.body)
         before = await self._kept()
         now_ms = self.context.now_ms()
@@ -158,7 +158,7 @@ class DeploymentObject(DurableObject):
             if at_ms <= now_ms:
                 await self._run(cron, at_ms, kept)
         left = [kind for kind in kept.erasing if not await self._erased(kind)]
-        kept = await self._kept()  # another file may have been deployed meanwhile
+        kept = await self._kept()  # read again, since another file may have been deployed meanwhile
         for cron, at_ms in list(kept.due_ms.items()):
             if at_ms <= now_ms:
                 next_ms = next_after(cron, self.context.now_ms())
@@ -168,20 +168,20 @@ class DeploymentObject(DurableObject):
         self._keep(kept, ERASE_RETRY_MS)
 
     async def _run(self, cron: str, at_ms: int, kept: Deployed) -> None:
-        """Run a cron in each class that handles crons, in the object named like the cron."""
+        """Run a cron: call `scheduled` of the object named like it, in each class that has one."""
         request = ObjectRequest.internal(SCHEDULED, str(at_ms).encode())
         script = self.context.key.name
         for name in _scheduled([one for one in kept.bound if one in self._own], self._own):
             try:
                 async with asyncio.timeout(CRON_LIMIT_S):
                     await self.context.call(ObjectKey(kept.kinds[name], cron), request)
-            except Exception as error:  # the operator's code may raise anything; other crons go on
+            except Exception as error:  # the operator's code may raise anything
                 log.exception("cron failed", script=script, cron=cron, object=name, exc_info=error)
             else:
                 log.info("cron", script=script, cron=cron, object=name, at_ms=at_ms)
 
     async def _erased(self, kind: str) -> bool:
-        """Erase all objects of the class `kind`; return False if that failed."""
+        """Erase all objects in the namespace `kind`; return False if that failed."""
         request = ObjectRequest.internal(ERASE)
         try:
             while names := await self.context.ledger.objects.names(kind, limit=NAMES_AT_ONCE):

@@ -1,6 +1,6 @@
 """The object runtime of an origin, with all classes of objects that it serves.
 
-They are streams, subscriptions, chats, deployments and the operator's own classes.
+The classes are those of streams, subscriptions, chats and deployments, and the operator's own.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ from tailrace.origin.subscriptions.request import INDEX_KEY, SUBSCRIPTION
 from tailrace.origin.subscriptions.webhook import Webhooks
 
 HERE = frozenset((UPDATE,))
-"""Operations that need data in this process's memory, so the subscription is moved here."""
+"""Operations that need data in this process's memory. If another origin runs the object, it is
+taken over by this origin before such an operation."""
 
 
 class OriginObjects:
-    """The object runtime with its classes. `run` it, and `close` it before the ledger."""
+    """The object runtime with its classes. It must be closed before the ledger."""
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class OriginObjects:
     ) -> None:
         """Create the runtime.
 
-        `transport` is used for connections to other origins, `own` the operator's classes.
+        `transport` is used for connections to other origins. `own` are the operator's classes.
         """
         self._on = config.subscriptions
         self._own = own or {}
@@ -71,14 +72,16 @@ class OriginObjects:
             "stream": stream_class(settings),
             CHAT: CHATS,
             DEPLOYMENT: partial(DeploymentObject, own=self._own),
-            # With subscriptions off, these objects do nothing, even if an earlier alarm rings.
+            # While subscriptions are switched off, these objects do nothing, even if an alarm that
+            # was set earlier rings.
             SUBSCRIPTION: DurableObject,
             INDEX_KEY.kind: DurableObject,
         }
         if self._on:
             self._classes[SUBSCRIPTION] = subscription_class(self._updates, self._webhooks)
             self._classes[INDEX_KEY.kind] = index_class(self._updates)
-        # Delivering a wake takes as long as its webhook does.
+        # An alarm of a subscription delivers a webhook, which may be slow. So all subscriptions may
+        # run their alarms at the same time.
         limits = ObjectLimits(alarms_at_once={SUBSCRIPTION: MAX_SUBSCRIPTIONS} if self._on else {})
         self._peers = Peers(ledger.objects.seize, HERE, transport)
         self.runtime = ObjectRuntime(
@@ -96,7 +99,7 @@ class OriginObjects:
 
     async def fetch_here(self, key: ObjectKey, request: ObjectRequest) -> ObjectResponse:
         if key.kind not in self._classes:
-            await self.load()  # it may have been deployed through another origin
+            await self.load()  # the class may have been deployed through another origin
         return await self.runtime.fetch_here(key, request)
 
     async def deploy(self, script: str, request: ObjectRequest) -> ObjectResponse:
@@ -107,7 +110,10 @@ class OriginObjects:
         return ObjectResponse(204)
 
     def kind_of(self, called: str) -> str:
-        """Return the namespace of SCRIPT/CLASS. Raises Unavailable where nothing is deployed."""
+        """Return the namespace of a class, given as SCRIPT/CLASS.
+
+        Raises Unavailable if the script is not deployed, and NotFound if it has no such class.
+        """
         script, _, name = called.rpartition("/")
         deployed = self._scripts.get(script)
         if deployed is None:
@@ -117,7 +123,7 @@ class OriginObjects:
         return deployed.kinds[name]
 
     async def load(self) -> None:
-        """Load what is deployed, from the ledger."""
+        """Read all deployments from the ledger, and use their classes."""
         store = self.runtime.ledger.objects
         for script in await store.names(DEPLOYMENT):
             found = await store.get(ObjectKey(DEPLOYMENT, script), (KEPT,))
@@ -125,7 +131,10 @@ class OriginObjects:
                 self._adopt(script, found[KEPT])
 
     def _adopt(self, script: str, raw: bytes) -> None:
-        """Recreate loaded objects of namespaces that have another class from now on."""
+        """Use the classes of a script's deployment; `raw` is its stored state.
+
+        Loaded objects are recreated if their namespace now has another class.
+        """
         self._scripts[script] = deployed = Deployed.model_validate_json(raw)
         wanted: dict[str, ObjectFactory] = {
             kind: self._own[name] for name, kind in deployed.kinds.items() if name in self._own
@@ -136,7 +145,7 @@ class OriginObjects:
                 self.runtime.reset(kind)
 
     async def run(self) -> None:
-        """Run alarms, eviction and updates, until cancelled."""
+        """Run the objects' alarms, evict idle objects and update subscriptions, until cancelled."""
         await self.load()
         async with asyncio.TaskGroup() as parts:
             parts.create_task(self.runtime.run())

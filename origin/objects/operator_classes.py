@@ -1,4 +1,4 @@
-"""The operator's own classes of objects, which the setting `objects` names."""
+"""Loads the operator's own classes of objects, which the setting `origin.objects` names."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ Classes = Mapping[str, type[DurableObject]]
 
 
 def load_classes(specs: tuple[str, ...]) -> dict[str, type[DurableObject]]:
-    """Return the operator's classes by their names.
-
-    Raises ConfigError that says what is missing.
-    """
+    """Return the operator's classes by name; raises ConfigError if one cannot be loaded."""
     found: dict[str, type[DurableObject]] = {}
     for spec in specs:
         made, (module, _, name) = load_plugin(spec, FIELD, SHAPE), spec.partition(":")
@@ -27,6 +24,6 @@ def load_classes(specs: tuple[str, ...]) -> dict[str, type[DurableObject]]:
             why = f"{module} has no class {name} of objects"
             raise ConfigError(why, field=FIELD, hint=SHAPE)
         if name in found:
-            raise ConfigError(f"two classes {name}", field=FIELD)
+            raise ConfigError(f"two classes have the name {name}", field=FIELD)
         found[name] = made
     return found

@@ -70,7 +70,9 @@ async def test_what_was_asked_of_an_origin_is_told_and_simulated(
         status, _, err = await warm("apply", "ttl-60", *at)
         assert status == 2 and "a single one stays loaded" in err
         status, _, err = await warm("explain", "other", *at)
-        assert status == 2 and "nothing is recorded of a model 'other' (of demo it is)" in err
+        assert (
+            status == 2 and "nothing is recorded of a model 'other' (recorded models: demo)" in err
+        )
     status, out, err = await warm("simulate", "--json", "--policy", "ttl-1", data=tmp_path)
     assert status == 0, err
     assert json.loads(out)["policies"][0]["requests"] == 2

@@ -168,7 +168,10 @@ async def test_a_stream_is_told_without_its_prompt_unless_that_is_asked_for_and_
     strict = House(ledger, operator_text=False)
     for asked in ("?text=1", "/frames?text=1"):
         refused = await strict.ask(f"streams/{A.hex()}{asked}")
-        assert (refused["code"], refused["hint"]) == ("missing_right", "origin.operator_text")
+        assert (refused["code"], refused["hint"]) == (
+            "missing_right",
+            "the setting origin.operator_text allows it",
+        )
     assert (await strict.ask(f"streams/{A.hex()}"))["id"] == A.hex()
 
 

@@ -107,8 +107,8 @@ async def test_a_model_that_is_prewarmed_pinned_and_let_go_says_why(office: Offi
         ("pin", {"model": "a", "pin": 1}, "pin: unknown field"),
         ("apply", {"policy": "lucky"}, "no policy is called 'lucky'"),
         ("apply", None, "method not allowed (POST)"),
-        ("evict", {"model": "a"}, "an operator cannot ask for 'warm/evict'"),
-        ("explain?model=x", None, "nothing is recorded of a model 'x' (of no model it is)"),
+        ("evict", {"model": "a"}, "there is no admin route 'warm/evict'"),
+        ("explain?model=x", None, "nothing is recorded of a model 'x' (recorded models: none)"),
         ("?days=0", None, "days: '0' is not valid (a number from 1 to 3650)"),
     ],
 )
