@@ -1,4 +1,4 @@
-"""Admission of requests: checks all fields of a request, whichever API of an edge it came by.
+"""Admission of requests: checks all fields of a request, from whichever API of an edge it comes.
 
 The functions turn an `Open` into a `Recipe`, or raise an error that names the field and says what
 would be right. They do no I/O.
@@ -38,7 +38,7 @@ MAX_LOGPROBS = 20
 MAX_CHOICES = 16
 DEFAULT_MAX_TOKENS = 256
 ALL_THERE_IS = 1 << 20
-"""Minimum `max_tokens` that stands for "as many tokens as the context has room for"."""
+"""A `max_tokens` of at least this means "as many tokens as the context has room for"."""
 TOOLS_UNUSED = (
     "this model was not trained to call tools, so it answers in text;"
     ' "tool_choice": "required" makes it call one, as well as it can'
@@ -58,10 +58,11 @@ def admit(
     offers: Collection[str] = (),
     draw_seed: Callable[[], int],
 ) -> Recipe:
-    """Return the recipe of a request for a model, with a value for every setting.
+    """Return the recipe of a request, with a value for every setting.
 
-    Without a `reader` the recipe is for a worker of kind `text`, which takes text instead of
-    tokens. `offers` has the optional fields that such a worker supports.
+    `model` and `fingerprint` are those of the model that is to serve it. If `reader` is None, the
+    recipe is for a worker of kind `text`, which takes text instead of tokens. `offers` has the
+    optional fields that such a worker supports.
 
     Raises:
         CallerError: A field of the request is invalid, or the worker does not support it.
@@ -90,7 +91,7 @@ def _token_recipe(
 ) -> Recipe:
     asked = request.max_tokens or DEFAULT_MAX_TOKENS
     is_dropping = request.overflow is Overflow.DROP_OLDEST
-    # A request for as many tokens as fit can be served if there is room for one.
+    # A request for "as many tokens as fit" can be served if one token fits.
     room = 1 if request.max_tokens is None or asked >= ALL_THERE_IS else asked
     tools = _tool_use(request, reader)
     notices: list[tuple[str, str]] = []
@@ -113,7 +114,7 @@ def _token_recipe(
             form = check_format(form.kind, form.source, open_objects=is_open)
         if tools is not None and held:
             if tools.forced:
-                form = None  # the output consists of calls only
+                form = None  # the output has only tool calls, and no text to format
             tools = check_tools(tools, form, open_objects=is_open)
     return Recipe(
         **_any_kind(request, fingerprint, sampling, form),
@@ -127,7 +128,10 @@ def _token_recipe(
 
 
 def _tool_use(request: Open, reader: PromptReader | None) -> ToolUse | None:
-    """Return the tools that may be called, with the markup of calls if the model has one."""
+    """Return the tools that the stream may call; None if it may call none.
+
+    The result has the markup in which the model writes calls, if it is known.
+    """
     tools = request.tools
     if tools is None or tools.choice is ToolChoice.NONE:
         return None
@@ -178,7 +182,7 @@ def _text_recipe(
 
 
 def _settled(*said: Sampling) -> Sampling:
-    """Return the first given value of each sampling setting, or its neutral value."""
+    """Merge sampling settings: earlier arguments take precedence; other values are neutral."""
     settled: dict[str, Any] = {name: setting.neutral for name, setting in SAMPLING.items()}
     for each in reversed(said):
         values = {name: getattr(each, name) for name in SAMPLING}
@@ -216,7 +220,7 @@ _ENGINE_ONLY = ("logprobs", "format", "tools")
 
 
 def asks_of_engine(request: Open) -> bool:
-    """Return True if a request has fields that not every worker of kind `text` can serve."""
+    """Return True if a request has optional fields that some `text` workers cannot serve."""
     return any(getattr(request, name) is not None for name in _ENGINE_ONLY)
 
 
@@ -227,15 +231,16 @@ def _turn(message: Message) -> tuple[str | None, ...]:
 
 
 def check_count(request: Open) -> None:
-    """Check the number of streams of a request; called first, as it multiplies all other work."""
+    """Check the number of streams of a request, before it multiplies all other work."""
     if not 1 <= request.n <= MAX_CHOICES:
         raise CallerError(f"is {request.n}", field="n", hint=f"from 1 to {MAX_CHOICES}")
 
 
 def request_hash(request: Open) -> bytes:
-    """Return the hash of a request. A request with a known idempotency key must have an equal hash.
+    """Return the hash of a request, by which a repeated idempotency key is checked.
 
-    The hash leaves out the credit, the trace and the caller, since each tenant has its own keys.
+    A request that repeats a key must have an equal hash. Credit and trace are left out, because
+    they may differ. The caller is left out, because each tenant has idempotency keys of its own.
     """
     same = replace(request, credit=0, credit_bytes=None, caller=None, trace=None)
     return hashlib.sha256(encode(same)).digest()

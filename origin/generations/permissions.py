@@ -1,4 +1,4 @@
-"""The rights of callers on streams, and the names of objects and idempotency keys by tenant.
+"""The rights of callers on streams. Also separates the objects and idempotency keys of tenants.
 
 An API key, which the edge has checked, gives rights on all streams of its tenant. A resume token
 gives rights on one stream. Streams of other tenants are treated as absent.
@@ -15,11 +15,11 @@ from tailrace.origin.generations.resume_tokens import VerifiedToken
 from tailrace.origin.streams.protocol import within
 
 KEY_MARK = "\x1f"
-"""Separates a tenant's name from an idempotency key; neither contains it."""
+"""Separator between a tenant's name and an idempotency key, neither of which contains it."""
 
 
 def key_of(caller: Caller | None, idempotency_key: str | None) -> str | None:
-    """Return an idempotency key with the caller's tenant, so that tenants cannot share keys."""
+    """Return an idempotency key with the caller's tenant as prefix, so each tenant has its own."""
     tenant = tenant_of(caller)
     if idempotency_key is None or not tenant:
         return idempotency_key
@@ -27,14 +27,15 @@ def key_of(caller: Caller | None, idempotency_key: str | None) -> str | None:
 
 
 def name_of(caller: Caller | None, name: str) -> str:
-    """Return an object's name with the caller's tenant, so that tenants cannot share objects."""
+    """Return an object's name with the caller's tenant as prefix, so each tenant has its own."""
     return within(tenant_of(caller), name)
 
 
 async def generation(ledger: Ledger, stream: bytes) -> StreamInfo:
-    """Return a generated stream.
+    """Return a stream that is a generation.
 
-    Raises `NotFound` for the streams of objects, which only the objects themselves serve.
+    Raises `NotFound` for an unknown stream and for a stream of an object, which only the object
+    itself may serve.
     """
     info = await ledger.info(stream)
     if info.kind is not StreamKind.GENERATION:
@@ -66,7 +67,7 @@ def rights_on(
     if token is not None:
         if not token.is_for(tenant):
             raise unknown_stream(stream)
-        # An edge without API keys sends no caller: then only the resume token gives rights.
+        # An edge without API keys sends no caller. Then only the resume token gives rights.
         return token.rights | own if is_own and caller is not None else token.rights
     if caller is not None and not caller.tenant:
         raise nobody_speaks()

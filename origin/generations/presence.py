@@ -13,11 +13,11 @@ from contextlib import contextmanager
 
 
 class Readers:
-    """The number of readers of each stream that has any.
+    """Counts the readers of each stream.
 
-    `changed` is called with a stream whose number of readers changes. `replayed` is called with the
-    number of frames that a reader gets from storage, and True if the reader got frames from memory
-    until it fell behind.
+    `changed` is called with a stream whose number of readers changes. `replayed` is called when a
+    reader gets frames from storage. Its arguments are their number, and True if the reader got
+    frames from memory before and has fallen behind.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Readers:
         self._changed(stream)
 
     def end(self, stream: bytes) -> None:
-        """Count one reader of a stream fewer."""
+        """Count one reader less for a stream."""
         self._now[stream] -= 1
         if not self._now[stream]:
             del self._now[stream]
@@ -47,7 +47,7 @@ class Readers:
         return self._now[stream]
 
     def lately(self) -> set[bytes]:
-        """Return the streams that were read at any time since the last call."""
+        """Return the streams that had a reader at any time since the previous call."""
         lately, self._lately = self._lately, set(self._now)
         return lately
 
@@ -63,7 +63,10 @@ class Readers:
     async def counted(
         self, stream: bytes, body: AsyncIterable[bytes]
     ) -> AsyncGenerator[bytes, None]:
-        """Yield the parts of a body; its reader counts only while it waits for the next part."""
+        """Yield the parts of a response body; its client counts as a reader between two parts.
+
+        While the client does not take a part, it does not count.
+        """
         parts = aiter(body)
         try:
             while True:

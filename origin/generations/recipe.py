@@ -1,4 +1,4 @@
-"""The recipe of a generation: with it and the stored token ids, any worker can continue it."""
+"""The recipe of a generation, with which, and the stored token ids, any worker can continue it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _one_of(words: Iterable[Word]) -> str:
 
 
 def packed_ids(given: Any) -> memoryview:
-    """Return token ids as u32, four bytes each, from a list or from the base64 text in JSON."""
+    """Return token ids as a view of u32 numbers, from a list of ids or from their base64 text."""
     if isinstance(given, memoryview):
         return given
     try:
@@ -35,7 +35,8 @@ def _text_of(ids: memoryview) -> str:
     return b64encode(pack_u32s(ids)).decode()
 
 
-# Stored as one base64 text, since parsing a million JSON numbers would block the event loop.
+# Token ids, which JSON holds as one base64 text: parsing a million JSON numbers would block the
+# event loop.
 PackedIds = Annotated[memoryview, PlainValidator(packed_ids), PlainSerializer(_text_of)]
 FormatWord = Annotated[str, Field(pattern=_one_of(FormatKind))]
 PriorityWord = Annotated[str, Field(pattern=_one_of(Priority))]
@@ -47,14 +48,15 @@ class Recipe(BaseModel):
 
     Attributes:
         fingerprint: Identity of the engine: its weights, kernels and versions. An engine with
-            another fingerprint may continue with other tokens. It is empty if the model was never
-            loaded before; then the first record that an engine makes has it (`RecordExtra`).
+            another fingerprint may continue with other tokens. The field is empty if the model was
+            not loaded when the stream was created; then the first record of an engine has the
+            fingerprint (`RecordExtra`).
         prompt_ids: The prompt for a worker of kind `tokens`, as packed ids.
-        prompt: The prompt for a worker of kind `text`, if it is not `messages`.
+        prompt: The prompt for a worker of kind `text`, unless the request has `messages`.
         messages: Messages for a worker of kind `text`: role and content of each, followed by the
             tool fields of a `Message` if the message calls tools or answers a call.
         completes: True if the output continues the text of the prompt.
-        format: A word of `FormatKind`, and the source of the format.
+        format: The format of the output: its `FormatKind` as a word, and its schema or pattern.
         notices: Code and message of each notice that is logged before any output.
         siblings: Ids of the other streams of the same request, in hex.
         tenant: The tenant of the caller; empty if the edge has no API keys.
@@ -121,7 +123,7 @@ class Recipe(BaseModel):
         return self.model_copy(update={"fingerprint": fingerprint})
 
     def first_notices(self, logged: int) -> list[Notice]:
-        """Return the notices after the first `logged` ones, with their indexes in the log."""
+        """Return the notices except the first `logged` ones, with their indexes in the log."""
         missing = list(enumerate(self.notices))[logged:]
         return [Notice(code, message, index) for index, (code, message) in missing]
 

@@ -35,12 +35,16 @@ TENANT_BYTES = 8
 _PAYLOADS = {"v1": struct.Struct("<16sBQ"), "v2": struct.Struct(f"<16sBQ{TENANT_BYTES}s")}
 PEER = b"tailrace peer "
 PASS = b"tailrace pass "
-"""Prefix of the text that is signed to prove that a stream was opened. The signed text of a token
-begins with `v`, so no token can serve as such a proof."""
+"""Prefix of the text that is signed to prove to edges that an origin has opened a stream. The
+signed text of a token begins with `v`, so the MAC of a token cannot serve as such a proof."""
 
 
 class VerifiedToken(NamedTuple):
-    """The contents of a valid token; `tenant` has the first bytes of the hash of its tenant."""
+    """The contents of a valid token.
+
+    `tenant` has the first TENANT_BYTES of the hash of the tenant's name; it is empty for a stream
+    without a tenant.
+    """
 
     stream: bytes
     rights: Right
@@ -53,7 +57,10 @@ class VerifiedToken(NamedTuple):
 
 
 class TokenKeys:
-    """Signing keys by id. The first one signs, and all of them verify, so that keys can rotate."""
+    """The keys of resume tokens, by id.
+
+    Tokens are signed with the first key and verified with any of them, so that keys can be rotated.
+    """
 
     def __init__(self, keys: dict[str, bytes]) -> None:
         self._keys = keys
@@ -108,7 +115,7 @@ class TokenKeys:
         return verified
 
     def pass_for(self, stream: bytes) -> bytes:
-        """Return the proof, for an edge, that an origin with these keys has opened a stream."""
+        """Return the proof that an origin with these keys has opened a stream; edges keep it."""
         return self._pass(self._signing, stream)
 
     def check_pass(self, mac: bytes, stream: bytes) -> None:
@@ -135,7 +142,7 @@ class TokenKeys:
             return None
         version, kid, payload, mac = parts
         known = version in _PAYLOADS and kid in self._keys
-        # An unknown key takes the same time as a known one, so timing reveals no key ids.
+        # A token with an unknown key takes the same time, so that timing reveals no key ids.
         expected = self._mac(kid if known else self._signing, f"{version}.{kid}.{payload}")
         if not hmac.compare_digest(mac, expected) or not known:
             return None
@@ -151,9 +158,9 @@ class TokenKeys:
 
 
 def _make_keys(path: Path, random: Callable[[int], bytes]) -> None:
-    """Write a new key to `path`, unless another origin does so at the same time.
+    """Write a new key to `path`, unless another origin has just written one.
 
-    The key is on disk before any token is signed with it, so that a power cut voids no tokens.
+    The key is synced to the disk before it signs any token, so that tokens survive a power cut.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     made = {random(4).hex(): random(KEY_BYTES).hex()}

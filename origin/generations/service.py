@@ -71,11 +71,12 @@ if TYPE_CHECKING:  # imports tokenizers, which only workers of kind `tokens` nee
 CHAT = "chat"
 """Class of the objects that store chats; an object's name is the id of its chat."""
 CANCEL_TIMEOUT_S = 5.0
-"""Timeout in seconds for the end of a cancelled stream; after it, the answer is `running`."""
+"""Maximum seconds that a cancel waits for the stream's end; then it reports the stream as running.
+"""
 LEDGER_SILENCE_S = 5.0
-"""Seconds without an answer of the ledger after which an origin reports that it is not ready."""
+"""If the ledger has not answered for this many seconds, the origin reports that it is not ready."""
 LONG_CHARS = 8 * 1024
-"""Maximum characters of a prompt that is tokenised on the event loop, not in a thread."""
+"""Maximum characters of a text that is tokenised on the event loop; longer ones use a thread."""
 MAX_STEER_TOKENS = 8 * 1024
 MAX_STEER_CHARS = 64 * 1024
 """Maximum characters of text to insert into a running stream; longer texts are refused."""
@@ -103,16 +104,19 @@ class Objects(Protocol):
 
 
 AdminCall = Callable[[str, ObjectRequest], Awaitable[ObjectResponse]]
-"""Handler of admin requests: takes the path of the route, and the request."""
+"""Type of the handler of admin requests, whose arguments are a route's path and the request."""
 
 
 async def no_admin(asked: str, request: ObjectRequest) -> ObjectResponse:
-    raise NotFound("this origin answers no operators")
+    raise NotFound("this origin has no admin API")
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """The API of one origin for edges. `now_ms` returns Unix time; `random` draws ids and seeds."""
+    """The API of one origin for edges.
+
+    `now_ms` returns Unix time in ms. `random` returns random bytes, for stream ids and seeds.
+    """
 
     ledger: Ledger
     objects: Objects
@@ -126,14 +130,15 @@ class Service:
     _endings: dict[bytes, asyncio.Task[StreamInfo]] = field(default_factory=dict, init=False)
 
     async def open(self, request: Open) -> Opened:
-        """Create and start a stream, or find the one that its idempotency key made.
+        """Create and start a stream, or return the stream of an earlier request with the same key.
 
-        The `n` streams of a request are created together or not at all, also across a crash.
+        The `n` streams of a request are created atomically, even if the origin crashes.
         """
         check_count(request)
         check_right(request.caller, Right.GENERATE)
         given = OF_A_STREAM if request.caller is None else Right(request.caller.rights)
-        # A repeated request gets its existing stream, which needs no further room.
+        # A repeated idempotency key gets the existing stream, even if there is no room for new
+        # ones.
         key = key_of(request.caller, request.idempotency_key)
         if key is not None:
             earlier = await self.ledger.made_by(key, request_hash(request))
@@ -171,7 +176,8 @@ class Service:
         return info
 
     async def _admit(self, request: Open, model: ServedModel) -> Recipe:
-        ready = model.ready  # None for a model that was never loaded; its settings have its name
+        # None for a model that was never loaded, whose name the settings then give.
+        ready = model.ready
         checked = partial(
             admit,
             request,
@@ -181,8 +187,8 @@ class Service:
             offers=() if ready is None else ready.offers,
             draw_seed=lambda: int.from_bytes(self.random(8), "little"),
         )
-        # A thread, since tokenising a megabyte takes a second and compiling a schema 50 ms, and a
-        # chat template runs in another process, perhaps until its timeout.
+        # Long requests are checked in a thread. Tokenising a megabyte takes a second, compiling a
+        # schema takes 50 ms, and a chat template in its own process may run into its timeout.
         return await asyncio.to_thread(checked) if _is_long(request) else checked()
 
     def _reader_of(self, model: str) -> PromptReader | None:
@@ -202,10 +208,10 @@ class Service:
         )
 
     async def resume(self, request: Resume | Renew) -> Opened:
-        """Return the stream that a reader continues to read after index `request.after`.
+        """Return the stream that a reader wants to read on from, after index `request.after`.
 
-        A Renew comes from an edge that has shown a valid token for this stream before. It needs no
-        token, so reading continues if the token has expired meanwhile or the clock was changed.
+        A Renew comes from an edge that has already shown a valid token for this stream. It needs no
+        token, so a reader can continue even if the token has expired meanwhile.
         """
         rights = Right(0)
         if isinstance(request, Renew):
@@ -223,8 +229,8 @@ class Service:
                 hint=f"at most {last}" if last >= 0 else "leave it out",
             )
         if isinstance(request, Renew):
-            # The edge already has the other fields, and tens of thousands of renewals may come at
-            # once, so these stay empty.
+            # The edge already has the other fields. They stay empty, because tens of thousands of
+            # renewals may arrive at once.
             return Opened(info.stream, info.next_index, "", "", 0)
         opened = self._opened(info, rights)
         self.runs.resumed(info.stream)
@@ -237,13 +243,18 @@ class Service:
         info = await self.end(info)
         if request.forget:
             if not info.ended:
-                raise Unavailable("the stream has not ended yet", hint="ask again")
-            with suppress(NotFound):  # another request, or retention, has deleted it before
+                raise Unavailable(
+                    "the stream has not ended yet, so it was not deleted", hint="repeat the request"
+                )
+            with suppress(NotFound):  # another request, or retention, may have deleted the stream
                 await self.ledger.delete(info.stream)
         return status(info)
 
     async def end(self, info: StreamInfo) -> StreamInfo:
-        """Cancel a stream and wait up to CANCEL_TIMEOUT_S for its end; calls share the wait."""
+        """Cancel a stream and wait up to CANCEL_TIMEOUT_S for its end.
+
+        Concurrent calls for the same stream share one wait.
+        """
         if info.ended:
             return info
         stream = info.stream
@@ -258,7 +269,7 @@ class Service:
         self.ledger.watch(info.stream, changed.set)
         try:
             await self.runs.cancel(info.stream)
-            with suppress(TimeoutError):  # then the answer is that the stream still runs
+            with suppress(TimeoutError):  # the result then shows a stream that has not ended
                 async with asyncio.timeout(CANCEL_TIMEOUT_S):
                     while not (info := await self.ledger.info(info.stream)).ended:
                         changed.clear()
@@ -351,7 +362,7 @@ class Service:
         return await self.objects.deploy(call.name, request)
 
     async def _call_own(self, call: Call, request: ObjectRequest) -> ObjectResponse:
-        """Call an object of a class that a deployment binds: SCRIPT/CLASS."""
+        """Call an object of a deployed class, which the Call names as SCRIPT/CLASS."""
         check_right(call.caller, _right_to(call.method))
         return await self._fetch(
             ObjectKey(self.objects.kind_of(call.object), call.name), call, request
@@ -367,7 +378,7 @@ class Service:
         )
 
     def _hint(self, hint: Hint, model: str) -> None:
-        """Note that a model may soon be requested, or any model if the name is empty."""
+        """Tell the pool that a model may soon be requested, or any model if the name is empty."""
         self.runs.models.live.hint(hint, model)
 
     def _hinted(self, call: Call) -> ObjectResponse:
@@ -381,7 +392,7 @@ class Service:
         return ObjectResponse(204)
 
     async def _read(self, stream: bytes, key: ObjectKey, request: ObjectRequest) -> ObjectResponse:
-        """Read a generation by the streams protocol; its client counts as a reader, too."""
+        """Read a generation through the Durable Streams API; its client counts as a reader."""
         readers = self.runs.readers
         with readers.reading(stream):
             response = await self.objects.fetch(key, request)
@@ -390,7 +401,7 @@ class Service:
         return replace(response, body=readers.counted(stream, response.body))
 
     async def peer_call(self, call: ObjectCall) -> ObjectResponse:
-        """Send a request that another origin has checked to an object that runs here."""
+        """Pass a request of another origin, which has checked all rights, to an object here."""
         request = replace(_request(call), operation=call.operation)
         return await self.objects.fetch_here(ObjectKey(call.object, call.name), request)
 
@@ -402,7 +413,7 @@ class Service:
         try:
             info = await generation(self.ledger, stream)
         except NotFound:
-            return False  # no generation has this id, so the name is that of an object
+            return False  # no generation has this id, so it must be the name of an object
         verified = self._check(request.header("tailrace-token"), stream, Right.READ)
         rights_on(stream, _tenant(info), call.caller, verified, Right.READ)
         return True
@@ -432,7 +443,10 @@ class Service:
         return ("the ledger does not answer",)
 
     def _check(self, token: str | None, stream: bytes, right: Right) -> VerifiedToken | None:
-        """Return the contents of a resume token, or None without one; raises if it is invalid."""
+        """Return the contents of a request's resume token; None if it has none.
+
+        Raises if the token is invalid, or if it is missing and required.
+        """
         if token is not None:
             return self.keys.check(token, stream, right, self.now_ms())
         if self.config.require_token:
@@ -444,7 +458,7 @@ class Service:
         return None
 
     def _opened(self, info: StreamInfo, rights: Right) -> Opened:
-        """Return the answer to a request; its tokens give no more rights than the caller has."""
+        """Return the answer to an Open or a Resume; its tokens give only rights the caller has."""
         recipe = Recipe.model_validate_json(info.recipe)
         siblings = [bytes.fromhex(stream) for stream in recipe.siblings]
         return Opened(
@@ -484,7 +498,7 @@ def _request(call: Call | ObjectCall) -> ObjectRequest:
 
 
 def _require_edge(call: Call) -> None:
-    """Refuse a Call that an edge makes for a client, to a class that only edges may call."""
+    """Raise NotFound for a Call on behalf of a client; only edges themselves may make it."""
     if call.caller is not None:
         raise _no_class(call)
 
@@ -501,12 +515,12 @@ _HANDLERS: dict[str, Callable[[Service, Call, ObjectRequest], Awaitable[ObjectRe
     HINT: Service._call_hint,
     DEPLOYMENT: Service._call_deployment,
 }
-"""Handlers of Calls by class name. The classes of deployed scripts, named SCRIPT/CLASS, are handled
-by `Service._call_own`."""
+"""Handlers of Calls, by the name of the object's class. `Service._call_own` handles the classes of
+deployed scripts, whose names are SCRIPT/CLASS."""
 
 
 def _choice(recipe: Recipe, nth: int) -> Recipe:
-    """Return the recipe of the nth stream of a request, which gets its own seed."""
+    """Return the recipe of the nth stream of a request, which differs only in its seed."""
     seed = ((recipe.sampling.seed or 0) + nth) % SEEDS
     return recipe.model_copy(update={"sampling": replace(recipe.sampling, seed=seed)})
 

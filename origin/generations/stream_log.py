@@ -11,17 +11,18 @@ from tailrace.ledger.record_extra import IdSpan, RecordExtra
 from tailrace.ledger.stream_text import StreamText
 
 SLICE_RECORDS = 512
-"""Maximum records that are read and decoded at a time, which blocks the event loop for a few
-milliseconds."""
+"""Maximum number of records that are read and decoded at a time. Decoding them blocks the event
+loop for a few milliseconds."""
 
 
 @dataclass(slots=True)
 class History:
     """The contents of a stream's records, which are added in order.
 
-    `steered` has a span of `ids` for each Steer order, whose ids they are. `sent_bytes` counts the
-    UTF-8 bytes of the text, and of the names and arguments of the `calls`. `engine` is the
-    fingerprint in the first record of an engine; None if the stream's recipe has it.
+    `steered` has, for each Steer order, the span of `ids` that the order inserted. `sent_bytes`
+    counts the UTF-8 bytes of the text, and of names and arguments of tool calls. `calls` is the
+    number of tool calls. `engine` is the engine's fingerprint, from its first record; None if the
+    stream's recipe has it.
     """
 
     next_index: int = 0
@@ -66,12 +67,12 @@ class History:
 async def read_history(ledger: Ledger, stream: bytes, turn: asyncio.Lock) -> History:
     """Read the whole log of a stream.
 
-    The lock `turn` is held meanwhile, so that only one log is read at a time. Other tasks run
-    between two logs, and while a read waits for the disk or a server.
+    The lock `turn` is held meanwhile, so that only one log is read at a time. Other tasks can run
+    before each log, and while a read waits for the disk or the database.
     """
     history = History()
     async with turn:
-        await asyncio.sleep(0)  # lets other tasks run: a log in memory is read without waiting
+        await asyncio.sleep(0)  # let other tasks run, as reading a log in memory never waits
         while records := await ledger.read(stream, history.next_index, SLICE_RECORDS):
             for record in records:
                 history.add(record)

@@ -14,8 +14,9 @@ NS_PER_MS = 1_000_000
 def record_span(traces: Traces, stream: Stream, reason: FinishReason, now_s: float) -> None:
     """Record the span of a stream when it ends, so that tracing adds no work to each token.
 
-    Names follow OpenTelemetry's conventions for generative models. Frames are sampled: the first
-    one, the second, the fourth and so on. `now_s` is on the clock of `StreamProgress`.
+    Names follow OpenTelemetry's conventions for generative models. The span has events for some
+    frames only: the first, the second, the fourth, the eighth and so on. `now_s` is the time on the
+    clock of `StreamProgress`.
     """
     recipe, progress = stream.recipe, stream.progress
     life = progress.life(stream.epoch - 1, now_s)

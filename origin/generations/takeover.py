@@ -32,7 +32,7 @@ async def find(ledger: Ledger, stream: bytes) -> FoundStream | None:
         info = await ledger.info(stream)
     except NotFound:
         return None
-    except Damaged as error:  # even the epoch is unreliable, so the stream is left alone
+    except Damaged as error:  # not even the stored epoch can be trusted, so nothing is changed
         log.error("stream.damaged", stream=stream.hex(), error=error.message)
         return None
     if info.ended or info.kind is not StreamKind.GENERATION:
@@ -40,8 +40,8 @@ async def find(ledger: Ledger, stream: bytes) -> FoundStream | None:
     try:
         recipe = Recipe.model_validate_json(info.recipe)
     except ValidationError as error:
-        # Another version wrote it, and an origin of that version may continue it. The log line
-        # has only the names of the fields, since values may hold a user's words.
+        # Another version wrote the recipe, and an origin of that version may continue the stream.
+        # Only the names of invalid fields are logged, because values may hold a user's words.
         fields = [path_of(finding["loc"]) for finding in error.errors()]
         log.error("stream.unreadable", stream=stream.hex(), fields=fields)
         return None
@@ -68,7 +68,7 @@ async def take_over(
             if info.ended or epoch not in (info.epoch, UNKNOWN_EPOCH):
                 return None
             epoch = await ledger.take_over(stream.id)
-        if stream.has_producer or info.next_index:  # a new log is empty, so it needs no read
+        if stream.has_producer or info.next_index:  # the log of a new stream is empty
             history = await read_history(ledger, stream.id, turn)
     except NotFound:
         return None
@@ -89,12 +89,12 @@ async def log_notices(
 
 
 async def log_first_notices(ledger: Ledger, stream: bytes, recipe: Recipe) -> None:
-    """Append the first notices to the log of a new stream that waits for its model."""
+    """Append the recipe's notices to the log of a new stream that waits for its model."""
     if not (notices := recipe.first_notices(0)):
         return
     try:
         refusal = await log_notices(ledger, stream, 1, notices, History())
-    except Unavailable as error:  # the notices are appended when the stream is claimed
+    except Unavailable as error:  # the notices are appended later, when the stream is claimed
         log.warning("stream.not_told", stream=stream.hex(), error=str(error))
     else:
         if refusal is not None:
@@ -102,7 +102,7 @@ async def log_first_notices(ledger: Ledger, stream: bytes, recipe: Recipe) -> No
 
 
 class WrittenEnd(NamedTuple):
-    """The result of `append_end`: the stream's new epoch, and the refusal of the end, if any."""
+    """The result of `append_end`: the stream's new epoch, and the refusal, if there was one."""
 
     epoch: int
     refusal: Refusal | None = None
@@ -113,7 +113,7 @@ async def append_end(
 ) -> WrittenEnd:
     """Take a stream over and write its end, unless it has one.
 
-    `now_s` is on the clock of `StreamProgress`.
+    `now_s` is the time on the clock of `StreamProgress`.
 
     Raises:
         NotFound: The stream was deleted.
