@@ -145,7 +145,8 @@ def up(
 
     if upstream is None and (api_key_env is not None or model is not None):
         flag = "--api-key-env" if api_key_env is not None else "--model"
-        raise ConfigError("needs --upstream URL", field=flag, hint="tailrace origin serves models")
+        hint = "to serve models on this machine, use tailrace origin"
+        raise ConfigError("needs --upstream URL", field=flag, hint=hint)
     if upstream is None and find_spec("torch") is None:
         raise ConfigError(
             "the demo model needs PyTorch",

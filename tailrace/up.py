@@ -264,7 +264,7 @@ async def wait_until_ready(place: Addresses, console: Console) -> None:
     """Poll /readyz until the edge is ready; meanwhile show why it is not."""
     shown = ""
     began_s = time.monotonic()
-    # trust_env: a proxy of the environment cannot reach loopback.
+    # trust_env=False: a proxy from the environment could not reach loopback.
     async with httpx.AsyncClient(trust_env=False, timeout=READY_TIMEOUT_S) as client:
         with console.status("starting") as status:
             while (answer := await _ask_ready(client, place)) is None or not answer["ready"]:
@@ -374,7 +374,7 @@ async def print_sample(place: Addresses, upstream: UpstreamServer | None, consol
         request = {"model": upstream.models[0], "messages": [turn]}
         write(f"  > {SAMPLE_QUESTION}\n\n  ")
     try:
-        # trust_env: a proxy of the environment cannot reach loopback.
+        # trust_env=False: a proxy from the environment could not reach loopback.
         async with Client([place.http_url], on_state=viewer.on_state, trust_env=False) as client:
             _, summary = await viewer.follow(client.generate(**request, max_tokens=SAMPLE_TOKENS))
     except TailraceError as error:

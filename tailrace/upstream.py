@@ -91,7 +91,7 @@ async def find_upstream(
             raise ConfigError(
                 f"{url} lists no models, but {url}/v1 does",
                 field="--upstream",
-                hint=f"--upstream {url}/v1",
+                hint=f"use --upstream {url}/v1",
             )
     return UpstreamServer(url, key_variable, choose(url, listed, wanted))
 

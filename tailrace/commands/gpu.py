@@ -1,6 +1,6 @@
 """`tailrace gpu`: look at the GPUs of this machine before a model is served on them.
 
-Like tailrace/cli.py, only typer is imported before a command runs.
+As in tailrace/cli.py, only typer is imported before a command runs.
 """
 
 from __future__ import annotations

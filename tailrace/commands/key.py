@@ -157,7 +157,8 @@ def key_revoke(
     with changing(path) as stored:
         found = next((each for each in stored.keys if each.id == id_), None)
         if found is None:
-            raise NotFound(f"no key {id_}", code="unknown_key", hint="tailrace key list")
+            hint = "tailrace key list shows all keys"
+            raise NotFound(f"no key {id_}", code="unknown_key", hint=hint)
         found.revoked = found.revoked or now
     tell(_fields(found, now, stored), f"{id_} ({found.name}) is revoked", as_json=as_json)
 

@@ -1,6 +1,6 @@
 """`tailrace ledger`: inspect a ledger, even while origins write it.
 
-Like tailrace/cli.py, only typer is imported before a command runs.
+As in tailrace/cli.py, only typer is imported before a command runs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`tailrace model`: look at a checkpoint before it is served.
 
-Like tailrace/cli.py, only typer is imported before a command runs.
+As in tailrace/cli.py, only typer is imported before a command runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tailrace.origin.checkpoint.finding import Finding
     from tailrace.origin.checkpoint.model_check import ModelReport
 
-# Options of every command that loads a model or computes its memory.
+# Options of all commands that load a model or compute how much memory it needs.
 WeightsOption = Annotated[
     str | None, typer.Option(metavar="auto|int8|int4", help="Number format of the layers' weights.")
 ]

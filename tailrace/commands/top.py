@@ -1,6 +1,6 @@
 """`tailrace top`: shows the streams, rates and workers of an edge and its origins.
 
-Like tailrace/cli.py, only typer is imported before a command runs.
+As in tailrace/cli.py, only typer is imported before a command runs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`tailrace warm`: computes the cost of keep-alive policies from traces of requests.
 
-Like tailrace/cli.py, only typer is imported before a command runs.
+As in tailrace/cli.py, only typer is imported before a command runs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`tailrace warm status | explain | apply | prewarm | pin`: the pools of running origins.
 
-Like tailrace/cli.py, only typer is imported before a command runs.
+As in tailrace/cli.py, only typer is imported before a command runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Charts of one or two runs; matplotlib comes with the extra `plots`."""
+"""Draws charts of one or two benchmark runs; needs matplotlib, from the extra `plots`."""
 
 from __future__ import annotations
 
