@@ -207,7 +207,7 @@ SKIPPED = ("reasoning", "source-url", "source-document")
 
 
 class ChatBody(Settings, OpenAiBody):
-    """The JSON document of a request. Without `model` the edge's first model is used."""
+    """The JSON body of `POST /api/chat`. Without `model`, the first model of the edge is used."""
 
     model: str | None = Field(None, min_length=1, description='a model, such as "demo"')  # type: ignore[assignment]
     id: str | None = Field(None, description="a string: the id of the chat")
@@ -227,7 +227,7 @@ class ChatBody(Settings, OpenAiBody):
 
 
 def to_open(body: ChatBody, key: str | None, caller: Caller | None) -> Open:
-    """Return the Open for a request. Its `body` must name a model."""
+    """Return the Open frame for a request; `body.model` must be set."""
     system = () if body.system is None else (Message("system", body.system),)
     said = read_messages(body.messages)
     messages = (*system, *said)

@@ -120,7 +120,7 @@ def create_app(
 
 
 async def healthz(_request: Request) -> Response:
-    """Handle GET /healthz: 200 while the process runs, whatever the origin does."""
+    """Handle GET /healthz: 200 while the process runs, even if no origin can be reached."""
     return JSONResponse({"ok": True}, headers=NO_STORE)
 
 

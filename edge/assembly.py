@@ -38,7 +38,7 @@ class Edge:
     limits: ConnectionLimits
     starlette: Starlette
     app: ASGIApp
-    """The application with the telemetry around it."""
+    """The `starlette` application, wrapped by the telemetry middleware."""
 
     def tcp_context(self, alt_svc: Sequence[str] = ()) -> TcpContext:
         """Return the context of our own TCP server; `alt_svc` advertises HTTP/3 to clients."""

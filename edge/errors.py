@@ -254,7 +254,7 @@ async def not_a_websocket(request: Request) -> Response:
         request.url.path,
     )
     if request.scope["http_version"] == "1.1":  # HTTP/2 and HTTP/3 forbid `Upgrade`
-        version = {"Sec-WebSocket-Version": "13"}  # RFC 6455, 4.4
+        version = {"Sec-WebSocket-Version": "13"}  # required by RFC 6455, 4.4
         answer.headers.update({"Upgrade": "websocket", "Connection": "Upgrade"} | version)
     return answer
 

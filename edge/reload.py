@@ -157,7 +157,7 @@ def require_keys(config: EdgeConfig) -> KeyRing | None:
     raise ConfigError(
         "other machines can reach this edge, and there are no API keys",
         field="edge.api_keys",
-        hint=f"tailrace key add NAME --keys {path}; or listen on 127.0.0.1; or pass"
+        hint=f"make keys: tailrace key add NAME --keys {path}; or listen on 127.0.0.1; or pass"
         " --allow-public-without-keys",
     )
 

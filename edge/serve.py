@@ -110,7 +110,7 @@ WebSockets were idle."""
 
 
 def run(config: EdgeConfig, deployment: Deployment | None = None) -> None:
-    """Serve until told to stop. Raises ConfigError if an address cannot be bound."""
+    """Serve until SIGTERM or SIGINT. Raises ConfigError if an address cannot be bound."""
     configure_logging(config.log_level)
     open_files = _take_files(config)
     require_keys(config)  # must fail before clients can connect

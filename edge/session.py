@@ -102,7 +102,7 @@ class CloseCode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """How to close the connection when the waiting messages have been sent."""
+    """The code and reason with which to close the connection after the waiting messages."""
 
     code: CloseCode
     reason: str

@@ -31,7 +31,7 @@ from tailrace.ledger.frame import (
 )
 
 EVENTS = LOGGED | {Snapshot.tag, StreamError.tag}
-"""Tags of the frames that become events."""
+"""Tags of the frames that are sent as events; all other frames are left out."""
 
 # Byte offsets of an encoded Token's fields: tag, length of the text (after the corr), and text.
 _TAG_AT, _SIZE_AT, _TEXT_AT = 4, 9, 10

@@ -109,7 +109,7 @@ class StreamingAnswer(Response, ABC, Generic[S]):
         """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response, or hand it over to the server."""
+        """Let the server send the response if it offers `tailrace.writer`, else send it by ASGI."""
         link: OriginPool = scope["app"].state.link
         context = ResponseContext.of(scope)
         context.reports_writes = True

@@ -46,7 +46,7 @@ class StreamedBody(StreamingResponse):
 
 
 async def answer_of(reader: Reader) -> AsyncGenerator[bytes]:
-    """Yield the pieces of an answer's body."""
+    """Yield the pieces of an object's answer as they arrive from the origin."""
     ended = False
     while not ended:
         data, ended = await reader.take_piece()

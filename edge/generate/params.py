@@ -1,4 +1,4 @@
-"""Parameters of a request, parsed and checked before the origin is asked for anything."""
+"""Parses and checks the parameters of HTTP requests, before anything is sent to an origin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The endpoints of `/v1/generate`: start a stream, read it in one of three views, steer, cancel."""
+"""The endpoints of `/v1/generate`: start, read, steer and cancel a stream."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def routes_of(dialect: Dialect) -> list[Route]:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One open stream of an answer."""
+    """One choice of an answer: its stream's Opened frame, and the reader of the stream."""
 
     reader: Reader
     opened: Opened

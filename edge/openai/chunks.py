@@ -99,9 +99,9 @@ class AnswerShape(Protocol):
     prefix: str
     """Prefix of the id of an answer, such as `chatcmpl-`."""
     kind: str
-    """The `object` of a chunk."""
+    """The value of the field `object` in a chunk."""
     whole: str
-    """The `object` of a whole answer."""
+    """The value of the field `object` in a whole answer."""
 
     def first(self, index: int, *, calls: bool) -> dict[str, Any] | None:
         """Return the choice's first chunk, or None if the API has none.

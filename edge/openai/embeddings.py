@@ -91,7 +91,7 @@ async def embed(request: Request) -> Response:
 async def _computed(
     link: OriginPool, wanted: Open, turns: asyncio.Semaphore
 ) -> tuple[Opened, list[float], int]:
-    """Return a stream, its vector, and the number of tokens of its text."""
+    """Run one stream; return its Opened frame, its vector, and the number of tokens of its text."""
     async with turns:
         with Reader(link) as reader:
             opened = await reader.open(wanted)

@@ -82,7 +82,7 @@ class LaneEncoder(ChunkEncoder):
 
 
 class Lane:
-    """The `ResponseWriter` of one stream among several."""
+    """The `ResponseWriter` of one stream of a response that shows several."""
 
     def __init__(self, merged: MergedStreams, prompt: int, choice: int, *, usage: bool) -> None:
         self.merged = merged

@@ -105,7 +105,7 @@ def compatibility_date(value: object, path: str) -> Problems:
 
 @table("write [vars] or {…}")
 def variables(value: Table, path: str) -> Problems:
-    """Check `vars`."""
+    """Check the value of the key `vars`."""
     for name, one in value.items():
         if isinstance(one, date):  # a TOML date or time, which wrangler does not support either
             yield Problem(f"{path}.{name}", "is a date", "write it in quotes")
@@ -113,12 +113,12 @@ def variables(value: Table, path: str) -> Problems:
 
 @table('write {required = ["NAME"]}', "required")
 def secrets(value: Table, path: str) -> Problems:
-    """Check `secrets`."""
+    """Check the value of the key `secrets`."""
     yield from texts(value.get("required", []), f"{path}.required")
 
 
 def routes(value: object, path: str) -> Problems:
-    """Check `routes`."""
+    """Check the value of the key `routes`."""
     if not isinstance(value, list):
         yield Problem(path, "must be an array", 'write ["api.example.com/*"], or route')
         return
@@ -156,7 +156,7 @@ def host_and_path(pattern: str) -> tuple[str, str]:
 
 @table('write {crons = ["*/5 * * * *"]}', "crons")
 def triggers(value: Table, path: str) -> Problems:
-    """Check `triggers`."""
+    """Check the value of the key `triggers`."""
     crons = value.get("crons", [])
     if (found := list(texts(crons, f"{path}.crons"))) or not isinstance(crons, list):
         yield from found
@@ -170,14 +170,14 @@ def triggers(value: Table, path: str) -> Problems:
 
 @table("write {cpu_ms = 100}", "cpu_ms", "subrequests")
 def limits(value: Table, path: str) -> Problems:
-    """Check `limits`."""
+    """Check the value of the key `limits`."""
     for name in value:
         if name in ("cpu_ms", "subrequests") and not _is_whole(value[name], 1, 2**31):
             yield Problem(f"{path}.{name}", "must be a whole number from 1 on", "write such as 100")
 
 
 def observability(value: object, path: str) -> Problems:
-    """Check `observability`."""
+    """Check the value of the key `observability`."""
     yield from _observed("logs", "traces")(value, path)
     if isinstance(value, dict):
         of_each, logs = ("persist", "destinations"), value.get("logs", {})
@@ -201,7 +201,7 @@ def _rates(value: Table, path: str) -> Problems:
 
 @table("write {port = 8787}", *DEV)
 def dev(value: Table, path: str) -> Problems:
-    """Check `dev`."""
+    """Check the value of the key `dev`."""
     if not _is_whole(value.get("port", 0), 0, MAX_PORT):
         yield Problem(f"{path}.port", f"must be 0 to {MAX_PORT}", "write such as 8787")
     yield from text(value.get("ip", "localhost"), f"{path}.ip")
@@ -210,7 +210,7 @@ def dev(value: Table, path: str) -> Problems:
 
 
 def durable_objects(value: object, path: str) -> Problems:
-    """Check `durable_objects`."""
+    """Check the value of the key `durable_objects`."""
     if not isinstance(value, dict) or not _are_tables(value.get("bindings")):
         yield Problem(path, "has no array of bindings", "write {bindings = [{name, class_name}]}")
         return
@@ -236,7 +236,7 @@ def bindings_of(durable: object) -> list[Table]:
 
 
 def migrations(value: object, path: str) -> Problems:
-    """Check `migrations`."""
+    """Check the value of the key `migrations`."""
     if not _are_tables(value) or not isinstance(value, list):
         yield Problem(path, "must be an array of tables", "write [[migrations]] or [{tag: …}]")
         return
@@ -274,7 +274,7 @@ def classes_of(steps: object, exported: object) -> Iterator[str]:
 
 @table('write {Name = {type = "durable-object"}}')
 def exports(value: Table, path: str) -> Problems:
-    """Check `exports`."""
+    """Check the value of the key `exports`."""
     for name, one in value.items():
         if not isinstance(one, dict) or one.get("type") != "durable-object":
             yield Problem(

@@ -184,7 +184,7 @@ class _Scope:
 
     @property
     def own(self) -> Table:
-        """The keys of the environment itself."""
+        """The keys that the environment itself has, without inherited ones."""
         return self.top if self.name is None else self.environments[self.name]
 
     def place(self, key: str) -> str | None:
