@@ -33,7 +33,7 @@ class AsgiWriter:
 
     @property
     def writer(self) -> AsgiWriter:
-        """This object: so it can stand in for the ASGI extension `tailrace.writer`."""
+        """Return this object itself, as part of the interface of `tailrace.writer`."""
         return self
 
     def detach(self, source: ResponseSource) -> None:

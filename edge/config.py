@@ -368,8 +368,8 @@ class EdgeConfig(Settings):
 def too_few_files(config: EdgeConfig, open_files: int) -> bool:
     """Return True if the limit of open files is too low for the wanted number of connections.
 
-    This number is `max_connections` if it is set, and half of its default otherwise: on most
-    systems the limit is slightly below the default, which few edges come near.
+    This number is `max_connections` if it is set, and half of its default otherwise. On most
+    systems the limit is slightly below the default, but few edges need so many connections.
     """
     is_set = "max_connections" in config.model_fields_set
     wanted = config.max_connections if is_set else MANY_CONNECTIONS // 2

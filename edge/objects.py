@@ -144,7 +144,7 @@ async def _answer(request: Request, wanted: Call) -> Response:
     with ExitStack() as unless_handed_on:
         unless_handed_on.callback(reader.close)
         answer = await unless_disconnected(request, reader.call(wanted))
-        unless_handed_on.pop_all()  # from now on the body closes the reader, when it has been sent
+        unless_handed_on.pop_all()  # from now on, `StreamedBody` closes the reader at its end
     body = StreamedBody(reader.close, answer_of(reader), answer.status)
     body.raw_headers = [
         (header.name.encode("latin-1"), header.value.encode("latin-1"))
@@ -208,7 +208,7 @@ def request_url(scope: Scope) -> str:
     target = scope["raw_path"]
     if scope["query_string"]:
         target += b"?" + scope["query_string"]
-    if not target.isascii():  # a parser of HTTP/2 or HTTP/3 lets other characters pass
+    if not target.isascii():  # HTTP/2 and HTTP/3 can carry other characters, and parsers allow it
         hint = "percent-encode it"
         raise CallerError("the URL contains a non-ASCII character", field="query", hint=hint)
     return f"{scope['scheme']}://{text}{target.decode('ascii')}"

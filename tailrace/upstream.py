@@ -1,7 +1,7 @@
 """The OpenAI-compatible server behind `tailrace up --upstream`.
 
-The command requests the list of its models before it starts any process. So a wrong URL, key or
-model name causes a short error at once.
+The command requests the server's list of models before it starts any process. So a wrong URL, key
+or model name causes a short error at once.
 """
 
 from __future__ import annotations

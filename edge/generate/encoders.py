@@ -76,7 +76,7 @@ class NativeEncoder(Encoder):
     """Base class of the encoders of `/v1/generate`, which encode each frame by itself."""
 
     __slots__ = ()
-    ends_by_204 = True  # a browser's EventSource stops to reconnect after a 204
+    ends_by_204 = True  # after a 204, a browser's EventSource does not reconnect again
 
     def opened(self, opened: Opened) -> None:
         """Do nothing, because these encoders use no field of Opened."""

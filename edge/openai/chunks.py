@@ -76,7 +76,8 @@ def end_error(end: StreamEnd) -> TailraceError | None:
         return OriginUnreachable(message, code="origin_lost", retryable=end.retryable)
     if end.retryable:
         return Unavailable(message, code="failed")
-    return CallerError(message, code="failed")  # a 4xx, because a retry would fail again
+    # A 4xx status, because a retry would fail again, and OpenAI's clients retry after a 5xx.
+    return CallerError(message, code="failed")
 
 
 def check_end(end: StreamEnd) -> StreamEnd:
@@ -165,8 +166,8 @@ class ChunkEncoder(Encoder):
     def opened(self, opened: Opened, head: dict[str, Any] | None = None) -> None:
         """Note that the stream is open.
 
-        `head` are the fields that all chunks have. Further choices of an answer get those of the
-        first one; by default they are made from `opened`.
+        `head` are the fields that all chunks have; by default they are made from `opened`. If an
+        answer has several choices, `head` gives the fields of the first choice to the others.
         """
         self._prompt_tokens = opened.prompt_tokens
         self._head = head or chunk_head(self.shape, opened)

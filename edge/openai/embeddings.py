@@ -70,7 +70,7 @@ async def embed(request: Request) -> Response:
     work = gather(*(_computed(link, wanted, turns) for wanted in opens))
     found = await unless_disconnected(request, work)
     vectors: list[Any] = [vector for _, vector, _ in found]
-    if parsed.encoding_format == "base64":  # of the numbers as fp32, little-endian
+    if parsed.encoding_format == "base64":  # the numbers are packed as fp32, little-endian
         packed = (struct.pack(f"<{len(vector)}f", *vector) for vector in vectors)
         vectors = [b64encode(data).decode() for data in packed]
     data = [

@@ -180,7 +180,7 @@ def _frame_events() -> Schemas:
             called, called.lower()
         )
         data = _data_of(cls)
-        if called == "ScoredToken":  # events call the field `scores` `logprobs`
+        if called == "ScoredToken":  # in events, the field `scores` is named `logprobs`
             del data["properties"]["scores"]
             data["properties"]["logprobs"] = array(ref("TokenScores"))
             data["required"] = list(data["properties"])
