@@ -299,4 +299,4 @@ def _check_frame(raw: bytes, index: int) -> None:
     if not isinstance(frame, Logged):
         raise Damaged(f"index {index} holds a {type(frame).__name__}, which is never logged")
     if corr != 0 or frame.index != index:
-        raise Damaged(f"index {index} holds a frame of corr {corr} that says index {frame.index}")
+        raise Damaged(f"index {index} holds a frame with corr {corr} and index {frame.index}")

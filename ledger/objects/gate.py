@@ -66,7 +66,7 @@ class Event:
                 raise Conflict(
                     f"{self.key.kind} {self.key.name!r} waits for itself",
                     code="call_deadlock",
-                    hint="block_concurrency_while cannot call what calls back",
+                    hint="inside block_concurrency_while, call no object that calls this one",
                 )
             caller = caller.parent
 

@@ -219,7 +219,9 @@ class ObjectStorage:
         """
         if any(stream in layer.drops for layer in self._layers()):
             raise Conflict(
-                f"stream {stream.hex()} has been dropped", field="stream", hint="use a new id"
+                f"stream {stream.hex()} has been dropped",
+                field="stream",
+                hint="create a stream with a new id",
             )
 
     def _changes(self, size: int = 0) -> Changes:
@@ -295,7 +297,9 @@ class ObjectStorage:
         """Replace the alarm. A time in the past is due at once."""
         if abs(at_ms) > MAX_ALARM_MS:
             raise CallerError(
-                f"alarm at {at_ms} ms", field="at_ms", hint=f"Unix ms up to {MAX_ALARM_MS}"
+                f"{at_ms} is not a valid time of an alarm",
+                field="at_ms",
+                hint=f"use Unix time in ms, up to {MAX_ALARM_MS}",
             )
         self._changes().set_alarm(Alarm(at_ms))
         self._ringing = False

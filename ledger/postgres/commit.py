@@ -117,7 +117,7 @@ def replaced() -> LedgerFailed:
     return LedgerFailed(
         "another process has opened the ledger as the same owner, or this one was away too long",
         retryable=False,
-        hint="give every origin its own name, then restart this one",
+        hint="give every origin a name of its own, then restart this origin",
     )
 
 

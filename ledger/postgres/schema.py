@@ -169,7 +169,7 @@ async def prepare(connection: AsyncConnection) -> None:
         raise ConfigError(
             f"the ledger in this database is of version {found}, not {SCHEMA_VERSION}",
             field="ledger.url",
-            hint="a newer or older Tailrace created it; use that version, or another database",
+            hint="another release of Tailrace created it; use that release or another database",
         )
 
 

@@ -20,12 +20,12 @@ class StreamRow(NamedTuple):
     id: bytes
     kind: int
     epoch: int
-    ended: int  # 1 once the StreamEnd is in a segment
+    ended: int  # 1 once the StreamEnd is in a segment, otherwise 0
     durability: int
     recipe: str
     created_ms: int  # Unix time
     ttl_ms: int
-    expires_ms: int  # Unix time; slides with reads and writes
+    expires_ms: int  # Unix time; postponed by reads and writes
     idempotency_key: str | None
     request_hash: bytes
 
@@ -72,11 +72,13 @@ class Commit:
     power: bool = False
     keep_from: int | None = None  # log rows before this number are deleted
     streams: list[StreamRow] = field(default_factory=list)
-    epochs: list[tuple[int, int]] = field(default_factory=list)  # (epoch, sid)
+    epochs: list[tuple[int, int]] = field(default_factory=list)  # changes: (new epoch, sid)
     segments: list[SegmentRow] = field(default_factory=list)
-    ended: list[tuple[int, int]] = field(default_factory=list)  # (expires_ms, sid)
-    touched: list[tuple[int, int]] = field(default_factory=list)  # (expires_ms, sid)
-    removed: list[int] = field(default_factory=list)  # sids
+    # Streams whose StreamEnd is in a segment now, as (expiry in Unix ms, sid).
+    ended: list[tuple[int, int]] = field(default_factory=list)
+    # Streams whose expiry is postponed, as (expiry in Unix ms, sid).
+    touched: list[tuple[int, int]] = field(default_factory=list)
+    removed: list[int] = field(default_factory=list)  # sids of removed streams
     objects: list[ObjectRow] = field(default_factory=list)  # new or changed objects
     values: list[ValueChange] = field(default_factory=list)  # applied in this order
     # Segments to delete, as (sid, index of the first record, index after the last one).

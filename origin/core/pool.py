@@ -429,7 +429,7 @@ class ModelPool:
                     f"pinned models take {taken:g} of {device}, whose cap is {cap:g}, and"
                     f" {one.name!r} takes {one.member.on(device):g}",
                     field="pin",
-                    hint="pin fewer, or raise the cap",
+                    hint="pin fewer models, or raise the cap",
                 )
 
     def _pin(self, event: events.ModelPinned) -> None:

@@ -55,7 +55,7 @@ class Quotas:
             raise TooManyRequests(
                 "this tenant has used up its tokens for now",
                 code="too_many_tokens",
-                hint=f"{rate} tokens a second on average",
+                hint=f"the tenant may use {rate} tokens per second on average",
                 min_retry_ms=ceil(wait_s * 1000),
             )
 

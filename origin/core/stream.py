@@ -55,7 +55,9 @@ class Steering:
     def add(self, ids: Sequence[int], ticket: int) -> Steer:
         """Return a new order for a worker; raises `Overloaded` if too many are pending."""
         if len(self._pending) >= MAX_PENDING_STEERS:
-            raise Overloaded(f"{MAX_PENDING_STEERS} texts wait to be taken up by this stream")
+            raise Overloaded(
+                f"{MAX_PENDING_STEERS} texts of Steer orders already wait for this stream"
+            )
         order = Steer(tuple(ids))
         self._pending.append((order, ticket))
         return order
@@ -261,5 +263,5 @@ class Stream:
         """Return the error for pending Steer orders of a stream that is over here."""
         fate = "was cancelled" if self.is_cancelled else "ended, or went to another origin,"
         return Conflict(
-            f"the stream {fate} before it took up the text", hint="open a new stream with it"
+            f"the stream {fate} before it took up the text", hint="open a new stream with the text"
         )

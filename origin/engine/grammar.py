@@ -498,7 +498,7 @@ def _no_json(error: Exception) -> CallerError:
 
 
 def _refuse_constant(word: str) -> None:
-    raise ValueError(f"{word} is no JSON number")
+    raise ValueError(f"{word} is not a JSON number")
 
 
 def _refusal(message: str, code: str = "bad_format") -> CallerError:

@@ -63,7 +63,7 @@ class Vocabulary:
             raise ModelError(
                 f"the tokenizer's decoder is {json.dumps(decoder)[:300]}",
                 field="decoder",
-                hint="one of a byte-level or a byte-fallback vocabulary",
+                hint="use a tokenizer with a byte-level or a byte-fallback vocabulary",
             )
         self.strips_space = _STRIP in parts
         added = tokenizer.get_added_tokens_decoder()

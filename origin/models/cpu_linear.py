@@ -74,7 +74,7 @@ class Int8Linear:
         self._inputs = MOST_EXACT_SUM // (INT8_MAX * largest) if in_fp32 else inputs
         parts = torch.split(weight, self._inputs, 1)
         self._parts = [part.float() for part in parts] if in_fp32 else [weight.t()]
-        # A sum that starts with +0 is never -0, like an integer sum.
+        # fp32 sums start with +0, so that the result is never -0, which an integer sum cannot be.
         self._nothing = torch.zeros(outputs if in_fp32 else 0)
         self._scale = scale
         self._int8_max = torch.tensor(float(INT8_MAX))

@@ -311,7 +311,7 @@ def _cache(config: ModelConfig, pages: int, dtype: torch.dtype) -> KvCache:
             in_place=attends_in_place(config),
             dtype=dtype,
         )
-    except RuntimeError as exc:  # torch's error for a failed allocation
+    except RuntimeError as exc:  # raised by torch if it cannot allocate the memory
         size = pages * page_bytes(config.layers, config.kv_heads, config.head_dim, dtype)
         raise ModelError(
             f"not enough memory: {pages} pages of keys and values take {size} bytes",

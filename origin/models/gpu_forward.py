@@ -132,7 +132,9 @@ class GpuForward:
         faulty = self._decoder.faults[: len(rows), None] != 0
         kept = rows.masked_fill(faulty, torch.nan)
         places = [span.place + index for span in group for index in range(len(span))]
-        if places[-1] - places[0] + 1 == len(places):  # ascending, hence without a gap
+        if places[-1] - places[0] + 1 == len(
+            places
+        ):  # the places are ascending and different, so there is no gap
             hidden[places[0] : places[-1] + 1] = kept
         else:
             there = torch.empty(len(places), dtype=torch.int64, device=hidden.device)

@@ -80,7 +80,7 @@ def _keep_freed_memory() -> None:
     the kernel clears up to 200 pages for each step of the demo model.
     """
     libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):  # not in musl, nor on macOS
+    if hasattr(libc, "mallopt"):  # musl and macOS have no mallopt
         libc.mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT_BYTES)
         libc.mallopt(M_TRIM_THRESHOLD, MOST_KEPT_BYTES)
 

@@ -72,6 +72,6 @@ def best_ids(values: Tensor, most: int) -> Tensor:
     value and its id form one number, so no two are equal.
     """
     bits = values.view(torch.int32).long()
-    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # ordered like the floats
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # integers in the order of the floats
     keys = (ordered << 32) - torch.arange(values.shape[1], device=values.device)
     return keys.topk(min(most, values.shape[1])).indices

@@ -33,7 +33,7 @@ from tailrace.origin.checkpoint.layout import (
 from tailrace.origin.checkpoint.model_config import CONFIG_FILE, GENERATION_FILE, ModelConfig
 from tailrace.origin.checkpoint.tokenizer_file import TOKENIZER_FILE
 
-EVEN_BITS = 0x55  # the lower bit of each of the four codes of a byte
+EVEN_BITS = 0x55  # the lower bit of each of the four 2-bit codes in a byte
 
 
 Linear = TypeVar("Linear")
@@ -107,11 +107,11 @@ def _read(file: Path, names: list[str]) -> Iterator[tuple[str, Tensor]]:
 
 def _check_values(file: Path, name: str, tensor: Tensor) -> None:
     if tensor.dtype == torch.uint8:
-        # A pair of bits that are both set is the code 3.
+        # Both bits of a code are set only in the code 3.
         if bool((tensor & (tensor >> 1) & EVEN_BITS).any()):
             _refuse(file, name, "holds the code 3, which stands for no ternary value")
         return
-    # aminmax makes one pass without a copy; minimum and maximum are NaN if any value is.
+    # aminmax needs one pass and no copy. Both results are NaN if any value is NaN.
     low, high = torch.aminmax(tensor)
     if not bool(torch.isfinite(low) & torch.isfinite(high)):
         _refuse(file, name, "holds NaN or infinite values")

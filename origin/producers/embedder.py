@@ -137,7 +137,7 @@ def _count(tokenizer: Any, text: str, limit: int | None) -> int:
         raise CallerError(
             f"the text has {tokens} tokens, this model takes {limit}",
             field="prompt",
-            hint="embed its parts",
+            hint="split the text and embed its parts",
         )
     return tokens
 
@@ -154,7 +154,7 @@ def _library(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise ConfigError(
-            f"{name} is not installed, which serves this model",
+            f"{name}, which serves this model, is not installed",
             field="origin.model",
             hint="pip install 'tailrace[embed]'",
         ) from error

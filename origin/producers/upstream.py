@@ -273,9 +273,9 @@ def _key(variable: str) -> str:
     key = os.environ.get(variable)
     if not key:
         raise ConfigError(
-            f"the variable {variable} is not set",
+            f"the environment variable {variable} is not set",
             field="origin.upstream_key_env",
-            hint="export the server's key in it",
+            hint="export the server's API key in this variable",
         )
     return key
 
@@ -329,6 +329,6 @@ def choose_model(models: list[str] | None, wanted: str | None) -> str:
             if models
             else "the upstream server lists no models",
             field="origin.upstream_model",
-            hint="name the one to serve: --upstream-model NAME",
+            hint="name the model to serve: --upstream-model NAME",
         )
     return models[0]

@@ -238,7 +238,7 @@ def read_reply(event: ServerEvent) -> Reply:
     calls: tuple[CallPiece, ...] = ()
     for choice in choices:
         if not isinstance(choice, dict):
-            raise rubbish("a choice that is no object")
+            raise rubbish("a choice that is not an object")
         if choice.get("index", 0) == 0:
             text += _text(choice)
             reasoning += _reasoning(choice)
@@ -290,9 +290,9 @@ def _object(data: str) -> dict[str, Any]:
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise rubbish("an event that is no JSON") from error
+        raise rubbish("an event that is not JSON") from error
     if not isinstance(value, dict):
-        raise rubbish("an event that is no JSON object")
+        raise rubbish("an event that is not a JSON object")
     return value
 
 
@@ -303,7 +303,7 @@ def _text(choice: Mapping[str, Any]) -> str:
     if text is None:
         return ""
     if not isinstance(text, str) or not _is_unicode(text):
-        raise rubbish("text that is none")
+        raise rubbish("a text that is not a string")
     return text
 
 
@@ -321,7 +321,7 @@ def _calls(choice: Mapping[str, Any]) -> tuple[CallPiece, ...]:
     if said is None:
         return ()
     if not isinstance(said, list):
-        raise rubbish("tool calls that are no list")
+        raise rubbish("tool calls that are not a list")
     return tuple(_call(call, at) for at, call in enumerate(said))
 
 
@@ -336,7 +336,7 @@ def _call(call: object, at: int) -> CallPiece:
     if not isinstance(number, int) or not all(isinstance(part, str) for part in parts):
         raise rubbish("a tool call with a wrong value")
     if not all(map(_is_unicode, parts)):
-        raise rubbish("text that is none")
+        raise rubbish("a text that is not a string")
     return CallPiece(number, *parts)
 
 

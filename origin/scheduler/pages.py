@@ -23,7 +23,7 @@ def page_key(previous: bytes, ids: Sequence[int], prefilled: int) -> bytes:
     whose last bits may differ from those of prefill.
     """
     if len(ids) != PAGE_TOKENS:
-        raise ValueError(f"ids: {len(ids)} tokens, a page has {PAGE_TOKENS}")
+        raise ValueError(f"ids: {len(ids)} tokens, but a page has {PAGE_TOKENS}")
     return sha256(previous + bytes((prefilled,)) + array("Q", ids).tobytes()).digest()
 
 

@@ -73,7 +73,9 @@ class FairQueue:
 
     def first(self, classes: Collection[Priority]) -> Priority:
         """Return the class of `classes` that is next; among equals the most urgent one."""
-        times = self._times  # in order of urgency: min() returns the first of equal classes
+        times = (
+            self._times
+        )  # the most urgent first, because min() returns the first of equal classes
         return min((priority for priority in times if priority in classes), key=times.__getitem__)
 
     def turns(self, runs: Iterable[ScheduledRun]) -> Iterator[ScheduledRun]:

@@ -114,5 +114,7 @@ def _parse_rfc3339(text: str) -> int:
     except (ValueError, OverflowError):
         pass  # no valid time, such as month 13 or year 10000
     raise CallerError(
-        "not a valid time", field=EXPIRES_AT, hint="RFC 3339, such as 2031-01-31T23:59:59Z"
+        "the time of expiry is not valid",
+        field=EXPIRES_AT,
+        hint="send a time as in RFC 3339, such as 2031-01-31T23:59:59Z",
     )

@@ -223,7 +223,7 @@ class StreamObject(DurableObject):
     async def _fork(self, request: ObjectRequest, asked: Create, source: str) -> ObjectResponse:
         assert asked.fork is not None
         if source == self.context.key.name:
-            raise NotFound("no such stream to fork")
+            raise NotFound("the stream to fork does not exist")
         stream = self.context.random(STREAM_ID_BYTES)
         claim = ForkRequest(stream.hex(), self.context.key.name, asked.content_type, asked.fork)
         response = await self._references.take(claim)

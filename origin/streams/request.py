@@ -152,7 +152,9 @@ def parse_producer(request: ObjectRequest) -> Sender | None:
         )
     if not 0 < len(name) <= MAX_ID_CHARS:
         raise CallerError(
-            "not a producer's id", field=PRODUCER_ID, hint=f"1 to {MAX_ID_CHARS} characters"
+            f"the producer's id has {len(name)} characters",
+            field=PRODUCER_ID,
+            hint=f"send 1 to {MAX_ID_CHARS} characters",
         )
     return Sender(name, Place(_number(epoch, PRODUCER_EPOCH), _number(seq, PRODUCER_SEQ)))
 

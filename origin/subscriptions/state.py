@@ -354,14 +354,16 @@ class SubscriptionState:
         """Raise Conflict (INVALID_OFFSET) unless the stream is linked and reaches that offset."""
         link = self.links.get(ack.name)
         if link is None:
-            raise Conflict(f"{ack.name!r} is not subscribed to", code="INVALID_OFFSET")
+            raise Conflict(
+                f"{ack.name!r} is not one of the subscription's streams", code="INVALID_OFFSET"
+            )
         try:
             offset = None if ack.offset == BEGINNING else parse_offset(ack.offset)
         except CallerError:
             offset = None
         if offset is None or not link.acked <= ack.offset <= link.tail:
             raise Conflict(
-                f"{ack.offset!r} is no offset from {link.acked} to {link.tail}",
+                f"{ack.offset!r} is not an offset from {link.acked} to {link.tail}",
                 code="INVALID_OFFSET",
             )
 

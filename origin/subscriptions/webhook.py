@@ -261,7 +261,7 @@ class Webhooks:
             raise _rejected("not an https URL without user name and password")
         address = _literal(url.host)
         if address is None and not _HOST_NAME.fullmatch(url.raw_host.decode("ascii")):
-            raise _rejected("not the name of a host")
+            raise _rejected("the name of the host is not valid")
         if url.host.lower() in self._hosts:
             return url
         if url.scheme != "https":
@@ -320,7 +320,7 @@ class Webhooks:
         if not found:
             raise OSError(f"{url.host} has no address")
         if url.host.lower() not in self._hosts and not all(map(is_public, found)):
-            raise _rejected(f"{url.host} is at an address that is not a public one")
+            raise _rejected(f"{url.host} has an address that is not on the public internet")
         return found[0]
 
     def _http(self) -> httpx.AsyncClient:

@@ -92,7 +92,7 @@ def refuse_foreign(
         raise ConfigError(
             f"{path} is not a ledger",
             field="ledger.path",
-            hint="it is another program's file; give the ledger a path of its own",
+            hint="it is another program's file; choose another path for the ledger",
         )
     if version == SCHEMA_VERSION or (writes and version == UPGRADED_VERSION):
         return

@@ -81,7 +81,7 @@ async def _prepare(connection: AsyncConnection, *, make: bool) -> None:
         if found is None and not make:
             raise ConfigError(
                 "there is no history in this database",
-                hint="the first origin that uses the database creates it",
+                hint="start an origin that uses this database: it creates the history",
             )
         if found not in (None, schema.VERSION):
             raise ConfigError(

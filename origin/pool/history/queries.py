@@ -42,7 +42,11 @@ async def arrivals(store: HistoryStore, since_ms: int = 0) -> ArrivalTrace:
         since_ms,
     )
     if not rows:
-        raise CallerError("no request is recorded", field=store.name, hint="or all are too old")
+        raise CallerError(
+            "no request is recorded",
+            field=store.name,
+            hint="let an origin serve requests first, or choose an earlier time",
+        )
     names: dict[str, int] = {}
     models = np.array([names.setdefault(model, len(names)) for _, model, _ in rows], np.int64)
     at_s = np.array([at for at, _, _ in rows], np.float64) / 1e3

@@ -292,7 +292,7 @@ async def reading(place: str, *, writes: bool = False) -> HistoryStore:
     """Return a history for reading, in any process, also while an origin writes it."""
     if place.startswith(URL_SCHEMES):
         from tailrace.origin.pool.history.postgres_tables import (
-            PostgresHistory,  # needs the extra postgres
+            PostgresHistory,  # this import needs the extra `postgres`
         )
 
         return await PostgresHistory.open(place, make=writes)

@@ -64,7 +64,7 @@ class SqliteHistory:
         if not path.is_file():
             raise ConfigError(
                 f"there is no history at {path}",
-                hint="an origin writes it: DATA/history.db, or where ledger.history says",
+                hint="an origin writes the file DATA/history.db, or that in ledger.history",
             )
         return await cls._opened(path, writes=False)
 

@@ -57,7 +57,7 @@ def named_policy(name: str, prices: WarmPrices, field: str = "policy") -> KeepAl
             ttl_s = float(seconds)
         except ValueError:
             hint = "ttl-300 keeps for 300 s"
-            raise CallerError(f"{name!r} names no time", field=field, hint=hint) from None
+            raise CallerError(f"{name!r} has no valid TTL", field=field, hint=hint) from None
         if not 0 <= ttl_s <= MAX_TTL_S:  # so NaN is refused, too
             hint = "greedy-dual keeps a model until another one needs its room"
             bounds = f"from ttl-0 to ttl-{MAX_TTL_S} (10 years)"

@@ -30,7 +30,7 @@ class WarmPrices:
     def __post_init__(self) -> None:
         for name in ("cold_cost_gpu_s", "load_s"):
             if not 0 < getattr(self, name) < inf:
-                raise CallerError("is to be a time above zero", field=name)
+                raise CallerError("must be a time above zero", field=name)
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class FixedTtl:
 
     def __init__(self, ttl_s: float) -> None:
         if not ttl_s >= 0:
-            raise CallerError("is to be zero or more seconds", field="ttl_s")
+            raise CallerError("must be zero or more seconds", field="ttl_s")
         self.ttl_s = ttl_s
 
     @property

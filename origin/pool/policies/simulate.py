@@ -146,7 +146,7 @@ class CappedPool:
     ) -> None:
         largest = max(sizes, key=lambda one: sizes[one])
         if not min(sizes.values()) > 0:
-            raise CallerError("is to be above zero for every model", field="sizes")
+            raise CallerError("must be above zero for every model", field="sizes")
         if not cap >= sizes[largest]:
             raise CallerError(
                 f"{cap:g} is too small for {largest!r}, which takes {sizes[largest]:g}",

@@ -338,7 +338,7 @@ def _mooncake(path: Path, speeds: TokenSpeeds, seed: int) -> Iterator[Request]:
             except ValueError:
                 values = None
             if not isinstance(values, dict):
-                raise CallerError("is no JSON object", field=f"{path}: row {number}")
+                raise CallerError("is not a JSON object", field=f"{path}: row {number}")
             row = _Row(path, number, values)
             at = row.whole("timestamp", "milliseconds")
             tokens = [row.whole(name, "tokens") for name in ("input_length", "output_length")]
@@ -382,7 +382,7 @@ def _servegen(path: Path, speeds: TokenSpeeds, seed: int) -> Iterator[Request]:
                 raise row.wrong("distribution", f"{kind!r} is unknown", ", ".join(shapes))
             shape = row.number_of("shape", "no unit") if shapes[kind] else 1.0
             if not shape > 0 or not cv > 0:
-                raise row.wrong("shape" if cv else "cv", "is to be above zero")
+                raise row.wrong("shape" if cv else "cv", "must be above zero")
             size = int(rate * SERVEGEN_WINDOW_S * 2) + 16
             steps = rng.weibull(shape, size) if kind == "Weibull" else rng.gamma(shape, 1, size)
             # The rate is a column of the row, so of the distribution's parameters only the shape is
@@ -442,7 +442,7 @@ def import_trace(
     except UnicodeDecodeError as error:
         raise CallerError("is not UTF-8", field=str(path)) from error
     except csv.Error as error:
-        raise CallerError(f"is no CSV: {error}", field=str(path)) from error
+        raise CallerError(f"is not a CSV file: {error}", field=str(path)) from error
     if not models:
         raise CallerError("holds no request", field=str(path))
     return ArrivalTrace.of(

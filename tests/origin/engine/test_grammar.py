@@ -351,7 +351,7 @@ def test_a_draft_that_finishes_the_text_needs_no_mask_after_it() -> None:
     ("kind", "source", "message"),
     [
         (JSON, "{", "the schema is not JSON"),
-        (JSON, '{"const": NaN}', "NaN is no JSON number"),
+        (JSON, '{"const": NaN}', "NaN is not a JSON number"),
         (JSON, "[" * 20_000, "the schema is not JSON"),
         (JSON, '{"type": "strin"}', "Invalid type: strin"),
         (JSON, "[]", "schema must be an object or boolean"),

@@ -617,7 +617,7 @@ def test_schedules_go_past_midnight_round_the_week_and_by_their_zones_clock() ->
 
 def test_a_pin_that_would_leave_another_model_no_room_is_refused() -> None:
     pool = Driven([PoolMember("a", 2.0), PoolMember("b")], FixedTtl(60), {"cpu": 2.0})
-    with pytest.raises(ConfigError, match=r"and 'b' takes 1 \(pin fewer"):
+    with pytest.raises(ConfigError, match=r"and 'b' takes 1 \(pin fewer models"):
         pool.pin("a", 0.0, pinned=True)
 
 

@@ -329,7 +329,7 @@ async def test_a_server_that_makes_one_token_and_dies_again_and_again_comes_to_a
             STREAM_HEAD + b"data: " + b"x" * (MAX_LINE_BYTES + 1),
             f"sent a line of more than {MAX_LINE_BYTES} bytes",
         ),
-        (STREAM_HEAD + completion("a") + b"data: {\n\n", "sent an event that is no JSON"),
+        (STREAM_HEAD + completion("a") + b"data: {\n\n", "sent an event that is not JSON"),
     ],
     ids=["500", "HTML", "SMTP", "endless head", "long line", "a token each time"],
 )

@@ -117,7 +117,7 @@ async def test_what_cannot_be_applied_is_refused_with_what_can() -> None:
     played = Played("ttl-0")
     with pytest.raises(CallerError, match=r"no policy is called 'lucky' \(ttl-SECONDS, adaptive"):
         await played.live.apply("lucky", shadow=False)
-    with pytest.raises(CallerError, match=r"origin\.policy: 'ttl-x' names no time"):
+    with pytest.raises(CallerError, match=r"origin\.policy: 'ttl-x' has no valid TTL"):
         Played("ttl-x")
     with pytest.raises(CallerError, match=r"models\.b\.policy: no policy is called 'x'"):
         Played("ttl-0", {"b": "x"})

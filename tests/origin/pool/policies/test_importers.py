@@ -79,7 +79,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
             BURST + "5,m,1,2,3,x\n5000000000,m,1,2,3,x\n",
             "row 3: column Timestamp: is over a month after the row above",
         ),
-        ("mooncake", "not json\n", "row 1: is no JSON object"),
+        ("mooncake", "not json\n", "row 1: is not a JSON object"),
         ("mooncake", '{"timestamp": true}\n', "row 1: column timestamp: True is not a number"),
         ("mooncake", '{"timestamp": 1.5}\n', "row 1: column timestamp: 1.5 is not a whole number"),
         ("mooncake", '{"timestamp": 5, "output_length": 1}\n', "column input_length: is missing"),
