@@ -38,7 +38,10 @@ class KvCache:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         if min(layers, pages, kv_heads, head_dim) < 1:
-            raise ValueError(f"pages: {layers} layers of {pages}, {kv_heads} heads of {head_dim}")
+            raise ValueError(
+                f"layers, pages, kv_heads, head_dim: {layers}, {pages}, {kv_heads}, {head_dim}, "
+                "expected 1 or more of each"
+            )
         self.pages = pages
         scaled = dtype in SCALED_DTYPES
         self.in_place = in_place and not scaled

@@ -130,10 +130,12 @@ class PagedKv:
         check_tensor("table", table, torch.int32, None)
         known = (positions >= 0) & (positions < len(table) * PAGE_TOKENS)
         if not bool(known.all()):
-            raise ValueError(f"positions: outside the {len(table)} pages of the table")
+            raise ValueError(
+                f"positions: expected positions in the {len(table)} pages of the table"
+            )
         pages = table.long()[positions.long() // PAGE_TOKENS]
         if not bool(((pages >= 0) & (pages < self.pages)).all()):
-            raise ValueError(f"table: names a page outside the {self.pages} of the cache")
+            raise ValueError(f"table: expected page ids below {self.pages}, the pages of the cache")
         return pages, positions.long() % PAGE_TOKENS
 
     def _scales(self) -> dict[str, Tensor | None]:

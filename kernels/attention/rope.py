@@ -84,7 +84,7 @@ def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None = 
     transformers, so that the tables are equal. Raises ValueError for an odd head_dim.
     """
     if head_dim % 2:
-        raise ValueError(f"head_dim: {head_dim} is odd")
+        raise ValueError(f"head_dim: {head_dim}, expected an even number")
     exponent = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     wavelength = theta**exponent
     match scaling:

@@ -53,10 +53,13 @@ class DecodeWorkspace:
         """Raise ValueError if the workspace is too small for a launch, or made for other heads."""
         shape = (heads, cache.kv_heads, cache.head_dim)
         if shape != (self.heads, self.kv_heads, self.head_dim):
-            raise ValueError(f"workspace: made for other heads than {shape}")
+            raise ValueError(
+                f"workspace: made for {(self.heads, self.kv_heads, self.head_dim)} heads, KV heads "
+                f"and head size, expected {shape}"
+            )
         if rows > self.rows or not 0 < max_length <= self.max_length:
             have = f"{self.rows} rows of 1 .. {self.max_length}"
-            raise ValueError(f"max_length: {rows} rows of {max_length}, the workspace has {have}")
+            raise ValueError(f"max_length: {rows} rows of {max_length}, expected at most {have}")
         check_same_device(keys=cache.keys, workspace=self.mixed)
 
 

@@ -112,14 +112,16 @@ def main(arguments: list[str] | None = None, clock: Callable[[], float] = time.m
     parser = argparse.ArgumentParser(
         prog="python -m tailrace.kernels.gate.aot", description=__doc__
     )
-    parser.add_argument("--json", action="store_true", help="the line of JSON alone")
-    parser.add_argument("--only", default="", metavar="NAME", help="kernels whose name holds NAME")
+    parser.add_argument("--json", action="store_true", help="print only the line of JSON")
+    parser.add_argument(
+        "--only", default="", metavar="NAME", help="compile only kernels whose name contains NAME"
+    )
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), metavar="N")
     parser.add_argument(
-        "--package", default="tailrace.kernels", help="where the *_triton modules lie"
+        "--package", default="tailrace.kernels", help="package with the *_triton modules"
     )
     parser.add_argument(
-        "--every", action="store_true", help="compile every variant for all architectures"
+        "--every", action="store_true", help="compile all variants for every architecture"
     )
     chosen = parser.parse_args(arguments)
     begun = clock()

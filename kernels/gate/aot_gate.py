@@ -70,7 +70,7 @@ class Compiled:
             yield f"does not compile:\n{self.error}"
             return
         if (spilled := self.code["spill_bytes"]) > self.target.spill_bytes:
-            yield f"spills {spilled} bytes, of {self.target.spill_bytes}"
+            yield f"spills {spilled} bytes, at most {self.target.spill_bytes} are allowed"
         if atomics := self.code["float_atomics"]:
             yield f"adds floats atomically, {atomics} times"
         if missing := self.missing():
@@ -84,7 +84,7 @@ class Compiled:
         if early := self.code["before_wait"]:
             yield f"does not wait for the launches ahead before {', '.join(early)}"
         if (shared := self.code["shared_bytes"]) > (most := self.target.limits.shared_bytes):
-            yield f"takes {shared} bytes of shared memory, of {most}"
+            yield f"needs {shared} bytes of shared memory, the GPU has {most}"
 
 
 def identity(use: dict[str, Any]) -> tuple[str, str]:
@@ -202,18 +202,21 @@ class Gate:
         found = [f"{c.name} {offence}" for c in every for offence in c.offences()]
         found += [f"{name} is launched, but no variant compiles it" for name in self.unplanned()]
         found += [
-            f"{shape} launches {count} kernels per layer, of {MAX_LAUNCHES}"
+            f"{shape} launches {count} kernels per layer, at most {MAX_LAUNCHES} are allowed"
             for shape, count in self.launches().items()
             if count > MAX_LAUNCHES
         ]
         for what, most in (("barriers", MAX_BARRIERS), ("instructions", MAX_INSTRUCTIONS)):
             found += [
-                f"{name} has {count} {what} behind its wait, of {most}"
+                f"{name} has {count} {what} behind its wait, at most {most} are allowed"
                 for name, count in self._ternary(what).items()
                 if count > most
             ]
         if (eight := self.eight_rows()) > MAX_EIGHT_ROWS:
-            found.append(f"8 rows cost {eight:.2f} times one, of {MAX_EIGHT_ROWS}")
+            found.append(
+                f"8 rows take {eight:.2f} times the instructions of one row behind the waits, "
+                f"at most {MAX_EIGHT_ROWS} times are allowed"
+            )
         return found
 
     def by_target(self) -> dict[str, dict[str, int]]:

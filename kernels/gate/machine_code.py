@@ -199,11 +199,13 @@ def _disassembled(code: bytes, arch: int) -> list[str]:
     with tempfile.NamedTemporaryFile(suffix=".bin") as file:
         file.write(code)
         file.flush()
-        # Do not follow the branches of one kernel into the next.
+        # -ndf: do not follow branches, which could lead from one kernel into the next.
         command = (knobs.nvidia.nvdisasm.path, "-ndf", "-b", f"SM{arch}", file.name)
         opcodes = instructions(_run(*command))
     if len(opcodes) * INSTRUCTION_BYTES != len(code):
-        raise ValueError(f"nvdisasm lists {len(opcodes)} instructions in {len(code)} bytes")
+        raise ValueError(
+            f"nvdisasm lists {len(opcodes)} instructions for {len(code)} bytes of code"
+        )
     return opcodes
 
 

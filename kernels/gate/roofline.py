@@ -361,9 +361,13 @@ def described(operation: Operation, measured: Measured) -> dict[str, Any]:
 def main(arguments: list[str] | None = None) -> int:
     """Print the tables, or one JSON object with `--json`."""
     parser = argparse.ArgumentParser(prog="python -m tailrace.kernels.gate.roofline")
-    parser.add_argument("--json", action="store_true", help="one object instead of tables")
-    parser.add_argument("--measured", type=Path, metavar="FILE", help="of `make bench-gpu`")
-    parser.add_argument("--aot", type=Path, metavar="FILE", help="the last line of `make aot`")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument(
+        "--measured", type=Path, metavar="FILE", help="file that `make bench-gpu` has written"
+    )
+    parser.add_argument(
+        "--aot", type=Path, metavar="FILE", help="file with the output of `make aot ARGS=--json`"
+    )
     chosen = parser.parse_args(arguments)
     try:
         measured = Measured.read(chosen.measured) if chosen.measured else Measured()

@@ -34,7 +34,7 @@ def dense_linear(
 def check_epilogue(epilogue: Epilogue) -> None:
     """Raise ValueError for an epilogue that linears with float activations do not have."""
     if epilogue is Epilogue.RELU2_GATE:
-        raise ValueError("epilogue: RELU2_GATE belongs to ternary linears")
+        raise ValueError("epilogue: RELU2_GATE, expected STORE, ADD or SWIGLU")
 
 
 def put(y: Tensor, out: Tensor, epilogue: Epilogue) -> None:

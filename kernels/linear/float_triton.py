@@ -117,7 +117,7 @@ def _check(
     if plan.out < 1 or plan.inputs < 1:
         raise ValueError(f"weight: shape [{plan.out}, {plan.inputs}], expected sizes above 0")
     if plan.gated and plan.out % 2:
-        raise ValueError(f"weight: {plan.out} rows, expected gate and up of one size")
+        raise ValueError(f"weight: {plan.out} rows, expected an even number: gate, then up")
     check_tensor("x", x, (torch.float32, dtype), None, plan.inputs)
     width = plan.out // 2 if plan.gated else plan.out
     check_tensor("out", out, torch.float32, x.shape[0], width)

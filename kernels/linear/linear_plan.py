@@ -204,8 +204,9 @@ def _fitted(plan: LinearPlan, stages: int) -> LinearPlan:
         if fitted.shared(1, WIDEST_ACTIVATION_BYTES) <= plan.limits.shared_bytes:
             return fitted
     raise ValueError(
-        f"limits: {plan.limits.shared_bytes} bytes of shared memory per program, expected"
-        f" {fitted.shared(1, WIDEST_ACTIVATION_BYTES)} for {LEAST_STAGES} stages of {plan.tile}"
+        f"limits: {plan.limits.shared_bytes} bytes of shared memory per program, expected at"
+        f" least {fitted.shared(1, WIDEST_ACTIVATION_BYTES)} for {LEAST_STAGES} stages of"
+        f" {plan.tile}"
     )
 
 

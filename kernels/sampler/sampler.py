@@ -207,7 +207,7 @@ def penalised(logits: Tensor, sampling: Sampling, counts: Tensor | None) -> Tens
     frequency - (presence if count > 0).
     """
     if counts is None:
-        raise ValueError("counts: missing, but the sampling penalises what was generated")
+        raise ValueError("counts: missing, but the sampling has penalties, which need them")
     check_tensor("counts", counts, torch.int32, logits.numel())
     penalties = (sampling.repetition, sampling.presence, sampling.frequency)
     return penalised_by(logits, counts, torch.tensor(penalties, dtype=torch.float32))

@@ -82,7 +82,7 @@ def _penalise(
     seen = []
     for row in rows:
         if (count := counts[row]) is None:
-            raise ValueError("counts: missing, but the sampling penalises what was generated")
+            raise ValueError("counts: missing, but the sampling has penalties, which need them")
         check_tensor("counts", count, torch.int32, logits.shape[1])
         seen.append(count)
     penalties = [

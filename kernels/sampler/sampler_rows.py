@@ -54,7 +54,7 @@ class SamplerRows:
     ) -> SamplerRows:
         """Make the settings of requests' rows. Raises ValueError if penalties lack counts."""
         if counts is None and any(sampling.penalises for sampling in samplings):
-            raise ValueError("counts: missing, but a sampling penalises what was generated")
+            raise ValueError("counts: missing, but a sampling has penalties, which need them")
         *settings, penalties = one_copy(
             [
                 *settings_of(samplings, positions),

@@ -61,10 +61,10 @@ def test_each_offence_is_named_with_its_kernel() -> None:
         shared_bytes=SM_90.limits.shared_bytes + 1,
     )
     assert gate(bad).offenders() == [
-        "k.a (tiny.qkv) spills 16 bytes, of 0",
+        "k.a (tiny.qkv) spills 16 bytes, at most 0 are allowed",
         "k.a (tiny.qkv) adds floats atomically, 2 times",
         "k.a (tiny.qkv) lacks IDP.4A, IGMMA",
-        "k.a (tiny.qkv) takes 232449 bytes of shared memory, of 232448",
+        "k.a (tiny.qkv) needs 232449 bytes of shared memory, the GPU has 232448",
     ]
 
 
@@ -104,7 +104,7 @@ def test_an_offence_on_another_architecture_names_it_and_its_limits() -> None:
     found = replace(gate(compiled()), elsewhere=[small], unknown=["sm_120"])
     assert found.offenders() == [
         "k.a (tiny.qkv) for sm_89 lacks IGMMA",
-        "k.a (tiny.qkv) for sm_89 takes 101377 bytes of shared memory, of 101376",
+        "k.a (tiny.qkv) for sm_89 needs 101377 bytes of shared memory, the GPU has 101376",
     ]
     summary = found.summary()
     assert summary["unknown_targets"] == ["sm_120"]
@@ -120,7 +120,7 @@ def test_an_offence_on_another_architecture_names_it_and_its_limits() -> None:
     assert summary["compilations"] == 1, "other architectures are counted apart"
     more = compiled(use(arch=120), spill_bytes=FEW_SPILLS + 1)
     assert replace(found, elsewhere=[more]).offenders() == [
-        f"k.a (tiny.qkv) for sm_120 spills {FEW_SPILLS + 1} bytes, of {FEW_SPILLS}"
+        f"k.a (tiny.qkv) for sm_120 spills {FEW_SPILLS + 1} bytes, at most {FEW_SPILLS} are allowed"
     ]
 
 
@@ -164,7 +164,7 @@ def test_launches_are_counted_per_shape_and_alternatives_once() -> None:
 
 def test_a_step_of_too_many_launches_offends() -> None:
     steps = [compiled(use(f"k.{step}", step=f"step{step}")) for step in range(6)]
-    assert gate(*steps).offenders() == ["tiny launches 6 kernels per layer, of 5"]
+    assert gate(*steps).offenders() == ["tiny launches 6 kernels per layer, at most 5 are allowed"]
 
 
 def test_the_summary_counts_uses_and_compilations_apart() -> None:
@@ -194,7 +194,7 @@ def test_what_a_ternary_linear_has_behind_its_wait_is_told_and_judged() -> None:
         "tiny.attend": 4000,
     }
     assert found.offenders() == [
-        f"{name.format('down')} has 9 barriers behind its wait, of 8",
+        f"{name.format('down')} has 9 barriers behind its wait, at most 8 are allowed",
         f"{name.format('down')} has {MAX_INSTRUCTIONS + 1} instructions behind its wait,"
         f" of {MAX_INSTRUCTIONS}",
     ]
