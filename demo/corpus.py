@@ -1,7 +1,7 @@
-"""The demo model's corpus: an endless, seeded stream of documents of a bounded world.
+"""The demo model's corpus: an endless stream of generated documents about a small world.
 
-A document is a plain story or a conversation. Its parts say what the model is to learn: a
-user's words are given, not learnt. Everything is generated here; no text is downloaded.
+A document is a plain story or a conversation. The model is trained to predict its stories and
+answers, but not the words of a user. A random seed determines all documents. No text is downloaded.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ USER = "<|user|>"
 ASSISTANT = "<|assistant|>"
 SPECIAL_TOKENS = (END, SYSTEM, USER, ASSISTANT)
 
-# The text that `exchange` and `conversation` write, in Jinja. A tool's result is given as text,
-# like a turn of a user: the model was not trained on tools.
+# Jinja template for the text that `exchange` and `conversation` write. The model was not trained on
+# tools, so a tool's result is formatted like a message of the user.
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{% if message.role == 'system' %}<|system|>{{ message.content }}"
@@ -54,7 +54,7 @@ _SYSTEMS = (
 
 
 class Part(NamedTuple):
-    """A stretch of a document; `learned` is False for text that only sets the scene."""
+    """A part of a document; if `learned` is False, the model is not trained to predict it."""
 
     text: str
     learned: bool
@@ -64,12 +64,12 @@ Document = tuple[Part, ...]
 
 
 def plain_story(rng: Random, episodes: tuple[int, ...]) -> Document:
-    """Return a story on its own, which a prompt such as "Once upon a time" continues."""
+    """Return a story without a question, so that a prompt like "Once upon a time" is continued."""
     return (Part(story.tell(rng, rng.choice(episodes)) + END, True),)
 
 
 def exchange(rng: Random, episodes: tuple[int, ...], story_share: float) -> Document:
-    """One question and its answer: a story, a task or small talk."""
+    """Return one question and its answer: a story, a task or small talk."""
     if rng.random() < story_share:
         question, answer = _story_exchange(rng, episodes)
     elif rng.random() < 0.06:
@@ -99,7 +99,7 @@ def _story_exchange(rng: Random, episodes: tuple[int, ...]) -> tuple[str, str]:
 
 
 def conversation(rng: Random, *, long: bool) -> Document:
-    """Several exchanges, sometimes after a system message."""
+    """Return several exchanges, sometimes after a system message."""
     parts: list[Part] = []
     if rng.random() < SYSTEM_SHARE:
         parts.append(Part(f"{SYSTEM}{rng.choice(_SYSTEMS)}", False))
@@ -110,7 +110,7 @@ def conversation(rng: Random, *, long: bool) -> Document:
 
 
 def document(rng: Random, *, long: bool) -> Document:
-    """One document; the long ones are meant for windows of the whole context."""
+    """Return one document; `long` ones fill training windows as long as the model's context."""
     draw = rng.random()
     if long and draw < 0.3:
         return plain_story(rng, LONG_EPISODES)
@@ -122,7 +122,7 @@ def document(rng: Random, *, long: bool) -> Document:
 
 
 def documents(seed: int, *, long: bool = False) -> Iterator[Document]:
-    """Yield the endless corpus of one seed; the same seed gives the same documents."""
+    """Yield documents without end; the same seed gives the same documents."""
     rng = Random(f"{seed}/{long}")
     while True:
         yield document(rng, long=long)

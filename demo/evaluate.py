@@ -1,8 +1,8 @@
 """Measure a demo checkpoint on questions it never saw: `python -m demo.evaluate DIR`.
 
-Questions come from the held-out side of `demo.tasks` (words to reverse are few and have
-none); answers are greedy, from the model as it is served. Stories are judged by their ends and
-by who is said to hold what.
+Questions are those that `demo.tasks` holds out of the corpus, except for words to reverse, which
+are too few to hold any out. Answers are decoded greedily by the code that serves models. A story is
+judged by whether it ends, is about the right animal, and says correctly who holds what.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _HERO = re.compile(r"(?:named|name was) (\w+)")
 
 
 class Answer(NamedTuple):
-    """Generated text without its end token, and whether the model ended it by itself."""
+    """Generated text without its end token. `ended` is True if the model generated that token."""
 
     text: str
     ended: bool
@@ -50,7 +50,7 @@ class Answer(NamedTuple):
 
 
 def answer(model: Model, tokenizer: Tokenizer, prompt: str, max_tokens: int) -> Answer:
-    """Greedy continuation of `prompt` (special tokens written out) up to END."""
+    """Decode greedily after `prompt`, which contains its special tokens as text, up to END."""
     end = tokenizer.token_to_id(END)
     ids, pages = tokenizer.encode(prompt).ids, range(context_pages(model.config))
     row, generated = prefill(model, ids, pages)[-1:], list[int]()
@@ -69,7 +69,7 @@ def chat(question: str) -> str:
 
 
 def share_right(model: Model, tokenizer: Tokenizer, kind: str, questions: int) -> float:
-    """Return the share of questions of `kind` whose answer has the right result and an end."""
+    """Return the share of questions of `kind` that are answered rightly, with an end token."""
     rng, right = Random(f"evaluate/{kind}"), 0
     for _ in range(questions):
         task = draw(rng, kind, held_out=True)
@@ -79,7 +79,7 @@ def share_right(model: Model, tokenizer: Tokenizer, kind: str, questions: int) -
 
 
 def false_claims(story: str) -> tuple[int, int]:
-    """Return (false, all) statements about holders, judged by the events told before them."""
+    """Count a story's statements about who holds what; return how many are false, and all."""
     hero = _HERO.search(story)
     holder: dict[str, str] = {}
     false = total = 0
@@ -97,7 +97,7 @@ def false_claims(story: str) -> tuple[int, int]:
 
 
 class StoryScore(NamedTuple):
-    """Counts over a number of stories."""
+    """Results for a number of stories, as counts."""
 
     stories: int
     ended: int
@@ -108,7 +108,7 @@ class StoryScore(NamedTuple):
 
 
 def judge_stories(model: Model, tokenizer: Tokenizer, stories: int) -> StoryScore:
-    """Ask for stories about various animals and judge each."""
+    """Ask the model for stories about various animals, and judge each story."""
     subjects = list(product(MOODS, KINDS))
     Random("evaluate/stories").shuffle(subjects)
     ended = fitting = false = claims = tokens = 0

@@ -1,4 +1,7 @@
-"""Write a trained net as a Hugging Face BitNet checkpoint (packed, autobitlinear, offline)."""
+"""Write a trained network as a packed Hugging Face BitNet checkpoint.
+
+Its format is that of transformers' `bitnet` model with `autobitlinear` in offline mode.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ def tensors(net: Net) -> dict[str, torch.Tensor]:
 
 
 def config(shape: Shape) -> dict[str, object]:
-    """config.json of the `bitnet` architecture."""
+    """Return the contents of config.json for the `bitnet` architecture."""
     return {
         "architectures": ["BitNetForCausalLM"],
         "model_type": "bitnet",

@@ -1,8 +1,8 @@
-"""The demo model as it is trained: BitNet b1.58 with straight-through quantisation.
+"""The demo model for training: BitNet b1.58 with a straight-through estimator.
 
 The forward pass computes what the exported checkpoint will compute: ternary weights times a
-bf16 scale, int8 activations, bf16 norms and embeddings. Gradients pass through the rounding
-as if it were not there and land on fp32 latent weights.
+bf16 scale, int8 activations, bf16 norms and embeddings. Gradients ignore the rounding, and are
+applied to fp32 weights, from which the ternary ones are rounded (the latent weights).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Shape:
 
 
 class _Through(torch.autograd.Function):
-    """A rounded value whose gradient passes to the unrounded one (straight-through estimator)."""
+    """Straight-through estimator: a rounded value, whose gradient goes to the unrounded one."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
@@ -55,19 +55,19 @@ def _through(value: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
 
 
 def round_weight(w: torch.Tensor) -> torch.Tensor:
-    """Return a latent weight as ternary * bf16 scale."""
+    """Round a latent weight to ternary values times a bf16 scale."""
     ternary, scale = quantize_absmean(w.detach())
     return _through(w, ternary.float() * scale.bfloat16().float())
 
 
 def round_activation(x: torch.Tensor) -> torch.Tensor:
-    """Return an activation's int8 quantisation, scaled back."""
+    """Quantise an activation to int8 and scale it back to fp32."""
     quantized, factor = quantize_activations(x.detach())
     return _through(x, quantized / factor)
 
 
 def round_bf16(w: torch.Tensor) -> torch.Tensor:
-    """Return a parameter as bf16 will hold it."""
+    """Round a parameter to bf16, the type in which the checkpoint stores it."""
     return _through(w, w.detach().bfloat16().float())
 
 
@@ -87,7 +87,7 @@ class Ternary(nn.Module):
 
 
 class Norm(nn.Module):
-    """RMSNorm with a weight that bf16 can hold."""
+    """RMSNorm whose weight is rounded to bf16."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ Rope = tuple[torch.Tensor, torch.Tensor]
 
 
 def rotate(x: torch.Tensor, tables: Rope) -> torch.Tensor:
-    """Rotate `x` [..., length, head_dim] by its positions."""
+    """Apply rotary position embedding to `x` [..., length, head_dim]."""
     return x * tables[0] + x.roll(x.shape[-1] // 2, -1) * tables[1]
 
 
@@ -159,7 +159,7 @@ class Mlp(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, each behind a norm and beside a residual."""
+    """Attention and feed-forward, each with a norm before it and a residual connection."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -176,7 +176,7 @@ class Layer(nn.Module):
 
 
 class Net(nn.Module):
-    """The whole network; parameter names are those of the checkpoint, less "model."."""
+    """The whole network; its parameters have the checkpoint's names without the prefix `model.`."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ class Net(nn.Module):
         self.norm = Norm(shape.hidden, shape.norm_eps)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Logits [batch, length, vocab] (fp32) for ids [batch, length]."""
+        """Return fp32 logits [batch, length, vocab] for token ids [batch, length]."""
         table = round_bf16(self.embed_tokens.weight)
         x = F.embedding(ids, table)
         tables = rope_table(ids.shape[1], self.shape.head_dim, self.shape.rope_theta)
@@ -196,7 +196,7 @@ class Net(nn.Module):
         return F.linear(self.norm(x), table)
 
     def ternary_weights(self) -> dict[str, nn.Parameter]:
-        """Return the latent weights that export rounds to ternary, by name."""
+        """Return by name the latent weights that the export rounds to ternary values."""
         return {
             f"{name}.weight": module.weight
             for name, module in self.named_modules()

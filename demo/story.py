@@ -1,7 +1,8 @@
-"""Stories from a plot grammar: a few characters, and a state that every sentence respects.
+"""Generates stories of a few characters, with a state that all sentences agree with.
 
-A story keeps who holds what and where the hero is; an episode reads that state, tells what
-happens and changes it. Nobody gives away a thing that they do not have.
+The state is who holds which thing, and where the hero is. An episode reads the state, tells what
+happens and changes the state. So, for example, no character gives away a thing that they do not
+have.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Character:
 
 
 class Story:
-    """A story in the making: `tell` draws the episodes and returns the text."""
+    """The state of a story; `tell` draws its episodes and returns the text."""
 
     def __init__(self, rng: Random, kind: Kind | None = None) -> None:
         self.rng = rng
@@ -86,7 +87,7 @@ class Story:
         return "\n".join(paragraphs)
 
     def pick(self) -> Callable[[], list[str]]:
-        """Return an episode whose conditions hold now, other than the one just told."""
+        """Draw an episode that the state allows, but not the same as the last one."""
         mine = self.mine()
         theirs = [thing for thing in self.holder if thing not in mine]
         choices: list[Callable[[], list[str]]] = [self.rain, self.meal, self.song]
@@ -111,7 +112,7 @@ class Story:
         return self.held_by(self.hero)
 
     def move(self) -> Place:
-        """Send the hero somewhere else."""
+        """Move the hero to another place, and return that place."""
         self.place = self.rng.choice([p for p in PLACES if p != self.place])
         return self.place
 
@@ -124,7 +125,7 @@ class Story:
         return f"{self.hero} {self.rng.choice(_WENT)} to the {self.move().word}."
 
     def meet(self, other: Character) -> str:
-        """Return how `other` comes in: introduced the first time, by name afterwards."""
+        """Return words for meeting `other`: an introduction the first time, afterwards the name."""
         here = f"{self.place.at} the {self.place.word}"
         if other in self.met:
             return self.rng.choice(
@@ -161,7 +162,7 @@ class Story:
         return thing
 
     def recap(self) -> str:
-        """One true sentence about who holds what."""
+        """Return one true sentence about who holds what."""
         thing = self.rng.choice(list(self.holder))
         return self.rng.choice(
             [
@@ -185,7 +186,7 @@ class Story:
             end += f" {self.hero.kind.emoji}"
         return " ".join([*lines, end])
 
-    # ---- episodes: each returns its sentences, the first fit to follow "One morning" ----
+    # ---- episodes: each returns its sentences; the first one can follow "One morning" ----
 
     def find(self) -> list[str]:
         lines = [self.walk()]

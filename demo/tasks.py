@@ -1,8 +1,8 @@
 """Questions with right answers: sums, counting, reversing, sorting, copying, who has what.
 
-The questions of one in `HELD_OUT_ONE_IN` (by a hash of their operands) never enter the
-corpus: `draw(..., held_out=True)` makes only those, so that an evaluation sees none that the
-model was trained on.
+A hash of its operands decides whether a question is held out of the corpus; one in HELD_OUT_ONE_IN
+is. `draw(..., held_out=True)` draws only these, for an evaluation with questions on which the model
+was not trained.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_LIST = 5
 
 
 class Task(NamedTuple):
-    """A question, its full answer, and the part of the answer that decides if it is right."""
+    """A question, its full answer, and its result: the end of the answer that must be right."""
 
     question: str
     answer: str
@@ -31,7 +31,7 @@ class Task(NamedTuple):
 
 
 def is_held_out(*operands: object) -> bool:
-    """Return True if these operands are held out of the corpus, the same in every run."""
+    """Return True if questions with these operands are held out of the corpus, in every run."""
     return zlib.crc32(repr(operands).encode()) % HELD_OUT_ONE_IN == 0
 
 
@@ -45,7 +45,7 @@ def add(rng: Random) -> tuple[Task, bool]:
 
 
 def _add_steps(a: int, b: int) -> str:
-    """Return the sum of the ones, then of the tens with the carry."""
+    """Return text that adds the ones, then the tens with the carry."""
     ones = a % 10 + b % 10
     carry = " + 1" if ones > 9 else ""
     tens = a // 10 + b // 10 + ones // 10
@@ -68,7 +68,7 @@ def subtract(rng: Random) -> tuple[Task, bool]:
 
 
 def _subtract_steps(a: int, b: int) -> str:
-    """Return the difference of the ones, borrowing if need be, then of the tens."""
+    """Return text that subtracts the ones, with a borrow if needed, then the tens."""
     borrow = a % 10 < b % 10
     ones = a % 10 + 10 * borrow
     taken = " - 1" if borrow else ""
@@ -161,15 +161,15 @@ KINDS_OF_TASK: dict[str, Callable[[Random], tuple[Task, bool]]] = {
     "repeat": repeat,
     "who_has": who_has,
 }
-# Counting needs the most practice, because where to stop is seen once in an answer; then sums,
-# and who has what, since stories live on it too.
+# How often each kind is drawn, in the order above. Counting needs the most practice, because an
+# answer shows only once where to stop. Sums come next, and who has what, which stories need, too.
 _WEIGHTS = (4, 4, 7, 3, 2, 2, 1, 3, 4)
 
 
 def draw(rng: Random, kind: str | None = None, *, held_out: bool = False) -> Task:
-    """Return a task of `kind` (any, if None), from the corpus's side of the split or the other.
+    """Return a task of `kind` (None: any kind), from the corpus or from the held-out questions.
 
-    Words to reverse are few and all known to the corpus: they have no held-out side.
+    Words to reverse are too few to hold any out: all of them are in the corpus.
     """
     kind = kind or rng.choices(list(KINDS_OF_TASK), _WEIGHTS)[0]
     while True:

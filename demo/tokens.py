@@ -14,13 +14,13 @@ from demo.corpus import CHAT_TEMPLATE, END, SPECIAL_TOKENS, Document, documents,
 
 IGNORED = -100
 
-# Digits stay apart, so that a number is read and written digit by digit; a word, digit or
-# mark takes the space before it.
+# Splits text before byte pairs are merged. Digits are separate tokens, so that the model computes
+# digit by digit. A word, a digit or a punctuation mark includes the space before it.
 _PIECES = r" ?\d| ?\p{L}+| ?[^\s\p{L}\d]+|\s+"
 
 
 def train_tokenizer(vocab_size: int, seed: int, documents_read: int) -> Tokenizer:
-    """Byte-level BPE of `vocab_size` entries, the special tokens first (END has id 0)."""
+    """Train byte-level BPE with `vocab_size` entries, of which END has id 0."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -40,14 +40,14 @@ def train_tokenizer(vocab_size: int, seed: int, documents_read: int) -> Tokenize
 
 
 def _ordinary_text(seed: int, documents_read: int) -> Iterator[str]:
-    """Yield the corpus without special tokens, whose letters deserve no merges."""
+    """Yield text of the corpus without special tokens, which need no merges."""
     special = re.compile("|".join(map(re.escape, SPECIAL_TOKENS)))
     for document in islice(documents(seed), documents_read):
         yield from special.split(text(document))
 
 
 def encode(tokenizer: Tokenizer, document: Document) -> tuple[list[int], list[int]]:
-    """Return a document's token ids, and the same with what is not to be learnt set to IGNORED."""
+    """Return a document's token ids, and its labels: the ids, or IGNORED for text not to learn."""
     ids: list[int] = []
     labels: list[int] = []
     for part in document:
@@ -60,10 +60,10 @@ def encode(tokenizer: Tokenizer, document: Document) -> tuple[list[int], list[in
 def windows(
     tokenizer: Tokenizer, corpus: Iterable[Document], length: int
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """Ids and labels of `length` each: whole documents end to end, the last one cut.
+    """Yield windows of `length` ids and labels: documents one after another, the last one cut.
 
-    A window begins where a document begins, so that position 0 means what it will mean to
-    a served prompt.
+    A window begins at the beginning of a document, so that position 0 is the beginning of a text,
+    as it is in a served prompt.
     """
     ids: list[int] = []
     labels: list[int] = []

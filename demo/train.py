@@ -4,7 +4,8 @@ One run makes the tokenizer, trains on the endless corpus for a given time or nu
 steps, and exports the checkpoint. The learning rate warms up over the first steps, stays
 level, then falls linearly to zero; weight decay stops when it begins to fall.
 
-`--compile` (which needs a C++ compiler) trains about 1.3 times as fast after two minutes.
+`--compile` needs a C++ compiler; after about two minutes of compilation, training is about 1.3
+times as fast.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ SAVE_EVERY_S = 180.0
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to train. `minutes` bounds the run by the clock, `steps` by count; one is None."""
+    """Settings of a training run. It ends after `minutes` or after `steps`; the other is None."""
 
     minutes: float | None = 26.0
     steps: int | None = None
@@ -63,7 +64,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 def batches(tokenizer: Tokenizer, recipe: Recipe, context: int) -> Iterator[Batch]:
-    """Ids and labels [batch, length]; every `long_every`-th batch has the whole context."""
+    """Yield ids and labels [batch, length]; each `long_every`-th batch has the whole context."""
     streams = {
         length: windows(tokenizer, documents(recipe.seed, long=long), length)
         for length, long in ((min(SHORT_WINDOW, context), False), (context, True))
@@ -77,14 +78,14 @@ def batches(tokenizer: Tokenizer, recipe: Recipe, context: int) -> Iterator[Batc
 
 
 def loss_of(net: Net, batch: Batch) -> torch.Tensor:
-    """Mean cross-entropy (nats) of the learnt tokens, each from those before it."""
+    """Return the mean cross-entropy, in nats, of the tokens that the model is to learn."""
     ids, labels = batch
     logits = net(ids[:, :-1])
     return F.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED)
 
 
 def optimizer_of(net: Net) -> torch.optim.AdamW:
-    """AdamW with two groups: latent ternary weights, which decay, and the rest."""
+    """Return AdamW with two groups: latent ternary weights, with weight decay, and the rest."""
     ternary = net.ternary_weights()
     rest = [p for name, p in net.named_parameters() if name not in ternary]
     groups = [{"params": list(ternary.values())}, {"params": rest}]
@@ -92,7 +93,7 @@ def optimizer_of(net: Net) -> torch.optim.AdamW:
 
 
 class Training:
-    """One run over an injected clock (seconds): `run` steps until the recipe is spent."""
+    """A training run; `run` trains until the recipe's time or steps are over. clock: in seconds."""
 
     def __init__(
         self, net: Net, recipe: Recipe, clock: Callable[[], float], report: Callable[[str], None]
@@ -108,7 +109,7 @@ class Training:
         self.losses: list[float] = []
 
     def progress(self) -> float:
-        """Return the share of the run that has passed, 0 to 1 and beyond."""
+        """Return the share of the run that has passed; it can exceed 1."""
         if self.recipe.steps is not None:
             return self.steps / self.recipe.steps
         assert self.recipe.minutes is not None
@@ -128,7 +129,7 @@ class Training:
         save()
 
     def step(self, batch: Batch, progress: float) -> None:
-        """One update with the rate and the decay that `progress` asks for."""
+        """Update the weights once, with the learning rate and the decay that `progress` implies."""
         recipe = self.recipe
         ternary, rest = self.optimizer.param_groups
         ternary["lr"] = rest["lr"] = recipe.rate(self.steps, progress)
@@ -143,7 +144,7 @@ class Training:
         self.losses.append(loss.item())
 
     def line(self) -> str:
-        """Progress in one line: step, tokens, mean recent loss, speed, time left."""
+        """Return a progress line: step, tokens, mean of recent losses, speed, time left."""
         passed = self.clock() - self.started
         done = min(self.progress(), 1.0)
         recent = self.losses[-REPORT_EVERY_STEPS:]
@@ -164,7 +165,7 @@ def train(
     *,
     compiled: bool = False,
 ) -> Training:
-    """Make a tokenizer and a trained checkpoint in `directory`; returns the finished run."""
+    """Write a tokenizer and a trained checkpoint to `directory`, and return the finished run."""
     directory.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(recipe.seed)
     tokenizer = train_tokenizer(shape.vocab, recipe.seed, recipe.tokenizer_documents)
@@ -182,8 +183,8 @@ def train(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("out", type=Path, help="directory for the checkpoint")
-    parser.add_argument("--minutes", type=float, help="bound by the clock (default 26)")
-    parser.add_argument("--steps", type=int, help="bound by steps instead")
+    parser.add_argument("--minutes", type=float, help="duration of the training (default 26)")
+    parser.add_argument("--steps", type=int, help="number of steps, in place of a duration")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rate", type=float, default=Recipe.peak_rate, help="peak learning rate")

@@ -1,4 +1,4 @@
-"""The nouns of the demo model's bounded world: everything a story or a question may name."""
+"""The nouns of the demo model's small world: all that a story or a question can name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Kind(NamedTuple):
-    """An animal that can be a character; `emoji` closes some of its stories."""
+    """A kind of animal that can be a character; some of its stories end with `emoji`."""
 
     word: str
     emoji: str
@@ -74,5 +74,5 @@ SPELLABLE = tuple(
 
 
 def with_article(noun: str) -> str:
-    """`noun` with its indefinite article: "an owl", "a red key"."""
+    """Return `noun` with its indefinite article: "an owl", "a red key"."""
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
