@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     from tailrace.origin.checkpoint.prompt import PromptReader
 
 ADOPT_S = 0.5
-"""Interval in seconds between two looks for streams of dead origins and for their readers."""
+"""Interval in seconds at which the supervisor looks for streams of dead origins to continue, and
+for unread streams."""
 
 LOOK_S = 0.05
 """Interval in seconds at which a draining origin checks whether its streams have ended."""
@@ -68,9 +69,9 @@ async def serve(
     stop: Stop,
     several: Sequence[ModelPlan] = (),
 ) -> None:
-    """Serve until `stop`, or until one of the `running` tasks or a part of the supervisor ends.
+    """Serve until `stop`, or until one of the tasks `running` or a part of the supervisor ends.
 
-    `several` models are served instead of the one of `config`, if there are any.
+    The models in `several` are served, or, if it is empty, the one of `config`.
     """
     own = load_classes(config.objects)
     readers = {plan.name: _reader_of(plan.config) for plan in several} or {"": _reader_of(config)}
@@ -92,10 +93,11 @@ async def serve(
 
 
 def _reader_of(config: OriginConfig) -> PromptReader | None:
-    """Return the reader of a checkpoint's prompts; None for a producer or an upstream server."""
+    """Return the reader of a model's prompts; None if its workers are of kind `text`."""
     if not makes_tokens(config):
         return None
-    # Imported late: it needs the extra `torch`, which an origin of an upstream server may lack.
+    # Imported late: it needs packages of the extra `torch`, which an origin that serves only an
+    # upstream server may lack.
     from tailrace.origin.checkpoint.prompt import PromptReader
 
     return PromptReader(config.model, open_objects=config.open_objects)
@@ -104,9 +106,9 @@ def _reader_of(config: OriginConfig) -> PromptReader | None:
 class Supervisor:
     """Wires the parts of an origin together and keeps them running.
 
-    `plans` are the models that are served instead of the one of `config`, if there are any.
-    `clock_s` and `pace` are the clock of the models' core, so that a recorded day can be replayed
-    in a minute.
+    The models in `plans` are served, or, if it is empty, the one of `config`. `clock_s` and `pace`
+    set the clock of the model pool and its speed, so that a recorded day can be replayed in a
+    minute.
     """
 
     def __init__(
@@ -130,7 +132,7 @@ class Supervisor:
         self._ledger = ledger
         self._objects = objects
         self._links: set[EdgeLink] = set()
-        self._told_damage = ""  # the last damage of the ledger that was logged
+        self._told_damage = ""  # the last error about a damaged ledger that was logged
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._metrics = Metrics(
             traces=Traces.open(config.traces, "tailrace-origin", "origin.traces")
@@ -241,7 +243,7 @@ class Supervisor:
             self._failed.set_exception(error)
 
     async def _until(self, stop: Stop) -> None:
-        """Return after `stop`, once the running streams have ended or `drain_s` is over."""
+        """Wait for `stop`, and then until all streams have ended, at most for `drain_s` seconds."""
         await stop.asked.wait()
         drain_s = self._config.drain_s
         if drain_s and self._runs.table.count:
@@ -272,7 +274,7 @@ class Supervisor:
     async def _adopt(self) -> None:
         """Continue streams of the previous process and of dead origins that share the ledger."""
         while True:
-            # Separate blocks: readers are checked even if the ledger cannot be read.
+            # In separate blocks, so that a ledger that cannot be read stops only one of the tasks.
             with self._unless_unread():
                 if not self.models.leaving:
                     await self._runs.restore(await self._ledger.unfinished())
@@ -283,21 +285,21 @@ class Supervisor:
             await asyncio.sleep(ADOPT_S)
 
     async def _sweep(self) -> None:
-        """Remove expired streams now and then, and store new compiled kernels and the clock."""
+        """Every `sweep_s`, remove expired streams, and store the clock and new compiled kernels."""
         kernels = await asyncio.to_thread(KernelCache, self._config.data)
         while True:
             await asyncio.sleep(self._retention.sweep_s)
             self._clock.keep()
-            with suppress(OSError):  # kernels not stored are compiled again
+            with suppress(OSError):  # kernels that are not stored will be compiled again
                 await asyncio.to_thread(kernels.keep)
             with self._unless_unread():
                 await self._ledger.expire()
 
     @contextmanager
     def _unless_unread(self) -> Iterator[None]:
-        """Log that the ledger cannot be read or is damaged, for work that is soon tried again.
+        """Log instead of raise that the ledger cannot be read or is damaged.
 
-        A failed write ends the origin.
+        This is for work that is soon tried again. A failed write is raised, and ends the origin.
         """
         try:
             yield
@@ -306,30 +308,31 @@ class Supervisor:
         except Unavailable as error:
             log.warning("ledger.away", error=str(error))
         except Damaged as error:
-            if str(error) != self._told_damage:  # this may happen twice a second
+            if str(error) != self._told_damage:  # not logged again at every attempt
                 self._told_damage = str(error)
                 log.error("ledger.damaged", error=str(error))
 
 
 def free_memory(meminfo: Path = MEMINFO, group: Path = GROUP) -> float:
-    """Return the free share of memory, of the machine or of the control group, whichever is less.
+    """Return the free share of memory, from 0 to 1.
 
-    It is 1.0 if neither is known.
+    It is the smaller of the machine's and the control group's share, or 1.0 if neither is known.
     """
     shares = [1.0]
     with suppress(OSError, ValueError, KeyError, ZeroDivisionError):
         fields = _numbers(meminfo)
         shares.append(fields["MemAvailable:"] / fields["MemTotal:"])
     with suppress(OSError, ValueError, KeyError, ZeroDivisionError):
-        limit = int((group / "memory.max").read_text("ascii"))  # ValueError for "max": no limit
+        # If there is no limit, the text is "max", so this raises ValueError.
+        limit = int((group / "memory.max").read_text("ascii"))
         used = int((group / "memory.current").read_text("ascii"))
-        # The kernel reclaims file pages that were not used lately.
+        # Inactive file pages count as free, because the kernel reclaims them when needed.
         used -= _numbers(group / "memory.stat")["inactive_file"]
         shares.append(1 - used / limit)
     return max(0.0, min(shares))
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """Return the first number after each name in a file of /proc or /sys."""
+    """Parse a file of /proc or /sys with a name and a number per line; return number by name."""
     lines = (line.split() for line in path.read_text("ascii").splitlines())
     return {name: int(value) for name, value, *_ in lines}

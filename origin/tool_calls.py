@@ -1,9 +1,9 @@
 """Tool calls in a model's text: how model families write them, and a reader for them.
 
 A model that was trained to call tools writes its calls as text, in the markup of its family, which
-its chat template shows. `CallReader` extracts them from the text. Its result depends on the text
-alone, not on its division into pieces, except for where pieces end: so a continuation that feeds
-the same text reaches the state of the interrupted run.
+its chat template shows. `CallReader` extracts the calls from the text. Its state depends only on
+the text so far, not on how the text was divided into pieces. So a worker that continues a stream
+reaches the state of the interrupted run by feeding the same text.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from pydantic import BaseModel, ConfigDict
 from tailrace.ledger.errors import CallerError
 
 MAX_HEAD_CHARS = 1024
-"""Maximum characters from the start of a call to its arguments; longer text is no call."""
+"""Maximum characters between the start of a call and its arguments; longer text is not a call."""
 
 MarkupName = Literal["hermes", "llama", "mistral"]
 
 
 @dataclass(frozen=True, slots=True)
 class Markup:
-    """Markup around a call, `{"name": …, ARGUMENTS: {…}}`, and the name of its arguments.
+    """The markup in which a model family writes a call, `{"name": …, ARGUMENTS: {…}}`.
 
-    Without `ends` there may be several calls after one `begins`, with characters of `around`
-    between. A tokenizer may have either mark as a special token. `id_chars` is the required length
-    of an id.
+    `begins` and `ends` are the marks before and after a call; a tokenizer may have them as special
+    tokens. `arguments` is the key ARGUMENTS. If `ends` is empty, several calls may follow one
+    `begins`, separated by characters of `around`. `id_chars` is the required length of a call's id.
     """
 
     begins: str
@@ -40,21 +40,22 @@ class Markup:
 
 
 MARKUPS: dict[MarkupName, Markup] = {
-    "hermes": Markup("<tool_call>", "</tool_call>", "arguments"),  # Qwen uses the same marks
-    "llama": Markup("", "", "parameters", ";"),  # no marks, just JSON
+    "hermes": Markup("<tool_call>", "</tool_call>", "arguments"),  # also the markup of Qwen
+    "llama": Markup("", "", "parameters", ";"),  # JSON without marks
     "mistral": Markup("[TOOL_CALLS]", "", "arguments", "[,]", 9),
 }
 
 
 def markup_of(template: str) -> MarkupName | None:
-    """Return a model's markup, from its chat template; None if it shows no known one."""
+    """Return the markup that a chat template shows; None if it shows none or an unknown one."""
     if not shows_tools(template):
         return None
     if "<tool_call>" in template:
         return "hermes"
     if '"parameters": ' in template and ("ipython" in template or "python_tag" in template):
         return "llama"
-    if re.search(r"\[TOOL_CALLS\] ?\[", template):  # later versions write no JSON list
+    # Later versions of this markup have no JSON list, and are not supported.
+    if re.search(r"\[TOOL_CALLS\] ?\[", template):
         return "mistral"
     return None
 
@@ -68,18 +69,18 @@ def read_calls(text: str, field: str) -> list[dict[str, str]]:
 
 
 def read_functions(text: str) -> list[dict[str, Any]]:
-    """Return the functions of `Tools`. Raises CallerError if they are malformed."""
+    """Return the functions in the JSON list of `Tools`; raises CallerError if it is malformed."""
     functions = _objects(text, "tools", ("name",))
     for at, function in enumerate(functions):
         if not isinstance(function.setdefault("parameters", {}), dict | bool):
-            raise CallerError("is no JSON schema", field=f"tools[{at}].parameters")
+            raise CallerError("is not a JSON schema", field=f"tools[{at}].parameters")
     return functions
 
 
 def _objects(text: str, field: str, keys: tuple[str, ...]) -> list[dict[str, Any]]:
     value = _decoded(text)
     if not isinstance(value, list):
-        raise CallerError("is not the JSON of a list", field=field)
+        raise CallerError("is not a JSON list", field=field)
     for at, item in enumerate(value):
         for key in keys:
             if not isinstance(item, dict) or not isinstance(item.get(key), str):
@@ -88,14 +89,16 @@ def _objects(text: str, field: str, keys: tuple[str, ...]) -> list[dict[str, Any
 
 
 def shows_tools(template: str) -> bool:
-    """Return True if a chat template has a place for tools."""
+    """Return True if a chat template writes the request's tools into the prompt."""
     return re.search(r"\btools\b", template) is not None
 
 
 class ToolUse(BaseModel):
-    """Tools that a stream may call; `functions` is a JSON list, `choice` a name of `ToolChoice`.
+    """The tools that a stream may call.
 
-    A text worker has no `markup`: its server knows how its model calls tools.
+    `functions` is a JSON list of functions. `choice` is a word of `ToolChoice`. `only` is the name
+    of the only function that may be called, if there is one. `markup` is None for a worker of kind
+    `text`, whose upstream server knows how its model calls tools.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -108,15 +111,16 @@ class ToolUse(BaseModel):
 
     @property
     def forced(self) -> bool:
-        """True if the text must be calls only."""
+        """True if the output must consist of tool calls only."""
         return self.choice == "required"
 
 
 @dataclass(frozen=True, slots=True)
 class CallPiece:
-    """A piece of the `call`-th call: the first has its `name` only, the others arguments.
+    """A piece of one tool call; `call` is the call's index in the stream, from 0.
 
-    An upstream server gives each call an `id`, which is in its first piece.
+    The first piece of a call has the function's `name`, and the `id` that an upstream server gave
+    the call. The other pieces have parts of the arguments.
     """
 
     call: int
@@ -126,7 +130,7 @@ class CallPiece:
 
     @property
     def size(self) -> int:
-        """Size in UTF-8 bytes; never 0."""
+        """Size of name and arguments in UTF-8 bytes; never 0."""
         return len(self.name.encode()) + len(self.arguments.encode())
 
 
@@ -141,7 +145,10 @@ _FIRST_KEY = re.compile(r"\s*\{\s*(?:" + _STRING + r"|([^\s\"]))")
 
 
 class CallReader:
-    """Separates text and calls. `calls` counts calls begun, `whole` completed ones."""
+    """Separates a model's output into text and tool calls.
+
+    `calls` is the number of calls that have begun, `whole` that of completed ones.
+    """
 
     def __init__(self, markup: MarkupName) -> None:
         self.calls = 0
@@ -149,13 +156,16 @@ class CallReader:
         self._markup = MARKUPS[markup]
         self._state = self._in_text
         self._rest = ""
-        self._lead = ""  # text held back because a call may follow
-        self._plain = False  # True if no call can follow any more
+        self._lead = ""  # text before a possible call, held back until it is certain
+        self._plain = False  # True if all further output is text
         self._value, self._held = JsonValue(), ""
         self._out: list[str | CallPiece] = []
 
     def feed(self, text: str, last: bool = False) -> list[str | CallPiece]:
-        """Return the text and call pieces that are certain now; with `last`, all that is left."""
+        """Return the text and the pieces of calls that are certain after more output.
+
+        With `last`, no output follows, so nothing is held back any more.
+        """
         self._rest += text
         while self._state(last):
             pass
@@ -170,7 +180,7 @@ class CallReader:
         return self._before_object(last)
 
     def _before_object(self, last: bool) -> bool:
-        """Handle text of calls that are JSON only, or that follow one mark for all."""
+        """Find a call that begins without a mark of its own: it is just JSON."""
         begins, spaces = self._markup.begins, " \t\r\n" + self._markup.around
         rest = self._rest if self.calls else self._rest.lstrip().removeprefix(begins)
         rest = rest.lstrip(spaces if self.calls or begins else None)
@@ -186,7 +196,7 @@ class CallReader:
         return False
 
     def _before_mark(self, last: bool) -> bool:
-        """Hold white space before a call, since a call may follow."""
+        """Find the mark of a call; white space and partial marks are held back until then."""
         mark = self._markup.begins
         at = self._rest.find(mark)
         if at >= 0:
@@ -230,12 +240,15 @@ class CallReader:
         return False
 
     def _is_no_call(self) -> bool:
-        """Return True for JSON that cannot be a call, so that a JSON answer is not held back."""
+        """Return True if the text so far cannot begin a call, because its first key is another.
+
+        So an answer that is JSON is not held back.
+        """
         key = None if self._markup.begins else _FIRST_KEY.match(self._rest)
         return key is not None and (key[2] is not None or key[1] not in _KEYS)
 
     def _take_whole(self, text: str) -> None:
-        """Take a whole call whose parts are in another order, or text that is no call."""
+        """Handle a complete object: a call with its keys in another order, or else text."""
         value = _decoded(text)
         said = value if isinstance(value, dict) else {}
         name, arguments = said.get("name"), said.get("arguments", said.get("parameters"))
@@ -261,7 +274,7 @@ class CallReader:
     def _in_arguments(self, last: bool) -> bool:
         taken = self._value.feed(self._rest)
         piece, self._rest = self._rest[:taken], self._rest[taken:]
-        if self._value.is_held:  # a string that holds the JSON, or null
+        if self._value.is_held:  # the arguments are a JSON string that contains JSON, or null
             self._held += piece
             piece = ""
             if self._value.ended:
@@ -278,7 +291,7 @@ class CallReader:
         return True
 
     def _after_arguments(self, last: bool) -> bool:
-        """Skip the closing part of a call, and everything before its end mark."""
+        """Skip the output after a call's arguments, up to the end of the call."""
         ends = self._markup.ends
         if ends:
             at = self._rest.find(ends)
@@ -287,7 +300,7 @@ class CallReader:
                 return False
             self._rest = self._rest[at + len(ends) :]
         else:
-            more = bool(self._markup.begins)  # an id may follow
+            more = bool(self._markup.begins)  # the call's id may follow
             found = re.match(r"[^}]*\}" if more else r"\s*\}", self._rest)
             if found is None and (more or not self._rest.strip()):
                 return False
@@ -314,7 +327,7 @@ class JsonValue:
 
     @property
     def is_held(self) -> bool:
-        """True if it is neither an object nor a list."""
+        """True if the value is neither an object nor a list, so it is not passed on in pieces."""
         return self._first not in ("", "{", "[")
 
     def feed(self, text: str) -> int:
@@ -323,7 +336,7 @@ class JsonValue:
             if self._in_string:
                 self._within(char)
             elif not self._outside(char):
-                self.ended = True  # a bare word, which ends where its surroundings go on
+                self.ended = True  # a number or literal ends before the first foreign character
                 return at
             if self.ended:
                 return at + 1

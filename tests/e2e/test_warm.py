@@ -68,7 +68,7 @@ async def test_what_was_asked_of_an_origin_is_told_and_simulated(
             stage["stage"] for stage in load["stages"]
         }
         status, _, err = await warm("apply", "ttl-60", *at)
-        assert status == 2 and "a single one stays loaded" in err
+        assert status == 2 and "its single model always stays loaded" in err
         status, _, err = await warm("explain", "other", *at)
         assert (
             status == 2 and "nothing is recorded of a model 'other' (recorded models: demo)" in err
