@@ -1,4 +1,4 @@
-"""SHA-256 of files, cached by the identity of a file: device, inode, size and times.
+"""SHA-256 digests of files, cached by each file's identity: device, inode, size and times.
 
 Without the cache each start of a worker would hash the checkpoint, which takes 12 s for 16 GB. Any
 write to a file changes its ctime, which no program can set. The digest of a file that changed
@@ -20,7 +20,7 @@ from tailrace.ledger.process.durable_file import locked, replace_file
 
 VERSION = 1
 SETTLED_S = 2.0
-"""Seconds since its last change after which the digest of a file may be cached."""
+"""Seconds for which a file must be unchanged before its digest may be cached."""
 MAX_KEPT = 4096
 """Maximum number of digests in the cache."""
 
@@ -37,7 +37,7 @@ class FileDigests:
         self._kept = _read(path) if path is not None else {}
         self._new: dict[str, tuple[Identity, str]] = {}
         self.hashed_bytes = 0
-        """Total size of the files that were hashed."""
+        """Total size in bytes of the files that had to be hashed."""
 
     def of(self, path: Path) -> bytes:
         """Return the SHA-256 of a file; raises OSError if it cannot be read."""

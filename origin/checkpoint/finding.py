@@ -18,20 +18,20 @@ from tailrace.ledger.errors import ModelError
 MAX_JSON_BYTES = 64 * 1024 * 1024
 """Maximum size of a JSON file in bytes; the largest real tokenizers have 40 MB."""
 MAX_COUNT = 2**31 - 1
-"""Maximum of a whole number: that of an int32, which the kernels use."""
+"""Maximum of whole numbers in a config: the largest int32, because the kernels use int32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A fault, or a note, about one place in one file."""
+    """A fault of a checkpoint, or a note about it, at one place in one file."""
 
     file: Path
     where: str
-    """The key or the tensor; empty for the file itself."""
+    """Name of the key or tensor at fault; empty if the finding is about the whole file."""
     problem: str
     """The problem, with the value that was found."""
     right: str | None
-    """Something that would be right, or None if that is not known."""
+    """Description of a valid value, or None if there is none to suggest."""
     fault: bool
     """True if the checkpoint cannot be served; False for a note."""
 
@@ -41,10 +41,11 @@ class Finding:
 
 
 class Findings:
-    """Collects findings; after a bad value, reading continues with a stand-in."""
+    """Collects all findings about a checkpoint, so that reading continues after a fault."""
 
     def __init__(self) -> None:
-        self._found: dict[Finding, None] = {}  # a set in order: a file may be read twice
+        # An ordered set, because a file that is read twice gives the same findings twice.
+        self._found: dict[Finding, None] = {}
 
     @property
     def all(self) -> list[Finding]:
@@ -55,11 +56,11 @@ class Findings:
         return [finding for finding in self._found if finding.fault]
 
     def fault(self, file: Path, where: str, problem: str, right: str | None = None) -> None:
-        """Add a fault, with which the checkpoint cannot be served."""
+        """Add a fault, which means that the checkpoint cannot be served."""
         self._found[Finding(file, where, problem, right, fault=True)] = None
 
     def note(self, file: Path, where: str, problem: str, right: str | None = None) -> None:
-        """Add a note, with which the checkpoint is served all the same."""
+        """Add a note, which does not keep the checkpoint from being served."""
         self._found[Finding(file, where, problem, right, fault=False)] = None
 
     def refuse(self) -> None:
@@ -69,9 +70,9 @@ class Findings:
 
 
 def refusal(finding: Finding, others: int = 0) -> ModelError:
-    """Return the error for a fault: its `field` is the file, its message names key or tensor.
+    """Return a fault as an error, whose `field` is the file and whose message names key or tensor.
 
-    `others` is the number of further faults.
+    `others` is the number of further faults, which the message mentions.
     """
     more = f", and {others} more that `tailrace model check` lists" if others else ""
     right = f"expected {finding.right}" if finding.right else None
@@ -79,7 +80,7 @@ def refusal(finding: Finding, others: int = 0) -> ModelError:
 
 
 def read_object(path: Path, findings: Findings) -> dict[str, Any] | None:
-    """Return the JSON object in a file; None, and a fault, if it cannot be read."""
+    """Return the JSON object in a file; if it cannot be read, add a fault and return None."""
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
             findings.fault(path, "", f"is larger than {MAX_JSON_BYTES} bytes")
@@ -103,10 +104,10 @@ def read_object_if_there(path: Path, findings: Findings) -> dict[str, Any]:
 
 
 class JsonObject:
-    """One JSON object of a file, read key by key; null counts as missing.
+    """One JSON object of a file, whose values are read by key; null counts as missing.
 
-    A value of the wrong kind is a fault that names the key. A stand-in takes its place, so that
-    the rest is checked as well.
+    A value of the wrong type is a fault that names the key. The methods then return a valid
+    placeholder, so that all other values are checked as well.
     """
 
     def __init__(self, file: Path, raw: dict[str, Any], findings: Findings, prefix: str = ""):
@@ -126,7 +127,10 @@ class JsonObject:
     def count(
         self, key: str, default: int | None = None, least: int = 1, most: int = MAX_COUNT
     ) -> int:
-        """Return a whole number from `least` to `most`; a missing one needs a default."""
+        """Return a whole number from `least` to `most`.
+
+        A missing value is a fault unless there is a default.
+        """
         value = self.raw.get(key)
         if value is None and default is not None:
             return default
@@ -141,7 +145,10 @@ class JsonObject:
     def number(
         self, key: str, default: float | None = None, above: float = 0.0, most: float = math.inf
     ) -> float:
-        """Return a number above `above`, at most `most`; a missing one needs a default."""
+        """Return a number above `above` and at most `most`.
+
+        A missing value is a fault unless there is a default.
+        """
         value = self.raw.get(key)
         if value is None and default is not None:
             return default
@@ -156,7 +163,7 @@ class JsonObject:
         return float(value)
 
     def not_negative(self, key: str, default: float, most: float = math.inf) -> float:
-        """Return a number from 0 to `most`."""
+        """Return a number from 0 to `most`; a missing one is `default`."""
         return 0.0 if self.raw.get(key) == 0 else self.number(key, default, most=most)
 
     def optional_number(self, key: str) -> float | None:
@@ -164,7 +171,7 @@ class JsonObject:
         return None if self.raw.get(key) is None else self.number(key)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """Return a boolean."""
+        """Return a boolean; a missing one is `default`."""
         value = self.raw.get(key)
         if value is not None and not isinstance(value, bool):
             self.fault(key, self._shown(key), "true or false")
@@ -182,11 +189,11 @@ class JsonObject:
         for key, value in self.raw.items():
             if key not in known and value is not None:
                 self.fault(
-                    key, shown(value), "no such key, because its effect on the result is not known"
+                    key, shown(value), "no such key: its effect on the model's output is not known"
                 )
 
     def child(self, key: str) -> JsonObject | None:
-        """Return the object at `key`; None if it is missing or, which is a fault, not an object."""
+        """Return the object at `key`, or None if it is missing. Any other value is a fault."""
         value = self.raw.get(key)
         if value is not None and not isinstance(value, dict):
             self.fault(key, self._shown(key), "an object")

@@ -25,7 +25,7 @@ SUFFIX = ".safetensors"
 
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000
-"""Maximum size of a header in bytes, set by the format."""
+"""Maximum size in bytes of a file's header, as the safetensors format defines it."""
 READ_BYTES = 1 << 20
 BYTES_OF = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1,
@@ -123,7 +123,7 @@ def same_bytes(one: StoredTensor, other: StoredTensor) -> bool:
 
 
 def _opened(tensor: StoredTensor) -> BinaryIO:
-    """Open the tensor's file at its first byte."""
+    """Open a tensor's file, positioned at the first byte of the tensor."""
     file = tensor.file.open("rb")
     length = int.from_bytes(file.read(LENGTH_BYTES), "little")
     file.seek(LENGTH_BYTES + length + tensor.start)
@@ -167,7 +167,10 @@ def _check_cover(
 
 
 def _weight_map(index: Path, findings: Findings) -> dict[str, str]:
-    """Return the shard of each tensor; an entry that is not a plain file name is a fault."""
+    """Return the file name of each tensor's shard, from the index of the shards.
+
+    An entry that is not a plain file name is a fault.
+    """
     raw = read_object(index, findings)
     if raw is None:
         return {}
@@ -183,7 +186,7 @@ def _weight_map(index: Path, findings: Findings) -> dict[str, str]:
 
 
 def _is_plain(shard: object) -> bool:
-    """Return True for a file name that cannot lead out of the folder."""
+    """Return True for the name of a safetensors file that cannot lead out of the folder."""
     if not isinstance(shard, str) or not shard.endswith(SUFFIX):
         return False
     return shard.isprintable() and not set(shard) & set("/\\:") and not shard.startswith(".")
@@ -205,17 +208,17 @@ def _check_index(index: Path, stored: dict[str, StoredTensor], findings: Finding
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len({name for name, _ in pairs}) != len(pairs):
-        raise ValueError("it has a name twice")
+        raise ValueError("a name occurs twice")
     return dict(pairs)
 
 
 def is_ignored(name: str, config: ModelConfig) -> bool:
-    """Return True for a tensor that many checkpoints have and the model does not need."""
+    """Return True for a tensor that many checkpoints contain although the model does not use it."""
     return name.endswith(IGNORED_SUFFIX) or (name == HEAD and config.tied_head)
 
 
 def linears(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Return (outputs, inputs) of a layer's linear maps, by their name within it."""
+    """Return (outputs, inputs) of each linear map of a layer, by its name within the layer."""
     return {
         "self_attn.q_proj": (config.queries, config.hidden),
         "self_attn.k_proj": (config.keys, config.hidden),
@@ -228,7 +231,7 @@ def linears(config: ModelConfig) -> dict[str, tuple[int, int]]:
 
 
 def norms(config: ModelConfig) -> dict[str, int]:
-    """Return the sizes of a layer's norms, by their name within it."""
+    """Return the size of each norm of a layer, by its name within the layer."""
     sizes = {"input_layernorm": config.hidden, "post_attention_layernorm": config.hidden}
     match config.family:
         case Family.BITNET:
@@ -265,7 +268,7 @@ def examine_weights(
     """Return the tensors of a checkpoint by name.
 
     A tensor that is missing, superfluous, or of a wrong shape or dtype is a fault. If a file cannot
-    be read, only that is a fault, not the tensors that are missing because of it.
+    be read, that is the only fault: no missing tensors are reported, as they may be in that file.
     """
     before = len(findings.faults)
     stored = stored_tensors(directory, findings)
@@ -296,10 +299,10 @@ def _check_others(
 def _check_tied(
     stored: dict[str, StoredTensor], shape: tuple[int, ...], findings: Findings
 ) -> None:
-    """Add a fault if a checkpoint with a tied head has another head than the embedding."""
+    """Add a fault if the head of a checkpoint with a tied head differs from the embedding."""
     head, embedding = stored[HEAD], stored.get(EMBEDDING)
     if embedding is None or embedding.shape != shape:
-        return  # that is already a fault
+        return  # a fault was already added for the embedding
     _check_tensor(HEAD, head, (embedding.dtype,), shape, findings)
     if (head.dtype, head.shape) != (embedding.dtype, shape):
         return

@@ -41,7 +41,7 @@ from tailrace.origin.formats import AS_STORED, Formats
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """The result of a check; figures are missing if config or weights cannot be read."""
+    """The result of a check. Figures are None if config or weights cannot be read."""
 
     directory: Path
     findings: list[Finding]

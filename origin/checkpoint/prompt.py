@@ -52,15 +52,17 @@ MAX_TEMPLATE_BYTES = 1024 * 1024
 Now = Callable[[], datetime]
 ROLES = ("system", "user", "assistant", "tool")
 Functions = Sequence[dict[str, Any]]
-"""Functions that a model may call, each with `name`, `description` and `parameters`."""
+"""Functions that a model may call, each a dict with `name`, `description` and `parameters`."""
 MARK = "\ufdd0"
-"""A noncharacter, which may be used inside a process but not in exchanged text (Unicode 23.7)."""
+"""Character that marks special tokens. It is a noncharacter of Unicode, which valid texts do not
+contain (Unicode 23.7)."""
 
 
 class TemplateProcess:
     """Compiles and renders a template in a child process, which is restarted after it has ended.
 
-    Any thread may call it, and blocks until its turn and then until the answer.
+    Any thread may call the methods. They block while another call is in progress, and until the
+    child answers.
     """
 
     def __init__(self, template: str, special: Mapping[str, Any]) -> None:
@@ -69,14 +71,14 @@ class TemplateProcess:
         self._child: subprocess.Popen[bytes] | None = None
 
     def compile(self) -> Answer:
-        """Compile the template, and return an answer that is empty or has a `problem`."""
+        """Compile the template; the answer is empty, or has a `problem` if that failed."""
         with self._lock:
             return self._start()
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, now: str
     ) -> Answer:
-        """Render the template, and return an answer with `text`, `refused` or `failed`."""
+        """Render the template; the answer has the `text`, or why it has `refused` or `failed`."""
         with self._lock:
             if self._child is None and (problem := self._start().get("problem")):
                 return {"failed": problem}
@@ -93,7 +95,7 @@ class TemplateProcess:
         return answer
 
     def _ask(self, question: Mapping[str, Any], otherwise: str) -> Answer:
-        """Return the answer, or the reason why there is none under the key `otherwise`."""
+        """Return the child's answer. If there is none, the key `otherwise` has the reason."""
         assert self._child is not None
         try:
             return _exchange(self._child, json.dumps(question).encode())
@@ -123,7 +125,7 @@ def _exchange(child: subprocess.Popen[bytes], question: bytes) -> Answer:
     assert child.stdin is not None and child.stdout is not None
     child.stdin.write(question + b"\n")
     child.stdin.flush()
-    ready = select.poll()  # select() takes no descriptor above 1023
+    ready = select.poll()  # not select(), which supports no file descriptor above 1023
     ready.register(child.stdout, select.POLLIN)
     deadline = time.monotonic() + ANSWER_TIMEOUT_S
     pieces = [b""]
@@ -139,12 +141,12 @@ def _exchange(child: subprocess.Popen[bytes], question: bytes) -> Answer:
 
 def _end(child: subprocess.Popen[bytes]) -> None:
     child.kill()
-    with suppress(BrokenPipeError), child:  # this closes its pipes and waits for its end
+    with suppress(BrokenPipeError), child:  # `with` closes the child's pipes and waits for its end
         pass
 
 
 def utc_now() -> datetime:
-    """Return the time, which templates get from `strftime_now` by default."""
+    """Return the current UTC time, the default of what templates get from `strftime_now`."""
     return datetime.now(UTC)
 
 
@@ -169,7 +171,7 @@ class ChatTemplate:
         self._now = now
 
     def examine(self, findings: Findings) -> bool:
-        """Return True if the template compiles; otherwise add a fault."""
+        """Compile the template; return True on success, or else add a fault."""
         answer = self._process.compile()
         if not answer:
             return True
@@ -285,7 +287,7 @@ class Prompt(NamedTuple):
 
 
 class PromptReader:
-    """Tokenizer, chat template and limits of one checkpoint, with which requests are admitted."""
+    """Turns requests into prompts, with tokenizer, chat template and limits of one checkpoint."""
 
     def __init__(self, directory: Path, now: Now = utc_now, *, open_objects: bool = False) -> None:
         """Read the files of a checkpoint.
@@ -333,7 +335,8 @@ class PromptReader:
         field = "prompt" if prompt is not None else "messages"
         text = prompt if prompt is not None else self._render(messages, functions)
         self._check_chars(text, field)
-        # A chat template writes special tokens itself, so the tokenizer adds none.
+        # The tokenizer adds special tokens to a plain prompt only; a chat template writes them
+        # itself.
         plain = prompt is not None
         ids = tuple(self._tokenizer.encode(text).ids if plain else self._quoted.encode(text))
         if not ids:
@@ -349,9 +352,9 @@ class PromptReader:
         return ids
 
     def markup(self, *, forced: bool) -> MarkupName | None:
-        """Return how the model writes tool calls, or None if it will not call tools.
+        """Return the markup in which the model writes tool calls, or None if it will not call any.
 
-        A model whose template ignores tools calls them only if it is `forced` to.
+        If the template ignores tools, the model is made to call them only if `forced` is True.
 
         Raises:
             CallerError: The template passes tools to the model in an unknown markup.
@@ -365,7 +368,7 @@ class PromptReader:
             "tool calls of this model are not supported: its chat template has an unknown markup",
             code="unsupported",
             field="tools",
-            hint='leave them out, or send "tool_choice": "none"',
+            hint='send no tools, or "tool_choice": "none"',
         )
 
     def read(
@@ -375,13 +378,13 @@ class PromptReader:
         room: int | None = None,
         functions: Functions = (),
     ) -> Prompt:
-        """Return the prompt of a conversation, from which old messages may be dropped.
+        """Return the prompt of a request; old messages of a conversation may be dropped.
 
-        With `room`, the oldest turns are dropped until `room` tokens are left for the answer, or
-        until only the last turn of the user is left. System messages always stay.
+        If `room` is given, the oldest turns are dropped until `room` tokens are left for the
+        answer, or until only the last turn of the user is left. System messages always stay.
         """
         cuts = _cuts(messages) if room is not None else [0]
-        # Each cut leaves less than the one before: find the first that fits by bisection.
+        # Each later cut leaves fewer messages: find the first cut that fits by bisection.
         low, high = 0, len(cuts) - 1
         while low < high:
             middle = (low + high) // 2
@@ -398,7 +401,10 @@ class PromptReader:
         return decoded
 
     def steer_ids(self, text: str) -> tuple[int, ...]:
-        """Return the ids of a text that steers a generation; its special tokens become letters."""
+        """Return the token ids of a text that is inserted into a generation.
+
+        Special tokens in the text become plain letters.
+        """
         self._check_chars(text, "text")
         return tuple(self._quoted.encode(self._quoted.mark(text)))
 
@@ -435,7 +441,9 @@ class PromptReader:
         try:
             return self._template.render(turns, self._marked(tools) or None)
         except TemplateError as error:
-            raise CallerError(f"the chat template refuses: {error}", field="messages") from error
+            raise CallerError(
+                f"the chat template refuses the conversation: {error}", field="messages"
+            ) from error
 
     def _marked(self, value: Any) -> Any:
         """Return a copy of `value` in which special tokens in all texts are marked."""
@@ -472,15 +480,16 @@ def _as_template_knows(call: dict[str, str]) -> dict[str, Any]:
     try:
         arguments = json.loads(call["arguments"] or "{}")
     except ValueError:
-        arguments = call["arguments"]  # a model's own JSON may be broken
+        arguments = call["arguments"]  # a model may have written malformed JSON
     function = {"name": call["name"], "arguments": arguments}
     return {"id": call["id"], "type": "function", "function": function}
 
 
 def _cuts(messages: Sequence[Message]) -> list[int]:
-    """Return the indexes at which a conversation may be cut: its start, and later user turns.
+    """Return the indexes of messages before which a conversation may be cut.
 
-    A cut conversation then begins with a user turn, and its roles alternate as before.
+    They are 0 and those of later user turns. So a cut conversation begins with a user turn, and its
+    roles still alternate.
     """
     first = next((at for at, message in enumerate(messages) if message.role != "system"), 0)
     later = (at for at in range(first + 1, len(messages)) if messages[at].role == "user")
@@ -495,13 +504,14 @@ def _after(messages: Sequence[Message], cut: int) -> list[Message]:
 class QuotedTokens:
     """Encodes special tokens inside messages as plain letters, against prompt injection.
 
-    A chat template writes the special tokens of a conversation as text, where the tokenizer finds
-    them. A special token inside a message would be found as well, and could end the message or
-    begin another one of the system. So each special token in a message is marked before the
-    template runs, and each marked token that the tokenizer finds is replaced by the ids of its
-    letters. The marks pass through the template with the text around them, and are removed before
-    the tokenizer runs. Not covered is a special token that the template itself joins by cutting a
-    piece out of the middle of a message.
+    A chat template writes special tokens as text, in which the tokenizer recognizes them. It would
+    also recognize a special token inside a message, which could end the message or begin a system
+    message. So each special token in a message is marked before the template runs. The template
+    copies the marks with the text, and they are removed before the tokenizer runs. Each marked
+    token in its result is then replaced by the ids of the token's letters.
+
+    One case is not covered: a template that cuts text out of the middle of a message, so that the
+    rest forms a special token.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -513,7 +523,7 @@ class QuotedTokens:
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
     def mark(self, content: str) -> str:
-        """Return a message's content with MARK before each special token, and no other MARK."""
+        """Return a message's content with MARK before each special token and nowhere else."""
         return self._pattern.sub(lambda found: MARK + found[0], content.replace(MARK, ""))
 
     def encode(self, text: str) -> list[int]:
@@ -524,7 +534,7 @@ class QuotedTokens:
         encoding = self._tokenizer.encode(plain, add_special_tokens=False)
         ids: list[int] = []
         for at, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
-            # A token may include the spaces around it.
+            # The tokenizer may count the spaces around a special token as part of it.
             begins = start + max(plain[start:end].find(self._texts.get(at, "")), 0)
             quoted = at in self._texts and begins in marked
             ids.extend(self._letters[at] if quoted else [at])
@@ -539,7 +549,7 @@ class QuotedTokens:
 
 
 def _without_marks(text: str) -> tuple[set[int], str]:
-    """Return the positions of the marks in the text without marks, and that text."""
+    """Remove all marks; return their positions in the resulting text, and that text."""
     pieces = text.split(MARK)
     at, places = 0, set()
     for piece in pieces[:-1]:

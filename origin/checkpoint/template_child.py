@@ -37,7 +37,7 @@ MAX_ADDED_CHARS = 4 * 1024 * 1024
 """Maximum number of characters that a template may add to those of messages and tools."""
 
 Answer = dict[str, Any]
-# Errors of a template besides those of Jinja. Any other error ends the process.
+# Errors that a template may raise besides those of Jinja. Any other error ends the process.
 FAULTS = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError),
     *(RuntimeError, TypeError, ValueError),
@@ -70,7 +70,7 @@ def serve(source: TextIO, sink: TextIO) -> None:
 
 @contextmanager
 def _limited_cpu() -> Iterator[None]:
-    """Have SIGPROF end the process if the body takes more than MAX_CPU_S."""
+    """Let SIGPROF end the process if the `with` block takes more than MAX_CPU_S of CPU time."""
     signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)
     yield
     signal.setitimer(signal.ITIMER_PROF, 0)

@@ -29,7 +29,8 @@ SAVED_AGAIN = f"the same as in {TOKENIZER_FILE}; transformers' save_pretrained r
 # Flags of an added token that affect the ids, with their defaults. The default of `normalized` is
 # the opposite of `special`.
 TOKEN_FLAGS = {"special": False, "lstrip": False, "rstrip": False, "single_word": False}
-# These two are written by templates, and models are trained with them.
+# Chat templates write these tokens, and models are trained with them, so tokenizer.json must have
+# them.
 WRITTEN_TOKENS = ("bos_token", "eos_token")
 Token = dict[str, Any]
 
