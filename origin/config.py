@@ -31,13 +31,13 @@ MAX_RETENTION_S = 100 * 365 * 86_400
 """Maximum retention of a stream, and maximum time before it is compressed, in seconds."""
 URL_SCHEMES = ("postgresql://", "postgres://")
 MIN_SILENCE_TIMEOUT_S = 2.0
-"""Minimum silence before an origin counts as dead; its event loop may be busy for a second."""
+"""Minimum of silence_timeout_s in seconds, since a busy event loop may be silent for a second."""
 HEARTBEATS_PER_TIMEOUT = 4
 MOST_HEARTBEAT_S = 5.0
-"""Maximum seconds between two Heartbeats, as PROTOCOL.md promises."""
+"""Maximum interval between two Heartbeats in seconds, which PROTOCOL.md promises."""
 
 ANY_HOST = ("0.0.0.0", "::", "*")
-"""Hosts of a socket that listens on every address."""
+"""Host names in the address of a socket that listens on all interfaces."""
 
 
 def _is_open_url(value: str) -> bool:
@@ -50,7 +50,7 @@ def _is_open_url(value: str) -> bool:
 
 
 def gpu_names(value: object) -> object:
-    """Return the names of GPUs in a list, whose indices may be numbers, or in a text."""
+    """Convert a setting, a list of indices or UUIDs or a comma-separated text, to GPU names."""
     if isinstance(value, list | tuple):
         return tuple(str(one) for one in value)
     return split_at_commas(value)
@@ -155,7 +155,7 @@ class LedgerConfig(Settings):
 
     @model_validator(mode="after")
     def _check_place(self) -> Self:
-        # Validates the whole table: the error of a single field would quote the password.
+        # A validator of the single field would quote the URL's password in its error.
         if self.url is not None and self.path is not None:
             raise ValueError("give path or url, not both")
         if self.url is not None and not self.url.get_secret_value().startswith(URL_SCHEMES):
@@ -488,7 +488,7 @@ class OriginConfig(Settings):
 
     @model_validator(mode="after")
     def _serves_one_thing(self) -> Self:
-        # Validates the whole table: the error of a single field would quote the password.
+        # A validator of the single field would quote the URL's password in its error.
         if self.upstream is not None and not _is_open_url(self.upstream):
             raise ValueError(
                 "upstream: write http://HOST:PORT/v1, without a key or password in it;"
@@ -505,7 +505,7 @@ class OriginConfig(Settings):
 
     @property
     def served_name(self) -> str:
-        """Name of the checkpoint's model in requests."""
+        """Name by which requests call the model of the checkpoint."""
         if self.model_name is not None:
             return self.model_name
         return "demo" if self.model == DEMO_MODEL else self.model.resolve().name
@@ -531,10 +531,10 @@ class OriginConfig(Settings):
 
     @property
     def reached_at(self) -> tuple[str | None, int] | None:
-        """Host and port at which other origins reach the link.
+        """Host and port at which other origins reach this origin's link.
 
-        The host is None if the address that the database sees is to be used. The result is None if
-        the link is a Unix socket, which other origins cannot reach.
+        If the host is None, they use the address that the database sees. The result is None if the
+        link is a Unix socket, which other origins cannot reach.
         """
         if self.address is None and self.link_address.scheme == UNIX:
             return None

@@ -15,7 +15,7 @@ from tailrace.ledger.frame import FinishReason
 from tailrace.origin.plugin import load_plugin
 
 MAX_HELD_CHARS = 4096
-"""Maximum characters that a filter may hold back while it is undecided."""
+"""Maximum number of characters that a filter may hold back while it is undecided."""
 FIELD = "origin.filter"
 SHAPE = "write MODULE:FACTORY, where FACTORY() gives an object with check(text, last) -> Verdict"
 
@@ -24,8 +24,8 @@ SHAPE = "write MODULE:FACTORY, where FACTORY() gives an object with check(text, 
 class Verdict:
     """A filter's decision on the text so far.
 
-    The last `hold` characters are held back; the text before them is sent. With `end`, a message to
-    the reader, they are never sent and the stream ends as filtered.
+    The last `hold` characters are held back, and the text before them is sent. If `end` is given,
+    the stream ends as filtered with this message, and the held characters are never sent.
     """
 
     hold: int = 0
@@ -39,16 +39,17 @@ PASS = Verdict()
 class Filter(Protocol):
     """A filter of one stream, made by the factory.
 
-    It must depend on the text alone, not on its division into pieces, on time or on chance: a
-    continued stream is fed its whole text once more, and must get the same verdicts. Every stream
-    of its worker waits while it runs. An exception ends its stream as failed.
+    Its verdicts must depend on the text alone, not on how the text is divided into pieces, on time
+    or on chance: when a stream is continued, a new filter gets the whole text again and must give
+    the same verdicts. All streams of the worker wait while `check` runs. An exception ends the
+    stream as failed.
     """
 
     def check(self, text: str, last: bool) -> Verdict:
-        """Judge `text`, which follows the text checked before; nothing follows the `last`.
+        """Judge `text`, which follows the text of the previous call; `last`: no text follows.
 
-        `hold` counts from the end of all text so far, and reaches back at most to what is still
-        held; after the last text nothing is held unless the verdict is to end.
+        The verdict's `hold` may cover `text` and the characters that are still held. With `last`,
+        `hold` must be 0 unless the verdict ends the stream.
         """
 
 
@@ -56,9 +57,10 @@ FilterFactory = Callable[[], Filter]
 
 
 def load_filter(spec: str) -> FilterFactory:
-    """Return the factory that "module:factory" names; the worker loads it once, when it starts.
+    """Return the factory that "module:factory" names; a worker loads it once, when it starts.
 
-    One filter is made to check its interface. Raises ConfigError that says what is missing.
+    The factory is called once to check that its filters have the right interface. Raises
+    ConfigError if anything is missing.
     """
     factory = load_plugin(spec, FIELD, SHAPE)
     if not callable(factory):
@@ -75,21 +77,21 @@ def load_filter(spec: str) -> FilterFactory:
 
 
 class FilterGate:
-    """Passes one stream's text through its filter; without one, everything passes.
+    """Passes one stream's text through its filter; without a factory, all text passes.
 
-    A Transcript or a TextFilter holds it. Once `reason` is set, no more text passes.
+    Once `reason` is set, no more text passes.
     """
 
     def __init__(self, factory: FilterFactory | None) -> None:
         self.reason: FinishReason | None = None
-        """FILTERED, or FAILED if the filter itself failed."""
+        """FILTERED if the filter ended the stream, FAILED if the filter failed, otherwise None."""
         self.message: str | None = None
         self._factory = factory
         self._filter: Filter | None = None
         self._held = ""
 
     def feed(self, text: str, last: bool = False) -> str:
-        """Return the text that may be sent now that `text` has come; nothing follows the `last`."""
+        """Check more text, and return the text that may be sent now; `last`: no text follows."""
         if self.reason is not None:
             return ""
         if self._factory is None or not (text or last):
@@ -107,10 +109,7 @@ class FilterGate:
         return held[:certain]
 
     def _check(self, text: str, last: bool) -> Verdict:
-        """Return the filter's verdict.
-
-        Other exceptions of the operator's code become ModelError.
-        """
+        """Return the filter's verdict; raises ModelError if the operator's code fails."""
         assert self._factory is not None
         try:
             if self._filter is None:

@@ -1,6 +1,6 @@
-"""Number formats of a model in memory, if they differ from its checkpoint's.
+"""Number formats of a model in memory, as settings of `[origin]` choose them.
 
-Settings of `[origin]` choose them; weights are converted at load. They are part of the fingerprint.
+Weights are converted at load. The formats are part of the engine's fingerprint.
 """
 
 from __future__ import annotations
@@ -15,18 +15,15 @@ HeadFormat = Literal["auto", "int8"]
 
 @dataclass(frozen=True, slots=True)
 class Formats:
-    """Formats of weights, LM head and KV cache; for `auto` see docs/models.md."""
+    """Formats of weights, KV cache and LM head; `auto` is explained in docs/models.md."""
 
     weights: WeightsFormat = "auto"
-    """Format of the weights of the layers' linears."""
+    """Format of the weights of the linear maps in all layers."""
     kv_cache: KvFormat = "auto"
     head: HeadFormat = "auto"
 
     def __str__(self) -> str:
-        """Return the chosen formats, such as `int8 weights, fp8 KV cache`.
-
-        Empty if none was chosen.
-        """
+        """Return the formats other than `auto`, such as `int8 weights, fp8 KV cache`."""
         chosen = {"weights": self.weights, "KV cache": self.kv_cache, "head": self.head}
         return ", ".join(f"{how} {what}" for what, how in chosen.items() if how != "auto")
 

@@ -58,9 +58,9 @@ _COUNTERS = {
 
 
 class Metrics:
-    """Metrics of one origin, and its `traces`, if it keeps any.
+    """Prometheus metrics of one origin. `clock` returns monotonic time in seconds.
 
-    `clock` is monotonic, in seconds.
+    `traces` exports the origin's OpenTelemetry spans, or is None if that is switched off.
     """
 
     def __init__(
@@ -70,9 +70,9 @@ class Metrics:
         self.traces = traces
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self._last: dict[int, Load] = {}  # last load by slot
+        self._last: dict[int, Load] = {}  # slot number -> last Load frame of its worker
         self._gpu_meter = GpuMeter()
-        self._gpus: dict[int, str] = {}  # GPU by slot
+        self._gpus: dict[int, str] = {}  # slot number -> GPU that its worker has
         by_class = ("worker", "priority")
         self._running = self._gauge(
             "num_requests_running", "Streams that the worker decodes", by_class
@@ -151,7 +151,7 @@ class Metrics:
     # ---- what happens ----
 
     def worker_load(self, slot: int, load: Load) -> None:
-        """Record how busy a worker is; its counters start at 0 with each new process."""
+        """Record a worker's Load frame, whose counters start at 0 with each new process."""
         worker, last = str(slot), self._last.get(slot)
         for gauge, counts in ((self._running, load.running), (self._waiting, load.waiting)):
             for priority, count in zip(CLASSES, counts, strict=False):
@@ -165,12 +165,12 @@ class Metrics:
         self._last[slot] = load
 
     def worker_lost(self, slot: int, exit_kind: ExitKind = ExitKind.EXITED) -> None:
-        """Keep a lost worker's counters, and zero its load."""
+        """Count a worker that ended unexpectedly, and set its gauges to 0; its counters stay."""
         self._deaths.labels(exit_kind.value).inc()
         self.worker_left(slot)
 
     def worker_left(self, slot: int) -> None:
-        """Keep the counters of a worker that ended on request, and zero its load."""
+        """Set the gauges of a worker that has ended to 0; its counters stay."""
         worker = str(slot)
         if self._last.pop(slot, None) is None:
             return
@@ -190,7 +190,7 @@ class Metrics:
         circuit: Callable[[], float],
         streams: Callable[[], float],
     ) -> None:
-        """Export the state of one of several models, which is read at each scrape."""
+        """Export metrics of a named model; the functions are called at each scrape."""
         self._tiers.labels(name).set_function(tier)
         self._circuits.labels(name).set_function(circuit)
         self._wanted.labels(name).set_function(streams)
@@ -198,21 +198,21 @@ class Metrics:
             counter.labels(name)
 
     def serve_gpus(self, meter: GpuMeter, gpus: Mapping[int, str]) -> None:
-        """Export the figures of the GPUs that slots have, which are read at each scrape."""
+        """Export the figures of the workers' GPUs, which `meter` reads at each scrape."""
         self._gpu_meter, self._gpus = meter, dict(gpus)
         self.registry.register(GpuCollector(meter, [*gpus.items()]))
 
     def gpu_of(self, slot: int) -> GpuReading | None:
-        """Return the figures of the slot's GPU; None if it was not given one."""
+        """Return the figures of the slot's GPU; None if it has no GPU of its own."""
         gpu = self._gpus.get(slot)
         return None if gpu is None else self._gpu_meter.read(gpu)
 
     def load_of(self, slot: int) -> Load | None:
-        """Return the last reported load of the slot's worker, if it has one."""
+        """Return the last Load frame of the slot's worker, or None."""
         return self._last.get(slot)
 
     def histograms(self) -> list[dict[str, object]]:
-        """Return every histogram by series: counts per bucket, with the buckets' upper `bounds`."""
+        """Return all histograms: the counts per bucket of each series, and the upper `bounds`."""
         families = [one for one in self.registry.collect() if one.type == "histogram"]
         return [_histogram(family) for family in families]
 
@@ -220,22 +220,22 @@ class Metrics:
         self._ended.labels(reason.word).inc()
 
     def ended_with(self, end: bytes) -> FinishReason:
-        """Record a stream's end and return its reason; `end` is its encoded StreamEnd."""
+        """Record a stream's end and return its finish reason; `end` is the encoded StreamEnd."""
         _, frame = decode(end)
         assert isinstance(frame, StreamEnd), frame
         self.ended(frame.finish_reason)
         return frame.finish_reason
 
     def appended(self, seconds: float, size: int) -> None:
-        """Record that a step's frames are durable."""
+        """Record that making `size` bytes of frames durable took `seconds`."""
         if size:
             self._append_s.observe("", seconds)
             self._append_bytes.observe("", size)
 
     def replayed(self, frames: int, demoted: bool) -> None:
-        """Record frames that a reader got from storage.
+        """Record that a reader got frames from storage.
 
-        `demoted`: the reader got frames from memory until it fell behind.
+        `demoted`: the reader got frames from memory before, and has fallen behind.
         """
         self._replayed.inc(frames)
         if demoted:
@@ -247,7 +247,7 @@ class Metrics:
         self._ttft.observe(priority, seconds, trace_id=given.trace_id if given and kept else None)
 
     def release(self, priority: str, seconds: float, frames: int = 1) -> None:
-        """Record that frames were released, and the time since the release before."""
+        """Record that frames were released, `seconds` after the stream's previous release."""
         self._between.observe(priority, seconds, frames)
 
     # ---- instruments ----

@@ -1,4 +1,4 @@
-"""Opens the ledger that the settings name: a SQLite file, or a PostgreSQL that origins share."""
+"""Opens the ledger that the settings name: a SQLite file, or a shared PostgreSQL database."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tailrace.ledger.sqlite.retention import RetentionSettings
 from tailrace.origin.config import LedgerConfig
 
 SEEN_NAME = "ledger.db.seen"
-"""File in the data folder with the path of its ledger, once there was one."""
+"""Name of the file in the data folder that holds the path of its ledger, once one was created."""
 
 log = structlog.get_logger("origin")
 
@@ -35,7 +35,7 @@ async def open_ledger(
     Args:
         config: The settings of the ledger.
         data: The origin's data folder.
-        now_ms: A clock: Unix time in ms.
+        now_ms: A function that returns Unix time in ms.
         reached: Host and port at which other origins reach this one; see `PostgresLedger.open`.
 
     Raises:
@@ -58,7 +58,7 @@ async def open_ledger(
         from tailrace.ledger.postgres.ledger import PostgresLedger
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == "tailrace":
-            raise  # a bug of ours, not a missing package
+            raise  # a module of Tailrace is missing, which no package can cure
         raise ConfigError(
             f"the package {error.name!r} is not installed",
             field="ledger.url",
@@ -91,21 +91,21 @@ def _require_known(path: Path, data: Path) -> None:
 def _note_known(path: Path, data: Path) -> None:
     """Note in the data folder that there is a ledger at `path`."""
     seen, named = data / SEEN_NAME, _named(path, data)
-    with suppress(OSError):  # without the note, `_require_known` checks nothing
+    with suppress(OSError):  # without this file, `_require_known` just checks nothing
         if not seen.exists() or seen.read_text("utf-8") != named:
             data.mkdir(parents=True, exist_ok=True)
             replace_file(seen, named.encode())
 
 
 def _named(path: Path, data: Path) -> str:
-    """Return the ledger's path relative to the data folder, so that both may be moved together."""
+    """Return the ledger's path relative to the data folder, so both may be moved together."""
     return os.path.relpath(path, data)
 
 
 def owner_name(name: str | None, random: Callable[[int], bytes] = secrets.token_bytes) -> str:
     """Return the name of this process in a shared ledger: `name` or HOST:PID, and a random part.
 
-    The random part keeps a restarted origin, which has lost its runs, from being taken for the
-    living owner of its old streams.
+    A restarted origin has lost its running streams. Because of the random part, it does not count
+    as the living owner of these streams, so they are taken over.
     """
     return f"{name or f'{socket.gethostname()}:{os.getpid()}'}:{random(4).hex()}"

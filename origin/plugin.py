@@ -11,15 +11,16 @@ from tailrace.ledger.errors import ConfigError
 
 
 def load_plugin(spec: str, field: str, shape: str) -> Any:
-    """Return what `spec` names; None if its module has no such attribute.
+    """Return the object that `spec`, MODULE:NAME, names; None if the module has no such name.
 
-    The module is installed, or is in the folder in which the origin was started. That folder is
-    searched last, so that nothing in it replaces our imports. Raises ConfigError for `field` that
-    says what is missing; `shape` is its hint.
+    The module is imported from the installed packages, or else from the folder in which the origin
+    was started. That folder is searched last, so that no file in it can replace an installed
+    module. If the import fails, this raises ConfigError for the setting `field`, with `shape` as
+    hint.
     """
     module_name, colon, name = spec.partition(":")
     if not (module_name and colon and name):
-        raise ConfigError(f"not {spec!r}", field=field, hint=shape)
+        raise ConfigError(f"{spec!r} is not MODULE:NAME", field=field, hint=shape)
     here = os.getcwd()
     if here not in sys.path:
         sys.path.append(here)

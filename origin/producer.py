@@ -37,17 +37,17 @@ from tailrace.origin.tool_calls import CallPiece
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A stream to produce, or the rest of one.
+    """A request to produce a stream, or to continue one.
 
-    `delivered` is its text so far, which has `next_index` frames. Both are empty at first, and
-    always for a producer that repeats itself.
+    `delivered` is the stream's text so far, and `next_index` the number of frames so far. They are
+    "" and 0 for a new stream, and always for a producer with Resumption.REPEATS.
     """
 
     recipe: Recipe
     delivered: str = ""
     next_index: int = 0
     calls: int = 0
-    """Number of tool calls in what was delivered."""
+    """Number of tool calls that the stream has so far."""
 
 
 # ---- what it gives ----
@@ -78,7 +78,7 @@ class Revision:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """A message of bytes, of any size."""
+    """A message of any number of bytes, such as a chunk of audio."""
 
     data: bytes
 
@@ -95,7 +95,7 @@ class Vector:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A class and the classifier's confidence, 0 to 1."""
+    """The name of a class, and the classifier's confidence in it, from 0 to 1."""
 
     name: str
     confidence: float
@@ -111,9 +111,10 @@ class Remark:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The last output; a producer that just returns means `End()`.
+    """The last output of a stream; if a producer just returns, the stream ends with `End()`.
 
-    `total_tokens` were generated from `prompt_tokens` of input; 0 if they are not counted.
+    `total_tokens` is the number of generated tokens, `prompt_tokens` that of the input; both are 0
+    if tokens are not counted.
     """
 
     reason: FinishReason = FinishReason.STOP
@@ -130,23 +131,27 @@ Output = Text | Reasoning | CallPiece | Revision | Data | Vector | Label | Remar
 
 
 class Resumption(StrEnum):
-    """How the stream of a dead worker continues."""
+    """How a stream continues on another worker after its worker has died."""
 
     REPEATS = "repeats"
-    """The same request gives the same outputs: it is run again, and what was logged is dropped."""
+    """The same request always gives the same outputs. The request is run again, and outputs that
+    are already logged are skipped."""
     CONTINUES = "continues"
-    """It continues from `Request.delivered`, inexactly; the stream says so with a Notice."""
+    """The producer continues after the text `Request.delivered`. The result may differ from an
+    uninterrupted one, which a Notice in the stream says."""
     ENDS = "ends"
-    """It cannot continue: the stream ends as `origin_lost`, and may be requested again."""
+    """The producer cannot continue a stream. It ends as `origin_lost`, and clients may request it
+    again."""
 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """A producer's description.
+    """A producer's description of itself.
 
-    `name` is used in requests, unless the settings give another. A stream continues only on a
-    producer of the same `fingerprint`. `device` is shown to people. `offers`: the optional fields
-    of an Open that it supports: `logprobs`, `format`, `tools`.
+    `name` is the name of the model in requests, unless the settings give another one. A stream
+    continues only on a producer with the same `fingerprint`. `device` is only shown to people.
+    `offers` has the optional fields of an Open that the producer supports, out of `logprobs`,
+    `format` and `tools`.
     """
 
     name: str
@@ -157,25 +162,31 @@ class About:
 
 
 class Producer(Protocol):
-    """A producer; it serves many requests at the same time, up to the worker's limit."""
+    """The interface of a producer.
+
+    It serves many requests at the same time, up to the setting `text_streams`.
+    """
 
     @property
     def about(self) -> About: ...
 
     def produce(self, request: Request) -> AsyncGenerator[Output, None]:
-        """Return the outputs of one request, not faster than they are taken.
+        """Yield the outputs of one request; it is resumed only when there is room for the next.
 
-        A cancel raises CancelledError or GeneratorExit in it. An error of `tailrace.ledger.errors`
-        ends the stream as failed with its message; any other error is reported to the reader
-        without details.
+        If the stream is cancelled, CancelledError or GeneratorExit is raised in the generator. An
+        error of `tailrace.ledger.errors` ends the stream as failed with the error's message. Any
+        other error ends it as failed, too, but its details appear only in the origin's log.
         """
 
     async def close(self) -> None:
-        """Close the producer; no more requests follow."""
+        """Release the producer's resources; no more requests follow."""
 
 
 async def load_producer(place: str) -> Producer:
-    """Return what the factory at `module:factory` makes. Raises ConfigError if it is unusable."""
+    """Call the factory `module:factory`, and return the producer that it makes.
+
+    Raises ConfigError if the result is not a producer.
+    """
     shape = "write module:factory; install the module, or start the origin in its folder"
     factory = load_plugin(place, "origin.producer", shape)
     if not callable(factory):

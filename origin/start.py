@@ -45,22 +45,21 @@ def run(
 ) -> None:
     """Serve until SIGTERM or SIGINT, and then for at most `drain_s`.
 
-    After this the process ends soon, even if a library has left a thread running. If `tables` has
+    Afterwards the process ends even if a library has left a thread running. If `tables` has
     models, they are served instead of the one of `config`.
 
     Raises:
         TailraceError: The origin cannot start or continue.
     """
     configure_logging(config.log_level)
-    logging.getLogger("httpx").setLevel(
-        logging.WARNING
-    )  # otherwise it logs each webhook, with its URL
+    # At a lower level, httpx would log each request of a webhook with its URL.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     _check_folders(config, tables or {})
     offer(config.data)
     remove_left_folders()
     several: list[ModelPlan] = []
     if tables:
-        from tailrace.origin.serving.plan import planned  # imported only for several models
+        from tailrace.origin.serving.plan import planned  # not needed for a single model
 
         several = planned(tables, config)
     for name in unused(*[plan.config for plan in several] or [config]):
@@ -112,16 +111,15 @@ async def _start(
     slots: list[WorkerSlot] = []
     for plan in several:
         slots += slots_of(plan.name, plan.config, fork_server, len(slots), plan.gpus)
-    if not several:  # the workers of a single model always run, so they start now
+    if not several:  # a single model is always loaded, so its workers can start now
         slots = slots_of("", config, fork_server, 0, _gpus_of_workers(config))
         for slot in slots:
             slot.launch()
     stop = Stop()
     parts = [slot.keep() for slot in slots] + ([fork_server.keep()] if fork_server else [])
     async with background(parts) as running:
-        await asyncio.to_thread(
-            import_module, "tailrace.origin.supervisor"
-        )  # the loop starts the workers meanwhile
+        # In a thread, so that the event loop can start the workers meanwhile.
+        await asyncio.to_thread(import_module, "tailrace.origin.supervisor")
         from tailrace.origin.supervisor import serve
 
         look_less_often()
@@ -129,7 +127,7 @@ async def _start(
 
 
 def _gpus_of_workers(config: OriginConfig) -> Sequence[str]:
-    """Return the GPU of each worker of a single model, or nothing."""
+    """Return the GPU of each worker of a single model; empty if no GPUs are assigned."""
     gpus = gpus_of(config)
     if not gpus:
         return ()
@@ -142,8 +140,9 @@ def _gpus_of_workers(config: OriginConfig) -> Sequence[str]:
 def fork_server_of(config: OriginConfig, models: Sequence[OriginConfig]) -> ForkServer | None:
     """Return a fork server for the workers of all models that make tokens, or None.
 
-    It imports the modules that any of them needs. A single small model is also loaded by it;
-    several are not, because which of them take memory changes.
+    The fork server imports the modules that any of these workers needs. If there is only one model
+    and it is small, the fork server loads it, too. Several models are not loaded there, because
+    they would stay in memory while they are unloaded.
     """
     ours = [model for model in models if makes_tokens(model)]
     if not config.fork_workers or not ours:
@@ -164,7 +163,7 @@ def slots_of(
 ) -> list[WorkerSlot]:
     """Return the worker slots of one model, numbered from `first` on.
 
-    `gpus` has the GPU of each worker, or nothing.
+    `gpus` has the GPU of each worker, or is empty if no GPUs are assigned.
     """
     command = program(config)
     limits = SilenceLimits(config.worker_silence_s, config.worker_start_s)

@@ -1,9 +1,10 @@
 """The tensors that a model of a given shape needs, and a check that a checkpoint has them.
 
-The names are those of Llama in all three families. The tensors are in model.safetensors, or in the
-shards that model.safetensors.index.json names. A safetensors file is the length of a header (u64,
-little-endian), the header (JSON: name -> dtype, shape, data_offsets) and the tensors' bytes,
-without gaps (https://huggingface.co/docs/safetensors). No torch.
+All three model families use the tensor names of Llama. The tensors are in model.safetensors, or in
+the shards that model.safetensors.index.json names. A safetensors file consists of the length of
+its header (u64, little-endian), the header (JSON: name -> dtype, shape, data_offsets) and the bytes
+of the tensors, without gaps (https://huggingface.co/docs/safetensors). This module does not use
+torch.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 FLOATING = ("BF16", "F16", "F32")
 PACKED = ("U8",)
-# Older checkpoints contain it, although it is computed from the config.
+# Older checkpoints contain this tensor, although its values are computed from the config.
 IGNORED_SUFFIX = "rotary_emb.inv_freq"
 Expected = tuple[tuple[str, ...], tuple[int, ...]]
 

@@ -86,7 +86,7 @@ def _compiled(source: str, special: Mapping[str, Any]) -> tuple[Template | None,
         return environment.from_string(source, globals={**special, **names}), {}
     except TemplateSyntaxError as exc:
         return None, {"problem": f"does not parse: {exc.message}", "line": exc.lineno}
-    except FAULTS as exc:  # compilation evaluates constants, with any filter
+    except FAULTS as exc:  # while compiling, Jinja evaluates constant expressions and their filters
         return None, {"problem": f"cannot be compiled: {_said(exc)}"}
 
 

@@ -13,9 +13,9 @@ from tailrace.kernels.gpu_limits import LEAST_CAPABILITY, LEAST_SHARED_BYTES, Ca
 from tailrace.kernels.triton_version import is_supported, supported_versions
 
 LEAST_FREE_BYTES = 512 << 20
-"""Minimum free bytes of GPU memory: CUDA's context and the kernels take most of them."""
+"""Minimum free GPU memory in bytes, most of which CUDA's context and the kernels take."""
 LEAST_TORCH = (2, 11)
-"""Minimum version of PyTorch, as in the extra `torch`."""
+"""Minimum version of PyTorch, the same as in the package's extra `torch`."""
 LEAST_DRIVERS = {12: "525", 13: "580"}
 """Minimum NVIDIA driver by major version of CUDA.
 
@@ -94,7 +94,7 @@ class Fault:
     """One reason why the GPU cannot be used, and its cure."""
 
     code: str
-    """A stable snake_case word."""
+    """Name of the fault for programs, in snake_case; it stays the same in later versions."""
     problem: str
     cure: str
 
@@ -103,7 +103,7 @@ class Fault:
 
 
 def judge(facts: GpuFacts) -> list[Fault]:
-    """Return all independent faults; what only follows from another fault is left out."""
+    """Return all faults, except those that merely follow from another one."""
     if facts.platform != "linux":
         problem = f"on {facts.platform} there is no NVIDIA GPU that Tailrace can use"
         return [Fault("platform", problem, "run the origin on Linux, or set device to cpu")]
@@ -111,7 +111,7 @@ def judge(facts: GpuFacts) -> list[Fault]:
     if not faults:
         faults += _devices(facts)
     faults += _triton(facts)
-    if not facts.has_run:  # a driver module that was compiled before needs no compiler any more
+    if not facts.has_run:  # Triton needs a compiler only until its driver module is compiled
         faults += _compiler(facts)
     if facts.run_error and not faults:
         line = _last_line(facts.run_error)
@@ -227,7 +227,7 @@ def _triton(facts: GpuFacts) -> Iterator[Fault]:
 
 
 def _compiler(facts: GpuFacts) -> Iterator[Fault]:
-    """Yield what Triton lacks to build its driver module, which it compiles at its first use."""
+    """Yield a fault for each thing that Triton needs to compile its driver module and lacks."""
     if not facts.compiler:
         named = facts.wanted_compiler
         problem = "there is no C compiler, which Triton needs for its first start"
@@ -243,7 +243,7 @@ def _compiler(facts: GpuFacts) -> Iterator[Fault]:
 
 
 def _version(text: str) -> tuple[int, int] | None:
-    """Return major and minor of a version, None if it has none."""
+    """Return (major, minor) of a version; None if the text does not begin with two numbers."""
     numbers = re.match(r"(\d+)\.(\d+)", text)
     return None if numbers is None else (int(numbers[1]), int(numbers[2]))
 

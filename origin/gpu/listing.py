@@ -18,8 +18,8 @@ def visible_gpus(
 ) -> tuple[str, ...]:
     """Return the GPUs that workers may use, as CUDA_VISIBLE_DEVICES names them.
 
-    These are the ones that the variable names, or all of the machine or container. Empty if there
-    are none, or if they cannot be counted (as under WSL); CUDA then chooses.
+    If the variable is not set, these are all GPUs of the machine or container. The result is empty
+    if there are none, or if they cannot be counted (as under WSL); then CUDA chooses a GPU.
     """
     if (value := environment.get(VISIBLE)) is not None:
         return named_gpus(value)
@@ -27,5 +27,5 @@ def visible_gpus(
         count = sum(bool(_GPU.fullmatch(name)) for name in os.listdir(folder))
     except OSError:
         return ()
-    # A container may have only /dev/nvidia3, which is GPU 0 there.
+    # Only the number of files counts: in a container whose only GPU is /dev/nvidia3, it is GPU 0.
     return tuple(map(str, range(count)))

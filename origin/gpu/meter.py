@@ -16,24 +16,30 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 FRESH_S = 1.0
-"""Seconds for which a reading is reused; NVML takes milliseconds for one."""
+"""Seconds for which a reading is reused, because NVML takes milliseconds for each one."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """Figures of one GPU; `gpu` is its name in CUDA_VISIBLE_DEVICES. None: not known."""
+    """Figures of one GPU; those that are not known are None.
+
+    `gpu` is the index or UUID by which CUDA_VISIBLE_DEVICES names it.
+    """
 
     gpu: str
     name: str | None = None
     utilisation: float | None = None
-    """Share of the last sample period in which a kernel ran, from 0 to 1."""
+    """Share of NVML's last sample period during which a kernel ran, from 0 to 1."""
     memory_used_bytes: int | None = None
     """Memory in use by all processes, not only by workers."""
     memory_bytes: int | None = None
 
 
 class GpuMeter:
-    """Reads GPUs by index or UUID. `nvml` is the module `pynvml`, or None where there is none."""
+    """Reads figures of GPUs, which are given by index or UUID.
+
+    `nvml` is the module `pynvml`, or None if it cannot be used.
+    """
 
     def __init__(
         self, nvml: Any | None = None, clock_s: Callable[[], float] = time.monotonic
@@ -44,7 +50,7 @@ class GpuMeter:
 
     @classmethod
     def open(cls) -> GpuMeter:
-        """Return a meter, which gives no figures if NVML cannot be used."""
+        """Return a meter; if NVML cannot be used, all its figures are None."""
         try:
             nvml = importlib.import_module("pynvml")
         except ImportError:
@@ -76,15 +82,15 @@ class GpuMeter:
             found["name"] = nvml.nvmlDeviceGetName(handle)
             memory = nvml.nvmlDeviceGetMemoryInfo(handle)
             found |= {"memory_used_bytes": memory.used, "memory_bytes": memory.total}
-            # Last, because a slice of a GPU (MIG) has no utilisation.
+            # Read last, because this raises an error for a slice of a GPU (MIG).
             found["utilisation"] = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
         return GpuReading(gpu, **found)
 
 
 class GpuCollector(Collector):
-    """Prometheus metrics of the GPUs that workers have, read at each scrape.
+    """Prometheus metrics of the workers' GPUs, which are read at each scrape.
 
-    workers: pairs (worker, GPU).
+    `workers` has a pair of worker number and GPU for each worker.
     """
 
     def __init__(self, meter: GpuMeter, workers: Sequence[tuple[int, str]]) -> None:

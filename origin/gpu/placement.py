@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ORDER = "CUDA_DEVICE_ORDER"
 BY_BUS = "PCI_BUS_ID"
-"""The order of nvidia-smi and NVML, so that an index means the same GPU to both."""
+"""Value of CUDA_DEVICE_ORDER that makes CUDA number GPUs in the order of nvidia-smi and NVML."""
 
 
 def named_gpus(value: str) -> tuple[str, ...]:
     """Return the GPUs that a value of CUDA_VISIBLE_DEVICES names, by index or UUID.
 
-    As in CUDA, names after a negative index do not count.
+    As in CUDA, the list ends before the first negative index or empty name.
     """
     found: list[str] = []
     for name in (one.strip() for one in value.split(",")):
@@ -24,10 +24,15 @@ def named_gpus(value: str) -> tuple[str, ...]:
 
 
 def place(sizes: Sequence[float], gpus: Sequence[str], held: Mapping[str, float]) -> list[str]:
-    """Return the GPU of each worker of one model: those with the least memory in use.
+    """Choose a GPU for each worker of one model, and return them in the order of the workers.
 
-    sizes: memory of each worker. held: memory by GPU that other models may take, in the unit of
-    `sizes`. Workers of one model are spread over as many GPUs as there are.
+    Workers of one model are spread over as many GPUs as possible; among these, the GPU with the
+    least memory in use is chosen.
+
+    Args:
+        sizes: The memory of each worker.
+        gpus: The GPUs to choose from.
+        held: The memory that other models may take on each GPU, in the unit of `sizes`.
     """
     own = dict.fromkeys(gpus, 0)
     taken = {gpu: held.get(gpu, 0.0) for gpu in gpus}
@@ -41,9 +46,10 @@ def place(sizes: Sequence[float], gpus: Sequence[str], held: Mapping[str, float]
 
 
 def gpu_environment(gpu: str | None, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that hide all GPUs but `gpu` from a worker; empty for None.
+    """Return the environment variables that hide all GPUs but `gpu` from a worker; none for None.
 
-    Indices of an operator's own CUDA_VISIBLE_DEVICES keep the order that they were written for.
+    If the operator has set CUDA_VISIBLE_DEVICES, the order of GPUs is not changed, because the
+    operator's indices refer to it.
     """
     if gpu is None:
         return {}

@@ -20,7 +20,7 @@ from tailrace.origin.gpu.faults import GpuDevice, GpuFacts, is_absent, judge
 
 DRIVER_LIBRARY = "libcuda.so.1"
 DEVICE_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
-"""Device files that the kernel module makes, or Windows for its Linux (WSL)."""
+"""Device files of a GPU: that of NVIDIA's kernel module on Linux, and that of WSL on Windows."""
 DRIVER_VERSION = Path("/proc/driver/nvidia/version")
 CONTAINER_MARKS = (Path("/.dockerenv"), Path("/run/.containerenv"))
 KUBERNETES = "KUBERNETES_SERVICE_HOST"
@@ -31,7 +31,7 @@ log = structlog.get_logger("gpu")
 def probe(*, run: bool = True, environment: Mapping[str, str] = os.environ) -> GpuFacts:
     """Return the facts about this machine.
 
-    With `run`, a kernel is compiled and run on every GPU if nothing else forbids it. CUDA is
+    If `run` is True and no other fault is found, a kernel is compiled and run on every GPU. CUDA is
     initialised in this process only if there is a driver and a torch that was built for CUDA.
     """
     facts = GpuFacts(
@@ -112,7 +112,7 @@ def _installed(package: str) -> str:
 
 
 def _compiler(environment: Mapping[str, str]) -> str:
-    """Return the path of the compiler that Triton calls: CC's, else gcc's, else clang's."""
+    """Return the path of the compiler that Triton will call: $CC, else gcc, else clang."""
     path = environment.get("PATH")
     names = [environment["CC"]] if environment.get("CC") else ["gcc", "clang"]
     return next((found for name in names if (found := shutil.which(name, path=path))), "")
@@ -120,7 +120,7 @@ def _compiler(environment: Mapping[str, str]) -> str:
 
 def _python_header() -> str:
     scheme = sysconfig.get_default_scheme()
-    # Debian's own scheme names /usr/local, where its package puts no headers.
+    # Debian's own scheme points to /usr/local, but its package installs the headers in /usr.
     scheme = "posix_prefix" if scheme == "posix_local" else scheme
     header = Path(sysconfig.get_paths(scheme=scheme)["include"], "Python.h")
     return str(header) if header.is_file() else ""
@@ -130,7 +130,7 @@ def _with_cuda(facts: GpuFacts) -> GpuFacts:
     """Add the facts that torch reports about itself and about the GPUs."""
     try:
         import torch
-    except (ImportError, OSError) as error:  # OSError: a shared library of CUDA is missing
+    except (ImportError, OSError) as error:  # OSError means that a library of CUDA is missing
         return replace(facts, torch=_installed("torch"), torch_error=str(error))
     facts = replace(facts, torch=torch.__version__, torch_cuda=torch.version.cuda or "")
     if not facts.torch_cuda or not facts.has_driver_library:

@@ -138,8 +138,8 @@ def test_a_factory_is_found_by_name() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("no_colon", "not 'no_colon'"),
-        (":make", "not ':make'"),
+        ("no_colon", "'no_colon' is not MODULE:NAME"),
+        (":make", "':make' is not MODULE:NAME"),
         ("tests.origin.nowhere:make", "cannot import tests.origin.nowhere: ModuleNotFoundError: "),
         (f"{HERE}:missing", f"{HERE} has no missing to call"),
         (f"{HERE}:not_callable", f"{HERE} has no not_callable to call"),

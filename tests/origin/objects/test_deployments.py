@@ -190,7 +190,7 @@ async def test_crons_run_at_their_times_over_restarts_and_one_that_fails_stops_n
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ("Counter", "not 'Counter'"),
+        ("Counter", "'Counter' is not MODULE:NAME"),
         ("tests.nowhere:Counter", "cannot import tests.nowhere"),
         ("tests.origin.own_objects:START_MS", "has no class START_MS of objects"),
     ],
