@@ -134,7 +134,7 @@ class LedgerConfig(Settings):
         ge=0,
         le=3650,
         description="Days for which the history keeps individual requests, loads and decisions."
-        " Later only hourly counts are left. 0: record nothing.",
+        " After that it keeps only hourly counts. 0: record nothing.",
     )
     history_requests: int = Field(
         5_000_000,
@@ -353,8 +353,8 @@ class OriginConfig(Settings):
     )
     shadow_policy: str | None = Field(
         None,
-        description="Second policy to evaluate without carrying out its decisions. They are"
-        " recorded in the history beside the decisions of `policy`.",
+        description="Second policy that is evaluated but not carried out, for comparison. Its"
+        " decisions are recorded in the history beside the decisions of `policy`.",
     )
     cold_cost_gpu_s: float = Field(
         60.0,
