@@ -34,10 +34,12 @@ LINK_CODEC: Codec[Frame] = Codec(FRAMES, MAX_LINK_FRAME_BYTES)
 # Nearly all frames are Tokens. Those with a short text and a small index are encoded and decoded
 # here in a few C calls. Everything else, also every error, goes to the table-driven codec.
 
-_SHORT = struct.Struct("<IBIB")  # header, tag, corr, length of the text
+_SHORT = struct.Struct("<IBIB")  # the header, the tag, the corr and the length of the text
 _SHORT_BYTES = _SHORT.size
 _pack_short, _unpack_short = _SHORT.pack, _SHORT.unpack_from
-_HEADER_LESS_SIZE = VERSION_BITS - HEADER_BYTES  # header minus the frame's size
+_HEADER_LESS_SIZE = (
+    VERSION_BITS - HEADER_BYTES
+)  # the difference between the header and the size of a frame
 _SHORT_TEXT_BYTES = 1 << 7  # the length of a shorter text is encoded in one byte
 _SMALL_INDEX = 1 << 14  # a smaller index is encoded in at most two bytes
 _UVARINT = tuple(
@@ -124,7 +126,7 @@ def split(
 
 # ---- errors as frames ----
 
-MAX_ERROR_TEXT = 1000  # characters of each text, so that an error always fits its frame
+MAX_ERROR_TEXT = 1000  # maximum characters of each text of an error, so that it fits a frame
 
 _CLASSES = [
     cls

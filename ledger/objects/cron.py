@@ -149,7 +149,7 @@ def _nearest_workday(day: date, last: int) -> date:
 
 
 def _is_special_weekday(on: date, special: re.Match[str]) -> bool:
-    if special["value"] is None:  # L by itself: Saturday
+    if special["value"] is None:  # `L` without a number is Saturday
         return _weekday(on) == WEEKDAY.high
     if _weekday(on) != WEEKDAY.number(special["value"]):
         return False

@@ -198,7 +198,9 @@ class InputGate:
         try:
             await turn
         except asyncio.CancelledError:
-            if not turn.cancelled():  # the turn came in the same step as the cancellation
+            if (
+                not turn.cancelled()
+            ):  # the event got the gate in the same loop step in which it was cancelled
                 self.leave()
             raise
 
@@ -301,7 +303,7 @@ class OutputGate:
             self.in_flight = changes
             await self._store(changes)
             if self.in_flight is not changes:
-                return  # shut during the write
+                return  # `shut` was called during the write
             self.in_flight = None
             self._stored(changes)
             for waiter in changes.waiters:

@@ -181,7 +181,7 @@ class ReadableClass:
 class RetryPolicy:
     """Retries of a failed alarm. The delays are those that Cloudflare documents."""
 
-    first_ms: int = 2_000  # doubles each time
+    first_ms: int = 2_000  # the delay doubles with each retry
     most: int = 6
 
     def delay_ms(self, retry: int) -> int:
@@ -385,7 +385,7 @@ class Instance:
             result = await self._wait_outside(event, waiting)
         finally:
             if inspect.iscoroutine(waiting):
-                waiting.close()  # otherwise Python warns that it was never awaited
+                waiting.close()  # if it never ran, Python would warn that it was not awaited
         if not await self._is_owner():
             self.output.check()
         return result

@@ -152,7 +152,7 @@ class GroupPlan:
     def _drop(self, stream: bytes) -> None:
         head = self.heads.pop(stream, None)
         if head is None:
-            return  # it is already gone
+            return  # the stream is removed already
         self.moves.pop(head.sid, None)
         self.rows = [row for row in self.rows if row[0] != head.sid]
         before = len(self.created)

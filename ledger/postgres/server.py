@@ -298,7 +298,7 @@ class LastingConnection:
         async with self._turn:
             deadline = asyncio.get_running_loop().time() + timeout_s
             backoff = Backoff(RETRY_MIN_S, RETRY_MAX_S)
-            pause, undoings = 0.0, 0  # a stale connection is replaced at once
+            pause, undoings = 0.0, 0  # retry at once, because an idle connection may be closed
             while True:
                 begun = asyncio.get_running_loop().time()
                 try:

@@ -126,7 +126,7 @@ class Settings(BaseSettings):
 
     @classmethod
     def _finding(cls, found: ErrorDetails, file: Path | None) -> ConfigError:
-        if not found["loc"]:  # about several settings at once
+        if not found["loc"]:  # the error is about several settings
             return finding(found, cls.table, ())
         variable = f"TAILRACE_{cls.table}_{found['loc'][0]}".upper()
         where = f"see {file}, {variable} or the flag" if file else f"see {variable} or the flag"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
-UNINSTALLED = "0+uninstalled"  # runs from a source tree
+UNINSTALLED = "0+uninstalled"  # this process runs from a source tree
 
 
 @cache

@@ -244,7 +244,7 @@ class Int4WeightLinear(FloatLinear):
     """
 
     def __init__(self, parts: Sequence[Part], products: Products) -> None:
-        """Take parts as Int8WeightLinear does."""
+        """Take the same parts as `Int8WeightLinear`."""
         weights = quantise_int4(_joined(parts))
         assert weights.zero is not None, "int4 has zeros"
         self._outputs = weights.shape[0]

@@ -132,9 +132,8 @@ class GpuForward:
         faulty = self._decoder.faults[: len(rows), None] != 0
         kept = rows.masked_fill(faulty, torch.nan)
         places = [span.place + index for span in group for index in range(len(span))]
-        if places[-1] - places[0] + 1 == len(
-            places
-        ):  # the places are ascending and different, so there is no gap
+        # The places are ascending and different, so this is true if they have no gap.
+        if places[-1] - places[0] + 1 == len(places):
             hidden[places[0] : places[-1] + 1] = kept
         else:
             there = torch.empty(len(places), dtype=torch.int64, device=hidden.device)

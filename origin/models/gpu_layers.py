@@ -46,7 +46,7 @@ from tailrace.origin.models.tensors import LayerTensors, Linear, Part, layer_ten
 MAX_FULL_SEQUENCES = 256
 """Maximum size of the KV cache, in sequences of a whole context."""
 INTERPRETED_SEQUENCES = 4
-"""Maximum size of the KV cache in Triton's interpreter (for tests), in the same sequences."""
+"""Like MAX_FULL_SEQUENCES, but in Triton's interpreter, which is used for tests."""
 
 
 class DecoderParts:

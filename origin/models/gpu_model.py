@@ -150,7 +150,7 @@ class GpuModel:
     def _is_decoding(
         self, pieces: Sequence[Piece], rows: Sequence[int], draws: Sequence[Draw]
     ) -> bool:
-        """Return True if these are single rows of distinct sequences, and all are drawn from."""
+        """Return True if the pieces are single rows of distinct sequences, each with a draw."""
         return (
             0 < len(draws) == len(pieces) <= self._decoder.step_rows
             and not any(piece.prefill or len(piece.ids) > 1 for piece in pieces)

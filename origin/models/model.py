@@ -29,7 +29,7 @@ from tailrace.origin.checkpoint.model_config import ModelConfig
 from tailrace.origin.models.tensors import checkpoint_files
 
 PREFILL_CHUNK_TOKENS = PAGE_TOKENS
-"""Tokens of a chunk of a prompt, which fills a page."""
+"""Number of tokens in a chunk of a prompt; a chunk fills a page of the KV cache."""
 MAX_KNOWN_TABLES = 8192
 """Maximum block tables that are remembered as checked; it exceeds the number of running runs."""
 DEFAULT_STEP_ROWS = 64
@@ -43,7 +43,7 @@ SHARED_CODE = (
 """Files of `origin/` that can change a token or its scores on every device."""
 
 Progress = Callable[[str, int, int], None]
-"""Function of (stage, done, total): a stage lasts until the next one is named; those of `read` and
+"""Callback (stage, done, total): a stage lasts until the next one is named; those of `read` and
 `hash` are counted in bytes."""
 
 

@@ -128,11 +128,11 @@ class PoolMember:
 
     @property
     def devices(self) -> Collection[str]:
-        """Devices whose memory the model takes."""
+        """Names of the devices on which the model takes memory."""
         return self.shares or (self.device,)
 
     def on(self, device: str) -> float:
-        """Return the memory that the model takes of a device; 0 if it is not on it."""
+        """Return the memory that the model takes on a device; 0 if the model does not use it."""
         if self.shares:
             return self.shares.get(device, 0.0)
         return self.size if device == self.device else 0.0

@@ -73,9 +73,8 @@ class FairQueue:
 
     def first(self, classes: Collection[Priority]) -> Priority:
         """Return the class of `classes` that is next; among equals the most urgent one."""
-        times = (
-            self._times
-        )  # the most urgent first, because min() returns the first of equal classes
+        # `_times` has the most urgent class first, and min() returns the first of equal ones.
+        times = self._times
         return min((priority for priority in times if priority in classes), key=times.__getitem__)
 
     def turns(self, runs: Iterable[ScheduledRun]) -> Iterator[ScheduledRun]:

@@ -26,7 +26,7 @@ _SETTINGS = b"""SELECT set_config('search_path', 'tailrace_history', true),
 
 
 class PostgresHistory:
-    """A history in PostgreSQL, connected at its first use. Make it with `open`."""
+    """A history in PostgreSQL; create it with `open`. It connects at its first use."""
 
     def __init__(self, url: str) -> None:
         self._connection = LastingConnection(Server(url, "tailrace history"))

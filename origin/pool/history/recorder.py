@@ -46,11 +46,11 @@ FLUSH_S = 1.0
 KEEP_S = 600.0
 """Interval in seconds between roll-ups, which also delete old records."""
 LAST_WORDS_S = 3.0
-"""Time in seconds for writing the rest of the queue when the origin ends."""
+"""Timeout in seconds for writing the rest of the queue when the origin ends."""
 MAX_NAME_CHARS = 512
 """Maximum characters of a name or a reason."""
 OF_THE_POOL = -1
-"""Value in place of a worker, for a tier that a model has on any worker."""
+"""Value in place of a worker's number, in records about a model as a whole."""
 log = structlog.get_logger("history")
 
 FILE_NAME = "history.db"
@@ -291,9 +291,8 @@ def recorder_of(config: LedgerConfig, data: Path, registry: CollectorRegistry) -
 async def reading(place: str, *, writes: bool = False) -> HistoryStore:
     """Return a history for reading, in any process, also while an origin writes it."""
     if place.startswith(URL_SCHEMES):
-        from tailrace.origin.pool.history.postgres_tables import (
-            PostgresHistory,  # this import needs the extra `postgres`
-        )
+        # Imported here, because it needs the extra `postgres`.
+        from tailrace.origin.pool.history.postgres_tables import PostgresHistory
 
         return await PostgresHistory.open(place, make=writes)
     path = Path(place)

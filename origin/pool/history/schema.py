@@ -152,7 +152,7 @@ class HistoryStore(Protocol):
 
     @property
     def name(self) -> str:
-        """Where the history is, without a password."""
+        """Path or URL of the history, without a password."""
 
     async def write(self, entries: Sequence[HistoryEntry], *, alone: bool = False) -> None:
         """Write all entries or none; `alone` excludes other writers meanwhile.

@@ -33,7 +33,7 @@ log = structlog.get_logger("history")
 
 
 class SqliteHistory:
-    """An open history file. Make it with `open` or `read`."""
+    """An open history file; create it with `open` or `read`."""
 
     def __init__(self, path: Path, connection: aiosqlite.Connection) -> None:
         self.name = str(path)

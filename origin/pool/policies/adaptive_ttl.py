@@ -26,9 +26,9 @@ LEAN_MODEL, LEAN_CONTEXT = 4.0, 10.0
 A sum of as many gaps weighs as much as that mean.
 """
 DOUBT = 2.0
-"""Number of imagined gaps that favour break-even before any was seen."""
+"""Weight of the initial preference for break-even, in numbers of gaps."""
 DOUBT_COST = 0.2
-"""Imagined extra cost of every other TTL, as a multiple of the price of a cold start."""
+"""Initially assumed extra cost per gap of every TTL but break-even, in prices of a cold start."""
 USUAL_WEIGHT = 0.05
 """Weight of the newest gap in the exponential mean of a model's gaps."""
 USUAL_STEP = log(1.5)

@@ -16,7 +16,11 @@ from tailrace.origin.pool.policies.trace import IdleGaps
 def draw_frontier(
     path: Path, gaps: IdleGaps, sweep: TtlSweep, optimum_gpu_s: float, here_s: float | None
 ) -> None:
-    """Draw cold starts against idling, cost over the optimum against the TTL, and the gaps."""
+    """Draw three charts of fixed TTLs and the clairvoyant optimum.
+
+    They show cold starts against idle time, the cost relative to the optimum against the TTL, and
+    the distribution of gaps.
+    """
     figure = Figure(figsize=(8, 10), layout="constrained")
     pareto, ratio, lengths = figure.subplots(3, 1)
     pareto.plot(sweep.wasted_gpu_s, sweep.cold_starts, marker=".", label="one TTL for all")

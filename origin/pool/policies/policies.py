@@ -22,7 +22,7 @@ LOAD_S = 10.0
 
 @dataclass(frozen=True)
 class WarmPrices:
-    """Prices: `cold_cost_gpu_s` GPU-seconds for a cold start, which takes `load_s`."""
+    """The price of a cold start: it costs `cold_cost_gpu_s` GPU-seconds and takes `load_s` seconds."""
 
     cold_cost_gpu_s: float = COLD_COST_GPU_S
     load_s: float = LOAD_S
@@ -35,7 +35,11 @@ class WarmPrices:
 
 @dataclass(frozen=True)
 class KeepDecision:
-    """Keep until `keep_until_s`; load again at `prewarm_at_s`, and keep until `prewarm_until_s`."""
+    """A policy's decision about an idle model.
+
+    Keep the model until `keep_until_s`, load it again at `prewarm_at_s`, and then keep it until
+    `prewarm_until_s`.
+    """
 
     keep_until_s: float
     reason: str
@@ -54,7 +58,7 @@ class KeepAlivePolicy(Protocol):
         """Decide about a model that has just become idle."""
 
     def observe(self, model: str, gap_s: float) -> None:
-        """Learn that the model's next request came after this gap."""
+        """Learn that `gap_s` seconds passed between the end of a request and the next request."""
 
 
 class FixedTtl:
