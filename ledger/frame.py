@@ -37,9 +37,7 @@ LINK_CODEC: Codec[Frame] = Codec(FRAMES, MAX_LINK_FRAME_BYTES)
 _SHORT = struct.Struct("<IBIB")  # the header, the tag, the corr and the length of the text
 _SHORT_BYTES = _SHORT.size
 _pack_short, _unpack_short = _SHORT.pack, _SHORT.unpack_from
-_HEADER_LESS_SIZE = (
-    VERSION_BITS - HEADER_BYTES
-)  # the difference between the header and the size of a frame
+_HEADER_LESS_SIZE = VERSION_BITS - HEADER_BYTES  # difference of a frame's header and its size
 _SHORT_TEXT_BYTES = 1 << 7  # the length of a shorter text is encoded in one byte
 _SMALL_INDEX = 1 << 14  # a smaller index is encoded in at most two bytes
 _UVARINT = tuple(

@@ -198,9 +198,8 @@ class InputGate:
         try:
             await turn
         except asyncio.CancelledError:
-            if (
-                not turn.cancelled()
-            ):  # the event got the gate in the same loop step in which it was cancelled
+            # The event may have got the gate in the same loop step in which it was cancelled.
+            if not turn.cancelled():
                 self.leave()
             raise
 

@@ -64,8 +64,8 @@ _CODES = {1: "B", 2: "H", 4: "I", 8: "Q"}  # maps the width of a number to its s
 _unpack_u32 = _U32.unpack_from
 _HEAD_AT = 8
 _NO_SEGMENT = (IndexError, KeyError, StopIteration, TypeError, ValueError, struct.error)
-_PLACE = struct.Struct("<QQ")  # first, length
-_HEAD = struct.Struct("<IBIB")  # header, tag, corr, length of the text
+_PLACE = struct.Struct("<QQ")  # `first` and `length` of a segment's row
+_HEAD = struct.Struct("<IBIB")  # the header, the tag, the corr and the length of the text
 _HEAD_SIZE = VERSION_BITS + _HEAD.size - HEADER_BYTES
 _NO_EXTRAS = _U32.pack(0)
 # The last byte of a varint, and its earlier bytes, by their lower seven bits.
@@ -174,7 +174,9 @@ def split_frames(data: bytes) -> list[bytes]:
 def pack_ids(ids: Sequence[tuple[int, ...]]) -> bytes:
     try:
         flat = [only for (only,) in ids]
-        counts = b"\1" * (1 + len(ids))  # like `column`, which would take most of the time
+        counts = b"\1" * (
+            1 + len(ids)
+        )  # works like `column`, whose call would take most of the time
     except ValueError:
         flat = list(chain.from_iterable(ids))
         counts = column(list(map(len, ids)))

@@ -160,7 +160,7 @@ class Retention:
 
     async def until_disk_has_room(self) -> None:
         """Wait while the disk is full, at most for the grace period."""
-        async with self._holding:  # one task checks the disk for all that wait
+        async with self._holding:  # one task checks the disk on behalf of all waiting producers
             if self.holds:
                 await self._wait_for_disk()
 

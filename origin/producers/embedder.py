@@ -60,7 +60,7 @@ def is_classifier(folder: Path) -> bool:
 
 
 class Embedder:
-    """A producer that runs one model, `compute`."""
+    """A producer of embeddings or classes, which `compute` computes with one model."""
 
     def __init__(self, compute: Compute, about: About) -> None:
         self.about = about
@@ -131,7 +131,7 @@ def _load_classifier(folder: Path, device: str) -> tuple[Compute, str]:
 
 
 def _count(tokenizer: Any, text: str, limit: int | None) -> int:
-    """Return the number of tokens. Raises CallerError if the model takes fewer."""
+    """Return the number of tokens of a text. Raises CallerError if the model's limit is lower."""
     tokens = len(tokenizer(text, truncation=False, verbose=False)["input_ids"])
     if limit is not None and tokens > limit:
         raise CallerError(

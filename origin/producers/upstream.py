@@ -49,23 +49,23 @@ MAX_LIST_BYTES = 1 << 20
 ANSWER_S = 10.0
 """Timeout in seconds for the list of models."""
 MAX_NAMED = 10
-"""Maximum models named in an error."""
+"""Maximum number of models that an error message lists."""
 Progress = Callable[[str, int, int], None]
-"""Callback (stage, done, total); 0 where a number is not known."""
+"""Callback (stage, done, total); an unknown number is 0."""
 
 log = structlog.get_logger("upstream")
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Back-off between tries; tests inject all three parts."""
+    """Back-off between tries; tests replace the random numbers, the sleep and the clock."""
 
     random: Random = field(default_factory=Random)
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     clock: Callable[[], float] = time.monotonic
 
     async def wait(self, failures: int, error: TailraceError) -> None:
-        """Wait after `failures` failures, at least as long as the last one requested."""
+        """Wait after `failures` failures, at least for the Retry-After of the last one, `error`."""
         backoff = Backoff(RETRY_MIN_S, RETRY_MAX_S, self.random, failures - 1)
         least_s = (error.retry_after_ms or 0) / 1000
         await self.sleep(max(least_s, backoff.next_delay_s()))

@@ -13,7 +13,7 @@ from tailrace.ledger.errors import TailraceError
 REMIND_S = 60.0
 """Interval between two lines of the log for the same reason, in seconds."""
 MAX_CAUSES = 8
-"""Maximum number of causes that are followed behind one error."""
+"""Maximum length of the chain of causes that is followed from one error."""
 
 
 class AwayLog:

@@ -48,7 +48,7 @@ MAX_SEED = 2**31 - 1
 Body = dict[str, Any]
 
 MAX_ERROR_BYTES = 64 * 1024
-"""Maximum bytes that are read of an error's body."""
+"""Maximum bytes of an error response's body that are read."""
 LOOKS = 4
 """Number of checks of a silent server before it counts as lost.
 
@@ -155,7 +155,7 @@ def _given_before(settled: Body) -> list[str]:
 
 
 def _extras(recipe: Recipe) -> Body:
-    """Return the other fields, without those that would change nothing."""
+    """Return the optional fields of the request body that have an effect."""
     asked: dict[str, tuple[object, object]] = {
         "stop": (list(recipe.stop), []),
         "ignore_eos": (recipe.ignore_eos, False),
@@ -289,7 +289,7 @@ class UpstreamCall:
         return pieces
 
     def _wait(self, seconds: float) -> None:
-        """Set the timeout for a silent server from now on."""
+        """Set the timeout for a server that sends nothing, and start it anew."""
         self._timeout_s = seconds
         look_s = min(seconds / LOOKS, LONGEST_LOOK_S)
         self._silence = IdleTimer(asyncio.get_running_loop().time(), look_s)

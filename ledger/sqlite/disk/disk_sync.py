@@ -28,8 +28,8 @@ _CALLS = {  # system call numbers of io_setup, io_destroy, io_getevents and io_s
     "aarch64": (0, 1, 4, 2),
     "riscv64": (0, 1, 4, 2),
 }
-_FDSYNC = 3  # IOCB_CMD_FDSYNC
-_RESFD = 1  # IOCB_FLAG_RESFD
+_FDSYNC = 3  # IOCB_CMD_FDSYNC: the request is an fdatasync
+_RESFD = 1  # IOCB_FLAG_RESFD: the kernel reports the end through an eventfd
 # Linux's struct iocb, which is a request, with these fields: data, key, rw_flags, opcode, priority,
 # fd, buffer, bytes, offset, reserved, flags, resfd.
 _IOCB = struct.Struct("<QIIHhIQQqQII")

@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-_KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
+_KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE: allocate blocks, but keep the file's length
 FILL_BYTES = 64 * 1024
 """Bytes of zeros per write in `fill`.
 

@@ -14,7 +14,7 @@ SCHEMA_VERSION = 7
 """Version of the file's layout, stored as SQLite's `user_version`."""
 UPGRADED_VERSION = 6
 """Older version of the layout, which is upgraded in place when a file is opened for writing."""
-APPLICATION_ID = 0x54_52_4C_31  # "TRL1"
+APPLICATION_ID = 0x54_52_4C_31  # "TRL1", the application_id of a ledger file
 BUSY_TIMEOUT_MS = 5_000
 """Milliseconds that a connection waits for a lock of another connection."""
 

@@ -31,7 +31,7 @@ MAX_ANEW = 1 << 20
 
 If the first salts differ by more, the file is a different WAL.
 """
-_MARK = struct.Struct("<4sI8s36s")  # magic, frames, salts, boot
+_MARK = struct.Struct("<4sI8s36s")  # the magic bytes, then the fields of `Mark`
 _MAGIC = b"TRLM"
 _CRC = struct.Struct("<I")
 

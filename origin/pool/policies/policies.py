@@ -22,7 +22,7 @@ LOAD_S = 10.0
 
 @dataclass(frozen=True)
 class WarmPrices:
-    """The price of a cold start: it costs `cold_cost_gpu_s` GPU-seconds and takes `load_s` seconds."""
+    """The price of a cold start, in GPU-seconds, and its duration `load_s` in seconds."""
 
     cold_cost_gpu_s: float = COLD_COST_GPU_S
     load_s: float = LOAD_S
