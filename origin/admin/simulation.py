@@ -87,7 +87,9 @@ async def simulate(body: bytes, turn: asyncio.Lock, history: str | None = None) 
             async with asyncio.timeout(SIMULATION_TIMEOUT_S):
                 said, _ = await process.communicate(told.encode())
         except TimeoutError:
-            raise Unavailable(f"the simulation took over {SIMULATION_TIMEOUT_S:g} s") from None
+            raise Unavailable(
+                f"the simulation took longer than {SIMULATION_TIMEOUT_S:g} s"
+            ) from None
         finally:
             if process.returncode is None:
                 process.kill()

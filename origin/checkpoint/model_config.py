@@ -27,7 +27,7 @@ from tailrace.origin.checkpoint.finding import (
 )
 from tailrace.origin.checkpoint.tokenizer_file import check_tokenizer
 
-# Keys that are read here.
+# Keys of config.json whose values this module reads.
 READ = frozenset(
     """
     architectures attention_bias auto_map eos_token_id head_dim hidden_act hidden_size
@@ -38,7 +38,7 @@ READ = frozenset(
     """.split()
 )
 
-# Keys that change the computation, with the value with which they do not.
+# Keys that would change the computation, each with the only accepted value, which changes nothing.
 NEUTRAL: dict[str, object] = {
     "add_cross_attention": False,
     "attention_multiplier": None,
@@ -58,7 +58,8 @@ NEUTRAL: dict[str, object] = {
     "use_qk_norm": False,
 }
 
-# Keys about origin, training, other software and requests, which do not change the computation.
+# Keys that do not change the computation. They are about the checkpoint's history, training, other
+# software, and defaults of requests.
 IRRELEVANT = frozenset(
     """
     _attn_implementation _attn_implementation_autoset _commit_hash _flash_attn_2_enabled
@@ -83,7 +84,8 @@ IRRELEVANT = frozenset(
     """.split()
 )
 
-# Keys of rope_scaling and rope_parameters; transformers ignores alpha, attn_factor and finetuned.
+# Known keys of rope_scaling and rope_parameters. Like transformers, we ignore alpha, attn_factor
+# and finetuned.
 ROPE = frozenset(
     """
     alpha attention_factor attn_factor beta_fast beta_slow factor finetuned high_freq_factor
@@ -93,7 +95,8 @@ ROPE = frozenset(
 )
 
 CLASS_NAMES = {Family.BITNET: "BitNet", Family.LLAMA: "Llama", Family.QWEN3: "Qwen3"}
-# BitNet was published with its own code before transformers had it.
+# Early BitNet checkpoints name classes in code of their own, because transformers did not have
+# BitNet yet.
 AUTO_CLASSES = {Family.BITNET: frozenset(("BitNetConfig", "BitNetModel", "BitNetForCausalLM"))}
 
 
@@ -101,10 +104,10 @@ CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
 MAX_LAYERS = 1024
 MAX_CONTEXT = 1 << 24
-"""Maximum context in tokens; the rotary tables have a row for each."""
+"""Maximum context in tokens. It limits the rotary tables, which have a row for each position."""
 FULL_ATTENTION = "full_attention"
 QWEN3_FULL_LAYERS = 28
-"""Default number of layers before the first one with a sliding window."""
+"""Default of `max_window_layers`: the number of first layers that have no sliding window."""
 
 
 def read_rope(
@@ -127,7 +130,7 @@ def read_rope(
         part.only("partial_rotary_factor", 1.0, default=1.0)
     try:
         return theta, _scaling(config, rope, context)
-    except ValueError as exc:  # numbers that are valid alone but not together
+    except ValueError as exc:  # each number is valid, but not their combination
         rope.fault("", str(exc))
         return theta, None
 
@@ -226,7 +229,7 @@ def read_config(directory: Path) -> ModelConfig:
     if config is not None:
         check_tokenizer(directory, config.vocab, config.eos_ids, findings)
     findings.refuse()
-    assert config is not None  # otherwise there was a fault
+    assert config is not None  # otherwise `refuse` has raised the fault
     return config
 
 
@@ -287,7 +290,8 @@ def _family(keys: JsonObject) -> Family | None:
 def _heads(keys: JsonObject, family: Family) -> tuple[int, int, int]:
     """Return (query heads, key heads, elements of one head)."""
     heads, hidden = keys.count("num_attention_heads"), keys.count("hidden_size")
-    # If the key is missing, only Llama has as many key heads as query heads by default.
+    # A missing key means "as many key heads as query heads" for Llama only; other families must
+    # have the key.
     said = "num_key_value_heads" in keys.raw or family is not Family.LLAMA
     given = keys.raw.get("num_key_value_heads", 0)
     kv_heads = heads if given is None or not said else keys.count("num_key_value_heads")

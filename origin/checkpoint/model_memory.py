@@ -17,18 +17,19 @@ from tailrace.origin.checkpoint.model_config import CONFIG_FILE, ModelConfig
 from tailrace.origin.formats import AS_STORED, Formats
 
 WEIGHT_GROUP = 128
-"""Number of inputs in a group; int4 weights of one row and group share a scale."""
+"""Number of inputs per group of int4 weights; the weights of a group in one row share a scale."""
 HEAD_GROUP = 4
-"""Number of inputs of an int8 head that one CPU instruction multiplies."""
+"""Number of inputs that one CPU instruction multiplies in an int8 LM head; the number of inputs
+must be a multiple of it."""
 
 FP32_BYTES = 4
 BF16_BYTES = 2
 SCALED_KV = ("int8", "fp8")
-"""Formats with one byte per element and an fp32 scale per token and head."""
+"""Formats of keys and values with one byte per element and an fp32 scale per token and head."""
 INT4_GROUP_BYTES = {"cpu": 2 * BF16_BYTES, "gpu": FP32_BYTES + 1}
 """Bytes of scale and zero point for each group of int4 weights."""
 GPU_KV_SHARE = 0.8
-"""Share of a GPU's memory beside the weights that the pages of the KV cache get."""
+"""Share of the GPU memory that the weights leave free which the KV cache takes by default."""
 
 
 def examine_formats(
@@ -61,13 +62,13 @@ def refuse_formats(formats: Formats, directory: Path, config: ModelConfig) -> No
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Memory in bytes on one kind of device."""
+    """The memory that a model needs on one kind of device."""
 
     weights_bytes: int
     kv_token_bytes: int
-    """Keys and values of one token in all layers."""
+    """Bytes of the keys and values of one token in all layers."""
     kv_share: float
-    """Share of the memory beside the weights that keys and values may take."""
+    """Share of the memory that the weights leave free which keys and values may take."""
 
     @property
     def kv_page_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""Does the I/O of an origin's streams: carries out the decisions of their core.
+"""Does the I/O of an origin's streams: carries out the decisions of the core.
 
 The core (`origin.core.streams`) has the rules and no I/O. Calls of clients, workers and the
 supervisor are passed to the core as events. The commands that the core returns are carried out on
@@ -101,14 +101,14 @@ from tailrace.origin.workers.worker_process import Owner, WorkerSlot
 log = structlog.get_logger("runs")
 
 LedgerCommand = FindStreams | TakeOver | AppendNotices | AppendEnd
-"""Commands that the ledger answers."""
+"""Commands that need the ledger, whose answer is reported to the core as an event."""
 
 
 class Runs(Owner):
     """The streams of an origin, and the owner of all its worker slots.
 
-    `core` makes the decisions; `table` has its records, which others may read but not change.
-    `models` has the models and the workers.
+    `core` makes the decisions. `table` has the core's records of streams, which other code may read
+    but not change. `models` has the models and their workers.
     """
 
     def __init__(
@@ -145,7 +145,8 @@ class Runs(Owner):
         self._steers: dict[int, asyncio.Future[None]] = {}
         """Futures of callers that wait until their Steer orders are durable, by ticket."""
         self._reading = asyncio.Lock()
-        """Held while a log is read: one log at a time, so that other tasks can run in between."""
+        """Held while a log is read, so that logs are read one after another. Other tasks, such as
+        those that store tokens, run between them."""
 
     @property
     def clock(self) -> Callable[[], float]:
@@ -166,11 +167,11 @@ class Runs(Owner):
         caller: Caller | None = None,
         model: str = "",
     ) -> Iterator[ServedModel]:
-        """Reserve room for new streams, which are started in the `with` block; yield their model.
+        """Reserve room for new streams, which the `with` block starts; yield their model.
 
         Raises:
             NotFound: The model is not served.
-            Overloaded: There is no room.
+            Overloaded: The origin has too many streams.
             TooManyRequests: The caller's tenant has reached its quota.
             Unavailable: The model is not ready, and requests do not wait for it.
         """
@@ -188,8 +189,8 @@ class Runs(Owner):
     ) -> AsyncIterator[str]:
         """Wait until the stream can be opened in the `with` block: see `ModelHost.until_open`.
 
-        The stream counts as a request for its model: during the block, and afterwards if it was
-        opened.
+        The stream counts as a request for its model during the wait and the block, and afterwards
+        if the block has opened it.
         """
         self.models.happen(RequestArrived(model.name, stream))
         try:
@@ -247,15 +248,15 @@ class Runs(Owner):
     # ---- what the supervisor reports ----
 
     async def restore(self, streams: Sequence[bytes]) -> None:
-        """Continue unfinished streams of origins that are gone, as many as there is room for.
+        """Continue unfinished streams of dead origins, as many as there is room for.
 
-        It may be called repeatedly: streams that are already here are not affected. Streams that
-        were deferred because the ledger was away are tried again.
+        This may be called repeatedly, since streams that are already here are not affected.
+        Streams that could not be continued because the ledger was away are tried again.
         """
         await self._happen(UnfinishedListed(streams))
 
     async def report_readers(self) -> None:
-        """Report to the core which streams were read lately; it pauses or ends unread ones."""
+        """Report to the core which streams were read lately; the core pauses or ends the others."""
         await self._happen(ReadersSeen(self.readers.lately()))
 
     async def measure_load(self, free_memory: float) -> None:
@@ -265,12 +266,12 @@ class Runs(Owner):
     # ---- what the workers report ----
 
     def worker_loading(self, slot: WorkerSlot, progress: LoadProgress) -> None:
-        """Note how far a worker's start has come."""
+        """Record the progress of a worker's start."""
         self.starts.loading(slot.number, progress.stage, self.clock())
         self.models.happen(WorkerLoading(slot.number, progress))
 
     async def worker_ready(self, slot: WorkerSlot, ready: Ready) -> None:
-        """Give streams to a worker that is ready, unless it was told to stop meanwhile."""
+        """Assign streams to a worker that is ready, unless it was told to stop meanwhile."""
         if slot.ready is not ready or not self.models.worker_ready(slot, ready):
             return
         self.starts.ready(slot.number, self.clock(), slot.start)
@@ -278,15 +279,15 @@ class Runs(Owner):
         await self._happen(WorkerAvailable(slot.number, is_new=True))
 
     def worker_begun(self, slot: WorkerSlot, begun: ActiveRuns) -> None:
-        """Note which runs a worker works on that have no output yet."""
+        """Report to the core on which runs without output the worker works."""
         self._do(self.core.handle(RunsStarted(slot.number, begun.runs), self.clock()))
 
     def worker_silent(self, slot: WorkerSlot) -> None:
-        """Give a worker no further streams while it is silent."""
+        """Assign no further streams to a worker while it is silent."""
         self.models.happen(WorkerSilent(slot.number))
 
     async def worker_heard(self, slot: WorkerSlot) -> None:
-        """Give streams to a worker again that was silent and has sent a frame."""
+        """Assign streams again to a worker that was silent and has now sent a frame."""
         self.models.happen(WorkerHeard(slot.number))
         await self._happen(WorkerAvailable(slot.number))
 
@@ -318,7 +319,7 @@ class Runs(Owner):
         """Handle that a worker's process has ended because it was told to."""
         self._metrics.worker_left(slot.number)
         self.models.happen(WorkerExited(slot.number))
-        # A worker that was given up may still have had streams.
+        # A worker that was stopped while it still had streams leaves them to other workers.
         await self._happen(WorkerGone(slot.number, is_death=False))
 
     # ---- commands ----
@@ -327,12 +328,12 @@ class Runs(Owner):
         """Report an event to the core; return when all resulting commands are carried out."""
         asked = self._do(self.core.handle(event, self.clock()))
         if asked:
-            # The caller may be cancelled, for example when its worker ends. The commands must be
-            # completed all the same, since they also concern other streams.
+            # Shielded, because the caller may be cancelled, for example when its worker ends. The
+            # commands must be completed even then, since they also concern other streams.
             await asyncio.shield(self._ask(asked))
 
     def _do(self, commands: Sequence[StreamCommand]) -> list[LedgerCommand]:
-        """Carry out commands in order, and return those that the ledger answers."""
+        """Carry out commands in order, except those that need the ledger, which are returned."""
         asked: list[LedgerCommand] = []
         for command in commands:
             match command:
@@ -365,7 +366,7 @@ class Runs(Owner):
         await asyncio.gather(self._claim_all(claims), *others)
 
     async def _claim_all(self, claims: Sequence[TakeOver]) -> None:
-        """Take streams over class by class, so that urgent ones need not wait for others."""
+        """Take streams over, one priority class after another, so that urgent ones come first."""
         for _, some in itertools.groupby(claims, lambda one: one.stream.recipe.priority):
             await asyncio.gather(*map(self._answered, some))
 
@@ -382,7 +383,7 @@ class Runs(Owner):
         await self._happen(event)
 
     async def _find(self, command: FindStreams) -> StreamHappening:
-        """Look streams up; raises `Unavailable`, also to the core, if the ledger is away."""
+        """Look streams up; if the ledger is away, tell the core and raise `Unavailable`."""
         purpose, streams = command.purpose, command.streams
         try:
             found = await asyncio.gather(*(find(self._ledger, one) for one in streams))
