@@ -1,4 +1,5 @@
 """The origin: a supervisor that admits and records streams, and workers that generate them."""
 
-if __name__ != "tailrace.origin":  # a second name would be a second copy of every class
+# Under another name, Python would import a second copy of every module and class.
+if __name__ != "tailrace.origin":
     raise ImportError(f"{__name__}: import tailrace.origin instead")

@@ -75,9 +75,9 @@ Identity = list[int]
 
 
 def identities(directory: Path) -> dict[str, Identity]:
-    """Return the identity of each file in a folder, by name.
+    """Return the identity of each file in a folder, by name; raises OSError if it is unreadable.
 
-    A file is unchanged as long as its identity is. Raises OSError if the folder cannot be read.
+    A file has not changed if its identity is the same as before.
     """
     return {path.name: _identity(path.stat()) for path in directory.iterdir()}
 

@@ -119,7 +119,9 @@ class TextWorker:
                 if answer is not None and answer.producing is not None:
                     answer.producing.cancel()
             case _:
-                raise CallerError(f"a text worker takes no {type(frame).__name__}", field="tag")
+                raise CallerError(
+                    f"a text worker cannot handle {type(frame).__name__}", field="tag"
+                )
 
     async def send(self) -> None:
         """Send the frames of all streams, until cancelled or until the socket is closed."""

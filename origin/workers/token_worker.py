@@ -385,7 +385,9 @@ def _take(frames: Iterator[tuple[int, Frame]], engine: Engine, at_work: AtWork) 
             case SetShedding():
                 engine.set_shedding(small_steps=frame.small_steps, guess=frame.guess)
             case _:
-                raise CallerError(f"a token worker takes no {type(frame).__name__}", field="tag")
+                raise CallerError(
+                    f"a token worker cannot handle {type(frame).__name__}", field="tag"
+                )
 
 
 def _warm_up(model: Model, around: ModelContext) -> None:

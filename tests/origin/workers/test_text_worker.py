@@ -305,7 +305,7 @@ async def test_an_order_of_another_kind_ends_the_worker(tmp_path: Path) -> None:
         it.send(StartRun((1,), (), 0, 0, 5), run=1)
         async with asyncio.timeout(TIMEOUT_S):
             assert await it.process.wait() == 1
-        assert "a text worker takes no Run" in await it.errors()
+        assert "a text worker cannot handle StartRun" in await it.errors()
 
 
 async def test_a_producer_that_cannot_be_made_is_named_on_stderr(tmp_path: Path) -> None:
