@@ -190,7 +190,7 @@ async def test_a_watcher_that_raises_keeps_nobody_waiting(tmp_path: Path) -> Non
         assert (ledger.tail(A).released, ledger.tail(B).released) == (1, 1)
 
 
-@pytest.mark.parametrize(("version", "hint"), [(99, "run that one"), (4, "move it away")])
+@pytest.mark.parametrize(("version", "hint"), [(99, "use that release"), (4, "move the file away")])
 async def test_another_schema_is_refused(tmp_path: Path, version: int, hint: str) -> None:
     async with opened(tmp_path):
         pass

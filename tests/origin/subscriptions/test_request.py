@@ -65,7 +65,7 @@ def test_whatever_else_is_nothing(path: str) -> None:
 @pytest.mark.parametrize("name", ["x" * (MAX_ID_CHARS + 1), "a%00", "a%0Ab", "%E2%80%AE"])
 def test_an_id_has_a_longest_length_and_can_be_printed(name: str) -> None:
     assert object_of("subscriptions/" + "é" * MAX_ID_CHARS).name == "é" * MAX_ID_CHARS
-    with pytest.raises(CallerError, match="no id"):
+    with pytest.raises(CallerError, match="the id of the subscription is not valid"):
         object_of(f"subscriptions/{name}")
 
 

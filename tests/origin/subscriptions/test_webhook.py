@@ -242,7 +242,7 @@ async def test_a_name_that_has_come_to_mean_a_private_address_is_not_connected_t
         url = f"https://public.example:{receiver.port}/hook"
         delivery = await webhooks.post(url, b"{}", {})
         assert not delivery.taken
-        assert "not a public one" in delivery.reason
+        assert "not on the public internet" in delivery.reason
         await webhooks.aclose()
     assert receiver.posts == []
 
