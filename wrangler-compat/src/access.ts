@@ -12,7 +12,7 @@ const ALLOWED_HEADERS = [
   ...["Stream-Seq", "Stream-TTL", "Stream-Expires-At", "Stream-Closed"],
   ...["Stream-Forked-From", "Stream-Fork-Offset", "Stream-Fork-Sub-Offset"],
   ...["Producer-Id", "Producer-Epoch", "Producer-Seq"],
-  "*", // any header but Authorization, which must be named
+  "*", // allows any header except Authorization, which has to be listed by name
 ].join(", ");
 const EXPOSED_HEADERS = [
   ...["Tailrace-Stream", "Tailrace-Token", "Tailrace-Siblings", "Tailrace-Ignored"],
@@ -28,7 +28,7 @@ const EXPOSED_HEADERS = [
 
 /** Throw if the request comes from a page that may not use this edge.
  *
- * Programs that are no browsers send no Origin, and are let through.
+ * Programs other than browsers send no Origin header, so they are allowed.
  */
 export function checkPage(request: Request, allowed: string[]): void {
   const origin = request.headers.get("Origin");
@@ -60,7 +60,7 @@ export function accessHeaders(request: Request, allowed: string[]): Record<strin
   if (allowed.includes(ANY)) {
     headers["Access-Control-Allow-Origin"] = ANY;
   } else {
-    headers["Vary"] = "Origin"; // a cache must not show one origin the answer for another
+    headers["Vary"] = "Origin"; // so that caches do not use an answer for another origin
     if (origin === null || !allowed.includes(origin)) return headers;
     headers["Access-Control-Allow-Origin"] = origin;
   }

@@ -7,15 +7,16 @@ export { TailraceError };
 type Details = NonNullable<ConstructorParameters<typeof TailraceError>[1]>;
 
 const RETRY_AFTER_MS = 1_000;
-/** Clients retry after a wait of at most the shortest one times 1 + SPREAD. */
+/** The longest wait before a retry is 1 + SPREAD times the shortest one. */
 const SPREAD = 4;
 
-/** Return the error of a request that is itself at fault. */
+/** Return the error for an invalid request. */
 export function callerError(message: string, details: Details): TailraceError {
   return new TailraceError(message, { code: "invalid_request", status: 400, ...details });
 }
 
-/** Return a random wait from `leastMs` on, so that clients refused together do not retry together.
+/** Return a random wait of at least `leastMs`, so that clients refused together do not retry
+ * together.
  */
 export function spreadMs(leastMs: number): number {
   return leastMs + Math.round(Math.random() * SPREAD * leastMs);
@@ -30,8 +31,8 @@ export function unreachable(message: string): TailraceError {
   });
 }
 
-/** Return the error as a client gets it. A FrameError gets the offset and hint that the Python
- * codec adds.
+/** Return the error to send to a client. A FrameError gets the same offset and hint as in the
+ * Python codec.
  */
 export function asReported(error: TailraceError): TailraceError {
   if (!(error instanceof FrameError)) return error;

@@ -1,10 +1,10 @@
-/** Runs of raw frames. The same bytes are the body that is read, a row of the log and a reader's
- * body.
+/** Runs of raw frames. The same bytes are read from the edge behind, stored as a row, and sent to
+ * readers.
  */
 
 import { LOGGED, TAGS } from "../../edge/web/tailrace/wire.js";
 
-/** Consecutive logged frames of one stream, on corr 0, without a gap. */
+/** Consecutive logged frames of one stream, without a gap, with corr (correlation id) 0. */
 export interface FrameRun {
   /** The index of the first frame, and of the frame after the last one. */
   first: number;
@@ -30,7 +30,7 @@ export function sizeAt(bytes: Uint8Array, at: number): number {
   return HEADER_BYTES + low + (middle << 8) + (high << 16);
 }
 
-/** Give the frames of a run one by one. They were checked when the run was made. */
+/** Yield the frames of a run, without checks: they were checked when the run was made. */
 export function* framesOf(bytes: Uint8Array): Iterable<Uint8Array> {
   for (let at = 0; at < bytes.length; ) {
     const end = at + sizeAt(bytes, at);

@@ -1,4 +1,4 @@
-/** `/v1/generate` between edges: starts a stream, and passes on what is known of an open one. */
+/** Requests for `/v1/generate` to the edge behind and to objects, and the header with Opened. */
 
 import { decode, encode } from "../../edge/web/tailrace/wire.js";
 import type { Opened } from "../../edge/web/tailrace/schema.js";
@@ -7,11 +7,11 @@ import { Origin } from "./origin";
 import type { Env } from "./settings";
 
 export const START = "/v1/generate";
-/** A header with a whole Opened frame: of an answer in frames, and of the request with which the
- * Worker hands a stream that it has just opened to its object. */
+/** Name of a header that holds a whole Opened frame. An answer in frames has it. So does the
+ * request with which the Worker hands a stream that it has just opened to the stream's object. */
 export const OPENED = "Tailrace-Opened";
 
-/** Return the Opened frame that the headers have. */
+/** Return the Opened frame in the headers. */
 export function openedOf(headers: Headers): Opened {
   const { frame } = decode(fromBase64(headers.get(OPENED) ?? ""));
   if (frame.type !== "Opened") throw new TailraceError(`${frame.type} where Opened is awaited`);
@@ -28,7 +28,7 @@ export function headersOf(opened: Opened): Headers {
   const headers = new Headers({
     "Cache-Control": "no-store, no-transform",
     Incremental: "?1", // draft-ietf-httpbis-incremental
-    "Referrer-Policy": "no-referrer", // the URL may have a token
+    "Referrer-Policy": "no-referrer", // the URL may contain a token
     "X-Accel-Buffering": "no",
     "X-Content-Type-Options": "nosniff",
     "Tailrace-Stream": opened.stream,
@@ -63,7 +63,7 @@ export function objectOf(env: Env, id: string): DurableObjectStub {
   return env.STREAMS.getByName(id);
 }
 
-/** Return the URL with which the Worker asks an object for its stream. Its host has no meaning. */
+/** Return the URL with which the Worker requests a stream from its object. Any host would do. */
 export function addressOf(id: string, next: number): string {
   return `https://stream${START}/${id}${next > 0 ? `?after=${next - 1}` : ""}`;
 }

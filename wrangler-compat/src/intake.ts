@@ -1,7 +1,8 @@
-/** Reads the body of a stream: takes its bytes in any pieces and returns runs of frames to store.
+/** Parses the body of a stream: takes bytes in chunks of any size, returns runs of frames to store.
  *
- * Nearly all frames are Tokens, and nearly all bytes are stored as they are. So Tokens are checked
- * in place and a run is a view of the bytes that were read. Other frames are decoded by the codec.
+ * Nearly all frames are Tokens, and frames are stored as the bytes that arrived. So Tokens are
+ * checked without decoding them, and a run is a view of those bytes. The codec decodes all other
+ * frames.
  */
 
 import {
@@ -83,7 +84,7 @@ export class Intake {
   }
 }
 
-/** Return true if the codec would accept what has arrived of the frame's prefix. */
+/** Return true if the codec would accept the part of the frame's header that has arrived. */
 function isPlain(data: Uint8Array, at: number, end: number): boolean {
   return (
     data[at + VERSION_AT] === VERSION_WITHOUT_FLAGS &&
@@ -93,7 +94,7 @@ function isPlain(data: Uint8Array, at: number, end: number): boolean {
   );
 }
 
-/** Throw the error of the codec for the frame at `at`. */
+/** Decode the invalid frame at `at` with the codec, so that the codec throws its error. */
 function refuse(data: Uint8Array, at: number): never {
   new Splitter({ tags: IN_A_BODY }).feed(data.slice(at));
   throw new FrameError("no frame of a stream's body", "header", 0);

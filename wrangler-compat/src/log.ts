@@ -1,24 +1,24 @@
-/** What an object stores: the frames of its stream, a row for each commit, and the known tokens. */
+/** The storage of an object: the frames of its stream, a row per commit, and known tokens. */
 
 import type { Opened } from "../../edge/web/tailrace/schema.js";
 import { type FrameRun, isEnd, joined, partOf } from "./frames";
 
-/** Maximum bytes of a row. An object's SQLite takes 2 MB, which not every runtime enforces. */
+/** Maximum bytes of a row. The SQLite of an object allows 2 MB; not every runtime enforces that. */
 const MAX_ROW_BYTES = 1_900_000;
-/** Maximum rows of one read. A stream that came a token at a time has many small rows. */
+/** Maximum rows of one read. A stream whose tokens arrived one by one has many small rows. */
 const READ_ROWS = 64;
-/** Maximum tokens that are remembered. The origin is asked about older ones again. */
+/** Maximum number of remembered tokens. The edge behind is asked again about older ones. */
 const MAX_TOKENS = 256;
 
 /** Facts about a stream besides its frames. */
 export interface About {
   /** The last Opened frame of the edge behind, without its token and siblings. */
   opened: Opened;
-  /** The token with which the object reads on after a restart. Empty if none is needed. */
+  /** Token with which the object continues to read after a restart. Empty if it needs none. */
   token: string;
-  /** The origin has accepted a reader without a token or key. */
+  /** True if the edge behind has accepted a reader without a token or key. */
   open: boolean;
-  /** The object was reading the stream. After a restart it reads on. */
+  /** True while the object reads the stream, so that it continues after a restart. */
   reading: boolean;
 }
 
@@ -31,7 +31,7 @@ interface Row extends Record<string, SqlStorageValue> {
 export class Log {
   readonly #storage: DurableObjectStorage;
   #about: About | undefined;
-  /** The index of the next frame, and whether the stream has ended. Both follow from the rows. */
+  /** The index of the next frame, and true if the stream has ended. Both are read from the rows. */
   next = 0;
   ended = false;
 
@@ -110,7 +110,7 @@ export class Log {
     return joined(runs);
   }
 
-  /** Remember a token that the origin has issued or accepted, until it expires. */
+  /** Remember a token that the edge behind has issued or accepted, until it expires. */
   remember(digest: string, expiresMs: number): void {
     const sql = this.#storage.sql;
     sql.exec("INSERT OR REPLACE INTO tokens VALUES (?, ?)", digest, expiresMs);

@@ -21,7 +21,7 @@ export class Origin {
     return new URL(path, this.#base);
   }
 
-  /** Return the answer to a request that may be carried out twice, whatever its status.
+  /** Send a request that may be carried out twice, and return the answer, whatever its status.
    *
    * The request is repeated while the edge cannot be reached. Throws `origin_unreachable`.
    */
@@ -38,7 +38,8 @@ export class Origin {
     }
   }
 
-  /** Return the answer to a request that must not be carried out twice. Throws `outcome_unknown`.
+  /** Send a request that must not be carried out twice, and return the answer. Throws
+   * `outcome_unknown`.
    */
   async askOnce(url: URL, init: RequestInit): Promise<Response> {
     try {

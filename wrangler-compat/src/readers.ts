@@ -1,4 +1,5 @@
-/** The readers of one stream and their positions. Live is replay that has reached the tip.
+/** The readers of one stream and their positions. A live reader is one whose replay has reached the
+ * tip.
  *
  * A reader holds no frames: it takes them from memory at the tip, or from the log. The stream is
  * read from the edge behind only as fast as the furthest reader takes it, so that no frames pile
@@ -9,9 +10,9 @@ import type { TailraceError } from "./errors";
 import { type FrameRun, partOf } from "./frames";
 import type { Log } from "./log";
 
-/** Maximum bytes by which the log may be ahead of the furthest reader. */
+/** Maximum bytes by which the stored log may be ahead of the furthest reader. */
 const AHEAD_BYTES = 64 << 10;
-/** Maximum bytes of one write to a client, which a client that does not read holds in memory. */
+/** Maximum bytes of one write to a client. If the client does not read, they stay in memory. */
 const PART_BYTES = 16 << 10;
 
 export class Reader {
@@ -30,7 +31,7 @@ export class Readers {
   /** Frames before this index are durable and may be sent. */
   #released: number;
   #room: (() => void) | null = null;
-  /** The error because of which the stream cannot be read on, if there is one. */
+  /** The error after which the stream cannot be read any further, or null. */
   failure: TailraceError | null = null;
 
   constructor(log: Log) {
@@ -80,7 +81,7 @@ export class Readers {
     this.wakeAll();
   }
 
-  /** Drop frames from memory that every reader has, and those that only a stalled reader needs. */
+  /** Drop frames from memory that all readers have, or that only stalled readers still need. */
   #trim(): void {
     const slowest = Math.min(...this.#nexts());
     for (;;) {
@@ -97,7 +98,7 @@ export class Readers {
     return Array.from(this.#readers, (reader) => reader.next);
   }
 
-  /** Tell all readers that the stream cannot be read on. */
+  /** Report to all readers the error after which the stream cannot be read any further. */
   fail(error: TailraceError): void {
     this.failure = error;
     this.wakeAll();
@@ -108,7 +109,7 @@ export class Readers {
     this.#tellOfRoom();
   }
 
-  /** Wait until the stream should be read on, or has no reader any more. */
+  /** Wait until more of the stream should be read, or it has no reader any more. */
   async room(): Promise<void> {
     while (this.count > 0 && !this.#hasRoom()) {
       await new Promise<void>((resolve) => (this.#room = resolve));

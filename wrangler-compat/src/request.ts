@@ -42,7 +42,7 @@ export function chooseView(accept: string | null): View {
     const [name = "", ...parameters] = range.trim().toLowerCase().split(";");
     const view = VIEWS.get(name.trim());
     const quality = qualityOf(parameters);
-    // Of two ranges with the same quality the one without a wildcard is more specific.
+    // Of two media ranges with the same quality, prefer the one without a wildcard.
     const wildcards = name.split("*").length;
     const isBetter =
       best === undefined ||
@@ -67,7 +67,7 @@ function qualityOf(parameters: string[]): number {
   return 1;
 }
 
-/** Return the stream id that a path has. Throws if it cannot be one. */
+/** Return the stream id in a path. Throws if it is not a valid id. */
 export function checkStreamId(text: string): string {
   if (STREAM_ID.test(text)) return text;
   throw callerError("no such stream", {

@@ -8,7 +8,7 @@ export interface Env {
   TAILRACE_ORIGIN_URL: string;
   /** Seconds for which a stream is stored here after its last read or write. */
   TAILRACE_RETENTION_S?: string | number;
-  /** Web origins whose pages may use this edge: a list, or a text with commas. */
+  /** Web origins whose pages may use this edge: a list, or a string with commas. */
   TAILRACE_EDGE_ALLOWED_ORIGINS?: string | string[];
   TAILRACE_EDGE_MAX_BODY_BYTES?: string | number;
 }

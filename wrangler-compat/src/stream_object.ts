@@ -1,8 +1,8 @@
-/** One stream at the edge: stores its log, sends it to readers, and reads it from the edge behind.
+/** The Durable Object of one stream: reads it from the edge behind, stores it, sends it to readers.
  *
- * Frames are committed in groups and released to readers when they are durable. The next index
- * follows from the rows, never from memory. So an object that was evicted, replaced or killed reads
- * on where its log ends.
+ * Frames are committed in groups and released to readers when they are durable. The index of the
+ * next frame is computed from the stored rows, never kept in memory. So an object that was evicted,
+ * replaced or killed continues where its stored log ends.
  */
 
 import { DurableObject } from "cloudflare:workers";
@@ -21,20 +21,20 @@ import { wait } from "./time";
 import { digestOf, expiryOf } from "./token";
 import { encoderOf } from "./views";
 
-/** Time for which a stream with readers waits for an edge behind that is lost. */
+/** Time for which a stream with readers waits while the edge behind cannot be reached. */
 const ORIGIN_TIMEOUT_MS = 30_000;
 const LEAST_RETRY_MS = 100;
 const MOST_RETRY_MS = 2_000;
-/** Time for which the stream is read after its last reader left, which may only have lost its
- * connection.
+/** Time for which the object goes on reading the stream after its last reader has left: the reader
+ * may only have lost its connection.
  */
 const LINGER_MS = 5_000;
-/** Maximum time after which an object that was killed while it read is woken. */
+/** Maximum time until an object that was killed while it read the stream is started again. */
 const REATTACH_MS = 5_000;
-/** Time without a frame after which a body gets a keep-alive. */
+/** Time without a frame after which a keep-alive is sent to a reader. */
 const SILENCE_MS = 4_000;
 const MAX_WAITING_BYTES = 64 << 10;
-/** Maximum time for which frames wait for others of the same commit. */
+/** Maximum time for which frames wait for further frames, to be committed together. */
 const MOST_GATHER_MS = 8;
 
 /** A request to read the stream. */
@@ -43,7 +43,7 @@ interface Wanted {
   id: string;
   from: number;
   token: string | null;
-  /** The request has an API key, which only the edge behind can check. */
+  /** True if the request has an API key, which only the edge behind can check. */
   hasKey: boolean;
 }
 
@@ -97,8 +97,8 @@ export class StreamObject extends DurableObject<Env> {
 
   /** Return the Opened frame for a reader, or the answer to a reader that is refused.
    *
-   * The edge behind decides, unless the token is one that it has issued or accepted before: this
-   * object has no secret with which to check a token.
+   * The edge behind decides, because this object lacks the secret for checking tokens. It is not
+   * asked about a token that it has issued or accepted before.
    */
   async #admit(wanted: Wanted): Promise<Opened | Response> {
     const { request, id, token, hasKey, from } = wanted;
@@ -111,7 +111,8 @@ export class StreamObject extends DurableObject<Env> {
     if (token && !hasKey && isThere) {
       if (this.#log.knows(await digestOf(token), Date.now())) return this.#known(token);
     }
-    // A reader at the end of the log asks for what the object itself needs next.
+    // If nothing reads the stream now, the answer to this request can feed the log: it then asks
+    // for the frames after the stored ones.
     const isOurs = this.#reading === null && !this.#log.ended && isThere;
     let answer: Response;
     try {
@@ -138,8 +139,8 @@ export class StreamObject extends DurableObject<Env> {
     return { ...about.opened, token, siblings: [], next_index: this.#log.next };
   }
 
-  /** Store what Opened says, and the tokens that are valid: `shown`, which the reader had, and the
-   * new one. `open` says that a reader without a token or key was accepted.
+  /** Store the facts in Opened and the valid tokens: `shown`, the reader's, and the new one in
+   * Opened. `open` is true if a reader without a token or key was accepted.
    */
   async #note(opened: Opened, shown: string | null, open: boolean): Promise<void> {
     const tokens = [shown ?? "", opened.token].filter((token) => token !== "");
@@ -195,7 +196,7 @@ export class StreamObject extends DurableObject<Env> {
     else this.#linger(reader);
   }
 
-  /** Keep the last reader for LINGER_MS, as if it read no further. */
+  /** Remove the last reader only after LINGER_MS. Until then it counts as a stalled reader. */
   #linger(reader: Reader): void {
     setTimeout(() => {
       this.#readers.leave(reader);
@@ -211,8 +212,8 @@ export class StreamObject extends DurableObject<Env> {
     return url;
   }
 
-  /** Start to read the stream from the edge behind, unless that is under way. `answer` has the rest
-   * of the stream, if it has been requested already. */
+  /** Start to read the stream from the edge behind, unless it is being read. `answer` is the answer
+   * with the rest of the stream, or null to request it. */
   #readOn(answer: Response | null): void {
     const about = this.#log.about;
     if (this.#reading !== null || this.#log.ended || about === undefined) return;
@@ -260,7 +261,7 @@ export class StreamObject extends DurableObject<Env> {
     }
     this.#reading = null;
     if (signal.aborted && this.#readers.count > 0) {
-      this.#readOn(null); // a new reader came meanwhile
+      this.#readOn(null); // a new reader arrived after the reading was aborted
       return;
     }
     this.#log.note({ ...(this.#log.about ?? about), reading: false });
@@ -306,9 +307,9 @@ export class StreamObject extends DurableObject<Env> {
       while (this.#waiting.length > 0) await this.#commitWaiting();
     } catch (error) {
       console.error(error);
-      this.ctx.abort("the storage refused a write"); // the next object reads what was written
+      this.ctx.abort("the storage refused a write"); // a new object continues from the rows
     }
-    this.#committing = null; // in the same turn that found nothing waiting
+    this.#committing = null; // no await since the loop ended, so no frame can have been added
   }
 
   async #commitWaiting(): Promise<void> {
@@ -323,8 +324,8 @@ export class StreamObject extends DurableObject<Env> {
     this.#readers.release(joined(runs));
   }
 
-  /** Wait about as long as the last commit took. The runtime delivers one chunk a turn, so frames
-   * that have arrived already get into the same commit.
+  /** Wait about as long as the last commit took. The runtime delivers one chunk of a body per turn
+   * of the event loop. So frames that have already arrived get into the same commit.
    */
   async #gathered(): Promise<void> {
     const begun = Date.now();
@@ -334,15 +335,15 @@ export class StreamObject extends DurableObject<Env> {
 
   // ---- time ----
 
-  /** Set the alarm, which wakes an object that is killed while it reads, or removes an unused
-   * stream.
+  /** Set the alarm. It starts an object again that was killed while it read the stream, or removes
+   * a stream that is no longer used.
    */
   #schedule(): void {
     const inMs = this.#reading === null ? retentionMs(this.env) : REATTACH_MS;
     void this.ctx.storage.setAlarm(Date.now() + inMs);
   }
 
-  /** Read on if the object was killed while it read; otherwise remove a stream that is not used. */
+  /** Continue reading if the object was killed while it read; else remove a stream without use. */
   override async alarm(): Promise<void> {
     const about = this.#log.about;
     if (about === undefined) return;
@@ -359,7 +360,7 @@ export class StreamObject extends DurableObject<Env> {
   }
 }
 
-/** Return true for an error that would come again. */
+/** Return true for an error that a retry cannot avoid. */
 function isFinal(error: unknown): error is TailraceError {
   return error instanceof TailraceError && !error.retryable;
 }
@@ -373,7 +374,7 @@ function asFrames(headers: Headers, token: string | null): Headers {
   return headers;
 }
 
-/** Wait for news. Return false if there was none for SILENCE_MS. */
+/** Wait until the reader is woken. Return false if it was not woken within SILENCE_MS. */
 async function moreCame(reader: Reader): Promise<boolean> {
   let timer = 0;
   const came = await new Promise<boolean>((resolve) => {

@@ -17,9 +17,9 @@ const PING = text.encode(": ping\n\n");
 /** Encodes the frames of one body. */
 export interface Encoder {
   frames(run: FrameRun): Uint8Array;
-  /** Return bytes that show that the connection works, and carry no frame of the stream. */
+  /** Return a keep-alive: bytes that contain no frame of the stream. */
   keepAlive(): Uint8Array;
-  /** Return the last bytes of a body whose stream cannot be read on. */
+  /** Return the last bytes of a body whose stream ends with an error. */
   failure(error: TailraceError): Uint8Array;
 }
 
@@ -27,8 +27,9 @@ export function encoderOf(view: View, random: () => number = Math.random): Encod
   return view === FRAMES ? new RawFrames() : new Events(random);
 }
 
-/** Return the first field of a body. Each body has a time of its own, so that the readers of a
- * Worker that dies do not come back in the same moment. `random` gives numbers from 0 up to 1. */
+/** Return the `retry` field, which begins a body of events. Its time is random, so that readers
+ * that lose their connections together do not reconnect at the same moment. `random` returns a
+ * number from 0 up to 1. */
 function retry(random: () => number): string {
   const ms = MIN_RETRY_MS + Math.floor(random() * (MAX_RETRY_MS - MIN_RETRY_MS + 1));
   return `retry: ${ms}\n\n`;
@@ -141,7 +142,7 @@ function withTop(scores: TokenScores): object {
   return { ...scoreFields(scores.chosen), top: scores.top.map(scoreFields) };
 }
 
-/** Return the fields of a score, with `bytes` if the token alone is not valid UTF-8. */
+/** Return the fields of a score, and `bytes` if the token's bytes are not valid UTF-8. */
 function scoreFields(score: Score): object {
   const token = fromUtf8.decode(score.token);
   const fields = { id: score.id, token, logprob: score.logprob };
@@ -158,7 +159,7 @@ function format(index: number | null, name: string | null, fields: object): stri
   return `${id}${name === null ? "" : `event: ${name}\n`}data: ${data}\n\n`;
 }
 
-/** Replace bytes by base64, which JSON lacks. It writes an infinity as null. */
+/** Replace bytes by base64, since JSON has no bytes. JSON writes infinity as null. */
 function plain(_name: string, value: unknown): unknown {
   if (!(value instanceof Uint8Array)) return value;
   return btoa(Array.from(value, (byte) => String.fromCharCode(byte)).join(""));

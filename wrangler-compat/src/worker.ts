@@ -1,7 +1,7 @@
 /** The routes of this edge, which are those of edge/application.py.
  *
- * Events and frames of a stream come from the stream's object. All other requests are forwarded to
- * the edge behind.
+ * A stream's Durable Object (its object) serves events and frames of the stream. All other requests
+ * are forwarded to the Tailrace edge behind this Worker (the edge behind).
  */
 
 import { SCHEMA_ID } from "../../edge/web/tailrace/wire.js";
@@ -34,7 +34,7 @@ const READ = /^\/v1\/generate\/([^/]+)$/;
 const CANCEL = /^\/v1\/generate\/[^/]+\/cancel$/;
 const REQUEST_ID = "X-Request-Id";
 const ID = /^[!-~]{1,128}$/;
-/** Beginnings of the paths that answer a preflight. */
+/** Prefixes of the paths that answer a CORS preflight. */
 const PREFLIGHTS = [
   ...["/v1/generate", "/api/chat", "/v1/stream/", "/v1/chat/completions", "/v1/completions"],
   ...["/v1/responses", "/v1/embeddings", "/v1/models"],
@@ -44,7 +44,7 @@ export default {
   async fetch(asked: Request, env: Env): Promise<Response> {
     const request = new Request(asked);
     const id = requestId(asked);
-    request.headers.set(REQUEST_ID, id); // the edge behind logs the same id
+    request.headers.set(REQUEST_ID, id); // so that the edge behind logs the same id
     const allowed = allowedOrigins(env);
     const access = accessHeaders(request, allowed);
     let answer: Response;
@@ -94,7 +94,7 @@ async function route(
   return pass(request, env);
 }
 
-/** Decode a path. An encoded slash counts as one, as at the edge behind. */
+/** Decode a path. An encoded slash counts as a slash, as in the edge behind. */
 function decoded(pathname: string): string {
   try {
     return decodeURIComponent(pathname);
@@ -103,7 +103,7 @@ function decoded(pathname: string): string {
   }
 }
 
-/** Return the id that the request has, if it is a valid one, or a new one. */
+/** Return the request's id if it has a valid one, else a new id. */
 function requestId(request: Request): string {
   const given = request.headers.get(REQUEST_ID) ?? "";
   return ID.test(given) ? given : randomKey();
@@ -121,7 +121,8 @@ async function start(request: Request, env: Env): Promise<Response> {
   if (!headers.has("Idempotency-Key")) headers.set("Idempotency-Key", randomKey());
   const answer = await begin(env, headers, await bodyOf(request, maxBodyBytes(env)));
   if (view === JSON_VIEW || answer.status !== 200) return answer;
-  // The object reads the stream itself, so that what it has outlives this request.
+  // The object itself reads the stream from the edge behind, so that reading does not end with this
+  // request.
   await answer.body?.cancel();
   const opened = openedOf(answer.headers);
   const asked = new Headers(request.headers);
@@ -142,7 +143,7 @@ async function read(request: Request, env: Env, id: string): Promise<Response> {
   parseAfter(query.getAll("after"), request.headers.get("Last-Event-ID"));
   if (view === JSON_VIEW) return pass(request, env);
   const asked = new Request(request);
-  asked.headers.delete(OPENED); // only this Worker may say it to its objects
+  asked.headers.delete(OPENED); // objects trust this header, so clients must not be able to set it
   return objectOf(env, id).fetch(asked);
 }
 
@@ -159,7 +160,7 @@ async function pass(request: Request, env: Env): Promise<Response> {
   const init = { method: request.method, headers: forwarded(request) };
   if (request.method === "GET" || request.method === "HEAD") return origin.ask(url, init);
   const body = await bodyOf(request, maxBodyBytes(env));
-  const again = CANCEL.test(pathname); // may be repeated
+  const again = CANCEL.test(pathname); // a cancellation can be repeated without harm
   return again ? origin.ask(url, { ...init, body }) : origin.askOnce(url, { ...init, body });
 }
 
