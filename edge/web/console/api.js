@@ -4,7 +4,7 @@ import { useEffect, useRef, useState } from "./ui.js";
 
 const KEY = "tailrace.key";
 export const EVERY_MS = 1000;
-/** Timeout of a request. It is then repeated. */
+/** Timeout of a request, after which it is repeated. */
 const PATIENCE_MS = 10_000;
 
 export class ApiError extends Error {
@@ -51,7 +51,7 @@ export async function ask(path, { query = {}, method = "GET", body, signal } = {
   return said;
 }
 
-/** Return true for an error that asks for a key, or for another one. */
+/** Return true if the error says that a key is missing, or that this key is not allowed. */
 export const needsKey = (error) =>
   error && ["no_key", "bad_key", "missing_right"].includes(error.code);
 

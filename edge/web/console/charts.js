@@ -10,7 +10,7 @@ export function colours() {
   return { ink: of("ink"), soft: of("soft"), line: of("line"), accent: of("accent"), accentSoft: of("accent-soft"), warn: of("warn"), card: of("card") };
 }
 
-/** Return an axis with light marks. */
+/** Return the uPlot options of an axis with pale grid lines and ticks. */
 export function axis(theme, more = {}) {
   return {
     stroke: theme.soft,

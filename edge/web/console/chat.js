@@ -1,7 +1,7 @@
 // The conversation of the first page: its messages, and what happened on the network meanwhile.
 //
-// It survives leaving the page, and a reload. The client keeps its position in sessionStorage, and
-// this file keeps the earlier messages there.
+// It survives a change to another page of the console, and a reload. The client stores its position
+// in the stream in sessionStorage, and this file stores the earlier messages there.
 
 import { resume, stream } from "../tailrace/index.js";
 import { Transcript } from "../tailrace/transcript.js";
@@ -12,15 +12,17 @@ import { CuttableNetwork } from "./cuttable_network.js";
 const URL_OF_STREAMS = "/v1/generate";
 const TURNS = "tailrace.turns";
 const MAX_TURNS = 40;
-/** The number of tokens before an armed cut, and the time for which the network is cut. */
+/** Number of tokens after which the network is cut if the button was pressed before the answer
+ * began, and the time for which it stays cut.
+ */
 export const CUT_AFTER = 60;
 export const CUT_MS = 1500;
-/** Maximum points of the drawing. Beyond it every other one is dropped. */
+/** Maximum number of points in the drawing. If there are more, every other point is dropped. */
 const MOST_POINTS = 600;
 
 const utf8 = new TextEncoder();
 
-/** Return the bytes of the same token in other formats. */
+/** Return the bytes of a token as a frame, as a server-sent event and as a chunk of OpenAI’s API. */
 export function costs(frame, model, id) {
   const own = encode(frame).length;
   const { text, index } = frame;
@@ -35,7 +37,7 @@ export function costs(frame, model, id) {
   return [own, utf8.encode(event).length, utf8.encode(`data: ${JSON.stringify(chunk)}\n\n`).length];
 }
 
-/** The measurements of one stream. Times are in ms since its request. */
+/** Return empty measurements of a stream. Times are in ms since its request. */
 function fresh() {
   return {
     beganAt: performance.now(),
@@ -67,7 +69,8 @@ class Conversation extends EventTarget {
 
   constructor() {
     super();
-    // An entry appears when a request has ended. The last one has the same protocol as a running one.
+    // A performance entry appears only when a request has ended. So use that of the last ended
+    // request: the running one has the same protocol.
     const seen = (list) => {
       for (const entry of list.getEntries()) {
         const isOurs = entry.name.includes(URL_OF_STREAMS) || entry.name.endsWith("/readyz");
@@ -116,7 +119,7 @@ class Conversation extends EventTarget {
     }
   }
 
-  /** Cut the network now, or, if no answer is under way, some tokens into the next answer. */
+  /** Cut the network now, or CUT_AFTER tokens into the next answer if no answer is running. */
   cut() {
     if (!this.busy) this.armed = !this.armed;
     else if (!this.isCut) this.#cut();
@@ -210,7 +213,7 @@ class Conversation extends EventTarget {
     wire.id = made.id;
     wire.frames += 1;
     const cut = wire.cuts.at(-1);
-    if (cut && cut.back == null) cut.had = frame.index + 1; // it had arrived before the cut, and waited here
+    if (cut && cut.back == null) cut.had = frame.index + 1; // it had arrived before the cut
     if (cut && cut.back != null && cut.firstMissing == null) {
       cut.firstMissing = at - cut.back;
       turn.cuts = [...(turn.cuts ?? []), turn.text.length];
@@ -228,7 +231,7 @@ class Conversation extends EventTarget {
     }
     const missed = cut != null && cut.madeUntil != null && frame.index < cut.madeUntil;
     if (missed) cut.replayed += 1;
-    const replayed = missed || frame.index < made.seen; // it was shown before a reload
+    const replayed = missed || frame.index < made.seen; // or shown before a reload
     wire.points.push([at, frame.index, replayed]);
     if (wire.points.length > MOST_POINTS) {
       wire.points = wire.points.filter((_, nth) => nth % 2 === 0 || nth === wire.points.length - 1);
@@ -248,7 +251,8 @@ class Conversation extends EventTarget {
 
   async #mend(cut) {
     const { id, token } = this.#stream ?? {};
-    // Ask how far the origin has come meanwhile, past the client’s network, which is still cut.
+    // Ask how many frames the origin has made meanwhile. This fetch does not use the client’s
+    // network, which is still cut.
     const allowed = token ? { "Tailrace-Token": token } : {};
     const headers = { Accept: "application/json", ...allowed, ...credentials() };
     const told = id ? await fetch(`${URL_OF_STREAMS}/${id}`, { headers }).then((answer) => answer.json(), () => null) : null;
@@ -287,7 +291,7 @@ class Conversation extends EventTarget {
     sessionStorage.setItem(TURNS, JSON.stringify(kept));
   }
 
-  /** Update the page once for each frame of the screen, however many tokens arrive in it. */
+  /** Update the page at most once per animation frame, however many tokens arrive. */
   #changed() {
     if (this.#drawn) return;
     this.#drawn = requestAnimationFrame(() => {

@@ -10,7 +10,7 @@ export class CuttableNetwork {
 
   constructor() {
     const network = this;
-    /** The `system` to pass to `stream`. */
+    /** The option `system` for the client’s `stream`: a fetch and a WebSocket that can be cut. */
     this.system = {
       ...system,
       fetch: (url, init) => network.#fetch(url, init),
@@ -45,7 +45,8 @@ export class CuttableNetwork {
     this.#breaks.clear();
   }
 
-  /** Allow connections again. Streams that wait try at once, as after the browser's `online` event.
+  /** Allow connections again. Waiting streams reconnect at once, as after the browser's `online`
+   * event.
    */
   mend() {
     this.isCut = false;

@@ -1,4 +1,4 @@
-// The state of this edge and of its origins, as the edge sees them and as they see themselves.
+// The state of this edge and of its origins: what the edge observes, and what the origins report.
 
 import { ask, usePolled } from "./api.js";
 import { Fault, Page, Stat, State, bytes, count, html, span } from "./ui.js";

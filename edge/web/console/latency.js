@@ -10,13 +10,13 @@ const TITLES = {
   tailrace_ledger_append_seconds: ["Commits of the ledger", "until a step’s frames are durable"],
   tailrace_ledger_append_bytes: ["Size of a commit", "bytes of the frames of one step"],
 };
-/** Steps of an axis with counts. */
+/** Possible distances between the marks of an axis of counts. */
 const WHOLE = [1, 2, 5].flatMap((n) => [0, 1, 2, 3, 4, 5, 6, 7, 8].map((zeros) => n * 10 ** zeros)).sort((a, b) => a - b);
 const SHARES = [0.5, 0.95, 0.99];
-/** Width of the mark of one bar, in pixels. */
+/** Width of a bar's label, in pixels. */
 const MARK_PX = 76;
 
-/** Return the bars that get a mark: as many as have room, and the last one. */
+/** Return the bars that get a label: as many as fit, and always the last bar. */
 function marked(count, width) {
   const step = Math.max(1, Math.ceil((count * MARK_PX) / width));
   return Array.from({ length: Math.ceil(count / step) }, (_, nth) => count - 1 - nth * step).reverse();
@@ -43,7 +43,7 @@ export function Latency() {
   if (all && !base.current) base.current = new Map(all.map((one) => [one.name, one.counts]));
   const shown = all?.map((one) => {
     const before = base.current.get(one.name);
-    const began = one.counts.some((n, at) => before && n < before[at]); // an origin was restarted
+    const began = one.counts.some((n, at) => before && n < before[at]); // an origin was restarted, so its counts begin at 0
     if (!recent || !before || began) return one;
     return { ...one, counts: one.counts.map((n, at) => n - before[at]) };
   });

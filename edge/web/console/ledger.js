@@ -61,7 +61,7 @@ function Stream({ id }) {
     <${Scrub} data=${data} frames=${frames.list} error=${frames.error} text=${text} setText=${setText} />`;
 }
 
-/** Load the frames, and more as they come. Load all again when their text is switched on or off. */
+/** Load the frames, then new ones as they are written. Switching text on or off loads all again. */
 function useFrames(id, upTo, text) {
   const [told, setTold] = useState({ list: [], text, error: null });
   const fetching = useRef(null);
@@ -123,7 +123,7 @@ function Facts({ data }) {
 }
 
 function Scrub({ data, frames, error, text, setText }) {
-  const [at, setAt] = useState(null); // null for the last frame
+  const [at, setAt] = useState(null); // null: the last frame
   const [plays, setPlays] = useState(false);
   const last = Math.max(0, frames.length - 1);
   const place = at == null ? last : Math.min(at, last);
@@ -156,7 +156,7 @@ function Scrub({ data, frames, error, text, setText }) {
   </section>`;
 }
 
-/** Return the text of the frames up to a place, with revisions applied. */
+/** Return the text of the frames up to number `place`, with revisions applied. */
 function spoken(frames, place) {
   let parts = [];
   for (const one of frames.slice(0, place + 1)) {
@@ -166,7 +166,7 @@ function spoken(frames, place) {
   return parts.map(([, part]) => part).join("");
 }
 
-/** Play the frames at the times of the stream if they are known, otherwise twenty frames a second. */
+/** Play the frames at the stream’s own speed, or 20 frames a second if their times are unknown. */
 function usePlaying(plays, frames, place, setAt, done) {
   useEffect(() => {
     if (!plays) return undefined;

@@ -44,7 +44,7 @@ function Brand() {
 
 function Links({ names, at }) {
   const list = useRef(null);
-  // On a phone the row of pages is wider than the screen.
+  // On a phone the row of page names is wider than the screen, so scroll to the current one.
   useEffect(() => {
     const here = list.current.querySelector("[aria-current]");
     const row = list.current.parentElement;
@@ -102,7 +102,7 @@ function KeyForm({ error }) {
   </div>`;
 }
 
-/** Ask once if this tab belongs to an operator, and again when its key changes. */
+/** Show the pages if this tab has an operator’s key, otherwise a form that asks for the key. */
 function Operators({ children }) {
   const { data, error } = usePolled((signal) => ask("ledger", { signal }), [], 30_000);
   if (error && needsKey(error)) return html`<${KeyForm} error=${error} />`;

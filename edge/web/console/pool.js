@@ -6,7 +6,7 @@ import { Simulator } from "./simulate.js";
 import { Tiers } from "./tiers.js";
 import { Empty, Fault, Page, Stat, State, clock, count, html, span, useRef, words } from "./ui.js";
 
-/** Number of samples of the pool that this page keeps: half an hour. */
+/** Number of samples of the pool that this page keeps. They cover half an hour. */
 const MOST_SAMPLES = 1800;
 const KINDS = { ready: "on", loading: "wait", silent: "warn", down: "off" };
 

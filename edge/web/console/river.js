@@ -30,7 +30,9 @@ export function River({ wire }) {
   <ul class="key"><li><i class="live"></i>live</li><li><i class="gap"></i>cut</li><li><i class="replayed"></i>replayed from the ledger</li></ul>`;
 }
 
-/** The live line continues where it was. Replayed tokens begin when they arrive, not at the cut. */
+/** Return the first points of a line that follows `last`. The live line continues where it was;
+ * replayed tokens begin at the time when they arrive, not at the cut.
+ */
 function joined(last, point) {
   if (!last) return [point];
   const [, index] = last.points.at(-1);

@@ -38,7 +38,8 @@ export function Streams() {
       const since = last.query === asked ? last.cursor : "";
       const page = await ask("streams", { query: { ...query, since }, signal });
       const rows = new Map();
-      // The answer only names rows that have not changed, so the last version of them is kept.
+      // For rows that have not changed the answer has only the id, so take the rest from the last
+      // answer.
       for (const row of page.streams) rows.set(row.id, { ...last.rows.get(row.id), ...row });
       known.current = { query: asked, cursor: page.cursor, rows };
       const ended = since ? [...page.ended, ...(last.ended || [])].slice(0, 100) : page.ended;

@@ -3,7 +3,7 @@
 import { ask, usePolled } from "./api.js";
 import { Empty, State, clock, count, html, span } from "./ui.js";
 
-/** Interval of the counts of requests, which cover a day and change slowly. */
+/** Interval between requests for the counts, which cover a day and change slowly. */
 const EVERY_MS = 5000;
 const WARM = ["hot", "compiled"];
 

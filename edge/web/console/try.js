@@ -17,7 +17,7 @@ const STATES = {
   detached: ["", "detached"],
   ended: ["", "ended"],
 };
-/** All labels have a place on the button, so that its size is the same for each of them. */
+/** Labels of the button. All are laid out on it, so that its size is the same for each of them. */
 const CUTS = ["Cut the network", `Will cut after ${CUT_AFTER} tokens`, "The network is cut…"];
 const COSTS = ["Tailrace frame", "server-sent event", "OpenAI chunk"];
 const PROTOCOLS = { h3: "HTTP/3", h2: "HTTP/2", "http/1.1": "HTTP/1.1" };
@@ -32,7 +32,7 @@ function useConversation() {
   return conversation;
 }
 
-/** Return the names of the models, or null if the edge does not tell them without a key.
+/** Return the names of the models, or null if the edge lists them only for a key.
  * @returns {Promise<string[] | null>}
  */
 async function namesOfModels() {
@@ -84,7 +84,7 @@ function Turns({ chat }) {
   useLayoutEffect(() => {
     if (follows.current) box.current.scrollTop = box.current.scrollHeight;
   });
-  // Use the element of the event: a scroll event may come after the page was left.
+  // Use the event's element, not the ref: a scroll event may come after the page was left.
   const scrolled = ({ currentTarget: { scrollTop, scrollHeight, clientHeight } }) => {
     follows.current = scrollHeight - scrollTop - clientHeight < 40;
   };
@@ -119,7 +119,7 @@ function Turn({ turn }) {
   </article>`;
 }
 
-/** The text of a turn, in pieces divided by the cuts of the network. */
+/** The text of a message, divided into pieces where the network was cut. */
 function pieces({ text, cuts = [] }) {
   const begin = text.length - text.trimStart().length;
   const places = [begin, ...cuts.filter((place) => place > begin && place < text.length), text.length];
