@@ -1,4 +1,4 @@
-// A transport for the chat of the AI SDK (`useChat`), whose answers outlive the network and the page.
+// A transport for `useChat` of the AI SDK, whose answers survive a lost network and a reload.
 
 import { system as theSystem } from "./connection.js";
 import { TailraceError, broken } from "./errors.js";
@@ -141,7 +141,8 @@ export class TailraceChatTransport {
       return { id, token: response.headers.get("Tailrace-Token") ?? undefined };
     };
     const found = await patiently(request, url, this.#system, given.backoff);
-    // Nothing was read yet, so an abort, as of a component that React mounts twice, cancels nothing.
+    // Nothing was read yet, so an abort here cancels nothing. React causes one when it mounts a
+    // component twice.
     signal?.throwIfAborted();
     return found;
   }
@@ -157,7 +158,7 @@ export class TailraceChatTransport {
     this.#options.onStream?.(stream, chatId);
     const frames = stream[Symbol.asyncIterator]();
     const aborted = () => {
-      if (stream.id) stream.detach(); // otherwise the id must come before it can be cancelled
+      if (stream.id) stream.detach(); // without an id, keep reading: a cancellation needs it
       this.#stop(chatId, answer, stream);
     };
     const forget = () => signal?.removeEventListener("abort", aborted);
@@ -204,7 +205,7 @@ export class TailraceChatTransport {
    * @param {Stream} stream
    */
   async #stop(chatId, answer, stream) {
-    await null; // a chat that resumes twice aborts the first reading and begins the second at once
+    await null; // a chat that resumes twice aborts the first reading just before the second begins
     if (this.#options.stop !== "leave" && !answer.isSuperseded) {
       try {
         await stream.cancel();

@@ -1,9 +1,10 @@
 // The BARE types (draft-devault-bare) of the schema. Each is parsed once from the table in schema.js.
 //
-// That table has the types that a reading client needs; encode.js adds the others.
+// That table has the types that a client needs to read streams; encode.js adds the others.
 //
-// In JavaScript an integer above 2^53-1 is a bigint, an enum its word, a stream id 32 hex digits and
-// other data a Uint8Array. An absent optional is null, and may be left out when it is encoded.
+// Values in JavaScript: an integer above 2^53-1 is a bigint, an enum is its word, a stream id is a
+// string of 32 hex digits, other data is a Uint8Array. An absent optional is null, and may be left out
+// of a value to encode.
 
 import { FrameError } from "./errors.js";
 import { TYPES } from "./schema.js";

@@ -1,6 +1,8 @@
-// The interface between a stream and its transports: what a connection is asked for and reports.
+// The interface between a stream and its transports: requests to a connection, and its reports.
 
-/** Timeout for anything on a connection. An edge sends a keep-alive every 4 to 6 s. */
+/** Time without any bytes after which a connection counts as lost. An edge sends a keep-alive every
+ * 4 to 6 s.
+ */
 export const SILENCE_MS = 10_000;
 
 /**
@@ -12,7 +14,7 @@ export const SILENCE_MS = 10_000;
  * @property {import("./schema.js").GenerateInput | null} input
  * @property {string} idempotencyKey
  * @property {number} nextIndex
- * @property {boolean} [snapshot] the text so far is wanted as one frame
+ * @property {boolean} [snapshot] true to get the text so far as one frame
  * @property {Record<string, string>} headers
  * @property {string | null} apiKey
  * @property {import("./core.js").Allowance} allowance
@@ -23,7 +25,7 @@ export const SILENCE_MS = 10_000;
  * @property {(frame: import("./schema.js").Frame, bytes: number) => void} frame
  * @property {() => void} alive
  * @property {() => void} ended the stream has ended, and no frame is left to send
- * @property {(error: import("./errors.js").TailraceError) => void} lost called once, as the last one
+ * @property {(error: import("./errors.js").TailraceError) => void} lost called once, after all other reports
  * @property {() => Promise<void>} room waits until there is room for more
  */
 

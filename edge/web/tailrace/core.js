@@ -27,12 +27,12 @@ export const TABLE = {
   ended: {},
 };
 
-/** Maximum frames, and bytes, that may be queued here or under way before the reader takes them. */
+/** Maximum frames, and bytes, that are queued here or on their way before the reader takes them. */
 export const WINDOW_FRAMES = 256;
 export const WINDOW_BYTES = 262_144;
 const LEAST_MS = 500;
 const MOST_MS = 30_000;
-/** Time for which connecting is tried again without a new frame. */
+/** Time for which a stream reconnects without getting a new frame, before it fails. */
 const PATIENCE_MS = 120_000;
 /** Time without a frame after which an open stream is `quiet`. */
 export const QUIET_MS = 2_000;
@@ -60,10 +60,10 @@ export class Core {
   /** @type {{frame: StreamFrame, size: number}[]} */
   #queue = [];
   #queuedBytes = 0;
-  #receivedBytes = 0; // on this connection
+  #receivedBytes = 0; // bytes received on this connection
   /** @type {number | null} */
   #failingSince = null;
-  #notBefore = 0; // the server asked for no retry before this time
+  #notBefore = 0; // time before which the server wants no retry
 
   /**
    * @param {number} nextIndex
@@ -147,7 +147,7 @@ export class Core {
     }
   }
 
-  /** Note that no frame is left to come. */
+  /** Note that all frames have arrived. */
   #end() {
     this.#step("end");
     this.#rest();

@@ -92,7 +92,7 @@ const narrow = (value) => (value <= Number.MAX_SAFE_INTEGER ? Number(value) : va
 function decodeUint(source) {
   const start = source.at;
   let value = 0;
-  let high = 0n; // the bits that do not fit into a number
+  let high = 0n; // the high bits, since a number holds only 53
   for (let nth = 0; nth < 10; nth++) {
     const byte = source.bytes[source.at++];
     if (byte === undefined) throw fault("truncated varint", start);
@@ -227,8 +227,8 @@ export function decode(raw, maxFrameBytes = MAX_FRAME_BYTES) {
   return { corr: view.getUint32(HEADER_BYTES + 1, true), frame };
 }
 
-/** Takes bytes in any pieces and returns whole frames, not decoded. Holds at most one unfinished
- * frame.
+/** Takes bytes in chunks of any size and returns whole frames, not decoded. Holds at most one
+ * unfinished frame.
  *
  * Version, flags, length and tag are checked as soon as they arrive. After a FrameError the
  * position in the stream is lost, so every later feed throws the same error.

@@ -1,7 +1,7 @@
 // The errors of this package.
 
-/** The base of all errors of this package. `code` names the error; `retryable` is true if it may
- * pass.
+/** The base class of all errors of this package. `code` names the error; `retryable` is true if a
+ * retry may succeed.
  */
 export class TailraceError extends Error {
   /**
@@ -44,8 +44,8 @@ export class FrameError extends TailraceError {
 export const broken = (code, message, cause) =>
   new TailraceError(message, { code, status: 503, retryable: true, cause });
 
-/** Return the error of an edge that did not answer. Browsers hide the reason if the edge has another
- * web origin than the page, so a hint names the setting.
+/** Return the error of an edge that did not answer. If the edge has another web origin than the page,
+ * browsers hide whether CORS is the reason, so a hint names the setting for it.
  * @param {string | URL} url of the edge
  * @param {string} message
  * @param {unknown} [cause]

@@ -6,9 +6,9 @@ import { FrameError, TailraceError, broken, unreachable } from "./errors.js";
 /** @typedef {import("./connection.js").Connect} Connect */
 
 const FRAMES = "application/vnd.tailrace.frames";
-/** The slowest upload that does not count as a lost connection: 16 KB/s. */
+/** Minimum speed of an upload, 16 KB/s. A slower one counts as a lost connection. */
 const SLOWEST_BYTES_PER_MS = 16;
-/** Statuses that are retryable if the answer does not say, such as a proxy's error page. */
+/** Statuses that are retryable if the answer does not say whether it is, for example a proxy's. */
 const PASSING = [408, 425, 429, 500, 502, 503, 504];
 
 /** @type {Connect} */

@@ -77,7 +77,7 @@ export function useStream(reading, texts) {
     let own = followed.current;
     if (own?.reading !== reading) {
       own = followed.current = new Followed(reading, render);
-      if (reading.state === "detached") reading.reconnect(); // another component was unmounted
+      if (reading.state === "detached") reading.reconnect(); // by a component that was unmounted
       own.follow(texts);
     }
     clearTimeout(own.leaving);

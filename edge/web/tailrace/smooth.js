@@ -1,4 +1,4 @@
-// Shows text at an even pace although its frames come unevenly: a jitter buffer of words.
+// A jitter buffer of words: shows text at an even pace although its frames arrive unevenly.
 
 /** @typedef {import("./core.js").StreamFrame} StreamFrame */
 /** @typedef {import("./stream.js").Stream} Stream */

@@ -117,13 +117,13 @@ class Session {
     const { corr, frame } = decode(raw);
     const report = this.#readers.get(corr);
     if (frame.type === "StreamError" && corr === 0) return this.#end(errorOf(frame));
-    if (corr === 0) for (const each of this.#readers.values()) each.alive(); // a Heartbeat
+    if (corr === 0) for (const each of this.#readers.values()) each.alive(); // a Heartbeat counts for all streams
     if (!report) return; // a frame of the connection, or of a stream that is not read any more
     if (CLOSING.has(tagOf(raw))) this.#leave(corr);
     if (frame.type === "Opened") {
       report.opened({ id: frame.stream, token: frame.token || null, siblings: frame.siblings });
     } else if (frame.type === "StreamError") {
-      report.lost(errorOf(frame)); // a refusal comes before Opened
+      report.lost(errorOf(frame)); // also if the stream was refused, before any Opened
     } else {
       report.frame(frame, raw.length);
     }

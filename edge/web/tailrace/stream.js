@@ -23,8 +23,8 @@ import { CONNECT, choose, countFetches, worked } from "./transport.js";
  * @property {"auto" | "fetch" | "websocket"} [transport]
  * @property {string} [apiKey]
  * @property {Record<string, string>} [headers] headers of every request by fetch
- * @property {string} [idempotencyKey] two streams with one key are the same stream
- * @property {string} [openUrl] where a new stream is requested, by fetch, instead of at `url`: another
+ * @property {string} [idempotencyKey] requests with the same key start only one stream
+ * @property {string} [openUrl] URL at which a new stream is requested, by fetch, instead of `url`: another
  *   route of the edge that answers with frames, such as /api/chat
  * @property {{leastMs?: number, mostMs?: number, patienceMs?: number}} [backoff]
  * @property {System} [system] for tests
@@ -299,7 +299,7 @@ export class Stream {
 
   #setTimer() {
     const { due } = this.#core;
-    if (due !== null && due >= this.#timerAt) return; // when it rings, it is set again
+    if (due !== null && due >= this.#timerAt) return; // the timer rings earlier, and is then set again
     this.#system.clearTimer(this.#timer);
     this.#timerAt = due ?? Infinity;
     if (due === null || due === Infinity) return;

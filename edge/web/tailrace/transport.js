@@ -31,11 +31,11 @@ function bySocket(asked, system, report) {
 }
 
 export const CONNECT = { fetch: byFetch, websocket: bySocket };
-/** Streams by fetch before new ones use a WebSocket. Over HTTP/1.1 a browser has six connections to
- * a server, and a page cannot see whether it has more.
+/** Number of streams read by fetch from which on new streams use a WebSocket. Over HTTP/1.1 a browser
+ * opens only six connections to a server, and a page cannot know whether it uses HTTP/1.1.
  */
 const MANY = 4;
-/** Failed tries before the other transport is tried. */
+/** Number of failures in a row after which the other transport is tried. */
 const TRIES = 2;
 
 /** The transport that worked after the first choice failed, by origin. @type {Map<string,
