@@ -43,7 +43,7 @@ class Compilation:
     kernel: str
     """Name of the kernel as `module:function`."""
     data: str
-    """JSON from which Triton can compile the kernel again."""
+    """JSON with the types, constants and options from which Triton can compile the kernel."""
     key: str
     """Key under which Triton looks up the compiled kernel at a launch."""
     folder: str

@@ -53,7 +53,7 @@ class BlockTables:
         self._held: dict[int, _Held] = {}
         self._free = list(range(slots - 1, -1, -1))
         self._counts = [0] * slots
-        """Cells of each slot that may differ from NO_PAGE."""
+        """Number of cells at the start of each slot that may differ from NO_PAGE."""
 
     def place(
         self, tables: Sequence[Sequence[int]], most: int
@@ -91,7 +91,7 @@ class BlockTables:
         return held
 
     def _change(self, held: _Held, room: int) -> list[tuple[int, int]]:
-        """Bring a slot up to date; return the cells that are still to be written."""
+        """Copy a large change of a slot to the device, or return a small one as cells to write."""
         used = min(len(held.pages), self._pages)
         grown = 0 <= held.count < len(held.pages)
         first = min(held.count, self._pages) if grown else 0

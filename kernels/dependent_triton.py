@@ -74,6 +74,6 @@ READ_AHEAD = frozenset(
         *("lengths_ptr", "sequences_ptr", "tables_ptr", "cos_ptr", "sin_ptr"),
     }
 )
-"""Arguments that a kernel may read before it waits, since no launch of a chain writes them."""
+"""Names of arguments that kernels may read before they wait: no launch of a chain writes them."""
 WRITTEN_BEFORE = frozenset({"keys_ptr", "values_ptr", "key_scales_ptr", "value_scales_ptr"})
-"""Arguments that attention may read before it waits, for positions before those of this step."""
+"""Names of arguments that attention may read before it waits, at positions before this step's."""

@@ -35,7 +35,8 @@ class ProcessError(Exception):
 class Processes:
     """A pool of `jobs` worker processes, all started at once; a dead one is replaced.
 
-    `greeting` is the first worker's. Raises ProcessError if that worker cannot start.
+    `greeting` is what the first worker has written at its start. Raises ProcessError if that worker
+    cannot start.
     """
 
     def __init__(self, jobs: int, *command: str) -> None:

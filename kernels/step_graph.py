@@ -148,7 +148,8 @@ def cuda_graph(launch: Launch) -> Launch:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
         launch()
-        torch.cuda.synchronize()  # a query about earlier work would end the capture
+        # Finish earlier work, because any query about it would end the capture.
+        torch.cuda.synchronize()
         graph.capture_begin()
         try:
             result = launch()

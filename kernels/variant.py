@@ -27,7 +27,7 @@ class Variant:
     num_warps: int = 4
     num_stages: int = 3
     programs: int = 1
-    """Number of programs of one launch, if it is more than one per multiprocessor."""
+    """Number of programs of one launch; 1 stands for any number up to one per multiprocessor."""
     launch_pdl: bool = False
     expects: tuple[str, ...] = ()
     """Machine instructions (SASS) that must occur, such as `IDP.4A` or `HGMMA`."""

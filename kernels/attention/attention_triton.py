@@ -124,7 +124,7 @@ def _tile(
     KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, TILE: tl.constexpr,
     DOT: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Load TILE positions from `start`: keys, DOT [TILE, BLOCK_D], values, transposed, and scales.
+    """Load keys, DOT [TILE, BLOCK_D], transposed values, and scales of TILE positions from `start`.
 
     Positions from `end` on must not count: `_attend_tile` masks their scores, and their values are
     loaded as 0 because a weight of 0 would not hide a NaN.

@@ -74,7 +74,7 @@ class KvCache:
         return torch.tensor(pages)
 
     def write(self, layer: int, slots: Tensor, keys_values: Tensor) -> None:
-        """Store T tokens of one layer: slots int64 [T], fp32 [T, 2 * kv_heads, head_dim]."""
+        """Store T tokens of one layer, fp32 [T, 2 * kv_heads, head_dim], in `slots`, int64 [T]."""
         if self._scales:
             keys_values, scales = quantise_heads(keys_values, self.dtype)
             keys_values = keys_values.view(self._positions[layer].dtype)

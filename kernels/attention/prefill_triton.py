@@ -50,7 +50,7 @@ def _attend_range(
 ):  # fmt: skip
     """Run the online softmax over positions begin .. end-1; MASKED if not all rows see them all."""
     for first in tl.range(begin, end, TILE, num_stages=STAGES):
-        # In the interpreter the loop variable is a Python integer.
+        # The loop variable is a Python integer in the interpreter, so it is cast.
         start = tl.cast(first, tl.int32)
         page, foreign = page_at(tables_ptr, sequence, max_pages, start // _PAGE, pages, True)
         fault |= foreign
@@ -99,7 +99,7 @@ def _prefill(
         highest = tl.full((BLOCK_M,), float("-inf"), tl.float32)
         total = tl.zeros((BLOCK_M, TILE), tl.float32)
         mixed = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-        # A chunk with a fault reads nothing.
+        # With a fault both ranges are empty, so that no page is read.
         last = tl.where(fault == 0, tl.minimum((block + 1) * BLOCK_M, end), 0)
         full = tl.where(fault == 0, block * BLOCK_M, 0)
         highest, total, mixed, fault = _attend_range(

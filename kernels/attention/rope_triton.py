@@ -51,7 +51,8 @@ _FAULT_SEQUENCE = tl.constexpr(FAULT_SEQUENCE)
 _FAULT_POSITION = tl.constexpr(FAULT_POSITION)
 _FAULT_PAGE = tl.constexpr(FAULT_PAGE)
 _FP8_OF_INT8 = tl.constexpr(FP8_MAX / INT8_MAX)
-# Adding and subtracting 1.5 * 2**14 rounds to multiples of 2**-9, the step of e4m3 below 2**-6.
+# Adding and then subtracting 1.5 * 2**14 rounds to multiples of 2**-9, the distance of e4m3 numbers
+# below 2**-6.
 _E4M3_ROUND = tl.constexpr(24_576.0)
 _E4M3_MIN_NORMAL = tl.constexpr(2.0**-6)
 

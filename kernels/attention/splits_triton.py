@@ -1,4 +1,4 @@
-"""Partial results of decode attention, and their merge by the last program to finish.
+"""Partial results of decode attention, which the last program to finish merges.
 
 For each KV head, a row's pages are divided among at most MAX_SPLITS programs. Their partial results
 are added in ascending order, so the order of summation depends on the length alone.

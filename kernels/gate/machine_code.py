@@ -228,7 +228,7 @@ def _ptxas_log(variant: Variant, target: Target) -> str:
 def code_of(elf: bytes) -> bytes:
     """Return the instructions of all functions of a 64-bit ELF file, in file order."""
     at, size, count, names = struct.unpack_from("<40xQ10xHHH", elf)
-    # Each section: offset of its name, its offset in the file, and its size.
+    # For each section of the file: offset of its name, offset of its contents, and its size.
     heads = [struct.unpack_from("<I20xQQ", elf, at + i * size) for i in range(count)]
     named = heads[names][1]
     return b"".join(

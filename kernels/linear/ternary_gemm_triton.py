@@ -176,7 +176,7 @@ def tile() -> dict[str, int]:
 
 
 def variants(shape: DecoderShape) -> Iterator[Variant]:
-    """Yield all compilations that serving `shape` launches; none unless its linears are ternary."""
+    """Yield all variants that are launched to serve `shape`; none if it has no ternary linears."""
     rows = NARROW_ROWS + 1
     for step, (outs, width, epilogue) in bitnet_linears(shape).items():
         yield Variant(

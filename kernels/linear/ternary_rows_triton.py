@@ -392,7 +392,7 @@ def ternary_rows(
 
 
 def variants(shape: DecoderShape, limits: GpuLimits = HOPPER) -> Iterator[Variant]:
-    """Yield all compilations that serving `shape` launches; none unless its linears are ternary."""
+    """Yield all variants that are launched to serve `shape`; none if it has no ternary linears."""
     for step, (outs, width, epilogue) in bitnet_linears(shape).items():
         for rows, dependent in ((8, False), (8, True), (16, False), (16, True)):
             plan = RowsPlan.of(sum(outs) // 4, width, rows, limits)

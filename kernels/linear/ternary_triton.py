@@ -449,7 +449,7 @@ _TYPES = {
 
 
 def variants(shape: DecoderShape) -> Iterator[Variant]:
-    """Yield all compilations that serving `shape` launches; none unless its linears are ternary."""
+    """Yield all variants that are launched to serve `shape`; none if it has no ternary linears."""
     for step, (outs, width, epilogue) in bitnet_linears(shape).items():
         owned = sum(outs) // 4 // (2 if epilogue.gated else 1)
         plan = GemvPlan.of(owned, width, epilogue.gated)

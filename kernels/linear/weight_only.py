@@ -31,7 +31,7 @@ GROUP = 128
 are contiguous."""
 WORD_BITS = 16
 MIN_SCALE = 1e-10
-"""Scale of a row or group that is all zeros."""
+"""Minimum scale, used for a row or group of zeros."""
 
 
 @dataclass(frozen=True, slots=True)
