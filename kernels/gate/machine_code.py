@@ -48,8 +48,8 @@ _ENDS_OR_WRITES = re.compile(r"(?:EXIT|STG?|ATOMG?|REDG?|UTMASTG|UTMAREDG|UBLKRE
 # operation that makes it. _READ: the pointer of a load.
 _MADE = re.compile(r"%(\w+) = [\w.]+ %(\w+)")
 _READ = re.compile(r"\btt\.load %(\w+)")
-# Matches additions of floats in TTIR. They are counted there because, if the machine lacks such an
-# atomic, the compiler makes a compare-and-swap loop of it, which has no ADD.
+# Matches atomic additions of floats in TTIR. Machine code may hide them: for a GPU without this
+# atomic the compiler emits a compare-and-swap loop, which has no atomic ADD.
 _FLOAT_ADDITION = re.compile(r"\btt\.atomic_rmw fadd\b|\btt\.descriptor_reduce add\b.*\bb?f\d+")
 
 
@@ -250,7 +250,7 @@ def spills(log: str) -> int:
     """Return the bytes of spill stores and loads of all functions, from ptxas."""
     found = _SPILLS.findall(log)
     if not found:
-        raise ValueError(f"ptxas names no spills: {log!r}")
+        raise ValueError(f"the output of ptxas has no line about spills: {log!r}")
     return sum(int(stores) + int(loads) for stores, loads in found)
 
 

@@ -108,7 +108,9 @@ def load_weights(
     packed_ptr, first, OWN: tl.constexpr, END: tl.constexpr, chunk, IN: tl.constexpr,
     SLICES: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """Load a chunk of packed bytes per warp, uint8 [SLICES, 8, 64], with 0 from END and IN on.
+    """Load a chunk of packed bytes per warp: uint8 [SLICES, 8, 64].
+
+    Rows from END on and columns from IN on are read as 0.
 
     Of the 8 rows, those from OWN on are rows of `up`, which are stored END rows after those of the
     gate.

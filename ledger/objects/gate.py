@@ -30,7 +30,7 @@ class Stage(Enum):
     INSIDE = auto()
     """Holding the input gate."""
     OUTSIDE = auto()
-    """In `outside`: awaiting something, or the storing of earlier changes."""
+    """In a block `outside`, without the gate: it awaits something, or that changes are stored."""
     RETURNING = auto()
     """Waiting at the input gate again, after `outside`."""
     LEAVING = auto()

@@ -193,9 +193,9 @@ class Sizes(NamedTuple):
 
 
 class Maintenance(Protocol):
-    """Reads and checkpoints that keep a storage small.
+    """Queries and checkpoints of the WAL, for the maintenance that keeps a storage small.
 
-    Changes are made by a `Commit`, in its fields `replaced` to `vacuum`.
+    The changes that maintenance makes are in a `Commit`: `replaced` and the fields after it.
     """
 
     def check(self) -> None:

@@ -155,7 +155,8 @@ class Tail:
         keep = accepted - self.first
         self.unstored_bytes -= sum(len(frame) for frame in self.frames[keep:])
         if len(self.frames) > keep:
-            self.end_accepted = False  # a StreamEnd can only be the last frame, which is removed
+            # Only the last frame can be a StreamEnd, and the last frame is removed here.
+            self.end_accepted = False
         del self.frames[keep:], self.ids[keep:]
         self._keep_extras(self.first, accepted)
         self.accepted = accepted

@@ -90,7 +90,10 @@ class Int8Linear:
         return self._sums((x * factor).round_()).div(factor).mul_(self._scale)
 
     def _sums(self, quantized: Tensor) -> Tensor:
-        """Multiply integers, fp32 [T, in] -> int32 or fp32 [T, out]."""
+        """Return the product of activations and weights, which are integers.
+
+        quantized: integers as fp32 [T, in]. Returns int32 or fp32 [T, out].
+        """
         if not self._in_fp32:
             # A private function, but torch's only int8 product with int32 sums on CPUs.
             return torch._int_mm(quantized.to(torch.int8), self._parts[0])

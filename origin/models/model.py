@@ -132,10 +132,10 @@ class Model(Protocol):
     def forward(self, pieces: Sequence[Piece]) -> Tensor:
         """Push a batch of pieces through the model; return hidden rows, in order.
 
-        Each piece is of another sequence, except for chunks of one prompt, which may follow one
+        The pieces belong to different sequences, but several chunks of one prompt may follow one
         another. Returns fp32 [tokens of all pieces, H], which the next call may overwrite. Raises
         TooLarge for a piece that exceeds the context or its block table, and ValueError for an
-        empty piece, a chunk that is none, and an invalid page or id.
+        empty piece, a chunk that does not continue the piece before it, or an invalid page or id.
         """
 
     def draw(self, hidden: Tensor, draws: Sequence[Draw]) -> list[Drawn]:

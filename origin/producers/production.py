@@ -58,7 +58,10 @@ _NO_FRAME = (FrameError, TypeError, ValueError, OverflowError, AttributeError, s
 MAX_MESSAGE_CHARS = 500
 """Maximum characters of an error's message in a stream."""
 OVERRULED = (FinishReason.STOP, FinishReason.LENGTH)
-"""Finish reasons of a producer that are replaced if the filter ends the stream at its last text."""
+"""Finish reasons that a producer gives with its last text.
+
+If the filter ends the stream at this text, the filter's reason replaces them.
+"""
 INEXACT = Remark(
     "inexact",
     "the text goes on from what was delivered; an uninterrupted run might have said something else",

@@ -255,7 +255,10 @@ async def open_upstream(
 
 
 def client_of(config: OriginConfig) -> httpx.AsyncClient:
-    """Return an HTTP client with a connection per stream; only the connect timeout is its own."""
+    """Return an HTTP client with a connection per stream.
+
+    It enforces a timeout only for connecting; callers enforce the others.
+    """
     streams = config.text_streams
     # Compressed event streams would buffer several tokens.
     headers = {"Accept-Encoding": "identity"}

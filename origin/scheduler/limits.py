@@ -151,7 +151,7 @@ class RowLimit:
         self._most = most
         self._seconds = seconds
         self._steps_per_raise = steps_per_raise
-        # Mean seconds of steps with at most `least` rows. The key says if they had chunks.
+        # Mean seconds of the smallest steps (at most `least` rows): by True with chunks, or False.
         self._alone: dict[bool, float] = {}
         self._in_time = 0
         self.rows = least

@@ -171,7 +171,7 @@ class ModelHost:
             if self.serves(model)
         ]
         await self.live.learn(past)
-        log.info("models.learnt", requests=len(past))
+        log.info("policies.history_replayed", requests=len(past))
 
     def close(self) -> None:
         """Stop reporting Ticks to the core."""

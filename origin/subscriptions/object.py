@@ -217,13 +217,15 @@ class Subscription(DurableObject):
         self._updated = set()
         try:
             paths = {link.path for link in state.links}
-            # After an overflow a stream without a link may have been acknowledged before.
+            # The list of links keeps at most MAX_LINKS. Once it has overflowed, a stream without a
+            # link may have been acknowledged already, so it is not reported again from its start.
             if not state.links.overflowed:
                 paths.update(await self._matching(state.config, MAX_LINKS))
             tails = await self._tails(paths)
             self._take_updates()
             if self._state is state:
-                for path in tails.keys() - self._updated:  # updated streams have newer tails
+                # Streams that were updated during the scan have newer tails than those read.
+                for path in tails.keys() - self._updated:
                     if (tail := tails[path]) is None:
                         state.links.gone(path)
                     else:

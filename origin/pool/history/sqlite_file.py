@@ -118,7 +118,7 @@ class SqliteHistory:
             return await cursor.fetchone()
 
     async def write(self, entries: Sequence[HistoryEntry], *, alone: bool = False) -> None:
-        """Write entries; a file has one writer, so it is always alone."""
+        """Write entries. A file has only one writer, so `alone` needs no lock."""
         async with self._doing():
             await self._connection.execute("BEGIN IMMEDIATE")
             try:

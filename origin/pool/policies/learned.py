@@ -14,7 +14,7 @@ from tailrace.origin.pool.policies.trace import Indices, Seconds, cost_of_gaps
 RECENT_GAPS = 128
 """Number of a model's recent gaps on which plans are evaluated."""
 LEARNED_FROM = 8
-"""Number of gaps from which a plan is fitted and used.
+"""Minimum number of gaps for fitting and using a plan.
 
 The plan is fitted again whenever the number of gaps has doubled, later after each `FIT_EVERY` gaps.
 """
@@ -26,7 +26,7 @@ LOW_QUANTILES, HIGH_QUANTILES = (0.0, 0.05, 0.25, 0.5), (0.75, 0.9, 0.99, 1.0)
 PREWARM_MARGIN = 0.9
 KEEP_MARGIN = 1.1
 OUT_OF_BOUNDS = 0.5
-"""Share of gaps beyond the bins from which the histogram is not used."""
+"""The histogram is not used if at least this share of the gaps is longer than its last bin."""
 REPRESENTATIVE_CV = 2.0
 """Coefficient of variation of the bins' counts below which the histogram is not used."""
 FORECAST_PREWARM, FORECAST_KEEP = 0.85, 0.30
