@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import structlog
 import torch
 
 from tailrace.ledger.frame import SAMPLING, Sampling, Token, decode
@@ -95,6 +96,8 @@ def forked(work: Callable[[], Any]) -> Any:
 
 
 def main() -> None:
+    # Standard output holds the result alone.
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     torch.set_num_threads(token_worker.TORCH_THREADS)
     counts: list[list[int]] = json.load(sys.stdin)
     prompt = PromptReader(OriginConfig().model).read(PROMPT, (), None).ids
