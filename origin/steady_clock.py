@@ -95,7 +95,7 @@ class KeptClock(SteadyClock):
             if self._told:
                 log.warning("clock.stepped", ahead_s=behind_s, hint="expiry follows slowly")
             else:
-                log.info("clock.followed")
+                log.info("clock.caught_up")
         mark = ClockMark(self._boot, self._uptime, self._now)
         with suppress(OSError):  # without a mark, the next process uses the system's clock
             # Not synced, because the mark is worthless after a power cut, which ends this boot.

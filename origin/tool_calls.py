@@ -41,7 +41,7 @@ class Markup:
 
 MARKUPS: dict[MarkupName, Markup] = {
     "hermes": Markup("<tool_call>", "</tool_call>", "arguments"),  # also the markup of Qwen
-    "llama": Markup("", "", "parameters", ";"),  # JSON without marks
+    "llama": Markup("", "", "parameters", ";"),  # bare JSON, without tags around a call
     "mistral": Markup("[TOOL_CALLS]", "", "arguments", "[,]", 9),
 }
 

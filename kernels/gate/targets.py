@@ -61,11 +61,10 @@ class Target:
 
 
 _WARP_PRODUCTS = {"HGMMA": ("HMMA",), "IGMMA": ("IMMA",)}
-"""Replacements on architectures without products of a group of warps (wgmma): products of one
-warp."""
+"""Instructions to expect on architectures without wgmma: matrix products by one warp (mma)."""
 
 _FIFTH_GENERATION = {"HGMMA": ("UTCHMMA", "HMMA"), "IGMMA": ("UTCIMMA", "IMMA")}
-"""Replacements on sm_100: products in tensor memory if Triton uses it, or products of one warp."""
+"""Instructions to expect on sm_100: products in tensor memory if Triton uses it, or by one warp."""
 FEW_SPILLS = 640
 """Maximum bytes of spills of a kernel on the architectures other than sm_90.
 

@@ -89,9 +89,9 @@ def cutoff(
 ):  # fmt: skip
     """Return the key and id of the last candidate that top-k and top-p keep.
 
-    The targets and the last bin come from `sampler_triton.split_bins`. If there are both targets,
-    the candidates are all ids from the best one on; if there is only one target, they are the ids
-    of the last bin.
+    The targets (`count_target` of top-k, `weight_target` of top-p) and the last bin come from
+    `sampler_triton.split_bins`. With both targets the candidates are all ids, in order from the
+    best one; with one target they are only the ids of the last bin.
     """
     low, high = bin_key(last_bin), bin_key(last_bin + 1)
     key = high

@@ -43,7 +43,7 @@ the next sweep.
 """
 HOUR_MS = 3_600_000
 LINGER_HOURS = 3
-"""Hours after which a partition that living streams keep is cleaned row by row."""
+"""Hours after which an expired partition is cleaned row by row, if living streams still need it."""
 PURGE_ROWS = 2_000
 """Maximum frames deleted in one transaction."""
 PURGE_STREAMS = 64

@@ -206,7 +206,7 @@ class Recovery:
         self._tails: dict[int, Tail | None] = {}
         # Maximum number of records that a log row with a damaged head may have had.
         self._reach = 0
-        # Sids with a record in a log row after the last one with a damaged head.
+        # Sids with a record in a log row that follows the last row with a damaged head.
         self._shown: set[int] = set()
         self._holes: dict[int, Tail] = {}
         self.damaged = False

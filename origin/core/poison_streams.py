@@ -61,7 +61,8 @@ class Suspicion:
 def judge(standings: Sequence[Suspicion], groups: Iterator[int]) -> list[Suspicion]:
     """Count a worker's death for its streams, make suspects of them, and return those to blame.
 
-    `standings` are those of all streams of the dead worker. `groups` yields unused numbers.
+    standings: The suspicion against each stream of the dead worker.
+    groups: Yields a new number for each group of suspects.
     """
     begun = [each for each in standings if each.begun and not each.proven]
     tried: dict[int | None, list[Suspicion]] = {}

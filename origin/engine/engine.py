@@ -62,7 +62,7 @@ class InFlightStep:
 
     @property
     def awaited(self) -> dict[Generation, int]:
-        """Index of the draw of each generation in this step."""
+        """For each generation that waits for a draw of this step, the index of the draw."""
         return {generation: place for place, (_, generation, _) in enumerate(self.works)}
 
 

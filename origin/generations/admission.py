@@ -273,7 +273,7 @@ def _check_ranges(request: Open) -> None:
 
 def _check_stops(stops: tuple[str, ...]) -> None:
     if len(stops) > MAX_STOPS:
-        raise CallerError(f"{len(stops)} sequences", field="stop", hint=f"at most {MAX_STOPS}")
+        raise CallerError(f"has {len(stops)} sequences", field="stop", hint=f"at most {MAX_STOPS}")
     for at, stop in enumerate(stops):
         if not 0 < len(stop) <= MAX_STOP_CHARS:
             raise CallerError(

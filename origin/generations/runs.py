@@ -438,7 +438,7 @@ class Runs(Owner):
             is_text = command.kind == TEXT
             slot.send(recipe.ask(history) if is_text else recipe.run(history), run)
         except FrameError as error:
-            log.error("stream.not_ordered", stream=stream.id.hex(), error=str(error))
+            log.error("stream.order_failed", stream=stream.id.hex(), error=str(error))
             return self._do(self.core.handle(OrderRefused(stream.id, run), self.clock()))
         for frame in command.follow_up:
             slot.send(frame, run)

@@ -85,7 +85,7 @@ class Int8Linear:
         The reference clamps to int8 after rounding; a row scaled by 127 / max never exceeds it.
         """
         absmax = x.abs().amax(-1, keepdim=True)
-        # In torch the reference's 127 / absmax is this product, with the same rounding.
+        # The reference's 127 / absmax is computed by torch as 127 * (1 / absmax), as it is here.
         factor = absmax.clamp_min_(MIN_ABSMAX).reciprocal_().mul_(self._int8_max)
         return self._sums((x * factor).round_()).div(factor).mul_(self._scale)
 

@@ -90,9 +90,10 @@ class DecoderParts:
         )  # fmt: skip
 
     def pages_within(self, kv_bytes: int | None) -> int:
-        """Return the pages in `kv_bytes`, or in a share of free memory; at least a whole context's.
+        """Return how many pages fit in `kv_bytes`, or in a share of the free memory if it is None.
 
-        Raises ModelError if the GPU's memory does not suffice.
+        A smaller `kv_bytes` than one whole context needs is raised to that. Raises ModelError if
+        the GPU has not enough free memory.
         """
         config, context = self._config, context_pages(self._config)
         page = page_bytes(config.layers, config.kv_heads, config.head_dim, self._kv_dtype)

@@ -223,9 +223,9 @@ class LivePool:
             self.tell(record, True)
 
     async def _taught(self, policy: KeepAlivePolicy) -> KeepAlivePolicy:
-        """Teach a policy the recent requests in a thread, and return it.
+        """Have a thread teach the recent requests to a policy, and return the policy.
 
-        This may take a second. Requests that arrive meanwhile are not taught.
+        This may take a second. Requests that arrive meanwhile are left out.
         """
         await asyncio.to_thread(teach, policy, tuple(self._recent))
         return policy

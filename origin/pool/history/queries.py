@@ -175,7 +175,7 @@ async def residence(store: HistoryStore, since_ms: int) -> list[Lane]:
         if model and tier != COLD:
             now[key] = Lane(origin, worker, model, tier, at_ms, None)
     lanes += now.values()
-    # Leave out workers of a model that a pool has recorded, because its record covers them.
+    # Leave out the workers of a model for which a pool has records, which cover its workers too.
     pooled = {(lane.origin, lane.model) for lane in lanes if lane.worker < 0}
     told = [one for one in lanes if one.worker < 0 or (one.origin, one.model) not in pooled]
     return sorted(told, key=lambda lane: lane.from_ms)

@@ -25,7 +25,8 @@ def draw_frontier(
     pareto, ratio, lengths = figure.subplots(3, 1)
     pareto.plot(sweep.wasted_gpu_s, sweep.cold_starts, marker=".", label="one TTL for all")
     ordered = np.sort(gaps.length_s)
-    # The clairvoyant policy keeps models loaded through the shortest gaps, and idles in no other.
+    # The clairvoyant policy keeps a model loaded only in the shortest gaps, and unloads it at once
+    # in all others.
     left = np.arange(len(ordered), -1, -1)
     idling = np.concatenate([[0.0], np.cumsum(ordered)])
     pareto.plot(idling, left, color="grey", linestyle="--", label="clairvoyant")

@@ -58,9 +58,10 @@ class _Recent:
 
 
 class PredictivePrewarm:
-    """AdaptiveTtl, or unloading at once and loading again between two quantiles of recent gaps.
+    """AdaptiveTtl, or a plan to unload at once and to load again before the next request.
 
-    Unloading at once is used if it would have been cheaper for these gaps.
+    The plan has the model loaded from a low quantile of the recent gaps until a high one. It is
+    used if it would have been cheaper for these gaps.
     """
 
     name = "predictive-prewarm"
