@@ -354,7 +354,7 @@ def _openai() -> Schemas:
         {"reasoning_content": STRING, "tool_calls": array(call)},
     )
     delta = record(
-        "What is new.",
+        "The part of the message that is new.",
         {},
         {
             "role": const("assistant"),
