@@ -984,7 +984,7 @@ def _edge() -> Iterator[Operation]:
         "readMetrics",
         "Edge",
         "Read Prometheus metrics",
-        "The answer is text, or OpenMetrics if `Accept` asks for it. For operators; 404 without metrics.",
+        "Text, or OpenMetrics if `Accept` asks for it. For operators; 404 without metrics.",
         {
             200: Answer(
                 "The metrics.",
