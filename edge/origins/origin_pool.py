@@ -39,6 +39,7 @@ from tailrace.ledger.frame import (
     encode,
     error_frame,
 )
+from tailrace.ledger.links.token_count import TOKEN_COUNT
 from tailrace.ledger.links.transport import Credentials, LinkAddress
 from tailrace.ledger.process.tasks import background
 
@@ -328,6 +329,8 @@ def needs_of(request: Frame) -> Needs:
             return Needs(key if has_prefix else None, request.model, spreads=True)
         case Resume() | Cancel() | Steer():
             return Needs(request.stream)
+        case Call() if request.object == TOKEN_COUNT:
+            return Needs(model=request.name, spreads=True)
         case Call():
             return Needs(f"{request.object} {request.name}".encode(errors="replace"), named=True)
     return Needs()

@@ -27,6 +27,7 @@ from tailrace.ledger.errors import (
 )
 from tailrace.ledger.frame import (
     CALL_METHODS,
+    LINK_CODEC,
     SAFE_METHODS,
     STREAM_ID_BYTES,
     Call,
@@ -44,6 +45,7 @@ from tailrace.ledger.frame import (
 from tailrace.ledger.interface import Ledger, NewStream, ObjectKey, StreamInfo
 from tailrace.ledger.links.hints import HINT, Hint
 from tailrace.ledger.links.rights import OF_A_STREAM, Right
+from tailrace.ledger.links.token_count import TOKEN_COUNT
 from tailrace.ledger.objects.deployment import DEPLOYMENT
 from tailrace.ledger.objects.object import ObjectRequest, ObjectResponse
 from tailrace.origin.config import LedgerConfig, OriginConfig
@@ -357,6 +359,23 @@ class Service:
         _require_edge(call)
         return self._hinted(call)
 
+    async def _call_token_count(self, call: Call, request: ObjectRequest) -> ObjectResponse:
+        """Return the number of tokens of an Open's prompt; the Open is checked and not started."""
+        check_right(call.caller, Right.GENERATE)
+        _, wanted = LINK_CODEC.decode(call.body)
+        if not isinstance(wanted, Open):
+            raise CallerError("the body is not an Open frame", field="body")
+        model = self.runs.models.find(wanted.model)
+        if self._reader_of(model.name) is None:
+            raise Conflict(
+                "this origin cannot count tokens for this model, whose server reads the prompts",
+                code="unsupported",
+                field="model",
+                hint="the usage of an answer has the count",
+            )
+        recipe = await self._admit(wanted, model)
+        return ObjectResponse(200, body=str(len(recipe.prompt_ids)).encode())
+
     async def _call_deployment(self, call: Call, request: ObjectRequest) -> ObjectResponse:
         _require_edge(call)
         return await self.objects.deploy(call.name, request)
@@ -513,6 +532,7 @@ _HANDLERS: dict[str, Callable[[Service, Call, ObjectRequest], Awaitable[ObjectRe
     SUBSCRIPTION: Service._call_subscription,
     OPERATOR: Service._call_operator,
     HINT: Service._call_hint,
+    TOKEN_COUNT: Service._call_token_count,
     DEPLOYMENT: Service._call_deployment,
 }
 """Handlers of Calls, by the name of the object's class. `Service._call_own` handles the classes of

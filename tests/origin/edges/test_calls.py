@@ -4,29 +4,34 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tailrace.ledger.errors import Conflict, LedgerFailed
 from tailrace.ledger.frame import (
+    LINK_CODEC,
     MAX_LINK_FRAME_BYTES,
     SCHEMA_HASH,
     Answer,
     Body,
     BodyEnd,
     Call,
+    Caller,
     Cancel,
     Credit,
     Detach,
     Frame,
     Header,
     Hello,
+    Open,
     Status,
     StreamError,
     encode,
 )
 from tailrace.ledger.interface import ObjectKey
+from tailrace.ledger.links.token_count import TOKEN_COUNT
 from tailrace.ledger.objects.object import ObjectRequest, ObjectResponse
 from tailrace.origin.edges.calls import MAX_PIECE_BYTES
 from tailrace.origin.streams.fork import TAKE
@@ -365,3 +370,49 @@ async def test_a_status_is_not_an_answer(house: House) -> None:
     await house.slot.ordered.wait()
     await house.step(house.slot, house.slot.last[0], 0, None)
     assert any(isinstance(frame, Status) for frame in await frames(client, 2))
+
+
+# ---- the count of a prompt's tokens ----
+
+HELLO = Open(model="demo", prompt="The fox", max_tokens=9)
+
+
+def a_count(wanted: Frame, caller: Caller | None = None) -> Call:
+    body = LINK_CODEC.encode(wanted)
+    return Call(TOKEN_COUNT, "demo", "GET", "", body=body, credit=1, caller=caller)
+
+
+async def test_the_tokens_of_a_prompt_are_counted_without_a_stream(house: House) -> None:
+    client = await house.greeted()
+    client.send(a_count(HELLO), 1)
+    _, body, end = await frames(client, 3)
+    stream = await opened(client, 2, HELLO)
+    assert stream.prompt_tokens > 0
+    assert (body, end) == (Body(str(stream.prompt_tokens).encode()), BodyEnd())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "caller", "code"),
+    [
+        (HELLO, Caller("acme", 0), "missing_right"),
+        (replace(HELLO, model="gpt"), None, "unknown_model"),
+        (replace(HELLO, prompt=None), None, "invalid_request"),
+        (Detach(), None, "invalid_request"),
+    ],
+)
+async def test_a_count_is_refused_as_a_stream_would_be(
+    house: House, wanted: Frame, caller: Caller | None, code: str
+) -> None:
+    client = await house.greeted()
+    client.send(a_count(wanted, caller), 1)
+    [error] = await frames(client, 1)
+    assert isinstance(error, StreamError) and error.code == code
+
+
+async def test_the_prompts_of_a_text_worker_are_not_counted(house: House) -> None:
+    house.models.readers.clear()
+    client = await house.greeted()
+    client.send(a_count(HELLO), 1)
+    [error] = await frames(client, 1)
+    assert isinstance(error, StreamError)
+    assert (error.code, error.field) == ("unsupported", "model")
