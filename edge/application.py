@@ -19,6 +19,7 @@ from tailrace.edge.access.operators import sees_details
 from tailrace.edge.access.rules import Rules
 from tailrace.edge.admin.routes import admin_routes
 from tailrace.edge.ai_sdk import ROUTES as AI_SDK_ROUTES
+from tailrace.edge.anthropic.routes import ROUTES as MESSAGE_ROUTES
 from tailrace.edge.config import EdgeConfig, access_rules
 from tailrace.edge.deployment_sync import DeploymentSync
 from tailrace.edge.errors import (
@@ -82,6 +83,7 @@ def create_app(
             *routes_of(CHAT),
             *routes_of(COMPLETIONS),
             *RESPONSE_ROUTES,
+            *MESSAGE_ROUTES,
             Route("/v1/embeddings", embed, methods=["POST"]),
             Route("/v1/models", list_models, methods=["GET"]),
             Route("/v1/models/{name:path}", show_model, methods=["GET"]),

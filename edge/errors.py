@@ -1,10 +1,10 @@
 """Errors as HTTP responses, in the shape of each API, and never with a traceback.
 
-Routes of OpenAI's API use its error objects. Those of the AI SDK are plain text, which `useChat`
-shows as `error.message`. All other routes have one JSON shape.
+Routes of OpenAI's and Anthropic's APIs use their error objects. Those of the AI SDK are plain text,
+which `useChat` shows as `error.message`. All other routes have one JSON shape.
 
-Clients of OpenAI's API retry after 408, 409, 429 and 5xx, unless `x-should-retry` says otherwise,
-and wait for the time in `retry-after-ms`.
+Clients of OpenAI's and Anthropic's APIs retry after 408, 409, 429 and 5xx, unless `x-should-retry`
+says otherwise, and wait for the time in `retry-after-ms`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from tailrace.edge.telemetry.request_metrics import CLIENT_GONE, note_error
+from tailrace.edge.telemetry.request_metrics import CLIENT_GONE, note_error, request_id
 from tailrace.ledger.errors import CallerError, NotFound, TailraceError, error_body
 from tailrace.ledger.frame import FRAMES_TYPE
 
@@ -29,6 +29,7 @@ OPENAI_PATHS = (
     *(CHAT_PATH, COMPLETIONS_PATH, RESPONSES_PATH),
     *("/v1/embeddings", "/v1/models"),
 )
+MESSAGES_PATH = "/v1/messages"
 _OPENAI_PATH = re.compile(rf"(?:{'|'.join(map(re.escape, OPENAI_PATHS))})(?:/|$)")
 
 CODES = {
@@ -47,6 +48,27 @@ CODES = {
 STATUSES = {"unsupported": 400, "beyond_end": 400}
 """Maps our error codes to the HTTP status in OpenAI's API, where it differs from ours."""
 _AI_SDK_PATH = re.compile(rf"{re.escape(AI_SDK_PATH)}(?:/|$)")
+_MESSAGES_PATH = re.compile(rf"{re.escape(MESSAGES_PATH)}(?:/|$)")
+OVERLOADED_STATUS = 529
+"""The status of `overloaded_error` in Anthropic's API."""
+MESSAGES_STATUSES = {
+    **STATUSES,
+    "overloaded": OVERLOADED_STATUS,
+    "ledger_full": OVERLOADED_STATUS,
+}
+"""Status of each of our codes for which Anthropic's API has another status."""
+MESSAGES_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    OVERLOADED_STATUS: "overloaded_error",
+}
+"""The `type` of an error in Anthropic's API by its status.
+
+Every other error is an `invalid_request_error`, or an `api_error` from status 500 on.
+"""
 _OLLAMA_PATH = re.compile(r"/api/(?:tags|generate|show|ps|version|embed|embeddings|pull|push)$")
 CHAT_FIELDS = {"logprobs": "top_logprobs", "format": "response_format"}
 RESPONSES_FIELDS = {
@@ -57,9 +79,11 @@ RESPONSES_FIELDS = {
     "format": "text.format",
     "overflow": "truncation",
 }
+MESSAGES_FIELDS = {"stop": "stop_sequences", "format": "output_config.format"}
 FIELDS = {
     CHAT_PATH: CHAT_FIELDS,
     RESPONSES_PATH: RESPONSES_FIELDS,
+    MESSAGES_PATH: MESSAGES_FIELDS,
 }
 """Maps the path of an API to its names of fields: from the origin's name to the API's name."""
 
@@ -103,11 +127,11 @@ def named_error(error: TailraceError, path: str = "") -> tuple[str, str | None]:
     message, field = f"{error.message}{hint}", error.field
     if field is None or f"'{field}'" in message:
         return message, field
+    if field.startswith("stop["):  # the client may have sent `stop` as one string, not as a list
+        field = "stop"
     name = next((names for prefix, names in FIELDS.items() if path.startswith(prefix)), {}).get(
         field, field
     )
-    if name.startswith("stop["):  # the client may have sent `stop` as one string, not as a list
-        name = "stop"
     if message.startswith(_VERBS):
         message = f"'{name}' {message}"
     elif message[:1].isdigit():
@@ -153,6 +177,36 @@ def openai_error(error: TailraceError, path: str = "") -> JSONResponse:
     return JSONResponse({"error": fields}, status, headers)
 
 
+def messages_error_fields(error: TailraceError) -> dict[str, str]:
+    """Return the object below `error` in a response or an event of Anthropic's API.
+
+    The API has no field for the name of the parameter at fault, so the message has it.
+    """
+    status = MESSAGES_STATUSES.get(error.code, error.status)
+    kind = MESSAGES_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    message, field = named_error(error, MESSAGES_PATH)
+    if field is not None and f"'{field}'" not in message and not message.startswith(field):
+        message = f"{field}: {message}"
+    return {"type": kind, "message": message}
+
+
+def messages_error(error: TailraceError, request: str) -> JSONResponse:
+    """Return the response to an error in Anthropic's API; `request` is the id of the request.
+
+    The caller adds the header `Request-Id`, which every response has.
+    """
+    retry_ms = error.draw_retry_ms()
+    should_retry = "true" if error.retryable else "false"
+    headers = error_headers(error, retry_ms) | {"X-Should-Retry": should_retry}
+    if retry_ms is not None:
+        headers["Retry-After-Ms"] = str(retry_ms)
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    status = MESSAGES_STATUSES.get(error.code, error.status)
+    fields = {"type": "error", "error": messages_error_fields(error), "request_id": request}
+    return JSONResponse(fields, status, headers)
+
+
 log = structlog.get_logger("tailrace.edge")
 
 
@@ -163,6 +217,11 @@ def error_response(error: TailraceError, path: str = "") -> Response:
     """
     if is_openai_path(path):
         return openai_error(error, path)
+    if _MESSAGES_PATH.match(path):
+        request = request_id()
+        answer = messages_error(error, request)
+        answer.headers["Request-Id"] = request
+        return answer
     headers = error_headers(error, error.draw_retry_ms())
     if error.status == 401:
         by_key = error.code in ("no_key", "bad_key")

@@ -30,6 +30,7 @@ SANS_IO = (
     "edge/wrangler/*.py",
     "edge/access/[!_mo]*.py",  # but the middleware, and what asks for open files
     *("edge/ai_sdk.py", "edge/openai/responses/events.py", "edge/openai/responses/request.py"),
+    *("edge/anthropic/conversation.py", "edge/anthropic/events.py", "edge/anthropic/request.py"),
     *("edge/origins/load_balancing.py", "edge/origins/link_protocol.py", "edge/origins/re[ln]*.py"),
     *("edge/origins/route*.py", "edge/origins/sink.py", "edge/origins/watchers.py"),
     *("edge/session.py", "edge/sse.py", "edge/server/interfaces.py", "edge/server/deadlines.py"),

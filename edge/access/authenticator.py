@@ -43,6 +43,8 @@ DESCRIPTIONS = ("/openapi.json", "/llms.txt")
 OPEN_PATHS = frozenset(("/healthz", "/health", READY_PATH, "/version", FIRST_PAGE, *DESCRIPTIONS))
 """Paths that need no API key, as does everything below `WEB_PATH`."""
 KEY_HEADER = b"tailrace-key"
+API_KEY_HEADER = b"x-api-key"
+"""The header in which clients of Anthropic's API send their key."""
 TOKEN_HEADER = b"tailrace-token"
 PROTOCOLS = b"sec-websocket-protocol"
 KEY_PROTOCOL = "tailrace-key."
@@ -53,7 +55,7 @@ SESSION_PATH = "/v1/ws"
 ANONYMOUS = Caller("", 0)
 """A caller without an API key, which only a resume token can authorize."""
 
-_STREAMS = "/v1/(?:generate|chat/completions|completions|responses)"
+_STREAMS = "/v1/(?:generate|chat/completions|completions|responses|messages)"
 _OF_A_STREAM = re.compile(rf"{_STREAMS}/[^/]+(/\w+)?|{STREAM_PATH}[0-9a-f]{{32}}")
 
 
@@ -138,7 +140,7 @@ class Authenticator:
             "an API key is required",
             code="no_key",
             field="Authorization",
-            hint="send Authorization: Bearer KEY",
+            hint="send Authorization: Bearer KEY, or X-Api-Key: KEY",
         )
 
     def _count(self, tenant: str, limits: Limits, *, openai: bool) -> Mapping[str, str]:
@@ -200,6 +202,8 @@ def _take_key(head: Head) -> tuple[str | None, Head]:
             and credentials.strip().startswith(PREFIX)
         ):
             text = credentials.strip()
+        elif name == API_KEY_HEADER and said.strip().startswith(PREFIX):
+            text = said.strip()
         elif name == PROTOCOLS:
             offered = [part.strip() for part in said.split(",")]
             others = [part for part in offered if not part.startswith(KEY_PROTOCOL)]

@@ -14,12 +14,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tailrace.edge.access.head import Head
 from tailrace.edge.access.page_origins import preflight_headers
 from tailrace.edge.access.rules import Admission, Rules
-from tailrace.edge.errors import AI_SDK_PATH, OPENAI_PATHS, noted_response
+from tailrace.edge.errors import AI_SDK_PATH, MESSAGES_PATH, OPENAI_PATHS, noted_response
 from tailrace.edge.response_context import ResponseContext, fields_of
 from tailrace.edge.telemetry.request_metrics import current
 from tailrace.ledger.frame import STREAM_PATH, Caller
 
-PREFIXES = ("/v1/generate", AI_SDK_PATH, STREAM_PATH, *OPENAI_PATHS)
+PREFIXES = ("/v1/generate", AI_SDK_PATH, STREAM_PATH, MESSAGES_PATH, *OPENAI_PATHS)
 """Prefixes of the paths whose CORS preflights (OPTIONS) are answered."""
 
 CALLER = "tailrace.caller"

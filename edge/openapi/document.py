@@ -28,6 +28,7 @@ from tailrace.ledger.process.version import tailrace_version
 
 LLMS_FILE = Path(__file__).parent / "llms.txt"
 API_KEY, KEY_HEADER, TOKEN, TOKEN_QUERY = "ApiKey", "ApiKeyHeader", "ResumeToken", "TokenInUrl"
+X_API_KEY = "XApiKey"
 DESCRIPTION = """\
 Durable token streams: every token is logged before it is shown, and any client resumes any stream
 on any edge. A stream that was started in one dialect can be read in every other one by its id
@@ -48,6 +49,7 @@ HEADERS: dict[str, tuple[str, Schema]] = {
     ),
     IGNORED: ("The names of parameters that had no effect.", STRING),
     "X-Request-Id": ("The id of the request: the client's own, or a new one.", STRING),
+    "Request-Id": ("The same, as Anthropic's API names it.", STRING),
     "X-Vercel-AI-UI-Message-Stream": ("The version of the AI SDK's protocol.", STRING),
     "Retry-After": ("Seconds to wait before the next attempt.", COUNT),
     "Retry-After-Ms": ("Milliseconds to wait before the next attempt.", COUNT),
@@ -175,10 +177,10 @@ def _security(operation: Operation) -> list[dict[str, list[str]]]:
     ways: list[dict[str, list[str]]] = [{}]
     if operation.right is not None:
         words = list(operation.right.words)
-        ways = [{API_KEY: words}, {KEY_HEADER: words}]
+        ways = [{API_KEY: words}, {KEY_HEADER: words}, {X_API_KEY: words}]
         if operation.takes_token:
             ways.append({TOKEN: []})
-            if operation.name == "readStream":
+            if operation.name in ("readStream", "readMessage"):
                 ways.append({TOKEN_QUERY: []})
         ways.append({})
     return ways
@@ -202,6 +204,12 @@ def _security_schemes() -> dict[str, Any]:
             "in": "header",
             "name": "Tailrace-Key",
             "description": "The same, if the header Authorization is used for something else.",
+        },
+        X_API_KEY: {
+            "type": "apiKey",
+            "in": "header",
+            "name": "X-Api-Key",
+            "description": "The same, as clients of Anthropic's API send it.",
         },
         TOKEN: {
             "type": "apiKey",

@@ -6,6 +6,7 @@ from enum import Enum
 from http import HTTPStatus
 from typing import Any
 
+from tailrace.edge.errors import OVERLOADED_STATUS
 from tailrace.edge.openapi.schemas import STRING, ref
 
 CODES: dict[int, str] = {
@@ -34,6 +35,8 @@ ALWAYS = (400, 403, 408, 421, 431, 500)
 """Statuses that every route may return, for example because a request is malformed or too slow."""
 KEYED = (*ALWAYS, 401, 429, 503)
 """Error statuses of routes that need an API key (if the edge has keys) and an origin."""
+MESSAGES_KEYED = (*KEYED, OVERLOADED_STATUS)
+"""The same for the routes of Anthropic's API."""
 BEFORE_ROUTES = (408, 431)
 """Statuses of requests that never arrive completely, so that the server refuses them before a route
 handles them. Their errors therefore have Tailrace's own shape on every route."""
@@ -47,6 +50,7 @@ class ErrorShape(Enum):
 
     NATIVE = "Error"
     OPENAI = "OpenAiError"
+    MESSAGES = "MessagesError"
     AI_SDK = "AiSdkError"
 
 
@@ -65,18 +69,18 @@ def error_responses() -> Responses:
     return {
         f"{shape.value}{status}": _response(shape, status)
         for shape in ErrorShape
-        for status in CODES
+        for status in (*CODES, *([OVERLOADED_STATUS] if shape is ErrorShape.MESSAGES else ()))
         if shape is ErrorShape.NATIVE or status not in BEFORE_ROUTES
     }
 
 
 def _response(shape: ErrorShape, status: int) -> dict[str, Any]:
-    codes = ", ".join(f"`{code}`" for code in CODES[status].split())
-    named = HTTPStatus(status).phrase
+    named = "Overloaded" if status == OVERLOADED_STATUS else HTTPStatus(status).phrase
+    codes = ", ".join(f"`{code}`" for code in CODES.get(status, "").split())
     description = f"{named}: {codes}."
     content: dict[str, Any] = {"application/json": {"schema": ref("Error")}}
     names = ["X-Request-Id"]
-    if status in (408, 429, 503):
+    if status in (408, 429, 503, OVERLOADED_STATUS):
         names.append("Retry-After")
     if status == 401:
         names.append("WWW-Authenticate")
@@ -86,6 +90,10 @@ def _response(shape: ErrorShape, status: int) -> dict[str, Any]:
         description = f"{named}. `code` is that of OpenAI's API if it has one, otherwise ours."
         content = {"application/json": {"schema": ref("OpenAiError")}}
         names += ["X-Should-Retry", "Retry-After-Ms"]
+    if shape is ErrorShape.MESSAGES:
+        description = f"{named}. `type` is that of Anthropic's API."
+        content = {"application/json": {"schema": ref("MessagesError")}}
+        names += ["Request-Id", "X-Should-Retry", "Retry-After-Ms"]
     if shape is ErrorShape.AI_SDK:
         description = f"{named}: a sentence that `useChat` shows as `error.message`."
         content = {"text/plain": {"schema": STRING}}

@@ -11,13 +11,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tailrace.edge.ai_sdk import EXAMPLE as AI_SDK_EXAMPLE
-from tailrace.edge.errors import AI_SDK_PATH, CHAT_PATH, COMPLETIONS_PATH, RESPONSES_PATH
+from tailrace.edge.anthropic.request import EXAMPLE as MESSAGE_EXAMPLE
+from tailrace.edge.anthropic.routes import VERSION_HEADER, VERSIONS
+from tailrace.edge.errors import (
+    AI_SDK_PATH,
+    CHAT_PATH,
+    COMPLETIONS_PATH,
+    MESSAGES_PATH,
+    RESPONSES_PATH,
+)
 from tailrace.edge.generate.schema import GENERATE_EXAMPLE, STEER_EXAMPLE
 from tailrace.edge.openai import embeddings
 from tailrace.edge.openai.chat import EXAMPLE as CHAT_EXAMPLE
 from tailrace.edge.openai.completions import TEXT_EXAMPLE
 from tailrace.edge.openai.responses.request import EXAMPLE as RESPONSE_EXAMPLE
-from tailrace.edge.openapi.errors import ALWAYS, KEYED, ErrorShape
+from tailrace.edge.openapi.errors import ALWAYS, KEYED, MESSAGES_KEYED, ErrorShape
 from tailrace.edge.openapi.schemas import STRING, Schema, ref
 from tailrace.ledger.frame import FRAMES_TYPE
 from tailrace.ledger.links.rights import Right
@@ -36,6 +44,7 @@ TAGS = {
     "Generations": "Streams of tokens: start one, read it from any index, steer it, cancel it.",
     "OpenAI": "OpenAI's chat completions, completions, embeddings and models.",
     "Responses": "OpenAI's Responses API. A response is a stream, and is resumed as one.",
+    "Anthropic": "Anthropic's Messages API. A message is a stream, and is resumed as one.",
     "AI SDK": "The chat of the AI SDK (`useChat`).",
     "Streams": "The Durable Streams protocol: streams that any program writes.",
     "Subscriptions": "Webhooks and workers that are woken when streams grow. Off by default.",
@@ -130,8 +139,10 @@ def _query(name: str, description: str, schema: Schema, example: object = None) 
     return Parameter("query", name, description, schema, example)
 
 
-def _header(name: str, description: str, schema: Schema = STRING) -> Parameter:
-    return Parameter("header", name, description, schema)
+def _header(
+    name: str, description: str, schema: Schema = STRING, example: object = None
+) -> Parameter:
+    return Parameter("header", name, description, schema, example)
 
 
 NUMBER_TEXT = {"type": "integer", "minimum": 0}
@@ -458,6 +469,97 @@ def _responses() -> Iterator[Operation]:
         ),
         errors=found,
         shape=openai,
+        takes_token=True,
+    )
+
+
+def _messages() -> Iterator[Operation]:
+    message = _path("id", "The id of the message: `msg_` and the stream's id.")
+    version = _header(
+        VERSION_HEADER,
+        "The version of the API, which is required.",
+        {"enum": [*VERSIONS]},
+        VERSIONS[-1],
+    )
+    views = (Content(JSON, ref("Message")), Content(SSE, STRING, "MessageEvent"))
+    headers = (*STREAM_HEADERS, "Request-Id", "X-Request-Id")
+    asked = json.loads(MESSAGE_EXAMPLE) | {"max_tokens": 8}
+    found = (*MESSAGES_KEYED, 404)
+    messages = ErrorShape.MESSAGES
+    one = f"{MESSAGES_PATH}/{{id}}"
+    yield Operation(
+        "POST",
+        MESSAGES_PATH,
+        "createMessage",
+        "Anthropic",
+        "Create a message",
+        "One document when it has ended, or events with `stream`. Any event may be the last one"
+        f" that arrives: resume with `GET {one}`.",
+        {200: Answer("The message.", views, (*headers, "Tailrace-Ignored"))},
+        Right.GENERATE,
+        (version, IDEMPOTENCY),
+        json_body("MessageRequest"),
+        {"document": asked, "stream": asked | {"stream": True}},
+        (*found, 409, 413),
+        messages,
+    )
+    yield Operation(
+        "POST",
+        f"{MESSAGES_PATH}/count_tokens",
+        "countTokens",
+        "Anthropic",
+        "Count the tokens of a prompt",
+        "The messages, with the system prompt and the tools, as the model reads them. Needs a model"
+        " of the origin's own: 400 if another server reads the prompts.",
+        document("The count.", "MessageTokenCount", "Request-Id", "Tailrace-Ignored"),
+        Right.GENERATE,
+        (version,),
+        json_body("MessageTokenCountRequest"),
+        {"document": {name: value for name, value in asked.items() if name != "max_tokens"}},
+        (*found, 413),
+        messages,
+    )
+    yield Operation(
+        "GET",
+        one,
+        "readMessage",
+        "Anthropic",
+        "Read a message, from any event",
+        "One document of the message so far; or its events, with `stream=true`, `starting_after`,"
+        " `Last-Event-ID` or `Accept: text/event-stream`.",
+        {
+            200: Answer("The message.", views, headers),
+            204: Answer(
+                "`Last-Event-ID` is the last event, and the message has ended.", (), headers
+            ),
+        },
+        Right.READ,
+        (
+            message,
+            STREAM,
+            _query(
+                "starting_after",
+                "Return only the events after this number, which is the `id` of an event.",
+                NUMBER_TEXT,
+            ),
+            LAST_EVENT_ID,
+        ),
+        errors=(*found, 409, 413),
+        shape=messages,
+        takes_token=True,
+    )
+    yield Operation(
+        "POST",
+        f"{one}/cancel",
+        "cancelMessage",
+        "Anthropic",
+        "Cancel a message",
+        "Its last event is `error`. Cancelling a message that has ended changes nothing.",
+        document("The message as far as it got.", "Message", *headers),
+        Right.CANCEL,
+        (message,),
+        errors=(*found, 409, 413),
+        shape=messages,
         takes_token=True,
     )
 
@@ -1042,6 +1144,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *_generations(),
     *_openai(),
     *_responses(),
+    *_messages(),
     *_ai_sdk(),
     *_streams(),
     *_subscriptions(),

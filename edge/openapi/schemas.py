@@ -18,6 +18,11 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from pydantic import BaseModel
 
 from tailrace.edge.ai_sdk import ChatBody as AiSdkChatBody
+from tailrace.edge.anthropic.events import CANCELLED as MESSAGE_CANCELLED
+from tailrace.edge.anthropic.events import PREFIX as MESSAGE_PREFIX
+from tailrace.edge.anthropic.events import STOP_REASON
+from tailrace.edge.anthropic.request import CANNOT as NO_MESSAGE_FIELDS
+from tailrace.edge.anthropic.request import MessagesBody
 from tailrace.edge.generate.schema import GenerateBody, SteerBody
 from tailrace.edge.openai.answers import (
     CANCELLED,
@@ -107,6 +112,12 @@ REQUESTS: dict[str, tuple[type[BaseModel], str]] = {
     "ChatCompletionRequest": (ChatBody, "A request of OpenAI's chat completions."),
     "CompletionRequest": (CompletionBody, "A request of OpenAI's completions."),
     "ResponseRequest": (ResponseBody, "A request of OpenAI's Responses API."),
+    "MessageRequest": (
+        MessagesBody,
+        "A request of Anthropic's Messages API. The parameters of `POST /v1/generate` are accepted,"
+        " too. Unknown parameters are refused, as are those that would change the answer and are"
+        f" not supported: {', '.join(f'`{name}`' for name in NO_MESSAGE_FIELDS)}.",
+    ),
     "EmbeddingRequest": (EmbeddingBody, "A request of OpenAI's embeddings."),
     "AiSdkChatRequest": (
         AiSdkChatBody,
@@ -131,6 +142,11 @@ def _requests() -> Schemas:
                 names = ", ".join(f"`{one}`" for one in model.cannot)
                 description += f" Refused if they would change the answer: {names}."
         made[name] = plain(schema) | {"description": description}
+    message = made["MessageRequest"]
+    made["MessageTokenCountRequest"] = message | {
+        "description": "The same request without `max_tokens`. Sampling settings have no effect.",
+        "required": [name for name in message["required"] if name != "max_tokens"],
+    }
     return made
 
 
@@ -331,6 +347,14 @@ def _errors() -> Schemas:
     return {
         "Error": record("An error.", {"error": error}),
         "OpenAiError": record("An error of OpenAI's routes.", {"error": openai}),
+        "MessagesError": record(
+            "An error of Anthropic's routes.",
+            {
+                "type": const("error"),
+                "error": record("The error.", {"type": STRING, "message": STRING}),
+                "request_id": described("The id of the request.", STRING),
+            },
+        ),
     }
 
 
@@ -492,6 +516,62 @@ def _responses() -> Schemas:
     }
 
 
+def _messages() -> Schemas:
+    block = record(
+        "A content block: text, thinking, or a call of a tool.",
+        {"type": {"enum": ["text", "thinking", "tool_use"]}},
+        {
+            **dict.fromkeys(("text", "thinking", "signature", "id", "name"), STRING),
+            "input": described("The arguments of a call.", {}),
+        },
+    )
+    usage = {
+        **dict.fromkeys(("input_tokens", "output_tokens"), COUNT),
+        "cache_creation_input_tokens": described("Not counted: always 0.", COUNT),
+        "cache_read_input_tokens": described("Not counted: always 0.", COUNT),
+    }
+    reasons = {"enum": [*STOP_REASON.values(), MESSAGE_CANCELLED, None]}
+    message = {
+        "id": {"type": "string", "pattern": f"^{MESSAGE_PREFIX}[0-9a-f]{{32}}$"},
+        "type": const("message"),
+        "role": const("assistant"),
+        "model": STRING,
+        "content": array(block),
+        "stop_reason": reasons,
+        "stop_sequence": {"type": "null"},
+        "stop_details": nullable(ANY_OBJECT),
+        "usage": record("Token counts.", usage),
+    }
+    kinds = (
+        *("message_start", "content_block_start", "content_block_delta", "content_block_stop"),
+        *("message_delta", "message_stop", "ping", "error"),
+    )
+    return {
+        "Message": record("A message as far as it has got.", message),
+        "MessageTokenCount": record("The tokens of a prompt.", {"input_tokens": COUNT}),
+        "MessageEvent": record(
+            "One event of a message. Its `id` is its number; `ping`, and an `error` that is not in"
+            " the log, have none.",
+            {
+                "event": {"enum": [*kinds]},
+                "data": record(
+                    "The event.",
+                    {"type": STRING},
+                    {
+                        "message": ref("Message"),
+                        "index": COUNT,
+                        "content_block": block,
+                        "delta": ANY_OBJECT,
+                        "usage": record("Token counts.", usage),
+                        "error": {"$ref": "#/components/schemas/MessagesError/properties/error"},
+                    },
+                ),
+            },
+            {"id": COUNT},
+        ),
+    }
+
+
 # ---- answers: the edge, its origins, the Durable Streams protocol ----
 
 
@@ -590,6 +670,7 @@ def schemas() -> Schemas:
         **_errors(),
         **_openai(),
         **_responses(),
+        **_messages(),
         **_edge(),
         **json.loads(ORIGIN_BODIES.read_text("utf-8")),
     }

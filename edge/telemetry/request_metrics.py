@@ -249,6 +249,12 @@ current: ContextVar[RequestMetrics | None] = ContextVar("metrics", default=None)
 """The telemetry of the request that the running task answers."""
 
 
+def request_id() -> str:
+    """Return the id of the request that the running task answers; a new one outside of requests."""
+    metrics = current.get()
+    return token_hex(16) if metrics is None else metrics.request_id
+
+
 def traced(request: A) -> A:
     """Return a request to an origin with the trace of the running HTTP request."""
     metrics = current.get()

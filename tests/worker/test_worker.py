@@ -193,3 +193,6 @@ async def test_what_was_read_here_outlives_a_kill_and_the_edge_behind(
             said = answer.json()["error"]
             assert (answer.status_code, said["type"], said["code"]) == (503, "server_error", code)
             assert answer.headers["X-Should-Retry"] == "true"
+        message = await client.post(f"{worker.url}/v1/messages", json={"model": "demo"})
+        assert (message.status_code, message.json()["error"]["type"]) == (503, "api_error")
+        assert message.headers["Request-Id"] == message.json()["request_id"]

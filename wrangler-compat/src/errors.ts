@@ -98,6 +98,43 @@ export function openaiErrorResponse(error: TailraceError): Response {
   return new Response(JSON.stringify({ error: fields }), { status, headers });
 }
 
+const MESSAGES_PATH = /^\/v1\/messages(?:\/|$)/;
+
+/** Return true if clients of this path expect errors in the shape of Anthropic's API. */
+export function speaksMessages(path: string): boolean {
+  return MESSAGES_PATH.test(path);
+}
+
+/** Return an error in the shape of Anthropic's API, as edge/errors.py does, for a request's id. */
+export function messagesErrorResponse(error: TailraceError, request: string): Response {
+  const { field, hint, message, retryable, retryAfterMs, status } = error;
+  const headers = new Headers({
+    "Cache-Control": "no-store",
+    "Content-Type": "application/json",
+    "X-Content-Type-Options": "nosniff",
+    "Request-Id": request,
+    "X-Should-Retry": String(retryable),
+  });
+  if (retryAfterMs !== null) {
+    headers.set("Retry-After-Ms", String(retryAfterMs));
+    headers.set("Retry-After", String(Math.ceil(retryAfterMs / 1000)));
+  }
+  const kinds: Record<number, string> = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+  };
+  const text = hint === null ? message : `${message} (${hint})`;
+  const fields = {
+    type: kinds[status] ?? (status >= 500 ? "api_error" : "invalid_request_error"),
+    message: field === null ? text : `${field}: ${text}`,
+  };
+  const body = { type: "error", error: fields, request_id: request };
+  return new Response(JSON.stringify(body), { status, headers });
+}
+
 /** Return the error that the edge behind reports in its answer. */
 export async function errorOf(answer: Response): Promise<TailraceError> {
   const said = await answer.text();

@@ -11,7 +11,9 @@ import {
   TailraceError,
   callerError,
   errorResponse,
+  messagesErrorResponse,
   openaiErrorResponse,
+  speaksMessages,
   speaksOpenai,
 } from "./errors";
 import {
@@ -37,7 +39,7 @@ const ID = /^[!-~]{1,128}$/;
 /** Prefixes of the paths that answer a CORS preflight. */
 const PREFLIGHTS = [
   ...["/v1/generate", "/api/chat", "/v1/stream/", "/v1/chat/completions", "/v1/completions"],
-  ...["/v1/responses", "/v1/embeddings", "/v1/models"],
+  ...["/v1/responses", "/v1/embeddings", "/v1/models", "/v1/messages"],
 ];
 
 export default {
@@ -60,8 +62,10 @@ export default {
           : new TailraceError("internal error of this edge; the edge's log has the details", {
               status: 500,
             });
-      const isOpenai = speaksOpenai(new URL(request.url).pathname);
-      answer = isOpenai ? openaiErrorResponse(fault) : errorResponse(fault);
+      const { pathname } = new URL(request.url);
+      if (speaksOpenai(pathname)) answer = openaiErrorResponse(fault);
+      else if (speaksMessages(pathname)) answer = messagesErrorResponse(fault, id);
+      else answer = errorResponse(fault);
     }
     if (answer.webSocket) return answer;
     const headers = new Headers(answer.headers);

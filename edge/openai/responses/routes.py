@@ -8,8 +8,7 @@ later are in the stream's note.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +21,7 @@ from tailrace.edge.errors import RESPONSES_PATH
 from tailrace.edge.generate.encoders import stream_headers
 from tailrace.edge.generate.params import read_body
 from tailrace.edge.generate.routes import MAX_DOCUMENT_BYTES
+from tailrace.edge.numbered_events import read_frames, resumed
 from tailrace.edge.openai.request import flag, parse_body
 from tailrace.edge.openai.responses.events import PREFIX, ResponseEvents, StreamedResponse
 from tailrace.edge.openai.responses.request import (
@@ -35,18 +35,11 @@ from tailrace.edge.openai.responses.request import (
 from tailrace.edge.origins.reader import Reader
 from tailrace.edge.starlette_helpers import link_of, unless_disconnected
 from tailrace.edge.stream_answer import StreamAnswer
-from tailrace.ledger.errors import BeyondEnd, CallerError, NotFound, TooLarge
+from tailrace.ledger.errors import CallerError, NotFound
 from tailrace.ledger.frame import (
-    CLOSING,
     Cancel,
-    Logged,
     Opened,
     Resume,
-    StreamEnd,
-    StreamError,
-    decode,
-    tag_of,
-    to_error,
 )
 
 MAX_LISTED = 100
@@ -81,7 +74,7 @@ async def create(request: Request) -> Response:
         headers |= stream_headers(opened)
         response = StreamedResponse(opened)
         if not body.background:
-            await unless_disconnected(request, _read(reader, response.add))
+            await unless_disconnected(request, read_frames(reader, response.add))
         return JSONResponse(response.document(), headers=headers)
 
 
@@ -94,19 +87,7 @@ async def retrieve(request: Request) -> Response:
     after = _after(query.get("starting_after"))
     if after is None:
         return StreamAnswer(asked, ResponseEvents())
-    with ExitStack() as unless_handed_on:
-        reader = unless_handed_on.enter_context(Reader(link_of(request)))
-        opened = await unless_disconnected(request, reader.open(asked))
-        encoder = ResponseEvents(after)
-        encoder.opened(opened)
-        headers = stream_headers(opened)
-        replay = _replayed(reader, encoder, opened, after)
-        begin, ended = await unless_disconnected(request, replay)
-        if ended:
-            headers["Content-Type"] = encoder.media_type
-            return Response(begin, headers=headers)
-        unless_handed_on.pop_all()
-        return StreamAnswer.reading(reader, opened, encoder, begin=begin)
+    return await resumed(request, asked, ResponseEvents(after), after)
 
 
 async def cancel(request: Request) -> Response:
@@ -209,29 +190,6 @@ def _page(items: list[dict[str, Any]], query: Mapping[str, str]) -> dict[str, An
 # ---- from a stream to a response ----
 
 
-async def _read(
-    reader: Reader, take: Callable[[Any], object], most: int = MAX_DOCUMENT_BYTES
-) -> int:
-    """Call `take` with each frame until one closes the stream; return the size of all frames.
-
-    Raises TooLarge if this exceeds `most` bytes. Raises the error of a StreamError.
-    """
-    size, ended = 0, False
-    while not ended:
-        for raw in await reader.take():
-            size += len(raw)
-            if size > most:
-                raise TooLarge(
-                    f"the response exceeds {most} bytes", hint="read it with stream=true"
-                )
-            _, frame = decode(raw)
-            if isinstance(frame, StreamError):
-                raise to_error(frame)
-            take(frame)
-            ended = tag_of(raw) in CLOSING
-    return size
-
-
 async def _document(request: Request, asked: Resume) -> tuple[Opened, dict[str, Any]]:
     """Return the Opened of a stream, and the document of its response so far."""
     opened, response, _ = await _collected(request, asked)
@@ -245,7 +203,7 @@ async def _collected(
     with Reader(link_of(request)) as reader:
         opened = await reader.open(replace(asked, follow=False))
         response = StreamedResponse(opened)
-        return opened, response, await _read(reader, response.add, most)
+        return opened, response, await read_frames(reader, response.add, most)
 
 
 async def _opened(request: Request, asked: Resume) -> Opened:
@@ -333,28 +291,3 @@ def _not_kept(name: str) -> CallerError:
         code="input_not_kept",
         field="previous_response_id",
     )
-
-
-async def _replayed(
-    reader: Reader, encoder: ResponseEvents, opened: Opened, after: int
-) -> tuple[bytes, bool]:
-    """Return the logged events after event number `after`, and True if the stream has ended.
-
-    Frames and events are numbered differently, so the log is read until event `after` is found.
-    Raises BeyondEnd if the log does not contain that event yet.
-    """
-    told, next_index, ended = [encoder.frames([])], 0, False
-    while encoder.last < after and next_index < opened.next_index:
-        for raw in await reader.take():
-            _, frame = decode(raw)
-            if isinstance(frame, StreamError):
-                raise to_error(frame)
-            assert isinstance(frame, Logged), frame
-            next_index, ended = frame.index + 1, isinstance(frame, StreamEnd)
-            told.append(encoder.frames([raw]))
-    if after > encoder.last:
-        raise BeyondEnd(
-            f"The response has no event {after} yet: its last one is {encoder.last}.",
-            field="starting_after",
-        )
-    return b"".join(told), ended

@@ -55,6 +55,7 @@ def test_without_keys_everybody_is_let_in_as_nobody_in_particular() -> None:
         ("authorization", f"Bearer {KEY}", ()),
         ("authorization", f"bearer  {KEY} ", ()),
         ("tailrace-key", KEY, ()),
+        ("x-api-key", KEY, ()),
         ("sec-websocket-protocol", f"tailrace-key.{KEY}", ()),
         (
             "sec-websocket-protocol",

@@ -47,7 +47,9 @@ async def with_keys(limits: Limits | None = None) -> AsyncIterator[Served]:
         yield served
 
 
-@pytest.mark.parametrize("path", [GENERATE, COMPLETIONS, "/v1/chat/completions", "/v1/responses"])
+@pytest.mark.parametrize(
+    "path", [GENERATE, COMPLETIONS, "/v1/chat/completions", "/v1/responses", "/v1/messages"]
+)
 async def test_nothing_of_a_body_is_awaited_of_whom_no_key_speaks_for(path: str) -> None:
     body = b" " * 1000 + b'{"stream": true}'
     asked = posted(path, body, EVENTS)

@@ -40,10 +40,16 @@ SSE = "Accept: text/event-stream"
 FRAMES = "Accept: application/vnd.tailrace.frames"
 KEY = "Idempotency-Key: mine"
 PAGE = "Origin: https://app.example"
+VERSION = "Anthropic-Version: 2023-06-01"
 BODY = b'{"model": "demo", "prompt": "Once"}'
 STREAMED = b'{"model": "demo", "prompt": "Once", "stream": true%b}'
 CHAT = b'{"model": "demo", "messages": [{"role": "user", "content": "Once"}], "stream": true%b}'
 RESPONSE = b'{"model": "demo", "input": "Once", "stream": true}'
+MESSAGE = (
+    b'{"model": "demo", "max_tokens": 9, "messages": [{"role": "user", "content": "Once"}],'
+    b' "stream": true}'
+)
+UNKNOWN = MESSAGE.replace(b"demo", b"x")
 UI = b'{"messages": [{"role": "user", "parts": [{"type": "text", "text": "Once"}]}]%b}'
 IN_FRAMES = "Content-Type: application/vnd.tailrace.frames"
 OPEN = encode(Open("demo", prompt="Once", credit=0))
@@ -96,6 +102,11 @@ CASES = [
     Case("responses", "POST /v1/responses", (KEY,), RESPONSE),
     Case("responses, read", f"GET /v1/responses/resp_{ID}?stream=true", ()),
     Case("responses, after", f"GET /v1/responses/resp_{ID}?stream=true&starting_after=9", ()),
+    Case("messages", "POST /v1/messages", (KEY, VERSION), MESSAGE),
+    Case("messages, no such model", "POST /v1/messages", (VERSION,), UNKNOWN),
+    Case("messages, read", f"GET /v1/messages/msg_{ID}?stream=true", ()),
+    Case("messages, after", f"GET /v1/messages/msg_{ID}?starting_after=9", ()),
+    Case("messages, by header", f"GET /v1/messages/msg_{ID}", ("Last-Event-ID: 600",)),
     Case("the AI SDK's chat", "POST /api/chat", (KEY,), UI % b', "model": "demo"'),
     Case("the AI SDK's chat, frames", "POST /api/chat", (FRAMES, KEY), UI % b', "model": "demo"'),
     # No streams, and requests that are refused before a stream begins.
@@ -114,6 +125,8 @@ CASES = [
     Case("too long a body", "POST /v1/generate", body=b" " * 3000, fast=False),
     Case("a foreign page", "POST /v1/generate", (SSE, "Origin: https://x.example"), BODY, False),
     Case("another host", f"GET /v1/generate/{ID}", (SSE, "Host: x.example"), fast=False),
+    Case("message, document", f"GET /v1/messages/msg_{ID}", (), fast=False),
+    Case("message, no version", "POST /v1/messages", (), MESSAGE, fast=False),
     Case("nothing there", "GET /v1/nothing", fast=False),
     Case("alive", "GET /healthz", fast=False),
 ]

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from tailrace.edge.access.keys import KeyRing, Limits
+from tailrace.edge.errors import is_openai_path
 from tailrace.ledger.errors import CallerError
 from tests.edge.access.test_authenticator import KEY, api_key
 from tests.edge.scripted_origin import ScriptedOrigin
@@ -30,6 +31,12 @@ ANSWERS: dict[str, tuple[str, str, dict[str, str], dict[str, Any] | None]] = {
         "/v1/responses",
         {},
         {"model": "demo", "input": "Once", "stream": True},
+    ),
+    "message, streamed": (
+        "POST",
+        "/v1/messages",
+        {"Anthropic-Version": "2023-06-01"},
+        CHAT | {"max_tokens": 8, "stream": True},
     ),
     "models": ("GET", "/v1/models", {}, None),
 }
@@ -62,7 +69,7 @@ async def test_an_answer_and_a_refusal_tell_the_limits(name: str) -> None:
     for each in (answer, refused):
         assert each.headers["RateLimit-Policy"] == POLICY
         of_openai = {key: value for key, value in each.headers.items() if "x-ratelimit" in key}
-        if path == "/v1/generate":
+        if not is_openai_path(path):
             assert of_openai == {}
         else:
             assert of_openai["x-ratelimit-limit-requests"] == "1"
@@ -83,7 +90,7 @@ async def test_a_refusal_for_tokens_tells_that_there_are_none(name: str) -> None
     assert (refused.status_code, refused.headers["Retry-After"]) == (429, "8")
     items = set(refused.headers["RateLimit"].split(", "))
     assert items == {'"requests";r=1;t=1', '"tokens";r=0;t=8'}
-    if path != "/v1/generate":
+    if is_openai_path(path):
         assert refused.headers["x-ratelimit-limit-tokens"] == "600"
         assert refused.headers["x-ratelimit-remaining-tokens"] == "0"
         assert refused.headers["x-ratelimit-reset-tokens"] == "8s"

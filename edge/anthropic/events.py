@@ -1,0 +1,456 @@
+"""Shows a stream as a message of Anthropic's Messages API: its content blocks, events and document.
+
+All of it follows from the stream's log and its Opened frame, so any edge makes the same events with
+the same numbers at any time. The number is the event's `id:`, and the numbers of a message count
+from 0 without a gap. A `ping` is no event of the message and has no number.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from json.encoder import encode_basestring
+from typing import Any
+
+from pydantic_core import from_json
+from starlette.responses import Response
+
+from tailrace.edge.answer_parts import Change, Part, PartKind, PartTracker
+from tailrace.edge.anthropic.request import Thinking, read_note
+from tailrace.edge.errors import messages_error, messages_error_fields
+from tailrace.edge.generate.encoders import Encoder
+from tailrace.edge.openai.chunks import end_error
+from tailrace.edge.openai.request import compact
+from tailrace.ledger.errors import TailraceError
+from tailrace.ledger.frame import (
+    FinishReason,
+    Frame,
+    Logged,
+    Opened,
+    Reasoning,
+    StreamEnd,
+    StreamError,
+    Token,
+    ToolCall,
+    decode,
+    to_error,
+)
+from tailrace.ledger.stream_text import AppendedText
+
+Fields = dict[str, Any]
+"""The fields of a JSON object."""
+
+PREFIX = "msg_"
+"""Prefix of the id of a message, before the id of its stream."""
+PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+"""The keepalive."""
+STOP_REASON = {
+    FinishReason.STOP: "end_turn",
+    FinishReason.LENGTH: "max_tokens",
+    FinishReason.FILTERED: "refusal",
+    FinishReason.TOOL_CALLS: "tool_use",
+}
+"""The `stop_reason` in Anthropic's API; every other reason is an error there."""
+CANCELLED = "cancelled"
+"""The `stop_reason`, unknown to Anthropic, of a message that was cancelled and is read later."""
+
+
+# ---- content blocks ----
+
+
+class Block(ABC):
+    """One content block of a message. Only one block of a message is open at a time.
+
+    Attributes:
+        at: The block's index, or None before its start.
+    """
+
+    def __init__(self) -> None:
+        self.at: int | None = None
+
+    @abstractmethod
+    def add(self, frame: Frame) -> None:
+        """Take the next frame of the part that the block shows."""
+
+    @abstractmethod
+    def deltas(self, *, last: bool) -> Iterator[Fields]:
+        """Give the deltas of the frames since the last call; `last` before the block's end."""
+
+    @property
+    def begins(self) -> bool:
+        """True if there is something to show."""
+        return True
+
+    @abstractmethod
+    def empty(self) -> Fields:
+        """Return the block as it is at its start."""
+
+    @abstractmethod
+    def fields(self) -> Fields:
+        """Return the block in its current state."""
+
+
+class TextBlock(Block):
+    """Text of the answer. It starts with the first text that is not empty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text = AppendedText()
+        self._new = ""
+
+    def add(self, frame: Frame) -> None:
+        self._new += self.text.added(frame)
+
+    def deltas(self, *, last: bool) -> Iterator[Fields]:
+        if self._new:
+            yield {"type": "text_delta", "text": self._new}
+            self._new = ""
+
+    @property
+    def begins(self) -> bool:
+        return bool(self._new)
+
+    def empty(self) -> Fields:
+        return {"type": "text", "text": ""}
+
+    def fields(self) -> Fields:
+        return {"type": "text", "text": self.text.text}
+
+
+class ThinkingBlock(Block):
+    """Reasoning of the model, apart from its answer.
+
+    Its signature names the stream and the block. It is never checked, because the reasoning that a
+    client sends back is not part of the conversation.
+    """
+
+    def __init__(self, stream: str, part: Part, *, omitted: bool) -> None:
+        super().__init__()
+        self._signature = f"{stream}{part.at:04x}"
+        self._omitted = omitted
+        self._texts: list[str] = []
+        self._told = 0  # of the texts
+        self._ended = False
+
+    def add(self, frame: Frame) -> None:
+        assert isinstance(frame, Reasoning), frame
+        if not self._omitted:
+            self._texts.append(frame.text)
+
+    def deltas(self, *, last: bool) -> Iterator[Fields]:
+        new = "".join(self._texts[self._told :])
+        self._told = len(self._texts)
+        if new:
+            yield {"type": "thinking_delta", "thinking": new}
+        if last:
+            self._ended = True
+            yield {"type": "signature_delta", "signature": self._signature}
+
+    def empty(self) -> Fields:
+        return {"type": "thinking", "thinking": "", "signature": ""}
+
+    def fields(self) -> Fields:
+        signature = self._signature if self._ended else ""
+        return {"type": "thinking", "thinking": "".join(self._texts), "signature": signature}
+
+
+class ToolUseBlock(Block):
+    """One call of a tool."""
+
+    def __init__(self, part: Part) -> None:
+        super().__init__()
+        self._first = part.call
+        self._arguments: list[str] = []
+        self._told = 0  # of the arguments
+
+    def add(self, frame: Frame) -> None:
+        assert isinstance(frame, ToolCall), frame
+        if frame.arguments:
+            self._arguments.append(frame.arguments)
+
+    def deltas(self, *, last: bool) -> Iterator[Fields]:
+        new = "".join(self._arguments[self._told :])
+        self._told = len(self._arguments)
+        if new:
+            yield {"type": "input_json_delta", "partial_json": new}
+
+    @property
+    def is_complete(self) -> bool:
+        """True if the arguments so far are whole JSON."""
+        if not self._arguments or self._arguments[-1].rstrip()[-1:] not in ("}", "]"):
+            return False
+        try:
+            json.loads("".join(self._arguments))
+        except ValueError:
+            return False
+        return True
+
+    def empty(self) -> Fields:
+        return {**self._named, "input": {}}
+
+    def fields(self) -> Fields:
+        return {**self._named, "input": _input("".join(self._arguments))}
+
+    @property
+    def _named(self) -> Fields:
+        return {"type": "tool_use", "id": self._first.id, "name": self._first.name}
+
+
+def _input(arguments: str) -> Any:
+    """Return the arguments of a call; of JSON that was cut off, the values that are whole."""
+    if not arguments:
+        return {}
+    try:
+        return from_json(arguments, allow_partial=True)
+    except ValueError:
+        return {}
+
+
+# ---- the message ----
+
+
+class StreamedMessage:
+    """A message while it grows: takes its stream's frames in order and returns the events.
+
+    Attributes:
+        end: The end of the stream, or None until then.
+    """
+
+    def __init__(self, opened: Opened) -> None:
+        self._stream = opened.stream.hex()
+        self._model = opened.model
+        self._prompt_tokens = opened.prompt_tokens
+        self._thinking = read_note(opened.note)
+        self._parts = PartTracker()
+        self._blocks: list[Block] = []  # those that have started, in order
+        self._of: dict[Part, Block] = {}  # the blocks of the parts that may grow
+        self._calls: list[ToolUseBlock] = []  # that have not ended; only the first has started
+        self.end: StreamEnd | None = None
+
+    def begin(self) -> list[Fields]:
+        """Return the event before any frame."""
+        return [{"type": "message_start", "message": self.document()}]
+
+    def add(self, frame: Frame) -> list[Fields]:
+        """Return the events of the stream's next frame."""
+        if not isinstance(frame, Logged):
+            return []
+        told: list[Fields] = []
+        for change, part in self._parts.follow(frame):
+            match change:
+                case Change.BEGIN:
+                    self._begin_part(part)
+                case Change.GROW:
+                    told += self._grow(part, frame)
+                case Change.END:
+                    told += self._end_part(part)
+        if isinstance(frame, StreamEnd):
+            told += self._finished(frame)
+        return told
+
+    def extended(self, token: Token) -> TextBlock | None:
+        """Take a Token that only adds to a started block, as nearly all do, and return the block.
+
+        Return None without taking the Token if it is for `add`.
+        """
+        part = self._parts.text
+        block = None if part is None else self._of[part]
+        if not isinstance(block, TextBlock) or block.at is None or block.text.departed:
+            return None
+        block.text.add(token)
+        return block
+
+    def document(self) -> Fields:
+        """Return the message in its current state."""
+        return {
+            "id": PREFIX + self._stream,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": [block.fields() for block in self._blocks],
+            **self._stopped(),
+            "usage": self._usage(),
+        }
+
+    # ---- parts ----
+
+    def _begin_part(self, part: Part) -> None:
+        match part.kind:
+            case PartKind.TEXT:
+                self._of[part] = TextBlock()
+            case PartKind.REASONING if self._thinking is not Thinking.HIDDEN:
+                omitted = self._thinking is Thinking.OMITTED
+                self._of[part] = ThinkingBlock(self._stream, part, omitted=omitted)
+            case PartKind.TOOL_CALL:
+                call = self._of[part] = ToolUseBlock(part)
+                self._calls.append(call)
+
+    def _grow(self, part: Part, frame: Frame) -> list[Fields]:
+        block = self._of.get(part)
+        if block is None:
+            return []
+        block.add(frame)
+        if part.kind is PartKind.TOOL_CALL:
+            return self._grown_calls()
+        return [*self._shown(block)]
+
+    def _grown_calls(self) -> list[Fields]:
+        """Return the events of the first call, and of those that follow once it is complete.
+
+        The pieces of calls may alternate in the log, but the API has one open block at a time.
+        """
+        told = [*self._shown(self._calls[0])]
+        while len(self._calls) > 1 and self._calls[0].is_complete:
+            told += self._ended(self._calls.pop(0))
+            told += self._shown(self._calls[0])
+        return told
+
+    def _end_part(self, part: Part) -> list[Fields]:
+        block = self._of.pop(part, None)
+        if block is None:
+            return []
+        if isinstance(block, ToolUseBlock):
+            if block not in self._calls:
+                return []  # it was complete when the next call began
+            self._calls.remove(block)
+        return self._ended(block)
+
+    def _shown(self, block: Block, *, last: bool = False) -> Iterator[Fields]:
+        """Give the start of a block, if it has not started, and its deltas."""
+        if block.at is None:
+            if not block.begins:
+                return
+            block.at = len(self._blocks)
+            start = {"type": "content_block_start", "index": block.at}
+            yield {**start, "content_block": block.empty()}
+            self._blocks.append(block)
+        for delta in block.deltas(last=last):
+            yield {"type": "content_block_delta", "index": block.at, "delta": delta}
+
+    def _ended(self, block: Block) -> list[Fields]:
+        told = [*self._shown(block, last=True)]
+        if block.at is None:
+            return told  # without text there is no block
+        return [*told, {"type": "content_block_stop", "index": block.at}]
+
+    # ---- the end ----
+
+    def _finished(self, end: StreamEnd) -> list[Fields]:
+        told: list[Fields] = []
+        for _, part in self._parts.close():
+            told += self._end_part(part)
+        self.end = end
+        if (error := end_error(end)) is not None:
+            return [*told, _error(error)]
+        last = {"type": "message_delta", "delta": self._stopped(), "usage": self._usage()}
+        return [*told, last, {"type": "message_stop"}]
+
+    def _stopped(self) -> Fields:
+        end = self.end
+        reason = None if end is None else STOP_REASON.get(end.finish_reason)
+        if end is not None and end.finish_reason is FinishReason.CANCELLED:
+            reason = CANCELLED
+        details = None
+        if end is not None and end.finish_reason is FinishReason.FILTERED:
+            details = {"type": "refusal", "category": None, "explanation": end.message}
+        return {"stop_reason": reason, "stop_sequence": None, "stop_details": details}
+
+    def _usage(self) -> Fields:
+        """Return the token counts. Cached tokens are not counted separately."""
+        end = self.end
+        return {
+            "input_tokens": self._prompt_tokens if end is None else end.prompt_tokens,
+            "output_tokens": 0 if end is None else end.total_tokens,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 0,
+        }
+
+
+def _error(error: TailraceError) -> Fields:
+    return {"type": "error", "error": messages_error_fields(error)}
+
+
+# ---- events ----
+
+
+class MessageEvents(Encoder):
+    """Encodes one message as events, from the event after number `after` on.
+
+    Attributes:
+        request: The id of the request, for the refusal.
+    """
+
+    def __init__(
+        self, request: str, after: int | None = None, *, ends_by_204: bool = False
+    ) -> None:
+        self.request = request
+        self.ends_by_204 = ends_by_204
+        self._message: StreamedMessage | None = None  # until it is opened
+        self._after = -1 if after is None else after
+        self._next = 0
+        self._before = b""  # the event that no frame is needed for
+        self._delta: tuple[TextBlock, bytes] | None = None  # what surrounds a delta's text
+
+    @property
+    def last(self) -> int:
+        """The number of the last event, sent or skipped; -1 before the first."""
+        return self._next - 1
+
+    def opened(self, opened: Opened) -> None:
+        self._message = StreamedMessage(opened)
+        self._before = self._numbered(self._message.begin())
+
+    def refusal(self, error: TailraceError) -> Response:
+        return messages_error(error, self.request)
+
+    def frames(self, frames: list[bytes]) -> bytes:
+        before, self._before = self._before, b""
+        return b"".join([before, *map(self._told, frames)])
+
+    def keepalive(self) -> bytes:
+        return PING
+
+    def _told(self, raw: bytes) -> bytes:
+        assert self._message is not None, "frames follow the Opened"
+        _, frame = decode(raw)
+        if type(frame) is Token and frame.text:
+            block = self._message.extended(frame)
+            if block is not None:
+                return self._text_delta(block, frame.text)
+        elif isinstance(frame, StreamError):
+            # It is not logged and has no number, so a reader resumes where it was.
+            return event(_error(to_error(frame)))
+        return self._numbered(self._message.add(frame))
+
+    def _text_delta(self, block: TextBlock, text: str) -> bytes:
+        number = self._next
+        self._next += 1
+        if number <= self._after:
+            return b""
+        if self._delta is None or self._delta[0] is not block:
+            self._delta = block, _before_text(block)
+        return self._delta[1] % (number, encode_basestring(text).encode())
+
+    def _numbered(self, told: Iterable[Fields]) -> bytes:
+        parts = []
+        for fields in told:
+            if self._next > self._after:
+                parts.append(event(fields, self._next))
+            self._next += 1
+        return b"".join(parts)
+
+
+def event(fields: Fields, number: int | None = None) -> bytes:
+    """Return one event as it is sent; JSON escapes line breaks, so it fits into one line."""
+    numbered = "" if number is None else f"id: {number}\n"
+    return f"event: {fields['type']}\n{numbered}data: {compact(fields)}\n\n".encode()
+
+
+def _before_text(block: TextBlock) -> bytes:
+    """Return the event of a delta, with places for its number and its quoted text."""
+    return (
+        b"event: content_block_delta\nid: %%d\n"
+        b'data: {"type":"content_block_delta","index":%d,'
+        b'"delta":{"type":"text_delta","text":%%b}}\n\n'
+    ) % (block.at or 0)
