@@ -1,5 +1,5 @@
-// The packages of npm by the major version of `ai` and `openai`, which is the same for both: the newest
-// one, or the one before. Packages with other numbers are those of the same time.
+// The packages of npm by their major version: the newest one, or the one before. That of `ai` and `openai` is
+// the same. Packages of theirs with other numbers are those of the same time.
 
 /** The AI SDK and its providers. */
 export async function aiSdk(major) {
@@ -24,4 +24,9 @@ export async function eventSource(major) {
 /** The class of the client of OpenAI. */
 export async function openAi(major) {
   return (await import({ 7: "openai", 6: "openai-6" }[major])).default;
+}
+
+/** The class of the client of Anthropic. */
+export async function anthropic(major) {
+  return (await import({ 1: "@anthropic-ai/sdk", 0: "@anthropic-ai/sdk-0" }[major])).default;
 }
