@@ -87,6 +87,10 @@ def _examples_of_h2() -> Mapping[str, object]:
 _FLOW_CONTROL = "flow control: a client may send one window beyond what has been read"
 _CONNECTION_IDS = "connection ids: first byte for a shared port, stateless reset tokens"
 _SEND_BUFFER = "back-pressure: how much of a response is not sent, and not acknowledged"
+_SENDING = "sending: the data of responses is put into packets here"
+_PACKETS = "sending: packets of responses are encrypted here, and registered as sent"
+_WHEN_TO_SEND = "sending: congestion control, and pacing for timers of a millisecond"
+_ACKNOWLEDGEMENTS = "sending: acknowledgements wait for a response to leave with"
 _LONG_HEADS = "header limits: a HEADERS frame over the limit is refused before it is collected"
 
 AIOQUIC = PrivateNames(
@@ -115,6 +119,32 @@ AIOQUIC = PrivateNames(
         "QuicConnection._streams.0.sender.highest_offset": _SEND_BUFFER,
         "QuicConnection._streams.0.sender._buffer_start": _SEND_BUFFER,
         "QuicConnection._streams.0.sender._reset_error_code": "a client that wants no response",
+        "QuicConnection._streams_queue.0.is_blocked": _SENDING,
+        "QuicConnection._streams_queue.0.is_finished": _SENDING,
+        "QuicConnection._streams_queue.0.max_stream_data_remote": _SENDING,
+        "QuicConnection._streams_queue.0.receiver.stop_pending": _SENDING,
+        "QuicConnection._streams_queue.0.sender.buffer_is_empty": _SENDING,
+        "QuicConnection._streams_queue.0.sender.get_frame": _SENDING,
+        "QuicConnection._streams_queue.0.sender.next_offset": _SENDING,
+        "QuicConnection._streams_queue.0.sender.on_data_delivery": _SENDING,
+        "QuicConnection._remote_max_data": _SENDING,
+        "QuicConnection._remote_max_data_used": _SENDING,
+        "QuicConnection._cryptos": _PACKETS,
+        "QuicConnection._flush_builder": _PACKETS,
+        "QuicConnection._network_paths": _PACKETS,
+        "QuicConnection._packet_number": _PACKETS,
+        "QuicConnection._peer_cid.cid": _PACKETS,
+        "QuicConnection._spin_bit": _PACKETS,
+        "QuicConnection._loss.spaces.0.ack_at": _ACKNOWLEDGEMENTS,
+        "QuicConnection._loss.spaces.0.ack_queue": _ACKNOWLEDGEMENTS,
+        "QuicConnection._loss.spaces.0.is_application_data": _ACKNOWLEDGEMENTS,
+        "QuicConnection._loss.spaces.0.largest_received_packet": _ACKNOWLEDGEMENTS,
+        "QuicConnection._loss.spaces.0.largest_received_time": _ACKNOWLEDGEMENTS,
+        "QuicConnection._loss._cc": "losses: aioquic repeats the frames that were lost",
+        "QuicConnection._loss._pacer": _WHEN_TO_SEND,
+        "QuicConnection._loss.bytes_in_flight": _WHEN_TO_SEND,
+        "QuicConnection._loss.congestion_window": _WHEN_TO_SEND,
+        "QuicConnection._pacing_at": _WHEN_TO_SEND,
         "H3Connection._get_local_settings": "QPACK: no dynamic table is offered",
         "H3Connection._decoder": "QPACK: no dynamic table is kept",
         "H3Connection._stream.0.frame_size": _LONG_HEADS,

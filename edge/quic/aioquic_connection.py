@@ -1,7 +1,7 @@
 """A subclass of aioquic's connection that changes some of its behaviour.
 
-This is the only file that uses private parts of aioquic. They are listed in
-`edge/private_names.py`, which compares the list with the installed version at import.
+This file and `aioquic_sending.py` are the only ones that use private parts of aioquic. They are
+listed in `edge/private_names.py`, which compares the list with the installed version at import.
 
 - Flow control: a client may send one window more than the application has read. aioquic itself
   doubles a window whenever half of it is used, so it does not limit the unread bytes of a body.
@@ -26,6 +26,7 @@ from aioquic.quic.connection import (
 )
 
 from tailrace.edge.private_names import AIOQUIC, require_private_names
+from tailrace.edge.quic.aioquic_sending import SendingConnection
 from tailrace.edge.quic.interface import (
     CONNECTION_WINDOW_BYTES,
     MAX_CONTROL_BYTES,
@@ -51,7 +52,7 @@ class SendBuffer(NamedTuple):
     acknowledged: int
 
 
-class AioquicConnection(QuicConnection):
+class AioquicConnection(SendingConnection):
     """The server's end of a QUIC connection."""
 
     def __init__(self, first_cid_byte: int | None, reset_token: ResetToken, **options: Any) -> None:
@@ -133,6 +134,7 @@ class AioquicConnection(QuicConnection):
         """Let the client send up to `limit` bytes in total, on all streams together."""
         if limit - self._local_max_data.sent >= CONNECTION_WINDOW_BYTES // 2:
             self._local_max_data.value = limit
+            self._must_ask_aioquic = True
 
     def grant_stream(self, stream_id: int, unread: int) -> None:
         """Let the client send one window more of a request than has been read."""
@@ -142,6 +144,7 @@ class AioquicConnection(QuicConnection):
         limit = stream.receiver.starting_offset() + STREAM_WINDOW_BYTES - unread
         if limit - stream.max_stream_data_local >= STREAM_WINDOW_BYTES // 2:
             stream.max_stream_data_local = limit
+            self._must_ask_aioquic = True
 
     def grant_control(self) -> None:
         """Let the client send more on its control streams, because it has sent one more request."""
@@ -151,6 +154,7 @@ class AioquicConnection(QuicConnection):
                 more = self._control_limit - stream.max_stream_data_local
                 if more >= MAX_CONTROL_BYTES // 2:
                     stream.max_stream_data_local += more
+                    self._must_ask_aioquic = True
 
 
 class Http3Parser(H3Connection):

@@ -43,6 +43,7 @@ from aioquic.quic.retry import QuicRetryTokenHandler
 from aioquic.tls import SessionTicket
 
 from tailrace.edge.quic.aioquic_connection import AioquicConnection, Http3Parser
+from tailrace.edge.quic.congestion import CONGESTION_CONTROL
 from tailrace.edge.quic.interface import (
     CONNECTION_WINDOW_BYTES,
     IDLE_TIMEOUT_S,
@@ -91,6 +92,7 @@ class AioquicHttp3Connection:
         self._unread: dict[int, int] = {}  # bytes of each body that wait to be read
         self._all_unread = 0
         self._received = 0  # bytes received in order on all streams
+        self._fresh = 0  # bytes of all responses since the last datagrams
         self._next_stream = 0  # the first request stream that the client has not opened
         self.cids: Sequence[bytes] = (
             connection.original_destination_connection_id,
@@ -123,6 +125,7 @@ class AioquicHttp3Connection:
         if self._quic.get_peer_address() is None:
             return []
         datagrams: Datagrams = self._quic.datagrams_to_send(now)
+        self._fresh = 0
         self._take_events()  # handles connection ids that these datagrams issue
         return datagrams
 
@@ -148,6 +151,7 @@ class AioquicHttp3Connection:
     def _send(self, stream: int, kind: FrameType, payload: bytes) -> None:
         frame = encode_frame(kind, payload)
         self._written[stream] += len(frame)
+        self._fresh += len(frame)
         self._quic.send_stream_data(stream, frame)
 
     def end(self, stream: int) -> None:
@@ -173,8 +177,12 @@ class AioquicHttp3Connection:
         buffer = self._quic.send_buffer(stream)
         if written is None or buffer is None:
             return 0
+        unsent = written - buffer.sent
+        # Data that other responses have not sent yet uses the same congestion window.
+        others_unsent = max(0, self._fresh - unsent)
+        at_once = max(0, self._quic.sendable_bytes(stream) - others_unsent)
         return min(
-            unsent_bytes - (written - buffer.sent),
+            unsent_bytes + at_once - unsent,
             MAX_HELD_BYTES - (written - buffer.acknowledged),
         )
 
@@ -217,6 +225,7 @@ class AioquicHttp3Connection:
                 )
                 self._http3 = Http3Parser(self._quic)
             elif isinstance(event, quic.HandshakeCompleted):
+                self._quic.established()
                 self._events.append(HandshakeCompleted())
             elif isinstance(event, quic.ConnectionIdIssued):
                 self._events.append(ConnectionIdIssued(event.connection_id))
@@ -324,6 +333,7 @@ class AioquicLibrary:
     def load(self, certificate: Path, key: Path) -> None:
         configuration = QuicConfiguration(
             alpn_protocols=H3_ALPN,
+            congestion_control_algorithm=CONGESTION_CONTROL,
             connection_id_length=CONNECTION_ID_BYTES,
             idle_timeout=IDLE_TIMEOUT_S,
             is_client=False,

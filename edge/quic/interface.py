@@ -1,7 +1,8 @@
 """The interface between the QUIC server and the library that implements QUIC and HTTP/3.
 
 A connection is a sans-I/O object: datagrams and times go in, datagrams and events come out. The
-implementation on aioquic is `aioquic_library.py`, with `aioquic_connection.py`.
+implementation on aioquic is `aioquic_library.py`, with `aioquic_connection.py` and
+`aioquic_sending.py`.
 """
 
 from __future__ import annotations
@@ -173,7 +174,8 @@ class QuicConnection(Protocol):
     def writable_bytes(self, stream: int, unsent_bytes: int) -> int:
         """Return how many bytes of a response may be written now.
 
-        At most `unsent_bytes` may then be unsent, and MAX_HELD_BYTES unsent or unacknowledged.
+        At most `unsent_bytes` then wait, besides what may leave at once, and at most MAX_HELD_BYTES
+        are unsent or unacknowledged.
         """
 
     def go_away(self) -> None:

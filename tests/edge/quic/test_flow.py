@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 from aioquic.h3.connection import FrameType, encode_frame
-from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE
 from starlette.types import Receive, Scope, Send
 
 from tailrace.edge.quic.interface import CONNECTION_WINDOW_BYTES, STREAM_WINDOW_BYTES
+from tailrace.edge.quic.path_mtu import LARGE_DATAGRAM_BYTES
 from tailrace.edge.server.interfaces import UNSENT_BYTES
 from tailrace.up import CertificateFiles
 from tests.edge.quic.net import (
@@ -116,7 +116,7 @@ def test_a_replay_leaves_in_full_datagrams(net: Net) -> None:
     streaming.writer.write(body)
     streaming.writer.end()
     net.batch.flush()
-    assert {len(datagram) for datagram in sent[:-1]} == {SMALLEST_MAX_DATAGRAM_SIZE}
+    assert {len(datagram) for datagram in sent[:-1]} == {LARGE_DATAGRAM_BYTES}
     net.until(lambda: stream in client.whole)
     assert client.bodies[stream][before:] == body
 
