@@ -49,6 +49,8 @@ STATUSES = {"unsupported": 400, "beyond_end": 400}
 """Maps our error codes to the HTTP status in OpenAI's API, where it differs from ours."""
 _AI_SDK_PATH = re.compile(rf"{re.escape(AI_SDK_PATH)}(?:/|$)")
 _MESSAGES_PATH = re.compile(rf"{re.escape(MESSAGES_PATH)}(?:/|$)")
+THREAD_UNSUPPORTED = "thread_unsupported_request"
+"""Anthropic's code of an error: its SDKs then send the whole conversation with each request."""
 OVERLOADED_STATUS = 529
 """The status of `overloaded_error` in Anthropic's API."""
 MESSAGES_STATUSES = {
@@ -177,7 +179,7 @@ def openai_error(error: TailraceError, path: str = "") -> JSONResponse:
     return JSONResponse({"error": fields}, status, headers)
 
 
-def messages_error_fields(error: TailraceError) -> dict[str, str]:
+def messages_error_fields(error: TailraceError) -> dict[str, object]:
     """Return the object below `error` in a response or an event of Anthropic's API.
 
     The API has no field for the name of the parameter at fault, so the message has it.
@@ -187,7 +189,10 @@ def messages_error_fields(error: TailraceError) -> dict[str, str]:
     message, field = named_error(error, MESSAGES_PATH)
     if field is not None and f"'{field}'" not in message and not message.startswith(field):
         message = f"{field}: {message}"
-    return {"type": kind, "message": message}
+    fields: dict[str, object] = {"type": kind, "message": message}
+    if error.code == THREAD_UNSUPPORTED:
+        fields["details"] = {"error_code": error.code}
+    return fields
 
 
 def messages_error(error: TailraceError, request: str) -> JSONResponse:

@@ -21,6 +21,7 @@ from tailrace.edge.anthropic.conversation import (
     read_conversation,
     read_tools,
 )
+from tailrace.edge.errors import THREAD_UNSUPPORTED
 from tailrace.edge.generate.schema import Count, Settings, Text, read_object
 from tailrace.edge.openai.request import (
     ALL_THERE_IS,
@@ -179,6 +180,13 @@ def parse_body(
     """
     given = read_object(body, EXAMPLE).items()
     document = {**defaults, **{name: value for name, value in given if value is not None}}
+    if "thread" in document:
+        raise CallerError(
+            "'thread' is not supported: edges hold no conversations",
+            code=THREAD_UNSUPPORTED,
+            field="thread",
+            hint="send the whole conversation in messages",
+        )
     for name, neutral in CANNOT.items():
         if name in document and document.pop(name) not in neutral:
             raise CallerError(

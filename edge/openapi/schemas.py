@@ -351,7 +351,11 @@ def _errors() -> Schemas:
             "An error of Anthropic's routes.",
             {
                 "type": const("error"),
-                "error": record("The error.", {"type": STRING, "message": STRING}),
+                "error": record(
+                    "The error.",
+                    {"type": STRING, "message": STRING},
+                    {"details": record("For SDKs.", {"error_code": STRING})},
+                ),
                 "request_id": described("The id of the request.", STRING),
             },
         ),

@@ -30,3 +30,10 @@ export async function openAi(major) {
 export async function anthropic(major) {
   return (await import({ 1: "@anthropic-ai/sdk", 0: "@anthropic-ai/sdk-0" }[major])).default;
 }
+
+/** The helpers of the client of Anthropic. */
+export async function anthropicHelpers(major) {
+  const name = { 1: "@anthropic-ai/sdk", 0: "@anthropic-ai/sdk-0" }[major];
+  const paths = ["helpers/json-schema", "helpers/beta/json-schema"];
+  return Object.assign({}, ...(await Promise.all(paths.map((path) => import(`${name}/${path}`)))));
+}

@@ -179,6 +179,22 @@ async def test_a_forced_tool_has_input_that_fits_its_schema(house: House, sdk: S
     assert told["final"]["content"][0]["input"] == told["whole"]["content"][0]["input"]
 
 
+@pytest.mark.parametrize("kind", CLIENTS)
+async def test_the_helpers_run_tools_and_fill_a_schema(
+    request: pytest.FixtureRequest, house: House, adder: list[Edge], kind: str
+) -> None:
+    language, major = kind.split()
+    edges = adder[0].url, house.edges[0].url
+    if language == "npm":
+        node: Script = request.getfixturevalue("node")
+        told = await node("anthropic_helpers.mjs", major, *edges)
+    else:
+        commands = python_packages.installed(HERE / f"anthropic_{major}.txt")
+        told = await said_by(commands / "python", HERE / "anthropic_helpers.py", *edges)
+    assert told["run"] == ["They gave 42 and noon."] * 2
+    assert told["parsed"].keys() == {"town", "sunny"} and told["parsed"]["sunny"] in (True, False)
+
+
 async def test_a_message_that_waits_is_cancelled_from_another_edge(
     adder: list[Edge], client: httpx.AsyncClient
 ) -> None:

@@ -47,7 +47,7 @@ def refused(**more: Any) -> str:
         opened(**more)
     fields = messages_error_fields(error.value)
     assert fields["type"] == "invalid_request_error"
-    return fields["message"]
+    return str(fields["message"])
 
 
 def test_a_request_is_an_open_with_all_of_its_settings() -> None:
@@ -316,6 +316,17 @@ def test_a_fault_is_named_with_its_value_and_what_would_be_right(
     more: dict[str, Any], said: str
 ) -> None:
     assert refused(**more) == said
+
+
+def test_an_sdk_that_wants_a_thread_is_told_to_go_on_without_one() -> None:
+    with pytest.raises(CallerError) as refused:
+        opened(thread={"type": "create"})
+    assert messages_error_fields(refused.value) == {
+        "type": "invalid_request_error",
+        "message": "'thread' is not supported: edges hold no conversations (send the whole"
+        " conversation in messages)",
+        "details": {"error_code": "thread_unsupported_request"},
+    }
 
 
 def test_errors_of_origins_have_the_names_of_the_api() -> None:
