@@ -276,6 +276,42 @@ async def test_a_response_is_its_tenants(house: House, client: httpx.AsyncClient
     assert code_of(await client.get(response, headers=ours))[0] == 404
 
 
+def x_api_key(bearer: dict[str, str]) -> dict[str, str]:
+    """Return the headers with which clients of Anthropic's API send the same key."""
+    key = bearer["Authorization"].removeprefix("Bearer ")
+    return {"X-Api-Key": key, "Anthropic-Version": "2023-06-01"}
+
+
+def type_of(answer: httpx.Response) -> tuple[int, str]:
+    return answer.status_code, answer.json()["error"]["type"]
+
+
+async def test_a_message_is_its_tenants(house: House, client: httpx.AsyncClient) -> None:
+    url = f"{house.edge.url}/v1/messages"
+    ours, theirs = x_api_key(await added(house, "ours")), x_api_key(await added(house, "theirs"))
+    reader = x_api_key(await added(house, "readers", "--rights", "read"))
+    asked = {"model": "demo", "max_tokens": 8, "messages": [{"role": "user", "content": PROMPT}]}
+    made = await client.post(url, json=asked, headers=ours)
+    message, token = f"{url}/{made.json()['id']}", made.headers["Tailrace-Token"]
+    for query in ("", "?stream=true", "?starting_after=1"):
+        assert (await client.get(message + query, headers=ours)).status_code == 200
+        assert (await client.get(message + query, headers={"Tailrace-Token": token})).is_success
+        refused = await client.get(message + query, headers=theirs)
+        assert type_of(refused) == (404, "not_found_error")
+        assert type_of(await client.get(message + query)) == (401, "authentication_error")
+    assert (await client.get(f"{message}?stream=true&token={token}")).status_code == 200
+    refused = await client.post(f"{message}/cancel", headers=theirs)
+    assert type_of(refused) == (404, "not_found_error")
+    for path in ("", "/count_tokens"):
+        refused = await client.post(url + path, json=asked, headers=reader)
+        assert type_of(refused) == (403, "permission_error")
+        wrong = {**ours, "X-Api-Key": "tr_wrong"}
+        refused = await client.post(url + path, json=asked, headers=wrong)
+        assert type_of(refused) == (401, "authentication_error")
+    counted = await client.post(f"{url}/count_tokens", json=asked, headers=ours)
+    assert counted.json() == {"input_tokens": made.json()["usage"]["input_tokens"]}
+
+
 async def test_keys_and_tokens_are_asked_for_in_the_words_of_the_api(
     house: House, client: httpx.AsyncClient
 ) -> None:
