@@ -1,7 +1,7 @@
 """The ahead-of-time gate: compiles every kernel at its real shapes for sm_90 and checks it.
 
 `python -m tailrace.kernels.gate.aot` needs no GPU. For sm_80, sm_89, sm_100 and sm_120 it compiles
-a sample: of each kernel the variants that take most shared memory and most registers on sm_90. On
+a sample: of each kernel the variant that takes most shared memory on sm_90. On
 these architectures a kernel may spill a few registers, up to a limit in `kernels.gate.targets`. If
 Triton's ptxas does not know an architecture, a warning on standard error names it.
 

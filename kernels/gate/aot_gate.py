@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from tailrace.kernels.dependent_triton import READ_AHEAD, WRITTEN_BEFORE
@@ -95,22 +94,20 @@ def identity(use: dict[str, Any]) -> tuple[str, str]:
 def sampled(compiled: Iterable[Compiled]) -> set[tuple[str, str]]:
     """Return the identities of the variants to compile for architectures other than sm_90.
 
-    For each kernel these are the variant that takes most shared memory and the variant that takes
-    most registers, which may be the same.
+    For each kernel this is the variant that takes most shared memory on sm_90, because a lack of
+    shared memory is what keeps a kernel from running on another GPU. Of equals it is the variant
+    that takes most registers.
     """
     kernels: dict[str, list[Compiled]] = {}
     for one in compiled:
         if one.code is not None:
             kernels.setdefault(one.uses[0]["kernel"], []).append(one)
-    return {
-        identity(max(own, key=partial(_resource, field)).uses[0])
-        for own in kernels.values()
-        for field in ("shared_bytes", "registers")
-    }
+    return {identity(max(own, key=_resources).uses[0]) for own in kernels.values()}
 
 
-def _resource(field: str, compiled: Compiled) -> int:
-    return int(compiled.code[field]) if compiled.code else 0
+def _resources(compiled: Compiled) -> tuple[int, int]:
+    code = compiled.code or {}
+    return int(code["shared_bytes"]), int(code["registers"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,6 +95,8 @@ def launched_kernels(module: ModuleType) -> set[str]:
 def main(package: str) -> None:
     """Run the compiler process; what compilers print goes to standard error."""
     answers = sys.stdout
+    # No code depends on line numbers, and without them compilation is a sixth faster.
+    triton.knobs.compilation.disable_line_info = True
     with redirect_stdout(sys.stderr):
         modules = kernel_modules(package)
         known = {arch: is_known(arch) for arch in TARGETS}
