@@ -67,7 +67,7 @@ async def test_a_frame_that_says_another_index_is_named(ledger: Place) -> None:
     ledger.put(C, 0, encode(Token("x", 5)))
     [finding] = await findings(ledger)
     assert finding.stream == C.hex()
-    assert "says index 5" in finding.what
+    assert "and index 5" in finding.what
 
 
 async def test_what_is_no_frame_is_named(ledger: Place) -> None:

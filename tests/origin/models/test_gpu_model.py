@@ -266,7 +266,7 @@ def test_an_engine_runs_on_it(write: Load, on_gpu: GpuModel, tokenizer: Tokenize
 
 REFUSED: dict[str, tuple[Piece, type[Exception], str]] = {
     "beyond the context": (Piece([1], 256, [*range(5)], False), TooLarge, "257 tokens do not fit"),
-    "beyond its pages": (Piece([1], 64, [0], False), TooLarge, "65 tokens do not fit 64"),
+    "beyond its pages": (Piece([1], 64, [0], False), TooLarge, "65 tokens do not fit the 64"),
     "nothing": (Piece([], 0, [0], True), ValueError, "0 tokens at 0 are not a valid piece"),
     "within a page": (Piece([1], 8, [0], True), ValueError, "1 tokens at 8 are not a valid piece"),
     "two pages": (
