@@ -119,6 +119,9 @@ class Metrics:
             ("state",),
         )
         self.takeovers = self._counter("takeovers", "Streams that another worker continued", ())
+        self.retries = self._counter(
+            "run_retries", "Streams whose run failed and was given to a worker once more", ()
+        )
         self._ttft = self._latency(
             "time_to_first_token_seconds",
             "Time from admission to the release of the first frame",

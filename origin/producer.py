@@ -103,7 +103,10 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """A message about the stream for its readers; `code` is a word such as `inexact`."""
+    """A message about the stream for its readers; `code` is a word such as `inexact`.
+
+    The code `retried` is reserved for the origin.
+    """
 
     code: str
     message: str
@@ -151,7 +154,8 @@ class About:
     `name` is the name of the model in requests, unless the settings give another one. A stream
     continues only on a producer with the same `fingerprint`. `device` is only shown to people.
     `offers` has the optional fields of an Open that the producer supports, out of `logprobs`,
-    `format` and `tools`.
+    `format` and `tools`. `retries` means that the producer repeats failed requests itself, so the
+    origin does not retry a stream that it ends as retryable.
     """
 
     name: str
@@ -159,6 +163,7 @@ class About:
     resumption: Resumption
     device: str = "cpu"
     offers: tuple[str, ...] = ()
+    retries: bool = False
 
 
 class Producer(Protocol):
@@ -175,7 +180,9 @@ class Producer(Protocol):
 
         If the stream is cancelled, CancelledError or GeneratorExit is raised in the generator. An
         error of `tailrace.ledger.errors` ends the stream as failed with the error's message. Any
-        other error ends it as failed, too, but its details appear only in the origin's log.
+        other error ends it as failed, too, but its details appear only in the origin's log. If the
+        error, or the End, is retryable, the origin first runs the request once more, provided that
+        the stream can continue (see `Resumption`).
         """
 
     async def close(self) -> None:

@@ -7,7 +7,7 @@ from itertools import chain
 from tailrace.ledger.frame import Notice
 from tailrace.origin.core.stream import TEXT
 from tailrace.origin.generations.recipe import Recipe
-from tailrace.origin.generations.stream_log import History
+from tailrace.origin.generations.stream_log import RETRIED, History
 from tailrace.origin.workers.worker_frame import Ready
 
 SHOWN_FINGERPRINT_CHARS = 16
@@ -30,10 +30,19 @@ def why_not(recipe: Recipe, ready: Ready, history: History) -> str | None:
     return None
 
 
-def notices(recipe: Recipe, ready: Ready, history: History) -> list[Notice]:
-    """Return the notices to log before a worker continues, numbered from the next index on."""
-    first = recipe.first_notices(history.next_index)
-    return first + _inexact(recipe, ready, history)
+def notices(
+    recipe: Recipe, ready: Ready, history: History, failure: str | None = None
+) -> list[Notice]:
+    """Return the notices to log before a worker continues, numbered from the next index on.
+
+    `failure` is the message of the failed run that is retried, if there was one.
+    """
+    told = recipe.first_notices(history.next_index)
+    told += _inexact(recipe, ready, history)
+    if failure is not None and not history.retried:
+        message = f"the run failed and is tried once more from here: {failure}"
+        told.append(Notice(RETRIED, message, history.next_index + len(told)))
+    return told
 
 
 def _inexact(recipe: Recipe, ready: Ready, history: History) -> list[Notice]:

@@ -131,6 +131,8 @@ class StreamEvent(Enum):
     """The ledger has answered a claim that is not needed any more."""
     UNPLACED = "unplaced"
     """The stream lost its worker, and is to get another one."""
+    RETRIED = "retried"
+    """The stream's run has failed for the first time, and another run is to continue it."""
     CANCELLED = "cancelled"
     END_DUE = "end due"
     """This origin has to write the stream's end, because no worker can."""
@@ -213,6 +215,7 @@ STREAM_TRANSITIONS: dict[tuple[StreamState, StreamEvent], StreamState] = {
     (_S.RECALLED, _SE.TAKEN): _S.ABSENT,
     (_S.RUNNING, _SE.CANCELLED): _S.CANCELLING,
     (_S.RUNNING, _SE.UNPLACED): _S.WAITING,
+    (_S.RUNNING, _SE.RETRIED): _S.WAITING,
     (_S.RUNNING, _SE.PAUSED): _S.PAUSED,
     (_S.RUNNING, _SE.END_DUE): _S.ENDING,
     (_S.RUNNING, _SE.LEDGER_AWAY): _S.DEFERRED,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
 from typing import NamedTuple
 
 from tailrace.ledger.frame import TAG_OFFSET, FinishReason, StreamEnd, decode
@@ -14,11 +15,40 @@ from tailrace.origin.workers.worker_frame import Emissions
 END = StreamEnd.tag
 
 
+class FailedRun(NamedTuple):
+    """A run that has failed and is to be retried; `message` is that of its StreamEnd."""
+
+    stream: Stream
+    run: int
+    message: str
+
+
 class StepFrames(NamedTuple):
-    """The emissions of the runs that are still on their worker, with the stream of each row."""
+    """The emissions of the runs that are still on their worker, with the stream of each row.
+
+    `failed` are runs that are retried: none of their emissions is among these.
+    """
 
     streams: Sequence[Stream]
     emissions: Emissions
+    failed: Sequence[FailedRun] = ()
+
+    def failures(self) -> list[FailedRun]:
+        """Return the failed runs whose streams another run can continue, with their messages."""
+        failing, made = set(self.emissions.failed), self.emissions
+        found = []
+        for stream, run, frame in zip(self.streams, made.runs, made.frames, strict=True):
+            if run in failing and frame[TAG_OFFSET] == END:
+                _, end = decode(frame)
+                assert isinstance(end, StreamEnd), end
+                found.append(FailedRun(stream, run, end.message or ""))
+        return found
+
+    def without(self, failed: Sequence[FailedRun]) -> StepFrames:
+        """Return the step without the emissions of these failed runs."""
+        runs = {one.run for one in failed}
+        kept = [run not in runs for run in self.emissions.runs]
+        return StepFrames([*compress(self.streams, kept)], self.emissions.those(kept), failed)
 
     def appends(self, now: float) -> Appends:
         """Return the emissions as appends; a StreamEnd is stored with its stream's statistics."""

@@ -212,6 +212,10 @@ class Stream:
         released_s: When the last frame was released here.
         new_engine: The fingerprint to store with the next record, if the engine that begins the
             stream is not the one in its stored recipe.
+        is_retried: True once a failed run of the stream was retried, here or at another origin.
+            The next failure ends the stream.
+        failure: The message of the failed run that was retried here, for the readers' Notice.
+        failed_on: The worker of that run, which gets the stream again only if no other one can.
     """
 
     id: bytes
@@ -230,6 +234,9 @@ class Stream:
     steering: Steering = field(default_factory=Steering)
     progress: StreamProgress = field(default_factory=StreamProgress)
     new_engine: str | None = None
+    is_retried: bool = False
+    failure: str | None = None
+    failed_on: int | None = None
     place: int = 0
     """Position among the waiting streams of the same class; the lowest is first."""
     end: PendingEnd = PendingEnd(FinishReason.FAILED)

@@ -360,6 +360,11 @@ class RecordReleases:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordRetry:
+    """Count a stream whose run has failed, and which another run is to continue."""
+
+
+@dataclass(frozen=True, slots=True)
 class RecordIdle:
     """Count a stream that is ended because it had neither a reader nor output for too long."""
 
@@ -387,6 +392,7 @@ StreamCommand = (
     | RecordArrival
     | RecordEnd
     | RecordReleases
+    | RecordRetry
     | RecordIdle
     | LogLine
 )

@@ -37,7 +37,7 @@ from tailrace.origin.core.poison_streams import judge, worker_for
 from tailrace.origin.core.pool import ModelPool
 from tailrace.origin.core.quotas import Quotas, tenant_of
 from tailrace.origin.core.states import StreamEvent, StreamState, WorkerState
-from tailrace.origin.core.step import END, StepFrames, end_reason
+from tailrace.origin.core.step import END, FailedRun, StepFrames, end_reason
 from tailrace.origin.core.stream import (
     TEXT,
     UNKNOWN_EPOCH,
@@ -48,7 +48,7 @@ from tailrace.origin.core.stream_events import Purpose, StreamCommand, StreamHap
 from tailrace.origin.core.stream_table import Opening, Paused, StreamTable
 from tailrace.origin.generations.recipe import Recipe
 from tailrace.origin.generations.stream_log import History
-from tailrace.origin.workers.worker_frame import CancelRun, Frame, SetUnread
+from tailrace.origin.workers.worker_frame import CancelRun, Emissions, Frame, SetUnread
 
 MOST_WAIT_S = 60.0
 """Seconds for which a stream may wait for a worker to begin it; longer waits raise the load
@@ -169,7 +169,19 @@ class StreamCore:
         self.table.may_place = False
         return commands
 
-    # ---- what is known ----
+    def step(self, worker: int, emissions: Emissions) -> StepFrames:
+        """Return the emissions of a worker that are to be stored; report the result as StepDurable.
+
+        Emissions of runs that are over are left out. So are all emissions of a run that fails for
+        the first time here, its end included: another run makes them again from the stream's log.
+        No reader has seen them, and the text before the end may differ from that of a whole run,
+        because the worker sends what it had held back.
+        """
+        step = self.table.step(worker, emissions)
+        if not emissions.failed:
+            return step
+        retried = [one for one in step.failures() if self._may_retry(one.stream)]
+        return step.without(retried) if retried else step
 
     # ---- room ----
 
@@ -324,6 +336,8 @@ class StreamCore:
                 for worker, standings in company.items()
                 if self._models.may_take(worker, model)
             }
+            if len(may_take) > 1 and stream.failed_on is not None:
+                may_take.pop(stream.failed_on, None)
             worker = worker_for(stream.standing, may_take)
             if worker is None:
                 continue  # a suspect must wait, but streams behind it need not
@@ -361,7 +375,8 @@ class StreamCore:
                 self._order(events.AnswerSteers(durable))
             stream.use_engine(ready.fingerprint, history)
             reason = why_not(stream.recipe, ready, history)
-            told = notices(stream.recipe, ready, history)
+            stream.is_retried = stream.is_retried or bool(history.retried)
+            told = notices(stream.recipe, ready, history, stream.failure)
             if reason is not None:
                 self._end(stream, FinishReason.ORIGIN_LOST, reason)
             elif told:
@@ -629,6 +644,27 @@ class StreamCore:
             self._order(events.RecordReleases(spent, firsts))
         if self._models.model_of(worker).circuit.deaths:
             self._order(events.ReportToModels(WorkerProved(worker)))
+        for failed in event.step.failed:
+            self._retry(worker, failed)
+
+    def _may_retry(self, stream: Stream) -> bool:
+        """Return True if a run that fails now is retried: the first one, unless it is cancelled."""
+        return not stream.is_retried and self.table.may(stream.id, StreamEvent.RETRIED)
+
+    def _retry(self, worker: int, failed: FailedRun) -> None:
+        """Queue a stream whose run has failed; the next worker continues it from its log."""
+        stream = failed.stream
+        if stream.run != failed.run or stream.worker != worker:
+            return  # the stream was taken off the worker meanwhile
+        self.table.unplace(stream)
+        if stream.is_cancelled:  # since the step was made, so the worker writes no other end
+            self._end(stream, FinishReason.CANCELLED)
+            return
+        stream.is_retried, stream.failure, stream.failed_on = True, failed.message, worker
+        stream.standing.prove()  # its worker lives
+        self._log("warning", "stream.retried", stream, slot=worker, error=failed.message)
+        self._order(events.RecordRetry())
+        self._wait_again([stream], StreamEvent.RETRIED)
 
     def _steers_durable(self, worker: int, step: StepFrames) -> None:
         for at, spans in step.emissions.steered.items():

@@ -287,7 +287,9 @@ class Transcript:
             retryable=retryable,
         )
         self.ended = True
-        return [*emissions, self._emission(frame)]
+        last = self._emission(frame)
+        last.can_retry = retryable
+        return [*emissions, last]
 
     def _take(self, token: int) -> list[Emission]:
         self.total_tokens += 1

@@ -116,7 +116,10 @@ class Recipe(BaseModel):
     def ask(self, history: History) -> StartTextRun:
         """Return the order for a worker of kind `text` to start, or continue after `history`."""
         text = history.text.text
-        return StartTextRun(self.model_dump_json(), text, history.next_index, history.calls)
+        inserted = tuple(history.retried)
+        return StartTextRun(
+            self.model_dump_json(), text, history.next_index, history.calls, inserted
+        )
 
     def made_by(self, fingerprint: str) -> Recipe:
         """Return a copy of the recipe with another fingerprint."""

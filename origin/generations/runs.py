@@ -60,6 +60,7 @@ from tailrace.origin.core.stream_events import (
     RecordEnd,
     RecordIdle,
     RecordReleases,
+    RecordRetry,
     ReportToModels,
     RequestClosed,
     RunsStarted,
@@ -297,7 +298,7 @@ class Runs(Owner):
 
     async def worker_step(self, slot: WorkerSlot, made: Emissions) -> None:
         """Store the frames of engine steps in one group commit."""
-        step = self.table.step(slot.number, made)
+        step = self.core.step(slot.number, made)
         begun = self.clock()
         batch = step.appends(begun)
         refusals = await self._ledger.append(batch)
@@ -337,8 +338,8 @@ class Runs(Owner):
         asked: list[LedgerCommand] = []
         for command in commands:
             match command:
-                case RecordReleases():
-                    self._record_releases(command)
+                case RecordReleases() | RecordRetry() | RecordIdle():
+                    self._record(command)
                 case FindStreams() | TakeOver() | AppendNotices() | AppendEnd():
                     asked.append(command)
                 case OrderRun():
@@ -353,8 +354,6 @@ class Runs(Owner):
                     self.recorder.arrived(stream, model, HOT if is_up else COLD)
                 case RecordEnd():
                     self._record_end(command)
-                case RecordIdle(state):
-                    self._metrics.idle_ended(state)
                 case LogLine(level, event, fields):
                     getattr(log, level)(event, **fields)
         return asked
@@ -460,11 +459,18 @@ class Runs(Owner):
             else:
                 taken.set_exception(command.error)
 
-    def _record_releases(self, command: RecordReleases) -> None:
-        for priority, gap_s, count in command.gaps:
-            self._metrics.release(priority, gap_s, count)
-        for priority, waited_s, trace in command.firsts:
-            self._metrics.first_release(priority, waited_s, trace)
+    def _record(self, command: RecordReleases | RecordRetry | RecordIdle) -> None:
+        """Add what a command says to the metrics."""
+        match command:
+            case RecordReleases(gaps, firsts):
+                for priority, gap_s, count in gaps:
+                    self._metrics.release(priority, gap_s, count)
+                for priority, waited_s, trace in firsts:
+                    self._metrics.first_release(priority, waited_s, trace)
+            case RecordRetry():
+                self._metrics.retries.inc()
+            case RecordIdle(state):
+                self._metrics.idle_ended(state)
 
     def _record_end(self, command: RecordEnd) -> None:
         stream, reason = command.stream, command.reason

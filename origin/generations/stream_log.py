@@ -10,6 +10,8 @@ from tailrace.ledger.interface import Ledger, Record
 from tailrace.ledger.record_extra import IdSpan, RecordExtra
 from tailrace.ledger.stream_text import StreamText
 
+RETRIED = "retried"
+"""Code of the Notice that an origin adds when it continues a stream whose run has failed."""
 SLICE_RECORDS = 512
 """Maximum number of records that are read and decoded at a time. Decoding them blocks the event
 loop for a few milliseconds."""
@@ -39,6 +41,11 @@ class History:
     def is_begun(self) -> bool:
         """Return True if the log has any frame other than notices, so that generation has begun."""
         return self.next_index > len(self.notices)
+
+    @property
+    def retried(self) -> list[int]:
+        """Return the indexes of the notices that say that a failed run was retried."""
+        return [notice.index for notice in self.notices if notice.code == RETRIED]
 
     def add(self, record: Record) -> None:
         _, frame = decode(record.frame)

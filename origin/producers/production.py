@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -30,6 +30,7 @@ from tailrace.ledger.frame import (
     encode,
 )
 from tailrace.origin.filter import FilterFactory, FilterGate
+from tailrace.origin.generations.stream_log import RETRIED
 from tailrace.origin.producer import (
     Data,
     End,
@@ -76,11 +77,13 @@ class Framing:
     """Makes the frames of one stream: with contiguous indexes, none too large.
 
     `next_index` is the index of the next frame. It advances only when the frame after that is
-    requested, so that a frame which could not be sent leaves no gap.
+    requested, so that a frame which could not be sent leaves no gap. The indexes `inserted` belong
+    to frames that the origin has added to the log, and are skipped.
     """
 
-    def __init__(self, next_index: int = 0) -> None:
-        self.next_index = next_index
+    def __init__(self, next_index: int = 0, inserted: Sequence[int] = ()) -> None:
+        self._inserted = inserted
+        self.next_index = self._free(next_index)
         self._interim: int | None = None  # index of the first frame that may still be revised
 
     def encoded(self, output: Output) -> Iterator[bytes]:
@@ -88,7 +91,13 @@ class Framing:
         frames = self._frames(output)
         while (raw := _encoded(output, frames)) is not None:
             yield raw
-            self.next_index += 1
+            self.next_index = self._free(self.next_index + 1)
+
+    def _free(self, index: int) -> int:
+        """Return the first index from `index` on that no inserted frame has."""
+        while index in self._inserted:
+            index += 1
+        return index
 
     def _frames(self, output: Output) -> Iterator[Logged]:
         match output:
@@ -108,6 +117,8 @@ class Framing:
                 yield from self._vector(output.values)
             case Label():
                 yield Classification(output.name, output.confidence, self.next_index)
+            case Remark(code=code) if code == RETRIED:
+                raise bad_output(f"a Remark with the code {RETRIED!r}, which only the origin uses")
             case Remark():
                 yield Notice(output.code, output.message, self.next_index)
             case End():
@@ -193,7 +204,12 @@ def _encoded(output: Output, frames: Iterator[Logged]) -> bytes | None:
 
 
 class Production:
-    """The frames of one stream, from `request.next_index` on; `run` is its id in logs."""
+    """The frames of one stream, from `request.next_index` on; `run` is its id in logs.
+
+    `inserted` are the indexes of frames that the origin has added since the producer began. After
+    the StreamEnd, `can_retry` is True if it reports a failure after which another run can continue
+    the stream, and none has done so before.
+    """
 
     def __init__(
         self,
@@ -201,7 +217,11 @@ class Production:
         request: Request,
         run: int,
         filter_factory: FilterFactory | None = None,
+        inserted: Sequence[int] = (),
     ) -> None:
+        self.can_retry = False
+        self._inserted = inserted
+        self._calls = request.calls
         self._producer = producer
         self._request = request
         self._run = run
@@ -209,7 +229,7 @@ class Production:
         self._is_changed = producer.about.fingerprint != request.recipe.fingerprint
         # A producer that repeats its outputs starts at index 0 again; logged frames are skipped.
         self._repeats = self._resumption is Resumption.REPEATS and not self._is_changed
-        self._framing = Framing(0 if self._repeats else request.next_index)
+        self._framing = Framing(0 if self._repeats else request.next_index, inserted)
         self._filter = self._open_filter(filter_factory)
         self._ended = False
 
@@ -233,6 +253,7 @@ class Production:
     def ending(self, end: End) -> Numbered:
         """Return the StreamEnd of a stream that its producer did not end itself."""
         self._ended = True
+        self.can_retry = self._may_retry(end)
         index = max(self._framing.next_index, self._request.next_index)
         return index, next(Framing(index).encoded(end))
 
@@ -242,7 +263,7 @@ class Production:
         logged = self._request.next_index
         for notice in notices if self._repeats else notices[logged:]:
             yield notice
-        is_continued = logged > len(notices)
+        is_continued = self._is_begun(logged)
         if is_continued and (lost := self._cannot_continue()) is not None:
             yield End(FinishReason.ORIGIN_LOST, message=lost, retryable=True)
             return
@@ -267,11 +288,24 @@ class Production:
         return TextFilter(factory)
 
     def _passed(self, output: Output) -> Iterable[Output]:
-        return (output,) if self._filter is None else self._filter.passed(output)
+        if self._filter is None or (isinstance(output, End) and self._may_retry(output)):
+            return (output,)  # text that the filter holds back is left to the next run
+        return self._filter.passed(output)
+
+    def _is_begun(self, index: int) -> bool:
+        """Return True if the producer made a frame before `index`."""
+        return index > len(self._request.recipe.notices) + len(self._inserted)
+
+    def _may_retry(self, end: End) -> bool:
+        """Return True if another run can continue after this end, and none has done so before."""
+        if not end.retryable or self._inserted or self._producer.about.retries:
+            return False
+        index = max(self._framing.next_index, self._request.next_index)
+        return not self._is_begun(index) or self._cannot_continue() is None
 
     def _cannot_continue(self) -> str | None:
         """Return why a stream cannot continue after its worker was lost; None if it can."""
-        if self._resumption is Resumption.CONTINUES and self._request.calls:
+        if self._resumption is Resumption.CONTINUES and self._calls:
             return "the worker was lost after a tool call, which cannot be continued"
         if self._resumption is Resumption.ENDS:
             return "the worker was lost, and its output cannot be continued"
@@ -282,8 +316,15 @@ class Production:
     def _new_frames(self, output: Output) -> Iterator[Numbered]:
         """Yield those frames of an output that the stream does not have yet."""
         framing, logged = self._framing, self._request.next_index
-        if isinstance(output, End) and framing.next_index < logged:
-            raise bad_output("the producer gave fewer outputs than the first time")
+        if isinstance(output, CallPiece):
+            self._calls = max(self._calls, output.call + 1)
+        if isinstance(output, End):
+            self.can_retry = self._may_retry(output)
+            if framing.next_index < logged:
+                if not output.retryable:
+                    raise bad_output("the producer gave fewer outputs than the first time")
+                yield self.ending(output)
+                return
         for raw in framing.encoded(output):
             if framing.next_index >= logged:
                 yield framing.next_index, raw

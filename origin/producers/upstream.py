@@ -137,6 +137,7 @@ class Upstream:
             resumption=Resumption.CONTINUES if goes_on else Resumption.ENDS,
             device="upstream",
             offers=("logprobs", "format", "tools"),
+            retries=True,
         )
 
     async def produce(self, request: Request) -> AsyncGenerator[Output, None]:

@@ -157,7 +157,7 @@ class TextWorker:
         except ValidationError as error:
             raise invalid_document(error, whole="recipe") from error
         request = Request(recipe, ask.delivered, ask.next_index, ask.calls)
-        production = Production(self._producer, request, run, self._filter_factory)
+        production = Production(self._producer, request, run, self._filter_factory, ask.inserted)
         answer = TextRun(run, production)
         if len(self._answers) < self._most:
             answer.producing = asyncio.create_task(self._produce(answer))
@@ -192,8 +192,10 @@ class TextWorker:
     async def _put(self, answer: TextRun, numbered: Numbered) -> None:
         index, frame = numbered
         self._at_work.made((answer.run,))
-        await self._outbox.put(Emission(answer.run, index, (), (), frame))
-        answer.has_end = tag_of(frame) == StreamEnd.tag
+        is_end = tag_of(frame) == StreamEnd.tag
+        can_retry = is_end and answer.production.can_retry
+        await self._outbox.put(Emission(answer.run, index, (), (), frame, can_retry))
+        answer.has_end = is_end
 
 
 def _end_of(producing: asyncio.Task[None]) -> End:

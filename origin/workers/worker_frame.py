@@ -85,7 +85,8 @@ class Emission:
     `ids` are all tokens since the run's previous emission, up to the one whose text completes this
     frame. A token whose text is held back (incomplete UTF-8, a possible stop sequence) yields no
     frame, and its id is in the next emission. `steered` has a span of `ids` for each Steer order;
-    the ids of one order are all in one emission.
+    the ids of one order are all in one emission. `can_retry`: the frame is the end of a run that
+    has failed, and another run can continue the stream from its log.
     """
 
     run: int
@@ -93,6 +94,7 @@ class Emission:
     ids: tuple[int, ...]
     steered: tuple[IdSpan, ...]
     frame: bytes
+    can_retry: bool = False
 
 
 @dataclass(slots=True)
@@ -100,7 +102,8 @@ class Emissions:
     """Emissions as columns of equal length: `runs`, `indexes`, `ids` and `frames`.
 
     Emission number i has row i of each column. `steered` maps the few rows that have ids from Steer
-    orders to the spans of these ids.
+    orders to the spans of these ids. `failed` has the runs that have failed in these emissions, and
+    whose streams another run can continue.
     """
 
     runs: Sequence[int]
@@ -108,6 +111,7 @@ class Emissions:
     ids: Sequence[tuple[int, ...]]
     frames: Sequence[bytes]
     steered: dict[int, tuple[IdSpan, ...]]
+    failed: Sequence[int] = ()
 
     @classmethod
     def joined(cls, steps: Sequence[Step]) -> Emissions:
@@ -131,7 +135,8 @@ class Emissions:
             ids += some.ids
             frames += some.frames
             steered.update({at + row: spans for row, spans in some.steered.items()})
-        return cls(runs, indexes, ids, frames, steered)
+        failed = [run for step in steps for run in step.failed]
+        return cls(runs, indexes, ids, frames, steered, failed)
 
     def those(self, wanted: Sequence[bool]) -> Emissions:
         """Return the rows for which `wanted` is True."""
@@ -142,6 +147,7 @@ class Emissions:
             list(compress(self.ids, wanted)),
             list(compress(self.frames, wanted)),
             {to: self.steered[at] for to, at in enumerate(places) if at in self.steered},
+            self.failed,
         )
 
 
@@ -161,6 +167,7 @@ class Step(WorkerFrame):
     They are sent as columns, which are ten times quicker to decode than structs. Each emission has
     a row in `runs`, `indexes`, `counts` (how many of `ids` are its own) and `sizes` (how many bytes
     of `frames` are its frame). `ids` and `frames` are concatenated in the order of the rows.
+    `failed` has the runs that end here as failed, and whose streams another run can continue.
     """
 
     runs: U32Ints = ()
@@ -170,6 +177,7 @@ class Step(WorkerFrame):
     ids: U32Ints = ()
     frames: bytes = b""
     steered: tuple[SteeredIds, ...] = ()
+    failed: U32Ints = ()
 
     @classmethod
     def of(cls, emissions: Sequence[Emission]) -> Step:
@@ -186,6 +194,7 @@ class Step(WorkerFrame):
                 for row, each in enumerate(emissions)
                 for span in each.steered
             ),
+            failed=[each.run for each in emissions if each.can_retry],
         )
 
     def cut(self) -> Emissions:
@@ -204,7 +213,7 @@ class Step(WorkerFrame):
         ids = [all_ids[at : (at := at + count)] for count in self.counts]
         at = 0
         frames = [all_frames[at : (at := at + size)] for size in self.sizes]
-        return Emissions(self.runs, self.indexes, ids, frames, self._spans())
+        return Emissions(self.runs, self.indexes, ids, frames, self._spans(), self.failed)
 
     def _spans(self) -> dict[int, tuple[IdSpan, ...]]:
         spans: dict[int, tuple[IdSpan, ...]] = {}
@@ -326,13 +335,15 @@ class StartTextRun(WorkerFrame):
     """An order to a worker of kind `text` to generate a stream, or to continue it.
 
     `recipe` is the JSON of a `Recipe`, `delivered` the stream's text so far, `next_index` the index
-    of its next frame, and `calls` the number of tool calls in it so far.
+    of its next frame, and `calls` the number of tool calls in it so far. `inserted` are the indexes
+    of the frames that the supervisor itself has added since the producer began, in order.
     """
 
     recipe: str
     delivered: str
     next_index: Uint
     calls: Uint = 0
+    inserted: tuple[Uint, ...] = ()
 
 
 @frame(42)

@@ -6,13 +6,14 @@ import asyncio
 import struct
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.ledger.errors import CallerError, ConfigError
+from tailrace.ledger.errors import CallerError, ConfigError, Unavailable
 from tailrace.ledger.frame import (
     MAX_FRAME_BYTES,
     Chunk,
@@ -23,6 +24,7 @@ from tailrace.ledger.frame import (
     Revision,
     StreamEnd,
     Token,
+    decode,
 )
 from tailrace.origin import producer as outputs
 from tailrace.origin.producer import (
@@ -45,6 +47,7 @@ from tailrace.origin.producers.production import (
     Framing,
     Production,
 )
+from tailrace.origin.tool_calls import CallPiece
 from tests.origin.producers.asked import frames, request
 
 pytestmark = pytest.mark.anyio
@@ -318,6 +321,81 @@ async def test_one_that_can_do_neither_ends_as_lost_and_is_not_asked() -> None:
     assert [each.finish_reason for each in made] == [FinishReason.ORIGIN_LOST]
     assert made[0].retryable
     assert producer.requests == []
+
+
+# ---- retries ----
+
+BUSY = Unavailable("the device is busy")
+
+
+async def ends_retryable(
+    producer: Says, asked: Request, inserted: Sequence[int] = ()
+) -> tuple[list[Any], bool]:
+    """Return the frames of a stream, and whether the origin may retry it."""
+    production = Production(producer, asked, 1, None, inserted)
+    made = [decode(raw)[1] async for _, raw in production.frames()]
+    return made, production.can_retry
+
+
+@pytest.mark.parametrize(
+    ("resumption", "said", "asked", "may"),
+    [
+        (Resumption.REPEATS, (Text("a"), BUSY), request(), True),
+        (Resumption.REPEATS, (Text("a"), BUSY), request("abc", 3), True),
+        (Resumption.REPEATS, (End(FinishReason.FAILED, retryable=True),), request("abc", 3), True),
+        (Resumption.REPEATS, (CallerError("too long"),), request(), False),
+        (Resumption.REPEATS, (BUSY,), request(fingerprint="0"), True),
+        (Resumption.REPEATS, (Text("a"), BUSY), request(fingerprint="0"), False),
+        (Resumption.CONTINUES, (Text("a"), BUSY), request(), True),
+        (Resumption.CONTINUES, (CallPiece(0, "i", "f", "{"), BUSY), request(), False),
+        (Resumption.CONTINUES, (BUSY,), replace(request("abc", 3), calls=1), False),
+        (Resumption.ENDS, (BUSY,), request(), True),
+        (Resumption.ENDS, (Text("a"), BUSY), request(), False),
+        (Resumption.ENDS, (Text("d"),), request("abc", 3), False),
+    ],
+    ids=str,
+)
+async def test_a_failure_is_retried_where_the_stream_can_continue(
+    resumption: Resumption, said: tuple[Any, ...], asked: Request, may: bool
+) -> None:
+    made, can_retry = await ends_retryable(Says(*said, resumption=resumption), asked)
+    assert isinstance(made[-1], StreamEnd)
+    assert made[-1].index == asked.next_index + len(made) - 1
+    assert can_retry is may
+
+
+async def test_a_failure_is_not_retried_twice_nor_where_the_producer_retries_itself() -> None:
+    made, can_retry = await ends_retryable(Says(BUSY), request("", 1), [0])
+    assert (made[-1].retryable, made[-1].index, can_retry) == (True, 1, False)
+    itself = Says(BUSY)
+    itself.about = replace(itself.about, retries=True)
+    assert not (await ends_retryable(itself, request()))[1]
+
+
+@pytest.mark.parametrize("cut", range(6))
+async def test_a_producer_that_repeats_itself_goes_on_around_the_notice_of_a_retry(
+    cut: int,
+) -> None:
+    """Every frame of an uninterrupted stream comes once, and revisions replace the same text."""
+    whole = await made_of(*SAID)
+    before: list[Any] = [*whole[:cut], Notice("retried", "", cut)]
+    rest, _ = await ends_retryable(Says(*SAID), request("", cut + 1), [cut])
+    assert [each.index for each in rest] == [*range(cut + 1, len(whole) + 1)]
+    texts = [each for each in before + rest if isinstance(each, Token | Revision)]
+    assert shown(texts) == shown([each for each in whole if isinstance(each, Token | Revision)])
+    assert [type(each) for each in whole[cut:]] == [type(each) for each in rest]
+
+
+async def test_a_stream_that_was_retried_before_any_output_is_no_continuation() -> None:
+    for resumption in (Resumption.CONTINUES, Resumption.ENDS):
+        producer = Says(Text("a"), resumption=resumption)
+        made, _ = await ends_retryable(producer, request("", 1), [0])
+        assert [type(each) for each in made] == [Token, StreamEnd]
+
+
+async def test_the_code_of_the_origins_notice_is_refused() -> None:
+    made = await made_of(Remark("retried", "by me"))
+    assert "only the origin uses" in made[-1].message
 
 
 def test_a_frame_that_was_not_handed_over_leaves_no_gap() -> None:

@@ -7,13 +7,22 @@ from typing import Any, TypeVar
 import pytest
 
 from tailrace.ledger.errors import LedgerAway, Overloaded, StaleEpoch
-from tailrace.ledger.frame import Caller, FinishReason, Priority, Token, encode
+from tailrace.ledger.frame import (
+    Caller,
+    FinishReason,
+    Notice,
+    Priority,
+    StreamEnd,
+    Token,
+    encode,
+)
 from tailrace.ledger.links.rights import Right
 from tailrace.origin.core.events import Filled, WorkerDied, WorkerReady
 from tailrace.origin.core.pool import ModelPool
 from tailrace.origin.core.states import STREAM_TRANSITIONS, StreamEvent, StreamState
 from tailrace.origin.core.stream_events import (
     AppendEnd,
+    AppendNotices,
     CancelRequested,
     ClaimFailed,
     EndRefused,
@@ -23,6 +32,7 @@ from tailrace.origin.core.stream_events import (
     OrderRun,
     Purpose,
     ReadersSeen,
+    ReportToModels,
     RequestClosed,
     StepDurable,
     StreamCommand,
@@ -196,6 +206,82 @@ def test_a_stream_that_is_found_late_has_one_record(origin: Origin) -> None:
     assert origin.core.table.by_id[A] is here
     end = origin.one(StreamsFound(Purpose.CANCEL, found), AppendEnd)
     assert end.stream is here
+
+
+# ---- runs that fail ----
+
+
+def failing(origin: Origin, worker: int, run: int, index: int = 0) -> StepDurable:
+    """Return the report of a step in which a run fails, and may succeed if it is repeated."""
+    end = StreamEnd(0, FinishReason.FAILED, index, 2, "NaN", retryable=True)
+    made = Step.of([Emission(run, index, (), (), encode(end), can_retry=True)])
+    return StepDurable(worker, origin.core.step(worker, made.cut()))
+
+
+def test_a_failed_run_goes_to_another_worker_and_its_failure_is_not_stored(
+    origin: Origin,
+) -> None:
+    claim = origin.claiming()
+    origin.ready(1)
+    origin.handle(TakenOver(A, claim.run, 1, History()))
+    durable = failing(origin, 0, claim.run)
+    assert durable.step.streams == []
+    assert durable.step.emissions.frames == []
+    again = origin.one(durable, TakeOver)
+    assert (again.worker, again.run != claim.run) == (1, True)
+    told = origin.one(TakenOver(A, again.run, 2, History()), AppendNotices)
+    assert [(one.code, one.index) for one in told.notices] == [("retried", 0)]
+
+
+def test_the_second_failure_of_a_stream_is_stored(origin: Origin) -> None:
+    claim = origin.claiming()
+    origin.handle(TakenOver(A, claim.run, 1, History()))
+    again = origin.one(failing(origin, 0, claim.run), TakeOver)
+    assert again.worker == 0, "there is no other worker"
+    history = History(1, notices=[Notice("retried", "", 0)])
+    origin.handle(TakenOver(A, again.run, 2, history))
+    durable = failing(origin, 0, again.run, 1)
+    assert len(durable.step.streams) == 1
+    origin.handle(durable)
+    assert origin.state() is StreamState.ABSENT
+
+
+def test_a_stream_that_is_cancelled_is_not_retried(origin: Origin) -> None:
+    claim = origin.claiming()
+    origin.handle(TakenOver(A, claim.run, 1, History()))
+    origin.handle(CancelRequested(A))
+    assert len(failing(origin, 0, claim.run).step.streams) == 1
+
+
+def test_a_stream_that_is_cancelled_while_its_failure_is_reported_is_cancelled(
+    origin: Origin,
+) -> None:
+    claim = origin.claiming()
+    origin.handle(TakenOver(A, claim.run, 1, History()))
+    durable = failing(origin, 0, claim.run)
+    origin.handle(CancelRequested(A))
+    assert origin.one(durable, AppendEnd).end.reason is FinishReason.CANCELLED
+
+
+def test_a_failure_of_a_run_whose_worker_is_lost_meanwhile_changes_nothing(
+    origin: Origin,
+) -> None:
+    claim = origin.claiming()
+    origin.handle(TakenOver(A, claim.run, 1, History()))
+    durable = failing(origin, 0, claim.run)
+    origin.lost(0)
+    assert {type(one) for one in origin.handle(durable)} <= {ReportToModels}
+    assert origin.state() is StreamState.WAITING
+    assert not origin.core.table.by_id[A].is_retried
+
+
+def test_a_retry_counts_as_no_death_of_a_worker(origin: Origin) -> None:
+    claim = origin.claiming()
+    origin.handle(TakenOver(A, claim.run, 1, History()))
+    stream = origin.core.table.by_id[A]
+    stream.standing.deaths = stream.standing.blamed = 4
+    origin.handle(failing(origin, 0, claim.run))
+    assert (stream.standing.deaths, stream.standing.blamed) == (0, 0)
 
 
 # ---- orders to cancel ----

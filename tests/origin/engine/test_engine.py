@@ -262,6 +262,8 @@ def test_logits_that_are_no_numbers_fail_their_run_alone(
     end = end_of(emitted[1])
     assert (end.finish_reason, end.retryable) == (FinishReason.FAILED, True)
     assert "NaN" in str(end.message)
+    assert emitted[1][-1].can_retry
+    assert not emitted[2][-1].can_retry
     assert end_of(emitted[2]).finish_reason is FinishReason.LENGTH
     assert emitted[2] == run_all(engine_of(model, tokenizer), {2: plain})[2]
 

@@ -30,6 +30,7 @@ from tailrace.origin.core.events import Tick
 from tailrace.origin.core.poison_streams import TOGETHER_DEATHS
 from tailrace.origin.core.states import WorkerState
 from tailrace.origin.core.streams import MAX_DEATHS
+from tailrace.origin.generations.runs import Runs
 from tailrace.origin.generations.stream_log import History
 from tailrace.origin.serving.model_host import FAILED_STARTS
 from tailrace.origin.workers.liveness import MOST_DEATHS, OPEN_MAX_S
@@ -43,7 +44,7 @@ from tailrace.origin.workers.worker_frame import (
     StartTextRun,
     Step,
 )
-from tests.origin.stage import READY, RECIPE, A, B, C, Stage, fresh
+from tests.origin.stage import READY, RECIPE, A, B, C, Slot, Stage, fresh
 
 pytestmark = pytest.mark.anyio
 
@@ -522,15 +523,87 @@ async def test_an_order_that_no_frame_can_hold_ends_its_stream_only(stage: Stage
     assert stage.runs.table.count == 1
 
 
-async def test_a_failure_that_may_not_come_again_is_the_one_end_of_the_log(stage: Stage) -> None:
+async def fail(stage: Stage, slot: Slot, run: int, index: int) -> StreamEnd:
+    """Let a run fail after text that was held back, as on NaN; return its end."""
+    end = StreamEnd(index, FinishReason.FAILED, index + 1, 2, "NaN in the logits", retryable=True)
+    made = (
+        Emission(run, index, (index + 100,), (), encode(Token("held", index))),
+        Emission(run, index + 1, (), (), encode(end), can_retry=True),
+    )
+    await stage.runs.worker_step(slot, Step.of(made).cut())
+    return end
+
+
+async def test_a_failed_run_is_continued_once_by_another_worker_with_a_notice(
+    stage: Stage,
+) -> None:
     one, run = await stage.running(A)
-    end = StreamEnd(0, FinishReason.FAILED, 0, 2, "NaN in the logits", retryable=True)
-    await stage.runs.worker_step(one, Step.of((Emission(run, 0, (), (), encode(end)),)).cut())
-    await stage.step(one, run, 1, None)  # whatever else it may say of this run
-    await stage.lost(one)
-    await stage.ready(one)
-    assert await stage.frames(A) == [end]
+    two = stage.slots[1]
+    await stage.ready(two)
+    await stage.step(one, run, 0, "a")
+    await fail(stage, one, run, 1)
+    await stage.step(one, run, 2, None)  # whatever else it may say of this run
+    again, order = two.last
+    assert isinstance(order, StartRun)
+    assert (tuple(order.generated_ids), order.next_index, order.sent_bytes) == ((100,), 2, 1)
+    assert (await stage.ledger.info(A)).epoch == 2
+    told = Notice(
+        "retried", "the run failed and is tried once more from here: NaN in the logits", 1
+    )
+    assert await stage.frames(A) == [Token("a", 0), told]
+    await stage.step(two, again, 2, "b")
+    end = await fail(stage, two, again, 3)
+    frames = await stage.frames(A)
+    assert frames == [Token("a", 0), told, Token("b", 2), Token("held", 3), end]
     assert stage.runs.table.count == 0
+    assert stage.metrics.registry.get_sample_value("tailrace_run_retries_total") == 1
+
+
+async def test_a_failed_run_is_continued_by_the_same_worker_if_there_is_no_other(
+    stage: Stage,
+) -> None:
+    one, run = await stage.running(A)
+    await fail(stage, one, run, 0)
+    again, order = one.last
+    assert again != run
+    assert isinstance(order, StartRun)
+    await stage.step(one, again, 1, "a")
+    await stage.step(one, again, 2, None)
+    _, *made = await stage.frames(A)
+    assert made == [Token("a", 1), StreamEnd(2, FinishReason.LENGTH, 2, 2)]
+
+
+async def test_another_origin_sees_in_the_log_that_a_run_was_retried(stage: Stage) -> None:
+    one, run = await stage.running(A)
+    await fail(stage, one, run, 0)
+    stage.runs = Runs(stage.ledger, 4, stage.models, stage.metrics)
+    await stage.runs.restore([A])
+    again, _ = one.last
+    end = await fail(stage, one, again, 1)
+    _, *made = await stage.frames(A)
+    assert made == [Token("held", 1), end]
+
+
+async def test_a_failure_after_which_nothing_can_continue_is_the_end(stage: Stage) -> None:
+    one, run = await stage.running(A)
+    end = StreamEnd(0, FinishReason.ORIGIN_LOST, 0, 2, "it was lost", retryable=True)
+    await stage.runs.worker_step(one, Step.of((Emission(run, 0, (), (), encode(end)),)).cut())
+    assert await stage.frames(A) == [end]
+
+
+async def test_a_text_worker_is_told_of_the_notice_of_a_retry(stage: Stage) -> None:
+    one, two = stage.slots
+    recipe = RECIPE.model_copy(update={"prompt_ids": (), "prompt": "Hi"})
+    text = replace(READY, kind="text", context=0, vocab=0)
+    await stage.ready(one, text)
+    await stage.start(A, recipe)
+    run, _ = one.last
+    await stage.step(one, run, 0, "a")
+    await fail(stage, one, run, 1)
+    assert one.last[1] == StartTextRun(recipe.model_dump_json(), "a", 2, 0, (1,))
+    await stage.lost(one)
+    await stage.ready(two, text)
+    assert two.last[1] == StartTextRun(recipe.model_dump_json(), "a", 2, 0, (1,))
 
 
 async def test_an_unfinished_stream_of_a_dead_origin_is_taken_over(stage: Stage) -> None:

@@ -135,6 +135,26 @@ async def test_a_production_goes_on_with_what_the_filter_held_when_it_was_cut() 
     assert made[-1] == StreamEnd(10, FILTERED, 2 + len(made) - 1, 0, MESSAGE)
 
 
+@pytest.mark.parametrize(("inserted", "texts"), [((), ["x"]), ((0,), ["x", "ab"])])
+async def test_a_run_that_is_retried_leaves_what_the_filter_holds_to_the_next_one(
+    inserted: tuple[int, ...], texts: list[str]
+) -> None:
+    """Otherwise a producer that repeats itself would skip the frame that has more text then."""
+
+    class Failing(Continuing):
+        about = About("failing", "1", Resumption.REPEATS)
+
+        async def produce(self, request: Request) -> AsyncGenerator[Output, None]:
+            yield Text("xab")
+            yield End(FinishReason.FAILED, retryable=True)
+
+    asked = request("", len(inserted))
+    production = Production(Failing(""), asked, 1, filtering, inserted)
+    made = [decode(raw)[1] async for _, raw in production.frames()]
+    assert [each.text for each in made if isinstance(each, Token)] == texts
+    assert production.can_retry is not bool(inserted)
+
+
 async def test_a_stream_that_lacks_only_the_filters_end_is_not_asked_for() -> None:
     """This happens after a worker's death if the next worker's filter is stricter."""
     producer = Continuing("xabba and more")

@@ -8,6 +8,7 @@ import signal
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
+from tailrace.ledger.errors import Unavailable
 from tailrace.origin.producer import About, Data, End, Output, Request, Resumption, Revision, Text
 
 CHILD_S = 120
@@ -29,6 +30,27 @@ class Echo:
 
     async def close(self) -> None:
         """Hold nothing."""
+
+
+class Flaky(Echo):
+    """Says the prompt's words, and fails once at `fail`, whichever process it runs in.
+
+    The folder in NOTED has a file for each prompt that has failed. At `always` it fails each time.
+    """
+
+    about = About("flaky", "flaky 1", Resumption.REPEATS)
+
+    async def produce(self, request: Request) -> AsyncGenerator[Output, None]:
+        prompt = request.recipe.prompt or ""
+        for word in prompt.split():
+            if word == "always":
+                raise Unavailable("the device is busy")
+            if word == "fail":
+                noted = Path(os.environ["NOTED"]) / prompt.replace(" ", "-")
+                if not await asyncio.to_thread(noted.exists):
+                    await asyncio.to_thread(noted.touch)
+                    raise Unavailable("the device is busy")
+            yield Text(f"{word} ")
 
 
 class Seeing(Echo):
@@ -103,6 +125,6 @@ def stuck() -> Echo:
     return Echo()
 
 
-echo, endless, speech = Echo, Endless, Speech
+echo, endless, speech, flaky = Echo, Endless, Speech, Flaky
 forking, waiting, blocking = Forking, Waiting, Blocking
 seeing = Seeing

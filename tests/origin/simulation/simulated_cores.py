@@ -34,6 +34,7 @@ from tailrace.ledger.frame import (
     StreamEnd,
     Token,
     Unread,
+    decode,
     encode,
 )
 from tailrace.ledger.interface import Refusal
@@ -42,12 +43,12 @@ from tailrace.origin.core import events as models
 from tailrace.origin.core import stream_events as streams
 from tailrace.origin.core.pool import ModelPool
 from tailrace.origin.core.states import StreamState, WorkerState
-from tailrace.origin.core.step import END, StepFrames, end_reason
+from tailrace.origin.core.step import END, StepFrames
 from tailrace.origin.core.stream import Stream
 from tailrace.origin.core.stream_table import ROOM_SHARES
 from tailrace.origin.core.streams import StreamCore
 from tailrace.origin.generations.recipe import Recipe, packed_ids
-from tailrace.origin.generations.stream_log import History
+from tailrace.origin.generations.stream_log import RETRIED, History
 from tailrace.origin.pool.members import PoolMember
 from tailrace.origin.pool.policies.named_policy import named_policy
 from tailrace.origin.pool.policies.policies import WarmPrices
@@ -70,6 +71,10 @@ MAX_TOKENS = 20
 IN_FLIGHT = 2
 """Maximum frames of a stream that a worker makes before it obeys an order."""
 MAX_EVENTS = 60_000
+NOT_A_NUMBER = "NaN in the logits"
+"""Message of the runs that fail, and may succeed on another worker."""
+HELD = "held"
+"""Text that a worker has held back until its run fails."""
 UNREAD_AFTER_S = 5
 POLICIES = ("ttl-0", "ttl-5", "ttl-60", "greedy-dual")
 MAX_STREAMS = 4
@@ -90,6 +95,8 @@ class Stored:
     """Number of Steer orders that are durable."""
     end: FinishReason | None = None
     message: str = ""
+    failures: int = 0
+    """Number of its runs that have failed."""
     owner: SimulatedOrigin | None = None
     is_damaged: bool = False
     producers: dict[int, object] = field(default_factory=dict)
@@ -102,7 +109,8 @@ class Stored:
     @property
     def history(self) -> History:
         """Return what its log says."""
-        notices = [Notice("told", "", at) for at, one in enumerate(self.frames) if one == "notice"]
+        codes = {"notice": "told", RETRIED: RETRIED}
+        notices = [Notice(codes[one], "", at) for at, one in enumerate(self.frames) if one in codes]
         ids = [100] * self.frames.count("token")
         spans = [IdSpan(0, 1)] * self.steered
         made = len(self.frames) + (self.end is not None)
@@ -193,9 +201,10 @@ class PlayedWorker:
                 self.die()
                 return
         made = [
-            self._made(number, run)
+            emission
             for number, run in list(self.runs.items())
             if not run.stored.kills and random.random() < 0.7
+            for emission in self._made(number, run)
         ]
         if made:
             self._store(made)
@@ -208,27 +217,47 @@ class PlayedWorker:
             self.origin.happen(streams.WorkerAvailable(self.number))
             self._later()
 
-    def _made(self, number: int, run: StartRun) -> Emission:
+    def _made(self, number: int, run: StartRun) -> list[Emission]:
         index, run.index, run.has_made = run.index, run.index + 1, True
         if run.is_cancelled or index >= run.stored.tokens:
             del self.runs[number]
             reason = FinishReason.CANCELLED if run.is_cancelled else FinishReason.LENGTH
-            return Emission(number, index, (), (), encode(StreamEnd(index, reason, index, 2)))
+            return [Emission(number, index, (), (), encode(StreamEnd(index, reason, index, 2)))]
+        if self._fails(0.05):
+            del self.runs[number]
+            return self._failed(number, index, run.stored)
         steers, run.steers = run.steers, []
         ids = [one for steer in steers for one in steer.ids] or [100]
         spans = tuple(IdSpan(at, 1) for at in range(len(steers)))
-        return Emission(number, index, tuple(ids), spans, encode(Token("t", index)))
+        return [Emission(number, index, tuple(ids), spans, encode(Token("t", index)))]
+
+    def _failed(self, number: int, index: int, stored: Stored) -> list[Emission]:
+        """Return the text that was held back, and the end."""
+        stored.failures += 1
+        end = StreamEnd(index, FinishReason.FAILED, index + 1, 2, NOT_A_NUMBER, retryable=True)
+        return [
+            Emission(number, index, (), (), encode(Token(HELD, index))),
+            Emission(number, index + 1, (), (), encode(end), can_retry=True),
+        ]
 
     def _store(self, made: Sequence[Emission]) -> None:
         """Append a step. The next one is heard when the core knows how this one went."""
-        step = self.origin.core.table.step(self.number, Step.of(made).cut())
+        step = self.origin.core.step(self.number, Step.of(made).cut())
+        for failed in step.failed:
+            stored = self.world.stored[failed.stream.id]
+            is_first = RETRIED not in stored.frames or failed.stream.epoch < stored.epoch
+            require(is_first, "a stream is retried for the second time")
         batch = step.appends(self.origin.clock())
         self.is_busy = True
 
         def append() -> None:
-            refusals = []
+            refusals: list[Refusal] = []
+            away: dict[bytes, bool] = {}
             for at, frame in enumerate(batch.frames):
-                error = self.world.store(
+                # The frames of a stream are stored together or not at all.
+                is_away = away.setdefault(batch.streams[at], self.world.is_away())
+                lost = LedgerAway("it does not answer") if is_away else None
+                error = lost or self.world.store(
                     batch.streams[at],
                     batch.epochs[at],
                     batch.indexes[at],
@@ -442,7 +471,7 @@ class SimulatedOrigin:
         for notice in command.notices:
             error = error or stored.append(command.epoch, history.next_index)
             if error is None:
-                stored.frames.append("notice")
+                stored.frames.append(RETRIED if notice.code == RETRIED else "notice")
                 history.next_index += 1
                 history.notices.append(notice)
         event: streams.StreamHappening
@@ -625,12 +654,12 @@ class CoreWorld:
     ) -> TailraceError | None:
         """Append a frame to a log; return why that is refused, if it is."""
         stored = self.stored[stream]
-        if self.is_away():
-            return LedgerAway("it does not answer")
         if (error := stored.append(epoch, index)) is not None:
             return error
         if frame[TAG_OFFSET] == END:
-            stored.end = end_reason(frame)
+            _, end = decode(frame)
+            assert isinstance(end, StreamEnd)
+            stored.end, stored.message = end.finish_reason, end.message or ""
             # An origin whose worker has not answered the order to cancel cannot know yet that
             # another origin has taken the stream, and ended it.
             stored.cancels = [one for one in stored.cancels if not one[0].awaits_cancel(stored)]
@@ -639,7 +668,8 @@ class CoreWorld:
             return StreamFull("the stream is at its size limit")
         if not self.is_calm and self.random.random() < self.full / 10:
             return LedgerFull("the ledger is at its size limit")
-        stored.frames.append("token")
+        _, token = decode(frame)
+        stored.frames.append(HELD if token == Token(HELD, index) else "token")
         stored.steered += steers
         return None
 
@@ -757,17 +787,25 @@ class CoreWorld:
             if stored.is_damaged:
                 continue  # its readers are told
             require(stored.end is not None, "a stream has no end")
-            made = len(stored.frames)
+            made, retries = len(stored.frames), stored.frames.count(RETRIED)
+            require(retries <= 1, "the log says twice that a run was retried")
+            is_failed = stored.message == NOT_A_NUMBER
+            held = stored.frames[-1:] if is_failed else []
+            require(HELD not in stored.frames[: made - len(held)], "held text is in the log")
             match stored.end:
                 case FinishReason.LENGTH:
-                    is_whole = made == stored.tokens or made >= stored.is_full_at
+                    # A run that fails at the last token is told of after it.
+                    is_whole = stored.tokens <= made <= stored.tokens + retries
+                    is_whole = is_whole or made >= stored.is_full_at
                     require(is_whole, f"a stream ended after {made} of {stored.tokens}")
                     late = [count for origin, count in stored.cancels if not origin.is_dead]
-                    is_obeyed = all(made <= count + IN_FLIGHT for count in late)
+                    is_obeyed = all(made <= count + IN_FLIGHT + retries for count in late)
                     require(is_obeyed or self.away > 0, "an order to cancel was lost")
                 case FinishReason.CANCELLED:
                     may_be = stored.is_cancelled or stored.recipe.unread == Unread.CANCEL.word
                     require(may_be, "a stream was cancelled by nobody")
+                case FinishReason.FAILED if is_failed:
+                    require(stored.failures > 1, "a stream ended with its first failed run")
                 case FinishReason.FAILED:
                     why = stored.message
                     known = ("memory", "limit", "damaged", "out of step", "in time")

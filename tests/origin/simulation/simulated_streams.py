@@ -19,6 +19,7 @@ from tailrace.ledger.errors import LedgerAway, Unavailable
 from tailrace.ledger.frame import (
     Durability,
     FinishReason,
+    Notice,
     Priority,
     Sampling,
     StreamEnd,
@@ -31,6 +32,7 @@ from tailrace.ledger.interface import Append, Appends, NewStream, Refusal
 from tailrace.ledger.sqlite.ledger import SqliteLedger
 from tailrace.origin.generations.recipe import Recipe, packed_ids, prompt_hash
 from tailrace.origin.generations.runs import Runs
+from tailrace.origin.generations.stream_log import RETRIED
 from tailrace.origin.metrics import Metrics
 from tailrace.origin.serving.model_host import ModelHost, single_pool
 from tailrace.origin.workers.worker_frame import (
@@ -51,6 +53,10 @@ READY = Ready("tokens", "demo", "fingerprint", "cpu", context=64, vocab=300, loa
 MAX_TOKENS = 24
 IN_FLIGHT = 2
 """Maximum frames of a stream that a worker makes before it obeys an order."""
+NOT_A_NUMBER = "NaN in the logits"
+"""Message of the runs that fail, and may succeed on another worker."""
+HELD = "held"
+"""Text that a worker has held back until its run fails."""
 MAX_STEPS = 150_000
 """Callbacks in which all must end; a few thousand are usual."""
 CHAOS_S = 60.0
@@ -69,6 +75,8 @@ class Expected:
     kills: bool
     unread: Unread
     cancelled: bool = False
+    failures: int = 0
+    """Number of its runs that have failed."""
     owner: SharedLedger | None = None
     """The ledger of the origin that created it or took it over last."""
     cancels: list[tuple[SimulatedOrigin, int]] = field(default_factory=list)
@@ -173,12 +181,22 @@ class SimulatedSlot(WorkerSlot):
             self.process.hear(frame, run)
 
 
+@dataclass(slots=True)
+class PlayedRun:
+    """A run as its process has it: its next frame's index, and its number of tokens so far."""
+
+    expected: Expected
+    index: int
+    tokens: int
+    is_cancelled: bool = False
+
+
 class PlayedProcess:
     """One life of a worker."""
 
     def __init__(self, slot: SimulatedSlot) -> None:
         self.slot, self.world = slot, slot.origin.world
-        self.runs: dict[int, tuple[Expected, int]] = {}
+        self.runs: dict[int, PlayedRun] = {}
         self.is_stopped = False
         self._is_cut = self._is_doomed = False
 
@@ -188,15 +206,15 @@ class PlayedProcess:
             return
         if isinstance(frame, StartRun):
             expected = self.world.by_number[frame.prompt_ids[1]]
-            made = tuple(range(100, 100 + frame.next_index))
+            count = len(frame.generated_ids)
+            made = tuple(range(100, 100 + count))
             require(tuple(frame.generated_ids) == made, "a run goes on from other tokens")
             known = self.slot.origin.runs.table.by_id[expected.id]
             before = expected.producers.setdefault(known.epoch, self)
             require(before is self, "two workers were given one epoch of a stream")
-            self.runs[run] = (replace(expected, cancelled=False), frame.next_index)
+            self.runs[run] = PlayedRun(expected, frame.next_index, count)
         elif isinstance(frame, CancelRun) and run in self.runs:
-            expected, index = self.runs[run]
-            self.runs[run] = (replace(expected, cancelled=True), index)
+            self.runs[run].is_cancelled = True
             self._is_doomed |= self._fails(0.3)
 
     async def live(self) -> None:
@@ -216,7 +234,7 @@ class PlayedProcess:
                 await self._fall_silent()
             if self.runs and random.random() < 0.5:
                 runs.worker_begun(slot, ActiveRuns(tuple(self.runs)))
-                if any(expected.kills for expected, _ in self.runs.values()):
+                if any(each.expected.kills for each in self.runs.values()):
                     break
             await self._step()
         welcoming.cancel()
@@ -236,19 +254,26 @@ class PlayedProcess:
 
     async def _step(self) -> None:
         random, emissions = self.world.random, []
-        for run, (expected, index) in list(self.runs.items()):
-            if expected.kills or random.random() < 0.3:
+        for run, each in list(self.runs.items()):
+            index, count = each.index, each.tokens
+            if each.expected.kills or random.random() < 0.3:
                 continue
-            is_over = index >= expected.tokens or expected.cancelled
-            if is_over:
-                reason = FinishReason.CANCELLED if expected.cancelled else FinishReason.LENGTH
-                end = encode(StreamEnd(index, reason, index, 2))
+            if count >= each.expected.tokens or each.is_cancelled:
+                reason = FinishReason.CANCELLED if each.is_cancelled else FinishReason.LENGTH
+                end = encode(StreamEnd(count, reason, index, 2))
                 emissions.append(Emission(run, index, (), (), end))
                 del self.runs[run]
+            elif self._fails(0.03):
+                each.expected.failures += 1
+                reason, held = FinishReason.FAILED, encode(Token(HELD, index))
+                end = encode(StreamEnd(count, reason, index + 1, 2, NOT_A_NUMBER, retryable=True))
+                emissions.append(Emission(run, index, (), (), held))
+                emissions.append(Emission(run, index + 1, (), (), end, can_retry=True))
+                del self.runs[run]
             else:
-                token = encode(Token(f"t{index}", index))
-                emissions.append(Emission(run, index, (100 + index,), (), token))
-                self.runs[run] = (expected, index + 1)
+                token = encode(Token(f"t{count}", index))
+                emissions.append(Emission(run, index, (100 + count,), (), token))
+                each.index, each.tokens = index + 1, count + 1
         if emissions:
             await self.slot.origin.runs.worker_step(self.slot, Step.of(emissions).cut())
 
@@ -474,19 +499,21 @@ class StreamWorld:
             *frames, end = [decode(record.frame)[1] for record in records]
             require(isinstance(end, StreamEnd), "a stream has no end")
             assert isinstance(end, StreamEnd)
-            made = [Token(f"t{index}", index) for index in range(len(frames))]
-            require(frames == made, f"a stream holds what no worker made: {frames}")
+            tokens, retries = self._made(frames, end)
             require(end.index == len(frames), "the end of a stream is not its last frame")
             match end.finish_reason:
                 case FinishReason.LENGTH:
-                    require(len(frames) == expected.tokens, "a stream ended too soon")
+                    require(tokens == expected.tokens, "a stream ended too soon")
                     late = [made for origin, made in expected.cancels if not origin.is_dead]
-                    is_obeyed = all(len(frames) <= made + IN_FLIGHT for made in late)
+                    most = IN_FLIGHT + retries
+                    is_obeyed = all(len(frames) <= made + most for made in late)
                     # Where the ledger is away, the order waits, and the stream may end before.
                     require(is_obeyed or self.away > 0, "an order to cancel was lost")
                 case FinishReason.CANCELLED:
                     may_be = expected.cancelled or expected.unread is Unread.CANCEL
                     require(may_be, "a stream was cancelled by nobody")
+                case FinishReason.FAILED if end.message == NOT_A_NUMBER:
+                    require(expected.failures > 1, "a stream ended with its first failed run")
                 case FinishReason.FAILED:
                     why = end.message or ""
                     was_relieved = "memory" in why
@@ -494,5 +521,26 @@ class StreamWorld:
                 case other:
                     require(False, f"a stream ended as {other}")
         for origin in self._living():
-            [model] = origin.models.core.models
-            require(not model.requests, "a model counts requests that have ended")
+            self._require_none(origin)
+
+    def _made(self, frames: Sequence[object], end: StreamEnd) -> tuple[int, int]:
+        """Return the number of tokens and of retries in a log, which must have nothing else."""
+        tokens = retries = 0
+        for index, frame in enumerate(frames):
+            if isinstance(frame, Notice):
+                require((frame.code, frame.index) == (RETRIED, index), f"a stream has a {frame}")
+                retries += 1
+            elif frame == Token(HELD, index):
+                is_last = index == len(frames) - 1 and end.message == NOT_A_NUMBER
+                require(is_last, "held text is in the log")
+            else:
+                is_next = frame == Token(f"t{tokens}", index)
+                require(is_next, f"a stream holds what no worker made: {frames}")
+                tokens += 1
+        require(retries <= 1, "the log says twice that a run was retried")
+        return tokens, retries
+
+    def _require_none(self, origin: SimulatedOrigin) -> None:
+        """Require that no request counts any more."""
+        [model] = origin.models.core.models
+        require(not model.requests, "a model counts requests that have ended")

@@ -10,14 +10,14 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from pathlib import Path
 
 import pytest
 
 from tailrace.ledger.errors import TailraceError
-from tailrace.ledger.frame import Priority, Unread
+from tailrace.ledger.frame import TAG_OFFSET, Priority, Unread
 from tailrace.ledger.interface import Ledger
 from tailrace.origin.core import pool as pool_module
 from tailrace.origin.core import streams as streams_module
@@ -33,6 +33,7 @@ from tailrace.origin.core.states import (
     WorkerEvent,
     WorkerState,
 )
+from tailrace.origin.core.step import END, FailedRun, StepFrames
 from tailrace.origin.core.stream import Stream
 from tailrace.origin.core.stream_events import EndRefused, EndStored, StreamsAdmitted, WorkerGone
 from tailrace.origin.core.stream_table import StreamTable
@@ -285,7 +286,32 @@ def text_is_forgotten_with_its_worker(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StreamCore, "_worker_gone", forget)
 
 
-PLANTED_IN_STREAMS = [a_worker_goes_on_under_the_old_epoch]
+def a_failed_run_is_never_retried(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StreamCore, "_may_retry", lambda *_: False)
+
+
+def a_failed_run_is_retried_again_and_again(patch: pytest.MonkeyPatch) -> None:
+    def may_always(core: StreamCore, stream: Stream) -> bool:
+        return core.table.may(stream.id, StreamEvent.RETRIED)
+
+    patch.setattr(StreamCore, "_may_retry", may_always)
+
+
+def the_last_text_of_a_failed_run_is_stored(patch: pytest.MonkeyPatch) -> None:
+    """Leave out only the end of a run that is retried."""
+
+    def without_ends(step: StepFrames, failed: Sequence[FailedRun]) -> StepFrames:
+        kept = [frame[TAG_OFFSET] != END for frame in step.emissions.frames]
+        streams = [one for one, is_kept in zip(step.streams, kept, strict=True) if is_kept]
+        return StepFrames(streams, step.emissions.those(kept), failed)
+
+    patch.setattr(StepFrames, "without", without_ends)
+
+
+PLANTED_IN_STREAMS = [
+    a_worker_goes_on_under_the_old_epoch,
+    a_failed_run_is_never_retried,
+]
 PLANTED_IN_CORES = [
     an_order_to_cancel_is_forgotten_while_the_ledger_is_away,
     an_orphan_is_forgotten,
@@ -299,6 +325,8 @@ PLANTED_IN_CORES = [
     less_urgent_streams_take_all_the_room,
     an_answer_to_an_earlier_end_counts,
     text_is_forgotten_with_its_worker,
+    a_failed_run_is_retried_again_and_again,
+    the_last_text_of_a_failed_run_is_stored,
 ]
 PLANTED = [
     a_stopped_worker_becomes_ready,

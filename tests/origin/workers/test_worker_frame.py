@@ -125,6 +125,20 @@ def test_steps_in_a_row_are_one_step(some: list[list[Emission]]) -> None:
     assert rows(joined) == list(chain.from_iterable(some))
 
 
+def test_the_runs_that_failed_are_kept_when_steps_are_joined_or_cut() -> None:
+    step, other = (
+        Step.of((Emission(run, 0, (), (), bytes(9)), Emission(run + 1, 1, (), (), bytes(9), True)))
+        for run in (1, 5)
+    )
+    _, got = decode(encode(step))
+    assert isinstance(got, Step)
+    assert list(got.cut().failed) == [2]
+    (joined,) = together([step, other])
+    assert isinstance(joined, Emissions)
+    assert list(joined.failed) == [2, 6]
+    assert list(joined.those([False, True, True, False]).failed) == [2, 6]
+
+
 @given(st.lists(EMISSIONS, min_size=1, max_size=3), st.data())
 def test_columns_that_do_not_fit_together_are_refused(
     some: list[Emission], data: st.DataObject
