@@ -121,6 +121,13 @@ async def test_every_suffix_completes_its_prefix(client: httpx.AsyncClient) -> N
         )
 
 
+async def test_a_head_has_the_headers_alone(client: httpx.AsyncClient) -> None:
+    for query in ("", "?stream=true", "?starting_after=2", "?starting_after=7"):
+        head = await client.head(f"{PATH}/{ID}{query}")
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers["tailrace-stream"] == STREAM.hex()
+
+
 async def test_a_position_that_is_no_number_is_refused(client: httpx.AsyncClient) -> None:
     hint = "(send the `id` of the last event that you have, in decimal digits)"
     for headers, query, field in (
