@@ -26,7 +26,8 @@ from tailrace.edge.errors import AI_SDK_PATH, OLLAMA, error_response
 from tailrace.edge.generate.encoders import Encoder, FrameEncoder
 from tailrace.edge.generate.params import parse_flag, read_body
 from tailrace.edge.generate.schema import Count, Settings
-from tailrace.edge.generate.snapshot import SnapshotEncoder, as_snapshot, as_text
+from tailrace.edge.generate.snapshot import as_snapshot, as_text
+from tailrace.edge.generate.snapshot_encoder import SnapshotEncoder
 from tailrace.edge.openai.chunks import (
     DONE,
     data_event,
@@ -394,7 +395,7 @@ async def _answered(
     encoder: Encoder = FrameEncoder() if as_frames else UiEvents()
     if snapshot:
         folded = as_snapshot if as_frames else as_text
-        encoder = SnapshotEncoder(encoder, wanted.start, folded)
+        encoder = SnapshotEncoder(encoder, folded)
     with ExitStack() as source:
         reader = source.enter_context(Reader(link_of(request)))
         opened = await unless_disconnected(request, reader.open(wanted))

@@ -19,6 +19,9 @@ from functools import lru_cache
 from math import inf
 
 from tailrace.edge.access.authenticator import ANONYMOUS
+from tailrace.edge.generate.snapshot import SnapshotMerge
+from tailrace.edge.json_messages import MalformedFrame, MalformedMessage, parse
+from tailrace.edge.starting_point import check_starting_point
 from tailrace.edge.unread import UnreadDefault
 from tailrace.ledger.errors import (
     CallerError,
@@ -42,7 +45,9 @@ from tailrace.ledger.frame import (
     Heartbeat,
     Hello,
     Open,
+    Opened,
     Resume,
+    Snapshot,
     Steer,
     StreamError,
     Token,
@@ -66,6 +71,8 @@ MIN_WINDOW_BYTES = 4 << 10
 """Limits of the logged frames that wait here for a client, in bytes: WINDOW_BYTES for all of its
 streams together, but at least MIN_WINDOW_BYTES for each, and one frame more for each. If a client
 gives more credit than this, the origin gets only as much as these limits allow."""
+MAX_MERGING_BYTES = 4 << 20
+"""Number of bytes held for the snapshots of one client from which on only the oldest one grows."""
 MIN_LEFT_BYTES = MIN_WINDOW_BYTES // 2
 """When a stream's unused credit at the origin falls below this number of bytes, it is renewed."""
 SMALL_BYTES = 125
@@ -79,6 +86,9 @@ DETACH_POINTS: a Detach. REFUSED_POINTS: a refused request."""
 MAX_WAITING_REPLIES = 64
 """Maximum number of refusals that wait for a client that does not read. While there are more, the
 edge reads nothing from this client."""
+
+STARTING_POINTS = {"after": "Resume.after", "tail": "Resume.tail", "since": "Resume.since_ms"}
+"""Names of the fields that say where a reader begins, for errors."""
 
 
 @lru_cache(maxsize=4)  # all sessions get the same Heartbeat, so it is encoded once
@@ -96,6 +106,7 @@ class CloseCode(IntEnum):
     GOING_AWAY = 1001
     PROTOCOL_ERROR = 1002
     UNSUPPORTED_DATA = 1003
+    INVALID_DATA = 1007
     POLICY_VIOLATION = 1008
     MESSAGE_TOO_BIG = 1009
 
@@ -120,6 +131,7 @@ class OpenStream:
 
     Attributes:
         answered: True if the origin has answered the request.
+        is_placed: False until Opened says where a Resume with `tail` or `since_ms` begins.
         next_index: The index of the frame that is sent to the client next.
         waiting: Frames that wait to be sent to the client.
         limit: The first index for which the client has given no credit.
@@ -128,9 +140,17 @@ class OpenStream:
         granted_bytes: The number of bytes up to which the edge has given credit to the origin. It
             is at most `limit_bytes`, and limits how many bytes wait here.
         credited_at: The value of `next_index` when the client's last Credit arrived.
+        merge: Merges the frames for a snapshot; None without one, and once it has been sent. Until
+            then, `sent_bytes` counts the frames that were merged, and `shown_bytes` the bytes that
+            were sent to the client.
+        merged: Number of frames in `waiting` that come from the merge. They need the client's
+            credit, because the origin's credit was the edge's own.
+        ahead_bytes: How many bytes more the origin has sent than the client was sent, because they
+            became a snapshot.
     """
 
     answered: bool = False
+    is_placed: bool = True
     next_index: int = 0
     waiting: deque[bytes] = field(default_factory=deque)
     limit: int = 0
@@ -138,16 +158,57 @@ class OpenStream:
     sent_bytes: int = 0
     granted_bytes: int = 0
     credited_at: int = -1
+    merge: SnapshotMerge | None = None
+    shown_bytes: int = 0
+    merged: int = 0
+    ahead_bytes: int = 0
+
+    def begin(self, opened: Frame) -> None:
+        """Note the first frame of the stream, from which the credit of the request counts."""
+        assert isinstance(opened, Opened)
+        if not self.is_placed:
+            self.limit += opened.first - self.next_index
+            self.next_index, self.is_placed = opened.first, True
+        if self.merge is not None:
+            self.merge.begin(opened)
+
+    @property
+    def is_merging(self) -> bool:
+        """True while frames come from the origin that are merged."""
+        return self.merge is not None and self.merge.is_due
+
+    @property
+    def has_credit(self) -> bool:
+        """True if the client's credit allows the next frame of a snapshot."""
+        return self.next_index < self.limit and self.shown_bytes < self.limit_bytes
+
+    @property
+    def may_send(self) -> bool:
+        """True if a frame waits that may be sent to the client."""
+        return bool(self.waiting) and (not self.merged or self.has_credit)
+
+    @property
+    def origin_limit(self) -> int:
+        """The first index for which the origin has no credit."""
+        if self.merge is not None and self.merge.is_due and self.has_credit:
+            return max(self.limit, self.merge.end)
+        return self.limit
 
     def grant(self, window_bytes: int) -> int:
         """Let the origin send up to `window_bytes` beyond the bytes already sent to the client.
 
-        The client's own credit is never exceeded, and credit once given is never taken back.
-        Returns `granted_bytes`, the credit to send to the origin.
+        The client's own credit is never exceeded, except by frames that become a snapshot. Credit
+        once given is never taken back. Returns `granted_bytes`, the credit to send to the origin.
         """
-        wanted = min(self.limit_bytes, self.sent_bytes + window_bytes)
+        most = inf if self.is_merging and self.has_credit else self.limit_bytes
+        wanted = min(most, self.sent_bytes + window_bytes)
         self.granted_bytes = max(self.granted_bytes, int(wanted))
         return self.granted_bytes
+
+    def end_merge(self) -> None:
+        """Count all bytes as the origin does from now on, because the snapshot has been sent."""
+        self.merge, self.ahead_bytes = None, self.sent_bytes - self.shown_bytes
+        self.limit_bytes += self.ahead_bytes
 
 
 def none_detached() -> int:
@@ -163,6 +224,7 @@ class Session:
         max_streams: Maximum number of open streams plus detached requests without an answer.
         caller: The authenticated client, which is put into every request to an origin.
         sees_details: False if the client gets Heartbeats without the names of models and devices.
+        speaks_json: True if each message holds one frame as JSON text (see `json_messages`).
         unread: The edge's default for streams without a reader.
         detached: Returns the number of requests from which the client has detached and which no
             origin has answered yet. They count towards `max_streams`.
@@ -174,6 +236,7 @@ class Session:
     max_streams: int = MAX_STREAMS_PER_CONNECTION
     caller: Caller | None = None
     sees_details: bool = True
+    speaks_json: bool = False
     unread: UnreadDefault = field(default_factory=UnreadDefault)
     detached: Callable[[], int] = none_detached
     failed: Callable[[str], None] = lambda _code: None
@@ -190,6 +253,7 @@ class Session:
         default_factory=lambda: deque([encode(Hello(SCHEMA_HASH, software("edge")))])
     )
     _heartbeat: bytes | None = None
+    _merging: dict[int, OpenStream] = field(default_factory=dict)  # streams with a `merge`
     _credits: list[ToOrigin] = field(default_factory=list)
 
     # ---- from the client ----
@@ -200,9 +264,14 @@ class Session:
         self._just_detached = 0
         if self.close is not None:
             return forward
-        if isinstance(message, str):
-            text = CallerError("frames travel in binary messages", code="bad_frame")
-            self._end(text, CloseCode.UNSUPPORTED_DATA)
+        if isinstance(message, str) is not self.speaks_json:
+            kind = "text messages of JSON" if self.speaks_json else "binary messages"
+            wrong = CallerError(
+                f"frames travel in {kind}",
+                code="bad_frame",
+                hint="with the subprotocol tailrace.json they are JSON, otherwise binary",
+            )
+            self._end(wrong, CloseCode.UNSUPPORTED_DATA)
             return forward
         if len(message) > MAX_MESSAGE_BYTES:
             # The transport stops reading a message that is too long, so the error cannot name its
@@ -211,8 +280,13 @@ class Session:
             self._end(TooLarge("a message is too large", hint=hint), CloseCode.MESSAGE_TOO_BIG)
             return forward
         try:
-            for raw in split(message, CLIENT, MAX_MESSAGE_BYTES):
-                self._receive_frame(raw, forward)
+            if isinstance(message, str):
+                self._receive_json(message, forward)
+            else:
+                for raw in split(message, CLIENT, MAX_MESSAGE_BYTES):
+                    self._receive_frame(raw, forward)
+        except MalformedMessage as error:
+            self._end(error, CloseCode.INVALID_DATA)
         except TailraceError as error:
             self._end(error, CloseCode.PROTOCOL_ERROR)
         return forward
@@ -241,6 +315,21 @@ class Session:
             # The frame's header is valid and only its payload is not, so only its stream ends.
             self._abandon(corr, error, forward)
             return
+        self._handle(corr, frame, forward)
+
+    def _receive_json(self, message: str, forward: list[ToOrigin]) -> None:
+        try:
+            corr, frame = parse(message)
+        except MalformedFrame as error:
+            if error.corr == 0:
+                raise
+            self._abandon(error.corr, error, forward)
+            return
+        # Names say what the fields mean, so a client that sends JSON needs no Hello.
+        self._greeted |= not isinstance(frame, Hello)
+        self._handle(corr, frame, forward)
+
+    def _handle(self, corr: int, frame: Frame, forward: list[ToOrigin]) -> None:
         if not self._greeted:
             self._greet(frame)
         elif isinstance(frame, Credit):
@@ -287,9 +376,20 @@ class Session:
         if credit > MAX_CREDIT_FRAMES:
             self._refuse_request(corr, _too_much_credit(f"{type(frame).__name__}.credit"))
             return
+        if isinstance(frame, Resume):
+            try:
+                check_starting_point(frame, **STARTING_POINTS)
+            except CallerError as error:
+                self._refuse_request(corr, error)
+                return
         stream = self._streams[corr] = OpenStream()
         if isinstance(frame, Resume):
             stream.next_index = frame.start
+            stream.is_placed = frame.tail is None and frame.since_ms is None
+            if frame.snapshot:
+                stream.merge = SnapshotMerge(corr=corr)
+                self._merging[corr] = stream
+                frame = replace(frame, snapshot=False)
         asked: Open | Resume | Cancel | Steer = frame
         if isinstance(frame, Open | Resume):
             stream.limit = frame.start + frame.credit
@@ -305,6 +405,9 @@ class Session:
         if stream is None:  # the stream ended while the Credit was on its way
             self.charge(IDLE_POINTS)
             return
+        if not stream.is_placed:  # its limit cannot be an index of the stream
+            self._abandon(corr, _early_credit(), forward)
+            return
         if stream.credited_at == stream.next_index:
             self.charge(IDLE_POINTS)
         stream.credited_at = stream.next_index
@@ -313,9 +416,11 @@ class Session:
             return
         stream.limit = max(stream.limit, frame.limit)
         if frame.bytes is not None:
-            is_first = stream.limit_bytes == inf
-            stream.limit_bytes = frame.bytes if is_first else max(stream.limit_bytes, frame.bytes)
-        forward.append((corr, Credit(stream.limit, stream.grant(self._window_bytes))))
+            given, is_first = frame.bytes + stream.ahead_bytes, stream.limit_bytes == inf
+            stream.limit_bytes = given if is_first else max(stream.limit_bytes, given)
+        forward.append((corr, Credit(stream.origin_limit, stream.grant(self._window_bytes))))
+        if stream.may_send:
+            self._turns[corr] = stream
 
     @property
     def _window_bytes(self) -> int:
@@ -331,6 +436,7 @@ class Session:
         # The client may use the corr again at once, so frames of the old stream are dropped.
         self._turns.pop(corr, None)
         forward.append((corr, Detach()))
+        self._leave_merge(corr)
 
     def _abandon(self, corr: int, error: TailraceError, forward: list[ToOrigin]) -> None:
         """End the stream of a corr with an error, because the client sent an invalid frame."""
@@ -347,12 +453,20 @@ class Session:
             self._heartbeat = raw if self.sees_details else bare_heartbeat(raw)
         elif (stream := self._streams.get(corr)) is not None:
             stream.answered = True
-            if tag == StreamError.tag:
+            if tag == Opened.tag:
+                stream.begin(decode(raw)[1])
+            elif tag == StreamError.tag:
                 error = decode(raw)[1]
                 assert isinstance(error, StreamError)
                 self.failed(error.code)
-            stream.waiting.append(raw)
-            self._turns[corr] = stream
+            if stream.is_merging and tag != Opened.tag:
+                self._merge(corr, stream, raw)
+            else:
+                stream.waiting.append(raw)
+            if tag == Opened.tag and stream.merge is not None:
+                self._begin_merge(corr, stream)
+            if stream.may_send:
+                self._turns[corr] = stream
         elif corr == 0 and tag == StreamError.tag and self.close is None:
             self._replies.append(raw)
             self.close = Close(CloseCode.GOING_AWAY, "this edge is shutting down")
@@ -374,6 +488,8 @@ class Session:
             return None
         stream = self._streams.get(corr)
         if stream is None or stream.granted_bytes - stream.sent_bytes - size < MIN_LEFT_BYTES:
+            return None
+        if stream.merge is not None:
             return None
         stream.next_index += 1
         stream.sent_bytes += size
@@ -412,16 +528,19 @@ class Session:
             left -= size
             frames.append(stream.waiting.popleft())
             del turns[corr]
-            if stream.waiting:
-                turns[corr] = stream  # moves behind the other streams
             tag = raw[TAG_OFFSET]
             if tag in CLOSING:
                 del self._streams[corr]
+                self._leave_merge(corr)
+            elif stream.merged and (tag in LOGGED or tag == Snapshot.tag):
+                self._sent_merged(corr, stream, raw)
             elif tag in LOGGED:
                 stream.next_index += 1
                 stream.sent_bytes += size
                 if stream.granted_bytes - stream.sent_bytes < MIN_LEFT_BYTES:
                     self._renew(corr, stream)
+            if stream.may_send:
+                turns[corr] = stream  # moves behind the other streams
         beat = self._heartbeat
         if beat is not None and self._greeted and (len(beat) <= left or not frames):
             frames.append(beat)
@@ -432,20 +551,77 @@ class Session:
         """Give the origin more credit, unless all that the client has given is used up."""
         before = stream.granted_bytes
         if stream.grant(self._window_bytes) > before:
-            self._credits.append((corr, Credit(stream.limit, stream.granted_bytes)))
+            self._credits.append((corr, Credit(stream.origin_limit, stream.granted_bytes)))
 
     def credits(self) -> list[ToOrigin]:
-        """Return the Credit frames for the origins that are due after `next_message`."""
+        """Return the Credit frames for the origins that are due after the last calls."""
         credits, self._credits = self._credits, []
         return credits
 
     def time_out(self) -> None:
         """End the connection if the client has not sent Hello yet. Called after the timeout."""
-        if not self._greeted and self.close is None:
+        if not self._greeted and self.close is None and not self.speaks_json:
             silent = CallerError(
                 "no Hello frame was received in time", code="request_timeout", status=408
             )
             self._end(silent, CloseCode.PROTOCOL_ERROR)
+
+    # ---- snapshots ----
+
+    def _merge(self, corr: int, stream: OpenStream, raw: bytes) -> None:
+        """Take a frame of a stream whose client asked for a snapshot."""
+        assert stream.merge is not None
+        stream.sent_bytes += len(raw)
+        for ready in stream.merge.add([raw]):
+            stream.waiting.append(ready)
+            stream.merged += ready[TAG_OFFSET] not in CLOSING
+        if stream.granted_bytes - stream.sent_bytes < MIN_LEFT_BYTES:
+            self._grow_merge(corr, stream)
+
+    def _sent_merged(self, corr: int, stream: OpenStream, raw: bytes) -> None:
+        """Count a frame from the merge that was sent to the client."""
+        stream.merged -= 1
+        stream.shown_bytes += len(raw)
+        frame = decode(raw)[1] if raw[TAG_OFFSET] == Snapshot.tag else None
+        stream.next_index = 1 + (frame.index if isinstance(frame, Snapshot) else stream.next_index)
+        if stream.is_merging:
+            self._grow_merge(corr, stream)
+        elif not stream.merged:
+            stream.end_merge()
+            self._leave_merge(corr)
+            self._renew(corr, stream)
+
+    def _begin_merge(self, corr: int, stream: OpenStream) -> None:
+        """Give the origin credit for all frames that exist, if the client has given any."""
+        if not stream.is_merging:  # the reader has all frames that exist
+            stream.end_merge()
+            self._leave_merge(corr)
+        elif stream.has_credit:
+            granted = stream.grant(self._window_bytes)
+            self._credits.append((corr, Credit(stream.origin_limit, granted)))
+
+    def _grow_merge(self, corr: int, stream: OpenStream) -> None:
+        """Give the origin credit for more bytes to be merged, if the client takes what is complete.
+
+        If many bytes are held for snapshots of this client, only the oldest snapshot goes on.
+        """
+        is_oldest = stream is next(iter(self._merging.values()))
+        if not stream.merged and (is_oldest or self._merging_bytes < MAX_MERGING_BYTES):
+            self._renew(corr, stream)
+
+    @property
+    def _merging_bytes(self) -> int:
+        """The bytes of frames that are held for snapshots of this client."""
+        streams = self._merging.values()
+        held = sum(each.merge.held_bytes for each in streams if each.merge is not None)
+        return held + sum(sum(map(len, each.waiting)) for each in streams)
+
+    def _leave_merge(self, corr: int) -> None:
+        """Forget a snapshot that was sent or is not wanted any more, and let others go on."""
+        if self._merging.pop(corr, None) is not None:
+            for other, stream in [*self._merging.items()]:
+                if stream.is_merging and stream.granted_bytes - stream.sent_bytes < MIN_LEFT_BYTES:
+                    self._grow_merge(other, stream)
 
     # ---- errors ----
 
@@ -494,6 +670,14 @@ def caller_not_allowed() -> CallerError:
     """Return the error of a request with a `caller`, which only an edge may set."""
     message = "`caller` is set by the edge and must not be sent by clients"
     return CallerError(message, field="caller", hint="leave it out")
+
+
+def _early_credit() -> CallerError:
+    return CallerError(
+        "Credit came before Opened, which says at which index the stream begins",
+        field="Credit.limit",
+        hint="send the first credit in Resume.credit, and Credit after Opened",
+    )
 
 
 def _too_much_credit(field: str) -> CallerError:

@@ -170,23 +170,35 @@ def _any(raw: bytes) -> bytes:
 
 
 def event(frame: Frame) -> bytes:
-    """Return the encoded event of one logged frame or StreamError.
+    """Return the encoded event of one logged frame, Snapshot or StreamError.
 
-    Token and ScoredToken (with `logprobs`) become message events, StreamEnd becomes `end`. A
-    StreamError becomes `error`, without an id, so that Last-Event-ID stays at the last frame seen.
-    The event of any other frame is named after its type, in lower case.
+    The event of a StreamError has no id, so that Last-Event-ID stays at the last frame seen.
+    """
+    name, fields = event_fields(frame)
+    # JSON escapes line breaks, so the data always fits into one line.
+    event_id = b"id: %d\n" % fields["index"] if "index" in fields else b""
+    event_name = f"event: {name}\n".encode() if name else b""
+    return b"%b%bdata: %b\n\n" % (event_id, event_name, compact(fields))
+
+
+def event_fields(frame: Frame) -> tuple[str | None, dict[str, Any]]:
+    """Return the name of a frame's event, and the fields of its data.
+
+    Token and ScoredToken (with `logprobs`) become message events, which have no name. StreamEnd
+    becomes `end`, StreamError `error`. The event of any other frame is named after its type, in
+    lower case.
     """
     if isinstance(frame, Token):
-        return _format(frame.index, None, {"text": frame.text, "index": frame.index})
+        return None, {"text": frame.text, "index": frame.index}
     if isinstance(frame, ScoredToken):
-        scored = {"text": frame.text, "index": frame.index, "logprobs": logprobs(frame.scores)}
-        return _format(frame.index, None, scored)
+        scores = logprobs(frame.scores)
+        return None, {"text": frame.text, "index": frame.index, "logprobs": scores}
     if isinstance(frame, StreamEnd):
-        return _format(frame.index, "end", end_fields(frame))
+        return "end", end_fields(frame)
     if isinstance(frame, StreamError):
-        return _format(None, "error", error_body(to_error(frame)))
+        return "error", dict(error_body(to_error(frame)))
     fields = {name: finite(value) for name, value in asdict(frame).items()}
-    return _format(fields["index"], type(frame).__name__.lower(), fields)
+    return type(frame).__name__.lower(), fields
 
 
 def end_fields(end: StreamEnd) -> dict[str, object]:
@@ -229,12 +241,9 @@ def _score(score: Score) -> dict[str, object]:
     return fields if text.encode() == score.token else fields | {"bytes": list(score.token)}
 
 
-def _format(index: int | None, name: str | None, fields: object) -> bytes:
-    # JSON escapes line breaks, so the data always fits into one line.
-    data = _JSON.encode(fields)
-    event_id = "" if index is None else f"id: {index}\n"
-    event_name = "" if name is None else f"event: {name}\n"
-    return f"{event_id}{event_name}data: {data}\n\n".encode()
+def compact(fields: dict[str, Any]) -> bytes:
+    """Return the fields as JSON without spaces; bytes become base64."""
+    return _JSON.encode(fields).encode()
 
 
 def _plain(value: object) -> str:

@@ -1,4 +1,4 @@
-"""The fields of a frame as JSON, for people who look at a ledger or at an origin.
+"""The fields of a frame as JSON, in both directions, for people who look at frames.
 
 What clients get over HTTP has a form of its own for each dialect (`edge/`).
 """
@@ -6,11 +6,24 @@ What clients get over HTTP has a form of its own for each dialect (`edge/`).
 from __future__ import annotations
 
 import math
-from dataclasses import fields, is_dataclass
-from typing import Any
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Annotated, Any, Union, get_args, get_origin
 
+from tailrace.ledger.errors import CallerError
 from tailrace.ledger.frame import Frame
+from tailrace.ledger.wire.bare import field_hints
 from tailrace.ledger.wire.words import Word
+
+_EXPECTED = {
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    str: "a string",
+    bytes: "a string of hex digits, two for each byte",
+}
+"""Descriptions of the JSON values of each plain type, for errors."""
 
 
 def frame_fields(frame: Frame, *, brief: bool = False) -> dict[str, Any]:
@@ -36,3 +49,77 @@ def _plain(value: object, *, brief: bool) -> object:
     if is_dataclass(value):
         return {each.name: _plain(getattr(value, each.name), brief=False) for each in fields(value)}
     return value
+
+
+def from_fields(cls: type, given: Mapping[str, object], path: str) -> Any:
+    """Return the frame or struct with these fields, in the form of `frame_fields`.
+
+    A field that has a default may be left out. `path` is the name of the struct in errors.
+
+    Raises:
+        CallerError: A field is missing, unknown, or not of its type; `field` is its path.
+    """
+    hints = field_hints(cls)
+    if unknown := given.keys() - hints.keys():
+        name = min(unknown)
+        known = ", ".join(hints) or "none"
+        raise _invalid(f"{path}.{name}", f"{path} has no field {name}", f"its fields are: {known}")
+    needed = {each.name for each in fields(cls) if each.default is MISSING}
+    if missing := sorted(needed - given.keys()):
+        raise _invalid(f"{path}.{missing[0]}", f"{path} needs the field {missing[0]}", "")
+    values = {
+        name: _value(hint, given[name], f"{path}.{name}")
+        for name, hint in hints.items()
+        if name in given
+    }
+    return cls(**values)
+
+
+def _value(hint: Any, value: object, path: str) -> object:
+    """Return a JSON value as a value of the annotation `hint`."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _value(args[0], value, path)
+    if origin in (Union, types.UnionType):  # an optional
+        return None if value is None else _value(args[0], value, path)
+    if origin is tuple:
+        if isinstance(value, list):
+            return tuple(_value(args[0], item, f"{path}[{n}]") for n, item in enumerate(value))
+        raise _not_a("a list", value, path)
+    if isinstance(hint, type) and issubclass(hint, Word):
+        return _member(hint, value, path)
+    if isinstance(hint, type) and is_dataclass(hint):
+        if isinstance(value, Mapping):
+            return from_fields(hint, value, path)
+        raise _not_a("an object", value, path)
+    return _scalar(hint, value, path)
+
+
+def _scalar(hint: type, value: object, path: str) -> object:
+    if hint is bytes and isinstance(value, str):
+        try:
+            return bytes.fromhex(value)
+        except ValueError:
+            raise _not_a(_EXPECTED[bytes], value, path) from None
+    # A bool is an int in Python, but not in JSON.
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is float and is_number:
+        return float(value)  # type: ignore[arg-type]
+    if type(value) is hint:
+        return value
+    raise _not_a(_EXPECTED[hint], value, path)
+
+
+def _member(hint: type[Word], value: object, path: str) -> Word:
+    for member in hint:
+        if member.word == value:
+            return member
+    raise _not_a("one of " + ", ".join(member.word for member in hint), value, path)
+
+
+def _not_a(expected: str, value: object, path: str) -> CallerError:
+    return _invalid(path, f"{value!r:.100} is not valid", f"send {expected}")
+
+
+def _invalid(path: str, message: str, hint: str) -> CallerError:
+    return CallerError(message, code="bad_frame", field=path, hint=hint or None)

@@ -63,12 +63,14 @@ class RecordExtra:
 
     `steered` are the spans of the record's ids that came from Steer orders, one per order. `engine`
     is the fingerprint of the stream's engine, stored with its first record if the recipe does not
-    have it. `life` are the numbers of a `StreamLife`.
+    have it. `life` are the numbers of a `StreamLife`. `at_ms` is the Unix time at which the record
+    was given to the ledger; most records have none, see `frame_times` in the origin.
     """
 
     steered: tuple[IdSpan, ...] = ()
     engine: str | None = None
     life: tuple[Uint | None, ...] = ()
+    at_ms: Uint | None = None
 
     @classmethod
     def of(cls, record: Record) -> RecordExtra:
@@ -85,10 +87,12 @@ class RecordExtra:
             return b""
         out = bytearray()
         _TYPE.encode(out, self)
-        return bytes(out)
+        return bytes(out[:-1] if self.at_ms is None else out)
 
 
 _TYPE = struct_of(RecordExtra)
+_ABSENT = b"\0"
+"""The encoding of an absent `at_ms`, which is left out: earlier records do not have the field."""
 NO_EXTRA = RecordExtra()
 
 
@@ -104,10 +108,11 @@ def unpack_extra(packed: bytes) -> RecordExtra:
         Damaged: The bytes are not a RecordExtra.
     """
     try:
-        extra, end = _TYPE.decode(packed, 0)
+        extra, end = _TYPE.decode(packed + _ABSENT, 0)
     except FrameError as error:
         raise Damaged(f"the extra data of a record is malformed: {error}") from error
-    if end != len(packed):
-        raise Damaged(f"the extra data of a record has {len(packed) - end} bytes too many")
     assert isinstance(extra, RecordExtra)
+    size = len(packed) + (extra.at_ms is None)
+    if end != size:
+        raise Damaged(f"the extra data of a record has {size - end} bytes too many")
     return extra

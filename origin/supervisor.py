@@ -166,6 +166,7 @@ class Supervisor:
             most_wait_s=config.overload_wait_s,
             idle_s=config.idle_stream_s,
             recorder=self._recorder,
+            now_ms=clock,
         )
         self.service = Service(
             ledger=ledger,

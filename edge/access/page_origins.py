@@ -85,6 +85,7 @@ ALLOWED_HEADERS = ", ".join(
 EXPOSED_HEADERS = ", ".join(
     (
         *("Tailrace-Stream", "Tailrace-Token", "Tailrace-Siblings", "Tailrace-Ignored"),
+        "Tailrace-Schema",
         *("Stream-Next-Offset", "Stream-Cursor", "Stream-Up-To-Date", "Stream-Closed"),
         *("Stream-TTL", "Stream-Expires-At", "Stream-SSE-Data-Encoding"),
         *("Producer-Epoch", "Producer-Seq", "Producer-Expected-Seq", "Producer-Received-Seq"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Callable
 from random import Random, SystemRandom
 from typing import Protocol
 
@@ -13,7 +12,14 @@ from tailrace.edge.errors import error_response
 from tailrace.edge.generate.params import View
 from tailrace.edge.sse import PING, events, retry
 from tailrace.ledger.errors import TailraceError
-from tailrace.ledger.frame import FRAMES_TYPE, Heartbeat, Opened, Sibling, encode
+from tailrace.ledger.frame import (
+    FRAMES_TYPE,
+    SCHEMA_HASH,
+    Heartbeat,
+    Opened,
+    Sibling,
+    encode,
+)
 
 KEEPALIVE_INTERVAL_S = 4.0
 """Time without a frame after which the edge writes a keepalive into the body, in seconds. Clients
@@ -37,6 +43,8 @@ TIP_TIMEOUT_S = 1.0
 origin reports in this time that the stream has ended, the response is an empty 204. Otherwise its
 body begins."""
 
+SCHEMA_ID = SCHEMA_HASH.hex()
+"""The identity of the schema, for the header `Tailrace-Schema` of every response with a stream."""
 HEADERS = {
     "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",  # the URL may contain a resume token
@@ -121,12 +129,9 @@ class FrameEncoder(NativeEncoder):
         return KEEPALIVE_FRAME
 
 
-ENCODERS: dict[View, Callable[[], Encoder]] = {View.SSE: SseEncoder, View.FRAMES: FrameEncoder}
-
-
 def stream_headers(opened: Opened, media_type: str = "") -> dict[str, str]:
     """Return the headers of a response that shows a stream in this media type."""
-    headers = HEADERS | {"Tailrace-Stream": opened.stream.hex()}
+    headers = HEADERS | {"Tailrace-Stream": opened.stream.hex(), "Tailrace-Schema": SCHEMA_ID}
     if media_type == FRAMES_TYPE:
         headers["Tailrace-Opened"] = b64encode(encode(opened)).decode()
     if opened.token:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime
 from enum import Enum
 
 from starlette.requests import Request
@@ -19,6 +21,12 @@ MAX_DISCARDED_BYTES = 16 << 20
 # [0-9] instead of \d, which would also match digits of other scripts.
 _STREAM_ID = re.compile(r"[0-9a-f]{32}")
 _NUMBER = re.compile(r"[0-9]{1,20}")
+_RFC_3339 = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?"
+    r"([Zz]|[+ -][0-9]{2}:[0-9]{2})"
+)
+MIN_UNIX_MS = 10**11
+"""Smallest Unix time in ms that `since` accepts (1973). Smaller numbers are times in seconds."""
 
 
 async def read_body(request: Request) -> bytes:
@@ -112,6 +120,28 @@ def parse_tail(given: Sequence[str]) -> int | None:
     return int(given[0])
 
 
+def parse_since(given: Sequence[str]) -> int | None:
+    """Return the time that `?since=` asks for as Unix time in ms, or None if it is absent.
+
+    The value is a time of RFC 3339, or a Unix time in ms. Raises CallerError for anything else.
+    """
+    if not given:
+        return None
+    text = given[0]
+    if len(given) == 1 and _NUMBER.fullmatch(text) and MIN_UNIX_MS <= int(text) <= U64_MAX:
+        return int(text)
+    if len(given) == 1 and _RFC_3339.fullmatch(text):
+        # In a query, an unescaped + is a space.
+        with suppress(ValueError):  # such as a month of 13
+            at = datetime.fromisoformat(text.upper().replace(" ", "+"))
+            return max(0, int(at.timestamp() * 1000))
+    raise CallerError(
+        f"since is not a time: {', '.join(given)!r}",
+        field="since",
+        hint="send one time of RFC 3339, such as since=2026-11-28T09:30:00Z, or Unix milliseconds",
+    )
+
+
 def parse_flag(given: Sequence[str], field: str) -> bool:
     """Return True if the parameter is 1; raise CallerError unless it is 0, 1 or absent."""
     if len(given) > 1 or not {*given} <= {"0", "1"}:
@@ -136,6 +166,8 @@ class View(Enum):
 
     SSE = "text/event-stream"
     FRAMES = FRAMES_TYPE
+    NDJSON = "application/x-ndjson"
+    JSONL = "application/jsonl"
     JSON = "application/json"
 
 
@@ -144,6 +176,8 @@ _VIEWS = {
     "text/*": View.SSE,
     FRAMES_TYPE: View.FRAMES,
     "application/octet-stream": View.FRAMES,
+    "application/x-ndjson": View.NDJSON,
+    "application/jsonl": View.JSONL,
     "application/json": View.JSON,
     "application/*": View.JSON,
     "*/*": View.JSON,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from secrets import token_hex
 
 from starlette.requests import Request
@@ -12,25 +13,34 @@ from starlette.responses import JSONResponse, Response
 
 from tailrace.edge.access.middleware import caller_of
 from tailrace.edge.answer_parts import Change, Part, PartTracker
-from tailrace.edge.generate.encoders import ENCODERS, HEADERS, stream_headers
+from tailrace.edge.generate.encoders import (
+    HEADERS,
+    Encoder,
+    FrameEncoder,
+    SseEncoder,
+    stream_headers,
+)
+from tailrace.edge.generate.json_lines import JsonLinesEncoder
 from tailrace.edge.generate.params import (
     View,
     check_idempotency_key,
     choose_view,
     parse_after,
     parse_flag,
+    parse_since,
     parse_stream_id,
     parse_tail,
     read_body,
 )
 from tailrace.edge.generate.schema import parse_generate, parse_open, parse_steer
-from tailrace.edge.generate.snapshot import SnapshotEncoder
+from tailrace.edge.generate.snapshot_encoder import SnapshotEncoder
 from tailrace.edge.origins.origin_pool import OriginPool
 from tailrace.edge.origins.reader import Reader
 from tailrace.edge.sse import end_fields, finite, logprobs
 from tailrace.edge.starlette_helpers import link_of, unless_disconnected
+from tailrace.edge.starting_point import check_starting_point
 from tailrace.edge.stream_answer import StreamAnswer
-from tailrace.ledger.errors import CallerError, TooLarge
+from tailrace.ledger.errors import TooLarge
 from tailrace.ledger.frame import (
     FRAMES_TYPE,
     Caller,
@@ -279,11 +289,14 @@ async def read(request: Request) -> Response:
         caller_of(request),
         follow=view is not View.JSON,
     )
-    snapshot = parse_flag(query.getlist("snapshot"), "snapshot")
-    tail = parse_tail(query.getlist("tail"))
-    if tail is not None:
-        wanted = await _from_tail(request, wanted, tail)
-    return await _answer(request, view, wanted, snapshot=snapshot)
+    wanted = replace(
+        wanted,
+        tail=parse_tail(query.getlist("tail")),
+        since_ms=parse_since(query.getlist("since")),
+        snapshot=parse_flag(query.getlist("snapshot"), "snapshot"),
+    )
+    check_starting_point(wanted, after="after", tail="tail", since="since")
+    return await _answer(request, view, wanted)
 
 
 async def cancel(request: Request) -> Response:
@@ -323,33 +336,22 @@ async def _asked(request: Request, wanted: Cancel | Steer) -> Response:
 
 # ---- from a request frame to an answer ----
 
+ENCODERS: dict[View, Callable[[], Encoder]] = {
+    View.SSE: SseEncoder,
+    View.FRAMES: FrameEncoder,
+    View.NDJSON: partial(JsonLinesEncoder, View.NDJSON.value),
+    View.JSONL: partial(JsonLinesEncoder, View.JSONL.value),
+}
 
-async def _answer(
-    request: Request, view: View, wanted: Open | Resume, *, snapshot: bool = False
-) -> Response:
+
+async def _answer(request: Request, view: View, wanted: Open | Resume) -> Response:
     """Return a response that shows the stream of `wanted` in the given view."""
     if view is not View.JSON:
         encoder = ENCODERS[view]()
-        return StreamAnswer(wanted, SnapshotEncoder(encoder, wanted.start) if snapshot else encoder)
+        folds = isinstance(wanted, Resume) and wanted.snapshot
+        return StreamAnswer(wanted, SnapshotEncoder(encoder) if folds else encoder)
     with Reader(link_of(request)) as reader:
         return await unless_disconnected(request, _whole(reader, wanted))
-
-
-async def _from_tail(request: Request, wanted: Resume, tail: int) -> Resume:
-    """Return `wanted`, changed to begin with the newest `tail` frames of the stream.
-
-    Raises CallerError if the request also has an index to resume after.
-    """
-    if wanted.after is not None:
-        raise CallerError(
-            "the request has both a number of newest frames and an index to resume after",
-            field="tail",
-            hint="send either tail or after (or Last-Event-ID)",
-        )
-    with Reader(link_of(request)) as reader:
-        opened = await unless_disconnected(request, reader.open(wanted, frames=0))
-    start = opened.next_index - tail
-    return replace(wanted, after=start - 1) if start > 0 else wanted
 
 
 async def _whole(reader: Reader, wanted: Open | Resume) -> Response:

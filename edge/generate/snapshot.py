@@ -9,10 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from starlette.responses import Response
-
-from tailrace.edge.generate.encoders import Encoder
-from tailrace.ledger.errors import TailraceError
 from tailrace.ledger.frame import (
     CLOSING,
     TAG_OFFSET,
@@ -56,11 +52,15 @@ class SnapshotFolder:
 
     Consecutive frames of text become one frame. Every other frame stays as it is, and ends the text
     before it. A final Revision counts as text, and the interim Revisions that it replaces are
-    dropped. A Revision never replaces any other text.
+    dropped. A Revision never replaces any other text. One that replaces frames from before the
+    first added frame stays as it is, because the reader has these.
     """
 
-    def __init__(self, folded: Folded = as_snapshot) -> None:
+    def __init__(self, folded: Folded = as_snapshot, corr: int = 0) -> None:
+        """Begin without frames; merged frames get the correlation id `corr`."""
         self._folded = folded
+        self._corr = corr
+        self._begin: int | None = None  # index of the first frame that was added
         self._first = self._last = 0  # indexes of the first and last frame in `_pieces`
         self._pieces: list[bytes] = []
         self._bytes = 0
@@ -68,15 +68,22 @@ class SnapshotFolder:
         # Interim Revisions after the text, with their raw frames; a final one may replace them.
         self._interims: list[tuple[Revision, bytes]] = []
 
+    @property
+    def held_bytes(self) -> int:
+        """The size of the text and of the frames that were not returned yet, in bytes."""
+        return self._bytes + sum(len(raw) for _, raw in self._interims)
+
     def add(self, raw: bytes, index: int) -> list[bytes]:
         """Take the next frame; return the merged frames that it completes."""
+        if self._begin is None:
+            self._begin = index
         # A fast path for nearly all frames: Tokens with a short text are not decoded.
         if raw[TAG_OFFSET] == Token.tag and raw[_SIZE_AT] < _SHORT_BYTES:
             before = self.finish() if self._interims or self._reasoning else []
             text = raw[_TEXT_AT : _TEXT_AT + raw[_SIZE_AT]]
             return before + self._extend(text, index, index, reasoning=False)
         _, frame = decode(raw)
-        if isinstance(frame, Revision):
+        if isinstance(frame, Revision) and frame.replaces >= self._begin:
             return self._revise(frame, raw)
         done: list[bytes] = []
         if isinstance(frame, Token | ScoredToken | Reasoning):
@@ -93,7 +100,7 @@ class SnapshotFolder:
         if self._pieces:
             text = b"".join(self._pieces).decode()
             frame = self._folded(self._first, text, self._last, self._reasoning)
-            done.insert(0, encode(frame))
+            done.insert(0, encode(frame, self._corr))
         self._pieces, self._bytes, self._interims = [], 0, []
         self._reasoning = False
         return done
@@ -118,52 +125,39 @@ class SnapshotFolder:
         return done
 
 
-class SnapshotEncoder(Encoder):
-    """Merges the frames that existed when the stream was opened, and encodes all with `inner`.
+class SnapshotMerge:
+    """Merges the frames that existed when a stream was opened. Later frames stay as they are."""
 
-    Later frames are given to `inner` unchanged.
-    """
+    def __init__(self, folded: Folded = as_snapshot, corr: int = 0) -> None:
+        self._folder = SnapshotFolder(folded, corr)
+        self._next = 0  # index of the next frame to be merged
+        self.end = 0
+        """The index after the last frame to be merged."""
 
-    __slots__ = ("_due", "_folder", "_inner", "_next", "ends_by_204", "media_type", "shows_corr")
-
-    def __init__(self, inner: Encoder, start: int, folded: Folded = as_snapshot) -> None:
-        """Wrap an encoder; `start` is the index of the first frame that the reader gets."""
-        self._inner = inner
-        self._next = start  # index of the next frame to be merged
-        self._folder = SnapshotFolder(folded)
-        self._due = 0  # number of frames that are still to be merged
-        self.media_type = inner.media_type
-        self.ends_by_204 = inner.ends_by_204
-        self.shows_corr = inner.shows_corr
-
-    def opened(self, opened: Opened) -> None:
+    def begin(self, opened: Opened) -> None:
         """Note how many frames the stream has now: these will be merged."""
-        self._due = max(0, opened.next_index - self._next)
-        self._inner.opened(opened)
+        self._next, self.end = opened.first, opened.next_index
 
-    def refusal(self, error: TailraceError) -> Response:
-        """Return the response to send if the origin refuses the request."""
-        return self._inner.refusal(error)
+    @property
+    def is_due(self) -> bool:
+        """True while frames are to be merged that have not come yet."""
+        return self._next < self.end
 
-    def frames(self, frames: list[bytes]) -> bytes:
-        """Return the encoded frames; nothing while the frames to be merged are incomplete."""
-        if not self._due or not frames:
-            return self._inner.frames(frames)
+    @property
+    def held_bytes(self) -> int:
+        """The size of the text and of the frames that were not returned yet, in bytes."""
+        return self._folder.held_bytes
+
+    def add(self, frames: list[bytes]) -> list[bytes]:
+        """Take the stream's next frames; return those that are complete, merged or as they are."""
+        if not self.is_due:
+            return frames
         ready: list[bytes] = []
         for at, raw in enumerate(frames):
             if tag_of(raw) in CLOSING:  # an error or the stream's last frame, which is not merged
-                self._due = 0
-            if not self._due:
-                ready += [*self._folder.finish(), *frames[at:]]
-                break
+                self._next = self.end
+            if self._next == self.end:
+                return [*ready, *self._folder.finish(), *frames[at:]]
             ready += self._folder.add(raw, self._next)
             self._next += 1
-            self._due -= 1
-        else:
-            if not self._due:
-                ready += self._folder.finish()
-        return self._inner.frames(ready) if ready else b""
-
-    def keepalive(self) -> bytes:
-        """Return bytes that carry no frame of the stream."""
-        return self._inner.keepalive()
+        return [*ready, *self._folder.finish()] if self._next == self.end else ready

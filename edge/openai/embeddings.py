@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tailrace.edge.access.middleware import caller_of
-from tailrace.edge.generate.encoders import HEADERS
+from tailrace.edge.generate.encoders import HEADERS, SCHEMA_ID
 from tailrace.edge.generate.params import read_body
 from tailrace.edge.generate.routes import Collected, collect
 from tailrace.edge.generate.schema import Settings
@@ -84,7 +84,10 @@ async def embed(request: Request) -> Response:
         "model": found[0][0].model,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
     }
-    headers |= HEADERS | {"Tailrace-Stream": found[0][0].stream.hex()}
+    headers |= HEADERS | {
+        "Tailrace-Stream": found[0][0].stream.hex(),
+        "Tailrace-Schema": SCHEMA_ID,
+    }
     return JSONResponse(document, headers=headers)
 
 

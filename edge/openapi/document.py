@@ -35,12 +35,13 @@ on any edge. A stream that was started in one dialect can be read in every other
 (`Tailrace-Stream`).
 
 OPTIONS is not listed: it answers the CORS preflights of pages that the edge's operator allows.
-Frames are described in PROTOCOL.md. A body of `text/event-stream` names the schema of its events in
-`x-event-schema`.
+Frames are described in PROTOCOL.md. A body of `text/event-stream` or of JSON lines names the
+schema of its events or lines in `x-event-schema`.
 """
 
 HEADERS: dict[str, tuple[str, Schema]] = {
     "Tailrace-Stream": ("The id of the stream.", STREAM_ID),
+    "Tailrace-Schema": ("The identity of the schema of frames, 16 hex digits.", STRING),
     "Tailrace-Token": ("A resume token for the stream. Send it back as it is.", STRING),
     "Tailrace-Siblings": ("The other streams of a request with `n` above 1.", STRING),
     "Tailrace-Opened": (

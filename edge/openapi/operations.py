@@ -38,7 +38,7 @@ EVENT_SCHEMA = "x-event-schema"
 """Extension field of a media type. It refers to the schema of the events in a
 `text/event-stream`, for which OpenAPI 3.1 has no field."""
 BYTES: Schema = {"type": "string", "format": "binary"}
-STREAM_HEADERS = ("Tailrace-Stream", "Tailrace-Token")
+STREAM_HEADERS = ("Tailrace-Stream", "Tailrace-Token", "Tailrace-Schema")
 
 TAGS = {
     "Generations": "Streams of tokens: start one, read it from any index, steer it, cancel it.",
@@ -167,7 +167,15 @@ SNAPSHOT = _query(
     "1",
 )
 TAIL = _query(
-    "tail", "Only the newest frames, and those that follow. Not with `after`.", NUMBER_TEXT
+    "tail",
+    "Return only the newest frames, this many, and those that follow. Not with `after`, `since`.",
+    {"type": "integer", "minimum": 1},
+)
+SINCE = _query(
+    "since",
+    "Return only frames that were stored at or after this time (RFC 3339, or Unix milliseconds),"
+    " and at most one second of earlier ones. Not with `after`, `tail`.",
+    STRING,
 )
 LAST_EVENT_ID = _header(
     "Last-Event-ID", "The same as `after`, as a browser's EventSource sends it.", NUMBER_TEXT
@@ -189,6 +197,8 @@ def _generations() -> Iterator[Operation]:
     views = (
         Content(SSE, STRING, "GenerateEvent"),
         Content(FRAMES_TYPE, BYTES),
+        Content("application/x-ndjson", STRING, "GenerateLine"),
+        Content("application/jsonl", STRING, "GenerateLine"),
     )
     headers = (*STREAM_HEADERS, "Tailrace-Siblings", "Tailrace-Opened", "X-Request-Id")
     yield Operation(
@@ -197,8 +207,8 @@ def _generations() -> Iterator[Operation]:
         "startStream",
         "Generations",
         "Start a stream",
-        "`Accept` chooses the view: server-sent events, raw frames, or one JSON document when the"
-        " stream has ended. A client that loses the connection resumes with"
+        "`Accept` chooses the view: server-sent events, raw frames, JSON lines, or one JSON"
+        " document when the stream has ended. A client that loses the connection resumes with"
         " `GET /v1/generate/{id}`; leaving does not cancel.",
         {200: Answer("The stream.", (Content(JSON, ref("GenerateAnswer")), *views), headers)},
         Right.GENERATE,
@@ -222,14 +232,15 @@ def _generations() -> Iterator[Operation]:
         "readStream",
         "Generations",
         "Read a stream, from any index",
-        "Events and frames follow the stream to its end; JSON shows the stream so far. Any edge of"
-        " the same origins can be used. `after` and `Last-Event-ID` may both be given if equal.",
+        "Events, frames and JSON lines follow the stream to its end; JSON shows the stream so far."
+        " Any edge of the same origins can be used. `after` and `Last-Event-ID` may both be given"
+        " if equal.",
         {
             200: Answer("The stream.", (Content(JSON, ref("StreamDocument")), *views), headers),
             204: Answer("The stream has ended, and the client has all of it.", (), STREAM_HEADERS),
         },
         Right.READ,
-        (ID, AFTER, SNAPSHOT, TAIL, LAST_EVENT_ID),
+        (ID, AFTER, SNAPSHOT, TAIL, SINCE, LAST_EVENT_ID),
         errors=(*KEYED, 404, 406, 413, 416),
         takes_token=True,
     )
@@ -269,7 +280,8 @@ def _generations() -> Iterator[Operation]:
         "Generations",
         "Open a WebSocket for frames of many streams",
         "An opening handshake of RFC 6455 over HTTP/1.1; the messages are described in PROTOCOL.md."
-        " A page offers the subprotocols `tailrace` and `tailrace-key.KEY`.",
+        " A page offers the subprotocols `tailrace` and `tailrace-key.KEY`. With `tailrace.json`"
+        " each frame is a text message of JSON, for people who debug.",
         {101: Answer("The WebSocket is open.")},
         Right(0),
         errors=(*KEYED, 426),
@@ -340,7 +352,13 @@ def _openai() -> Iterator[Operation]:
         "OpenAI",
         "Make embeddings of texts",
         "Needs a model that makes embeddings; others are refused with 400.",
-        document("The vectors.", "EmbeddingList", "Tailrace-Stream", "Tailrace-Ignored"),
+        document(
+            "The vectors.",
+            "EmbeddingList",
+            "Tailrace-Stream",
+            "Tailrace-Schema",
+            "Tailrace-Ignored",
+        ),
         Right.GENERATE,
         (IDEMPOTENCY,),
         json_body("EmbeddingRequest"),

@@ -217,6 +217,15 @@ def _frame_events() -> Schemas:
         " silence.",
         "anyOf": [ref(name) for name in names],
     }
+    made["GenerateLine"] = record(
+        "One line of JSON lines. Its other fields are those of the event's `data`.",
+        {
+            "type": described(
+                "The name of the event; `token` for text, `ping` for a keepalive.", STRING
+            )
+        },
+        {"index": described("The index of the frame; an `error` or `ping` has none.", COUNT)},
+    )
     return made
 
 

@@ -108,7 +108,9 @@ class Reader:
             request.start, request.credit, WINDOW_FRAMES, request.credit_bytes
         )
         self._most_bytes = WINDOW_BYTES
-        return await self._ask(traced(request), Opened)
+        opened = await self._ask(traced(request), Opened)
+        self._window.begin_at(opened.first)
+        return opened
 
     async def ask(self, request: Cancel | Steer) -> Status:
         """Cancel or steer a stream."""

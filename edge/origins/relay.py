@@ -278,6 +278,10 @@ class Relay:
         _, opened = decode(raw)
         assert isinstance(opened, Opened)
         is_first, route.stream = route.stream is None, opened.stream
+        if is_first and opened.first > route.next:
+            # The request has `tail` or `since_ms`, so the origin has chosen the first frame.
+            route.limit += opened.first - route.next
+            route.next = opened.first
         self._outcomes.append(True)
         self.counters.replayed += max(0, opened.next_index - route.next)
         route.token = opened.token or route.token

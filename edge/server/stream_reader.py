@@ -289,6 +289,8 @@ class StreamReader:
                 self._refuse(answer)
                 return
             assert isinstance(answer, Opened), answer
+            self._is_resume |= answer.first > 0
+            self._window.begin_at(answer.first)
             self._metrics.stream = answer.stream.hex()
             self._encoder.opened(answer)
             self._headers = stream_headers(answer, self._encoder.media_type)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Sequence
 from functools import partial
 from hashlib import sha1
 
@@ -19,6 +20,7 @@ from wsproto.frame_protocol import CloseReason
 from tailrace.edge.access.authenticator import PROTOCOLS
 from tailrace.edge.access.operators import sees_details
 from tailrace.edge.access.rules import Admission
+from tailrace.edge.json_messages import message_of
 from tailrace.edge.origins.sink import with_corr_bytes
 from tailrace.edge.server.context import TcpContext
 from tailrace.edge.server.deadlines import Deadline
@@ -32,12 +34,15 @@ from tailrace.edge.session import (
     none_detached,
 )
 from tailrace.edge.telemetry.request_metrics import RequestMetrics
-from tailrace.ledger.frame import Credit, Detach
+from tailrace.ledger.frame import Credit, Detach, split
 
 SESSION_PATH = b"/v1/ws"
 SUBPROTOCOL = "tailrace"
 """The subprotocol that the edge selects. A page that sends its API key as a subprotocol must offer
 this one too, because browsers require that the server selects one of those offered."""
+JSON_SUBPROTOCOL = "tailrace.json"
+"""The subprotocol with which every frame is a text message of JSON. It is selected if it is offered
+before `tailrace`, or without it."""
 HELLO_TIMEOUT_S = 10.0
 """Timeout for the client's Hello, in seconds."""
 PING_INTERVAL_S = 20.0
@@ -46,6 +51,7 @@ MISSED_PINGS = 2
 """Number of unanswered pings after which the connection is closed."""
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _BINARY = 0x82  # first byte of a frame that holds a whole binary message
+_TEXT = 0x81  # first byte of a frame that holds a whole text message
 _HEADERS = tuple(bytes((_BINARY, size)) for size in range(SMALL_BYTES + 1))
 
 
@@ -73,8 +79,9 @@ class WebSocket:
     """The `ConnectionProtocol` of one client's session, and the `Sink` of its streams."""
 
     __slots__ = (
-        *("_came", "_closed", "_deadline", "_done", "_metrics", "_flood", "_link"),
+        *("_came", "_closed", "_deadline", "_done", "_metrics", "_flood", "_is_json"),
         *(
+            "_link",
             "_missed",
             "_parts",
             "_protocol",
@@ -108,11 +115,14 @@ class WebSocket:
         self._batch = context.batch
         self._link = context.link
         self._flood = FloodBudget(context.deadlines.clock_s)
+        subprotocol = chosen_subprotocol(admission.head.values(PROTOCOLS))
+        self._is_json = subprotocol == JSON_SUBPROTOCOL
         self._session = Session(
             config.max_streams_per_connection,
             caller=admission.caller,
             detached=partial(context.link.left_by, self),
             unread=context.link.unread,
+            speaks_json=self._is_json,
             sees_details=sees_details(admission.head, "1.1", admission.caller, config),
             failed=self._metrics.failed,
             spend=self._flood.spend,
@@ -132,8 +142,8 @@ class WebSocket:
             *headers,
             *self._metrics.headers,
         ]
-        if SUBPROTOCOL in admission.head.values(PROTOCOLS):
-            fields.append((b"sec-websocket-protocol", SUBPROTOCOL.encode()))
+        if subprotocol is not None:
+            fields.append((b"sec-websocket-protocol", subprotocol.encode()))
         lines = b"".join(b"%b: %b\r\n" % field for field in fields)
         transport.write(b"HTTP/1.1 101 \r\n%b\r\n" % lines)
         self._link.watch(self)
@@ -181,22 +191,24 @@ class WebSocket:
 
     def _gather(self, event: BytesMessage | TextMessage) -> None:
         """Add a piece of a message, unless the message is too large or of the wrong type."""
-        size = len(event.data)
+        is_text = isinstance(event, TextMessage)
+        data = event.data.encode() if isinstance(event, TextMessage) else bytes(event.data)
+        size = len(data)
         least = 1 if event.message_finished else SMALL_PIECE_BYTES
         if event.frame_finished and size < least:
             self._session.charge(EMPTY_POINTS)
         self._size += size
-        if self._size > MAX_MESSAGE_BYTES or isinstance(event, TextMessage):
+        if self._size > MAX_MESSAGE_BYTES or is_text is not self._is_json:
             # The session creates the error, and needs only the type and the length for it.
             self._parts.clear()
-            is_text = isinstance(event, TextMessage)
-            self._session.receive("" if is_text else bytes(self._size))
+            unread = bytes(self._size)
+            self._session.receive(unread.decode() if is_text else unread)
             return
-        self._parts.append(bytes(event.data))
+        self._parts.append(data)
         if event.message_finished:
             message = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
             self._parts, self._size = [], 0
-            self._forward(self._session.receive(message))
+            self._forward(self._session.receive(message.decode() if is_text else message))
 
     def _forward(self, frames: list[ToOrigin]) -> None:
         for corr, frame in frames:
@@ -225,7 +237,11 @@ class WebSocket:
             return
         session, transport, came = self._session, self._transport, self._came
         room = transport.writable_bytes()
-        if len(came) == 1 and (raw := session.pass_on(came[0], room)) is not None:
+        if (
+            len(came) == 1
+            and not self._is_json
+            and (raw := session.pass_on(came[0], room)) is not None
+        ):
             came.clear()
             transport.write(_HEADERS[len(raw)] + raw)
             return
@@ -233,6 +249,7 @@ class WebSocket:
             session.deliver(raw)
         came.clear()
         room = self._write(room)
+        self._forward(session.credits())  # for snapshots, of which nothing is written yet
         if session.has_frames and not self._stalled:
             self._metrics.stalled()
         self._stalled = session.has_frames
@@ -251,7 +268,7 @@ class WebSocket:
             # A message holds as many frames as fit, or a single frame that is larger than the room.
             data = b""
             while room > 0 and (message := session.next_message(room)) is not None:
-                data += _header(len(message)) + message
+                data += self._encoded(message)
                 room -= len(message)
             if not data:
                 break
@@ -261,6 +278,13 @@ class WebSocket:
                 self._transport.resume_reading()
             room = self._transport.writable_bytes()
         return room
+
+    def _encoded(self, frames: bytes) -> bytes:
+        """Return frames as one binary message, or as a text message of JSON for each."""
+        if not self._is_json:
+            return _header(len(frames)) + frames
+        texts = [message_of(raw).encode() for raw in split(frames)]
+        return b"".join([_header(len(text), _TEXT) + text for text in texts])
 
     def drained(self) -> None:
         self._batch.mark_dirty(self)
@@ -305,10 +329,15 @@ class WebSocket:
         self._transport.close(lingers=True)
 
 
-def _header(size: int) -> bytes:
-    """Return the header of a binary message in one frame (RFC 6455, 5.2)."""
+def chosen_subprotocol(offered: Sequence[str]) -> str | None:
+    """Return the first subprotocol offered that the edge speaks; None if there is none."""
+    return next((each for each in offered if each in (SUBPROTOCOL, JSON_SUBPROTOCOL)), None)
+
+
+def _header(size: int, first: int = _BINARY) -> bytes:
+    """Return the header of a message in one frame (RFC 6455, 5.2), whose first byte is `first`."""
     if size <= SMALL_BYTES:
-        return _HEADERS[size]
+        return bytes((first, size))
     if size < 1 << 16:
-        return bytes((_BINARY, 126)) + size.to_bytes(2)
-    return bytes((_BINARY, 127)) + size.to_bytes(8)
+        return bytes((first, 126)) + size.to_bytes(2)
+    return bytes((first, 127)) + size.to_bytes(8)

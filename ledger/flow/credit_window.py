@@ -47,6 +47,12 @@ class Window:
         """Create the window of a reader at index `start` with credit for `credit` frames."""
         return cls(start, start + min(credit, most), most, credit_bytes)
 
+    def begin_at(self, first: int) -> None:
+        """Move a window of which nothing is used up to index `first`, with the same credit."""
+        if first > self.next:
+            self.limit += first - self.next
+            self.next = first
+
     @property
     def open(self) -> bool:
         """True if the next frame may be sent."""

@@ -267,6 +267,7 @@ class Opened(Frame):
     """The answer to Open and Resume.
 
     `created_ms` is the Unix time at which the stream was created. `note` is the note of its Open.
+    `first` is the index of the first frame that follows.
     """
 
     stream: StreamId
@@ -277,6 +278,7 @@ class Opened(Frame):
     siblings: tuple[Sibling, ...] = ()
     created_ms: U64Int = 0
     note: str | None = None
+    first: Uint = 0
 
 
 @frame(10)
@@ -464,7 +466,12 @@ class Open(Frame):
 
 @frame(17)
 class Resume(Frame):
-    """A request for the frames of a stream with an index above `after`, or all of them."""
+    """A request for the frames of a stream with an index above `after`, or all of them.
+
+    Instead of `after`, `tail` asks for this many of the newest frames, and `since_ms` for the
+    frames stored at or after this Unix time. At most one of the three is given. With `snapshot` an
+    edge merges the text of the frames that exist so far into Snapshot frames.
+    """
 
     stream: StreamId
     after: Uint | None = None
@@ -473,10 +480,13 @@ class Resume(Frame):
     credit: Uint = 0
     caller: Caller | None = None
     credit_bytes: Uint | None = None
+    tail: Uint | None = None
+    since_ms: Uint | None = None
+    snapshot: bool = False
 
     @property
     def start(self) -> int:
-        """Index of the first requested frame."""
+        """Index of the first requested frame; with `tail` or `since_ms` Opened has that index."""
         return 0 if self.after is None else self.after + 1
 
 

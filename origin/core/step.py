@@ -10,6 +10,7 @@ from tailrace.ledger.frame import TAG_OFFSET, FinishReason, StreamEnd, decode
 from tailrace.ledger.interface import Appends
 from tailrace.ledger.record_extra import RecordExtra, life_numbers
 from tailrace.origin.core.stream import Stream
+from tailrace.origin.generations.frame_times import TIME_STEP_MS, time_to_store
 from tailrace.origin.workers.worker_frame import Emissions
 
 END = StreamEnd.tag
@@ -50,21 +51,32 @@ class StepFrames(NamedTuple):
         kept = [run not in runs for run in self.emissions.runs]
         return StepFrames([*compress(self.streams, kept)], self.emissions.those(kept), failed)
 
-    def appends(self, now: float) -> Appends:
-        """Return the emissions as appends; a StreamEnd is stored with its stream's statistics."""
+    def appends(self, now: float, now_ms: int) -> Appends:
+        """Return the emissions as appends; a StreamEnd is stored with its stream's statistics.
+
+        `now` is the time of the core's clock in seconds, and `now_ms` the Unix time.
+        """
         streams, made = self.streams, self.emissions
         extras = [b""] * len(streams)
-        # Nearly every row has no extra: only ends, steered ids and a new engine need one.
+        # Nearly every row has no extra: only ends, steered ids, a new engine and times need one.
         some = {at for at, frame in enumerate(made.frames) if frame[TAG_OFFSET] == END}
-        some |= {at for at, stream in enumerate(streams) if stream.new_engine}
+        due_ms = now_ms - TIME_STEP_MS
+        some |= {
+            at
+            for at, stream in enumerate(streams)
+            if stream.new_engine or stream.timed_ms <= due_ms
+        }
         for at in sorted(some | made.steered.keys()):
             stream = streams[at]
             life: tuple[int | None, ...] = ()
             if made.frames[at][TAG_OFFSET] == END:
                 others = streams.count(stream) - 1
                 life = life_numbers(stream.progress.life(stream.epoch - 1, now, others))
-            extras[at] = RecordExtra(made.steered.get(at, ()), stream.new_engine, life).pack()
+            at_ms = time_to_store(stream.timed_ms, now_ms)
+            steered = made.steered.get(at, ())
+            extras[at] = RecordExtra(steered, stream.new_engine, life, at_ms).pack()
             stream.new_engine = None
+            stream.timed_ms = at_ms or stream.timed_ms
         ids, epochs = [stream.id for stream in streams], [stream.epoch for stream in streams]
         return Appends(ids, epochs, made.indexes, made.frames, made.ids, extras)
 

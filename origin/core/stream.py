@@ -216,6 +216,7 @@ class Stream:
             The next failure ends the stream.
         failure: The message of the failed run that was retried here, for the readers' Notice.
         failed_on: The worker of that run, which gets the stream again only if no other one can.
+        timed_ms: The last Unix time that is stored with a record, or 0 (see `frame_times`).
     """
 
     id: bytes
@@ -237,6 +238,7 @@ class Stream:
     is_retried: bool = False
     failure: str | None = None
     failed_on: int | None = None
+    timed_ms: int = 0
     place: int = 0
     """Position among the waiting streams of the same class; the lowest is first."""
     end: PendingEnd = PendingEnd(FinishReason.FAILED)

@@ -413,6 +413,7 @@ class StreamCore:
         kind = "" if ready is None else ready.kind
         self.table.turn(stream, StreamEvent.CLAIMED)
         stream.progress.go_on(history, self._now)
+        stream.timed_ms = history.at_ms
         follow_up: list[Frame] = [*stream.steering.orders]
         if stream.unread and kind != TEXT:
             follow_up.append(SetUnread(unread=True))

@@ -68,9 +68,10 @@ class Feed:
         self._stop_at: int | None = None
         self._reading: asyncio.Task[None] | None = None
 
-    def attach(self, stream: bytes, released: int) -> None:
-        """Start reading `stream`, whose next index is now `released`."""
+    def attach(self, stream: bytes, released: int, first: int = 0) -> None:
+        """Start reading `stream` from index `first` on; its next index is now `released`."""
         self._stream = stream
+        self._window.begin_at(first)
         self._stop_at = None if self._follow else released
         self._attend(stream)
         self._ledger.watch(stream, self.pump)

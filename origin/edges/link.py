@@ -450,7 +450,7 @@ class EdgeLink(asyncio.Protocol):
             if mac != known:
                 self.send(encode(Pass(mac), corr))
             self.send(encode(opened, corr))
-            feed.attach(opened.stream, opened.next_index)
+            feed.attach(opened.stream, opened.next_index, opened.first)
 
     async def _answer(self, corr: int, answering: Coroutine[None, None, Frame]) -> None:
         answer = await answering

@@ -95,6 +95,7 @@ from tailrace.origin.metrics import Metrics
 from tailrace.origin.pool.history.recorder import HistoryRecorder, no_history
 from tailrace.origin.pool.history.schema import COLD, HOT
 from tailrace.origin.serving.model_host import ModelHost
+from tailrace.origin.steady_clock import now_ms
 from tailrace.origin.workers.load_spans import ColdStarts
 from tailrace.origin.workers.worker_frame import ActiveRuns, Emissions, Load, LoadProgress, Ready
 from tailrace.origin.workers.worker_process import Owner, WorkerSlot
@@ -123,8 +124,12 @@ class Runs(Owner):
         most_wait_s: float = MOST_WAIT_S,
         idle_s: float = IDLE_STREAM_S,
         recorder: HistoryRecorder | None = None,
+        now_ms: Callable[[], int] = now_ms,
     ) -> None:
-        """Create the runs of an origin, without streams; see `StreamCore` for the times."""
+        """Create the runs of an origin, without streams; see `StreamCore` for the times.
+
+        `now_ms` returns the Unix time in ms, which is stored with records.
+        """
         self.models = models
         self.core = StreamCore(
             max_streams,
@@ -139,6 +144,7 @@ class Runs(Owner):
         self.recorder = recorder or no_history()
         self.starts = ColdStarts()
         self._ledger = ledger
+        self._now_ms = now_ms
         self._metrics = metrics
         metrics.streams.set_function(lambda: len(self.table.by_id))
         metrics.overload.set_function(lambda: self.core.shedding.level)
@@ -210,7 +216,7 @@ class Runs(Owner):
         """
         for stream, recipe in streams:
             if not self.models.is_up(recipe.model):
-                await log_first_notices(self._ledger, stream, recipe)
+                await log_first_notices(self._ledger, stream, recipe, self._now_ms())
         await self._happen(StreamsAdmitted(streams, is_read=read, has_waited=waited))
 
     async def cancel(self, stream: bytes) -> None:
@@ -300,7 +306,7 @@ class Runs(Owner):
         """Store the frames of engine steps in one group commit."""
         step = self.core.step(slot.number, made)
         begun = self.clock()
-        batch = step.appends(begun)
+        batch = step.appends(begun, self._now_ms())
         refusals = await self._ledger.append(batch)
         self._metrics.appended(self.clock() - begun, sum(map(len, batch.frames)))
         await self._happen(StepDurable(slot.number, step, refusals))
@@ -405,7 +411,7 @@ class Runs(Owner):
         stream, run, history = command.stream, command.run, command.history
         try:
             refusal = await log_notices(
-                self._ledger, stream, command.epoch, command.notices, history
+                self._ledger, stream, command.epoch, command.notices, history, self._now_ms()
             )
         except LedgerFailed:
             raise
@@ -419,7 +425,12 @@ class Runs(Owner):
         stream, nth = command.stream, command.nth
         try:
             written = await append_end(
-                self._ledger, stream, command.end, self._reading, self.clock()
+                self._ledger,
+                stream,
+                command.end,
+                self._reading,
+                self.clock(),
+                self._now_ms(),
             )
         except LedgerFailed:
             raise

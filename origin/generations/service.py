@@ -53,6 +53,7 @@ from tailrace.origin.core.model import ServedModel
 from tailrace.origin.core.stream import TEXT
 from tailrace.origin.edges.peer_frame import ObjectCall
 from tailrace.origin.generations.admission import admit, asks_of_engine, check_count, request_hash
+from tailrace.origin.generations.frame_times import index_since
 from tailrace.origin.generations.permissions import (
     check_right,
     generation,
@@ -233,11 +234,19 @@ class Service:
         if isinstance(request, Renew):
             # The edge already has the other fields. They stay empty, because tens of thousands of
             # renewals may arrive at once.
-            return Opened(info.stream, info.next_index, "", "", 0)
-        opened = self._opened(info, rights)
+            return Opened(info.stream, info.next_index, "", "", 0, first=request.start)
+        opened = replace(self._opened(info, rights), first=await self._first(request, info))
         self.runs.resumed(info.stream)
         self._hint(Hint.RECONNECT, opened.model)
         return opened
+
+    async def _first(self, request: Resume, info: StreamInfo) -> int:
+        """Return the index of the first frame that a reader gets."""
+        if request.after is None and request.tail is not None:
+            return max(0, info.next_index - request.tail)
+        if request.after is None and request.since_ms is not None:
+            return await index_since(self.ledger, info, request.since_ms)
+        return request.start
 
     async def cancel(self, request: Cancel) -> Status:
         """Cancel a stream unless it has ended; with `forget`, delete it from the ledger."""

@@ -24,7 +24,7 @@ class History:
     `steered` has, for each Steer order, the span of `ids` that the order inserted. `sent_bytes`
     counts the UTF-8 bytes of the text, and of names and arguments of tool calls. `calls` is the
     number of tool calls. `engine` is the engine's fingerprint, from its first record; None if the
-    stream's recipe has it.
+    stream's recipe has it. `at_ms` is the last stored time as Unix ms, or 0 (see `frame_times`).
     """
 
     next_index: int = 0
@@ -36,6 +36,7 @@ class History:
     text: StreamText = field(default_factory=StreamText)
     notices: list[Notice] = field(default_factory=list)
     has_end: bool = False
+    at_ms: int = 0
 
     @property
     def is_begun(self) -> bool:
@@ -69,6 +70,7 @@ class History:
         before = len(self.ids)
         self.steered += [IdSpan(before + span.start, span.count) for span in extra.steered]
         self.engine = self.engine or extra.engine
+        self.at_ms = extra.at_ms or self.at_ms
 
 
 async def read_history(ledger: Ledger, stream: bytes, turn: asyncio.Lock) -> History:

@@ -20,6 +20,7 @@ from tailrace.ledger.record_extra import RecordExtra, life_numbers
 from tailrace.ledger.validation import path_of
 from tailrace.origin.core.stream import UNKNOWN_EPOCH, PendingEnd, Stream
 from tailrace.origin.core.stream_events import FoundStream
+from tailrace.origin.generations.frame_times import time_to_store
 from tailrace.origin.generations.recipe import Recipe
 from tailrace.origin.generations.stream_log import History, read_history
 
@@ -76,24 +77,30 @@ async def take_over(
 
 
 async def log_notices(
-    ledger: Ledger, stream: bytes, epoch: int, notices: Sequence[Notice], history: History
+    ledger: Ledger,
+    stream: bytes,
+    epoch: int,
+    notices: Sequence[Notice],
+    history: History,
+    now_ms: int,
 ) -> Refusal | None:
     """Append notices to a stream's log and to `history`; return the first refusal, if any."""
     appends = []
     for notice in notices:
-        record = Record(encode(notice), ())
+        extra = RecordExtra(at_ms=time_to_store(history.at_ms, now_ms))
+        record = Record(encode(notice), (), extra.pack())
         appends.append(Append(stream, epoch, history.next_index, record))
         history.add(record)
     refused = await ledger.append(appends)
     return refused[0] if refused else None
 
 
-async def log_first_notices(ledger: Ledger, stream: bytes, recipe: Recipe) -> None:
+async def log_first_notices(ledger: Ledger, stream: bytes, recipe: Recipe, now_ms: int) -> None:
     """Append the recipe's notices to the log of a new stream that waits for its model."""
     if not (notices := recipe.first_notices(0)):
         return
     try:
-        refusal = await log_notices(ledger, stream, 1, notices, History())
+        refusal = await log_notices(ledger, stream, 1, notices, History(), now_ms)
     except Unavailable as error:  # the notices are appended later, when the stream is claimed
         log.warning("stream.not_told", stream=stream.hex(), error=str(error))
     else:
@@ -109,11 +116,16 @@ class WrittenEnd(NamedTuple):
 
 
 async def append_end(
-    ledger: Ledger, stream: Stream, end: PendingEnd, turn: asyncio.Lock, now_s: float
+    ledger: Ledger,
+    stream: Stream,
+    end: PendingEnd,
+    turn: asyncio.Lock,
+    now_s: float,
+    now_ms: int,
 ) -> WrittenEnd:
     """Take a stream over and write its end, unless it has one.
 
-    `now_s` is the time on the clock of `StreamProgress`.
+    `now_s` is the time on the clock of `StreamProgress`, and `now_ms` the Unix time.
 
     Raises:
         NotFound: The stream was deleted.
@@ -122,6 +134,7 @@ async def append_end(
     """
     takeovers = stream.epoch - 1
     epoch = await ledger.take_over(stream.id)
+    at_ms: int | None = now_ms
     try:
         history = await read_history(ledger, stream.id, turn)
     except Damaged:
@@ -131,6 +144,7 @@ async def append_end(
         if history.has_end:
             return WrittenEnd(epoch)
         index, tokens = history.next_index, len(history.ids)
+        at_ms = time_to_store(history.at_ms, now_ms)
     frame = StreamEnd(
         total_tokens=tokens,
         finish_reason=end.reason,
@@ -139,7 +153,7 @@ async def append_end(
         message=end.message,
         retryable=end.retryable,
     )
-    extra = RecordExtra(life=life_numbers(stream.progress.life(takeovers, now_s)))
+    extra = RecordExtra(life=life_numbers(stream.progress.life(takeovers, now_s)), at_ms=at_ms)
     record = Record(encode(frame), (), extra.pack())
     refused = await ledger.append([Append(stream.id, epoch, index, record)])
     return WrittenEnd(epoch, refused[0] if refused else None)

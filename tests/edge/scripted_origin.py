@@ -56,6 +56,7 @@ class ScriptedOrigin:
         self.frames: list[Logged] = [Token(f" w{n}", n) for n in range(words)]
         self.frames.append(StreamEnd(words, FinishReason.LENGTH, words, PROMPT_TOKENS))
         self.released = words + 1
+        self.times_ms: Sequence[int] = ()  # the time of each frame, for `since`
         self.siblings: tuple[Sibling, ...] = ()  # streams of the same frames
         self.silent = False
         self.allowed: int | None = None  # Opens until the queue is full
@@ -98,6 +99,14 @@ class ScriptedOrigin:
     def answers_to(self, call: Call) -> Sequence[Frame]:
         """Return what this Call gets."""
         return self.answers
+
+    def first_of(self, request: Open | Resume) -> int:
+        """Return the index of the first frame for a reader."""
+        if isinstance(request, Resume) and request.tail is not None:
+            return max(0, self.released - request.tail)
+        if isinstance(request, Resume) and request.since_ms is not None:
+            return sum(at_ms < request.since_ms for at_ms in self.times_ms)
+        return request.start
 
     def heartbeat(self) -> Heartbeat:
         devices = ("cpu torch",)
@@ -202,7 +211,7 @@ class _Connection:
                 origin.released = 1
             self._begin(corr, frame, origin.siblings)
         elif isinstance(frame, Resume):
-            start = frame.start
+            start = origin.first_of(frame)
             if frame.stream not in (STREAM, *(sibling.stream for sibling in origin.siblings)):
                 raise NotFound("no such stream", code="unknown_stream")
             if start > origin.released:
@@ -232,10 +241,10 @@ class _Connection:
 
     def _begin(self, corr: int, frame: Open | Resume, siblings: tuple[Sibling, ...] = ()) -> None:
         released = self._origin.released
-        self._send(corr, Opened(STREAM, released, TOKEN, "demo", PROMPT_TOKENS, siblings))
-        self._windows[corr] = Window.starting(
-            frame.start, frame.credit, credit_bytes=frame.credit_bytes
-        )
+        first = self._origin.first_of(frame)
+        opened = Opened(STREAM, released, TOKEN, "demo", PROMPT_TOKENS, siblings, first=first)
+        self._send(corr, opened)
+        self._windows[corr] = Window.starting(first, frame.credit, credit_bytes=frame.credit_bytes)
         self._feed(corr)
 
     def _feed(self, corr: int) -> None:

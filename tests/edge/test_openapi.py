@@ -385,10 +385,16 @@ def unfit(operation: Operation, answer: httpx.Response) -> list[str]:
     if media_type == "application/json":
         return [*missing, *faults(media["schema"], answer.json())]
     if EVENT_SCHEMA in media:
-        events = events_of(answer.text)
+        is_sse = media_type == "text/event-stream"
+        events = events_of(answer.text) if is_sse else lines_of(answer.text)
         assert events
         return [*missing, *(one for event in events for one in faults(media[EVENT_SCHEMA], event))]
     return missing
+
+
+def lines_of(text: str) -> list[dict[str, Any]]:
+    """Return the objects of a body of JSON lines."""
+    return [json.loads(line) for line in text.splitlines()]
 
 
 def events_of(text: str) -> list[dict[str, Any]]:

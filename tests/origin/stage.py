@@ -96,7 +96,8 @@ class Stage:
         self.clock_s = 0.0
         self.slots = [Slot(number) for number in range(2)]
         self.models = host_of(self.slots, self.metrics, self._count)
-        self.runs = Runs(ledger, 4, self.models, self.metrics)
+        self.unix_ms = 1_764_322_200_000
+        self.runs = Runs(ledger, 4, self.models, self.metrics, now_ms=lambda: self.unix_ms)
 
     def _count(self) -> None:
         self.changes += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -11,7 +12,17 @@ import httpx
 import pytest
 
 from tailrace.edge import sse
-from tailrace.ledger.frame import LOGGED, StreamEnd, Token, decode, encode, split, tag_of
+from tailrace.edge.generate.json_lines import line
+from tailrace.ledger.frame import (
+    LOGGED,
+    SCHEMA_HASH,
+    StreamEnd,
+    Token,
+    decode,
+    encode,
+    split,
+    tag_of,
+)
 from tests.e2e.multiplex import Stream, connected
 from tests.e2e.sse import SSE, Reading, after_retry, events, resume, retry_ms, start
 from tests.runtimes.conftest import Scripts
@@ -19,6 +30,7 @@ from tests.runtimes.runtime import Runtime
 
 pytestmark = pytest.mark.anyio
 
+LINES = {"Accept": "application/jsonl"}
 FRAMES = {"Accept": "application/vnd.tailrace.frames"}
 SMALL_BUFFER_BYTES = 4096
 PADDING = 4000
@@ -73,6 +85,7 @@ async def test_every_kind_of_frame_is_read_in_every_view_and_resumed(
     whole = await client.post("/v1/generate", json=told.body, headers=FRAMES)
     frames = split(whole.content)
     assert {tag_of(raw) for raw in frames} == LOGGED
+    assert whole.headers["Tailrace-Schema"] == SCHEMA_HASH.hex()
     stream = whole.headers["Tailrace-Stream"]
     path = f"/v1/generate/{stream}"
     for last in range(-1, len(frames) - 1):
@@ -82,6 +95,12 @@ async def test_every_kind_of_frame_is_read_in_every_view_and_resumed(
         shown = await client.get(path, params=after, headers=SSE)
         expected = httpx.Response(200, content=sse.events(frames[last + 1 :]))
         assert [e async for e in events(shown)] == [e async for e in events(expected)]
+        told_lines = await client.get(path, params=after, headers=LINES)
+        assert told_lines.headers["Content-Type"] == "application/jsonl"
+        lines = b"".join(map(line, frames[last + 1 :])).splitlines()
+        assert [json.loads(each) for each in told_lines.text.splitlines()] == [
+            json.loads(each) for each in lines
+        ]
     document = (await client.get(path)).json()
     assert [call["name"] for call in document["tool_calls"]] == ["weather", "time"]
     read = Stream(bytes.fromhex(stream), whole.headers["Tailrace-Token"])

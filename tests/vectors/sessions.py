@@ -90,7 +90,13 @@ BAD_TOKEN = told(
     "token",
     "send the Tailrace-Token of the response that opened the stream, before it expires",
 )
-TEXT = told("bad_frame", "frames travel in binary messages", None)
+TEXT = told(
+    "bad_frame",
+    "frames travel in binary messages",
+    None,
+    "with the subprotocol tailrace.json they are JSON, otherwise binary",
+)
+ONE_START = "send only one of Resume.after, Resume.tail and Resume.since_ms"
 TOO_LARGE = told(
     "too_large",
     "a message is too large",
@@ -240,6 +246,36 @@ SESSIONS = [
         "a Credit that is too much",
         [hello(), STALLED + encode(Credit(2000), 7)],
         {7: _too_much("Credit.limit")},
+    ),
+    _refused(
+        "a Resume with a tail and an index",
+        Resume(NOBODYS, after=1, tail=2, credit=64),
+        told(
+            "invalid_request",
+            "Resume.tail and Resume.after both say where to begin",
+            "Resume.tail",
+            ONE_START,
+        ),
+    ),
+    _refused(
+        "a Resume with a time and an index",
+        Resume(NOBODYS, after=1, since_ms=1_764_322_200_000, credit=64),
+        told(
+            "invalid_request",
+            "Resume.since_ms and Resume.after both say where to begin",
+            "Resume.since_ms",
+            ONE_START,
+        ),
+    ),
+    _refused(
+        "a Resume with a tail of nothing",
+        Resume(NOBODYS, tail=0, credit=64),
+        told(
+            "invalid_request",
+            "Resume.tail is 0, which asks for no frame",
+            "Resume.tail",
+            "send at least 1; for new frames only, send Resume.after with the last index",
+        ),
     ),
     _refused("a Resume of nobody's stream", Resume(NOBODYS, credit=64), NO_STREAM),
     _refused("a Resume with a forged token", Resume(NOBODYS, token=FORGED, credit=64), BAD_TOKEN),

@@ -51,6 +51,14 @@ function withTransport(transport) {
   const again = (world, options) => stream(`${world.generate}/${world.id}`, of(world, options));
 
   return {
+    async "a late reader gets the text so far as one frame"(world) {
+      const late = again(world, { snapshot: true });
+      const frames = await all(late);
+      equal(frames.map(({ type }) => type), ["Snapshot", "StreamEnd"], "frames");
+      equal([frames[0].first, frames[0].text, late.content], [0, world.text, world.text], "text");
+      equal(frames[1].index, frames[0].index + 1, "the end follows");
+    },
+
     async "a new stream comes whole"(world) {
       const states = [];
       const reading = stream(world.generate, of(world, {

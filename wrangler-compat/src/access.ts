@@ -16,6 +16,7 @@ const ALLOWED_HEADERS = [
 ].join(", ");
 const EXPOSED_HEADERS = [
   ...["Tailrace-Stream", "Tailrace-Token", "Tailrace-Siblings", "Tailrace-Ignored"],
+  "Tailrace-Schema",
   ...["Stream-Next-Offset", "Stream-Cursor", "Stream-Up-To-Date", "Stream-Closed"],
   ...["Stream-TTL", "Stream-Expires-At", "Stream-SSE-Data-Encoding"],
   ...["Producer-Epoch", "Producer-Seq", "Producer-Expected-Seq", "Producer-Received-Seq"],

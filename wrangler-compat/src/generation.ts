@@ -1,6 +1,6 @@
 /** Requests for `/v1/generate` to the edge behind and to objects, and the header with Opened. */
 
-import { decode, encode } from "../../edge/web/tailrace/wire.js";
+import { SCHEMA_ID, decode, encode } from "../../edge/web/tailrace/wire.js";
 import type { Opened } from "../../edge/web/tailrace/schema.js";
 import { TailraceError } from "./errors";
 import { Origin } from "./origin";
@@ -32,6 +32,7 @@ export function headersOf(opened: Opened): Headers {
     "X-Accel-Buffering": "no",
     "X-Content-Type-Options": "nosniff",
     "Tailrace-Stream": opened.stream,
+    "Tailrace-Schema": SCHEMA_ID,
   });
   if (opened.token) headers.set("Tailrace-Token", opened.token);
   if (opened.siblings.length > 0) {

@@ -2,9 +2,16 @@
 
 import { callerError } from "./errors";
 
-export type View = "text/event-stream" | "application/vnd.tailrace.frames" | "application/json";
+export type View =
+  | "text/event-stream"
+  | "application/vnd.tailrace.frames"
+  | "application/x-ndjson"
+  | "application/jsonl"
+  | "application/json";
 export const SSE: View = "text/event-stream";
 export const FRAMES: View = "application/vnd.tailrace.frames";
+export const NDJSON: View = "application/x-ndjson";
+export const JSONL: View = "application/jsonl";
 export const JSON_VIEW: View = "application/json";
 
 const VIEWS = new Map<string, View>([
@@ -12,6 +19,8 @@ const VIEWS = new Map<string, View>([
   ["text/*", SSE],
   [FRAMES, FRAMES],
   ["application/octet-stream", FRAMES],
+  [NDJSON, NDJSON],
+  [JSONL, JSONL],
   ["application/json", JSON_VIEW],
   ["application/*", JSON_VIEW],
   ["*/*", JSON_VIEW],
@@ -55,7 +64,7 @@ export function chooseView(accept: string | null): View {
     code: "not_acceptable",
     status: 406,
     field: "Accept",
-    hint: `one of ${[SSE, FRAMES, JSON_VIEW].join(", ")}`,
+    hint: `one of ${[SSE, FRAMES, NDJSON, JSONL, JSON_VIEW].join(", ")}`,
   });
 }
 

@@ -81,6 +81,7 @@ export class StreamObject extends DurableObject<Env> {
     const opened = await this.#admit(wanted);
     if (opened instanceof Response) return opened;
     opened.next_index = Math.max(Number(opened.next_index), this.#log.next);
+    opened.first = wanted.from;
     const headers = headersOf(opened);
     if (view === FRAMES) headers.set(OPENED, headerOf(opened));
     if (wanted.from > 0 && this.#log.ended && wanted.from >= this.#log.next) {
@@ -136,7 +137,7 @@ export class StreamObject extends DurableObject<Env> {
   #known(token: string): Opened {
     const about = this.#log.about;
     if (about === undefined) throw new Error("an object without a stream knows no tokens");
-    return { ...about.opened, token, siblings: [], next_index: this.#log.next };
+    return { ...about.opened, token, siblings: [], next_index: this.#log.next, first: 0 };
   }
 
   /** Store the facts in Opened and the valid tokens: `shown`, the reader's, and the new one in

@@ -4,7 +4,7 @@ import { decode, encode } from "../../edge/web/tailrace/wire.js";
 import type { Frame, Score, StreamEnd, TokenScores } from "../../edge/web/tailrace/schema.js";
 import { TailraceError, asReported, errorBody } from "./errors";
 import { type FrameRun, framesOf } from "./frames";
-import { FRAMES, type View } from "./request";
+import { FRAMES, SSE, type View } from "./request";
 
 const text = new TextEncoder();
 const fromUtf8 = new TextDecoder();
@@ -24,7 +24,8 @@ export interface Encoder {
 }
 
 export function encoderOf(view: View, random: () => number = Math.random): Encoder {
-  return view === FRAMES ? new RawFrames() : new Events(random);
+  if (view === FRAMES) return new RawFrames();
+  return view === SSE ? new Events(random) : new Lines();
 }
 
 /** Return the `retry` field, which begins a body of events. Its time is random, so that readers
@@ -91,6 +92,21 @@ class Events implements Encoder {
   }
 }
 
+/** JSON lines, which begin with no line of their own. */
+class Lines implements Encoder {
+  frames(run: FrameRun): Uint8Array {
+    return text.encode(Array.from(framesOf(run.bytes), line).join(""));
+  }
+
+  keepAlive(): Uint8Array {
+    return text.encode(lineOf("ping", {}));
+  }
+
+  failure(error: TailraceError): Uint8Array {
+    return text.encode(lineOf("error", errorBody(error)));
+  }
+}
+
 export function errorFrame(fault: TailraceError): Frame {
   const error = asReported(fault);
   return {
@@ -107,29 +123,45 @@ export function errorFrame(fault: TailraceError): Frame {
 
 /** Return the event of one logged frame. Its id is the index of the frame. */
 function event(raw: Uint8Array): string {
+  const found = eventOf(raw);
+  return found === null ? "" : format(found.fields.index, found.name, found.fields);
+}
+
+/** Return the line of one logged frame, as edge/generate/json_lines.py does. */
+function line(raw: Uint8Array): string {
+  const found = eventOf(raw);
+  return found === null ? "" : lineOf(found.name ?? "token", found.fields);
+}
+
+function lineOf(type: string, fields: object): string {
+  return `${JSON.stringify({ type, ...fields }, plain)}\n`;
+}
+
+/** Return the name of a logged frame's event, null for text, and the fields of its data. */
+function eventOf(
+  raw: Uint8Array,
+): { name: string | null; fields: { index: number } & Record<string, unknown> } | null {
   const { frame } = decode(raw);
   switch (frame.type) {
     case "Token":
-      return format(frame.index, null, { text: frame.text, index: frame.index });
-    case "ScoredToken":
-      return format(frame.index, null, {
-        text: frame.text,
-        index: frame.index,
-        logprobs: frame.scores.map(withTop),
-      });
+      return { name: null, fields: { text: frame.text, index: frame.index } };
+    case "ScoredToken": {
+      const logprobs = frame.scores.map(withTop);
+      return { name: null, fields: { text: frame.text, index: frame.index, logprobs } };
+    }
     case "StreamEnd":
-      return format(frame.index, "end", endFields(frame));
+      return { name: "end", fields: endFields(frame) };
     default: {
-      if (!("index" in frame)) return "";
+      if (!("index" in frame)) return null;
       const { type, ...fields } = frame;
-      return format(frame.index, type.toLowerCase(), fields);
+      return { name: type.toLowerCase(), fields };
     }
   }
 }
 
 /** Return the fields of the last event. `message` and `retryable` are left out if empty or false.
  */
-function endFields(end: StreamEnd): object {
+function endFields(end: StreamEnd): { index: number } & Record<string, unknown> {
   const { type: _, message, retryable, ...fields } = end;
   return {
     ...fields,

@@ -31,7 +31,7 @@ export interface StreamError { type: "StreamError"; code: string; message: strin
 export interface ModelTier { model: string; tier: string; expected_ms: number; reason: string }
 export interface Heartbeat { type: "Heartbeat"; clock_ms: number | bigint; ready: boolean; reasons: readonly (string)[]; models: readonly (string)[]; devices: readonly (string)[]; patience_ms: number; streams: number; room: number; corrs: number; ledger: string; tiers: readonly (ModelTier)[] }
 export interface Sibling { stream: StreamId; token: string }
-export interface Opened { type: "Opened"; stream: StreamId; next_index: number; token: string; model: string; prompt_tokens: number; siblings: readonly (Sibling)[]; created_ms: number | bigint; note: string | null }
+export interface Opened { type: "Opened"; stream: StreamId; next_index: number; token: string; model: string; prompt_tokens: number; siblings: readonly (Sibling)[]; created_ms: number | bigint; note: string | null; first: number }
 export interface Status { type: "Status"; stream: StreamId; state: StreamState; next_index: number }
 export interface Header { name: string; value: string }
 export interface Answer { type: "Answer"; status: number; headers: readonly (Header)[] }
@@ -44,7 +44,7 @@ export interface OutputFormat { kind: FormatKind; source: string }
 export interface Sampling { temperature: number | null; top_k: number | null; top_p: number | null; min_p: number | null; repetition_penalty: number | null; presence_penalty: number | null; frequency_penalty: number | null; seed: number | bigint | null }
 export interface Caller { tenant: string; rights: number; max_unfinished: number | null; tokens_per_s: number | null }
 export interface Open { type: "Open"; model: string; prompt: string | null; messages: readonly (Message)[]; max_tokens: number | null; sampling: Sampling; stop: readonly (string)[]; ignore_eos: boolean; logprobs: number | null; format: OutputFormat | null; overflow: Overflow; n: number; durability: Durability; priority: Priority; unread: Unread; unread_after_s: number | null; idempotency_key: string | null; credit: number; caller: Caller | null; credit_bytes: number | null; tools: Tools | null; note: string | null; trace: string | null }
-export interface Resume { type: "Resume"; stream: StreamId; after: number | null; token: string | null; follow: boolean; credit: number; caller: Caller | null; credit_bytes: number | null }
+export interface Resume { type: "Resume"; stream: StreamId; after: number | null; token: string | null; follow: boolean; credit: number; caller: Caller | null; credit_bytes: number | null; tail: number | null; since_ms: number | null; snapshot: boolean }
 export interface Credit { type: "Credit"; limit: number; bytes: number | null }
 export interface Cancel { type: "Cancel"; stream: StreamId; token: string | null; caller: Caller | null; forget: boolean }
 export interface Detach { type: "Detach" }

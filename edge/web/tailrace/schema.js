@@ -1,6 +1,6 @@
 // Written by `python -m tests.web.generate` from ledger/wire/tailrace.bare.
 
-export const SCHEMA_ID = "03649a77aff0bc08";
+export const SCHEMA_ID = "9cd0ed01c60e13b2";
 
 export const TYPES = {
   StreamId: "data[16]",
@@ -23,7 +23,7 @@ export const TYPES = {
   ModelTier: "model:str tier:str expected_ms:uint reason:str",
   Heartbeat: "8 clock_ms:u64 ready:bool reasons:list<str> models:list<str> devices:list<str> patience_ms:uint streams:uint room:uint corrs:uint ledger:str tiers:list<ModelTier>",
   Sibling: "stream:StreamId token:str",
-  Opened: "9 stream:StreamId next_index:uint token:str model:str prompt_tokens:uint siblings:list<Sibling> created_ms:u64 note:optional<str>",
+  Opened: "9 stream:StreamId next_index:uint token:str model:str prompt_tokens:uint siblings:list<Sibling> created_ms:u64 note:optional<str> first:uint",
   Status: "10 stream:StreamId state:StreamState next_index:uint",
   Hello: "11 schema:data[8] software:str",
 };

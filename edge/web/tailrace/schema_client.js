@@ -17,7 +17,7 @@ export const TYPES = {
   Sampling: "temperature:optional<f64> top_k:optional<uint> top_p:optional<f64> min_p:optional<f64> repetition_penalty:optional<f64> presence_penalty:optional<f64> frequency_penalty:optional<f64> seed:optional<u64>",
   Caller: "tenant:str rights:uint max_unfinished:optional<uint> tokens_per_s:optional<uint>",
   Open: "16 model:str prompt:optional<str> messages:list<Message><=1024 max_tokens:optional<uint> sampling:Sampling stop:list<str><=1024 ignore_eos:bool logprobs:optional<uint> format:optional<OutputFormat> overflow:Overflow n:uint durability:Durability priority:Priority unread:Unread unread_after_s:optional<uint> idempotency_key:optional<str> credit:uint caller:optional<Caller> credit_bytes:optional<uint> tools:optional<Tools> note:optional<str> trace:optional<str>",
-  Resume: "17 stream:StreamId after:optional<uint> token:optional<str> follow:bool credit:uint caller:optional<Caller> credit_bytes:optional<uint>",
+  Resume: "17 stream:StreamId after:optional<uint> token:optional<str> follow:bool credit:uint caller:optional<Caller> credit_bytes:optional<uint> tail:optional<uint> since_ms:optional<uint> snapshot:bool",
   Credit: "18 limit:uint bytes:optional<uint>",
   Cancel: "19 stream:StreamId token:optional<str> caller:optional<Caller> forget:bool",
   Detach: "20",

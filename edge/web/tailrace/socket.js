@@ -149,11 +149,11 @@ const isWorthTelling = (told, now) =>
   now.limit - told.limit >= 128 || now.bytes - told.bytes >= 131_072;
 
 /** @param {Asked} asked @returns {import("./schema.js").Frame} */
-function requestOf({ id, token, input, idempotencyKey, nextIndex, allowance }) {
+function requestOf({ id, token, input, idempotencyKey, nextIndex, snapshot = false, allowance }) {
   const credit = { credit: allowance.limit - nextIndex, credit_bytes: allowance.bytes, caller: null };
   if (id) {
     const after = nextIndex ? nextIndex - 1 : null;
-    return { type: "Resume", stream: id, after, token, follow: true, ...credit };
+    return { type: "Resume", stream: id, after, token, follow: true, ...credit, tail: null, since_ms: null, snapshot };
   }
   return { ...openOf(input ?? {}), idempotency_key: idempotencyKey, ...credit };
 }

@@ -15,7 +15,7 @@ import { CONNECT, choose, countFetches, worked } from "./transport.js";
  * @property {import("./schema.js").GenerateInput} [input] the body of POST /v1/generate: a new stream
  * @property {string} [token] the resume token of an existing stream, if the edge requires one
  * @property {number} [after] the index of the last frame that the reader has
- * @property {boolean} [snapshot] by fetch, the text that there is already comes as one Snapshot frame
+ * @property {boolean} [snapshot] the text that there is already comes as one Snapshot frame
  * @property {AbortSignal} [signal] detaches when it is aborted
  * @property {(state: State, stream: Stream) => void} [onState] called when `state` or `quiet` has changed
  * @property {Store} [storage] keeps the position for a reload: sessionStorage, or localStorage for all tabs

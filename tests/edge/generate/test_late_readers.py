@@ -33,7 +33,9 @@ FRAMES = {"Accept": FRAMES_TYPE}
 @pytest.fixture
 async def client() -> AsyncIterator[httpx.AsyncClient]:
     config = EdgeConfig(http=("127.0.0.1:0",), trusted_proxies=("127.0.0.1",))
-    async with ScriptedOrigin(WORDS).serving() as link:
+    origin = ScriptedOrigin(WORDS)
+    origin.times_ms = [1764322200000 + index for index in range(WORDS + 1)]
+    async with origin.serving() as link:
         transport = httpx.ASGITransport(create_app(link, config), raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://edge") as client:
             yield client
@@ -83,10 +85,28 @@ async def test_a_tail_can_be_a_snapshot(client: httpx.AsyncClient) -> None:
     assert snapshot == Snapshot(WORDS - 2, f" w{WORDS - 2} w{WORDS - 1}", WORDS - 1)
 
 
-async def test_a_tail_of_nothing_of_a_stream_that_has_ended_is_no_content(
-    client: httpx.AsyncClient,
-) -> None:
-    got = await client.get(f"{URL}?tail=0", headers=FRAMES)
+@pytest.mark.parametrize(
+    ("since", "first"),
+    [
+        ("1764322200100", 100),
+        ("2025-11-28T09:30:00.1Z", 100),
+        ("2025-11-28t09:30:00.100z", 100),
+        ("2025-11-28T10:30:00.100+01:00", 100),
+        ("2025-11-28T10:30:00.100 01:00", 100),
+        ("2020-01-01T00:00:00Z", 0),
+    ],
+)
+async def test_frames_since_a_time(client: httpx.AsyncClient, since: str, first: int) -> None:
+    got = await frames(client, since=since)
+    assert [one.index for one in got if isinstance(one, Logged)] == [*range(first, WORDS + 1)]
+    snapshot, end = await frames(client, since=since, snapshot=1)
+    assert isinstance(snapshot, Snapshot)
+    assert (snapshot.first, snapshot.index) == (first, WORDS - 1)
+    assert isinstance(end, StreamEnd)
+
+
+async def test_nothing_since_the_end_of_a_stream_is_no_content(client: httpx.AsyncClient) -> None:
+    got = await client.get(f"{URL}?since=2026-01-01T00:00:00Z", headers=FRAMES)
     assert got.status_code == 204
 
 
@@ -99,6 +119,16 @@ async def test_a_document_has_the_text_of_the_tail(client: httpx.AsyncClient) ->
     ("query", "field"),
     [
         ("tail=3&after=4", "tail"),
+        ("since=1764322200100&after=4", "since"),
+        ("since=1764322200100&tail=4", "tail"),
+        ("tail=0", "tail"),
+        ("since=", "since"),
+        ("since=1764322200", "since"),
+        ("since=yesterday", "since"),
+        ("since=2025-11-28", "since"),
+        ("since=2025-11-28T09:30:00", "since"),
+        ("since=2025-13-28T09:30:00Z", "since"),
+        ("since=1764322200100&since=1764322200101", "since"),
         ("tail=-1", "tail"),
         ("tail=", "tail"),
         ("tail=1&tail=2", "tail"),

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tailrace.edge.generate.encoders import FrameEncoder, SseEncoder
 from tailrace.edge.generate.snapshot import (
     MAX_SNAPSHOT_BYTES,
-    SnapshotEncoder,
     SnapshotFolder,
     as_text,
 )
+from tailrace.edge.generate.snapshot_encoder import SnapshotEncoder
 from tailrace.ledger.frame import (
     FinishReason,
     Frame,
@@ -47,8 +47,8 @@ def folded(frames: Sequence[Frame]) -> list[Frame]:
     return [decode(each)[1] for each in [*out, *folder.finish()]]
 
 
-def opened(next_index: int) -> Opened:
-    return Opened(STREAM, next_index, "", "demo", 3)
+def opened(next_index: int, first: int = 0) -> Opened:
+    return Opened(STREAM, next_index, "", "demo", 3, first=first)
 
 
 def text_of(frames: Sequence[Frame]) -> str:
@@ -148,20 +148,28 @@ def test_the_snapshot_of_any_prefix_and_the_rest_are_the_whole(
     assert due == len(frames)
 
 
+def test_a_revision_of_what_the_reader_has_stays_as_it_is() -> None:
+    frames = [Revision(1, "right", True, 3), Token("!", 4)]
+    folder = SnapshotFolder()
+    out = [each for at, one in enumerate(raw(frames), 3) for each in folder.add(one, at)]
+    assert [decode(each)[1] for each in out] == frames[:1]
+    assert folder.finish() == raw([Snapshot(4, "!", 4)])
+
+
 # ---- the encoder ----
 
 
 @pytest.mark.parametrize("batch", [1, 2, 5, 100])
 def test_what_was_there_is_folded_and_what_follows_is_not(batch: int) -> None:
-    encoder = SnapshotEncoder(FrameEncoder(), 2)
-    encoder.opened(opened(6))
+    encoder = SnapshotEncoder(FrameEncoder())
+    encoder.opened(opened(6, 2))
     frames = raw([Token(str(n), n) for n in range(2, 9)])
     out = b"".join(encoder.frames(frames[at : at + batch]) for at in range(0, len(frames), batch))
     assert out == encode(Snapshot(2, "2345", 5)) + b"".join(frames[4:])
 
 
 def test_nothing_is_written_before_the_snapshot_is_whole() -> None:
-    encoder = SnapshotEncoder(FrameEncoder(), 0)
+    encoder = SnapshotEncoder(FrameEncoder())
     encoder.opened(opened(3))
     first, second, third = raw([Token(str(n), n) for n in range(3)])
     assert encoder.frames([first]) == encoder.frames([second]) == b""
@@ -170,7 +178,7 @@ def test_nothing_is_written_before_the_snapshot_is_whole() -> None:
 
 def test_a_stream_that_has_ended_is_a_snapshot_and_its_end() -> None:
     end = StreamEnd(2, FinishReason.STOP, 2, 3)
-    encoder = SnapshotEncoder(FrameEncoder(), 0)
+    encoder = SnapshotEncoder(FrameEncoder())
     encoder.opened(opened(3))
     out = encoder.frames(raw([Token("a", 0), Token("b", 1), end]))
     assert out == encode(Snapshot(0, "ab", 1)) + encode(end)
@@ -178,21 +186,21 @@ def test_a_stream_that_has_ended_is_a_snapshot_and_its_end() -> None:
 
 def test_a_failure_in_the_middle_comes_after_the_text_before_it() -> None:
     error = StreamError("damaged", "a row is damaged", False, 500)
-    encoder = SnapshotEncoder(FrameEncoder(), 0)
+    encoder = SnapshotEncoder(FrameEncoder())
     encoder.opened(opened(9))
     out = encoder.frames(raw([Token("a", 0), error]))
     assert out == encode(Snapshot(0, "a", 0)) + encode(error)
 
 
 def test_a_reader_at_the_tip_gets_no_snapshot() -> None:
-    encoder = SnapshotEncoder(FrameEncoder(), 4)
-    encoder.opened(opened(4))
+    encoder = SnapshotEncoder(FrameEncoder())
+    encoder.opened(opened(4, 4))
     [token] = raw([Token("a", 4)])
     assert encoder.frames([token]) == token
 
 
 def test_an_event_tells_which_frames_it_stands_for() -> None:
-    encoder = SnapshotEncoder(SseEncoder(), 0)
+    encoder = SnapshotEncoder(SseEncoder())
     encoder.opened(opened(2))
     assert encoder.frames([]).startswith(b"retry: ")
     out = encoder.frames(raw([Token("a", 0), Token('"b', 1)]))
@@ -201,7 +209,7 @@ def test_an_event_tells_which_frames_it_stands_for() -> None:
 
 
 def test_other_dialects_get_one_token() -> None:
-    encoder = SnapshotEncoder(FrameEncoder(), 0, as_text)
+    encoder = SnapshotEncoder(FrameEncoder(), as_text)
     encoder.opened(opened(3))
     out = encoder.frames(raw([Reasoning("hm", 0), Token("a", 1), Token("b", 2)]))
     assert out == encode(Reasoning("hm", 0)) + encode(Token("ab", 2))

@@ -38,6 +38,8 @@ WORDS = 700
 ID = STREAM.hex()
 SSE = "Accept: text/event-stream"
 FRAMES = "Accept: application/vnd.tailrace.frames"
+NDJSON = "Accept: application/x-ndjson"
+JSONL = "Accept: application/jsonl"
 KEY = "Idempotency-Key: mine"
 PAGE = "Origin: https://app.example"
 VERSION = "Anthropic-Version: 2023-06-01"
@@ -91,6 +93,16 @@ CASES = [
     Case("read after the end", f"GET /v1/generate/{ID}?after={WORDS}"),
     Case("read beyond the end", f"GET /v1/generate/{ID}?after=9999"),
     Case("read another stream", f"GET /v1/generate/{'f' * 32}"),
+    Case("start, lines", "POST /v1/generate", (NDJSON, KEY), BODY),
+    Case("read, lines", f"GET /v1/generate/{ID}", (JSONL,)),
+    Case("read after, lines", f"GET /v1/generate/{ID}?after=41", (NDJSON,)),
+    Case("read after the end, lines", f"GET /v1/generate/{ID}?after={WORDS}", (NDJSON,)),
+    Case("snapshot", f"GET /v1/generate/{ID}?snapshot=1"),
+    Case("snapshot, lines", f"GET /v1/generate/{ID}?snapshot=1&after=9", (JSONL,)),
+    Case("tail", f"GET /v1/generate/{ID}?tail=9"),
+    Case("tail, snapshot", f"GET /v1/generate/{ID}?tail=9&snapshot=1", (FRAMES,)),
+    Case("since", f"GET /v1/generate/{ID}?since=2026-11-28T09:30:00Z"),
+    Case("since, lines", f"GET /v1/generate/{ID}?since=1764322200000", (NDJSON,)),
     Case("head of a stream", f"HEAD /v1/generate/{ID}"),
     Case("completions", "POST /v1/completions", (KEY,), STREAMED % b""),
     Case("completions, one choice", "POST /v1/completions", (KEY,), STREAMED % b', "n": 1'),
@@ -120,6 +132,10 @@ CASES = [
     Case("no stream id", "GET /v1/generate/nothing", fast=False),
     Case("a query that is an index twice", f"GET /v1/generate/{ID}?after=1&after=2", fast=False),
     Case("an index that is none", f"GET /v1/generate/{ID}?after=x", fast=False),
+    Case("tail and after", f"GET /v1/generate/{ID}?tail=1&after=2", fast=False),
+    Case("since and after", f"GET /v1/generate/{ID}?since=1764322200000&after=2", fast=False),
+    Case("no time", f"GET /v1/generate/{ID}?since=noon", (JSONL,), fast=False),
+    Case("a tail of nothing", f"GET /v1/generate/{ID}?tail=0", (FRAMES,), fast=False),
     Case("no JSON", "POST /v1/generate", body=b"{", fast=False),
     Case("a key that is none", "POST /v1/generate", (SSE, "Idempotency-Key:"), BODY, fast=False),
     Case("too long a body", "POST /v1/generate", body=b" " * 3000, fast=False),

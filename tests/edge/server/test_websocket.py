@@ -333,3 +333,64 @@ async def until_errors(peer: Peer, count: int) -> list[tuple[int, StreamError]]:
 async def opened(peer: Peer) -> None:
     while not any(isinstance(frame, Opened) for _, frame in await peer.frames(1)):
         pass
+
+
+async def test_every_frame_is_a_text_message_with_the_subprotocol_for_json(served: Served) -> None:
+    offer = {"Sec-WebSocket-Protocol": "tailrace.json"}
+    async with Peer.connected(served, b"", **offer) as peer:
+        resume = {"type": "Resume", "corr": 5, "stream": STREAM.hex(), "tail": 3, "credit": 9}
+        await peer.send(TextMessage(json.dumps(resume)))
+        told = list[dict[str, object]]()
+        while not told or told[-1]["type"] != "StreamEnd":
+            event = await peer.event()
+            assert isinstance(event, TextMessage)
+            assert event.message_finished
+            told.append(json.loads(event.data))
+        assert told[0]["type"] == "Hello"
+        stream = [each for each in told if each["corr"] == 5]
+        assert [each["type"] for each in stream] == ["Opened", "Token", "Token", "StreamEnd"]
+        assert [each.get("index") for each in stream[1:]] == [WORDS - 2, WORDS - 1, WORDS]
+
+
+@pytest.mark.parametrize(
+    ("event", "code", "error"),
+    [
+        (TextMessage("no JSON"), 1007, "invalid_json"),
+        (TextMessage('{"type": "Nothing"}'), 1007, "invalid_json"),
+        (TextMessage('{"type": "Resume", "stream": ""}'), 1002, "bad_frame"),
+        (BytesMessage(b"\0"), 1003, "bad_frame"),
+        (TextMessage(" " * (MAX_MESSAGE_BYTES + 1)), 1009, "too_large"),
+    ],
+)
+async def test_a_fault_in_json_ends_the_connection_with_its_code(
+    served: Served, event: Event, code: int, error: str
+) -> None:
+    offer = {"Sec-WebSocket-Protocol": "tailrace.json, tailrace"}
+    async with Peer.connected(served, b"", **offer) as peer:
+        await peer.send(event)
+        told = list[dict[str, object]]()
+        while isinstance(found := await peer.event(), TextMessage):
+            told.append(json.loads(found.data))
+        assert isinstance(found, CloseConnection)
+        assert found.code == code
+        assert (told[-1]["type"], told[-1]["code"]) == ("StreamError", error)
+
+
+@pytest.mark.parametrize(
+    ("offered", "chosen"),
+    [
+        ("tailrace", "tailrace"),
+        ("tailrace, tailrace.json", "tailrace"),
+        ("tailrace.json, tailrace", "tailrace.json"),
+        ("graphql-ws, tailrace.json", "tailrace.json"),
+        ("graphql-ws", None),
+    ],
+)
+async def test_the_first_known_subprotocol_is_selected(
+    served: Served, offered: str, chosen: str | None
+) -> None:
+    async with Client.connected(served) as client:
+        await client.send(handshake(Sec_WebSocket_Protocol=offered))
+        head = (await client.reader.readuntil(b"\r\n\r\n")).decode().lower()
+    lines = [line for line in head.split("\r\n") if line.startswith("sec-websocket-protocol")]
+    assert lines == ([] if chosen is None else [f"sec-websocket-protocol: {chosen}"])

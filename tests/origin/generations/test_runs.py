@@ -380,7 +380,7 @@ async def test_what_makes_a_stream_whose_recipe_could_not_say_it_stands_in_its_l
     await stage.step(one, one.last[0], 0, "a")
     [record] = await stage.ledger.read(A, 0, 100)
     assert (decode(record.frame)[1], record.ids) == (Token("a", 0), (100,))
-    assert RecordExtra.of(record) == RecordExtra(engine="fingerprint")
+    assert RecordExtra.of(record) == RecordExtra(engine="fingerprint", at_ms=stage.unix_ms)
     for fingerprint, said in (("fingerprint", []), ("another", ["inexact"])):
         other = Stage(stage.ledger)
         await other.runs.restore([A])
@@ -399,7 +399,7 @@ async def test_an_engine_that_ends_before_it_has_made_anything_is_not_the_stream
     await stage.ready(two, replace(READY, fingerprint="second"))
     await stage.step(two, two.last[0], 0, "a")
     [record] = await stage.ledger.read(A, 0, 100)
-    assert RecordExtra.of(record) == RecordExtra(engine="second")
+    assert RecordExtra.of(record) == RecordExtra(engine="second", at_ms=stage.unix_ms)
 
 
 async def test_the_engine_that_began_a_stream_is_known_although_its_recipe_names_another(
@@ -743,3 +743,39 @@ async def test_steps_of_two_workers_at_once_are_all_stored(stage: Stage) -> None
         await asyncio.gather(*(stage.step(slot, slot.last[0], index, "x") for slot in (one, two)))
     for stream in (A, B):
         assert await stage.frames(stream) == [Token("x", index) for index in range(20)]
+
+
+async def test_records_store_a_time_at_most_once_a_second(stage: Stage) -> None:
+    slot, run = await stage.running(A)
+    for index in range(8):
+        await stage.step(slot, run, index, "a")
+        stage.unix_ms += 300
+    times = [RecordExtra.of(record).at_ms for record in await stage.ledger.read(A, 0, 9)]
+    begun = stage.unix_ms - 8 * 300
+    assert times == [begun, *[None] * 3, begun + 1200, *[None] * 3]
+
+
+async def test_times_never_decrease_if_another_origins_clock_is_behind(stage: Stage) -> None:
+    slot, run = await stage.running(A)
+    await stage.step(slot, run, 0, "a")
+    ahead_ms = stage.unix_ms
+    stage.unix_ms -= 5000
+    await stage.lost(slot)
+    other = stage.slots[1]
+    await stage.ready(other)
+    run, _ = other.last
+    for index in range(1, 4):
+        await stage.step(other, run, index, "a")
+        stage.unix_ms += 3000
+    times = [RecordExtra.of(record).at_ms for record in await stage.ledger.read(A, 0, 9)]
+    assert times == [ahead_ms, None, None, ahead_ms + 1000]
+
+
+async def test_the_end_of_a_paused_stream_has_its_time(stage: Stage) -> None:
+    slot, run = await stage.running(A)
+    await stage.step(slot, run, 0, "a")
+    await stage.lost(slot)
+    stage.unix_ms += 60_000
+    await stage.runs.cancel(A)
+    [_, end] = await stage.ledger.read(A, 0, 9)
+    assert RecordExtra.of(end).at_ms == stage.unix_ms

@@ -247,7 +247,7 @@ class PlayedWorker:
             stored = self.world.stored[failed.stream.id]
             is_first = RETRIED not in stored.frames or failed.stream.epoch < stored.epoch
             require(is_first, "a stream is retried for the second time")
-        batch = step.appends(self.origin.clock())
+        batch = step.appends(self.origin.clock(), int(self.origin.clock() * 1000))
         self.is_busy = True
 
         def append() -> None:
