@@ -13,22 +13,32 @@ from __future__ import annotations
 
 import asyncio
 import json
+from base64 import b64decode
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from random import Random
 from typing import Any, Literal, Self, TypedDict, Unpack
 from uuid import uuid4
 
 import httpx
 
-from tailrace.ledger.errors import CallerError, FrameError, TailraceError, Unavailable
+from tailrace.ledger.errors import (
+    CallerError,
+    FrameError,
+    SchemaMismatch,
+    TailraceError,
+    Unavailable,
+)
 from tailrace.ledger.flow.backoff import Backoff
 from tailrace.ledger.frame import (
     FRAMES_TYPE,
+    SCHEMA_HASH,
     Frame,
     Heartbeat,
     Logged,
+    Opened,
     Snapshot,
     Splitter,
     Status,
@@ -154,6 +164,19 @@ def unreachable(url: str, error: httpx.TransportError) -> Unavailable:
 
 def token_header(token: str | None) -> dict[str, str]:
     return {} if token is None else {"Tailrace-Token": token}
+
+
+def check_schema(schema: str | None) -> None:
+    """Raise SchemaMismatch if the edge has another schema; None is an older edge's, or a proxy's.
+
+    Frames of another schema could be decoded into wrong values.
+    """
+    if schema is not None and schema != SCHEMA_HASH.hex():
+        raise SchemaMismatch(
+            f"the edge has schema {schema}, and this client {SCHEMA_HASH.hex()}",
+            field="Tailrace-Schema",
+            hint="install the release of tailrace that the edge runs",
+        )
 
 
 def http_error(status: int, headers: Mapping[str, str], body: bytes) -> TailraceError:
@@ -286,6 +309,7 @@ class Stream:
         after: int | None = None,
         token: str | None = None,
         snapshot: bool = False,
+        begin: Mapping[str, int] | None = None,
     ) -> None:
         self.id = stream
         self.token = token
@@ -295,6 +319,8 @@ class Stream:
         self._body = body
         self._idempotency_key = idempotency_key
         self._snapshot = snapshot
+        # The parameter `tail` or `since`, until the edge has said at which index that begins.
+        self._begin = begin
         self._position = Position(after)
         self.next_index = self._position.next_index
         self._attempts = Attempts(edges)
@@ -380,6 +406,9 @@ class Stream:
         if response.status_code != 200:
             body = await response.aread()
             raise http_error(response.status_code, response.headers, body)
+        check_schema(response.headers.get("Tailrace-Schema"))
+        if self._begin is not None:
+            self._begin_at(response.headers["Tailrace-Opened"])
         self.id = response.headers.get("Tailrace-Stream", self.id)
         self.token = response.headers.get("Tailrace-Token", self.token)
         self._response, self._chunks = response, response.aiter_bytes()
@@ -387,6 +416,14 @@ class Stream:
         where = f"{self._attempts.url}, from index {self.next_index}"
         self._edges.tell("resumed" if self._opened else "open", where)
         self._opened = True
+
+    def _begin_at(self, header: str) -> None:
+        """Begin at the first frame that the edge sends; `header` is Opened in base64."""
+        _, opened = decode(b64decode(header))
+        assert isinstance(opened, Opened)
+        self._begin = None
+        self._position.rewind(opened.first)
+        self.next_index = opened.first
 
     def _request(self) -> httpx.Request:
         url, http = self._attempts.url, self._edges.http
@@ -400,6 +437,7 @@ class Stream:
             )
         after = self._position.after
         params = {} if after is None else {"after": after}
+        params |= self._begin or {}
         if self._snapshot:
             params["snapshot"] = 1
         return http.build_request(
@@ -549,13 +587,30 @@ class Client:
         after: int | None = None,
         token: str | None = None,
         snapshot: bool = False,
+        tail: int | None = None,
+        since: datetime | None = None,
     ) -> Stream:
         """Return an existing stream, to be read after the frame with the index `after`.
 
-        Without `after`, it is read from its start. With `snapshot`, one Snapshot with the text so
-        far replaces the existing frames with text.
+        Without `after`, it is read from its start. Instead of `after`, `tail` begins with the
+        newest frames, this many, and `since` with those stored at or after this time, which needs a
+        time zone. With `snapshot`, one Snapshot with the text so far replaces the existing frames
+        with text.
+
+        Raises:
+            CallerError: More than one of `after`, `tail` and `since` is given, or `since` has no
+                time zone.
         """
-        return Stream(self._edges, stream=stream, after=after, token=token, snapshot=snapshot)
+        if sum(each is not None for each in (after, tail, since)) > 1:
+            raise CallerError("give only one of after, tail and since", field="after")
+        begin = None if tail is None else {"tail": tail}
+        if since is not None:
+            if since.tzinfo is None:
+                raise CallerError("since has no time zone", field="since", hint="such as UTC")
+            begin = {"since": int(since.timestamp() * 1000)}
+        return Stream(
+            self._edges, stream=stream, after=after, token=token, snapshot=snapshot, begin=begin
+        )
 
     async def cancel(self, stream: str, token: str | None = None) -> Status:
         """End a stream for all its readers; a stream that has ended is not changed."""

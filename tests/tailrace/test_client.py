@@ -6,19 +6,24 @@ import asyncio
 import json
 import subprocess
 import sys
+from base64 import b64encode
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
 from tailrace.client import Client, SamplingSettings, Stream
-from tailrace.ledger.errors import CallerError, NotFound, TailraceError
+from tailrace.ledger.errors import CallerError, NotFound, SchemaMismatch, TailraceError
 from tailrace.ledger.frame import (
     SAMPLING,
+    SCHEMA_HASH,
     FinishReason,
     Frame,
     Logged,
+    Opened,
     StreamEnd,
     Token,
     encode,
@@ -36,10 +41,16 @@ def body(*frames: Frame) -> bytes:
     return b"".join(encode(frame) for frame in frames)
 
 
-def ok(data: bytes) -> bytes:
+def ok(data: bytes, headers: str = "") -> bytes:
     """Return a 200 whose body ends when the connection does."""
-    head = f"HTTP/1.1 200\r\nTailrace-Stream: {ID}\r\nTailrace-Token: v1.t\r\n\r\n"
+    head = f"HTTP/1.1 200\r\nTailrace-Stream: {ID}\r\nTailrace-Token: v1.t\r\n{headers}\r\n"
     return head.encode() + data
+
+
+def opened_at(first: int) -> str:
+    """Return the header of an answer that begins at this index."""
+    opened = Opened(bytes.fromhex(ID), len(FRAMES), "v1.t", "demo", 1, first=first)
+    return f"Tailrace-Opened: {b64encode(encode(opened)).decode()}\r\n"
 
 
 def refused(status: int, code: str, *, retryable: bool, headers: str = "") -> bytes:
@@ -128,6 +139,50 @@ async def test_an_unbroken_stream_is_read_to_its_end() -> None:
     assert states == ["connecting", "open", "ended"]
     assert (stream.id, stream.token, stream.resumes) == (ID, "v1.t", 0)
     assert stream.end == FRAMES[-1]
+
+
+@pytest.mark.parametrize(
+    ("begin", "query"),
+    [
+        (lambda client: client.resume(ID, tail=3), "tail=3"),
+        (lambda client: client.resume(ID, since=datetime.fromtimestamp(9e8, UTC)), "since="),
+    ],
+)
+async def test_a_tail_that_was_cut_goes_on_by_its_index(
+    begin: Callable[[Client], Stream], query: str
+) -> None:
+    cut = ok(body(FRAMES[2]), opened_at(2))
+    async with edges([refused(503, "x", retryable=True), cut, ok(body(*FRAMES[3:]))]) as served:
+        frames, _, stream = await read(served, begin)
+        lines = [request.line for request in served[0].requests]
+    assert frames == FRAMES[2:]
+    assert stream.next_index == len(FRAMES)
+    assert [query in line for line in lines] == [True, True, False]
+    assert "after=2" in lines[2]
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        {"after": 1, "tail": 1},
+        {"tail": 1, "since": datetime.now(UTC)},
+        {"since": datetime(2026, 1, 1)},
+    ],
+)
+async def test_a_place_to_begin_that_makes_no_sense_is_refused(places: dict[str, Any]) -> None:
+    async with Client(["http://127.0.0.1:1"]) as client:
+        with pytest.raises(CallerError):
+            client.resume(ID, **places)
+
+
+async def test_an_edge_with_another_schema_is_not_read() -> None:
+    async with edges([ok(body(*FRAMES), f"Tailrace-Schema: {'0' * 16}\r\n")]) as served:
+        with pytest.raises(SchemaMismatch, match=SCHEMA_HASH.hex()):
+            await read(served)
+    own = f"Tailrace-Schema: {SCHEMA_HASH.hex()}\r\n"
+    async with edges([ok(body(*FRAMES), own)]) as served:
+        frames, _, _ = await read(served)
+    assert frames == FRAMES
 
 
 async def test_a_body_that_was_cut_is_resumed_on_the_next_edge() -> None:

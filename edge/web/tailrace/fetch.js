@@ -2,6 +2,7 @@
 
 import { Splitter, decode } from "./decode.js";
 import { FrameError, TailraceError, broken, unreachable } from "./errors.js";
+import { SCHEMA_ID } from "./schema.js";
 
 /** @typedef {import("./connection.js").Connect} Connect */
 
@@ -23,6 +24,10 @@ export function byFetch(asked, system, report) {
     if (!response.ok) throw await httpError(response);
     if (!headers.get("Content-Type")?.startsWith(FRAMES) || !body) {
       throw broken("not_frames", "the answer is not an edge's");
+    }
+    const schema = headers.get("Tailrace-Schema") ?? SCHEMA_ID; // a proxy may have dropped it
+    if (schema !== SCHEMA_ID) {
+      throw new TailraceError(`schema ${schema}, not ${SCHEMA_ID}`, { code: "schema_mismatch", status: 426 });
     }
     report.opened({
       id: headers.get("Tailrace-Stream"),
