@@ -19,6 +19,7 @@ from functools import lru_cache
 from math import inf
 
 from tailrace.edge.access.authenticator import ANONYMOUS
+from tailrace.edge.access.key_class import with_class
 from tailrace.edge.generate.snapshot import SnapshotMerge
 from tailrace.edge.json_messages import MalformedFrame, MalformedMessage, parse
 from tailrace.edge.starting_point import check_starting_point
@@ -46,6 +47,7 @@ from tailrace.ledger.frame import (
     Hello,
     Open,
     Opened,
+    Priority,
     Resume,
     Snapshot,
     Steer,
@@ -223,6 +225,7 @@ class Session:
     Attributes:
         max_streams: Maximum number of open streams plus detached requests without an answer.
         caller: The authenticated client, which is put into every request to an origin.
+        priority: The class that the client's key is bound to, if any.
         sees_details: False if the client gets Heartbeats without the names of models and devices.
         speaks_json: True if each message holds one frame as JSON text (see `json_messages`).
         unread: The edge's default for streams without a reader.
@@ -235,6 +238,7 @@ class Session:
 
     max_streams: int = MAX_STREAMS_PER_CONNECTION
     caller: Caller | None = None
+    priority: Priority | None = None
     sees_details: bool = True
     speaks_json: bool = False
     unread: UnreadDefault = field(default_factory=UnreadDefault)
@@ -372,16 +376,11 @@ class Session:
         if self.caller == ANONYMOUS and (isinstance(frame, Open) or not frame.token):
             self._refuse(corr, no_key(frame))
             return
-        credit = frame.credit if isinstance(frame, Open | Resume) else 0
-        if credit > MAX_CREDIT_FRAMES:
-            self._refuse_request(corr, _too_much_credit(f"{type(frame).__name__}.credit"))
+        try:
+            frame = self._allowed(frame)
+        except CallerError as error:
+            self._refuse_request(corr, error)
             return
-        if isinstance(frame, Resume):
-            try:
-                check_starting_point(frame, **STARTING_POINTS)
-            except CallerError as error:
-                self._refuse_request(corr, error)
-                return
         stream = self._streams[corr] = OpenStream()
         if isinstance(frame, Resume):
             stream.next_index = frame.start
@@ -399,6 +398,14 @@ class Session:
         if self.caller is not None:
             asked = replace(asked, caller=self.caller)
         forward.append((corr, asked))
+
+    def _allowed(self, frame: Open | Resume | Cancel | Steer) -> Open | Resume | Cancel | Steer:
+        """Return a request, an Open with the class that it gets; raise CallerError if refused."""
+        if isinstance(frame, Open | Resume) and frame.credit > MAX_CREDIT_FRAMES:
+            raise _too_much_credit(f"{type(frame).__name__}.credit")
+        if isinstance(frame, Resume):
+            check_starting_point(frame, **STARTING_POINTS)
+        return with_class(frame, self.priority) if isinstance(frame, Open) else frame
 
     def _credit(self, corr: int, frame: Credit, forward: list[ToOrigin]) -> None:
         stream = self._streams.get(corr)

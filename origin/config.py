@@ -376,6 +376,28 @@ class OriginConfig(Settings):
         description="Maximum number of running and waiting streams together. Further requests are"
         " refused with 503.",
     )
+    slo_interactive_ms: int = Field(
+        300,
+        ge=0,
+        le=3_600_000,
+        description="Promised time in milliseconds from the admission of a stream of class"
+        " interactive to its first token. Metrics and an alert report streams that miss it;"
+        " nothing else depends on it. 0: no promise.",
+    )
+    slo_standard_ms: int = Field(
+        1_000,
+        ge=0,
+        le=3_600_000,
+        description="Promised time in milliseconds to the first token of a stream of class"
+        " standard, as in slo_interactive_ms. 0: no promise.",
+    )
+    slo_batch_ms: int = Field(
+        0,
+        ge=0,
+        le=3_600_000,
+        description="Promised time in milliseconds to the first token of a stream of class batch,"
+        " as in slo_interactive_ms. 0: no promise.",
+    )
     overload_wait_s: float = Field(
         60.0,
         gt=0,
@@ -502,6 +524,16 @@ class OriginConfig(Settings):
     def formats(self) -> Formats:
         """Number formats of weights, KV cache and LM head."""
         return Formats(self.weights, self.kv_cache, self.head)
+
+    @property
+    def slo_s(self) -> dict[str, float]:
+        """Promised seconds to the first token of each class that has a promise."""
+        given = {
+            "interactive": self.slo_interactive_ms,
+            "standard": self.slo_standard_ms,
+            "batch": self.slo_batch_ms,
+        }
+        return {word: ms / 1000 for word, ms in given.items() if ms}
 
     @property
     def served_name(self) -> str:

@@ -16,6 +16,7 @@ from tailrace.ledger.frame import FinishReason, Priority, StreamEnd, decode
 from tailrace.ledger.telemetry.histogram import Histogram
 from tailrace.ledger.telemetry.traces import TraceContext, Traces
 from tailrace.origin.gpu.meter import GpuCollector, GpuMeter, GpuReading
+from tailrace.origin.slo import SloCollector, SloCounts
 from tailrace.origin.workers.liveness import ExitKind
 from tailrace.origin.workers.worker_frame import Load
 
@@ -61,14 +62,21 @@ class Metrics:
     """Prometheus metrics of one origin. `clock` returns monotonic time in seconds.
 
     `traces` exports the origin's OpenTelemetry spans, or is None if that is switched off.
+    `promised_s` has the promised time to the first token of each class that has one, and `slo`
+    counts the streams that kept it.
     """
 
     def __init__(
-        self, clock: Callable[[], float] = time.monotonic, traces: Traces | None = None
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        traces: Traces | None = None,
+        promised_s: Mapping[str, float] | None = None,
     ) -> None:
         self.clock = clock
         self.traces = traces
+        self.slo = SloCounts(promised_s)
         self.registry = CollectorRegistry()
+        self.registry.register(SloCollector(self.slo))
         ProcessCollector(registry=self.registry)
         self._last: dict[int, Load] = {}  # slot number -> last Load frame of its worker
         self._gpu_meter = GpuMeter()
@@ -244,7 +252,11 @@ class Metrics:
         if demoted:
             self._demotions.inc()
 
-    def first_release(self, priority: str, seconds: float, trace: str | None = None) -> None:
+    def first_release(
+        self, priority: str, model: str, seconds: float, trace: str | None = None
+    ) -> None:
+        """Record the first release of a stream, `seconds` after its admission."""
+        self.slo.first_token(priority, model, seconds)
         given = None if trace is None else TraceContext.parse(trace)
         kept = given is not None and given.sampled
         self._ttft.observe(priority, seconds, trace_id=given.trace_id if given and kept else None)

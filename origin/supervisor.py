@@ -135,7 +135,8 @@ class Supervisor:
         self._told_damage = ""  # the last error about a damaged ledger that was logged
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._metrics = Metrics(
-            traces=Traces.open(config.traces, "tailrace-origin", "origin.traces")
+            traces=Traces.open(config.traces, "tailrace-origin", "origin.traces"),
+            promised_s=config.slo_s,
         )
         self._recorder = recorder_of(retention, config.data, self._metrics.registry)
         self._slots = slots

@@ -78,6 +78,7 @@ def document(before: Look, now: Look) -> Document:
             for row in now.streams["streams"]
         ],
         "pool": _pool(before.pool, now.pool, seconds),
+        "slo": _slo(before.pool, now.pool),
     }
 
 
@@ -131,6 +132,44 @@ def _pool(before: Document, now: Document, seconds: float) -> list[Document]:
     return told
 
 
+def _slo(before: Document, now: Document) -> list[Document]:
+    """Return the streams that kept or missed the promise of their class, by class and model.
+
+    The numbers are sums over the origins since each started, and `lately` between the readings. The
+    rows with the largest share of missed promises come first.
+    """
+    was = _slo_sums(before)
+    rows: list[Document] = []
+    for (priority, model, promised_ms), (streams, missed) in _slo_sums(now).items():
+        earlier = was.get((priority, model, promised_ms), (0, 0))
+        rows.append(
+            {
+                "priority": priority,
+                "model": model,
+                "promised_ms": promised_ms,
+                "streams": streams,
+                "missed": missed,
+                "missed_ratio": round(missed / streams, 4) if streams else None,
+                "lately": {
+                    "streams": max(0, streams - earlier[0]),
+                    "missed": max(0, missed - earlier[1]),
+                },
+            }
+        )
+    return sorted(rows, key=lambda row: row["missed_ratio"] or 0.0, reverse=True)
+
+
+def _slo_sums(pool: Document) -> dict[tuple[str, str, int], tuple[int, int]]:
+    """Return the numbers of streams and of missed promises by class, model and promised time."""
+    sums: dict[tuple[str, str, int], tuple[int, int]] = {}
+    for origin in pool["origins"]:
+        for row in origin.get("slo", ()):  # older origins do not send this field
+            key = row["priority"], row["model"], row["promised_ms"]
+            streams, missed = sums.get(key, (0, 0))
+            sums[key] = streams + row["streams"], missed + row["missed"]
+    return sums
+
+
 def _rate(before: float | None, now: float | None, seconds: float) -> float | None:
     """Return a counter's rate per second; None without an earlier value or after a reset."""
     if before is None or now is None or now < before:
@@ -159,7 +198,9 @@ GIB = 1 << 30
 
 
 def shown(url: str, told: Document) -> Group:
-    return Group(Text(_headline(url, told), style="bold"), _workers(told), _streams(told))
+    promises = [_promises(told)] if told["slo"] else []
+    headline = Text(_headline(url, told), style="bold")
+    return Group(headline, _workers(told), *promises, _streams(told))
 
 
 def _headline(url: str, told: Document) -> str:
@@ -210,6 +251,22 @@ def _workers(told: Document) -> Table:
             _number(row.get("step_ms")),
             "-" if used is None else f"{used:.0%}",
             str(row["deaths"]),
+        )
+    return table
+
+
+def _promises(told: Document) -> Table:
+    columns = ("promised ms", "streams", "missed", "share", "missed now")
+    table = _table(("class", "model"), columns)
+    for row in told["slo"]:
+        table.add_row(
+            row["priority"],
+            row["model"],
+            _number(row["promised_ms"]),
+            _number(row["streams"]),
+            _number(row["missed"]),
+            "-" if row["missed_ratio"] is None else f"{row['missed_ratio']:.1%}",
+            _number(row["lately"]["missed"]),
         )
     return table
 

@@ -36,7 +36,8 @@ def edge_registry() -> CollectorRegistry:
 
 
 def origin_registry() -> CollectorRegistry:
-    metrics = Metrics()
+    metrics = Metrics(promised_s={"interactive": 0.3})
+    metrics.first_release("interactive", "demo", 0.1)
     metrics.worker_load(0, LOAD)
     metrics.serve_model("demo", lambda: 0, lambda: 0, lambda: 0)
     metrics.serve_gpus(GpuMeter(FakeNvml()), {0: "0"})

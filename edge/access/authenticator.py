@@ -29,7 +29,7 @@ from tailrace.edge.errors import is_openai_path
 from tailrace.ledger.errors import TooManyRequests, Unauthorized
 from tailrace.ledger.flow.backoff import spread_ms
 from tailrace.ledger.flow.token_bucket import TokenBucket
-from tailrace.ledger.frame import STREAM_PATH, Caller
+from tailrace.ledger.frame import STREAM_PATH, Caller, Priority
 
 CONCURRENT_RETRY_MS = 500
 """Minimum `Retry-After`, in milliseconds, if the tenant has too many requests under way."""
@@ -66,12 +66,14 @@ class Grant(NamedTuple):
     """The result for an admitted request.
 
     `caller` is None if the edge has no keys. `head` is the request without its key. `headers` are
-    response headers that show the tenant how much of its limits is left.
+    response headers that show the tenant how much of its limits is left. `priority` is the class
+    that the key is bound to, if any.
     """
 
     caller: Caller | None
     head: Head
     headers: Mapping[str, str] = NO_HEADERS
+    priority: Priority | None = None
 
 
 class OverLimit(TooManyRequests):
@@ -119,6 +121,7 @@ class Authenticator:
             Caller(key.tenant, key.granted, limits.max_unfinished, limits.tokens_per_s),
             head,
             quotas,
+            key.priority,
         )
 
     def done(self, caller: Caller | None) -> None:

@@ -29,6 +29,7 @@ from pydantic import (
 )
 
 from tailrace.ledger.errors import CallerError, ConfigError, Unauthorized
+from tailrace.ledger.frame import Priority
 from tailrace.ledger.links.rights import DEFAULT_TENANT, Right, check_tenant, parse_rights
 from tailrace.ledger.process.durable_file import OWNER_MODE, replace_file
 from tailrace.ledger.validation import invalid_document
@@ -56,6 +57,21 @@ Rights = Annotated[
 """The rights of a key, which the file stores as words."""
 
 
+def _class_of(said: object) -> object:
+    if not isinstance(said, str):
+        return said
+    try:
+        return Priority.from_word(said)
+    except CallerError as error:
+        raise ValueError(f"{said!r} is not a class: use {error.hint}") from None
+
+
+KeyClass = Annotated[
+    Priority, BeforeValidator(_class_of), PlainSerializer(lambda priority: priority.word)
+]
+"""The class that a key is bound to, which the file stores as a word."""
+
+
 class Limits(BaseModel):
     """The limits of one tenant; None means no limit."""
 
@@ -71,9 +87,13 @@ UNBOUNDED = Limits()
 
 
 class ApiKey(BaseModel):
-    """A stored key, without its secret; `sha256` is the hash of the whole key, in hex digits."""
+    """A stored key, without its secret.
 
-    model_config = ConfigDict(extra="forbid")
+    `sha256` is the hash of the whole key, in hex digits. `priority`, in the file `class`, is the
+    most urgent priority class of the key's requests, and their default; None for no bound.
+    """
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
     id: str = Field(pattern="^[0-9a-f]{12}$")
     name: str
@@ -83,6 +103,7 @@ class ApiKey(BaseModel):
     created: datetime
     expires: datetime | None = None
     revoked: datetime | None = None
+    priority: KeyClass | None = Field(None, validation_alias="class", serialization_alias="class")
 
     @property
     def granted(self) -> Right:
@@ -196,7 +217,7 @@ def changing(path: Path) -> Iterator[KeyFile]:
         fcntl.flock(folder, fcntl.LOCK_EX)
         stored = read_keys(path) if path.exists() else KeyFile()
         yield stored
-        text = stored.model_dump_json(indent=1, exclude_none=True) + "\n"
+        text = stored.model_dump_json(indent=1, exclude_none=True, by_alias=True) + "\n"
         replace_file(path, text.encode(), mode=OWNER_MODE, keeps_owner=True)
     except PermissionError as error:
         raise ConfigError(

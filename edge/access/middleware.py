@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tailrace.edge.access.head import Head
+from tailrace.edge.access.key_class import bound_class
 from tailrace.edge.access.page_origins import preflight_headers
 from tailrace.edge.access.rules import Admission, Rules
 from tailrace.edge.errors import AI_SDK_PATH, MESSAGES_PATH, OPENAI_PATHS, noted_response
@@ -52,7 +53,7 @@ class Access:
     async def _answer(
         self, admission: Admission, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        head, headers, refusal, caller = admission
+        head, headers, refusal, caller, priority = admission
         with_access = _adding(headers, send)
         if refusal is not None:
             await noted_response(refusal, head.path)(scope, receive, with_access)
@@ -60,6 +61,7 @@ class Access:
             await Response(None, 204, preflight_headers(headers))(scope, receive, send)
         else:
             scope[CALLER] = caller
+            bound_class.set(priority)
             if (metrics := current.get()) is not None:
                 metrics.address = head.address
             await self._app(_with(scope, head), receive, with_access)

@@ -13,7 +13,7 @@ from tailrace.edge.access.head import Head, Proxies
 from tailrace.edge.access.hosts import HostRule
 from tailrace.edge.access.page_origins import OriginRule, access_headers
 from tailrace.ledger.errors import TailraceError
-from tailrace.ledger.frame import Caller
+from tailrace.ledger.frame import Caller, Priority
 
 MAX_LOGGED_REFUSALS = 64
 """Maximum number of different page origins and hosts whose refusal is logged."""
@@ -50,14 +50,16 @@ class Admission(NamedTuple):
     """The decision about a request: refused with `refusal`, or admitted if that is None.
 
     `head` is the request as the client sent it, without its API key. `headers` must be added to the
-    response. `caller` is passed on in requests to origins. `Rules.done` must be called when the
-    response to an admitted request has ended.
+    response. `caller` is passed on in requests to origins. `priority` is the class that the
+    request's key is bound to, if any. `Rules.done` must be called when the response to an admitted
+    request has ended.
     """
 
     head: Head
     headers: Mapping[str, str]
     refusal: TailraceError | None
     caller: Caller | None = None
+    priority: Priority | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ class Rules:
             return Admission(head, headers, error)
         if grant.headers:
             headers = {**headers, **grant.headers}
-        return Admission(grant.head, headers, None, grant.caller)
+        return Admission(grant.head, headers, None, grant.caller, grant.priority)
 
     def done(self, admission: Admission) -> None:
         if admission.refusal is None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import from_json, to_json
 
+from tailrace.edge.access.key_class import bound_class, class_for, with_class
 from tailrace.edge.session import caller_not_allowed
 from tailrace.edge.unread import DEFAULT_AFTER_S
 from tailrace.ledger.errors import CallerError, FrameError
@@ -151,11 +152,16 @@ class _Settings(BaseModel):
     )
 
     def to_open(self, *, idempotency_key: str) -> Open:
-        """Return the Open frame; raise CallerError if a word is not a value of its enum."""
+        """Return the Open frame, with the class that the request's key allows.
+
+        Raises:
+            CallerError: A word is not a value of its enum.
+            Forbidden: The class is more urgent than the key's.
+        """
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         # Not `self.durability or "process"`: an empty string is an unknown word and is refused.
         durability = "process" if self.durability is None else self.durability
-        priority = "standard" if self.priority is None else self.priority
+        asked = None if self.priority is None else Priority.from_word(self.priority)
         overflow = "refuse" if self.overflow is None else self.overflow
         unread = UnreadBody(then="run") if self.unread is None else self.unread
         after_s = unread.after_s
@@ -170,7 +176,7 @@ class _Settings(BaseModel):
             overflow=Overflow.from_word(overflow),
             n=1 if self.n is None else self.n,
             durability=Durability.from_word(durability),
-            priority=Priority.from_word(priority),
+            priority=class_for(asked, bound_class.get()),
             unread=Unread.from_word(unread.then),
             unread_after_s=after_s,
             idempotency_key=idempotency_key,
@@ -254,7 +260,8 @@ def parse_generate(body: bytes, *, idempotency_key: str) -> Open:
 def parse_open(body: bytes) -> Open:
     """Return the Open frame in a body that consists of frames; edges in front of this one send it.
 
-    Raises FrameError if the body is not an Open frame, CallerError if its `caller` is set.
+    Raises FrameError if the body is not an Open frame, CallerError if its `caller` is set,
+    Forbidden if its class is more urgent than the key's.
     """
     _, frame = decode(body)
     if not isinstance(frame, Open):
@@ -263,7 +270,7 @@ def parse_open(body: bytes) -> Open:
         )
     if frame.caller is not None:
         raise caller_not_allowed()
-    return frame
+    return with_class(frame, bound_class.get())
 
 
 def parse_steer(body: bytes) -> str:

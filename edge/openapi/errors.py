@@ -13,7 +13,7 @@ CODES: dict[int, str] = {
     400: "invalid_request invalid_json unknown_field bad_frame corr_in_use too_much_credit"
     " prompt_too_long bad_format format_too_costly invalid_function_parameters",
     401: "bad_token no_key bad_key",
-    403: "missing_right foreign_origin",
+    403: "missing_right class_not_allowed foreign_origin",
     404: "not_found unknown_model unknown_stream subscriptions_off unknown_binding unknown_object",
     405: "method_not_allowed",
     406: "not_acceptable",

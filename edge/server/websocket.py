@@ -120,6 +120,7 @@ class WebSocket:
         self._session = Session(
             config.max_streams_per_connection,
             caller=admission.caller,
+            priority=admission.priority,
             detached=partial(context.link.left_by, self),
             unread=context.link.unread,
             speaks_json=self._is_json,

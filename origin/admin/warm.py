@@ -63,6 +63,16 @@ def pool_document(
             for slot in slots
         ],
         "starts": [_start(one, unix_ms) for one in runs.starts.starts],
+        "slo": [
+            {
+                "priority": priority,
+                "model": model,
+                "promised_ms": round(metrics.slo.promised_s[priority] * 1000),
+                "streams": count.streams,
+                "missed": count.missed,
+            }
+            for (priority, model), count in metrics.slo.counts.items()
+        ],
     }
 
 

@@ -351,12 +351,12 @@ class RecordReleases:
     Attributes:
         gaps: Tuples of a class, the seconds since a stream's previous release, and the number of
             frames with this class and time.
-        firsts: The class, the seconds since admission, and the trace of each stream whose first
-            frame was released.
+        firsts: The class, the model, the seconds since admission, and the trace of each stream
+            whose first frame was released.
     """
 
     gaps: Sequence[tuple[str, float, int]] = ()
-    firsts: Sequence[tuple[str, float, str | None]] = ()
+    firsts: Sequence[tuple[str, str, float, str | None]] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -619,7 +619,7 @@ class StreamCore:
         if emissions.steered:
             self._steers_durable(worker, event.step)
         gaps: dict[tuple[str, float], int] = {}
-        firsts: list[tuple[str, float, str | None]] = []
+        firsts: list[tuple[str, str, float, str | None]] = []
         columns = emissions.runs, emissions.indexes, emissions.ids, emissions.frames
         for stream, run, index, ids, frame in zip(event.step.streams, *columns, strict=True):
             if stream.run != run or stream.worker != worker:
@@ -638,7 +638,8 @@ class StreamCore:
                 gaps[gap] = gaps.get(gap, 0) + 1
             elif stream.asked_s is not None:
                 recipe = stream.recipe
-                firsts.append((recipe.priority, now - stream.asked_s, recipe.trace))
+                waited_s = now - stream.asked_s
+                firsts.append((recipe.priority, recipe.model, waited_s, recipe.trace))
             stream.released_s = now
         if gaps or firsts:
             spent = [(priority, now - last_s, count) for (priority, last_s), count in gaps.items()]

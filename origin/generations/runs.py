@@ -476,8 +476,8 @@ class Runs(Owner):
             case RecordReleases(gaps, firsts):
                 for priority, gap_s, count in gaps:
                     self._metrics.release(priority, gap_s, count)
-                for priority, waited_s, trace in firsts:
-                    self._metrics.first_release(priority, waited_s, trace)
+                for priority, model, waited_s, trace in firsts:
+                    self._metrics.first_release(priority, model, waited_s, trace)
             case RecordRetry():
                 self._metrics.retries.inc()
             case RecordIdle(state):
@@ -486,6 +486,9 @@ class Runs(Owner):
     def _record_end(self, command: RecordEnd) -> None:
         stream, reason = command.stream, command.reason
         self._metrics.ended(reason)
+        if stream.asked_s is not None and stream.released_s is None:
+            waited_s, recipe = self.clock() - stream.asked_s, stream.recipe
+            self._metrics.slo.ended(recipe.priority, recipe.model, waited_s, reason)
         self.recorder.served(stream.id, stream.progress.first_ms, stream.made, reason.word)
         if self._metrics.traces is not None:
             record_span(self._metrics.traces, stream, reason, self.clock())

@@ -16,6 +16,7 @@ from tailrace.ledger.links.rights import DEFAULT_TENANT
 
 if TYPE_CHECKING:
     from tailrace.edge.access.keys import ApiKey, KeyFile
+    from tailrace.ledger.frame import Priority
 
 key_app = command_group("Manage API keys; running edges read changes at once.")
 
@@ -63,6 +64,14 @@ def key_add(
             help="Maximum tokens per second of the tenant, prompts included, at each origin."
         ),
     ] = None,
+    priority: Annotated[
+        str | None,
+        typer.Option(
+            "--class",
+            metavar="interactive|standard|batch",
+            help="Most urgent class of the key's requests, and their default. Default: no bound.",
+        ),
+    ] = None,
     keys: KeysOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
@@ -99,6 +108,7 @@ def key_add(
         sha256=digest_of(text),
         created=now,
         expires=None if expires_days is None else now + timedelta(days=expires_days),
+        priority=None if priority is None else _class_of(priority),
     )
     options = {limit: context.params[limit] for limit in Limits.model_fields}
     given = {limit: value for limit, value in options.items() if value is not None}
@@ -131,12 +141,12 @@ def key_list(
     if as_json:
         typer.echo(json.dumps(listed, indent=2))
         return
-    rows: list[tuple[str, ...]] = [("id", "name", "tenant", "state", "rights", "limits")]
+    rows: list[tuple[str, ...]] = [("id", "name", "tenant", "state", "class", "rights", "limits")]
     for each in listed:
         rights, limits = each["rights"], each["limits"]
         assert isinstance(rights, list) and isinstance(limits, dict)
         told = " ".join(f"{limit}={value:g}" for limit, value in limits.items())
-        words = (str(each[column]) for column in rows[0][:4])
+        words = (str(each[column] or "-") for column in rows[0][:5])
         rows.append((*words, ",".join(rights), told))
     typer.echo(columns(rows))
 
@@ -163,6 +173,17 @@ def key_revoke(
     tell(_fields(found, now, stored), f"{id_} ({found.name}) is revoked", as_json=as_json)
 
 
+def _class_of(word: str) -> Priority:
+    from tailrace.ledger.frame import Priority
+
+    try:
+        return Priority.from_word(word)
+    except CallerError as error:
+        raise CallerError(
+            f"{word!r} is not a class", field="--class", hint=f"use {error.hint}"
+        ) from None
+
+
 def _path(keys: Path | None, config: Path | None) -> Path:
     from tailrace.edge.config import EdgeConfig
 
@@ -178,6 +199,7 @@ def _fields(key: ApiKey, now: datetime, stored: KeyFile) -> dict[str, object]:
         "name": key.name,
         "tenant": key.tenant,
         "state": key.state(now),
+        "class": None if key.priority is None else key.priority.word,
         "rights": list(key.rights.words),
         "limits": {} if limits is None else limits.model_dump(exclude_none=True),
         "created": key.created.isoformat(),

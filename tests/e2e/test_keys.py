@@ -111,6 +111,33 @@ async def test_a_tenant_has_its_streams_to_itself(house: House, client: httpx.As
             await anext(aiter(nobody.generate(prompt="x")))
 
 
+async def test_a_key_of_class_batch_gets_no_urgent_streams(
+    house: House, client: httpx.AsyncClient
+) -> None:
+    url = house.edge.url
+    key = await added(house, "night", "--class", "batch")
+    admin = await added(house, "default", "--rights", "admin")
+    made = await client.post(f"{url}/v1/generate", json=BODY, headers=key)
+    assert made.status_code == 200
+    for path, body, field in (
+        ("/v1/generate", BODY, "field"),
+        ("/v1/completions", BODY, "param"),
+    ):
+        refused = await client.post(
+            url + path, json=body | {"priority": "interactive"}, headers=key
+        )
+        assert code_of(refused) == (403, "class_not_allowed")
+        assert refused.json()["error"][field] == "priority"
+    chat = {"messages": [{"id": "1", "role": "user", "parts": [{"type": "text", "text": "x"}]}]}
+    refused = await client.post(
+        f"{url}/api/chat", json=chat | {"model": "demo", "priority": "standard"}, headers=key
+    )
+    assert refused.status_code == 403
+    assert "bound to the class 'batch'" in refused.text
+    told = await client.get(f"{url}/v1/admin/streams/{made.json()['id']}", headers=admin)
+    assert told.json()["recipe"]["priority"] == "batch"
+
+
 async def test_every_error_of_the_ai_sdks_routes_is_plain_text(
     house: House, client: httpx.AsyncClient
 ) -> None:

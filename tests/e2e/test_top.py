@@ -60,7 +60,15 @@ async def test_it_shows_what_runs_and_how_fast(tmp_path: Path, client: httpx.Asy
             "demo",
         )
         assert worker["tokens_per_s"] >= 0 and 0 <= worker["kv_cache_used"] <= 1
+        [promise] = told["slo"]
+        assert (promise["priority"], promise["model"], promise["promised_ms"]) == (
+            "standard",
+            "demo",
+            1_000,
+        )
+        assert promise["streams"] > 0 and 0 <= promise["missed_ratio"] <= 1
         status, out, _ = await top(edge.url, "--once")
         assert status == 0 and origin.link in out and "frames/s" in out
+        assert "promised ms" in out
     status, _, err = await top(edge.url, "--once")
     assert status == 1 and err.startswith(f"error: {edge.url}: ") and "Traceback" not in err

@@ -29,6 +29,7 @@ from tailrace.ledger.frame import (
     Hello,
     Open,
     Opened,
+    Priority,
     Resume,
     Status,
     Steer,
@@ -114,6 +115,19 @@ def test_requests_pass_as_they_came(session: Session) -> None:
         encode(Detach(), 2),
     ]
     assert forwards(session, b"".join(frames)) == frames
+
+
+def test_a_request_gets_the_class_of_the_key_and_no_more_urgent_one() -> None:
+    session = Session(priority=Priority.BATCH)
+    session.receive(HELLO)
+    sent(session)
+    [(_, asked)] = session.receive(encode(OPEN, 1))
+    assert isinstance(asked, Open)
+    assert asked.priority is Priority.BATCH
+    urgent = replace(OPEN, priority=Priority.INTERACTIVE)
+    assert session.receive(encode(urgent, 2)) == []
+    assert errors(session) == [(2, "class_not_allowed", 403)]
+    assert len(session.receive(encode(OPEN, 2))) == 1, "the channel is free again"
 
 
 def test_hello_and_a_request_may_share_a_message() -> None:

@@ -61,6 +61,18 @@ def test_tenant_rights_and_limits_are_those_that_were_given(keys: Path) -> None:
     assert ring.limits("default").tokens_per_s is None
 
 
+def test_a_key_may_be_bound_to_a_class(keys: Path) -> None:
+    made = as_json("key", "add", "night", "--keys", keys, "--class", "batch")
+    assert made["class"] == "batch"
+    assert json.loads(keys.read_text())["keys"][0]["class"] == "batch"
+    assert as_json("key", "add", "web", "--keys", keys)["class"] is None
+    header, night, web = said("key", "list", "--keys", keys).splitlines()
+    place = header.split().index("class")
+    assert (night.split()[place], web.split()[place]) == ("batch", "-")
+    with pytest.raises(CallerError, match="'urgent' is not a class"):
+        said("key", "add", "x", "--keys", keys, "--class", "urgent")
+
+
 def test_a_revoked_key_stays_in_the_list(keys: Path) -> None:
     made = as_json("key", "add", "web", "--keys", keys)
     said("key", "revoke", made["id"], "--keys", keys)

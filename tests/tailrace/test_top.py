@@ -48,6 +48,50 @@ def test_a_worker_has_its_gpu_beside_it() -> None:
     assert document(look(gpu), look(gpu))["pool"][0]["gpu"] == gpu
 
 
+def with_slo(*counts: tuple[str, str, int, int]) -> Look:
+    """Return a reading of two origins, each with these streams and missed promises."""
+    rows = [
+        {
+            "priority": priority,
+            "model": model,
+            "promised_ms": 300,
+            "streams": streams,
+            "missed": missed,
+        }
+        for priority, model, streams, missed in counts
+    ]
+    streams = {"live": 0, "paused": 0, "states": {}, "streams": []}
+    origins = [{"origin": name, "workers": [], "slo": rows} for name in ("o:1", "o:2")]
+    return Look(1.0, streams, {"origins": origins}, None)
+
+
+def test_it_shows_which_class_and_model_miss_their_promise() -> None:
+    before = with_slo(("interactive", "small", 10, 0))
+    now = with_slo(("interactive", "small", 20, 1), ("interactive", "large", 4, 3))
+    told = document(before, now)["slo"]
+    assert told[0] == {
+        "priority": "interactive",
+        "model": "large",
+        "promised_ms": 300,
+        "streams": 8,
+        "missed": 6,
+        "missed_ratio": 0.75,
+        "lately": {"streams": 8, "missed": 6},
+    }
+    assert (told[1]["missed_ratio"], told[1]["lately"]) == (0.05, {"streams": 20, "missed": 2})
+    out = io.StringIO()
+    Console(file=out, width=200).print(shown("http://edge", document(before, now)))
+    lines = [line.split() for line in out.getvalue().splitlines()]
+    assert ["interactive", "large", "300", "8", "6", "75.0%", "6"] in lines
+
+
+def test_an_edge_whose_origins_promise_nothing_shows_no_table() -> None:
+    seen = look(None)
+    out = io.StringIO()
+    Console(file=out, width=200).print(shown("http://edge", document(seen, seen)))
+    assert "promised" not in out.getvalue()
+
+
 def test_figures_that_are_not_known_are_left_open() -> None:
     unknown = dict.fromkeys(("name", "utilisation", "memory_used_bytes", "memory_bytes"))
     assert row_of({"gpu": "GPU-8932f937-d72c", **unknown})[-9:-6] == ["GPU-8932f937", "-", "-"]
