@@ -73,7 +73,7 @@ def _lock(path: Path, locked: Path) -> int:
         raise ConfigError(
             f"{path} is in use by another process",
             field="ledger.path",
-            hint="stop the other process, or give this origin a ledger file of its own",
+            hint="stop the other process, or use another ledger file",
         ) from error
     return descriptor
 
