@@ -79,6 +79,7 @@ def create_app(
             Route("/v1/generate", generate.start, methods=["POST"]),
             Route("/v1/generate/{id}", generate.read, methods=["GET"]),
             Route("/v1/generate/{id}/cancel", generate.cancel, methods=["POST"]),
+            Route("/v1/generate/{id}/branch", generate.branch, methods=["POST"]),
             Route("/v1/generate/{id}/steer", generate.steer, methods=["POST"]),
             *routes_of(CHAT),
             *routes_of(COMPLETIONS),

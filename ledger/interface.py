@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
+from tailrace.ledger.branch import BranchPoint
 from tailrace.ledger.errors import CallerError, Conflict, StaleEpoch, TailraceError, WrongIndex
 from tailrace.ledger.frame import Durability
 
@@ -31,7 +32,10 @@ class NewStream:
     `recipe` is what a continuation needs besides the token ids (prompt ids, sampling parameters,
     engine fingerprint). The ledger stores it as text and never reads it. A second create with the
     same `idempotency_key` and `request_hash` returns the stream that the first one created; with
-    another hash it raises `Conflict`.
+    another hash it raises `Conflict`. With a `base`, the stream is a branch: it begins with records
+    of another stream, and `create` also raises `NotFound` or `BeyondEnd` if they do not exist.
+    `identity` is a hash of everything that the records depend on, by which `known` finds the stream
+    once it has ended; it is empty if they are not determined by it.
     """
 
     stream: bytes
@@ -41,6 +45,8 @@ class NewStream:
     idempotency_key: str | None = None
     request_hash: bytes = b""
     kind: StreamKind = StreamKind.GENERATION
+    base: BranchPoint | None = None
+    identity: bytes = b""
 
     def __post_init__(self) -> None:
         if not 0 <= self.ttl_s <= MAX_TTL_S:  # so NaN is refused, too
@@ -347,6 +353,9 @@ class Ledger(Protocol):
         Raises:
             Conflict: The key was used for another request.
         """
+
+    async def known(self, identity: bytes) -> StreamInfo | None:
+        """Return the newest stream with this identity that has ended, or None."""
 
     async def info(self, stream: bytes) -> StreamInfo: ...
 

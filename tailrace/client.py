@@ -305,12 +305,17 @@ class Stream:
         *,
         body: dict[str, Any] | None = None,
         idempotency_key: str = "",
+        parent: str | None = None,
         stream: str | None = None,
         after: int | None = None,
         token: str | None = None,
         snapshot: bool = False,
         begin: Mapping[str, int] | None = None,
     ) -> None:
+        """Create a stream to read: an existing `stream`, a branch of `parent`, or a new one.
+
+        `token` is the resume token of the stream or of its parent.
+        """
         self.id = stream
         self.token = token
         self.resumes = 0
@@ -318,6 +323,7 @@ class Stream:
         self._edges = edges
         self._body = body
         self._idempotency_key = idempotency_key
+        self._parent = parent
         self._snapshot = snapshot
         # The parameter `tail` or `since`, until the edge has said at which index that begins.
         self._begin = begin
@@ -432,9 +438,11 @@ class Stream:
             # The key makes a repeated request safe: if the answer was lost, it starts no second
             # stream.
             headers["Idempotency-Key"] = self._idempotency_key
-            return http.build_request(
-                "POST", f"{url}/v1/generate", headers=headers, json=self._body
-            )
+            path = "/v1/generate"
+            if self._parent is not None:
+                path = f"{path}/{self._parent}/branch"
+                headers |= token_header(self.token)
+            return http.build_request("POST", f"{url}{path}", headers=headers, json=self._body)
         after = self._position.after
         params = {} if after is None else {"after": after}
         params |= self._begin or {}
@@ -611,6 +619,38 @@ class Client:
         return Stream(
             self._edges, stream=stream, after=after, token=token, snapshot=snapshot, begin=begin
         )
+
+    def branch(
+        self,
+        stream: str,
+        index: int,
+        *,
+        token: str | None = None,
+        text: str | None = None,
+        instruction: str | None = None,
+        max_tokens: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        idempotency_key: str | None = None,
+        **sampling: Unpack[SamplingSettings],
+    ) -> Stream:
+        """Return a new stream that shares the first `index` frames of an existing one.
+
+        The request is sent when its first frame is read. The model goes on after `text`, as if it
+        had written that, or after `instruction` as the user's next message. Settings that are not
+        given are those of the existing stream, except a new seed. `token` is the resume token of
+        the existing stream.
+        """
+        fields = {
+            "index": index,
+            "text": text,
+            "instruction": instruction,
+            "max_tokens": max_tokens,
+            "stop": stop if stop is None or isinstance(stop, str) else list(stop),
+            **sampling,
+        }
+        body = {name: value for name, value in fields.items() if value is not None}
+        key = idempotency_key or uuid4().hex
+        return Stream(self._edges, body=body, idempotency_key=key, parent=stream, token=token)
 
     async def cancel(self, stream: str, token: str | None = None) -> Status:
         """End a stream for all its readers; a stream that has ended is not changed."""

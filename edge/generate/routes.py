@@ -32,7 +32,7 @@ from tailrace.edge.generate.params import (
     parse_tail,
     read_body,
 )
-from tailrace.edge.generate.schema import parse_generate, parse_open, parse_steer
+from tailrace.edge.generate.schema import parse_branch, parse_generate, parse_open, parse_steer
 from tailrace.edge.generate.snapshot_encoder import SnapshotEncoder
 from tailrace.edge.origins.origin_pool import OriginPool
 from tailrace.edge.origins.reader import Reader
@@ -310,6 +310,22 @@ async def cancel(request: Request) -> Response:
     return await _asked(request, wanted)
 
 
+async def branch(request: Request) -> Response:
+    """Handle POST /v1/generate/{id}/branch: start a stream that shares frames with this one."""
+    view = choose_view(request.headers.get("Accept"))
+    body = await read_body(request)
+    key = request.headers.get("Idempotency-Key")
+    wanted = parse_branch(
+        body,
+        parse_stream_id(request.path_params["id"]),
+        request.headers.get("Tailrace-Token"),
+        idempotency_key=token_hex(16) if key is None else check_idempotency_key(key),
+    )
+    snapshot = parse_flag(request.query_params.getlist("snapshot"), "snapshot")
+    wanted = replace(wanted, caller=caller_of(request))
+    return await _answer(request, view, wanted, snapshot=snapshot)
+
+
 async def steer(request: Request) -> Response:
     """Handle POST /v1/generate/{id}/steer: add text to a running stream."""
     body = await read_body(request)
@@ -344,11 +360,16 @@ ENCODERS: dict[View, Callable[[], Encoder]] = {
 }
 
 
-async def _answer(request: Request, view: View, wanted: Open | Resume) -> Response:
-    """Return a response that shows the stream of `wanted` in the given view."""
+async def _answer(
+    request: Request, view: View, wanted: Open | Resume, *, snapshot: bool = False
+) -> Response:
+    """Return a response that shows the stream of `wanted` in the given view.
+
+    `snapshot` is True if the text that a new branch shares comes as one frame.
+    """
     if view is not View.JSON:
         encoder = ENCODERS[view]()
-        folds = isinstance(wanted, Resume) and wanted.snapshot
+        folds = snapshot or (isinstance(wanted, Resume) and wanted.snapshot)
         return StreamAnswer(wanted, SnapshotEncoder(encoder) if folds else encoder)
     with Reader(link_of(request)) as reader:
         return await unless_disconnected(request, _whole(reader, wanted))

@@ -22,6 +22,7 @@ from tailrace.ledger.errors import CallerError, FrameError
 from tailrace.ledger.frame import (
     MAX_MESSAGES,
     SAMPLING,
+    Branch,
     Durability,
     FormatKind,
     Message,
@@ -39,6 +40,7 @@ from tailrace.ledger.wire.words import Word
 
 UINT_MAX = 2**64 - 1
 GENERATE_EXAMPLE = '{"model": "demo", "prompt": "Once upon"}'
+BRANCH_EXAMPLE = '{"index": 2, "temperature": 1.2}'
 STEER_EXAMPLE = '{"text": " But then"}'
 MAX_JSON_PARTS = 20_000
 """Maximum number of strings, commas and opening brackets in a body. To parse a megabyte of small
@@ -234,6 +236,32 @@ class GenerateBody(Settings):
         )
 
 
+class BranchBody(Settings):
+    """The JSON body of `POST /v1/generate/{id}/branch`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: Annotated[str, Field(description="the model of the stream, or left out")] = ""
+    index: Annotated[
+        Count, Field(description="an integer of at least 0: how many frames the streams share")
+    ]
+    text: str | None = Field(None, min_length=1, description="a string that is not empty")
+    instruction: str | None = Field(None, min_length=1, description="a string that is not empty")
+    max_tokens: Count | None = Field(None, ge=1, description="an integer of at least 1")
+    logprobs: Count | None = Field(
+        None, description="an integer from 0 to 20: the number of alternatives to each token"
+    )
+
+    def to_branch(self, stream: bytes, token: str | None, *, idempotency_key: str) -> Open:
+        """Return the Open frame of a branch of `stream`, whose resume token is `token`."""
+        return replace(
+            super().to_open(idempotency_key=idempotency_key),
+            max_tokens=self.max_tokens,
+            logprobs=self.logprobs,
+            branch=Branch(stream, self.index, token, self.text, self.instruction),
+        )
+
+
 INNER: dict[str, type[BaseModel]] = {
     "messages": MessageBody,
     "format": FormatBody,
@@ -255,6 +283,15 @@ def parse_generate(body: bytes, *, idempotency_key: str) -> Open:
     Raises CallerError, which names the first invalid field and what would be right.
     """
     return _parse(GenerateBody, body, GENERATE_EXAMPLE).to_open(idempotency_key=idempotency_key)
+
+
+def parse_branch(body: bytes, stream: bytes, token: str | None, *, idempotency_key: str) -> Open:
+    """Return the Open frame of a request to branch `stream`; its resume token is `token`.
+
+    Raises CallerError, which names the first invalid field and what would be right.
+    """
+    wanted = _parse(BranchBody, body, BRANCH_EXAMPLE)
+    return wanted.to_branch(stream, token, idempotency_key=idempotency_key)
 
 
 def parse_open(body: bytes) -> Open:

@@ -18,7 +18,7 @@ CODES: dict[int, str] = {
     405: "method_not_allowed",
     406: "not_acceptable",
     408: "request_timeout",
-    409: "conflict unsupported stale_epoch wrong_index",
+    409: "conflict cannot_branch branch_depth unsupported stale_epoch wrong_index",
     410: "gone",
     413: "too_large stream_full",
     416: "beyond_end",

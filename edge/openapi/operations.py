@@ -20,7 +20,7 @@ from tailrace.edge.errors import (
     MESSAGES_PATH,
     RESPONSES_PATH,
 )
-from tailrace.edge.generate.schema import GENERATE_EXAMPLE, STEER_EXAMPLE
+from tailrace.edge.generate.schema import BRANCH_EXAMPLE, GENERATE_EXAMPLE, STEER_EXAMPLE
 from tailrace.edge.openai import embeddings
 from tailrace.edge.openai.chat import EXAMPLE as CHAT_EXAMPLE
 from tailrace.edge.openai.completions import TEXT_EXAMPLE
@@ -255,6 +255,24 @@ def _generations() -> Iterator[Operation]:
         Right.CANCEL,
         (ID,),
         errors=(*KEYED, 404, 409, 413),
+        takes_token=True,
+    )
+    yield Operation(
+        "POST",
+        "/v1/generate/{id}/branch",
+        "branchStream",
+        "Generations",
+        "Start a stream that shares the first frames of this one",
+        "The new stream has the first `index` frames of this one, without a copy, and goes on from"
+        " there with other settings, another text, or an instruction. It outlives its parent. It is"
+        " read, resumed and cancelled like any stream. Settings that are left out are the parent's,"
+        " except a new `seed`.",
+        {200: Answer("The stream.", (Content(JSON, ref("GenerateAnswer")), *views), headers)},
+        Right.GENERATE,
+        (ID, SNAPSHOT, IDEMPOTENCY),
+        json_body("BranchRequest"),
+        {"regenerate": json.loads(BRANCH_EXAMPLE)},
+        (*OPENED, 416),
         takes_token=True,
     )
     yield Operation(

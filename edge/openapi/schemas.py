@@ -23,7 +23,7 @@ from tailrace.edge.anthropic.events import PREFIX as MESSAGE_PREFIX
 from tailrace.edge.anthropic.events import STOP_REASON
 from tailrace.edge.anthropic.request import CANNOT as NO_MESSAGE_FIELDS
 from tailrace.edge.anthropic.request import MessagesBody
-from tailrace.edge.generate.schema import GenerateBody, SteerBody
+from tailrace.edge.generate.schema import BranchBody, GenerateBody, SteerBody
 from tailrace.edge.openai.answers import (
     CANCELLED,
 )
@@ -107,6 +107,10 @@ REQUESTS: dict[str, tuple[type[BaseModel], str]] = {
         GenerateBody,
         "A stream to generate. Exactly one of `prompt` and `messages` is given. `null` counts as"
         " left out.",
+    ),
+    "BranchRequest": (
+        BranchBody,
+        "Where a new stream leaves its parent, and what is different from there on.",
     ),
     "SteerRequest": (SteerBody, "Text to add to a running generation."),
     "ChatCompletionRequest": (ChatBody, "A request of OpenAI's chat completions."),

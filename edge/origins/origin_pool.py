@@ -321,6 +321,8 @@ def caller_of(request: Frame) -> Caller | None:
 def needs_of(request: Frame) -> Needs:
     """Return what load balancing needs to know of a request."""
     match request:
+        case Open(branch=branch) if branch is not None:
+            return Needs(branch.stream)
         case Open():
             begins = request.prompt or "".join(f"{m.role}\n{m.content}\n" for m in request.messages)
             prefix = begins[:PREFIX_CHARS]

@@ -26,6 +26,7 @@ from tailrace.ledger.postgres.server import PostgresUrl
 from tailrace.ledger.postgres.statements import TABLE_BYTES
 from tailrace.ledger.sqlite.storage import StreamRow
 
+MAX_INDEX = 2**63 - 1
 RECORDS_AT_ONCE = 512
 """Maximum records in memory: at most 32 MB of objects' 64 KiB chunks."""
 
@@ -35,7 +36,8 @@ SELECT s.sid, s.id, s.kind, h.epoch, h.ended::int, s.durability, s.recipe, s.cre
 FROM stream s JOIN head h ON h.sid = s.sid
 """
 _RECORDS = """
-SELECT index, frame, ids, extra FROM frame WHERE sid = %s AND index >= %s ORDER BY index LIMIT %s
+SELECT index, frame, ids, extra FROM frame WHERE sid = %s AND index >= %s AND index < %s
+ORDER BY index LIMIT %s
 """
 _STATUS = f"""
 SELECT to_jsonb(status) FROM (SELECT * FROM (
@@ -67,6 +69,11 @@ SELECT count(*) FROM head h JOIN stream s ON s.sid = h.sid WHERE h.kind <> s.kin
 """,
     "values belong to no object": """
 SELECT count(*) FROM value v WHERE NOT EXISTS (SELECT FROM object o WHERE o.oid = v.oid)
+""",
+    "parts of branches belong to no stream": """
+SELECT count(*) FROM part p WHERE NOT EXISTS (SELECT FROM stream s WHERE s.sid = p.sid)
+    OR (NOT EXISTS (SELECT FROM stream s WHERE s.sid = p.source)
+        AND NOT EXISTS (SELECT FROM expired e WHERE e.sid = p.source))
 """,
     "sids of frames belong to no stream": """
 SELECT count(*) FROM (SELECT DISTINCT sid FROM frame) f
@@ -159,13 +166,17 @@ class PostgresReader:
         self, row: StreamRow, start: int = 0
     ) -> AsyncGenerator[tuple[int, Record], None]:
         at, last = start, None
-        while rows := await self._rows(_RECORDS, (row.sid, at, RECORDS_AT_ONCE)):
-            for index, *stored in rows:
-                record = stored_record(*stored)
-                if index != at:
-                    raise _damaged(row, f"index {index} does not follow index {at - 1}")
-                yield at, record
-                at, last = at + 1, record.frame
+        parts = await self._rows(
+            'SELECT source, "end" FROM part WHERE sid = %s ORDER BY "end"', (row.sid,)
+        )
+        for sid, end in (*parts, (row.sid, MAX_INDEX)):
+            while rows := await self._rows(_RECORDS, (sid, at, end, RECORDS_AT_ONCE)):
+                for index, *stored in rows:
+                    record = stored_record(*stored)
+                    if index != at:
+                        raise _damaged(row, f"index {index} does not follow index {at - 1}")
+                    yield at, record
+                    at, last = at + 1, record.frame
         next_index = await self._number("SELECT next_index FROM head WHERE sid = %s", (row.sid,))
         if at != max(start, next_index):
             raise _damaged(row, f"it has {at} frames, but its head says {next_index}")

@@ -184,6 +184,13 @@ class SqliteReader:
         )
         if segments:
             yield f"{segments} segments belong to no stream"
+        parts = self._snapshot.number(
+            "SELECT count(*) FROM part WHERE sid NOT IN (SELECT sid FROM stream)"
+            " OR (source NOT IN (SELECT sid FROM stream)"
+            " AND source NOT IN (SELECT sid FROM removed))"
+        )
+        if parts:
+            yield f"{parts} parts of branches belong to no stream"
 
     async def copy_to(self, target: Path) -> None:
         """Copy the whole file consistently while its owner writes (SQLite's backup)."""
@@ -237,9 +244,13 @@ class SqliteReader:
         if (damage := self._rotten.get(row.sid)) is not None:
             raise damage
         at = 0
+        async for at, record in self._inherited(row, start):
+            yield at, record
+        parts = await self._queries.parts(row.sid)
+        at = parts[-1].end if parts else 0
         async for segment in self._segments(row.sid, start):
-            # The first segment need not begin at 0 if records before `start` are not requested.
-            at = at or segment.first * bool(start)
+            if at < segment.first <= start:  # records before `start` are not requested
+                at = segment.first
             if segment.first != at:
                 raise damaged_stream(
                     row.id, f"segment at index {segment.first} does not follow index {at - 1}"
@@ -256,6 +267,18 @@ class SqliteReader:
             if at >= start:
                 yield at, entry.record
             at += 1
+
+    async def _inherited(self, row: StreamRow, start: int) -> AsyncIterator[tuple[int, Record]]:
+        """Yield the records from `start` on that a branch has of other streams."""
+        at = start
+        for part in await self._queries.parts(row.sid):
+            async for segment in self._segments(part.sid, at):
+                if segment.first >= part.end:
+                    break
+                for index, record in enumerate(self._unpack(segment, row.id), segment.first):
+                    if at <= index < part.end:
+                        yield index, record
+            at = max(at, part.end)
 
     async def _segments(self, sid: int, start: int) -> AsyncIterator[SegmentRow]:
         """Yield a stream's segments in order, from the one that holds index `start` on."""

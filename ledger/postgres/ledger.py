@@ -11,12 +11,14 @@ a row lock, so two origins can never write the same index, whatever they remembe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from typing import Any
 
 from psycopg import AsyncConnection
 
-from tailrace.ledger.errors import CallerError, HeldElsewhere, unknown_stream
+from tailrace.ledger.branch import BranchPoint, Part, check_point, inherited, part_at
+from tailrace.ledger.errors import CallerError, HeldElsewhere, NotFound, unknown_stream
 from tailrace.ledger.interface import (
     ALL_VALUES,
     Alarm,
@@ -141,14 +143,17 @@ class PostgresLedger:
         async def work(connection: AsyncConnection) -> bool:
             nonlocal tries
             tries += 1
-            if not rest:
-                return await _insert(connection, first)
+            if not rest and new.base is None:
+                return await _insert(connection, first) is not None
             async with connection.transaction():
-                if not await _insert(connection, first):
-                    return False
-                for row in rest:
-                    if not await _insert(connection, row):
+                for each, row in zip((new, *others), (first, *rest), strict=True):
+                    sid = await _insert(connection, row)
+                    if sid is None and each is new:
+                        return False
+                    if sid is None:
                         raise taken_id()
+                    if each.base is not None:
+                        await _inherit(connection, sid, each.base)
             return True
 
         if await self._pool.run(work):
@@ -175,11 +180,19 @@ class PostgresLedger:
             new.request_hash,
             self._lease.number,
             ttl_ms(new),
+            0 if new.base is None else new.base.end,
+            new.identity or None,
         )
 
     async def made_by(self, idempotency_key: str, request_hash: bytes) -> StreamInfo | None:
         stream = await self._with_key(idempotency_key.encode(), request_hash)
         return None if stream is None else await self.info(stream)
+
+    async def known(self, identity: bytes) -> StreamInfo | None:
+        for (stream,) in await self._pool.rows(sql.KNOWN, identity):
+            with suppress(NotFound):  # it may have been removed since then
+                return await self.info(bytes(stream))
+        return None
 
     async def _partition_of(self, new: NewStream) -> int:
         if new.kind is StreamKind.OBJECT:
@@ -270,7 +283,8 @@ class PostgresLedger:
 
     async def read(self, stream: bytes, start: int, limit: int) -> list[Record]:
         tail = await self._used(stream)
-        rows = await self._pool.rows(sql.RECORDS, tail.head.sid, start, limit)
+        sid, limit = part_at(tail.parts, tail.head.sid, start, limit)
+        rows = await self._pool.rows(sql.RECORDS, sid, start, limit)
         records = [stored_record(*row) for row in rows]
         await self._residents.note_read(tail, start, [record.frame for record in records])
         return records
@@ -279,7 +293,8 @@ class PostgresLedger:
         tail = await self._used(stream)
         frames = tail.take(start, limit)
         if not frames:
-            rows = await self._pool.rows(sql.FRAMES, tail.head.sid, start, limit)
+            sid, limit = part_at(tail.parts, tail.head.sid, start, limit)
+            rows = await self._pool.rows(sql.FRAMES, sid, start, limit)
             frames = [bytes(frame) for (frame,) in rows]
             await self._residents.note_read(tail, start, frames)
         return frames
@@ -395,9 +410,28 @@ class PostgresObjects:
             raise item.error
 
 
-async def _insert(connection: AsyncConnection, row: tuple[object, ...]) -> bool:
-    """Insert a new stream; return False if its id or its idempotency key is taken."""
-    return (await connection.execute(sql.CREATE, row, prepare=True)).rowcount == 1
+async def _insert(connection: AsyncConnection, row: tuple[object, ...]) -> int | None:
+    """Insert a new stream; return its sid, or None if its id or its idempotency key is taken."""
+    made = await (await connection.execute(sql.CREATE, row, prepare=True)).fetchone()
+    return None if made is None else int(made[0])
+
+
+async def _inherit(connection: AsyncConnection, sid: int, base: BranchPoint) -> None:
+    """Make a new stream a branch.
+
+    Raises:
+        NotFound: The stream to branch is unknown.
+        BeyondEnd: It has fewer records.
+        Conflict: The branch would have too many parts.
+    """
+    found = await (await connection.execute(sql.BRANCHED, (base.stream,))).fetchone()
+    if found is None:
+        raise unknown_stream(base.stream)
+    source, next_index, ended, sources, ends = found
+    check_point(base.end, next_index, ended=ended)
+    parts = inherited(list(map(Part, sources, ends)), source, base.end)
+    columns = Ints(part.sid for part in parts), Ints(part.end for part in parts)
+    await connection.execute(sql.INSERT_PARTS, (sid, *columns))
 
 
 def _address(key: ObjectKey) -> tuple[bytes, bytes]:

@@ -3,8 +3,8 @@
 Frames are in hourly partitions, which are created in advance and dropped as a whole. Dropping a
 table costs the same whatever it holds, and leaves no dead rows. So an expired stream loses only its
 rows in `stream` and `head`, by which readers find it. Its frames go with their partition, when the
-last stream of that hour has expired. If a long-lived stream keeps a partition alive, it is cleaned
-row by row after LINGER_HOURS.
+last stream of that hour has expired, and the last branch of such a stream. If a long-lived stream
+keeps a partition alive, it is cleaned row by row after LINGER_HOURS.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ async def purge_leftovers(connection: AsyncConnection, now_ms: int) -> None:
 
 
 async def purge(connection: AsyncConnection, sid: int) -> None:
-    """Delete the frames of a removed stream, in small transactions."""
+    """Delete the frames of a removed stream, unless a branch has them, in small transactions."""
     while (await connection.execute(PURGE, (sid, PURGE_ROWS))).rowcount:
         continue
     await connection.execute(FORGET_EXPIRED, (sid, sid + 1))

@@ -16,9 +16,10 @@ from psycopg import AsyncConnection
 
 from tailrace.ledger.errors import ConfigError
 
-SCHEMA_VERSION = 3
-UPGRADED_VERSION = 2
-"""Older version of the tables, which this release upgrades to SCHEMA_VERSION at its first start."""
+SCHEMA_VERSION = 4
+UPGRADED_VERSIONS = (2, 3)
+"""Older versions of the tables, which this release upgrades to SCHEMA_VERSION at its first start.
+"""
 MIN_SERVER_VERSION = 15_00_00
 SETUP_LOCK = 0x54_52_4C_31  # "TRL1": advisory lock for creating and changing tables
 SID_BITS = 32
@@ -26,6 +27,21 @@ SID_BITS = 32
 DURABLE = ("on", "remote_apply")
 """Values of synchronous_commit with which a commit waits for its own disk and the standby's."""
 
+_BRANCH_TABLES = """
+CREATE TABLE part (                            -- records that a branch has of another stream
+    sid    bigint NOT NULL,                    -- the branch's
+    "end"  bigint NOT NULL,                    -- the index after the last of these records
+    source bigint NOT NULL,                    -- sid of the stream that has them, perhaps expired
+    PRIMARY KEY (sid, "end")
+);
+CREATE INDEX part_by_source ON part (source);
+CREATE TABLE answer (                          -- streams by what their tokens depend on
+    identity bytea  NOT NULL,
+    sid      bigint NOT NULL,
+    PRIMARY KEY (identity, sid)
+);
+CREATE INDEX answer_by_sid ON answer (sid);
+"""
 _TABLES = """
 CREATE TABLE version (version int NOT NULL);
 CREATE TABLE owner (
@@ -148,7 +164,7 @@ def check_fsync(value: str) -> None:
 
 
 async def prepare(connection: AsyncConnection) -> None:
-    """Create missing tables, and upgrade those of version 2. Concurrent origins take turns.
+    """Create missing tables, and upgrade those of older versions. Concurrent origins take turns.
 
     Raises:
         ConfigError: Another version of Tailrace created the tables.
@@ -159,10 +175,12 @@ async def prepare(connection: AsyncConnection) -> None:
         if found is None:
             await _make(connection)
             return
-        if found == UPGRADED_VERSION:
-            # Existing rows stay as they are. They have NULL as `extra`, by which readers recognise
-            # the records of version 2.
-            await connection.execute("ALTER TABLE frame ADD COLUMN extra bytea")
+        if found in UPGRADED_VERSIONS:
+            if found == 2:
+                # Existing rows stay as they are. They have NULL as `extra`, by which readers
+                # recognise the records of version 2.
+                await connection.execute("ALTER TABLE frame ADD COLUMN extra bytea")
+            await _create(connection, _BRANCH_TABLES)
             await connection.execute("UPDATE version SET version = $1", (SCHEMA_VERSION,))
             return
     if found != SCHEMA_VERSION:
@@ -185,7 +203,11 @@ async def version_in(connection: AsyncConnection, schema: str) -> int | None:
 
 async def _make(connection: AsyncConnection) -> None:
     await connection.execute("CREATE SCHEMA IF NOT EXISTS tailrace")
-    for statement in _TABLES.split(";\n"):
+    await _create(connection, _TABLES + _BRANCH_TABLES)
+    await connection.execute("INSERT INTO version VALUES ($1)", (SCHEMA_VERSION,))
+
+
+async def _create(connection: AsyncConnection, tables: str) -> None:
+    for statement in tables.split(";\n"):
         if statement.strip():
             await connection.execute(statement.encode())
-    await connection.execute("INSERT INTO version VALUES ($1)", (SCHEMA_VERSION,))

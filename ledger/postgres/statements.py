@@ -70,7 +70,9 @@ WHERE head.sid = m.sid
 """
 DROP_STREAMS = """
 WITH gone AS (DELETE FROM stream WHERE sid = ANY ($1) RETURNING sid),
-    headless AS (DELETE FROM head WHERE sid = ANY ($1))
+    headless AS (DELETE FROM head WHERE sid = ANY ($1)),
+    partless AS (DELETE FROM part WHERE sid = ANY ($1)),
+    answerless AS (DELETE FROM answer WHERE sid = ANY ($1))
 INSERT INTO expired SELECT sid FROM gone ON CONFLICT DO NOTHING RETURNING sid
 """
 CLEAR_VALUES = "DELETE FROM value WHERE oid = ANY ($1)"
@@ -102,15 +104,33 @@ WITH made AS (
     VALUES (($1::bigint << 32) | (nextval('stream_number') & 4294967295),
         $2, $3, $4, $5, $6, $7, $8)
     ON CONFLICT DO NOTHING RETURNING sid
+), answers AS (
+    INSERT INTO answer SELECT $12, sid FROM made WHERE $12::bytea IS NOT NULL
 )
 INSERT INTO head (sid, epoch, next_index, lease, ttl_ms, expires_ms, kind, ended)
-SELECT sid, 1, 0, $9, $10, $6 + $10, $3, false FROM made RETURNING sid
+SELECT sid, 1, $11, $9, $10, $6 + $10, $3, false FROM made RETURNING sid
+"""
+# The lock keeps the stream from being deleted until the branch refers to it.
+BRANCHED = """
+SELECT s.sid, h.next_index, h.ended,
+    ARRAY(SELECT source FROM part WHERE part.sid = s.sid ORDER BY "end"),
+    ARRAY(SELECT "end" FROM part WHERE part.sid = s.sid ORDER BY "end")
+FROM stream s JOIN head h ON h.sid = s.sid WHERE s.id = $1 FOR KEY SHARE OF s
+"""
+INSERT_PARTS = """
+INSERT INTO part (sid, source, "end") SELECT $1, * FROM unnest($2::bigint[], $3::bigint[])
 """
 MADE_BY = "SELECT h.lease FROM stream s JOIN head h ON h.sid = s.sid WHERE s.id = $1"
 SAME_KEY = "SELECT id, request_hash FROM stream WHERE idempotency_key = $1"
+KNOWN = """
+SELECT s.id FROM answer a JOIN stream s ON s.sid = a.sid JOIN head h ON h.sid = a.sid
+WHERE a.identity = $1 AND h.ended ORDER BY a.sid DESC LIMIT 1
+"""
 STREAM = """
 SELECT s.sid, s.kind, s.durability, s.recipe, s.created_ms,
-    h.epoch, h.next_index, h.ended, h.ttl_ms, h.expires_ms
+    h.epoch, h.next_index, h.ended, h.ttl_ms, h.expires_ms,
+    ARRAY(SELECT source FROM part WHERE part.sid = s.sid ORDER BY "end"),
+    ARRAY(SELECT "end" FROM part WHERE part.sid = s.sid ORDER BY "end")
 FROM stream s JOIN head h ON h.sid = s.sid WHERE s.id = $1
 """
 TAKE_OVER = """
@@ -216,13 +236,25 @@ PARTITIONS = """
 SELECT substring(c.relname FROM 7)::bigint FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
 WHERE i.inhparent = 'frame'::regclass ORDER BY 1
 """
-LIVES = "SELECT EXISTS (SELECT FROM head WHERE sid >= $1 AND sid < $2)"
-LEFTOVERS = "SELECT sid FROM expired WHERE sid < $1 ORDER BY sid LIMIT $2"
+# The frames of an expired stream stay while a branch refers to them.
+LIVES = """
+SELECT EXISTS (SELECT FROM head WHERE sid >= $1 AND sid < $2)
+    OR EXISTS (SELECT FROM part WHERE source >= $1 AND source < $2)
+"""
+LEFTOVERS = """
+SELECT sid FROM expired
+WHERE sid < $1 AND NOT EXISTS (SELECT FROM part WHERE source = expired.sid)
+ORDER BY sid LIMIT $2
+"""
 PURGE = """
 DELETE FROM frame
 WHERE sid = $1 AND index < (SELECT min(index) FROM frame WHERE sid = $1) + $2
+    AND NOT EXISTS (SELECT FROM part WHERE source = $1)
 """
-FORGET_EXPIRED = "DELETE FROM expired WHERE sid >= $1 AND sid < $2"
+FORGET_EXPIRED = """
+DELETE FROM expired
+WHERE sid >= $1 AND sid < $2 AND NOT EXISTS (SELECT FROM part WHERE source = expired.sid)
+"""
 FORGET_OBJECTS = """
 DELETE FROM object WHERE oid IN (
     SELECT oid FROM object o

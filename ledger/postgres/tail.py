@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from tailrace.ledger.branch import Part
 from tailrace.ledger.errors import LedgerFailed, unknown_stream
 from tailrace.ledger.frame import Durability, StreamEnd, tag_of
 from tailrace.ledger.interface import StreamInfo, StreamKind
@@ -75,6 +76,7 @@ class PostgresTail:
     size: int = 0  # total bytes of `frames`
     unused: int = 0  # number of sweeps since the last use
     gone: bool = False
+    parts: tuple[Part, ...] = ()  # where the inherited records of a branch are
     # Used as a set that keeps the order of insertion.
     watchers: dict[Callable[[], None], None] = field(default_factory=dict)
 
@@ -177,7 +179,8 @@ class Residents:
             if known is not None:
                 self.lose(known)
             raise unknown_stream(stream)
-        [(sid, kind, durability, recipe, created_ms, epoch, at, ended, ttl_ms, expires_ms)] = rows
+        [(sid, kind, durability, recipe, created_ms, *state, sources, ends)] = rows
+        epoch, at, ended, ttl_ms, expires_ms = state
         head = StreamHead(sid, epoch, at, ended)
         if before is not None:
             head.check_not_before(before)
@@ -198,7 +201,8 @@ class Residents:
         )
         if known is not None:
             self.lose(known)
-        tail = PostgresTail(info, head, ttl_ms, expires_ms, first=at)
+        parts = tuple(map(Part, sources, ends))
+        tail = PostgresTail(info, head, ttl_ms, expires_ms, first=at, parts=parts)
         self._tails[stream] = self._by_sid[sid] = tail
         return tail
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from socket import gethostname
 from typing import Any
 
+from tailrace.ledger.branch import BranchPoint, Part, check_point, inherited
 from tailrace.ledger.errors import (
     Damaged,
     LedgerAway,
@@ -139,10 +140,15 @@ class SqliteLedger:
                     raise taken_id()
                 for each in (new, *others):
                     await self._residents.refuse_taken(each.stream)
+                bases = {each.base for each in (new, *others)} - {None}
+                parts = {base: await self._parts(base) for base in bases if base is not None}
+                for base in parts:  # a stream may have been deleted while another was looked up
+                    self.tail(base.stream)
                 # No await from here on, so that all streams are in the same commit.
                 commit = self._commits.forming.commit
                 for each in (new, *others):
-                    self._residents.add(each, commit)
+                    inherits = () if each.base is None else parts[each.base]
+                    self._residents.add(each, commit, inherits)
                     commit.power |= each.durability is Durability.POWER
                 if new.idempotency_key is not None:
                     self._keys[new.idempotency_key] = new
@@ -150,12 +156,36 @@ class SqliteLedger:
         await self._commits.commit()
         return await self.info(existing or new.stream), existing is None
 
+    async def _parts(self, base: BranchPoint) -> tuple[Part, ...]:
+        """Return the parts of a branch, whose records are all in segments then.
+
+        Raises:
+            NotFound: The stream to branch is unknown.
+            BeyondEnd: It has fewer records.
+            Conflict: The branch would have too many parts.
+        """
+        tail = await self._residents.get(base.stream)
+        check_point(base.end, tail.released, ended=tail.ended)
+        while tail.stored < base.end and not tail.gone:
+            self._residents.due_tails[tail.sid] = tail
+            await self._commits.commit()
+        return inherited(tail.parts, tail.sid, base.end)
+
     async def made_by(self, idempotency_key: str, request_hash: bytes) -> StreamInfo | None:
         stream = await self._with_key(idempotency_key, request_hash)
         if stream is None:
             return None
         await self._commits.commit()  # the stream may not be durable yet
         return await self.info(stream)
+
+    async def known(self, identity: bytes) -> StreamInfo | None:
+        stream = await self._storage.answer(identity)
+        if stream is None:
+            return None
+        try:
+            return await self.info(stream)
+        except NotFound:
+            return None  # it is being removed
 
     async def _with_key(self, idempotency_key: str | None, request_hash: bytes) -> bytes | None:
         """Return the id of the stream that was created with the key, or None."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from tailrace.ledger.branch import Part
 from tailrace.ledger.errors import unknown_stream
 from tailrace.ledger.frame import Durability
 from tailrace.ledger.interface import NewStream, StreamInfo, StreamKind, taken_id
@@ -63,7 +64,8 @@ class Residents:
         covered, size = await self._storage.covered(row.sid), 0
         if not row.ended:  # the size is needed for the limit of streams that may still grow
             size = await self._storage.maintenance.stored_bytes(row.sid)
-        tail = self._keep(row, covered)
+        parts = await self._storage.parts(row.sid)
+        tail = self._keep(row, covered, parts)
         tail.stored_bytes = size
         return tail
 
@@ -77,8 +79,8 @@ class Residents:
         if stream in self.tails or (row is not None and row.sid not in self.removing):
             raise taken_id()
 
-    def add(self, new: NewStream, commit: Commit) -> Tail:
-        """Add a new stream to a commit."""
+    def add(self, new: NewStream, commit: Commit, parts: tuple[Part, ...] = ()) -> Tail:
+        """Add a new stream to a commit; a branch has `parts`."""
         self.last_sid += 1
         now, ttl_ms = self._now_ms(), int(new.ttl_s * 1000)
         row = StreamRow(
@@ -96,7 +98,10 @@ class Residents:
             request_hash=new.request_hash,
         )
         commit.streams.append(row)
-        tail = self._keep(row, covered=0)
+        commit.parts += [(row.sid, part) for part in parts]
+        if new.identity:
+            commit.answers.append((new.identity, row.sid))
+        tail = self._keep(row, 0, parts)
         self._fit(tail)
         return tail
 
@@ -109,6 +114,8 @@ class Residents:
         """Evict streams now, and add the removal of their rows to a commit."""
         # A stream that this very commit would create is not created at all.
         commit.streams = [row for row in commit.streams if row.sid not in sids]
+        commit.parts = [part for part in commit.parts if part[0] not in sids]
+        commit.answers = [answer for answer in commit.answers if answer[1] not in sids]
         commit.removed += sids
         self.removing.update(sids)
         if self.packing in sids:
@@ -124,7 +131,8 @@ class Residents:
         for index in (self.by_sid, self.unstored, self.due_tails):
             index.pop(tail.sid, None)
 
-    def _keep(self, row: StreamRow, covered: int) -> Tail:
+    def _keep(self, row: StreamRow, covered: int, parts: tuple[Part, ...]) -> Tail:
+        covered = max(covered, parts[-1].end if parts else 0)
         info = StreamInfo(
             row.id,
             row.epoch,
@@ -136,6 +144,7 @@ class Residents:
             StreamKind(row.kind),
         )
         tail = Tail.at(row.sid, info, row.ttl_ms)
+        tail.parts = parts
         self.tails[row.id] = self.by_sid[row.sid] = tail
         return tail
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
+from tailrace.ledger.branch import part_at
 from tailrace.ledger.errors import Damaged, damaged_stream, unknown_stream
 from tailrace.ledger.interface import Record
 from tailrace.ledger.sqlite.encoding import (
@@ -61,16 +62,21 @@ class Replay:
             at, room = start + len(out), limit - len(out)
             found = held(at, room)
             if found is None:
-                rows = await self._stored(tail, at, room)
-                found = [each for row in rows for each in of_row(tail, row, at)]
+                # Inherited records of a branch are in the segments of another stream.
+                sid, room = part_at(tail.parts, tail.sid, at, room)
+                rows = await self._stored(tail, sid, at, room)
+                found = [each for row in rows for each in of_row(tail, row, at)][:room]
             out += found or await self._missing(tail, at)
         return out[: max(0, limit)]
 
-    async def _stored(self, tail: Tail, start: int, limit: int) -> list[SegmentRow]:
-        """Return consecutive segments with about `limit` records; the first contains `start`."""
+    async def _stored(self, tail: Tail, sid: int, start: int, limit: int) -> list[SegmentRow]:
+        """Return consecutive segments with about `limit` records; the first contains `start`.
+
+        `sid` is the stream that has them: the tail's, or one that the tail's stream branches.
+        """
         most = min(READ_SEGMENTS, 2 + limit // FRAMES_PER_SEGMENT)
         try:
-            found = await self._storage.segments(tail.sid, start, most)
+            found = await self._storage.segments(sid, start, most)
         except Damaged as error:
             raise damaged_stream(tail.info.stream, f"index {start} on: {error.message}") from error
         rows, at = [], start

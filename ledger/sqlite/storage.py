@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from tailrace.ledger.branch import Part
 from tailrace.ledger.interface import ObjectKey, ValueRange
 
 
@@ -64,7 +65,8 @@ class Commit:
     """The changes of one group commit. `log` is row `seq` of the log, unless it is empty.
 
     A `removed` stream is gone with the commit; later commits delete its segments, as `reclaim`
-    says. The segments in `replaced` are deleted before those in `segments` are stored.
+    says, unless a branch refers to them. The segments in `replaced` are deleted before those in
+    `segments` are stored.
     """
 
     seq: int = 0
@@ -72,6 +74,9 @@ class Commit:
     power: bool = False
     keep_from: int | None = None  # log rows before this number are deleted
     streams: list[StreamRow] = field(default_factory=list)
+    # Parts of new branches, as (sid of the branch, part).
+    parts: list[tuple[int, Part]] = field(default_factory=list)
+    answers: list[tuple[bytes, int]] = field(default_factory=list)  # (identity, sid of a stream)
     epochs: list[tuple[int, int]] = field(default_factory=list)  # changes: (new epoch, sid)
     segments: list[SegmentRow] = field(default_factory=list)
     # Streams whose StreamEnd is in a segment now, as (expiry in Unix ms, sid).
@@ -89,7 +94,8 @@ class Commit:
 
     @property
     def only_log(self) -> bool:
-        streams = self.streams or self.epochs or self.ended or self.touched or self.removed
+        new = self.streams or self.parts or self.answers
+        streams = new or self.epochs or self.ended or self.touched or self.removed
         others = self.segments or self.objects or self.values or self.maintenance
         return self.keep_from is None and not (streams or others)
 
@@ -143,6 +149,12 @@ class Storage(Protocol):
     async def covered(self, sid: int) -> int:
         """Return the index after the stream's last segment."""
 
+    async def parts(self, sid: int) -> tuple[Part, ...]:
+        """Return the parts that a stream inherits, in order; none for most streams."""
+
+    async def answer(self, identity: bytes) -> bytes | None:
+        """Return the id of the newest stream with this identity that is marked as ended."""
+
     async def segments(self, sid: int, start: int, limit: int) -> list[SegmentRow]:
         """Return at most `limit` segments, beginning with the one that has index `start`."""
 
@@ -176,7 +188,10 @@ class Storage(Protocol):
 
 
 class Sizes(NamedTuple):
-    """Sizes of a ledger in bytes. `garbage` is True if removed streams still have segments."""
+    """Sizes of a ledger in bytes.
+
+    `garbage` is True if there are segments of removed streams that no branch refers to.
+    """
 
     file_bytes: int
     free_bytes: int  # free pages in the file

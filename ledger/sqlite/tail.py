@@ -16,6 +16,7 @@ from itertools import pairwise
 
 import structlog
 
+from tailrace.ledger.branch import Part
 from tailrace.ledger.errors import FrameError, LedgerFull, StreamFull, TooLarge
 from tailrace.ledger.frame import HEADER_BYTES, LOGGED, TAG_OFFSET, Durability, StreamEnd
 from tailrace.ledger.interface import Record, StreamInfo, why_refused
@@ -80,6 +81,7 @@ class Tail:
     in_commit: int = 0  # number of epoch changes that are not stored yet
     stored_bytes: int = 0  # bytes of the stream's segments
     room: int = sys.maxsize  # maximum of `unstored_bytes`
+    parts: tuple[Part, ...] = ()  # where the inherited records of a branch are
     spent: bool = False  # True if `room` is negative because the ledger is full
     # Used as a set that keeps the order of insertion.
     watchers: dict[Callable[[], None], None] = field(default_factory=dict)

@@ -430,9 +430,26 @@ class Caller:
     tokens_per_s: Uint | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """The point at which a new stream leaves another one, whose frames before `index` it shares.
+
+    `token` is the resume token of that stream. `text` is added to its text at that point as if the
+    model had written it. `instruction` is given to the model there as the user's next message.
+    """
+
+    stream: StreamId
+    index: Uint
+    token: str | None = None
+    text: str | None = None
+    instruction: str | None = None
+
+
 @frame(16)
 class Open(Frame):
-    """A request to generate, with exactly one of `prompt` and `messages`.
+    """A request to generate, with exactly one of `prompt`, `messages` and `branch`.
+
+    The model of a `branch` is that of its parent, so `model` is empty or equal to it.
 
     `note` is returned to the stream's readers in Opened and not read by the server. `trace` is a
     traceparent (W3C Trace Context).
@@ -462,6 +479,7 @@ class Open(Frame):
     tools: Tools | None = None
     note: str | None = None
     trace: str | None = None
+    branch: Branch | None = None
 
 
 @frame(17)

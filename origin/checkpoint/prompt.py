@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from jinja2 import TemplateError
 from tokenizers import Tokenizer
 
-from tailrace.ledger.errors import CallerError, ModelError, TooLarge
+from tailrace.ledger.errors import CallerError, Conflict, ModelError, TooLarge
 from tailrace.ledger.frame import Message, Sampling
 from tailrace.ledger.process.lifecycle import import_environment
 from tailrace.origin.checkpoint.finding import (
@@ -53,6 +53,8 @@ Now = Callable[[], datetime]
 ROLES = ("system", "user", "assistant", "tool")
 Functions = Sequence[dict[str, Any]]
 """Functions that a model may call, each a dict with `name`, `description` and `parameters`."""
+_ANSWER = "ANSWER-5f2b9c"
+"""Text that stands for an answer when the template is asked what follows one."""
 MARK = "\ufdd0"
 """Character that marks special tokens. It is a noncharacter of Unicode, which valid texts do not
 contain (Unicode 23.7)."""
@@ -408,6 +410,27 @@ class PromptReader:
         self._check_chars(text, "text")
         return tuple(self._quoted.encode(self._quoted.mark(text)))
 
+    def turn_ids(self, instruction: str) -> tuple[int, ...]:
+        """Return the token ids that come between an answer and the answer to a next message.
+
+        They are the end of the first answer, the user's message, and the beginning of the next
+        answer, as the chat template writes them.
+
+        Raises:
+            TooLarge: The message does not fit into the context.
+            Conflict: The chat template shows no conversations of several turns.
+        """
+        self._check_chars(instruction, "instruction")
+        conversation = ("user", "?"), ("assistant", _ANSWER), ("user", instruction)
+        try:
+            text = self._render([Message(role, content) for role, content in conversation], ())
+        except CallerError as error:
+            raise _no_turns(error.message) from error
+        _, answer, turns = text.partition(_ANSWER)
+        if not answer or not turns:
+            raise _no_turns("the chat template does not show earlier answers")
+        return tuple(self._quoted.encode(turns))
+
     def _leaves(self, messages: Sequence[Message], room: int, functions: Functions) -> bool:
         try:
             return len(self.ids(None, messages, functions)) <= self.context - room
@@ -454,6 +477,15 @@ class PromptReader:
         if isinstance(value, dict):
             return {self._quoted.mark(key): self._marked(item) for key, item in value.items()}
         return value
+
+
+def _no_turns(why: str) -> Conflict:
+    return Conflict(
+        f"no instruction can follow an answer of this model: {why}",
+        code="unsupported",
+        field="instruction",
+        hint="give text, or begin a new stream",
+    )
 
 
 def turns_of(messages: Sequence[Message]) -> list[dict[str, Any]]:

@@ -38,15 +38,15 @@ def notices(
     `failure` is the message of the failed run that is retried, if there was one.
     """
     told = recipe.first_notices(history.next_index)
-    told += _inexact(recipe, ready, history)
+    told += _inexact(recipe, ready, history, history.next_index + len(told))
     if failure is not None and not history.retried:
         message = f"the run failed and is tried once more from here: {failure}"
         told.append(Notice(RETRIED, message, history.next_index + len(told)))
     return told
 
 
-def _inexact(recipe: Recipe, ready: Ready, history: History) -> list[Notice]:
-    """Return a notice if the continuation may differ from that of an uninterrupted run.
+def _inexact(recipe: Recipe, ready: Ready, history: History, index: int) -> list[Notice]:
+    """Return a notice at `index` if an uninterrupted run might have continued differently.
 
     A worker of kind `text` sends such a notice itself if it may continue differently.
     """
@@ -59,7 +59,7 @@ def _inexact(recipe: Recipe, ready: Ready, history: History) -> list[Notice]:
         "inexact",
         f"another engine goes on ({now}, on {ready.device}) than the one that began ({before}): "
         "the text may differ from that of an uninterrupted run",
-        history.next_index,
+        index,
     )
     said = {(notice.code, notice.message) for notice in history.notices}
     return [] if (notice.code, notice.message) in said else [notice]

@@ -46,6 +46,8 @@ class Steering:
     _pending: deque[tuple[Steer, int]] = field(default_factory=deque)
     _in_log: int | None = None
     """Number of orders that are durable in the stream's log; None before the log was read."""
+    _inserts: bool = False
+    """True until the text with which a branch begins is durable; it counts as an order there."""
 
     @property
     def orders(self) -> list[Steer]:
@@ -62,13 +64,18 @@ class Steering:
         self._pending.append((order, ticket))
         return order
 
-    def begin(self, found: int) -> list[int]:
+    def begin(self, found: int, *, inserts: bool = False) -> list[int]:
         """Note that a new run continues after a log that holds `found` orders of the stream.
 
-        The log may hold more orders than were confirmed, if the answer to an append was lost.
+        The log may hold more orders than were confirmed, if the answer to an append was lost. With
+        `inserts` the run first inserts the text of a branch.
         """
         before, self._in_log = self._in_log, found
-        return [] if before is None else self._settle(found - before)
+        durable = 0 if before is None else found - before
+        if self._inserts and durable:
+            durable -= 1
+        self._inserts = inserts
+        return self._settle(durable)
 
     def confirm(self, ids: int) -> list[int]:
         """Note that `ids` token ids of the oldest pending order are durable.
@@ -77,6 +84,9 @@ class Steering:
         tokens: the stream ends, and the order does not count as taken.
         """
         self._in_log = (self._in_log or 0) + 1
+        if self._inserts:
+            self._inserts = False
+            return []
         is_whole = bool(self._pending) and len(self._pending[0][0].ids) == ids
         return self._settle(1) if is_whole else []
 

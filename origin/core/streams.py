@@ -371,7 +371,8 @@ class StreamCore:
             self.table.unplace(stream)
             self._wait_again([stream], StreamEvent.UNPLACED)
         else:
-            if durable := stream.steering.begin(len(history.steered)):
+            inserts = bool(stream.recipe.inserts(history))
+            if durable := stream.steering.begin(len(history.steered), inserts=inserts):
                 self._order(events.AnswerSteers(durable))
             stream.use_engine(ready.fingerprint, history)
             reason = why_not(stream.recipe, ready, history)

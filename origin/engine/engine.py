@@ -175,7 +175,7 @@ class Engine:
         context, vocab = self._model_context.context, self._model_context.vocab
         if not 0 < len(run.prompt_ids) < context:
             raise ValueError(f"a prompt of {len(run.prompt_ids)} tokens in a context of {context}")
-        if max(chain(run.prompt_ids, run.generated_ids)) >= vocab:
+        if max(chain(run.prompt_ids, run.generated_ids, run.inserted_ids)) >= vocab:
             raise ValueError(f"a token id outside the vocabulary of {vocab}")
 
     def _schedule(self, run_id: int, run: StartRun, generation: Generation) -> None:

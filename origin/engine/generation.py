@@ -92,11 +92,16 @@ class Generation:
         return min(self._run.max_tokens, self._model_context.context - len(self._run.prompt_ids))
 
     def resume(self) -> list[Emission]:
-        """Return the emissions for generated ids that the stream does not have yet.
+        """Return the emissions for ids that the stream does not have yet, such as inserted ones.
 
         Call it once, before any other method.
         """
-        return self._transcript.resume() + self._end_if_finished()
+        emissions = self._transcript.resume()
+        if self._run.inserted_ids:
+            taken, inserted = self.steer(self._run.inserted_ids)
+            self.generated += taken
+            emissions += inserted
+        return emissions + self._end_if_finished()
 
     def asked(self, most: int) -> Asked | None:
         """Return the request to the drafter for at most `most` guesses; None without a drafter."""

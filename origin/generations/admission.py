@@ -77,10 +77,10 @@ def admit(
         )
     if (request.prompt is None) == (not request.messages):
         raise CallerError("give either prompt or messages", field="prompt")
-    _check_ranges(request)
+    check_ranges(request)
     defaults = Sampling() if reader is None else reader.defaults
     drawn = Sampling(seed=draw_seed() if request.sampling.seed is None else None)
-    sampling = _settled(request.sampling, defaults, drawn)
+    sampling = settled(request.sampling, defaults, drawn)
     if reader is None:
         return _text_recipe(request, fingerprint, sampling, offers)
     return _token_recipe(request, fingerprint, sampling, reader)
@@ -162,26 +162,26 @@ def _text_recipe(
     """Return a recipe for a worker of kind `text`; refuse fields that the worker cannot serve."""
     for name in _ENGINE_ONLY:
         if getattr(request, name) is not None and name not in offers:
-            raise _unsupported(name)
+            raise unsupported(name)
     form = request.format
     if form is not None and form.kind is not FormatKind.JSON_SCHEMA:
-        raise _unsupported("format")
+        raise unsupported("format")
     if request.overflow is not Overflow.REFUSE:
-        raise _unsupported("overflow")
+        raise unsupported("overflow")
     asked = request.max_tokens or DEFAULT_MAX_TOKENS
     return Recipe(
         **_any_kind(request, fingerprint, sampling, form),
         prompt_ids=packed_ids(()),
         prompt_sha256=prompt_hash(()),
         prompt=request.prompt,
-        messages=tuple(map(_turn, request.messages)),
+        messages=tuple(map(turn, request.messages)),
         tools=_tool_use(request, None),
         max_tokens=min(asked, ALL_THERE_IS),
         given=tuple(name for name in SAMPLING if getattr(request.sampling, name) is not None),
     )
 
 
-def _settled(*said: Sampling) -> Sampling:
+def settled(*said: Sampling) -> Sampling:
     """Merge sampling settings: earlier arguments take precedence; other values are neutral."""
     settled: dict[str, Any] = {name: setting.neutral for name, setting in SAMPLING.items()}
     for each in reversed(said):
@@ -202,10 +202,17 @@ def _any_kind(
         "format": None if form is None else (form.kind.word, form.source),
         "stop": request.stop,
         "ignore_eos": request.ignore_eos,
+        "tenant": tenant_of(request.caller),
+        **new_stream(request),
+    }
+
+
+def new_stream(request: Open) -> dict[str, Any]:
+    """Return the fields of a recipe that do not depend on what is generated."""
+    return {
         "priority": request.priority.word,
         "unread": request.unread.word,
         "unread_after_s": request.unread_after_s or DEFAULT_UNREAD_S,
-        "tenant": tenant_of(request.caller),
         "note": request.note,
         "trace": _trace(request),
     }
@@ -224,7 +231,7 @@ def asks_of_engine(request: Open) -> bool:
     return any(getattr(request, name) is not None for name in _ENGINE_ONLY)
 
 
-def _turn(message: Message) -> tuple[str | None, ...]:
+def turn(message: Message) -> tuple[str | None, ...]:
     if message.tool_calls is None and message.tool_call_id is None:
         return message.role, message.content
     return message.role, message.content, message.tool_calls, message.tool_call_id
@@ -239,14 +246,16 @@ def check_count(request: Open) -> None:
 def request_hash(request: Open) -> bytes:
     """Return the hash of a request, by which a repeated idempotency key is checked.
 
-    A request that repeats a key must have an equal hash. Credit and trace are left out, because
-    they may differ. The caller is left out, because each tenant has idempotency keys of its own.
+    A request that repeats a key must have an equal hash. Credit, trace and the token of the stream
+    that is branched are left out, because they may differ. The caller is left out, because each
+    tenant has idempotency keys of its own.
     """
-    same = replace(request, credit=0, credit_bytes=None, caller=None, trace=None)
+    branch = None if request.branch is None else replace(request.branch, token=None)
+    same = replace(request, credit=0, credit_bytes=None, caller=None, trace=None, branch=branch)
     return hashlib.sha256(encode(same)).digest()
 
 
-def _check_ranges(request: Open) -> None:
+def check_ranges(request: Open) -> None:
     if request.max_tokens is not None and request.max_tokens < 1:
         raise CallerError("is 0", field="max_tokens", hint="at least 1")
     for name, setting in SAMPLING.items():
@@ -286,7 +295,7 @@ def _check_stops(stops: tuple[str, ...]) -> None:
 _RANGES = (("logprobs", 0, MAX_LOGPROBS), ("unread_after_s", 1, MAX_UNREAD_S))
 
 
-def _unsupported(field: str) -> Conflict:
+def unsupported(field: str) -> Conflict:
     return Conflict(
         "this model's worker answers in text and cannot do that",
         code="unsupported",

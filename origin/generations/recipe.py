@@ -65,6 +65,10 @@ class Recipe(BaseModel):
             have defaults of their own, are sent only these. It is None for workers of kind
             `tokens`, and in recipes of earlier versions.
         trace: The traceparent of the request.
+        base: Index of the stream's first own frame. A branch has those before from its parent.
+        begin: Index of the first frame of the output. It is 0, or for a branch with an instruction
+            the index at which that was given: the frames before are part of the prompt.
+        inserted_ids: Token ids of a text with which the own output of a branch begins.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -92,6 +96,9 @@ class Recipe(BaseModel):
     tenant: str = ""
     note: str | None = None
     trace: str | None = None
+    base: int = 0
+    begin: int = 0
+    inserted_ids: PackedIds = Field(default_factory=lambda: packed_ids(()))
 
     def run(self, history: History) -> StartRun:
         """Return the order for a worker of kind `tokens` to start, or continue after `history`."""
@@ -111,7 +118,12 @@ class Recipe(BaseModel):
             logprobs=self.logprobs,
             format=form and OutputFormat(FormatKind.from_word(form[0]), form[1]),
             tools=None if self.tools is None else self.tools.model_dump_json(),
+            inserted_ids=self.inserts(history),
         )
+
+    def inserts(self, history: History) -> memoryview:
+        """Return the `inserted_ids` if the log does not have them yet, otherwise no ids."""
+        return packed_ids(()) if history.last_output >= self.base else self.inserted_ids
 
     def ask(self, history: History) -> StartTextRun:
         """Return the order for a worker of kind `text` to start, or continue after `history`."""
@@ -126,9 +138,9 @@ class Recipe(BaseModel):
         return self.model_copy(update={"fingerprint": fingerprint})
 
     def first_notices(self, logged: int) -> list[Notice]:
-        """Return the notices except the first `logged` ones, with their indexes in the log."""
-        missing = list(enumerate(self.notices))[logged:]
-        return [Notice(code, message, index) for index, (code, message) in missing]
+        """Return the notices that a log with `logged` frames lacks, with their indexes."""
+        notices = enumerate(self.notices, self.base)
+        return [Notice(code, text, index) for index, (code, text) in notices if index >= logged]
 
 
 def prompt_hash(prompt_ids: Iterable[int]) -> str:

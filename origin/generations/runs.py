@@ -82,6 +82,7 @@ from tailrace.origin.core.stream_events import (
 from tailrace.origin.core.streams import IDLE_STREAM_S, MOST_WAIT_S, PAUSED_S, StreamCore
 from tailrace.origin.generations.presence import Readers
 from tailrace.origin.generations.recipe import Recipe
+from tailrace.origin.generations.stream_log import History, read_history
 from tailrace.origin.generations.stream_span import record_span
 from tailrace.origin.generations.takeover import (
     append_end,
@@ -218,6 +219,10 @@ class Runs(Owner):
             if not self.models.is_up(recipe.model):
                 await log_first_notices(self._ledger, stream, recipe, self._now_ms())
         await self._happen(StreamsAdmitted(streams, is_read=read, has_waited=waited))
+
+    async def history(self, stream: bytes, begin: int, until: int) -> History:
+        """Return the log of a stream from index `begin` up to but not `until`."""
+        return await read_history(self._ledger, stream, self._reading, begin, until)
 
     async def cancel(self, stream: bytes) -> None:
         """Cancel a stream: its worker writes the end, or this origin if it has no worker here.

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
+from tailrace.ledger.branch import BranchPoint, check_point
 from tailrace.ledger.errors import (
     BeyondEnd,
     CallerError,
     Conflict,
     NotFound,
-    TooLarge,
     Unauthorized,
     Unavailable,
 )
@@ -53,6 +53,13 @@ from tailrace.origin.core.model import ServedModel
 from tailrace.origin.core.stream import TEXT
 from tailrace.origin.edges.peer_frame import ObjectCall
 from tailrace.origin.generations.admission import admit, asks_of_engine, check_count, request_hash
+from tailrace.origin.generations.branch import (
+    Parent,
+    branch_recipe,
+    check_branch,
+    inserted_ids,
+    needs_log,
+)
 from tailrace.origin.generations.frame_times import index_since
 from tailrace.origin.generations.permissions import (
     check_right,
@@ -65,6 +72,7 @@ from tailrace.origin.generations.permissions import (
 from tailrace.origin.generations.recipe import Recipe
 from tailrace.origin.generations.resume_tokens import TokenKeys, VerifiedToken
 from tailrace.origin.generations.runs import Runs
+from tailrace.origin.generations.stream_log import History
 from tailrace.origin.streams.protocol import generation_id
 from tailrace.origin.subscriptions.request import SUBSCRIPTION, object_of
 
@@ -80,9 +88,6 @@ LEDGER_SILENCE_S = 5.0
 """If the ledger has not answered for this many seconds, the origin reports that it is not ready."""
 LONG_CHARS = 8 * 1024
 """Maximum characters of a text that is tokenised on the event loop; longer ones use a thread."""
-MAX_STEER_TOKENS = 8 * 1024
-MAX_STEER_CHARS = 64 * 1024
-"""Maximum characters of text to insert into a running stream; longer texts are refused."""
 SEEDS = 1 << 64
 CORRS = 60 * 1024
 """Maximum number of simultaneous streams and Calls on one link, as announced to edges."""
@@ -147,23 +152,22 @@ class Service:
             earlier = await self.ledger.made_by(key, request_hash(request))
             if earlier is not None:
                 return self._opened(earlier, given)
+        parent = await self._parent(request)
+        wanted = request.model if parent is None else parent.recipe.model
         ids = [self.random(STREAM_ID_BYTES) for _ in range(request.n)]
-        with self.runs.room(ids, request.priority, request.caller, model=request.model) as model:
-            known = self._reader_of(model.name) is not None or not asks_of_engine(request)
+        with self.runs.room(ids, request.priority, request.caller, model=wanted) as model:
+            asks = asks_of_engine(request) or parent is not None
+            known = self._reader_of(model.name) is not None or not asks
             async with self.runs.opening(model, ids[0], known=known) as told:
-                info = await self._start(request, model, told, ids, key)
+                admitted = self._admit if parent is None else partial(self._branch, parent)
+                recipe = self.runs.core.shedding.shortened(await admitted(request, model))
+                info = await self._start(request, recipe, told, ids, key)
         return self._opened(await self.ledger.info(info.stream), given)
 
     async def _start(
-        self,
-        request: Open,
-        model: ServedModel,
-        told: str,
-        ids: Sequence[bytes],
-        key: str | None,
+        self, request: Open, recipe: Recipe, told: str, ids: Sequence[bytes], key: str | None
     ) -> StreamInfo:
         """Create the streams of a request and start them; `told` is a notice for their readers."""
-        recipe = self.runs.core.shedding.shortened(await self._admit(request, model))
         if told:
             recipe = recipe.model_copy(update={"notices": (("loading", told), *recipe.notices)})
         others = [(id_, _choice(recipe, nth)) for nth, id_ in enumerate(ids) if nth]
@@ -188,11 +192,45 @@ class Service:
             fingerprint="" if ready is None else ready.fingerprint,
             reader=None if ready and ready.kind == TEXT else self._reader_of(request.model),
             offers=() if ready is None else ready.offers,
-            draw_seed=lambda: int.from_bytes(self.random(8), "little"),
+            draw_seed=self._draw_seed,
         )
         # Long requests are checked in a thread. Tokenising a megabyte takes a second, compiling a
         # schema takes 50 ms, and a chat template in its own process may run into its timeout.
         return await asyncio.to_thread(checked) if _is_long(request) else checked()
+
+    async def _parent(self, request: Open) -> Parent | None:
+        """Return the stream that a request branches, if any; the caller must be able to read it."""
+        point = request.branch
+        if point is None:
+            return None
+        named = Resume(point.stream, token=point.token, caller=request.caller)
+        info, _ = await self._allowed(named, Right.READ)
+        parent = Parent(info, Recipe.model_validate_json(info.recipe), point)
+        check_branch(request, parent)
+        check_point(point.index, info.next_index, ended=info.ended)
+        return parent
+
+    async def _branch(self, parent: Parent, request: Open, model: ServedModel) -> Recipe:
+        """Return the recipe of a branch."""
+        ready, shared = model.ready, History()
+        if needs_log(request, parent):
+            begin, end = parent.recipe.begin, parent.point.index
+            shared = await self.runs.history(parent.info.stream, begin, end)
+        checked = partial(
+            branch_recipe,
+            request,
+            parent,
+            shared,
+            reader=None if ready and ready.kind == TEXT else self._reader_of(model.name),
+            fingerprint="" if ready is None else ready.fingerprint,
+            offers=() if ready is None else ready.offers,
+            draw_seed=self._draw_seed,
+        )
+        added = parent.point.text or parent.point.instruction
+        return await asyncio.to_thread(checked) if added else checked()
+
+    def _draw_seed(self) -> int:
+        return int.from_bytes(self.random(8), "little")
 
     def _reader_of(self, model: str) -> PromptReader | None:
         """Return the reader of a model's prompts; None if its workers are of kind `text`."""
@@ -201,6 +239,7 @@ class Service:
     def _new(
         self, stream: bytes, recipe: Recipe, request: Open, key: str | None = None
     ) -> NewStream:
+        branch = request.branch
         return NewStream(
             stream=stream,
             recipe=recipe.model_dump_json(),
@@ -208,6 +247,7 @@ class Service:
             ttl_s=self.retention.retention_s,
             idempotency_key=key,
             request_hash=request_hash(request),
+            base=None if branch is None else BranchPoint(branch.stream, branch.index),
         )
 
     async def resume(self, request: Resume | Renew) -> Opened:
@@ -301,32 +341,8 @@ class Service:
         if info.ended:
             raise Conflict("the stream has ended", hint="open a new stream with the text")
         reader = self._reader_of(recipe.model)
-        if reader is None or not recipe.prompt_ids:
-            raise _cannot_steer("the worker of this stream answers in text")
-        if recipe.format is not None:
-            raise _cannot_steer("the stream has an output format, which the text could break")
-        if recipe.tools is not None and recipe.tools.forced:
-            raise _cannot_steer("the stream must call a tool, which the text could break")
-        if len(text) > MAX_STEER_CHARS:
-            raise TooLarge(
-                f"{len(text)} characters",
-                status=400,
-                field="text",
-                hint=f"at most {MAX_STEER_CHARS}",
-            )
-        steer_ids = reader.steer_ids
-        is_long = len(text) > LONG_CHARS
-        ids = await asyncio.to_thread(steer_ids, text) if is_long else steer_ids(text)
-        if not ids:
-            raise CallerError("is empty", field="text", hint="give at least one character")
-        if len(ids) > min(MAX_STEER_TOKENS, recipe.max_tokens - 1):
-            raise TooLarge(
-                f"{len(ids)} tokens",
-                status=400,
-                field="text",
-                hint=f"fewer than the stream's max_tokens, and at most {MAX_STEER_TOKENS}",
-            )
-        return ids
+        encoded = partial(inserted_ids, recipe, text, reader, room=recipe.max_tokens)
+        return await asyncio.to_thread(encoded) if len(text) > LONG_CHARS else encoded()
 
     async def _allowed(
         self, request: Resume | Cancel | Steer, right: Right
@@ -557,7 +573,3 @@ def _choice(recipe: Recipe, nth: int) -> Recipe:
 def _is_long(request: Open) -> bool:
     chars = len(request.prompt or "")
     return bool(request.messages) or request.format is not None or chars > LONG_CHARS
-
-
-def _cannot_steer(why: str) -> Conflict:
-    return Conflict(why, code="unsupported", hint="open a new stream instead")

@@ -25,6 +25,8 @@ class History:
     counts the UTF-8 bytes of the text, and of names and arguments of tool calls. `calls` is the
     number of tool calls. `engine` is the engine's fingerprint, from its first record; None if the
     stream's recipe has it. `at_ms` is the last stored time as Unix ms, or 0 (see `frame_times`).
+    Records before index `begin` belong to the prompt and are not added. `last_output` is the index
+    of the last frame other than a notice, or -1.
     """
 
     next_index: int = 0
@@ -37,11 +39,13 @@ class History:
     notices: list[Notice] = field(default_factory=list)
     has_end: bool = False
     at_ms: int = 0
+    begin: int = 0
+    last_output: int = -1
 
     @property
     def is_begun(self) -> bool:
         """Return True if the log has any frame other than notices, so that generation has begun."""
-        return self.next_index > len(self.notices)
+        return self.next_index - self.begin > len(self.notices)
 
     @property
     def retried(self) -> list[int]:
@@ -55,6 +59,8 @@ class History:
             self._add_extra(RecordExtra.of(record))
         self.ids += record.ids
         self.text.add(frame)
+        if not isinstance(frame, Notice):
+            self.last_output = self.next_index - 1
         match frame:
             case Token() | ScoredToken():
                 self.sent_bytes += len(frame.text.encode())
@@ -73,16 +79,22 @@ class History:
         self.at_ms = extra.at_ms or self.at_ms
 
 
-async def read_history(ledger: Ledger, stream: bytes, turn: asyncio.Lock) -> History:
-    """Read the whole log of a stream.
+async def read_history(
+    ledger: Ledger, stream: bytes, turn: asyncio.Lock, begin: int = 0, until: int | None = None
+) -> History:
+    """Read the log of a stream, from index `begin` up to but not `until`.
 
     The lock `turn` is held meanwhile, so that only one log is read at a time. Other tasks can run
     before each log, and while a read waits for the disk or the database.
     """
-    history = History()
+    history = History(begin, begin=begin)
     async with turn:
         await asyncio.sleep(0)  # let other tasks run, as reading a log in memory never waits
-        while records := await ledger.read(stream, history.next_index, SLICE_RECORDS):
+        while records := await ledger.read(stream, history.next_index, _room(history, until)):
             for record in records:
                 history.add(record)
     return history
+
+
+def _room(history: History, until: int | None) -> int:
+    return SLICE_RECORDS if until is None else min(SLICE_RECORDS, until - history.next_index)

@@ -70,7 +70,7 @@ async def take_over(
                 return None
             epoch = await ledger.take_over(stream.id)
         if stream.has_producer or info.next_index:  # the log of a new stream is empty
-            history = await read_history(ledger, stream.id, turn)
+            history = await read_history(ledger, stream.id, turn, stream.recipe.begin)
     except NotFound:
         return None
     return epoch, history
@@ -100,7 +100,8 @@ async def log_first_notices(ledger: Ledger, stream: bytes, recipe: Recipe, now_m
     if not (notices := recipe.first_notices(0)):
         return
     try:
-        refusal = await log_notices(ledger, stream, 1, notices, History(), now_ms)
+        history = History(recipe.base, begin=recipe.base)
+        refusal = await log_notices(ledger, stream, 1, notices, history, now_ms)
     except Unavailable as error:  # the notices are appended later, when the stream is claimed
         log.warning("stream.not_told", stream=stream.hex(), error=str(error))
     else:
@@ -136,7 +137,7 @@ async def append_end(
     epoch = await ledger.take_over(stream.id)
     at_ms: int | None = now_ms
     try:
-        history = await read_history(ledger, stream.id, turn)
+        history = await read_history(ledger, stream.id, turn, stream.recipe.begin)
     except Damaged:
         # The tokens of a damaged log cannot be counted, so each frame counts as one token.
         index = tokens = (await ledger.info(stream.id)).next_index

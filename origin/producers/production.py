@@ -259,10 +259,9 @@ class Production:
 
     async def _outputs(self) -> AsyncGenerator[Output, None]:
         """Yield the recipe's notices, which come first in a stream, then the producer's outputs."""
-        notices = [Remark(*notice) for notice in self._request.recipe.notices]
-        logged = self._request.next_index
-        for notice in notices if self._repeats else notices[logged:]:
-            yield notice
+        recipe, logged = self._request.recipe, self._request.next_index
+        for told in recipe.first_notices(0 if self._repeats else logged):
+            yield Remark(told.code, told.message)
         is_continued = self._is_begun(logged)
         if is_continued and (lost := self._cannot_continue()) is not None:
             yield End(FinishReason.ORIGIN_LOST, message=lost, retryable=True)
@@ -293,8 +292,12 @@ class Production:
         return self._filter.passed(output)
 
     def _is_begun(self, index: int) -> bool:
-        """Return True if the producer made a frame before `index`."""
-        return index > len(self._request.recipe.notices) + len(self._inserted)
+        """Return True if there is output before `index`, by the producer or a branch's parent."""
+        request = self._request
+        if request.delivered or request.calls:
+            return True
+        recipe = request.recipe
+        return index > recipe.begin + len(recipe.notices) + len(self._inserted)
 
     def _may_retry(self, end: End) -> bool:
         """Return True if another run can continue after this end, and none has done so before."""

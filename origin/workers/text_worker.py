@@ -34,13 +34,14 @@ from tailrace.ledger.wire.codec import FrameSplitter
 from tailrace.origin.config import OriginConfig
 from tailrace.origin.filter import FilterFactory, load_filter
 from tailrace.origin.generations.recipe import Recipe
-from tailrace.origin.producer import End, Producer, Request, load_producer
+from tailrace.origin.producer import End, Producer, Request, Resumption, load_producer
 from tailrace.origin.producers.embedder import open_embedder
 from tailrace.origin.producers.production import Numbered, Production
 from tailrace.origin.producers.upstream import Progress, open_upstream
 from tailrace.origin.workers.liveness import BEAT_S, Watchdog
 from tailrace.origin.workers.load_spans import PROCESS_SPANS
 from tailrace.origin.workers.worker_frame import (
+    BRANCH,
     MAX_WORKER_FRAME_BYTES,
     SCHEMA_HASH,
     SUPERVISOR,
@@ -288,6 +289,7 @@ async def _open(
     finally:
         await cancel([opening])
     about = producer.about
+    continues = about.resumption is Resumption.CONTINUES
     ready = Ready(
         kind="text",
         model=config.model_name or about.name,
@@ -296,7 +298,7 @@ async def _open(
         context=0,
         vocab=0,
         load_ms=round((time.monotonic() - started) * 1000),
-        offers=about.offers,
+        offers=(*about.offers, BRANCH) if continues else about.offers,
         spans=PROCESS_SPANS.close(),
     )
     writer.write(encode(ready))

@@ -57,14 +57,18 @@ class LoadProgress(WorkerFrame):
     total: Uint
 
 
+BRANCH = "branch"
+"""Name in `Ready.offers` by which a worker of kind `text` says that it can continue any stream."""
+
+
 @frame(33)
 class Ready(WorkerFrame):
     """The worker is ready for orders; `context` and `vocab` are in tokens.
 
     A worker of kind `tokens` is ordered to generate by `StartRun`, one of kind `text` by
     `StartTextRun`. For a worker of kind `text`, `context` and `vocab` are 0, and `offers` has the
-    optional fields of an Open that it supports. `spans` are the stages of the worker's start,
-    without gaps.
+    optional fields of an Open that it supports, with `branch` if it can continue any stream.
+    `spans` are the stages of the worker's start, without gaps.
     """
 
     kind: str
@@ -312,6 +316,7 @@ class StartRun(WorkerFrame):
         format: The regular expression or JSON schema that the text must match, if any.
         tools: JSON of a `ToolUse`: calls of its functions become call frames instead of text.
         steered: Spans of `generated_ids` that came from Steer orders, one for each order.
+        inserted_ids: Token ids to take before the first draw, like those of a Steer order.
     """
 
     prompt_ids: U32Ints
@@ -328,6 +333,7 @@ class StartRun(WorkerFrame):
     format: OutputFormat | None = None
     tools: str | None = None
     steered: tuple[IdSpan, ...] = ()
+    inserted_ids: U32Ints = ()
 
 
 @frame(43)

@@ -95,6 +95,29 @@ async def _check_the_wire(page: Page, protocol: str) -> None:
     )
 
 
+async def test_an_answer_is_generated_again_as_a_branch(scene: Scene) -> None:
+    async with visiting(scene.browser, scene.edge.url, "try") as visit:
+        page = visit.page
+        await page.get_by_role("option", name="teller").wait_for(state="attached")
+        await choose(page, "auto")
+        again = page.get_by_role("button", name="Again", exact=True)
+        await expect(again).to_be_disabled()
+        await say(page, "2 waves")
+        answer = page.get_by_role("article")
+        await expect(answer).to_have_attribute("aria-busy", "false")
+        told_once = await answer.inner_text()
+        await expect(again).to_be_enabled()
+        async with page.expect_request("**/v1/generate/*/branch") as asked:
+            await again.click()
+        assert (await asked.value).post_data_json == {"index": 0}
+        await expect(answer).to_have_attribute("aria-busy", "false")
+        await expect(page.locator(".events")).to_contain_text("ended: stop")
+        assert await answer.inner_text() == told_once  # the teller says the same to the same words
+        await expect(page.get_by_role("article")).to_have_count(1)
+        assert await visit.violations() == []
+        assert visit.faults == []
+
+
 async def test_the_request_can_be_made_from_a_terminal(scene: Scene) -> None:
     async with visiting(scene.browser, scene.edge.url, "try") as visit:
         page = visit.page

@@ -26,6 +26,7 @@ USER = """
 import { resume, stream, type Options, TailraceError } from "tailrace";
 import { TailraceChatTransport } from "tailrace/ai-sdk";
 import { useStream } from "tailrace/react";
+import { branch, regenerate } from "tailrace/branch";
 import { smooth } from "tailrace/smooth";
 import { decode } from "tailrace/wire";
 
@@ -43,6 +44,10 @@ export async function read(storage: Storage): Promise<string> {
   next_index.toFixed(state.length);
   // @ts-expect-error: a text
   await reading.steer();
+  stream("/v1/generate", branch("/v1/generate", reading, { index: 12, temperature: 1 }));
+  stream("/v1/generate", regenerate("/v1/generate", { id: "", token: null }));
+  // @ts-expect-error: an index
+  branch("/v1/generate", reading, {});
   const { frame } = decode(new Uint8Array());
   if (frame.type === "StreamEnd") throw new TailraceError(frame.finish_reason);
   // @ts-expect-error: a text

@@ -3,6 +3,7 @@
 // It survives a change to another page of the console, and a reload. The client stores its position
 // in the stream in sessionStorage, and this file stores the earlier messages there.
 
+import { regenerate } from "../tailrace/branch.js";
 import { resume, stream } from "../tailrace/index.js";
 import { Transcript } from "../tailrace/transcript.js";
 import { encode } from "../tailrace/wire.js";
@@ -105,6 +106,21 @@ class Conversation extends EventTarget {
     this.turns.push({ role: "user", text, mode });
     this.turns.push({ role: "assistant", text: "", mode, model, open: true });
     this.#read((options) => stream(URL_OF_STREAMS, { ...options, input }), model, transport);
+  }
+
+  get canRegenerate() {
+    const last = this.turns.at(-1);
+    return !this.busy && last?.role === "assistant" && Boolean(last.id);
+  }
+
+  /** Replace the last answer by another one to the same request. */
+  again() {
+    if (!this.canRegenerate) return;
+    const last = this.turns.at(-1);
+    const parent = { id: last.id, token: last.token };
+    Object.assign(last, { text: "", cuts: [], open: true });
+    const open = (options) => stream(URL_OF_STREAMS, regenerate(URL_OF_STREAMS, parent, options));
+    this.#read(open, last.model, "auto", "sent: another answer");
   }
 
   /** End the generation for all readers. */
@@ -210,7 +226,8 @@ class Conversation extends EventTarget {
   #take(frame, made, wire, model, transcript, turn) {
     const at = performance.now() - wire.beganAt;
     transcript.add(frame);
-    wire.id = made.id;
+    wire.id = turn.id = made.id;
+    turn.token = made.token;
     wire.frames += 1;
     const cut = wire.cuts.at(-1);
     if (cut && cut.back == null) cut.had = frame.index + 1; // it had arrived before the cut

@@ -198,6 +198,7 @@ function Composer({ chat, models }) {
     <div class="buttons">
       <button class="first" disabled=${!canSend}>Send</button>
       <button type="button" disabled=${!chat.busy} onClick=${() => chat.stop()} aria-keyshortcuts="Escape">Stop</button>
+      <button type="button" disabled=${!chat.canRegenerate} onClick=${() => chat.again()}>Again</button>
       <button type="button" class=${chat.busy ? "cut now" : "cut"} disabled=${chat.isCut} aria-pressed=${chat.armed ? "true" : "false"} onClick=${() => chat.cut()}>
         ${CUTS.map((said, nth) => html`<span class=${nth === (chat.isCut ? 2 : chat.armed ? 1 : 0) ? "" : "out"}>${said}</span>`)}
       </button>

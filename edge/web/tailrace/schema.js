@@ -1,6 +1,6 @@
 // Written by `python -m tests.web.generate` from ledger/wire/tailrace.bare.
 
-export const SCHEMA_ID = "9cd0ed01c60e13b2";
+export const SCHEMA_ID = "8994ec59338b737e";
 
 export const TYPES = {
   StreamId: "data[16]",

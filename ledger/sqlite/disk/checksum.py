@@ -1,9 +1,9 @@
 """Checksums of single rows, so that damaged rows are detected.
 
-The blobs of log rows and segments contain their own checksums. Rows of streams, objects and values
-have a column `crc`. The `crc` of a stream is the XOR of two checksums: one of the columns that
-never change, one of the columns that do (its state). When the state changes, `restated` replaces
-the second one. So a change need not read the recipe, and earlier damage stays visible.
+The blobs of log rows and segments contain their own checksums. Rows of streams, parts, objects and
+values have a column `crc`. The `crc` of a stream is the XOR of two checksums: one of the columns
+that never change, one of the columns that do (its state). When the state changes, `restated`
+replaces the second one. So a change need not read the recipe, and earlier damage stays visible.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tailrace.ledger.branch import Part
 from tailrace.ledger.errors import Damaged, damaged_stream
 from tailrace.ledger.sqlite.storage import ObjectRow, StreamRow
 
@@ -65,7 +66,7 @@ def _restated(*values: Any) -> int:
 
 
 def crc_of(values: Sequence[object]) -> int:
-    """Return the checksum of an `ObjectRow`, or of a value's oid, name and bytes.
+    """Return the checksum of an `ObjectRow`, of a value's oid, name and bytes, or of a part.
 
     Texts may be given as bytes.
     """
@@ -121,6 +122,17 @@ def checked_value(oid: int, row: Sequence[Any]) -> tuple[str, bytes]:
     if crc != crc_of((oid, name, value)):
         raise Damaged(f"value {name!r} of object {oid} {_MISMATCH}", hint=DAMAGED_HINT)
     return name.decode(), value
+
+
+def checked_part(sid: int, row: Sequence[Any]) -> Part:
+    """Return a part of stream `sid` from its row of source, end and crc.
+
+    Raises `Damaged` if the row does not match its checksum.
+    """
+    source, end, crc = row
+    if crc != crc_of((sid, source, end)):
+        raise Damaged(f"a part of stream {sid} {_MISMATCH}", hint=DAMAGED_HINT)
+    return Part(source, end)
 
 
 def _decoded(columns: Sequence[Any], names: Sequence[str], texts: Sequence[str]) -> Iterator[Any]:

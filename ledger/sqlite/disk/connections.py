@@ -15,9 +15,10 @@ import structlog
 from tailrace.ledger.errors import ConfigError, Damaged, LedgerAway, TailraceError
 from tailrace.ledger.sqlite.disk.checksum import DAMAGED_HINT, add_functions
 from tailrace.ledger.sqlite.disk.schema import (
+    BRANCH_SCHEMA,
     BUSY_TIMEOUT_MS,
     SCHEMA_VERSION,
-    UPGRADED_VERSION,
+    UPGRADED_VERSIONS,
     make_schema,
     refuse_foreign,
 )
@@ -75,8 +76,8 @@ def connect_writer(
         # cache. Write them again before any new commit is acknowledged.
         rewrite_wal(writer, vfs, frames, _pragma(writer, "page_size"))
         writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-        if version == UPGRADED_VERSION:
-            _upgrade(writer, path)
+        if version in UPGRADED_VERSIONS:
+            _upgrade(writer, path, version)
     except BaseException:
         skip_checkpoint_on_close(writer)
         writer.close()
@@ -106,13 +107,16 @@ def _refuse_old_sqlite() -> None:
         )
 
 
-def _upgrade(writer: apsw.Connection, path: Path) -> None:
-    """Rewrite the log rows of layout 6 in one transaction. Segments stay as they are.
+def _upgrade(writer: apsw.Connection, path: Path, version: int) -> None:
+    """Bring a file of layout `version` up to date in one transaction.
 
-    Old segments stay readable: their `coding` tells readers the layout.
+    The log rows of layout 6 are rewritten. Its segments stay as they are: their `coding` tells
+    readers the layout. Layout 7 lacks only the tables of branches.
     """
-    rows = [row[0] for row in writer.execute("SELECT seq FROM log").fetchall()]
-    writer.execute("BEGIN IMMEDIATE")
+    rows: list[Any] = []
+    if version == 6:
+        rows = [row[0] for row in writer.execute("SELECT seq FROM log").fetchall()]
+    writer.execute(f"BEGIN IMMEDIATE;{BRANCH_SCHEMA}")
     for seq in rows:
         batch: Any = writer.execute("SELECT batch FROM log WHERE seq = ?", (seq,)).get
         upgraded = upgraded_batch(batch)

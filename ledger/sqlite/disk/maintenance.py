@@ -45,10 +45,12 @@ _VALUES_TAKE = (
     " WHERE oid > ? AND oid <= ?"
 )
 
-_HAS_GARBAGE = "SELECT EXISTS (SELECT 1 FROM removed)"
+# The segments of a removed stream stay while a branch refers to them.
+_UNUSED = " NOT EXISTS (SELECT 1 FROM part WHERE source = removed.sid)"
+_HAS_GARBAGE = f"SELECT EXISTS (SELECT 1 FROM removed WHERE{_UNUSED})"
 # Reading the last byte of a blob makes SQLite read all of its overflow pages, which are a chain.
 _TOUCH_GARBAGE = (
-    "SELECT substr(records, -1) FROM removed JOIN segment USING (sid)"
+    f"SELECT substr(records, -1) FROM removed JOIN segment USING (sid) WHERE{_UNUSED}"
     " ORDER BY removed.sid, first LIMIT ?"
 )
 
@@ -58,6 +60,7 @@ class SqliteMaintenance:
 
     When a stream is removed, its row is deleted at once, and its sid goes to the table `removed`.
     Its segments are deleted later, a few with each commit that has `reclaim`, also after a restart.
+    Segments that a branch refers to stay until the branch is removed, too.
     Then free pages at the end of the file are returned to the file system, a few at a time
     (`auto_vacuum = INCREMENTAL`). `descriptor` is an open descriptor of the file, for readahead.
     """
@@ -167,7 +170,7 @@ def _reclaim(writer: apsw.Connection, limit: int) -> None:
     size = 0
     rows: list[Any] = writer.execute(
         "SELECT removed.sid, first, length(records) FROM removed LEFT JOIN segment USING (sid)"
-        " ORDER BY removed.sid, first LIMIT ?",
+        f" WHERE{_UNUSED} ORDER BY removed.sid, first LIMIT ?",
         (limit,),
     ).fetchall()
     for sid, first, length in rows:

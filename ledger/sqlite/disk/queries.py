@@ -8,6 +8,7 @@ from typing import Any
 
 import structlog
 
+from tailrace.ledger.branch import Part
 from tailrace.ledger.errors import Damaged
 from tailrace.ledger.interface import ObjectKey, ValueRange
 from tailrace.ledger.sqlite.disk.checksum import (
@@ -16,6 +17,7 @@ from tailrace.ledger.sqlite.disk.checksum import (
     STREAM_COLUMNS,
     VALUE_COLUMNS,
     checked_object,
+    checked_part,
     checked_stream,
     checked_value,
 )
@@ -71,6 +73,20 @@ class Queries:
         if rows and rows[0][0] is None:  # the columns are NOT NULL, so the page is damaged
             raise Damaged(f"{self.path}: a segment of stream {sid} is NULL", hint=DAMAGED_HINT)
         return rows[0][0] if rows else 0
+
+    async def parts(self, sid: int) -> tuple[Part, ...]:
+        rows = self._reads.look(
+            'SELECT source, "end", crc FROM part WHERE sid = ? ORDER BY "end"', (sid,)
+        )
+        return tuple(checked_part(sid, row) for row in rows)
+
+    async def answer(self, identity: bytes) -> bytes | None:
+        rows = self._reads.look(
+            "SELECT id FROM answer JOIN stream USING (sid) WHERE identity = ? AND ended = 1"
+            " ORDER BY sid DESC LIMIT 1",
+            (identity,),
+        )
+        return rows[0][0] if rows else None
 
     async def segments(self, sid: int, start: int, limit: int) -> list[SegmentRow]:
         rows = await self._reads.read(

@@ -10,13 +10,31 @@ if TYPE_CHECKING:
 
 from tailrace.ledger.errors import ConfigError
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 """Version of the file's layout, stored as SQLite's `user_version`."""
-UPGRADED_VERSION = 6
-"""Older version of the layout, which is upgraded in place when a file is opened for writing."""
+UPGRADED_VERSIONS = (6, 7)
+"""Older versions of the layout, which are upgraded in place when a file is opened for writing."""
 APPLICATION_ID = 0x54_52_4C_31  # "TRL1", the application_id of a ledger file
 BUSY_TIMEOUT_MS = 5_000
 """Milliseconds that a connection waits for a lock of another connection."""
+
+BRANCH_SCHEMA = """
+CREATE TABLE part (                           -- records that a branch has of another stream
+    sid     INTEGER NOT NULL,                 -- the branch's
+    "end"   INTEGER NOT NULL,                 -- the index after the last of these records
+    source  INTEGER NOT NULL,                 -- sid of the stream that has them, perhaps removed
+    crc     INTEGER NOT NULL,
+    PRIMARY KEY (sid, "end")
+) WITHOUT ROWID;
+CREATE INDEX part_by_source ON part (source);
+CREATE TABLE answer (                         -- streams by what their tokens depend on
+    identity BLOB    NOT NULL,
+    sid      INTEGER NOT NULL,
+    PRIMARY KEY (identity, sid)
+) WITHOUT ROWID;
+CREATE INDEX answer_by_sid ON answer (sid);
+"""
+"""The tables that layout 8 has added."""
 
 _SCHEMA = """
 CREATE TABLE stream (
@@ -73,7 +91,7 @@ CREATE TABLE object_value (
 def make_schema(writer: apsw.Connection) -> None:
     writer.execute("PRAGMA auto_vacuum = INCREMENTAL")
     writer.execute(
-        f"BEGIN;{_SCHEMA}PRAGMA application_id = {APPLICATION_ID};"
+        f"BEGIN;{_SCHEMA}{BRANCH_SCHEMA}PRAGMA application_id = {APPLICATION_ID};"
         f"PRAGMA user_version = {SCHEMA_VERSION};COMMIT;"
     )
 
@@ -84,7 +102,7 @@ def refuse_foreign(
     """Raise `ConfigError` for a file that is not a ledger, or has an unsupported version.
 
     `version` and `application` are the file's user_version and application_id. A process that
-    `writes` may also open a ledger of `UPGRADED_VERSION`.
+    `writes` may also open a ledger of one of the `UPGRADED_VERSIONS`.
     """
     if not has_tables and version == 0:
         return
@@ -94,11 +112,11 @@ def refuse_foreign(
             field="ledger.path",
             hint="it is another program's file; choose another path for the ledger",
         )
-    if version == SCHEMA_VERSION or (writes and version == UPGRADED_VERSION):
+    if version == SCHEMA_VERSION or (writes and version in UPGRADED_VERSIONS):
         return
     if version > SCHEMA_VERSION:
         hint = "a newer release of Tailrace has written it: use that release"
-    elif version == UPGRADED_VERSION:
+    elif version in UPGRADED_VERSIONS:
         hint = "start its origin, or run `tailrace ledger gc`: both upgrade it"
     else:
         hint = (

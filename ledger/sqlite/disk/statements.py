@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tailrace.ledger.branch import Part
 from tailrace.ledger.sqlite.disk.checksum import crc_of, restated, stream_crc
 from tailrace.ledger.sqlite.storage import Commit, ObjectRow, SegmentRow, StreamRow
 
@@ -29,6 +30,7 @@ _SET_EXPIRY = (
     f"UPDATE stream SET expires_ms = ?1, crc = {restated(expires_ms='?1')}"
     " WHERE sid = ?2 AND expires_ms < ?1"
 )
+_INSERT_PART = _insert('part (sid, source, "end", crc)', 4)
 _INSERT_SEGMENT = _insert("segment", len(SegmentRow._fields), replace=True)
 _UPSERT_OBJECT = (
     _insert("object", len(ObjectRow._fields) + 1) + " ON CONFLICT (oid) DO UPDATE SET"
@@ -38,6 +40,10 @@ _UPSERT_OBJECT = (
 _PUT_VALUE = _insert("object_value", 4, replace=True)
 
 
+def _part_row(part: tuple[int, Part]) -> tuple[int, int, int]:
+    return part[0], *part[1]
+
+
 def statements(commit: Commit) -> list[tuple[str, Rows]]:
     """Return the statements of a commit in their order, each with its rows."""
     steps: list[tuple[str, Rows]] = [
@@ -45,6 +51,10 @@ def statements(commit: Commit) -> list[tuple[str, Rows]]:
         ("INSERT OR IGNORE INTO removed VALUES (?)", [(sid,) for sid in commit.removed]),
         ("DELETE FROM stream WHERE sid = ?", [(sid,) for sid in commit.removed]),
         (_INSERT_STREAM, [(*row, stream_crc(row)) for row in commit.streams]),
+        ("DELETE FROM part WHERE sid = ?", [(sid,) for sid in commit.removed]),
+        ("DELETE FROM answer WHERE sid = ?", [(sid,) for sid in commit.removed]),
+        (_insert("answer (identity, sid)", 2), commit.answers),
+        (_INSERT_PART, [(*row, crc_of(row)) for row in map(_part_row, commit.parts)]),
         (_SET_EPOCH, commit.epochs),
         (INSERT_LOG, [(commit.seq, commit.log)] if commit.log else ()),
         ("DELETE FROM segment WHERE sid = ? AND first >= ? AND first < ?", commit.replaced),

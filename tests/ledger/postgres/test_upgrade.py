@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from tailrace.ledger.branch import BranchPoint
 from tailrace.ledger.frame import FinishReason, StreamEnd, Token, encode
 from tailrace.ledger.interface import Record
 from tailrace.ledger.marked_ids import LIFE, STEER_BEGINS, STEERED
@@ -23,9 +26,26 @@ EXPECTED = [
     Record(ROWS[0][0], (7, 8, 9), RecordExtra(steered=(IdSpan(1, 2),)).pack()),
     Record(ROWS[1][0], (), RecordExtra(life=NUMBERS).pack()),
 ]
-TO_VERSION_2 = (
-    "ALTER TABLE tailrace.frame DROP COLUMN extra; UPDATE tailrace.version SET version = 2"
+TO_VERSION_3 = (
+    "DROP TABLE tailrace.part; DROP TABLE tailrace.answer; UPDATE tailrace.version SET version = 3"
 )
+TO_VERSION_2 = (
+    f"ALTER TABLE tailrace.frame DROP COLUMN extra; {TO_VERSION_3};"
+    " UPDATE tailrace.version SET version = 2"
+)
+
+
+async def test_version_3_gets_the_tables_of_branches(
+    postgres: PostgresServer, database: str
+) -> None:
+    backend = PostgresBackend(database)
+    async with opened(backend) as ledger:
+        await ledger.create(new())
+        records = await finish(ledger, A, 3)
+    postgres.execute(TO_VERSION_3, database)
+    async with opened(backend) as ledger:
+        await ledger.create(replace(new(B), base=BranchPoint(A, 2)))
+        assert await ledger.read(B, 0, 10) == records[:2]
 
 
 async def test_what_an_older_origin_has_stored_is_read(

@@ -17,6 +17,7 @@ from enum import Enum
 from random import Random
 from typing import NamedTuple
 
+from tailrace.ledger.branch import Part
 from tailrace.ledger.errors import LedgerFailed
 from tailrace.ledger.interface import ObjectKey, ValueRange
 from tailrace.ledger.sqlite.encoding import unpack_batch
@@ -38,6 +39,7 @@ class Tables:
     """State of the tables after the commits so far."""
 
     streams: dict[int, StreamRow] = field(default_factory=dict)
+    parts: dict[int, list[Part]] = field(default_factory=dict)
     segments: dict[int, dict[int, SegmentRow]] = field(default_factory=dict)
     log: dict[int, bytes] = field(default_factory=dict)
     objects: dict[int, ObjectRow] = field(default_factory=dict)
@@ -46,6 +48,8 @@ class Tables:
     def apply(self, commit: Commit) -> None:
         for row in commit.streams:
             self.streams[row.sid] = row
+        for sid, part in commit.parts:
+            self.parts.setdefault(sid, []).append(part)
         for epoch, sid in commit.epochs:
             if sid in self.streams:
                 self.streams[sid] = self.streams[sid]._replace(epoch=epoch)
@@ -298,6 +302,12 @@ class SimulatedStorage:
     async def covered(self, sid: int) -> int:
         segments = self._disk.tables.segments.get(sid, {})
         return max((row.first + row.length for row in segments.values()), default=0)
+
+    async def parts(self, sid: int) -> tuple[Part, ...]:
+        return tuple(self._disk.tables.parts.get(sid, ()))
+
+    async def answer(self, identity: bytes) -> bytes | None:
+        return None
 
     async def segments(self, sid: int, start: int, limit: int) -> list[SegmentRow]:
         await self._delay()

@@ -9,22 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import apsw
 import pytest
 
+from tailrace.ledger.branch import BranchPoint
 from tailrace.ledger.errors import ConfigError
 from tailrace.ledger.frame import FinishReason, Notice, StreamEnd, Token, decode
 from tailrace.ledger.inspection.commands import json_lines, reading, verify
 from tailrace.ledger.interface import Append, Ledger, ObjectKey, Record
 from tailrace.ledger.record_extra import IdSpan, RecordExtra, StreamLife
+from tailrace.ledger.sqlite.disk.schema import SCHEMA_VERSION
 from tailrace.ledger.sqlite.encoding import COLD
 from tailrace.ledger.sqlite.ledger import SqliteLedger
 from tailrace.ledger.sqlite.retention import RetentionSettings
 from tailrace.origin.workers.worker_frame import StartRun, Steer
-from tests.ledger.backends import opened_file
+from tests.ledger.backends import A, B, finish, new, opened_file
 from tests.origin.stage import Stage
 
 pytestmark = pytest.mark.anyio
@@ -107,7 +110,21 @@ async def test_every_token_statistic_and_fingerprint_is_there(old: Path) -> None
                 "value": b"1"
             }
             assert await ledger.made_by("key 3", b"h") is not None
-        assert version(old) == 7
+        assert version(old) == SCHEMA_VERSION
+
+
+async def test_a_file_of_layout_7_gets_the_tables_of_branches(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    async with opened_file(path) as ledger:
+        await ledger.create(new(A))
+        records = await finish(ledger, A, 3)
+    with closing(apsw.Connection(str(path))) as file:
+        file.execute("DROP TABLE part; DROP TABLE answer; PRAGMA user_version = 7")
+    async with opened_file(path) as ledger:
+        assert await ledger.read(A, 0, 10) == records
+        await ledger.create(replace(new(B), base=BranchPoint(A, 2)))
+        assert await ledger.read(B, 0, 10) == records[:2]
+    assert version(path) == SCHEMA_VERSION
 
 
 async def test_old_segments_are_packed_anew_with_all_that_they_hold(old: Path) -> None:
@@ -146,7 +163,7 @@ async def test_running_streams_go_on_after_it(old: Path) -> None:
 
 
 async def test_a_process_that_only_reads_it_is_told_what_brings_it_up_to_date(old: Path) -> None:
-    with pytest.raises(ConfigError, match="version 6, not 7") as refused:
+    with pytest.raises(ConfigError, match=f"version 6, not {SCHEMA_VERSION}") as refused:
         async with reading(old):
             pass
     assert "tailrace ledger gc" in (refused.value.hint or "")

@@ -58,8 +58,9 @@ from tailrace.ledger.sqlite.ledger import SqliteLedger
 from tailrace.origin.checkpoint.prompt import PromptReader
 from tailrace.origin.config import LedgerConfig, OriginConfig
 from tailrace.origin.edges.link import EdgeLink
+from tailrace.origin.generations.branch import MAX_STEER_CHARS
 from tailrace.origin.generations.resume_tokens import TokenKeys
-from tailrace.origin.generations.service import LEDGER_SILENCE_S, MAX_STEER_CHARS, Service
+from tailrace.origin.generations.service import LEDGER_SILENCE_S, Service
 from tailrace.origin.workers import worker_frame
 from tailrace.origin.workers.worker_frame import Emission, StartRun, Step
 from tests.ledger.sqlite.faulty_vfs import Disk, FaultyVfs

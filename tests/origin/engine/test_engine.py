@@ -285,6 +285,34 @@ def test_a_shared_prompt_is_prefilled_once(engine: Engine) -> None:
     assert engine.load().reused_tokens == len(LONG_PROMPT) // PAGE_TOKENS * PAGE_TOKENS
 
 
+def test_a_branch_reuses_the_pages_of_its_parent(engine: Engine) -> None:
+    fields = {"prompt_ids": LONG_PROMPT, **SAMPLED}
+    parent = run_all(engine, {1: make_run(**fields)})[1]
+    before = engine.load().reused_tokens
+    shared = parent[:20]
+    assert run_all(engine, {1: continuation(fields, shared)})[1] == parent[20:]
+    known = len(LONG_PROMPT) + sum(len(emission.ids) for emission in shared)
+    assert engine.load().reused_tokens - before == (known - 1) // PAGE_TOKENS * PAGE_TOKENS
+
+
+def test_a_text_is_inserted_before_the_first_draw_and_only_once(
+    engine: Engine, tokenizer: Tokenizer
+) -> None:
+    ids = tuple(tokenizer.encode(" And then", add_special_tokens=False).ids)
+    parent = run_all(engine, {1: make_run(**SAMPLED)})[1]
+    begun = continuation(SAMPLED, parent[:5])
+    inserted = run_all(engine, {1: replace(begun, inserted_ids=ids)})[1]
+    first = inserted[0]
+    [span] = first.steered
+    assert first.index == 5
+    assert first.ids[span.start : span.start + span.count] == ids
+    assert text_of(inserted[:1]).endswith(" And then")
+    # A worker that takes it over finds the text in the log, and gives the same rest.
+    for logged in (1, 4):
+        again = continuation(SAMPLED, [*parent[:5], *inserted[:logged]])
+        assert run_all(engine, {1: again})[1] == inserted[logged:]
+
+
 def test_a_preempted_run_goes_on_as_if_nothing_had_been(
     checkpoint: Path, tokenizer: Tokenizer
 ) -> None:
