@@ -132,7 +132,7 @@ async def test_an_origin_of_one_model_says_that_it_stays_loaded(tmp_path: Path) 
         [one] = told["models"]
         assert (one["model"], one["tier"], one["pinned"]) == ("demo", tier, True)
         models.happen(WorkerDied(0, "killed"))
-    for part, method, says in (("pin", "POST", "no orders"), ("explain", "GET", "no history")):
+    for part, method, says in (("pin", "POST", "no warm pool"), ("explain", "GET", "no history")):
         with pytest.raises(TailraceError, match=says):
             await handler.answer(part, Query("http://operator/?"), method, b"")
 
