@@ -40,6 +40,8 @@ CODES = {
     "too_many_requests": "rate_limit_exceeded",
     "too_many_tokens": "rate_limit_exceeded",
     "too_many_streams": "rate_limit_exceeded",
+    "day_budget_spent": "insufficient_quota",
+    "month_budget_spent": "insufficient_quota",
     "invalid_request": None,
     "method_not_allowed": None,
     "not_found": None,
@@ -95,9 +97,20 @@ def is_openai_path(path: str) -> bool:
     return _OPENAI_PATH.match(path) is not None
 
 
+DAY_QUOTA = "tokens-day"
+MONTH_QUOTA = "tokens-month"
+"""Names of the budgets of an API key in the header `RateLimit`."""
 TOKENS_QUOTA = "tokens"
 """Name of a tenant's token limit in the header `RateLimit`. Origins enforce this limit, so an edge
 knows the remaining tokens (none) only when an origin has refused a request because of it."""
+
+
+SPENT_QUOTAS = {
+    "too_many_tokens": TOKENS_QUOTA,
+    "day_budget_spent": DAY_QUOTA,
+    "month_budget_spent": MONTH_QUOTA,
+}
+"""Maps the code of an origin's refusal to the quota that is used up."""
 
 
 def go_duration(seconds: float) -> str:
@@ -113,8 +126,8 @@ def error_headers(error: TailraceError, retry_ms: int | None) -> dict[str, str]:
     headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
     if retry_ms is not None:
         headers["Retry-After"] = str(math.ceil(retry_ms / 1000))
-        if error.code == "too_many_tokens":
-            headers["RateLimit"] = f'"{TOKENS_QUOTA}";r=0;t={headers["Retry-After"]}'
+        if (quota := SPENT_QUOTAS.get(error.code)) is not None:
+            headers["RateLimit"] = f'"{quota}";r=0;t={headers["Retry-After"]}'
     return headers
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 from tailrace.ledger.branch import BranchPoint
 from tailrace.ledger.errors import CallerError, Conflict, StaleEpoch, TailraceError, WrongIndex
 from tailrace.ledger.frame import Durability
+from tailrace.ledger.usage import UsageQuery, UsageSums
 
 
 class StreamKind(IntEnum):
@@ -395,6 +396,19 @@ class Ledger(Protocol):
         """
 
     def unwatch(self, stream: bytes, wake: Callable[[], None]) -> None: ...
+
+    async def usage(self, query: UsageQuery) -> UsageSums:
+        """Return sums of the usage of generations that have ended.
+
+        Each generation whose end was durable before the call is counted once, also if it has
+        expired or was deleted since then.
+        """
+
+    async def deliver(self, tokens: Mapping[bytes, int]) -> None:
+        """Note how many output tokens of ended generations were sent to a reader, by stream.
+
+        A smaller number than the stored one is ignored, and so is an unknown stream.
+        """
 
     def silent_s(self) -> float:
         """Return for how many seconds the storage has been unresponsive or away."""

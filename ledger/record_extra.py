@@ -1,7 +1,8 @@
 """The `extra` of a Record: data of the producer that clients never receive.
 
-A ledger stores these bytes and never reads them. They are the BARE encoding of a `RecordExtra`;
-most records have none. Any change of these structs needs a new version of the ledger's layout.
+They are the BARE encoding of a `RecordExtra`; most records have none. A ledger stores these bytes,
+and reads only the `usage` of an end. Any change of these structs needs a new version of the
+ledger's layout.
 """
 
 from __future__ import annotations
@@ -58,19 +59,40 @@ class IdSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class EndUsage:
+    """The caller and the model of a generation, and the counts that its StreamEnd does not have.
+
+    It is stored with the StreamEnd; `tailrace.ledger.end_usage` makes the stream's row from both.
+    `ended_ms` is the Unix time of the end. `key` is the id of the API key; it and `tenant` are
+    empty if the edge has no keys. `priority` is the word of a `Priority`.
+    """
+
+    ended_ms: Uint
+    tenant: str
+    key: str
+    model: str
+    priority: str
+    cached_tokens: Uint = 0
+    reasoning_tokens: Uint = 0
+    delivered_tokens: Uint = 0
+
+
+@dataclass(frozen=True, slots=True)
 class RecordExtra:
     """Data besides a record's frame and token ids.
 
     `steered` are the spans of the record's ids that came from Steer orders, one per order. `engine`
     is the fingerprint of the stream's engine, stored with its first record if the recipe does not
     have it. `life` are the numbers of a `StreamLife`. `at_ms` is the Unix time at which the record
-    was given to the ledger; most records have none, see `frame_times` in the origin.
+    was given to the ledger; most records have none, see `frame_times` in the origin. `usage` stands
+    beside a StreamEnd.
     """
 
     steered: tuple[IdSpan, ...] = ()
     engine: str | None = None
     life: tuple[Uint | None, ...] = ()
     at_ms: Uint | None = None
+    usage: EndUsage | None = None
 
     @classmethod
     def of(cls, record: Record) -> RecordExtra:
@@ -87,12 +109,24 @@ class RecordExtra:
             return b""
         out = bytearray()
         _TYPE.encode(out, self)
-        return bytes(out[:-1] if self.at_ms is None else out)
+        return bytes(out[: len(out) - _left_out(self)])
 
 
 _TYPE = struct_of(RecordExtra)
-_ABSENT = b"\0"
-"""The encoding of an absent `at_ms`, which is left out: earlier records do not have the field."""
+_ABSENT = b"\0\0"
+"""The encodings of an absent `at_ms` and `usage`.
+
+They are left out at the end of a record's extra: earlier records do not have these fields.
+"""
+
+
+def _left_out(extra: RecordExtra) -> int:
+    """Return how many bytes of `_ABSENT` are not stored."""
+    if extra.usage is not None:
+        return 0
+    return 1 if extra.at_ms is not None else 2
+
+
 NO_EXTRA = RecordExtra()
 
 
@@ -112,7 +146,7 @@ def unpack_extra(packed: bytes) -> RecordExtra:
     except FrameError as error:
         raise Damaged(f"the extra data of a record is malformed: {error}") from error
     assert isinstance(extra, RecordExtra)
-    size = len(packed) + (extra.at_ms is None)
+    size = len(packed) + _left_out(extra)
     if end != size:
         raise Damaged(f"the extra data of a record has {size - end} bytes too many")
     return extra

@@ -24,6 +24,7 @@ from tailrace.ledger.process.settings import (
     parse_address,
     split_at_commas,
 )
+from tailrace.ledger.usage import DEFAULT_USAGE_RETENTION_S
 from tailrace.origin.formats import Formats, HeadFormat, KvFormat, WeightsFormat
 
 DEMO_MODEL = Path(__file__).parent / "demo" / "model"
@@ -91,6 +92,14 @@ class LedgerConfig(Settings):
         gt=0,
         le=MAX_RETENTION_S,
         description="Seconds for which an ended stream is kept after it was last read or written.",
+    )
+    usage_retention_s: float = Field(
+        DEFAULT_USAGE_RETENTION_S,
+        ge=40 * 86_400,
+        le=MAX_RETENTION_S,
+        description="Seconds for which the usage of a stream (its numbers of tokens, not its text)"
+        " is kept after its end. At least 40 days, because monthly budgets are computed from it."
+        " Default: 400 days.",
     )
     sweep_s: float = Field(
         60, gt=0, le=86_400, description="Interval in seconds at which expired streams are removed."

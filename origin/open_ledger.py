@@ -48,6 +48,7 @@ async def open_ledger(
             max_ledger_bytes=config.max_ledger_bytes,
             object_share=config.object_share,
             cold_after_s=config.cold_after_s,
+            usage_s=config.usage_retention_s,
         )
         path = config.path or data / "ledger.db"
         _require_known(path, data)
@@ -68,7 +69,12 @@ async def open_ledger(
     log.info("ledger.shared", owner=owner, lease_s=config.lease_s)
     url = config.url.get_secret_value()
     return await PostgresLedger.open(
-        url, now_ms, owner=owner, lease_s=config.lease_s, reached=reached
+        url,
+        now_ms,
+        owner=owner,
+        lease_s=config.lease_s,
+        reached=reached,
+        usage_s=config.usage_retention_s,
     )
 
 

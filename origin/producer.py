@@ -117,7 +117,8 @@ class End:
     """The last output of a stream; if a producer just returns, the stream ends with `End()`.
 
     `total_tokens` is the number of generated tokens, `prompt_tokens` that of the input; both are 0
-    if tokens are not counted.
+    if tokens are not counted. Of these, `reasoning_tokens` were reasoning, and `cached_tokens` came
+    from a cache.
     """
 
     reason: FinishReason = FinishReason.STOP
@@ -125,6 +126,8 @@ class End:
     prompt_tokens: int = 0
     message: str | None = None
     retryable: bool = False
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 Output = Text | Reasoning | CallPiece | Revision | Data | Vector | Label | Remark | End

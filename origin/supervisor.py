@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from tailrace.ledger.errors import ConfigError, Damaged, LedgerFailed, Unavailable
+from tailrace.ledger.errors import ConfigError, Damaged, LedgerFailed, TailraceError, Unavailable
 from tailrace.ledger.frame import encode
 from tailrace.ledger.interface import Ledger
 from tailrace.ledger.links.transport import UNIX, listen, os_reason
@@ -233,6 +233,8 @@ class Supervisor:
             server.close()
             for link in list(self._links):
                 link.close()
+            with suppress(TailraceError):
+                await self._runs.store_deliveries()
             if self._metrics.traces is not None:
                 await asyncio.to_thread(self._metrics.traces.close)
 
@@ -282,6 +284,8 @@ class Supervisor:
                     await self._runs.restore(await self._ledger.unfinished())
             with self._unless_unread():
                 await self._runs.report_readers()
+            with self._unless_unread():
+                await self._runs.spending.refresh()
             with self._unless_unread():
                 await self._runs.measure_load(free_memory())
             await asyncio.sleep(ADOPT_S)

@@ -24,7 +24,8 @@ CODES: dict[int, str] = {
     416: "beyond_end",
     421: "foreign_host",
     426: "bad_version upgrade_required schema_mismatch",
-    429: "too_many_streams too_many_requests too_many_tokens too_many_subscriptions too_many_links",
+    429: "too_many_streams too_many_requests too_many_tokens day_budget_spent month_budget_spent"
+    " too_many_subscriptions too_many_links",
     431: "headers_too_large",
     500: "internal damaged bad_config bad_model",
     503: "unavailable loading origin_unreachable outcome_unknown overloaded not_deployed"

@@ -20,11 +20,12 @@ from tailrace.ledger.errors import ConfigError, Damaged, LedgerFailed, TailraceE
 from tailrace.ledger.frame import StreamEnd, tag_of
 from tailrace.ledger.inspection.reader import STREAMS_AT_ONCE, LedgerStatus, per_frame
 from tailrace.ledger.interface import Record
-from tailrace.ledger.postgres.rows import stored_record
+from tailrace.ledger.postgres.rows import stored_record, stored_sums
 from tailrace.ledger.postgres.schema import SCHEMA_VERSION, version_in
 from tailrace.ledger.postgres.server import PostgresUrl
 from tailrace.ledger.postgres.statements import TABLE_BYTES
 from tailrace.ledger.sqlite.storage import StreamRow
+from tailrace.ledger.usage import Usage, UsageQuery, UsageSums, sql_of
 
 MAX_INDEX = 2**63 - 1
 RECORDS_AT_ONCE = 512
@@ -152,6 +153,20 @@ class PostgresReader:
         if not rows:
             raise unknown_stream(stream)
         return _stream_row(rows[0])
+
+    async def usage(self, query: UsageQuery) -> UsageSums:
+        text, parameters = sql_of(query, "%s")
+        values = tuple(one.encode() if isinstance(one, str) else one for one in parameters)
+        return stored_sums(query, await self._rows(text, values))
+
+    async def usage_row(self, stream: bytes) -> Usage | None:
+        columns = ", ".join(Usage._fields)
+        rows = await self._rows(f"SELECT {columns} FROM usage WHERE stream = %s", (stream,))
+        if not rows:
+            return None
+        id_, ended_ms, *texts_and_counts = rows[0]
+        told: list[Any] = [one if isinstance(one, int) else _text(one) for one in texts_and_counts]
+        return Usage(bytes(id_), ended_ms, *told)
 
     async def stored(self, row: StreamRow) -> dict[str, int]:
         size = await self._number(

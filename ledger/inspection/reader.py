@@ -17,6 +17,7 @@ from typing import Protocol
 from tailrace.ledger.errors import Damaged, NotFound
 from tailrace.ledger.interface import Record
 from tailrace.ledger.sqlite.storage import StreamRow
+from tailrace.ledger.usage import Usage, UsageQuery, UsageSums
 
 STREAMS_AT_ONCE = 1_000
 """Maximum rows of streams in memory."""
@@ -71,6 +72,12 @@ class LedgerReader(Protocol):
         Raises:
             NotFound: There is no such stream.
         """
+
+    async def usage(self, query: UsageQuery) -> UsageSums:
+        """Return sums of the usage of generations that have ended, as `Ledger.usage` does."""
+
+    async def usage_row(self, stream: bytes) -> Usage | None:
+        """Return the stored usage of a stream; None for a stream that has none (yet)."""
 
     async def stored(self, row: StreamRow) -> dict[str, int]:
         """Return the storage of a stream: `stored_bytes` of frames and ids, and more."""

@@ -14,15 +14,19 @@ from typing import Any
 
 import apsw
 
+from tailrace.ledger.end_usage import usage_of
 from tailrace.ledger.errors import ConfigError, Damaged, damaged_stream, unknown_stream
+from tailrace.ledger.frame import StreamEnd, tag_of
 from tailrace.ledger.inspection.reader import STREAMS_AT_ONCE, LedgerStatus, per_frame
 from tailrace.ledger.interface import Record, StreamKind
 from tailrace.ledger.sqlite.disk.checksum import (
     OBJECT_COLUMNS,
     STREAM_COLUMNS,
+    USAGE_COLUMNS,
     VALUE_COLUMNS,
     checked_object,
     checked_stream,
+    checked_usage,
     checked_value,
     unchecked_stream,
 )
@@ -33,6 +37,7 @@ from tailrace.ledger.sqlite.disk.schema import refuse_foreign
 from tailrace.ledger.sqlite.disk.wal_mark import Lost, lost_file, lost_wal, read_mark
 from tailrace.ledger.sqlite.encoding import COLD_CODINGS, Entry, unpack_batch, unpack_segment
 from tailrace.ledger.sqlite.storage import SegmentRow, StreamRow
+from tailrace.ledger.usage import Usage, UsageQuery, UsageSums
 
 SEGMENTS_AT_ONCE = 64
 """Maximum segments in memory."""
@@ -139,6 +144,7 @@ class SqliteReader:
             self._broken_log_rows,
             self._broken_objects,
             self._broken_values,
+            self._broken_usage,
             self._strays,
         )
         for look in looks:
@@ -170,6 +176,11 @@ class SqliteReader:
     async def _broken_values(self) -> AsyncIterator[str]:
         for oid, *row in self._snapshot.each(f"SELECT oid, {VALUE_COLUMNS} FROM object_value"):
             for what in _damage(checked_value, oid, row):
+                yield what
+
+    async def _broken_usage(self) -> AsyncIterator[str]:
+        for row in self._snapshot.each(f"SELECT {USAGE_COLUMNS} FROM usage"):
+            for what in _damage(checked_usage, row):
                 yield what
 
     async def _strays(self) -> AsyncIterator[str]:
@@ -229,6 +240,28 @@ class SqliteReader:
         if row is None:
             raise unknown_stream(stream)
         return row
+
+    async def usage(self, query: UsageQuery) -> UsageSums:
+        sums = await self._queries.usage(query)
+        for usage in await self._logged_usage():
+            sums.add_usage(usage)
+        return sums
+
+    async def _logged_usage(self) -> list[Usage]:
+        """Return the usage of streams whose end is in the log, but not yet in a segment."""
+        found = []
+        for sid, entries in (await self._log()).items():
+            last = entries[-1].record
+            if not last.extra or tag_of(last.frame) != StreamEnd.tag:
+                continue
+            rows = self._rows("SELECT id FROM stream WHERE sid = ? AND ended = 0", sid)
+            if rows and (usage := usage_of(rows[0][0], last)) is not None:
+                found.append(usage)
+        return found
+
+    async def usage_row(self, stream: bytes) -> Usage | None:
+        rows = self._rows(f"SELECT {USAGE_COLUMNS} FROM usage WHERE stream = ?", stream)
+        return checked_usage(rows[0]) if rows else None
 
     async def stored(self, row: StreamRow) -> dict[str, int]:
         [(segments, cold, size)] = self._rows(

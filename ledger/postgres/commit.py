@@ -23,6 +23,7 @@ from tailrace.ledger.postgres.rows import Blobs, Flags, Ints, columns
 from tailrace.ledger.postgres.schema import SID_BITS
 from tailrace.ledger.postgres.server import WRITE_TIMEOUT_S, LastingConnection
 from tailrace.ledger.postgres.tail import Residents, StreamHead, went_back
+from tailrace.ledger.usage import Usage
 
 MAX_FORMING_BYTES = 4 * 1024 * 1024
 """Maximum bytes of frames and values that wait for the next commit; further writers wait."""
@@ -145,11 +146,25 @@ def _statements(plan: GroupPlan, stamp: Stamp) -> Iterable[Statement]:
     if plan.moves:
         sids, _, _, after, ended = columns(plan.moved())
         yield sql.MOVE_HEADS, (Ints(sids), Ints(after), Flags(ended), stamp.now_ms)
+    if plan.usage:
+        yield sql.INSERT_USAGE, _usage(plan.usage)
     if plan.dropped:
         yield sql.DROP_STREAMS, (Ints(plan.dropped),)
     yield from _objects([found for found in plan.objects.values() if found.written], stamp)
     if plan.touched:
         yield sql.NOTIFY, (sql.CHANNEL, notice(stamp.lease, plan.touched))
+
+
+def _usage(rows: Sequence[Usage]) -> list[Blobs | Ints]:
+    """Return rows of usage as columns; texts are stored as bytes."""
+    packed: list[Blobs | Ints] = []
+    for column in columns(rows):
+        if isinstance(column[0], int):
+            packed.append(Ints(column))
+        else:
+            texts = (one.encode() if isinstance(one, str) else one for one in column)
+            packed.append(Blobs(texts))
+    return packed
 
 
 def _creates(created: Sequence[tuple[int, NewStream]], stamp: Stamp) -> Iterable[Statement]:
@@ -390,8 +405,11 @@ async def _commit_optimistically(
         *(Blobs(column) for column in columns(plan.rows)[2:]),
         *(stamp.lease, stamp.number, sql.CHANNEL, notice(stamp.lease, plan.touched)),
     )
+    statement = sql.COMMIT
+    if plan.usage:
+        statement, parameters = sql.COMMIT_WITH_USAGE, (*parameters, *_usage(plan.usage))
     try:
-        await connection.execute(sql.COMMIT, parameters, prepare=True)
+        await connection.execute(statement, parameters, prepare=True)
     except errors.DivisionByZero:
         return False
     return True

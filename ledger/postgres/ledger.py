@@ -10,7 +10,7 @@ a row lock, so two origins can never write the same index, whatever they remembe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from typing import Any
@@ -43,10 +43,11 @@ from tailrace.ledger.postgres.lease import Lease, Reached
 from tailrace.ledger.postgres.listener import Listener
 from tailrace.ledger.postgres.plan import GroupPlan, Item
 from tailrace.ledger.postgres.retention import Retention, add_partitions, partition_at, purge
-from tailrace.ledger.postgres.rows import Blobs, Ints, stored_record
+from tailrace.ledger.postgres.rows import Blobs, Ints, stored_record, stored_sums
 from tailrace.ledger.postgres.schema import prepare
 from tailrace.ledger.postgres.server import LastingConnection, Pool, Server
 from tailrace.ledger.postgres.tail import PostgresTail, Residents, StreamHead
+from tailrace.ledger.usage import DEFAULT_USAGE_RETENTION_S, UsageQuery, UsageSums, sql_of
 
 
 class PostgresLedger:
@@ -61,6 +62,7 @@ class PostgresLedger:
         owner: str,
         lease_s: float,
         reached: Reached | None,
+        usage_s: float,
     ) -> None:
         self._server = server
         self._now_ms = now_ms
@@ -69,7 +71,7 @@ class PostgresLedger:
         self._lease = Lease(self._leasing, owner, lease_s, reached)
         self._residents = Residents(self._pool)
         self._partition = 0  # number of the newest partition that is known to exist
-        self._retention = Retention(self._pool, self._residents, now_ms)
+        self._retention = Retention(self._pool, self._residents, now_ms, usage_s)
         self.silent_s, self.expire = server.silent_s, self._retention.expire
         self._writer: Writer
         self._listener: Listener
@@ -83,6 +85,7 @@ class PostgresLedger:
         owner: str,
         lease_s: float = 3.0,
         reached: Reached | None = None,
+        usage_s: float = DEFAULT_USAGE_RETENTION_S,
     ) -> PostgresLedger:
         """Open the ledger in a database, and create its tables if they are missing.
 
@@ -92,13 +95,14 @@ class PostgresLedger:
             owner: A name that is unique to this process.
             lease_s: Lease time of this process in seconds.
             reached: Host and port at which other origins reach this one.
+            usage_s: Seconds for which the usage of a stream is kept after its end.
 
         Raises:
             ConfigError: A setting is wrong.
             LedgerFailed: The server is away.
         """
         server = Server(dsn, f"tailrace {owner}")
-        ledger = cls(server, now_ms, owner, lease_s, reached)
+        ledger = cls(server, now_ms, owner, lease_s, reached, usage_s)
         try:
             await server.reach()
             await ledger._pool.run(prepare)
@@ -316,6 +320,18 @@ class PostgresLedger:
         tail = self._residents.get(stream)
         if tail is not None and wake in tail.watchers:
             del tail.watchers[wake]
+
+    # ---- usage ----
+
+    async def usage(self, query: UsageQuery) -> UsageSums:
+        text, parameters = sql_of(query, "$")
+        values = (one.encode() if isinstance(one, str) else one for one in parameters)
+        return stored_sums(query, await self._pool.rows(text, *values))
+
+    async def deliver(self, tokens: Mapping[bytes, int]) -> None:
+        if tokens:
+            self._writer.check()
+            await self._pool.rows(sql.SET_DELIVERED, Blobs(tokens), Ints(tokens.values()))
 
     # ---- retention ----
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from tailrace.ledger.end_usage import usage_of
 from tailrace.ledger.errors import TailraceError, unknown_stream
 from tailrace.ledger.frame import StreamEnd, tag_of
 from tailrace.ledger.interface import (
@@ -24,6 +25,7 @@ from tailrace.ledger.interface import (
 )
 from tailrace.ledger.postgres.rows import pack_ids
 from tailrace.ledger.postgres.tail import StreamHead
+from tailrace.ledger.usage import Usage
 
 
 @dataclass(slots=True, eq=False)
@@ -75,6 +77,7 @@ class GroupPlan:
         self.rows: list[FrameRow] = []
         self.created: list[tuple[int, NewStream]] = []  # (new sid, stream) created by objects
         self.dropped: list[int] = []
+        self.usage: list[Usage] = []  # rows of generations that end
         self.refused: list[tuple[Item, TailraceError]] = []
 
     def take(self, item: Item) -> None:
@@ -101,6 +104,8 @@ class GroupPlan:
             move.frames.append(frame)
         head.next_index = index + 1
         head.ended = tag_of(frame) == StreamEnd.tag
+        if head.ended and extra and (usage := usage_of(append.stream, append.record)) is not None:
+            self.usage.append(usage)
         self.rows.append((sid, index, pack_ids(ids), frame, extra))
         return None
 
@@ -120,6 +125,7 @@ class GroupPlan:
         heads = [self.heads[a.stream] for a in write.appends if a.stream in self.heads]
         before = [(head, head.next_index, head.ended) for head in heads]
         moves, rows, created = dict(self.moves), len(self.rows), len(self.created)
+        used = len(self.usage)
         error = next(self._refusals(write), None)
         if error is not None:
             for _, new in self.created[created:]:
@@ -129,7 +135,7 @@ class GroupPlan:
             self.moves = moves
             for head, first, frames in moves.values():
                 del frames[head.next_index - first :]
-            del self.rows[rows:], self.created[created:]
+            del self.rows[rows:], self.created[created:], self.usage[used:]
             return error
         for stream in write.drops:
             self._drop(stream)

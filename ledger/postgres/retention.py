@@ -23,6 +23,7 @@ from tailrace.ledger.postgres.statements import (
     EXPIRED,
     FORGET_EXPIRED,
     FORGET_OBJECTS,
+    FORGET_USAGE,
     LEFTOVERS,
     LIVES,
     PARTITIONS,
@@ -129,10 +130,13 @@ async def purge(connection: AsyncConnection, sid: int) -> None:
 class Retention:
     """Retention of one origin: collects new expiries and removes expired streams."""
 
-    def __init__(self, pool: Pool, residents: Residents, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, pool: Pool, residents: Residents, now_ms: Callable[[], int], usage_s: float
+    ) -> None:
         self._pool = pool
         self._residents = residents
         self._now_ms = now_ms
+        self._usage_ms = int(usage_s * 1000)
         self._touched: dict[int, int] = {}  # expiries that are not stored yet (Unix ms), by sid
 
     async def touch(self, tail: PostgresTail) -> None:
@@ -195,6 +199,12 @@ class Retention:
         await purge_leftovers(connection, now)
         while await self._forget_objects(connection, now) == EXPIRE_STREAMS:
             continue
+        while await self._forget_usage(connection, now) == EXPIRE_STREAMS:
+            continue
+
+    async def _forget_usage(self, connection: AsyncConnection, now_ms: int) -> int:
+        before = now_ms - self._usage_ms
+        return (await connection.execute(FORGET_USAGE, (before, EXPIRE_STREAMS))).rowcount
 
     async def _forget_objects(self, connection: AsyncConnection, now_ms: int) -> int:
         last_ms = now_ms - FORGET_OBJECTS_AFTER_MS

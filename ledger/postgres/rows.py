@@ -17,6 +17,7 @@ from psycopg.types.numeric import Int8BinaryDumper
 
 from tailrace.ledger.interface import Record
 from tailrace.ledger.marked_ids import unmarked
+from tailrace.ledger.usage import UsageQuery, UsageSums
 from tailrace.ledger.wire.bare import encode_uint
 
 # The head of a one-dimensional array in PostgreSQL's binary format (array_send in its
@@ -114,3 +115,13 @@ def stored_record(frame: bytes, ids: bytes | None, extra: bytes | None) -> Recor
     if extra is None:
         return unmarked(bytes(frame), unpack_ids(ids))
     return Record(bytes(frame), unpack_ids(ids), bytes(extra))
+
+
+def stored_sums(query: UsageQuery, rows: Iterable[Sequence[Any]]) -> UsageSums:
+    """Return the result of a query for sums of usage from its rows; texts are stored as bytes."""
+    sums, groups = UsageSums(query), len(query.columns)
+    for row in rows:
+        if row[groups]:  # without groups there is a row even if nothing is found
+            names = [one if isinstance(one, int) else bytes(one).decode() for one in row[:groups]]
+            sums.add(names, [int(number) for number in row[groups:]])
+    return sums

@@ -42,6 +42,24 @@ CREATE TABLE answer (                          -- streams by what their tokens d
 );
 CREATE INDEX answer_by_sid ON answer (sid);
 """
+_USAGE_TABLE = """
+CREATE TABLE usage (                           -- one row for each generation that has ended
+    stream           bytea  PRIMARY KEY,       -- the public id; the stream itself may be gone
+    ended_ms         bigint NOT NULL,          -- Unix time
+    tenant           bytea  NOT NULL,
+    key              bytea  NOT NULL,          -- id of the API key
+    model            bytea  NOT NULL,
+    priority         bytea  NOT NULL,          -- the class
+    finish           bytea  NOT NULL,          -- finish reason
+    prompt_tokens    bigint NOT NULL,
+    cached_tokens    bigint NOT NULL,
+    output_tokens    bigint NOT NULL,
+    reasoning_tokens bigint NOT NULL,
+    delivered_tokens bigint NOT NULL           -- may grow
+);
+CREATE INDEX usage_by_end ON usage (ended_ms);
+CREATE INDEX usage_by_key ON usage (key, ended_ms);
+"""
 _TABLES = """
 CREATE TABLE version (version int NOT NULL);
 CREATE TABLE owner (
@@ -180,7 +198,7 @@ async def prepare(connection: AsyncConnection) -> None:
                 # Existing rows stay as they are. They have NULL as `extra`, by which readers
                 # recognise the records of version 2.
                 await connection.execute("ALTER TABLE frame ADD COLUMN extra bytea")
-            await _create(connection, _BRANCH_TABLES)
+            await _create(connection, _BRANCH_TABLES + _USAGE_TABLE)
             await connection.execute("UPDATE version SET version = $1", (SCHEMA_VERSION,))
             return
     if found != SCHEMA_VERSION:
@@ -203,7 +221,7 @@ async def version_in(connection: AsyncConnection, schema: str) -> int | None:
 
 async def _make(connection: AsyncConnection) -> None:
     await connection.execute("CREATE SCHEMA IF NOT EXISTS tailrace")
-    await _create(connection, _TABLES + _BRANCH_TABLES)
+    await _create(connection, _TABLES + _BRANCH_TABLES + _USAGE_TABLE)
     await connection.execute("INSERT INTO version VALUES ($1)", (SCHEMA_VERSION,))
 
 

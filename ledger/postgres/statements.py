@@ -11,7 +11,7 @@ CHANNEL = "tailrace"
 # memory, and changes them. If a single row differs (another epoch or index, a replaced owner, or
 # one that lacks its last commit), a division by zero fails the whole statement. The pessimistic
 # commit below then finds the reason. 64 frames take one round trip instead of three.
-COMMIT = """
+_COMMIT = """
 WITH moved AS (
     UPDATE head SET next_index = m.after, ended = m.ends,
         expires_ms = CASE WHEN m.ends THEN $6::bigint + head.ttl_ms ELSE head.expires_ms END
@@ -25,11 +25,30 @@ WITH moved AS (
     SELECT * FROM unnest($7::bigint[], $8::bigint[], $9::bytea[], $10::bytea[], $11::bytea[])
 ), numbered AS (
     UPDATE owner SET commits = $13 WHERE lease = $12 AND commits = $13 - 1 RETURNING 1
-)
+){}
 SELECT 1 / ((SELECT count(*) FROM moved) = cardinality($1::bigint[])
         AND (SELECT count(*) FROM numbered) = 1)::int,
     pg_notify($14, $15)
 """
+# Streams that end also get a row in `usage`. An end is stored once, so an existing row is never
+# replaced.
+_USAGE = """
+INSERT INTO usage (stream, ended_ms, tenant, key, model, priority, finish, prompt_tokens,
+    cached_tokens, output_tokens, reasoning_tokens, delivered_tokens)
+SELECT * FROM unnest({}) ON CONFLICT (stream) DO NOTHING
+"""
+_USAGE_TYPES = ("bytea", "bigint", *["bytea"] * 5, *["bigint"] * 5)
+
+
+def _usage(first: int) -> str:
+    """Return the INSERT of rows of `usage`, whose columns are parameters from `first` on."""
+    columns = (f"${first + at}::{of}[]" for at, of in enumerate(_USAGE_TYPES))
+    return _USAGE.format(", ".join(columns)).strip()
+
+
+COMMIT = _COMMIT.format("")
+COMMIT_WITH_USAGE = _COMMIT.format(f", used AS (\n    {_usage(16)}\n)")
+INSERT_USAGE = _usage(1)
 
 # The pessimistic commit: lock the rows in a fixed order, read, decide, write. The lock on the
 # owner's row waits for an own commit that a lost connection may have left in progress.
@@ -262,6 +281,16 @@ DELETE FROM object WHERE oid IN (
         AND NOT EXISTS (SELECT FROM value v WHERE v.oid = o.oid)
     LIMIT $2 FOR UPDATE SKIP LOCKED
 )
+"""
+FORGET_USAGE = """
+DELETE FROM usage WHERE stream IN (
+    SELECT stream FROM usage WHERE ended_ms < $1 ORDER BY ended_ms LIMIT $2 FOR UPDATE SKIP LOCKED
+)
+"""
+SET_DELIVERED = """
+UPDATE usage u SET delivered_tokens = least(u.output_tokens, d.tokens)
+FROM unnest($1::bytea[], $2::bigint[]) AS d (stream, tokens)
+WHERE u.stream = d.stream AND u.delivered_tokens < least(u.output_tokens, d.tokens) RETURNING 1
 """
 TABLE_BYTES = """
 SELECT sum(pg_total_relation_size(oid))::bigint AS table_bytes FROM pg_class

@@ -99,6 +99,8 @@ class Log:
         self._seq = 0
         # The tails of the last group, and their sids as an encoded column.
         self._packed: tuple[list[Tail], bytes] = ([], b"")
+        self.stores_all = False
+        """True if the next commit stores all due tails, not only its share."""
         self.closes = False
         """True if the ledger is closing, so that all prunable rows are deleted."""
 
@@ -146,7 +148,10 @@ class Log:
         """Add the segments that are stored now, and the log rows that are deleted, to `commit`."""
         self._note_aged(self._seq)
         # A share of the due tails, with all records up to the accepted index.
-        due = -(-len(self._residents.due_tails) // SEGMENT_COMMITS)
+        due = len(self._residents.due_tails)
+        if not self.stores_all:
+            due = -(-due // SEGMENT_COMMITS)
+        self.stores_all = False
         if due:
             self._store(due, group, commit)
         unstored = self._residents.unstored
@@ -171,6 +176,8 @@ class Log:
             if tail.accepted > tail.stored:
                 commit.segments += tail.segments()
                 group.segmented.append((tail, tail.accepted))
+                if tail.end_accepted and (usage := tail.usage()) is not None:
+                    commit.usage.append(usage)
             if tail.end_accepted:
                 commit.ended.append((now + tail.ttl_ms, sid))
 

@@ -9,7 +9,7 @@ the log.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -50,6 +50,7 @@ from tailrace.ledger.sqlite.replay import Replay
 from tailrace.ledger.sqlite.retention import Retention, RetentionSettings
 from tailrace.ledger.sqlite.storage import Commit, Storage, StreamRow
 from tailrace.ledger.sqlite.tail import Tail
+from tailrace.ledger.usage import UsageQuery, UsageSums
 
 _POWER = Durability.POWER  # reading a global is faster than reading a member of an enum
 _PROCESS = Durability.PROCESS
@@ -360,6 +361,23 @@ class SqliteLedger:
             del tail.watchers[wake]
             if tail.ended and tail.idle:
                 self._residents.forget(tail)
+
+    # ---- usage ----
+
+    async def usage(self, query: UsageQuery) -> UsageSums:
+        # The rows of streams that have just ended are stored with their last segments.
+        self._log.stores_all = True
+        await self._commits.commit()
+        return await self._storage.usage(query)
+
+    async def deliver(self, tokens: Mapping[bytes, int]) -> None:
+        commit = self._commits.forming.commit
+        for stream, count in tokens.items():
+            tail = self._residents.tails.get(stream)
+            if tail is not None:  # its row may be stored later than this commit
+                tail.delivered_tokens = max(tail.delivered_tokens, count)
+            commit.delivered.append((count, stream))
+        await self._commits.commit()
 
     # ---- retention ----
 

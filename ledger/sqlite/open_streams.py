@@ -122,7 +122,13 @@ class Residents:
             self.packing = None
         for sid in sids:
             if sid in self.by_sid:
+                self._count(self.by_sid[sid], commit)
                 self.forget(self.by_sid[sid])
+
+    def _count(self, tail: Tail, commit: Commit) -> None:
+        """Keep the usage of a stream that is removed before its end became a segment."""
+        if tail.end_accepted and tail.accepted > tail.stored and (usage := tail.usage()):
+            commit.usage.append(usage)
 
     def forget(self, tail: Tail) -> None:
         if self.tails.get(tail.info.stream) is tail:

@@ -21,6 +21,7 @@ from tailrace.ledger.sqlite.capacity import LONG_WAL_BYTES, MIB, Room, Shortage
 from tailrace.ledger.sqlite.group import GroupCommit
 from tailrace.ledger.sqlite.open_streams import Residents
 from tailrace.ledger.sqlite.storage import Storage
+from tailrace.ledger.usage import DEFAULT_USAGE_RETENTION_S
 
 EXPIRE_STREAMS = 16
 """Maximum streams removed per commit, to keep each commit short."""
@@ -66,6 +67,8 @@ class RetentionSettings:
     """Seconds without use after which an ended stream is compressed."""
     pause_s: float = 0.002
     """Seconds between two commits of clean-up, so that producers have most of the time."""
+    usage_s: float = DEFAULT_USAGE_RETENTION_S
+    """Seconds for which the usage of a stream is kept after its end."""
     full_disk_grace_s: float = 30.0
     """Seconds for which running generations are paused while the disk is full, before they end."""
 
@@ -226,6 +229,7 @@ class Retention:
         """Remove expired streams, and more if space is short; return the number of streams."""
         self._maintenance.check()
         removed = await self._remove_expired(self._now_ms())
+        await self._forget_usage(self._now_ms())
         self._counted_s = -math.inf
         await self.measure()
         return removed + await self._make_room()
@@ -249,6 +253,14 @@ class Retention:
             await self._remove(gone)
             removed += len(gone)
         return removed
+
+    async def _forget_usage(self, now: int) -> None:
+        """Delete the usage of streams that have ended too long ago."""
+        before = now - int(self._settings.usage_s * 1000)
+        while streams := await self._storage.old_usage(before, EXPIRE_STREAMS):
+            self._commits.forming.commit.forgotten += streams
+            await self._commits.commit()
+            await self._pause()
 
     async def _remove(self, sids: Sequence[int]) -> None:
         self._residents.remove(sids, self._commits.forming.commit)

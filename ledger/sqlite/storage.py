@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 from tailrace.ledger.branch import Part
 from tailrace.ledger.interface import ObjectKey, ValueRange
+from tailrace.ledger.usage import Usage, UsageQuery, UsageSums
 
 
 class StreamRow(NamedTuple):
@@ -89,6 +90,9 @@ class Commit:
     # Segments to delete, as (sid, index of the first record, index after the last one).
     replaced: list[tuple[int, int, int]] = field(default_factory=list)
     cold: list[int] = field(default_factory=list)  # sids of streams with only cold segments
+    usage: list[Usage] = field(default_factory=list)  # rows of streams that have ended
+    delivered: list[tuple[int, bytes]] = field(default_factory=list)  # (output tokens, stream)
+    forgotten: list[bytes] = field(default_factory=list)  # streams whose usage is deleted
     reclaim: int = 0  # maximum segments of removed streams to delete
     vacuum: int = 0  # maximum free pages to return to the file system
 
@@ -97,7 +101,8 @@ class Commit:
         new = self.streams or self.parts or self.answers
         streams = new or self.epochs or self.ended or self.touched or self.removed
         others = self.segments or self.objects or self.values or self.maintenance
-        return self.keep_from is None and not (streams or others)
+        usage = self.usage or self.delivered or self.forgotten
+        return self.keep_from is None and not (streams or others or usage)
 
     @property
     def maintenance(self) -> bool:
@@ -169,6 +174,12 @@ class Storage(Protocol):
 
     async def expired(self, kind: int, now_ms: int, limit: int) -> list[int]:
         """Return at most `limit` sids of expired streams, earliest first."""
+
+    async def usage(self, query: UsageQuery) -> UsageSums:
+        """Return the sums of a query over the stored rows."""
+
+    async def old_usage(self, before_ms: int, limit: int) -> list[bytes]:
+        """Return streams that ended before `before_ms` and whose usage is stored, oldest first."""
 
     async def object_row(self, key: ObjectKey) -> ObjectRow | None: ...
 

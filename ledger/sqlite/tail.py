@@ -17,6 +17,7 @@ from itertools import pairwise
 import structlog
 
 from tailrace.ledger.branch import Part
+from tailrace.ledger.end_usage import usage_of
 from tailrace.ledger.errors import FrameError, LedgerFull, StreamFull, TooLarge
 from tailrace.ledger.frame import HEADER_BYTES, LOGGED, TAG_OFFSET, Durability, StreamEnd
 from tailrace.ledger.interface import Record, StreamInfo, why_refused
@@ -28,6 +29,7 @@ from tailrace.ledger.sqlite.encoding import (
     pack_segment,
 )
 from tailrace.ledger.sqlite.storage import SegmentRow
+from tailrace.ledger.usage import Usage, delivered
 from tailrace.ledger.wire.codec import CORR_OFFSET, LENGTH_MASK, PREFIX_BYTES
 
 log = structlog.get_logger("ledger")
@@ -82,6 +84,7 @@ class Tail:
     stored_bytes: int = 0  # bytes of the stream's segments
     room: int = sys.maxsize  # maximum of `unstored_bytes`
     parts: tuple[Part, ...] = ()  # where the inherited records of a branch are
+    delivered_tokens: int = 0  # output tokens that were delivered after the end was stored
     spent: bool = False  # True if `room` is negative because the ledger is full
     # Used as a set that keeps the order of insertion.
     watchers: dict[Callable[[], None], None] = field(default_factory=dict)
@@ -222,6 +225,13 @@ class Tail:
             blob = pack_segment(frames, ids, extras)
             rows.append(SegmentRow(self.sid, self.first + begin, end - begin, PLAIN, blob))
         return rows
+
+    def usage(self) -> Usage | None:
+        """Return the usage of a stream whose end was accepted, and is not in a segment yet."""
+        last = self.accepted - 1
+        end = Record(self.frames[-1], self.ids[-1], self.extras.get(last, b""))
+        usage = usage_of(self.info.stream, end) if end.extra else None
+        return usage and delivered(usage, self.delivered_tokens)
 
     def was_stored(self, until: int) -> None:
         """Record that all frames before `until` are in segments.

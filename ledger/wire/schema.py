@@ -421,13 +421,18 @@ class Caller:
     """The caller for whom an edge makes a request. Clients must not set it.
 
     It is absent if the edge has no API keys. An empty tenant is a caller with only a resume token.
-    `rights` are the bits of the key's `Right`; the other fields limit all of the tenant's streams.
+    `rights` are the bits of the key's `Right`. `max_unfinished` and `tokens_per_s` limit all of the
+    tenant's streams. `key` is the id of the API key. `tokens_per_day` and `tokens_per_month` are
+    its budgets, by the days and months of UTC.
     """
 
     tenant: str
     rights: Uint
     max_unfinished: Uint | None = None
     tokens_per_s: Uint | None = None
+    key: str = ""
+    tokens_per_day: Uint | None = None
+    tokens_per_month: Uint | None = None
 
 
 @dataclass(frozen=True, slots=True)

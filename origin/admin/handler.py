@@ -27,6 +27,7 @@ from tailrace.origin.admin.warm import WarmHandler, pool_document
 from tailrace.origin.config import OriginConfig
 from tailrace.origin.generations.permissions import generation
 from tailrace.origin.generations.runs import Runs
+from tailrace.origin.generations.usage import usage_of_all
 from tailrace.origin.metrics import Metrics
 from tailrace.origin.serving.live_pool import LivePool
 from tailrace.origin.workers.worker_process import WorkerSlot
@@ -74,6 +75,9 @@ class AdminHandler:
             handler = WarmHandler(self.runs.recorder, self.runs.models, self.pool)
             part = asked.partition("/")[2]
             return await handler.answer(part, query, request.method, request.body)
+        if asked == "usage":
+            require(request.method, "GET")
+            return await usage_of_all(self.ledger, query.rest(), self.unix_ms(self.runs.clock()))
         if asked == "simulate":
             require(request.method, "POST")
             query.done()

@@ -62,6 +62,11 @@ class Query:
     def flag(self, name: str) -> bool:
         return self.word(name, ("0", "1"), "0") == "1"
 
+    def rest(self) -> dict[str, str]:
+        """Return all parameters that are left, which the caller checks."""
+        given, self._given = self._given, {}
+        return given
+
     def done(self) -> None:
         """Raise CallerError for a parameter that was not read."""
         for name in self._given:

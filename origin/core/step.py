@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import NamedTuple
 
 from tailrace.ledger.frame import TAG_OFFSET, FinishReason, StreamEnd, decode
 from tailrace.ledger.interface import Appends
-from tailrace.ledger.record_extra import RecordExtra, life_numbers
+from tailrace.ledger.record_extra import EndUsage, RecordExtra, life_numbers
+from tailrace.origin.core.frame_tokens import delivered_tokens
 from tailrace.origin.core.stream import Stream
 from tailrace.origin.generations.frame_times import TIME_STEP_MS, time_to_store
-from tailrace.origin.workers.worker_frame import Emissions
+from tailrace.origin.workers.worker_frame import NOT_COUNTED, Emissions, TokenCounts
 
 END = StreamEnd.tag
 
@@ -51,10 +52,12 @@ class StepFrames(NamedTuple):
         kept = [run not in runs for run in self.emissions.runs]
         return StepFrames([*compress(self.streams, kept)], self.emissions.those(kept), failed)
 
-    def appends(self, now: float, now_ms: int) -> Appends:
-        """Return the emissions as appends; a StreamEnd is stored with its stream's statistics.
+    def appends(self, now: float, now_ms: int, reach: Callable[[bytes, int], int]) -> Appends:
+        """Return the emissions as appends.
 
-        `now` is the time of the core's clock in seconds, and `now_ms` the Unix time.
+        A StreamEnd is stored with its stream's statistics and usage. `now` is the time of the
+        core's clock in seconds, and `now_ms` the Unix time. `reach` returns the index up to which a
+        stream's readers have its frames; see `Readers`.
         """
         streams, made = self.streams, self.emissions
         extras = [b""] * len(streams)
@@ -69,20 +72,60 @@ class StepFrames(NamedTuple):
         for at in sorted(some | made.steered.keys()):
             stream = streams[at]
             life: tuple[int | None, ...] = ()
+            usage = None
             if made.frames[at][TAG_OFFSET] == END:
                 others = streams.count(stream) - 1
                 life = life_numbers(stream.progress.life(stream.epoch - 1, now, others))
+                output = end_of(made.frames[at]).total_tokens
+                read = self._delivered(at, reach(stream.id, made.indexes[at]), output)
+                stream.is_delivered = read == output
+                usage = end_usage(stream, now_ms, read, made.counted.get(at, NOT_COUNTED))
             at_ms = time_to_store(stream.timed_ms, now_ms)
             steered = made.steered.get(at, ())
-            extras[at] = RecordExtra(steered, stream.new_engine, life, at_ms).pack()
+            extras[at] = RecordExtra(steered, stream.new_engine, life, at_ms, usage).pack()
             stream.new_engine = None
             stream.timed_ms = at_ms or stream.timed_ms
         ids, epochs = [stream.id for stream in streams], [stream.epoch for stream in streams]
         return Appends(ids, epochs, made.indexes, made.frames, made.ids, extras)
 
+    def _delivered(self, at: int, reach: int, output: int) -> int:
+        """Return how many tokens of the stream that row `at` ends are before index `reach`."""
+        stream, made = self.streams[at], self.emissions
+        known = stream.progress.next_index
+        if not stream.recipe.prompt_ids or reach >= made.indexes[at]:
+            return delivered_tokens(reach, made.indexes[at], output, None)
+        coming = sum(
+            len(ids)
+            for one, index, ids in zip(self.streams, made.indexes, made.ids, strict=True)
+            if one is stream and known <= index < reach
+        )
+        return min(output, stream.progress.frame_tokens.before(min(reach, known)) + coming)
+
+
+def end_usage(
+    stream: Stream, now_ms: int, delivered: int, counted: TokenCounts = NOT_COUNTED
+) -> EndUsage:
+    """Return the usage to store with a stream's end, of which `delivered` tokens were read."""
+    recipe = stream.recipe
+    return EndUsage(
+        ended_ms=now_ms,
+        tenant=recipe.tenant,
+        key=recipe.key,
+        model=recipe.model,
+        priority=recipe.priority,
+        cached_tokens=counted.cached,
+        reasoning_tokens=counted.reasoning,
+        delivered_tokens=delivered,
+    )
+
 
 def end_reason(frame: bytes) -> FinishReason:
     """Return the finish reason in an encoded StreamEnd."""
+    return end_of(frame).finish_reason
+
+
+def end_of(frame: bytes) -> StreamEnd:
+    """Return an encoded StreamEnd."""
     _, end = decode(frame)
     assert isinstance(end, StreamEnd), end
-    return end.finish_reason
+    return end

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from tailrace.ledger.errors import Conflict, Overloaded
 from tailrace.ledger.frame import FinishReason
 from tailrace.ledger.record_extra import StreamLife
+from tailrace.origin.core.frame_tokens import FrameTokens
 from tailrace.origin.core.poison_streams import Suspicion
 from tailrace.origin.core.states import StreamState
 from tailrace.origin.generations.recipe import Recipe
@@ -115,6 +116,7 @@ class StreamProgress:
     revision: int = 0
     first_timed: int = 0
     frame_ms: array[int] = field(default_factory=lambda: array("I"))
+    frame_tokens: FrameTokens = field(default_factory=FrameTokens)
     queue_ms: int | None = None
     """Time at which a worker was first told to generate the stream."""
     first_ms: int | None = None
@@ -126,6 +128,7 @@ class StreamProgress:
         if self.queue_ms is None:
             self.queue_ms = self._ms(now_s)
         self.tokens, self.next_index = len(history.ids), history.next_index
+        self.frame_tokens = history.frame_tokens
         self._is_begun = history.is_begun
         next_index = self.next_index
         if self.first_timed + len(self.frame_ms) != next_index:
@@ -135,6 +138,7 @@ class StreamProgress:
     def released(self, index: int, tokens: int, now_s: float) -> None:
         """Note that the frame at `index`, with `tokens` tokens, is durable and was released."""
         self.tokens += tokens
+        self.frame_tokens.add(index, tokens)
         self.next_index = index + 1
         if not self._is_begun:
             self._is_begun, self.first_ms = True, self._ms(now_s)
@@ -249,6 +253,8 @@ class Stream:
     failure: str | None = None
     failed_on: int | None = None
     timed_ms: int = 0
+    is_delivered: bool = False
+    """True if a reader has, or is sent, all tokens when the end is stored."""
     place: int = 0
     """Position among the waiting streams of the same class; the lowest is first."""
     end: PendingEnd = PendingEnd(FinishReason.FAILED)
@@ -267,6 +273,11 @@ class Stream:
         """Return the number of the stream's tokens, or of its frames if it has no tokens."""
         progress = self.progress
         return progress.tokens if self.recipe.prompt_ids else progress.next_index
+
+    @property
+    def used(self) -> int:
+        """Return the number of tokens of the prompt and of the output so far."""
+        return len(self.recipe.prompt_ids) + self.progress.tokens
 
     def use_engine(self, fingerprint: str, history: History) -> None:
         """Set the engine in the recipe: the engine that began the stream, else the current one."""

@@ -44,11 +44,15 @@ class FoundStream(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StreamsRequested:
-    """A client wants to open streams with these ids: room is reserved for all or for none."""
+    """A client wants to open streams with these ids: room is reserved for all or for none.
+
+    `now_ms` is Unix time, which decides the day and month of a budget.
+    """
 
     streams: Sequence[bytes]
     priority: Priority
     caller: Caller | None = None
+    now_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

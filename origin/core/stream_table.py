@@ -189,6 +189,10 @@ class StreamTable:
         here = sum(stream.recipe.tenant == tenant for stream in self.by_id.values())
         return here + sum(one.tenant == tenant for one in self.opening.values())
 
+    def tokens_of(self, key: str) -> int:
+        """Return the tokens that the streams of an API key that are here have used so far."""
+        return sum(one.used for one in self.by_id.values() if one.recipe.key == key)
+
     # ---- waiting ----
 
     def queue(self, stream: Stream, *, is_first: bool = False) -> None:

@@ -29,6 +29,7 @@ from tailrace.ledger.errors import (
 from tailrace.ledger.frame import TAG_OFFSET, FinishReason, Priority, Unread
 from tailrace.ledger.interface import Refusal
 from tailrace.origin.core import stream_events as events
+from tailrace.origin.core.budgets import Budgets, has_budget
 from tailrace.origin.core.continuation import notices, why_not
 from tailrace.origin.core.events import RequestArrived, RequestEnded, WorkerProved
 from tailrace.origin.core.load_shedding import LoadShedding, Readings
@@ -120,6 +121,7 @@ class StreamCore:
         self.table = StreamTable(max_streams)
         self.shedding = LoadShedding(most_wait_s)
         self.quotas = Quotas()
+        self.budgets = Budgets()
         self._models = models
         self._paused_s, self._idle_s, self._cold_wait_s = paused_s, idle_s, cold_wait_s
         self._groups = itertools.count(1)  # unused numbers for groups of suspects
@@ -191,6 +193,9 @@ class StreamCore:
         self.shedding.admit(event.priority)
         self.table.require_room(streams, event.priority)
         self.quotas.admit(event.caller, streams, self.table.unfinished(tenant), self._now)
+        if event.caller is not None and has_budget(event.caller):
+            running = self.table.tokens_of(event.caller.key)
+            self.budgets.admit(event.caller, running, self._now, event.now_ms)
         for stream in event.streams:
             if self.table.may(stream, StreamEvent.OPENED):
                 self.table.opening[stream] = Opening(event.priority, tenant)
@@ -562,6 +567,7 @@ class StreamCore:
     ) -> None:
         """Record the end of a stream, keep its summary, and drop its record."""
         self._order(events.RecordEnd(stream, reason))
+        self.budgets.ended(stream.recipe.key, stream.used)
         self.table.remember(stream, reason, self._now)
         self._leave(stream, event)
 

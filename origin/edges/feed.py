@@ -72,6 +72,7 @@ class Feed:
         """Start reading `stream` from index `first` on; its next index is now `released`."""
         self._stream = stream
         self._window.begin_at(first)
+        self._readers.join(stream, self._reach)
         self._stop_at = None if self._follow else released
         self._attend(stream)
         self._ledger.watch(stream, self.pump)
@@ -87,9 +88,21 @@ class Feed:
             self._ledger.unwatch(self._stream, self.pump)
             if self._reads:
                 self._readers.end(self._stream)
+            self._readers.leave(self._stream, self._reach, self._window.next)
             self._stream = self._tail = None
         if self._reading not in (None, asyncio.current_task()):
             self._reading.cancel()
+
+    def _reach(self, released: int) -> int:
+        """Return the index before which the reader has all frames, or is sent them at once.
+
+        Frames before `released` are released now.
+        """
+        window, tail = self._window, self._tail
+        is_at_tip = tail is not None and self._reading is None and window.next >= tail.released
+        if is_at_tip and window.open and self._follow and not self._outlet.congested:
+            return max(window.next, min(released, window.limit))
+        return window.next
 
     def grant(self, limit: int, limit_bytes: int | None) -> None:
         self._window.grant(limit, limit_bytes)

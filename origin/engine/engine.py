@@ -220,6 +220,8 @@ class Engine:
         first = 0
         for work in plan.work:
             generation = self._generations[work.run]
+            if work.prefill or not generation.is_begun:
+                generation.note_prefill(work.start, len(work.ids))
             known = len(work.ids) - work.drafts
             ahead = before.get(generation)
             some: list[Draw] = []

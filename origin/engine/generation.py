@@ -61,6 +61,9 @@ class Generation:
     def __init__(self, run_id: int, run: StartRun, model_context: ModelContext) -> None:
         self._run_id = run_id
         self._run = run
+        self.is_begun = False
+        """True once a part of the prompt was computed, or all of it was found in the KV cache."""
+        self._prefilled = 0  # the position up to which the prompt was computed or found
         self._model_context = model_context
         self._sampling = _sampling(run)
         self.generated = list(run.generated_ids)
@@ -102,6 +105,16 @@ class Generation:
             self.generated += taken
             emissions += inserted
         return emissions + self._end_if_finished()
+
+    def note_prefill(self, start: int, tokens: int) -> None:
+        """Note that `tokens` known tokens from position `start` on are computed.
+
+        Tokens of the prompt that are skipped, for the first time, were found in the KV cache.
+        """
+        self.is_begun = True
+        skipped = min(start, len(self._run.prompt_ids)) - self._prefilled
+        self._transcript.cached_tokens += max(0, skipped)
+        self._prefilled = max(self._prefilled, start + tokens)
 
     def asked(self, most: int) -> Asked | None:
         """Return the request to the drafter for at most `most` guesses; None without a drafter."""

@@ -27,7 +27,7 @@ from tailrace.ledger.record_extra import IdSpan
 from tailrace.ledger.wire.bare import pack_u32s
 from tailrace.origin.filter import FilterFactory, FilterGate
 from tailrace.origin.tool_calls import MARKUPS, CallPiece, CallReader, Markup, ToolUse
-from tailrace.origin.workers.worker_frame import Emission, StartRun
+from tailrace.origin.workers.worker_frame import Emission, StartRun, TokenCounts
 
 _BYTE_LEVEL = {"type": "ByteLevel"}
 # SentencePiece's vocabularies: U+2581 is a space, <0xE7> a byte.
@@ -197,6 +197,8 @@ class Transcript:
         tools: ToolUse | None = None,
     ) -> None:
         self.total_tokens = 0
+        self.cached_tokens = 0
+        """Number of the prompt's tokens that were found in the KV cache."""
         self.ended = False
         self._run_id = run_id
         self._run = run
@@ -358,6 +360,8 @@ class Transcript:
     def _emission(self, frame: Token | ScoredToken | ToolCall | StreamEnd) -> Emission:
         ids, steered = tuple(self._ids), tuple(self._steered)
         emission = Emission(self._run_id, self._next_index, ids, steered, encode(frame))
+        if isinstance(frame, StreamEnd):
+            emission.counted = TokenCounts(cached=self.cached_tokens)
         self._next_index += 1
         self._ids.clear()
         self._steered.clear()

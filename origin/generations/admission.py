@@ -213,6 +213,7 @@ def new_stream(request: Open) -> dict[str, Any]:
         "priority": request.priority.word,
         "unread": request.unread.word,
         "unread_after_s": request.unread_after_s or DEFAULT_UNREAD_S,
+        "key": "" if request.caller is None else request.caller.key,
         "note": request.note,
         "trace": _trace(request),
     }

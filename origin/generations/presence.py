@@ -8,12 +8,21 @@ origin. Clients of other origins that share the ledger do not count. The core
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, Mapping
 from contextlib import contextmanager
+
+MAX_REACHED = 65_536
+"""Maximum number of streams whose former readers' positions are kept; the oldest are dropped."""
+
+Reach = Callable[[int], int]
+"""Returns the index before which a reader has all frames, or is sent them at once.
+
+Its argument is the index before which all frames are released now.
+"""
 
 
 class Readers:
-    """Counts the readers of each stream.
+    """Counts the readers of each stream, and notes how far they have come.
 
     `changed` is called with a stream whose number of readers changes. `replayed` is called when a
     reader gets frames from storage. Its arguments are their number, and True if the reader got
@@ -29,6 +38,46 @@ class Readers:
         self.replayed = replayed
         self._now: Counter[bytes] = Counter()
         self._lately: set[bytes] = set()
+        self._joined: dict[bytes, dict[Reach, None]] = {}
+        self._reached: dict[bytes, int] = {}  # how far the readers had come that have left
+
+    def join(self, stream: bytes, reach: Reach) -> None:
+        """Note a reader of a stream, whose position `reach` tells until it leaves."""
+        self._joined.setdefault(stream, {})[reach] = None
+
+    def leave(self, stream: bytes, reach: Reach, next_index: int) -> None:
+        """Note that a reader has left that has the frames before `next_index`."""
+        readers = self._joined.get(stream, {})
+        readers.pop(reach, None)
+        if not readers:
+            self._joined.pop(stream, None)
+        self.keep_reached({stream: next_index})
+
+    def reach(self, stream: bytes, released: int) -> int:
+        """Return the index before which some reader has all frames, or is sent them at once.
+
+        Frames before `released` are released now. A reader that begins in the middle of a stream
+        counts as one that has the frames before.
+        """
+        now = [reach(released) for reach in self._joined.get(stream, ())]
+        return max([self._reached.get(stream, 0), *now])
+
+    def take_reached(self) -> dict[bytes, int]:
+        """Return how far the readers had come that have left since the last call, by stream."""
+        reached, self._reached = self._reached, {}
+        return reached
+
+    def keep_reached(self, reached: Mapping[bytes, int]) -> None:
+        """Note how far readers have come that are gone, for a later `take_reached`."""
+        for stream, index in reached.items():
+            if furthest := max(self._reached.pop(stream, 0), index):
+                self._reached[stream] = furthest
+        while len(self._reached) > MAX_REACHED:
+            del self._reached[next(iter(self._reached))]
+
+    def forget(self, stream: bytes) -> None:
+        """Forget the former readers of a stream, because it is stored that they have all of it."""
+        self._reached.pop(stream, None)
 
     def begin(self, stream: bytes) -> None:
         """Count one more reader of a stream."""

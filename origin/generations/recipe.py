@@ -60,6 +60,7 @@ class Recipe(BaseModel):
         notices: Code and message of each notice that is logged before any output.
         siblings: Ids of the other streams of the same request, in hex.
         tenant: The tenant of the caller; empty if the edge has no API keys.
+        key: The id of the caller's API key; empty if the edge has no API keys.
         note: The request's own text for the readers of the stream.
         given: Names of the `sampling` settings that the request itself set. Upstream servers, which
             have defaults of their own, are sent only these. It is None for workers of kind
@@ -94,6 +95,7 @@ class Recipe(BaseModel):
     notices: tuple[tuple[str, str], ...] = ()
     siblings: tuple[str, ...] = ()
     tenant: str = ""
+    key: str = ""
     note: str | None = None
     trace: str | None = None
     base: int = 0

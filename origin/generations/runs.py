@@ -80,8 +80,10 @@ from tailrace.origin.core.stream_events import (
     WorkerGone,
 )
 from tailrace.origin.core.streams import IDLE_STREAM_S, MOST_WAIT_S, PAUSED_S, StreamCore
+from tailrace.origin.generations.deliveries import store_deliveries
 from tailrace.origin.generations.presence import Readers
 from tailrace.origin.generations.recipe import Recipe
+from tailrace.origin.generations.spending import SpendingReader
 from tailrace.origin.generations.stream_log import History, read_history
 from tailrace.origin.generations.stream_span import record_span
 from tailrace.origin.generations.takeover import (
@@ -102,6 +104,7 @@ from tailrace.origin.workers.worker_frame import ActiveRuns, Emissions, Load, Lo
 from tailrace.origin.workers.worker_process import Owner, WorkerSlot
 
 log = structlog.get_logger("runs")
+
 
 LedgerCommand = FindStreams | TakeOver | AppendNotices | AppendEnd
 """Commands that need the ledger, whose answer is reported to the core as an event."""
@@ -141,6 +144,7 @@ class Runs(Owner):
             cold_wait_s=models.wait_s,
         )
         self.table = self.core.table
+        self.spending = SpendingReader(ledger, self.core.budgets, metrics.clock, now_ms)
         self.readers = Readers(self.table.touch, metrics.replayed)
         self.recorder = recorder or no_history()
         self.starts = ColdStarts()
@@ -185,7 +189,8 @@ class Runs(Owner):
         """
         wanted = self.models.find(model)
         self.models.check_starts(wanted)
-        self._do(self.core.handle(StreamsRequested(streams, priority, caller), self.clock()))
+        requested = StreamsRequested(streams, priority, caller, self._now_ms())
+        self._do(self.core.handle(requested, self.clock()))
         try:
             yield wanted
         finally:
@@ -270,6 +275,11 @@ class Runs(Owner):
     async def report_readers(self) -> None:
         """Report to the core which streams were read lately; the core pauses or ends the others."""
         await self._happen(ReadersSeen(self.readers.lately()))
+        await self.store_deliveries()
+
+    async def store_deliveries(self) -> None:
+        """Store what readers got of streams that have ended."""
+        await store_deliveries(self._ledger, self.readers, self.table.by_id)
 
     async def measure_load(self, free_memory: float) -> None:
         """Adapt load shedding to the current load; `free_memory` is a share from 0 to 1."""
@@ -311,7 +321,7 @@ class Runs(Owner):
         """Store the frames of engine steps in one group commit."""
         step = self.core.step(slot.number, made)
         begun = self.clock()
-        batch = step.appends(begun, self._now_ms())
+        batch = step.appends(begun, self._now_ms(), self.readers.reach)
         refusals = await self._ledger.append(batch)
         self._metrics.appended(self.clock() - begun, sum(map(len, batch.frames)))
         await self._happen(StepDurable(slot.number, step, refusals))
@@ -436,6 +446,7 @@ class Runs(Owner):
                 self._reading,
                 self.clock(),
                 self._now_ms(),
+                self.readers.reach,
             )
         except LedgerFailed:
             raise
@@ -490,6 +501,8 @@ class Runs(Owner):
 
     def _record_end(self, command: RecordEnd) -> None:
         stream, reason = command.stream, command.reason
+        if stream.is_delivered:
+            self.readers.forget(stream.id)
         self._metrics.ended(reason)
         if stream.asked_s is not None and stream.released_s is None:
             waited_s, recipe = self.clock() - stream.asked_s, stream.recipe

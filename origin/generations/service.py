@@ -7,6 +7,7 @@ both into frames.
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -44,11 +45,14 @@ from tailrace.ledger.frame import (
 )
 from tailrace.ledger.interface import Ledger, NewStream, ObjectKey, StreamInfo
 from tailrace.ledger.links.hints import HINT, Hint
+from tailrace.ledger.links.own_usage import OWN_USAGE
 from tailrace.ledger.links.rights import OF_A_STREAM, Right
 from tailrace.ledger.links.token_count import TOKEN_COUNT
 from tailrace.ledger.objects.deployment import DEPLOYMENT
 from tailrace.ledger.objects.object import ObjectRequest, ObjectResponse
+from tailrace.origin.admin.query import Query
 from tailrace.origin.config import LedgerConfig, OriginConfig
+from tailrace.origin.core.budgets import has_budget
 from tailrace.origin.core.model import ServedModel
 from tailrace.origin.core.stream import TEXT
 from tailrace.origin.edges.peer_frame import ObjectCall
@@ -73,6 +77,7 @@ from tailrace.origin.generations.recipe import Recipe
 from tailrace.origin.generations.resume_tokens import TokenKeys, VerifiedToken
 from tailrace.origin.generations.runs import Runs
 from tailrace.origin.generations.stream_log import History
+from tailrace.origin.generations.usage import usage_of_key
 from tailrace.origin.streams.protocol import generation_id
 from tailrace.origin.subscriptions.request import SUBSCRIPTION, object_of
 
@@ -152,6 +157,8 @@ class Service:
             earlier = await self.ledger.made_by(key, request_hash(request))
             if earlier is not None:
                 return self._opened(earlier, given)
+        if request.caller is not None and has_budget(request.caller):
+            await self.runs.spending.know(request.caller.key)
         parent = await self._parent(request)
         wanted = request.model if parent is None else parent.recipe.model
         ids = [self.random(STREAM_ID_BYTES) for _ in range(request.n)]
@@ -380,6 +387,12 @@ class Service:
         check_right(call.caller, Right.ADMIN)
         return await self.admin(call.name, request)
 
+    async def _call_usage(self, call: Call, request: ObjectRequest) -> ObjectResponse:
+        query = Query(request.url).rest()
+        document = await usage_of_key(self.ledger, self.runs, call.caller, query, self.now_ms())
+        headers = (("content-type", "application/json"), ("cache-control", "no-store"))
+        return ObjectResponse(200, headers, json.dumps(document).encode())
+
     async def _call_hint(self, call: Call, request: ObjectRequest) -> ObjectResponse:
         _require_edge(call)
         return self._hinted(call)
@@ -558,6 +571,7 @@ _HANDLERS: dict[str, Callable[[Service, Call, ObjectRequest], Awaitable[ObjectRe
     OPERATOR: Service._call_operator,
     HINT: Service._call_hint,
     TOKEN_COUNT: Service._call_token_count,
+    OWN_USAGE: Service._call_usage,
     DEPLOYMENT: Service._call_deployment,
 }
 """Handlers of Calls, by the name of the object's class. `Service._call_own` handles the classes of

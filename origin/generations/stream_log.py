@@ -9,6 +9,7 @@ from tailrace.ledger.frame import Notice, ScoredToken, StreamEnd, Token, ToolCal
 from tailrace.ledger.interface import Ledger, Record
 from tailrace.ledger.record_extra import IdSpan, RecordExtra
 from tailrace.ledger.stream_text import StreamText
+from tailrace.origin.core.frame_tokens import FrameTokens
 
 RETRIED = "retried"
 """Code of the Notice that an origin adds when it continues a stream whose run has failed."""
@@ -36,6 +37,7 @@ class History:
     sent_bytes: int = 0
     calls: int = 0
     text: StreamText = field(default_factory=StreamText)
+    frame_tokens: FrameTokens = field(default_factory=FrameTokens)
     notices: list[Notice] = field(default_factory=list)
     has_end: bool = False
     at_ms: int = 0
@@ -54,6 +56,7 @@ class History:
 
     def add(self, record: Record) -> None:
         _, frame = decode(record.frame)
+        self.frame_tokens.add(self.next_index, len(record.ids))
         self.next_index += 1
         if record.extra:
             self._add_extra(RecordExtra.of(record))

@@ -7,7 +7,7 @@ functions here do not change that record: their results are reported to the core
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import structlog
@@ -18,6 +18,8 @@ from tailrace.ledger.frame import Notice, StreamEnd, encode
 from tailrace.ledger.interface import Append, Ledger, Record, Refusal, StreamKind
 from tailrace.ledger.record_extra import RecordExtra, life_numbers
 from tailrace.ledger.validation import path_of
+from tailrace.origin.core.frame_tokens import delivered_tokens
+from tailrace.origin.core.step import end_usage
 from tailrace.origin.core.stream import UNKNOWN_EPOCH, PendingEnd, Stream
 from tailrace.origin.core.stream_events import FoundStream
 from tailrace.origin.generations.frame_times import time_to_store
@@ -123,10 +125,12 @@ async def append_end(
     turn: asyncio.Lock,
     now_s: float,
     now_ms: int,
+    reach: Callable[[bytes, int], int],
 ) -> WrittenEnd:
     """Take a stream over and write its end, unless it has one.
 
-    `now_s` is the time on the clock of `StreamProgress`, and `now_ms` the Unix time.
+    `now_s` is the time on the clock of `StreamProgress`, and `now_ms` the Unix time. `reach` is the
+    one of `StepFrames.appends`.
 
     Raises:
         NotFound: The stream was deleted.
@@ -141,11 +145,13 @@ async def append_end(
     except Damaged:
         # The tokens of a damaged log cannot be counted, so each frame counts as one token.
         index = tokens = (await ledger.info(stream.id)).next_index
+        read = min(reach(stream.id, index), tokens)
     else:
         if history.has_end:
             return WrittenEnd(epoch)
         index, tokens = history.next_index, len(history.ids)
         at_ms = time_to_store(history.at_ms, now_ms)
+        read = delivered_tokens(reach(stream.id, index), index, tokens, history.frame_tokens)
     frame = StreamEnd(
         total_tokens=tokens,
         finish_reason=end.reason,
@@ -154,7 +160,8 @@ async def append_end(
         message=end.message,
         retryable=end.retryable,
     )
-    extra = RecordExtra(life=life_numbers(stream.progress.life(takeovers, now_s)), at_ms=at_ms)
+    life = life_numbers(stream.progress.life(takeovers, now_s))
+    extra = RecordExtra(life=life, at_ms=at_ms, usage=end_usage(stream, now_ms, read))
     record = Record(encode(frame), (), extra.pack())
     refused = await ledger.append([Append(stream.id, epoch, index, record)])
     return WrittenEnd(epoch, refused[0] if refused else None)

@@ -46,6 +46,7 @@ from tailrace.origin.producer import (
     Vector,
 )
 from tailrace.origin.tool_calls import CallPiece
+from tailrace.origin.workers.worker_frame import NOT_COUNTED, TokenCounts
 
 MAX_CHUNK_BYTES = 256 * 1024
 """Maximum bytes of a Chunk's data; as base64 it still fits a frame."""
@@ -232,6 +233,8 @@ class Production:
         self._framing = Framing(0 if self._repeats else request.next_index, inserted)
         self._filter = self._open_filter(filter_factory)
         self._ended = False
+        self.counted = NOT_COUNTED
+        """The counts of the stream's End, once it is given."""
 
     async def frames(self) -> AsyncGenerator[Numbered, None]:
         """Yield all frames, the last of them a StreamEnd; raises only CancelledError."""
@@ -328,6 +331,7 @@ class Production:
                     raise bad_output("the producer gave fewer outputs than the first time")
                 yield self.ending(output)
                 return
+            self.counted = TokenCounts(output.cached_tokens, output.reasoning_tokens)
         for raw in framing.encoded(output):
             if framing.next_index >= logged:
                 yield framing.next_index, raw

@@ -221,6 +221,8 @@ def _end(call: UpstreamCall, said: _Said, before: _Said) -> End:
         finish,
         total_tokens=before.made + usage.completion_tokens,
         prompt_tokens=max(0, usage.prompt_tokens - before.texts),
+        cached_tokens=usage.cached_tokens,
+        reasoning_tokens=usage.reasoning_tokens,
     )
 
 

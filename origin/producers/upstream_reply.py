@@ -200,10 +200,12 @@ def _made(token: object, logprob: object) -> Score | None:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """A server's own count of tokens."""
+    """A server's own count of tokens; 0 for details that it does not count."""
 
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,7 +362,16 @@ def _usage(usage: object) -> Usage | None:
     if not isinstance(usage, dict):
         return None
     prompt, completion = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
-    return None if prompt is None or completion is None else Usage(prompt, completion)
+    if prompt is None or completion is None:
+        return None
+    cached = _detail(usage, "prompt_tokens_details", "cached_tokens")
+    reasoning = _detail(usage, "completion_tokens_details", "reasoning_tokens")
+    return Usage(prompt, completion, min(cached, prompt), min(reasoning, completion))
+
+
+def _detail(usage: Mapping[str, object], group: str, name: str) -> int:
+    details = usage.get(group)
+    return (_count(details, name) or 0) if isinstance(details, dict) else 0
 
 
 def _count(usage: Mapping[str, object], name: str) -> int | None:

@@ -195,7 +195,10 @@ class TextWorker:
         self._at_work.made((answer.run,))
         is_end = tag_of(frame) == StreamEnd.tag
         can_retry = is_end and answer.production.can_retry
-        await self._outbox.put(Emission(answer.run, index, (), (), frame, can_retry))
+        emission = Emission(answer.run, index, (), (), frame, can_retry)
+        if is_end:
+            emission.counted = answer.production.counted
+        await self._outbox.put(emission)
         answer.has_end = is_end
 
 

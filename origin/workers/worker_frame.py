@@ -10,9 +10,9 @@ After a change to these classes run `make schemas`, which writes origin/workers/
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, compress, groupby
-from typing import dataclass_transform
+from typing import NamedTuple, dataclass_transform
 
 from tailrace.ledger.errors import FrameError, SchemaMismatch
 from tailrace.ledger.frame import Hello, OutputFormat, Sampling
@@ -82,6 +82,20 @@ class Ready(WorkerFrame):
     spans: tuple[LoadStage, ...] = ()
 
 
+class TokenCounts(NamedTuple):
+    """Tokens of a run that its StreamEnd does not count.
+
+    `cached` tokens of the prompt were found in the KV cache, also that of an upstream server.
+    `reasoning` tokens of the output were reasoning, by an upstream server's count.
+    """
+
+    cached: int = 0
+    reasoning: int = 0
+
+
+NOT_COUNTED = TokenCounts()
+
+
 @dataclass(slots=True)  # not frozen, because creating a frozen one takes three times as long
 class Emission:
     """One frame of one run: `frame` is an encoded frame of the client schema with corr 0.
@@ -90,7 +104,8 @@ class Emission:
     frame. A token whose text is held back (incomplete UTF-8, a possible stop sequence) yields no
     frame, and its id is in the next emission. `steered` has a span of `ids` for each Steer order;
     the ids of one order are all in one emission. `can_retry`: the frame is the end of a run that
-    has failed, and another run can continue the stream from its log.
+    has failed, and another run can continue the stream from its log. `counted` is for the emission
+    of a StreamEnd; it is not compared, because it depends on what the KV cache holds.
     """
 
     run: int
@@ -99,6 +114,7 @@ class Emission:
     steered: tuple[IdSpan, ...]
     frame: bytes
     can_retry: bool = False
+    counted: TokenCounts = field(default=NOT_COUNTED, compare=False)
 
 
 @dataclass(slots=True)
@@ -116,6 +132,8 @@ class Emissions:
     frames: Sequence[bytes]
     steered: dict[int, tuple[IdSpan, ...]]
     failed: Sequence[int] = ()
+    counted: dict[int, TokenCounts] = field(default_factory=dict)
+    """The counts of a row that ends a run, if they are not 0."""
 
     @classmethod
     def joined(cls, steps: Sequence[Step]) -> Emissions:
@@ -132,6 +150,7 @@ class Emissions:
             list[bytes](),
         )
         steered: dict[int, tuple[IdSpan, ...]] = {}
+        counted: dict[int, TokenCounts] = {}
         for step in steps:
             some, at = step.cut(), len(runs)
             runs += some.runs
@@ -139,12 +158,13 @@ class Emissions:
             ids += some.ids
             frames += some.frames
             steered.update({at + row: spans for row, spans in some.steered.items()})
+            counted.update({at + row: counts for row, counts in some.counted.items()})
         failed = [run for step in steps for run in step.failed]
-        return cls(runs, indexes, ids, frames, steered, failed)
+        return cls(runs, indexes, ids, frames, steered, failed, counted)
 
     def those(self, wanted: Sequence[bool]) -> Emissions:
         """Return the rows for which `wanted` is True."""
-        places = compress(range(len(wanted)), wanted)
+        places = list(compress(range(len(wanted)), wanted))
         return Emissions(
             list(compress(self.runs, wanted)),
             list(compress(self.indexes, wanted)),
@@ -152,6 +172,7 @@ class Emissions:
             list(compress(self.frames, wanted)),
             {to: self.steered[at] for to, at in enumerate(places) if at in self.steered},
             self.failed,
+            {to: self.counted[at] for to, at in enumerate(places) if at in self.counted},
         )
 
 
@@ -162,6 +183,15 @@ class SteeredIds:
     row: U32Int
     start: U32Int
     count: U32Int
+
+
+@dataclass(frozen=True, slots=True)
+class EndCounts:
+    """The `TokenCounts` of the run that row `row` ends."""
+
+    row: U32Int
+    cached: Uint
+    reasoning: Uint
 
 
 @frame(34)
@@ -182,6 +212,7 @@ class Step(WorkerFrame):
     frames: bytes = b""
     steered: tuple[SteeredIds, ...] = ()
     failed: U32Ints = ()
+    counted: tuple[EndCounts, ...] = ()
 
     @classmethod
     def of(cls, emissions: Sequence[Emission]) -> Step:
@@ -199,6 +230,11 @@ class Step(WorkerFrame):
                 for span in each.steered
             ),
             failed=[each.run for each in emissions if each.can_retry],
+            counted=tuple(
+                EndCounts(row, *each.counted)
+                for row, each in enumerate(emissions)
+                if each.counted != NOT_COUNTED
+            ),
         )
 
     def cut(self) -> Emissions:
@@ -217,7 +253,11 @@ class Step(WorkerFrame):
         ids = [all_ids[at : (at := at + count)] for count in self.counts]
         at = 0
         frames = [all_frames[at : (at := at + size)] for size in self.sizes]
-        return Emissions(self.runs, self.indexes, ids, frames, self._spans(), self.failed)
+        if any(each.row >= len(frames) for each in self.counted):
+            raise FrameError("a row of a step does not exist", field="Step.counted", offset=0)
+        counted = {each.row: TokenCounts(each.cached, each.reasoning) for each in self.counted}
+        spans = self._spans()
+        return Emissions(self.runs, self.indexes, ids, frames, spans, self.failed, counted)
 
     def _spans(self) -> dict[int, tuple[IdSpan, ...]]:
         spans: dict[int, tuple[IdSpan, ...]] = {}

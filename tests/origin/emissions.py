@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tailrace.origin.workers.worker_frame import Emission, Emissions, Step
+from tailrace.origin.workers.worker_frame import NOT_COUNTED, Emission, Emissions, Step
 
 
 def rows(made: Step | Emissions) -> list[Emission]:
@@ -10,6 +10,13 @@ def rows(made: Step | Emissions) -> list[Emission]:
         made = made.cut()
     columns = made.runs, made.indexes, made.ids, made.frames
     return [
-        Emission(run, index, ids, made.steered.get(at, ()), frame)
+        Emission(
+            run,
+            index,
+            ids,
+            made.steered.get(at, ()),
+            frame,
+            counted=made.counted.get(at, NOT_COUNTED),
+        )
         for at, (run, index, ids, frame) in enumerate(zip(*columns, strict=True))
     ]

@@ -1,6 +1,6 @@
 // Written by `python -m tests.web.generate` from ledger/wire/tailrace.bare.
 
-export const SCHEMA_ID = "8994ec59338b737e";
+export const SCHEMA_ID = "a4efafae21dc344f";
 
 export const TYPES = {
   StreamId: "data[16]",

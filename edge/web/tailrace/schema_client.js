@@ -15,7 +15,7 @@ export const TYPES = {
   Tools: "functions:str choice:ToolChoice only:optional<str> parallel:bool",
   OutputFormat: "kind:FormatKind source:str",
   Sampling: "temperature:optional<f64> top_k:optional<uint> top_p:optional<f64> min_p:optional<f64> repetition_penalty:optional<f64> presence_penalty:optional<f64> frequency_penalty:optional<f64> seed:optional<u64>",
-  Caller: "tenant:str rights:uint max_unfinished:optional<uint> tokens_per_s:optional<uint>",
+  Caller: "tenant:str rights:uint max_unfinished:optional<uint> tokens_per_s:optional<uint> key:str tokens_per_day:optional<uint> tokens_per_month:optional<uint>",
   Branch: "stream:StreamId index:uint token:optional<str> text:optional<str> instruction:optional<str>",
   Open: "16 model:str prompt:optional<str> messages:list<Message><=1024 max_tokens:optional<uint> sampling:Sampling stop:list<str><=1024 ignore_eos:bool logprobs:optional<uint> format:optional<OutputFormat> overflow:Overflow n:uint durability:Durability priority:Priority unread:Unread unread_after_s:optional<uint> idempotency_key:optional<str> credit:uint caller:optional<Caller> credit_bytes:optional<uint> tools:optional<Tools> note:optional<str> trace:optional<str> branch:optional<Branch>",
   Resume: "17 stream:StreamId after:optional<uint> token:optional<str> follow:bool credit:uint caller:optional<Caller> credit_bytes:optional<uint> tail:optional<uint> since_ms:optional<uint> snapshot:bool",

@@ -1,9 +1,10 @@
 """Checksums of single rows, so that damaged rows are detected.
 
-The blobs of log rows and segments contain their own checksums. Rows of streams, parts, objects and
-values have a column `crc`. The `crc` of a stream is the XOR of two checksums: one of the columns
-that never change, one of the columns that do (its state). When the state changes, `restated`
-replaces the second one. So a change need not read the recipe, and earlier damage stays visible.
+The blobs of log rows and segments contain their own checksums. Rows of streams, parts, objects,
+values and usage have a column `crc`. The `crc` of a stream is the XOR of two checksums: one of the
+columns that never change, one of the columns that do (its state). When the state changes,
+`restated` replaces the second one. So a change need not read the recipe, and earlier damage stays
+visible.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tailrace.ledger.branch import Part
 from tailrace.ledger.errors import Damaged, damaged_stream
 from tailrace.ledger.sqlite.storage import ObjectRow, StreamRow
+from tailrace.ledger.usage import Usage
 
 if TYPE_CHECKING:
     import apsw
@@ -24,6 +26,7 @@ _MISMATCH = "does not match its checksum"
 
 _STREAM_TEXTS = ("recipe", "idempotency_key")
 _OBJECT_TEXTS = ("kind", "name")
+_USAGE_TEXTS = ("tenant", "key", "model", "priority", "finish")
 
 
 def _columns(names: Sequence[str], texts: Sequence[str]) -> str:
@@ -33,6 +36,7 @@ def _columns(names: Sequence[str], texts: Sequence[str]) -> str:
 
 STREAM_COLUMNS = _columns((*StreamRow._fields, "crc"), _STREAM_TEXTS)
 OBJECT_COLUMNS = _columns((*ObjectRow._fields, "crc"), _OBJECT_TEXTS)
+USAGE_COLUMNS = _columns((*Usage._fields, "crc"), _USAGE_TEXTS)
 VALUE_COLUMNS = _columns(("name", "value", "crc"), ("name",))
 
 _STATE = ("epoch", "ended", "expires_ms")
@@ -51,6 +55,11 @@ def stream_crc(row: Sequence[object]) -> int:
     """Return the checksum of the columns of a `StreamRow`; texts may be given as bytes."""
     fixed = crc_of([row[at] for at in _FIXED_AT])
     return fixed ^ crc_of([row[0], *(row[at] for at in _STATE_AT)])
+
+
+def usage_crc(row: Usage) -> int:
+    """Return the checksum of the columns of a `Usage` that never change."""
+    return crc_of(row[:-1])
 
 
 def add_functions(connection: apsw.Connection) -> None:
@@ -133,6 +142,19 @@ def checked_part(sid: int, row: Sequence[Any]) -> Part:
     if crc != crc_of((sid, source, end)):
         raise Damaged(f"a part of stream {sid} {_MISMATCH}", hint=DAMAGED_HINT)
     return Part(source, end)
+
+
+def checked_usage(row: Sequence[Any]) -> Usage:
+    """Return the usage of a stream from its row of `USAGE_COLUMNS`.
+
+    Raises `Damaged` if the row does not match its checksum.
+    """
+    *columns, crc = row
+    stream = columns[0]
+    if crc != crc_of(columns[:-1]):
+        name = stream.hex() if isinstance(stream, bytes) else "unknown"
+        raise Damaged(f"the usage of stream {name} {_MISMATCH}", hint=DAMAGED_HINT)
+    return Usage(*_decoded(columns, Usage._fields, _USAGE_TEXTS))
 
 
 def _decoded(columns: Sequence[Any], names: Sequence[str], texts: Sequence[str]) -> Iterator[Any]:

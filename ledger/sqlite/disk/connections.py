@@ -19,6 +19,7 @@ from tailrace.ledger.sqlite.disk.schema import (
     BUSY_TIMEOUT_MS,
     SCHEMA_VERSION,
     UPGRADED_VERSIONS,
+    USAGE_SCHEMA,
     make_schema,
     refuse_foreign,
 )
@@ -111,12 +112,12 @@ def _upgrade(writer: apsw.Connection, path: Path, version: int) -> None:
     """Bring a file of layout `version` up to date in one transaction.
 
     The log rows of layout 6 are rewritten. Its segments stay as they are: their `coding` tells
-    readers the layout. Layout 7 lacks only the tables of branches.
+    readers the layout. Layout 7 lacks only the tables of branches and of usage.
     """
     rows: list[Any] = []
     if version == 6:
         rows = [row[0] for row in writer.execute("SELECT seq FROM log").fetchall()]
-    writer.execute(f"BEGIN IMMEDIATE;{BRANCH_SCHEMA}")
+    writer.execute(f"BEGIN IMMEDIATE;{BRANCH_SCHEMA}{USAGE_SCHEMA}")
     for seq in rows:
         batch: Any = writer.execute("SELECT batch FROM log WHERE seq = ?", (seq,)).get
         upgraded = upgraded_batch(batch)

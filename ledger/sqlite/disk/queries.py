@@ -23,6 +23,7 @@ from tailrace.ledger.sqlite.disk.checksum import (
 )
 from tailrace.ledger.sqlite.disk.connections import Reads
 from tailrace.ledger.sqlite.storage import ObjectRow, SegmentRow, StreamRow
+from tailrace.ledger.usage import UsageQuery, UsageSums, sql_of
 
 log = structlog.get_logger("ledger")
 
@@ -125,6 +126,18 @@ class Queries:
             (kind, now_ms, limit),
         )
         return [row[0] for row in rows]
+
+    async def usage(self, query: UsageQuery) -> UsageSums:
+        text, parameters = sql_of(query, "?")
+        sums, groups = UsageSums(query), len(query.columns)
+        for row in await self._reads.read(text, parameters):
+            if row[groups]:  # without groups there is a row even if nothing is found
+                sums.add(row[:groups], row[groups:])
+        return sums
+
+    async def old_usage(self, before_ms: int, limit: int) -> list[bytes]:
+        sql = "SELECT stream FROM usage WHERE ended_ms < ? ORDER BY ended_ms LIMIT ?"
+        return [row[0] for row in self._reads.look(sql, (before_ms, limit))]
 
     async def object_row(self, key: ObjectKey) -> ObjectRow | None:
         rows = self._reads.look(

@@ -34,7 +34,27 @@ CREATE TABLE answer (                         -- streams by what their tokens de
 ) WITHOUT ROWID;
 CREATE INDEX answer_by_sid ON answer (sid);
 """
-"""The tables that layout 8 has added."""
+"""The tables of branches, which layout 8 has added."""
+USAGE_SCHEMA = """
+CREATE TABLE usage (                          -- one row for each generation that has ended
+    stream           BLOB    NOT NULL PRIMARY KEY, -- the public id; the stream itself may be gone
+    ended_ms         INTEGER NOT NULL,        -- Unix time
+    tenant           TEXT    NOT NULL,
+    key              TEXT    NOT NULL,        -- id of the API key
+    model            TEXT    NOT NULL,
+    priority         TEXT    NOT NULL,        -- the class
+    finish           TEXT    NOT NULL,        -- finish reason
+    prompt_tokens    INTEGER NOT NULL,
+    cached_tokens    INTEGER NOT NULL,
+    output_tokens    INTEGER NOT NULL,
+    reasoning_tokens INTEGER NOT NULL,
+    delivered_tokens INTEGER NOT NULL,        -- may grow; not in the checksum
+    crc              INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX usage_by_end ON usage (ended_ms);
+CREATE INDEX usage_by_key ON usage (key, ended_ms);
+"""
+"""The table of usage, which layout 8 has added."""
 
 _SCHEMA = """
 CREATE TABLE stream (
@@ -91,7 +111,7 @@ CREATE TABLE object_value (
 def make_schema(writer: apsw.Connection) -> None:
     writer.execute("PRAGMA auto_vacuum = INCREMENTAL")
     writer.execute(
-        f"BEGIN;{_SCHEMA}{BRANCH_SCHEMA}PRAGMA application_id = {APPLICATION_ID};"
+        f"BEGIN;{_SCHEMA}{BRANCH_SCHEMA}{USAGE_SCHEMA}PRAGMA application_id = {APPLICATION_ID};"
         f"PRAGMA user_version = {SCHEMA_VERSION};COMMIT;"
     )
 

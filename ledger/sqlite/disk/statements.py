@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from tailrace.ledger.branch import Part
-from tailrace.ledger.sqlite.disk.checksum import crc_of, restated, stream_crc
+from tailrace.ledger.sqlite.disk.checksum import crc_of, restated, stream_crc, usage_crc
 from tailrace.ledger.sqlite.storage import Commit, ObjectRow, SegmentRow, StreamRow
+from tailrace.ledger.usage import Usage
 
 Rows = Sequence[Sequence[Any]]
 
@@ -37,6 +38,14 @@ _UPSERT_OBJECT = (
     " epoch = excluded.epoch, alarm_ms = excluded.alarm_ms,"
     " alarm_retries = excluded.alarm_retries, crc = excluded.crc"
 )
+_INSERT_USAGE = (
+    _insert(f"usage ({', '.join(Usage._fields)}, crc)", len(Usage._fields) + 1)
+    + " ON CONFLICT (stream) DO NOTHING"
+)
+_SET_DELIVERED = (
+    "UPDATE usage SET delivered_tokens = max(delivered_tokens, min(?1, output_tokens))"
+    " WHERE stream = ?2"
+)
 _PUT_VALUE = _insert("object_value", 4, replace=True)
 
 
@@ -62,6 +71,9 @@ def statements(commit: Commit) -> list[tuple[str, Rows]]:
         (_SET_ENDED, commit.ended),
         (_SET_EXPIRY, commit.touched),
         ("UPDATE stream SET cold = 1 WHERE sid = ?", [(sid,) for sid in commit.cold]),
+        (_INSERT_USAGE, [(*row, usage_crc(row)) for row in commit.usage]),
+        (_SET_DELIVERED, commit.delivered),
+        ("DELETE FROM usage WHERE stream = ?", [(stream,) for stream in commit.forgotten]),
         (_UPSERT_OBJECT, [(*row, crc_of(row)) for row in commit.objects]),
     ]
     for oid, name, value in commit.values:

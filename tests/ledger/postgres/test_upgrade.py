@@ -1,4 +1,4 @@
-"""The tables of version 2 are brought up to date by the first origin, and nothing is lost."""
+"""The tables of older versions are brought up to date by the first origin, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from tailrace.ledger.interface import Record
 from tailrace.ledger.marked_ids import LIFE, STEER_BEGINS, STEERED
 from tailrace.ledger.postgres.rows import pack_ids
 from tailrace.ledger.record_extra import IdSpan, RecordExtra, StreamLife
+from tailrace.ledger.usage import UsageCounts, UsageQuery
 from tests.ledger.backends import A, B, PostgresBackend, finish, new, opened, tokens
 from tests.ledger.postgres_server import PostgresServer
+from tests.ledger.test_behaviour_usage import OF_B
+from tests.ledger.test_behaviour_usage import finish as finish_counted
 
 pytestmark = pytest.mark.anyio
 
@@ -27,7 +30,8 @@ EXPECTED = [
     Record(ROWS[1][0], (), RecordExtra(life=NUMBERS).pack()),
 ]
 TO_VERSION_3 = (
-    "DROP TABLE tailrace.part; DROP TABLE tailrace.answer; UPDATE tailrace.version SET version = 3"
+    "DROP TABLE tailrace.part; DROP TABLE tailrace.answer; DROP TABLE tailrace.usage;"
+    " UPDATE tailrace.version SET version = 3"
 )
 TO_VERSION_2 = (
     f"ALTER TABLE tailrace.frame DROP COLUMN extra; {TO_VERSION_3};"
@@ -70,6 +74,22 @@ async def test_what_an_older_origin_has_stored_is_read(
         await ledger.create(new(B))
         stored = await finish(ledger, B, 2)
         assert await ledger.read(B, 0, 10) == stored
+
+
+async def test_tables_without_usage_get_it(postgres: PostgresServer, database: str) -> None:
+    backend = PostgresBackend(database)
+    async with opened(backend) as ledger:
+        await ledger.create(new())
+        stored = await finish(ledger, A, 2)
+    postgres.execute(TO_VERSION_3, database)
+    for _ in range(2):
+        async with opened(backend) as ledger:
+            assert await ledger.read(A, 0, 10) == stored
+            assert (await ledger.usage(UsageQuery())).total == UsageCounts()
+    async with opened(backend) as ledger:
+        await ledger.create(new(B))
+        await finish_counted(ledger, B, OF_B)
+        assert (await ledger.usage(UsageQuery())).total.streams == 1
 
 
 async def test_an_origin_of_version_2_that_still_runs_is_understood(

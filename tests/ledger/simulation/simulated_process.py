@@ -7,6 +7,7 @@ from contextlib import suppress
 from tailrace.ledger.errors import LedgerFailed, NotFound
 from tailrace.ledger.frame import StreamEnd, tag_of
 from tailrace.ledger.interface import Append, StreamKind
+from tailrace.ledger.usage import UsageQuery
 from tests.ledger.simulation.simulated_engine import Engine
 from tests.ledger.simulation.simulated_life import Life
 from tests.ledger.simulation.simulated_owner import Owner
@@ -34,6 +35,8 @@ class Process(Life):
         if self.calm:
             await self.ledger.expire()  # and so writes what was relaxed
             self.world.require_whole()
+            sums = await self.ledger.usage(UsageQuery())
+            require(sums.total == self.world.logged_usage(), "usage is not what the log holds")
             await self._require_clean()
 
     async def _set_going(self) -> None:

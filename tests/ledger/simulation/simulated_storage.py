@@ -22,6 +22,7 @@ from tailrace.ledger.errors import LedgerFailed
 from tailrace.ledger.interface import ObjectKey, ValueRange
 from tailrace.ledger.sqlite.encoding import unpack_batch
 from tailrace.ledger.sqlite.storage import Commit, ObjectRow, SegmentRow, Sizes, StreamRow
+from tailrace.ledger.usage import Usage, UsageQuery, UsageSums, delivered
 
 MAX_DELAY_S = 1.0
 """Maximum duration of a read or of half a sync, in virtual seconds."""
@@ -44,6 +45,7 @@ class Tables:
     log: dict[int, bytes] = field(default_factory=dict)
     objects: dict[int, ObjectRow] = field(default_factory=dict)
     values: dict[int, dict[str, bytes]] = field(default_factory=dict)
+    usage: dict[bytes, Usage] = field(default_factory=dict)
 
     def apply(self, commit: Commit) -> None:
         for row in commit.streams:
@@ -56,6 +58,7 @@ class Tables:
         if commit.log:
             self.log[commit.seq] = commit.log
         self._apply_segments(commit)
+        self._apply_usage(commit)
         for expires_ms, sid in commit.ended:
             self._expire(sid, expires_ms, ended=1)
         for expires_ms, sid in commit.touched:
@@ -75,6 +78,15 @@ class Tables:
                 del rows[at]
         for segment in commit.segments:
             self.segments.setdefault(segment.sid, {})[segment.first] = segment
+
+    def _apply_usage(self, commit: Commit) -> None:
+        for row in commit.usage:
+            self.usage.setdefault(row.stream, row)
+        for tokens, stream in commit.delivered:
+            if stream in self.usage:
+                self.usage[stream] = delivered(self.usage[stream], tokens)
+        for stream in commit.forgotten:
+            self.usage.pop(stream, None)
 
     def _apply_objects(self, commit: Commit) -> None:
         for row in commit.objects:
@@ -333,6 +345,17 @@ class SimulatedStorage:
     async def expired(self, kind: int, now_ms: int, limit: int) -> list[int]:
         rows = [r for r in self._rows() if r.ended and r.kind == kind and r.expires_ms <= now_ms]
         return [row.sid for row in sorted(rows, key=lambda row: row.expires_ms)][:limit]
+
+    async def usage(self, query: UsageQuery) -> UsageSums:
+        await self._delay()
+        sums = UsageSums(query)
+        for row in self._disk.tables.usage.values():
+            sums.add_usage(row)
+        return sums
+
+    async def old_usage(self, before_ms: int, limit: int) -> list[bytes]:
+        rows = self._disk.tables.usage.values()
+        return [row.stream for row in rows if row.ended_ms < before_ms][:limit]
 
     async def object_row(self, key: ObjectKey) -> ObjectRow | None:
         rows = self._disk.tables.objects.values()

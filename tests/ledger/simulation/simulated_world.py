@@ -21,6 +21,8 @@ from tailrace.ledger.frame import (
     with_corr,
 )
 from tailrace.ledger.interface import Append, NewStream, Record, StreamKind
+from tailrace.ledger.record_extra import EndUsage, RecordExtra
+from tailrace.ledger.usage import UsageCounts
 from tests.ledger.simulation.simulated_storage import Crash, SimulatedDisk
 
 TTL_MS = 5_000
@@ -67,7 +69,9 @@ class Expected:
     def record(self, epoch: int, index: int, pad: int) -> Record:
         """Return what a producer with that epoch writes there; the last one is the end."""
         if index == self.tokens:
-            return Record(encode(StreamEnd(epoch, FinishReason.STOP, index, 0)), (epoch,))
+            extra = RecordExtra(usage=EndUsage(0, "", "", "m", "batch", delivered_tokens=epoch))
+            end = StreamEnd(epoch, FinishReason.STOP, index, 1)
+            return Record(encode(end), (epoch,), extra.pack())
         return Record(encode(Token(f"{epoch} {'x' * pad}", index)), (epoch, index))
 
     def survives(self, crash: Crash) -> bool:
@@ -192,6 +196,18 @@ class World:
             safe = self.disk.safe.get(expected.id, 0)
         require(index < safe, f"{what} before its commit")
         require(frames[index] == frame, f"{what} was another frame than the log holds")
+
+    # ---- usage ----
+
+    def logged_usage(self) -> UsageCounts:
+        """Return the usage of all streams whose end the log has, or had."""
+        total = UsageCounts()
+        for frames in self.disk.frames.values():
+            end = decode(frames[-1])[1] if frames else None
+            if isinstance(end, StreamEnd):
+                output = end.total_tokens
+                total = total.plus(UsageCounts(1, 1, 0, output, 0, output, 0))
+        return total
 
     # ---- crashes ----
 

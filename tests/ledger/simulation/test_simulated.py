@@ -18,6 +18,7 @@ import pytest
 from tailrace.ledger.sqlite.commit_log import Log
 from tailrace.ledger.sqlite.group import Group, GroupCommit
 from tailrace.ledger.sqlite.ledger import SqliteLedger
+from tailrace.ledger.sqlite.open_streams import Residents
 from tailrace.ledger.sqlite.storage import Commit
 from tailrace.ledger.sqlite.tail import Tail
 from tests.ledger.simulation.simulated_storage import SimulatedStorage
@@ -74,9 +75,9 @@ def release_before_durable(monkeypatch: pytest.MonkeyPatch) -> None:
     accept = Tail.accept
 
     def accept_and_release(
-        tail: Tail, epoch: int, index: int, frame: bytes, ids: tuple[int, ...]
+        tail: Tail, epoch: int, index: int, frame: bytes, ids: tuple[int, ...], extra: bytes
     ) -> int:
-        size = accept(tail, epoch, index, frame, ids)
+        size = accept(tail, epoch, index, frame, ids, extra)
         tail.released = tail.accepted
         tail.wake()
         return size
@@ -105,8 +106,10 @@ def call_process_durable_enough_for_power(monkeypatch: pytest.MonkeyPatch) -> No
 def accept_an_old_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     accept = Tail.accept
 
-    def accept_any(tail: Tail, epoch: int, index: int, frame: bytes, ids: tuple[int, ...]) -> int:
-        return accept(tail, tail.epoch, index, frame, ids)
+    def accept_any(
+        tail: Tail, epoch: int, index: int, frame: bytes, ids: tuple[int, ...], extra: bytes
+    ) -> int:
+        return accept(tail, tail.epoch, index, frame, ids, extra)
 
     monkeypatch.setattr(Tail, "accept", accept_any)
 
@@ -129,6 +132,20 @@ def forget_a_segment_at_compaction(monkeypatch: pytest.MonkeyPatch) -> None:
         del commit.segments[-1:]
 
     monkeypatch.setattr(Log, "_store", store_all_but_one)
+
+
+def forget_usage_at_compaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Log._store
+
+    def store_without(log: Log, due: int, group: Group, commit: Commit) -> None:
+        store(log, due, group, commit)
+        del commit.usage[-1:]
+
+    monkeypatch.setattr(Log, "_store", store_without)
+
+
+def forget_the_usage_of_deleted_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Residents, "_count", lambda *_: None)
 
 
 def prune_one_row_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,6 +179,8 @@ PLANTED = [
     accept_an_old_epoch,
     forget_an_epoch_in_a_crash,
     forget_a_segment_at_compaction,
+    forget_usage_at_compaction,
+    forget_the_usage_of_deleted_streams,
     prune_one_row_too_many,
     wake_nobody,
     go_on_after_a_failed_write,

@@ -26,8 +26,11 @@ from tailrace.ledger.sqlite.disk.schema import SCHEMA_VERSION
 from tailrace.ledger.sqlite.encoding import COLD
 from tailrace.ledger.sqlite.ledger import SqliteLedger
 from tailrace.ledger.sqlite.retention import RetentionSettings
+from tailrace.ledger.usage import UsageCounts, UsageQuery
 from tailrace.origin.workers.worker_frame import StartRun, Steer
 from tests.ledger.backends import A, B, finish, new, opened_file
+from tests.ledger.test_behaviour_usage import OF_A, OF_B
+from tests.ledger.test_behaviour_usage import finish as finish_counted
 from tests.origin.stage import Stage
 
 pytestmark = pytest.mark.anyio
@@ -119,7 +122,9 @@ async def test_a_file_of_layout_7_gets_the_tables_of_branches(tmp_path: Path) ->
         await ledger.create(new(A))
         records = await finish(ledger, A, 3)
     with closing(apsw.Connection(str(path))) as file:
-        file.execute("DROP TABLE part; DROP TABLE answer; PRAGMA user_version = 7")
+        file.execute(
+            "DROP TABLE usage; DROP TABLE part; DROP TABLE answer; PRAGMA user_version = 7"
+        )
     async with opened_file(path) as ledger:
         assert await ledger.read(A, 0, 10) == records
         await ledger.create(replace(new(B), base=BranchPoint(A, 2)))
@@ -186,3 +191,23 @@ async def test_a_damaged_log_row_stays_as_damaged_as_it_was(old: Path) -> None:
         assert understood(await ledger.read(ENGINE, 0, 9)) == EXPECTED[ENGINE]
         append = Append(RUNNING, 1, 3, Record((await ledger.frames(RUNNING, 0, 1))[0], (1,)))
         assert await ledger.append([append]) == []
+
+
+async def test_a_file_of_layout_7_gets_the_table_of_usage(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    async with opened_file(path) as ledger:
+        await ledger.create(new())
+        await finish_counted(ledger, A, OF_A)
+    with closing(apsw.Connection(str(path))) as file:
+        file.execute(
+            "DROP TABLE usage; DROP TABLE part; DROP TABLE answer; PRAGMA user_version = 7"
+        )
+    for _ in range(2):
+        async with opened_file(path) as ledger:
+            assert (await ledger.usage(UsageQuery())).total == UsageCounts()
+            assert len(await ledger.read(A, 0, 10)) == 3
+        assert version(path) == SCHEMA_VERSION
+    async with opened_file(path) as ledger:
+        await ledger.create(new(B))
+        await finish_counted(ledger, B, OF_B)
+        assert (await ledger.usage(UsageQuery())).total.streams == 1

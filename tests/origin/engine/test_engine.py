@@ -282,7 +282,9 @@ def test_a_shared_prompt_is_prefilled_once(engine: Engine) -> None:
     alone = run_all(engine, {1: make_run(prompt_ids=LONG_PROMPT, **SAMPLED)})[1]
     again = run_all(engine, {1: make_run(prompt_ids=LONG_PROMPT, **SAMPLED)})[1]
     assert again == alone
-    assert engine.load().reused_tokens == len(LONG_PROMPT) // PAGE_TOKENS * PAGE_TOKENS
+    reused = len(LONG_PROMPT) // PAGE_TOKENS * PAGE_TOKENS
+    assert engine.load().reused_tokens == reused
+    assert (alone[-1].counted.cached, again[-1].counted.cached) == (0, reused)
 
 
 def test_a_branch_reuses_the_pages_of_its_parent(engine: Engine) -> None:

@@ -342,7 +342,7 @@ async def test_a_stream_at_its_size_limit_ends_as_length(tmp_path: Path) -> None
 
 
 async def test_a_stream_that_the_ledger_has_no_room_for_may_be_tried_again(tmp_path: Path) -> None:
-    tiny = RetentionSettings(max_ledger_bytes=130_000)
+    tiny = RetentionSettings(max_ledger_bytes=170_000)
     ledger = await SqliteLedger.open(tmp_path / "tiny.db", lambda: 1000, retention=tiny)
     try:
         stage = Stage(ledger)

@@ -247,7 +247,8 @@ class PlayedWorker:
             stored = self.world.stored[failed.stream.id]
             is_first = RETRIED not in stored.frames or failed.stream.epoch < stored.epoch
             require(is_first, "a stream is retried for the second time")
-        batch = step.appends(self.origin.clock(), int(self.origin.clock() * 1000))
+        now = self.origin.clock()
+        batch = step.appends(now, int(now * 1000), lambda _stream, _released: 0)
         self.is_busy = True
 
         def append() -> None:

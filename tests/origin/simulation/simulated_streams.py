@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import events
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
 from tailrace.ledger.errors import LedgerAway, Unavailable
+from tailrace.ledger.flow.credit_window import Window
 from tailrace.ledger.frame import (
     Durability,
     FinishReason,
@@ -27,9 +28,13 @@ from tailrace.ledger.frame import (
     Unread,
     decode,
     encode,
+    index_of,
+    tag_of,
 )
 from tailrace.ledger.interface import Append, Appends, NewStream, Refusal
 from tailrace.ledger.sqlite.ledger import SqliteLedger
+from tailrace.ledger.usage import UsageQuery, UsageSums
+from tailrace.origin.edges.feed import Feed
 from tailrace.origin.generations.recipe import Recipe, packed_ids, prompt_hash
 from tailrace.origin.generations.runs import Runs
 from tailrace.origin.generations.stream_log import RETRIED
@@ -83,6 +88,10 @@ class Expected:
     """Orders to cancel that were accepted: by which origin, and after how many frames."""
     producers: dict[int, object] = field(default_factory=dict)
     """The process that was ordered to produce it, by epoch."""
+    read: int = 0
+    """Index before which its client has all frames."""
+    finished: SimulatedOrigin | None = None
+    """The origin that has sent the end to its client."""
 
 
 class SharedLedger:
@@ -150,6 +159,17 @@ class SharedLedger:
         info = await self.world.ledger.info(stream)
         await self._answered()
         return info
+
+    async def frames(self, stream: bytes, start: int, limit: int) -> list[bytes]:
+        await self._asked()
+        frames = await self.world.ledger.frames(stream, start, limit)
+        await self._answered()
+        return frames
+
+    async def deliver(self, tokens: Mapping[bytes, int]) -> None:
+        await self._asked()
+        await self.world.ledger.deliver(tokens)
+        await self._answered()
 
     async def read(self, stream: bytes, start: int, limit: int) -> Any:
         await self._asked()
@@ -289,6 +309,34 @@ class PlayedProcess:
             await runs.worker_rested(slot)
         else:
             await runs.worker_lost(slot)
+
+
+class PlayedReader:
+    """One connection of a client, with credit for some frames."""
+
+    congested = False
+
+    def __init__(self, world: StreamWorld, expected: Expected) -> None:
+        self._expected = expected
+        credit = 1000 if world.is_calm else world.random.choice((1, 3, 1000))
+        self.window = Window.starting(expected.read, credit)
+        self.is_cut = self.has_end = False
+
+    def send(self, data: bytes) -> None:
+        """Take the answer to a reader that has all frames."""
+        self.has_end = True
+
+    def relay(self, frames: Sequence[bytes], corr: int) -> None:
+        """Take frames, which come in order."""
+        if self.is_cut:
+            return
+        for raw in frames:
+            require(index_of(raw) == self._expected.read, "a reader gets a wrong frame")
+            self._expected.read += 1
+            self.has_end |= tag_of(raw) == StreamEnd.tag
+
+    def closed(self, corr: int) -> None:
+        """Take note that nothing follows."""
 
 
 class SimulatedOrigin:
@@ -450,6 +498,7 @@ class StreamWorld:
             await self.pause(3.0)
         if expected.owner is None:
             return
+        self.spawn(self._read(expected))
         for _ in range(random.choice((0, 0, 1, 3))):  # through any origin, and again
             await self.pause(10.0)
             if living := self._living():
@@ -459,6 +508,28 @@ class StreamWorld:
                     await origin.runs.cancel(expected.id)
                     made = (await self.ledger.info(expected.id)).next_index
                     expected.cancels.append((origin, made))
+
+    async def _read(self, expected: Expected) -> None:
+        """Read a stream over many connections, each through any origin, until its end or not."""
+        is_patient = self.random.random() < 0.7
+        while self.is_calm or is_patient or self.random.random() < 0.7:
+            await self.pause(4.0)
+            if not (living := self._living()):
+                continue
+            reader = PlayedReader(self, expected)
+            origin = self.random.choice(living)
+            feed = Feed(reader, 1, reader.window, self.ledger, origin.runs.readers)
+            info = await self.ledger.info(expected.id)
+            feed.attach(expected.id, info.next_index)
+            await self.pause(20.0)
+            if origin.is_dead:
+                reader.is_cut = True  # what it is sent from now on, it is sent by nobody
+                self.ledger.unwatch(expected.id, feed.pump)
+            else:
+                feed.detach()
+            if reader.has_end:
+                expected.finished = origin
+                return
 
     async def _open(self, number: int, expected: Expected) -> bool:
         """Return False where the origin refuses."""
@@ -491,6 +562,34 @@ class StreamWorld:
 
     # ---- what must be ----
 
+    async def _require_usage(self) -> None:
+        """Compare what the ledger counts with what the log holds, and with what readers got.
+
+        What an origin had not stored when it was killed is missing from what readers got.
+        """
+        for origin in self._living():
+            await origin.runs.store_deliveries()
+        counted = await self.ledger.usage(UsageQuery(("finish",)))
+        logged, least, most = UsageSums(UsageQuery(("finish",))), 0, 0
+        for expected in self.streams.values():
+            if expected.owner is None:
+                continue
+            records = await self.ledger.read(expected.id, 0, 100)
+            end = decode(records[-1].frame)[1]
+            assert isinstance(end, StreamEnd)
+            tokens = sum(len(record.ids) for record in records)
+            logged.add_row((end.finish_reason.word,), (1, end.prompt_tokens, 0, tokens, 0, 0, 0))
+            most += min(expected.read, tokens)
+            is_known = expected.finished is not None and not expected.finished.is_dead
+            least += tokens if is_known else 0
+        expected_rows = [(group, counts[:5]) for group, counts in logged.rows]
+        found = [(group, counts[:5]) for group, counts in counted.rows]
+        require(found == expected_rows, f"{found} was counted, and the log holds {expected_rows}")
+        delivered = counted.total.delivered_tokens
+        require(
+            least <= delivered <= most, f"{delivered} tokens are delivered of {least} to {most}"
+        )
+
     async def _require_ends(self) -> None:
         for expected in self.streams.values():
             if expected.owner is None:
@@ -520,6 +619,7 @@ class StreamWorld:
                     require(expected.kills or was_relieved, f"a stream failed: {end.message}")
                 case other:
                     require(False, f"a stream ended as {other}")
+        await self._require_usage()
         for origin in self._living():
             self._require_none(origin)
 

@@ -29,6 +29,7 @@ from tailrace.origin.workers.worker_frame import (
     LoadProgress,
     StartRun,
     Step,
+    TokenCounts,
     decode,
     encode,
     together,
@@ -103,9 +104,14 @@ def emissions(draw: st.DrawFn) -> Emission:
     places = sorted(draw(st.sets(st.integers(0, len(ids)), max_size=4)))
     spans = tuple(IdSpan(begin, end - begin) for begin, end in pairwise(places))
     frame = draw(st.binary(min_size=9, max_size=20))
-    return Emission(
-        draw(st.integers(1, 9)), draw(st.integers(0, 1 << 20)), tuple(ids), spans, frame
-    )
+    numbers = draw(st.integers(1, 9)), draw(st.integers(0, 1 << 20))
+    counted = TokenCounts(*draw(st.tuples(st.integers(0, 9), st.integers(0, 9))))
+    return Emission(*numbers, tuple(ids), spans, frame, counted=counted)
+
+
+def counts(some: list[Emission]) -> list[TokenCounts]:
+    """Return what `Emission` does not compare."""
+    return [each.counted for each in some]
 
 
 EMISSIONS = emissions()
@@ -116,13 +122,16 @@ def test_a_step_in_columns_gives_the_emissions_that_it_was_made_of(some: list[Em
     _, step = decode(encode(Step.of(some)))
     assert isinstance(step, Step)
     assert rows(step) == some
+    assert counts(rows(step)) == counts(some)
 
 
 @given(st.lists(st.lists(EMISSIONS, max_size=3), min_size=1, max_size=3))
 def test_steps_in_a_row_are_one_step(some: list[list[Emission]]) -> None:
     (joined,) = together(map(Step.of, some))
     assert isinstance(joined, Emissions)
-    assert rows(joined) == list(chain.from_iterable(some))
+    together_again = list(chain.from_iterable(some))
+    assert rows(joined) == together_again
+    assert counts(rows(joined)) == counts(together_again)
 
 
 def test_the_runs_that_failed_are_kept_when_steps_are_joined_or_cut() -> None:

@@ -1,0 +1,123 @@
+"""Budgets of API keys: how many tokens a key may use in a day and in a month of UTC.
+
+What ended streams have used comes from the ledger, which origins may share. It is read when a key
+is first seen, and again every few seconds. Added to it are the streams that have ended here since
+then, and those that run here. So what other origins of the ledger have used in the meantime is
+missing for some seconds, and the last requests before the limit may exceed it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tailrace.ledger.errors import TooManyRequests
+from tailrace.ledger.frame import Caller
+from tailrace.ledger.usage import DAY_MS, month_start_ms, next_month_ms
+
+DAY_SPENT = "day_budget_spent"
+MONTH_SPENT = "month_budget_spent"
+IDLE_KEY_S = 600.0
+"""Seconds without a request after which the sums of a key are forgotten."""
+
+
+def has_budget(caller: Caller | None) -> bool:
+    """Return True if a caller's key has a budget."""
+    if caller is None:
+        return False
+    return caller.tokens_per_day is not None or caller.tokens_per_month is not None
+
+
+@dataclass(slots=True)
+class _Spending:
+    """The tokens of one key.
+
+    `by_day` has the sums of the ledger. `since` are the tokens of streams that have ended here
+    since these were read, and `reading` of those since the next reading began, if one has.
+    """
+
+    by_day: dict[int, int]
+    used_s: float
+    since: int = 0
+    reading: int | None = None
+
+
+@dataclass(slots=True)
+class Spent:
+    """The tokens that a key has used in the current day and month."""
+
+    day: int
+    month: int
+
+
+@dataclass(slots=True)
+class Budgets:
+    """The spending of the keys that have a budget and were used lately.
+
+    Times in seconds are of the core's clock; `now_ms` is Unix time.
+    """
+
+    _keys: dict[str, _Spending] = field(default_factory=dict)
+
+    def knows(self, key: str) -> bool:
+        """Return True if the sums of a key were read."""
+        return key in self._keys
+
+    def begin(self, key: str) -> None:
+        """Note that the sums of a key are being read, which may include streams that end now."""
+        if (known := self._keys.get(key)) is not None:
+            known.reading = 0
+
+    def learn(self, key: str, from_day: int, by_day: Mapping[int, int], now: float) -> None:
+        """Note the sums of a key by day, from `from_day` on; those of earlier days stay."""
+        known = self._keys.setdefault(key, _Spending({}, now))
+        kept = {day: tokens for day, tokens in known.by_day.items() if day < from_day}
+        known.by_day = kept | dict(by_day)
+        known.since, known.reading = known.reading or 0, None
+
+    def stale(self, now: float) -> list[str]:
+        """Return the keys to be read again, after forgetting those that are no longer used."""
+        self._keys = {
+            key: known for key, known in self._keys.items() if now - known.used_s < IDLE_KEY_S
+        }
+        return list(self._keys)
+
+    def ended(self, key: str, tokens: int) -> None:
+        """Note that a stream of a key has ended here, which used these tokens."""
+        if (known := self._keys.get(key)) is not None:
+            known.since += tokens
+            if known.reading is not None:
+                known.reading += tokens
+
+    def spent(self, key: str, running: int, now_ms: int) -> Spent:
+        """Return what a key has used, with `running` tokens of streams that have not ended."""
+        known = self._keys.get(key)
+        if known is None:
+            return Spent(running, running)
+        today, first = now_ms // DAY_MS, month_start_ms(now_ms) // DAY_MS
+        day = known.by_day.get(today, 0)
+        month = sum(tokens for at, tokens in known.by_day.items() if first <= at <= today)
+        return Spent(day + known.since + running, month + known.since + running)
+
+    def admit(self, caller: Caller, running: int, now: float, now_ms: int) -> None:
+        """Admit a request of a key with a budget.
+
+        Raises:
+            TooManyRequests: The key has used up its budget.
+        """
+        if (known := self._keys.get(caller.key)) is not None:
+            known.used_s = now
+        spent = self.spent(caller.key, running, now_ms)
+        ends = (now_ms // DAY_MS + 1) * DAY_MS, next_month_ms(now_ms)
+        for code, name, used, most, end_ms in (
+            (MONTH_SPENT, "month", spent.month, caller.tokens_per_month, ends[1]),
+            (DAY_SPENT, "day", spent.day, caller.tokens_per_day, ends[0]),
+        ):
+            if most is not None and used >= most:
+                raise TooManyRequests(
+                    f"this API key has used {used} tokens of its {most} for this {name}",
+                    code=code,
+                    retryable=False,
+                    hint=f"the next {name} begins at 00:00 UTC; the operator can raise the budget",
+                    retry_after_ms=end_ms - now_ms,
+                )

@@ -1,0 +1,45 @@
+"""The number of tokens in the frames of a stream, as runs of frames with equally many tokens."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+
+@dataclass(slots=True)
+class FrameTokens:
+    """The tokens of each frame of a stream, added in the order of the frames.
+
+    Nearly all frames of a stream have the same number of tokens, so only changes take memory.
+    """
+
+    _starts: array[int] = field(default_factory=lambda: array("Q"))
+    _counts: array[int] = field(default_factory=lambda: array("Q"))
+
+    def add(self, index: int, tokens: int) -> None:
+        """Note that the frame at `index`, the next one, has this number of tokens."""
+        if not self._counts or self._counts[-1] != tokens:
+            self._starts.append(index)
+            self._counts.append(tokens)
+
+    def before(self, index: int) -> int:
+        """Return the number of tokens in the frames before `index`, which was added or is next."""
+        ends = [*self._starts, index]
+        return sum(
+            count * max(0, min(end, index) - start)
+            for count, (start, end) in zip(self._counts, pairwise(ends), strict=True)
+        )
+
+
+def delivered_tokens(reach: int, end: int, output: int, tokens: FrameTokens | None) -> int:
+    """Return how many of a stream's `output` tokens are in the frames before index `reach`.
+
+    `end` is the index of the StreamEnd. Whoever has all frames before it has all tokens. The frames
+    of text producers have no token ids, so `tokens` is None and each frame counts equally.
+    """
+    if reach >= end:
+        return output
+    if tokens is None:
+        return output * reach // end
+    return min(output, tokens.before(reach))
