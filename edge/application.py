@@ -46,6 +46,7 @@ from tailrace.edge.origins.origin_pool import OriginPool
 from tailrace.edge.session import ORIGIN_NOT_READY
 from tailrace.edge.starlette_helpers import NO_STORE
 from tailrace.edge.telemetry.metrics import metrics
+from tailrace.edge.usage import USAGE_ROUTE
 from tailrace.edge.web_files import web_routes
 from tailrace.ledger.errors import TailraceError
 from tailrace.ledger.frame import SCHEMA_HASH, STREAM_PATH
@@ -91,6 +92,7 @@ def create_app(
             Route(f"{STREAM_PATH}{{name:path}}", call, methods=METHODS),
             OBJECT_ROUTE,
             *AI_SDK_ROUTES,
+            USAGE_ROUTE,
             *admin_routes(),
             Route("/v1/ws", not_a_websocket),
             Route("/healthz", healthz),

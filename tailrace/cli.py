@@ -19,6 +19,7 @@ from tailrace.commands.ledger import ledger_app
 from tailrace.commands.model import HeadOption, KvCacheOption, WeightsOption, model_app
 from tailrace.commands.options import LOCAL, ConfigOption, JsonOption, command_group, extra
 from tailrace.commands.top import top
+from tailrace.commands.usage import usage
 from tailrace.commands.warm import warm_app
 from tailrace.commands.warm_live import LIVE_COMMANDS
 from tailrace.ledger.errors import EXIT_FAILED, EXIT_USAGE, CallerError, ConfigError, TailraceError
@@ -473,6 +474,7 @@ for live in LIVE_COMMANDS:
 app.add_typer(warm_app, name="warm")
 app.add_typer(bench_app, name="bench")
 app.command()(top)
+app.command()(usage)
 
 if __name__ == "__main__":
     main()

@@ -16,7 +16,7 @@ from math import ceil
 from typing import NamedTuple
 
 from tailrace.edge.access.head import Head
-from tailrace.edge.access.keys import PREFIX, UNBOUNDED, KeyRing, Limits
+from tailrace.edge.access.keys import PREFIX, UNBOUNDED, ApiKey, KeyRing, Limits
 from tailrace.edge.access.quotas import (
     Quota,
     burst,
@@ -115,10 +115,18 @@ class Authenticator:
             return Grant(ANONYMOUS, head)
         key = self.ring.find(text, self.now())
         limits = self.ring.limits(key.tenant)
-        quotas = self._count(key.tenant, limits, openai=is_openai_path(head.path))
+        quotas = self._count(key, limits, openai=is_openai_path(head.path))
         self._under_way[key.tenant] += 1
         return Grant(
-            Caller(key.tenant, key.granted, limits.max_unfinished, limits.tokens_per_s),
+            Caller(
+                key.tenant,
+                key.granted,
+                limits.max_unfinished,
+                limits.tokens_per_s,
+                key.id,
+                key.tokens_per_day,
+                key.tokens_per_month,
+            ),
             head,
             quotas,
             key.priority,
@@ -146,16 +154,17 @@ class Authenticator:
             hint="send Authorization: Bearer KEY, or X-Api-Key: KEY",
         )
 
-    def _count(self, tenant: str, limits: Limits, *, openai: bool) -> Mapping[str, str]:
-        """Count one more request of a tenant, and return the headers about its limits.
+    def _count(self, key: ApiKey, limits: Limits, *, openai: bool) -> Mapping[str, str]:
+        """Count one more request of a key's tenant, and return the headers about their limits.
 
         Raises OverLimit if the tenant may not send one now. `openai` adds the headers of that API.
         """
+        tenant, origins = key.tenant, quotas_of_origins(limits, key)
         rate, most = limits.requests_per_s, limits.max_concurrent
         if rate is None:
             self._buckets.pop(tenant, None)
         if limits is UNBOUNDED:
-            return NO_HEADERS
+            return quota_headers(origins, openai=openai) if origins else NO_HEADERS
         under_way, now, quotas = self._under_way[tenant], self.clock(), list[Quota]()
         refusal: tuple[str, str, int] | None = None
         if most is not None and under_way >= most:
@@ -177,7 +186,7 @@ class Authenticator:
             quotas.append(request_quota(rate, bucket.level(now), reset_s))
         if most is not None and under_way < most:
             quotas.append(concurrency_quota(most, under_way + (refusal is None)))
-        headers = quota_headers([*quotas, *quotas_of_origins(limits)], openai=openai)
+        headers = quota_headers([*quotas, *origins], openai=openai)
         if refusal is not None:
             message, hint, after_ms = refusal
             raise OverLimit(message, hint=hint, retry_after_ms=after_ms, headers=headers)

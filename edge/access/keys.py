@@ -39,6 +39,8 @@ SECRET_BYTES = 32
 PREFIX = "tr_"
 _KEY = re.compile(r"tr_([0-9a-f]{12})_[A-Za-z0-9_-]{43}")
 _NO_DIGEST = "0" * 64
+MAX_BUDGET_TOKENS = 10**15 - 1
+"""Maximum of a budget, which is sent as an integer of a structured field (RFC 9651, 3.3.1)."""
 
 
 def _checked_tenant(text: str) -> str:
@@ -70,6 +72,16 @@ KeyClass = Annotated[
     Priority, BeforeValidator(_class_of), PlainSerializer(lambda priority: priority.word)
 ]
 """The class that a key is bound to, which the file stores as a word."""
+
+
+def _checked_budget(given: object) -> object:
+    if given == 0 and not isinstance(given, bool):
+        raise ValueError("a budget of 0 would refuse every request; revoke the key instead")
+    return given
+
+
+Budget = Annotated[int, BeforeValidator(_checked_budget), Field(ge=1, le=MAX_BUDGET_TOKENS)]
+"""A number of tokens, prompts included."""
 
 
 class Limits(BaseModel):
@@ -104,6 +116,8 @@ class ApiKey(BaseModel):
     expires: datetime | None = None
     revoked: datetime | None = None
     priority: KeyClass | None = Field(None, validation_alias="class", serialization_alias="class")
+    tokens_per_day: Budget | None = None
+    tokens_per_month: Budget | None = None
 
     @property
     def granted(self) -> Right:

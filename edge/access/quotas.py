@@ -10,14 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from tailrace.edge.access.keys import Limits
-from tailrace.edge.errors import TOKENS_QUOTA, go_duration
+from tailrace.edge.access.keys import ApiKey, Limits
+from tailrace.edge.errors import DAY_QUOTA, MONTH_QUOTA, TOKENS_QUOTA, go_duration
 
 REQUEST_BURST_S = 2.0
 """Burst size, in seconds of the tenant's rate of requests (at least one request)."""
 TOKEN_WINDOW_S = 60
 """Burst size of a tenant's tokens, in seconds of its token rate. The origin uses the same value."""
 
+DAY_S = 86_400
 MAX_INTEGER = 999_999_999_999_999
 """Maximum of an integer in a structured field (RFC 9651, 3.3.1)."""
 
@@ -73,9 +74,16 @@ def concurrency_quota(size: int, under_way: int, reset_s: float | None = None) -
     return Quota("concurrent", size, unit=unit, remaining=remaining, reset_s=reset_s)
 
 
-def quotas_of_origins(limits: Limits) -> list[Quota]:
-    """Return the quotas that origins enforce; the edge does not know how much of them is left."""
+def quotas_of_origins(limits: Limits, key: ApiKey) -> list[Quota]:
+    """Return the quotas that origins enforce; the edge does not know how much of them is left.
+
+    A month has no fixed length, so its budget has no window.
+    """
     quotas = []
+    if key.tokens_per_day is not None:
+        quotas.append(Quota(DAY_QUOTA, key.tokens_per_day, DAY_S, TOKENS_QUOTA))
+    if key.tokens_per_month is not None:
+        quotas.append(Quota(MONTH_QUOTA, key.tokens_per_month, unit=TOKENS_QUOTA))
     if limits.max_unfinished is not None:
         quotas.append(Quota("unfinished", limits.max_unfinished, unit="streams"))
     if limits.tokens_per_s is not None:

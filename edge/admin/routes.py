@@ -24,6 +24,7 @@ from tailrace.edge.admin.queries import (
 from tailrace.edge.config import EdgeConfig
 from tailrace.edge.generate.params import parse_stream_id, read_body
 from tailrace.edge.starlette_helpers import NO_STORE, link_of
+from tailrace.edge.usage import admin_usage
 from tailrace.ledger.errors import CallerError, NotFound
 from tailrace.ledger.frame import SCHEMA_HASH
 from tailrace.ledger.process.version import tailrace_version
@@ -48,6 +49,7 @@ def admin_routes() -> list[Route]:
         _route("streams/{id}/frames", partial(_at_its_origin, "frames")),
         _route("streams/{id}/cancel", partial(_at_its_origin, "cancel"), "POST"),
         _route("health", health),
+        _route("usage", admin_usage),
         _route("simulate", simulate, "POST"),
         *(_route(asked, partial(_each, asked), "POST") for asked in WARM_ORDERS),
         *(_route(asked, partial(_each, asked)) for asked in PER_ORIGIN),

@@ -49,6 +49,7 @@ TAGS = {
     "Streams": "The Durable Streams protocol: streams that any program writes.",
     "Subscriptions": "Webhooks and workers that are woken when streams grow. Off by default.",
     "Objects": "Durable Objects of classes that the operator has installed at the origin.",
+    "Usage": "What an API key has used, and its budgets.",
     "Operators": "For operators. Needs an API key with the right `admin`; without keys"
     " the setting `operator_without_key`, and a request from the edge's machine.",
     "Edge": "The edge itself: health, version, metrics, files.",
@@ -893,6 +894,37 @@ def _objects() -> Iterator[Operation]:
         )
 
 
+# ---- usage ----
+
+DAY = {"type": "string", "pattern": "^[0-9]{4}-[0-9]{2}-[0-9]{2}$"}
+
+
+def _usage_query(groups: str, *filters: str) -> tuple[Parameter, ...]:
+    by = f"Groups of the sums, separated by commas: {groups}. Empty for one sum."
+    return (
+        _query("by", by, STRING, "day,model"),
+        _query("from", "The first day (UTC).", DAY, "2026-01-01"),
+        _query("to", "The last day (UTC), included.", DAY),
+        *(_query(name, f"Only streams with this {name}.", STRING) for name in filters),
+    )
+
+
+def _usage() -> Iterator[Operation]:
+    yield Operation(
+        "GET",
+        "/v1/usage",
+        "readOwnUsage",
+        "Usage",
+        "Read what the API key has used",
+        "Tokens of the generations that have ended, and what is left of its budgets. 404 at an"
+        " edge without API keys.",
+        document("The sums.", "OwnUsage"),
+        Right(0),
+        _usage_query("day, month, model, class, finish", "model", "class", "finish"),
+        errors=(*KEYED, 404),
+    )
+
+
 # ---- operators ----
 
 
@@ -992,6 +1024,18 @@ def _operators() -> Iterator[Operation]:
         "Read the health of the edge and its origins",
         "Links, circuit breakers, and each origin's own report.",
         "Health",
+    )
+    yield operation(
+        "GET",
+        "usage",
+        "readUsage",
+        "Read what all API keys have used",
+        "Origins that share a ledger are counted once, several ledgers are added up.",
+        "AllUsage",
+        *_usage_query(
+            "day, month, tenant, key, model, class, finish",
+            *("tenant", "key", "model", "class", "finish"),
+        ),
     )
     yield operation(
         "POST",
@@ -1185,6 +1229,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *_streams(),
     *_subscriptions(),
     *_objects(),
+    *_usage(),
     *_operators(),
     *_edge(),
 )

@@ -37,6 +37,7 @@ from tailrace.edge.openai.request import IGNORED, OpenAiBody
 from tailrace.edge.openai.responses.events import PREFIX
 from tailrace.edge.openai.responses.request import UNSAID, ResponseBody
 from tailrace.ledger.frame import FRAMES, Logged, Snapshot, StreamEnd, StreamState
+from tailrace.ledger.usage import UsageCounts
 from tailrace.ledger.wire.words import Word
 
 Schema = dict[str, Any]
@@ -592,6 +593,34 @@ def _messages() -> Schemas:
 # ---- answers: the edge, its origins, the Durable Streams protocol ----
 
 
+def _key_usage() -> Schemas:
+    counts: Schemas = dict.fromkeys(UsageCounts._fields, COUNT)
+    day = nullable(STRING | {"pattern": "^[0-9]{4}-[0-9]{2}-[0-9]{2}$"})
+    sums = {
+        "by": array(STRING),
+        "from": described("The first day; null for no limit.", day),
+        "to": described("The last day; null for no limit.", day),
+        "usage": array(record("The sums of one group, whose values are further fields.", counts)),
+        "total": record("The sums of all groups.", counts),
+    }
+    budget = record(
+        "A budget of the key, in tokens of prompts and outputs.",
+        {
+            "period": {"enum": ["day", "month"]},
+            "tokens": COUNT,
+            "used": COUNT,
+            "remaining": COUNT,
+            "ends_ms": described("Unix time at which the next period begins, in ms.", COUNT),
+        },
+    )
+    about = "Usage of generations that have ended, each counted once."
+    missing = described("The error of each origin that did not answer.", ANY_OBJECT)
+    return {
+        "OwnUsage": record(about, {**sums, "key": STRING, "budgets": array(budget)}),
+        "AllUsage": record(about, {**sums, "ledgers": array(STRING), "missing": missing}),
+    }
+
+
 def _edge() -> Schemas:
     origin = record("An origin.", {"origin": described("Its address.", STRING)})
     return {
@@ -683,6 +712,7 @@ def schemas() -> Schemas:
     made = {
         **_requests(),
         **_frame_events(),
+        **_key_usage(),
         **_generate(),
         **_errors(),
         **_openai(),

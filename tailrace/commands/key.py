@@ -72,13 +72,22 @@ def key_add(
             help="Most urgent class of the key's requests, and their default. Default: no bound.",
         ),
     ] = None,
+    tokens_per_day: Annotated[
+        int | None,
+        typer.Option(help="Budget of this key: tokens per day of UTC, prompts included."),
+    ] = None,
+    tokens_per_month: Annotated[
+        int | None,
+        typer.Option(help="Budget of this key: tokens per month of UTC, prompts included."),
+    ] = None,
     keys: KeysOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Create a key and print it once; only its hash is stored.
 
-    Limits apply to all keys of the tenant together. Limits that are not given stay unchanged.
+    Limits apply to all keys of the tenant together. Limits that are not given stay unchanged. The
+    budgets, tokens per day and month, are for this key alone.
     """
     from pydantic import ValidationError
 
@@ -100,16 +109,21 @@ def key_add(
         )
     id_, text = make_key(secrets.token_bytes)
     now = datetime.now(UTC)
-    made = ApiKey(
-        id=id_,
-        name=name,
-        tenant=check_tenant(tenant),
-        rights=granted,
-        sha256=digest_of(text),
-        created=now,
-        expires=None if expires_days is None else now + timedelta(days=expires_days),
-        priority=None if priority is None else _class_of(priority),
-    )
+    try:
+        made = ApiKey(
+            id=id_,
+            name=name,
+            tenant=check_tenant(tenant),
+            rights=granted,
+            sha256=digest_of(text),
+            created=now,
+            expires=None if expires_days is None else now + timedelta(days=expires_days),
+            priority=None if priority is None else _class_of(priority),
+            tokens_per_day=tokens_per_day,
+            tokens_per_month=tokens_per_month,
+        )
+    except ValidationError as error:
+        raise invalid_document(error) from None
     options = {limit: context.params[limit] for limit in Limits.model_fields}
     given = {limit: value for limit, value in options.items() if value is not None}
     path = _path(keys, config)
@@ -141,11 +155,12 @@ def key_list(
     if as_json:
         typer.echo(json.dumps(listed, indent=2))
         return
-    rows: list[tuple[str, ...]] = [("id", "name", "tenant", "state", "class", "rights", "limits")]
+    heads = ("id", "name", "tenant", "state", "class", "rights", "limits and budgets")
+    rows: list[tuple[str, ...]] = [heads]
     for each in listed:
-        rights, limits = each["rights"], each["limits"]
-        assert isinstance(rights, list) and isinstance(limits, dict)
-        told = " ".join(f"{limit}={value:g}" for limit, value in limits.items())
+        rights, limits, budgets = each["rights"], each["limits"], each["budgets"]
+        assert isinstance(rights, list) and isinstance(limits, dict) and isinstance(budgets, dict)
+        told = " ".join(f"{limit}={value:.15g}" for limit, value in (limits | budgets).items())
         words = (str(each[column] or "-") for column in rows[0][:5])
         rows.append((*words, ",".join(rights), told))
     typer.echo(columns(rows))
@@ -194,6 +209,7 @@ def _path(keys: Path | None, config: Path | None) -> Path:
 
 def _fields(key: ApiKey, now: datetime, stored: KeyFile) -> dict[str, object]:
     limits = stored.tenants.get(key.tenant)
+    budgets = {"tokens_per_day": key.tokens_per_day, "tokens_per_month": key.tokens_per_month}
     return {
         "id": key.id,
         "name": key.name,
@@ -202,6 +218,7 @@ def _fields(key: ApiKey, now: datetime, stored: KeyFile) -> dict[str, object]:
         "class": None if key.priority is None else key.priority.word,
         "rights": list(key.rights.words),
         "limits": {} if limits is None else limits.model_dump(exclude_none=True),
+        "budgets": {name: tokens for name, tokens in budgets.items() if tokens is not None},
         "created": key.created.isoformat(),
         "expires": None if key.expires is None else key.expires.isoformat(),
         "revoked": None if key.revoked is None else key.revoked.isoformat(),

@@ -66,7 +66,7 @@ async def status(
     """Show the numbers of streams, frames and bytes."""
     from dataclasses import asdict
 
-    async with _reading(path, url, config) as reader:
+    async with reading_ledger(path, url, config) as reader:
         figures = asdict(await reader.status())
     _tell(figures, as_json=as_json)
 
@@ -83,7 +83,7 @@ async def show(
     from tailrace.ledger.inspection.commands import TEXT_CHARS, stream_document, summary
     from tailrace.ledger.inspection.reader import parse_stream
 
-    async with _reading(path, url, config) as reader:
+    async with reading_ledger(path, url, config) as reader:
         row = await reader.stream(parse_stream(stream))
         told, stored = await summary(reader, row), await reader.stored(row)
     document = stream_document(row) | {
@@ -157,7 +157,7 @@ async def verify(
 
     from tailrace.ledger.inspection.commands import verify as check
 
-    async with _reading(path, url, config) as reader:
+    async with reading_ledger(path, url, config) as reader:
         with progress("streams") as told:
             verdict = await check(reader, told)
     if as_json:
@@ -204,7 +204,7 @@ async def export(
             f"unknown format {form!r}", field="--format", hint="use jsonl, frames or copy"
         )
     ids = [parse_stream(stream) for stream in streams or ()]
-    async with _reading(path, url, config) as reader:
+    async with reading_ledger(path, url, config) as reader:
         with progress("streams") as told:
             rows = _rows(reader, ids, told)
             if form == "frames":
@@ -236,7 +236,7 @@ async def gc(
 
     if dry_run:
         now_ms = KeptClock(OriginConfig.load(config).data)()
-        async with _reading(path, url, config) as reader:
+        async with reading_ledger(path, url, config) as reader:
             figures = {
                 "expired_streams": await reader.expired(now_ms),
                 "ledger_bytes": await reader.ledger_bytes(),
@@ -284,9 +284,10 @@ def _place(path: Path | None, url: str | None, config: Path | None) -> Path | st
     return url
 
 
-def _reading(
+def reading_ledger(
     path: Path | None, url: str | None, config: Path | None
 ) -> AbstractAsyncContextManager[LedgerReader]:
+    """Open a snapshot of the ledger that flags or settings name."""
     from tailrace.ledger.inspection.commands import reading
 
     return reading(_place(path, url, config))

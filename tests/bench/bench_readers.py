@@ -1,11 +1,16 @@
 """A reader that comes late: what it waits for the text of 50,000 tokens, and the bytes it gets.
 
-    python tests/bench/bench_readers.py [--tokens 50000] [--rounds 5]
+    python tests/bench/bench_readers.py [--tokens 50000] [--rounds 5] [--streams 10000]
 
 Origin and edge are real processes on loopback, and the ledger is a file. The stream has ended. It
 is read whole by HTTP/1.1 as frames, once as it was made and once as a snapshot, each time until the
-last byte. Each figure is the median of the rounds. It ends with one line of JSON; times in ms,
-sizes in bytes of the body.
+last byte. Each figure is the median of the rounds.
+
+Then 10,000 short streams of the demo model are cut, resumed, left and cancelled while their workers
+and their origin are killed, and the usage of each is compared with its log.
+
+It ends with one line of JSON; times in ms, sizes in bytes of the body, `usage_error_tokens` in
+tokens.
 """
 
 from __future__ import annotations
@@ -29,6 +34,7 @@ from tailrace.ledger.frame import FRAMES_TYPE, Snapshot, Splitter, Token, decode
 from tailrace.origin.producer import About, End, Output, Request, Resumption, Text  # noqa: E402
 from tests.bench.machine import print_line  # noqa: E402
 from tests.e2e.processes import Edge, Origin, running  # noqa: E402
+from tests.e2e.usage_campaign import Campaign, bill  # noqa: E402
 
 SETTINGS = """
 [origin]
@@ -92,14 +98,37 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, object
     return figures
 
 
+async def count(options: argparse.Namespace, folder: Path) -> dict[str, object]:
+    """Play the campaign, and return by how many tokens the usage differs from the log."""
+    origin = Origin(folder / "counted")
+    edge = Edge(origin)
+    async with running(origin, edge):
+        campaign = Campaign(origin, edge, options.streams, seed=1, width=32, kill_every=100)
+        began = time.perf_counter()
+        await campaign.run()
+        seconds = time.perf_counter() - began
+        found = await bill(origin.data / "ledger.db")
+    return {
+        "usage_streams": found.total.streams,
+        "usage_output_tokens": found.total.output_tokens,
+        "usage_unread_tokens": found.total.unread_tokens,
+        "usage_kills": campaign.kills,
+        "usage_s": round(seconds, 1),
+        "usage_error_tokens": found.errors,
+    }
+
+
 def main() -> None:
     """Measure, and print the line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--tokens", type=int, default=50_000, help="length of the stream")
     parser.add_argument("--rounds", type=int, default=5, help="how often each is read")
+    parser.add_argument("--streams", type=int, default=10_000, help="streams that are counted")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        print_line(asyncio.run(measure(options, Path(folder))))
+        figures = asyncio.run(measure(options, Path(folder)))
+        figures |= asyncio.run(count(options, Path(folder)))
+        print_line(figures)
 
 
 if __name__ == "__main__":

@@ -292,6 +292,7 @@ async def edge(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[httpx.
 
 
 REFUSED = {
+    "readOwnUsage": 404,  # this edge has no keys
     "openSession": 426,  # no opening handshake is sent
     "createEmbeddings": 400,  # the demo model makes none
     "applyPolicy": 409,  # an origin of one model has no pool

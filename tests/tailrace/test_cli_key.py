@@ -73,6 +73,35 @@ def test_a_key_may_be_bound_to_a_class(keys: Path) -> None:
         said("key", "add", "x", "--keys", keys, "--class", "urgent")
 
 
+def test_a_budget_is_of_one_key(keys: Path) -> None:
+    options = ("--tokens-per-day", 200_000, "--tokens-per-month", 3_000_000)
+    first = as_json("key", "add", "ci", "--keys", keys, *options)
+    assert first["budgets"] == {"tokens_per_day": 200_000, "tokens_per_month": 3_000_000}
+    assert first["limits"] == {}
+    assert as_json("key", "add", "web", "--keys", keys)["budgets"] == {}
+    assert "tokens_per_day=200000 tokens_per_month=3000000" in said("key", "list", "--keys", keys)
+
+
+@pytest.mark.parametrize("option", ["--tokens-per-day", "--tokens-per-month"])
+@pytest.mark.parametrize(
+    ("tokens", "why"),
+    [(0, "a budget of 0 would refuse every request"), (-1, "greater than"), (10**15, "less than")],
+)
+def test_a_budget_that_cannot_be_is_refused(keys: Path, option: str, tokens: int, why: str) -> None:
+    with pytest.raises(CallerError, match=why) as refused:
+        said("key", "add", "ci", "--keys", keys, option, tokens)
+    assert refused.value.field == option.removeprefix("--").replace("-", "_")
+    assert not keys.exists() or read_keys(keys).keys == []
+
+
+def test_a_budget_of_0_in_the_file_is_named(keys: Path) -> None:
+    said("key", "add", "ci", "--keys", keys, "--tokens-per-day", 7)
+    keys.write_text(keys.read_text().replace('"tokens_per_day": 7', '"tokens_per_day": 0'))
+    with pytest.raises(ConfigError, match="a budget of 0 would refuse every request") as refused:
+        read_keys(keys)
+    assert "keys[0].tokens_per_day" in str(refused.value)
+
+
 def test_a_revoked_key_stays_in_the_list(keys: Path) -> None:
     made = as_json("key", "add", "web", "--keys", keys)
     said("key", "revoke", made["id"], "--keys", keys)

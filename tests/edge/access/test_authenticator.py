@@ -69,7 +69,7 @@ def test_a_key_says_who_asks_and_goes_no_further(
 ) -> None:
     house = House(Limits(max_unfinished=5, tokens_per_s=100))
     grant = house.authenticator.admit(asked("/v1/ws", ("x", "y"), (name, value)))
-    assert grant.caller == Caller("acme", Right.GENERATE | Right.READ, 5, 100)
+    assert grant.caller == Caller("acme", Right.GENERATE | Right.READ, 5, 100, ID)
     assert grant.head.headers == ((b"x", b"y"), *left)
 
 

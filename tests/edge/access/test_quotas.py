@@ -11,7 +11,7 @@ from tailrace.edge.access.head import Head
 from tailrace.edge.access.keys import Limits
 from tailrace.edge.access.page_origins import EXPOSED_HEADERS
 from tailrace.edge.errors import go_duration
-from tests.edge.access.test_authenticator import KEY, House, asked
+from tests.edge.access.test_authenticator import KEY, House, api_key, asked
 
 NATIVE, CHAT = "/v1/generate", "/v1/chat/completions"
 
@@ -85,3 +85,12 @@ def test_numbers_fit_a_structured_field(rate: float) -> None:
 )
 def test_durations_are_written_as_openai_writes_them(seconds: float, text: str) -> None:
     assert go_duration(seconds) == text
+
+
+def test_a_key_is_told_its_budgets_also_if_its_tenant_has_no_limits() -> None:
+    key = api_key(tokens_per_day=200, tokens_per_month=3000)
+    day, month = '"tokens-day";q=200;qu="tokens";w=86400', '"tokens-month";q=3000;qu="tokens"'
+    assert told(House(key=key)) == {"RateLimit-Policy": f"{day}, {month}"}
+    assert told(House(key=key), CHAT) == {"RateLimit-Policy": f"{day}, {month}"}
+    limited = told(House(Limits(tokens_per_s=1), key=key))
+    assert limited["RateLimit-Policy"] == f'{day}, {month}, "tokens";q=60;qu="tokens";w=60'

@@ -144,6 +144,8 @@ CASES = [
     Case("message, document", f"GET /v1/messages/msg_{ID}", (), fast=False),
     Case("message, no version", "POST /v1/messages", (), MESSAGE, fast=False),
     Case("nothing there", "GET /v1/nothing", fast=False),
+    Case("usage of a key, without keys", "GET /v1/usage?by=day", fast=False),
+    Case("usage of all keys, without a right", "GET /v1/admin/usage", fast=False),
     Case("alive", "GET /healthz", fast=False),
 ]
 

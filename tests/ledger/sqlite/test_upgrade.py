@@ -38,6 +38,7 @@ pytestmark = pytest.mark.anyio
 LAYOUT_6 = Path(__file__).parents[2] / "vectors/ledger_layout_6.sql"
 NOW_MS = 1_760_000_000_000
 PACKED, PACKED_STEERED, STEERED, RUNNING, ENGINE, EMPTY = (bytes([n]) * 16 for n in range(1, 7))
+TO_LAYOUT_7 = "DROP TABLE usage; DROP TABLE part; DROP TABLE answer; PRAGMA user_version = 7"
 WORDS = " the cat sat on a mat".split()
 LIFE = StreamLife(3, 14, 1592, 6, 53, 58, resumes=2, takeovers=None)
 STEER = RecordExtra(steered=(IdSpan(1, 2), IdSpan(3, 1)))
@@ -122,9 +123,7 @@ async def test_a_file_of_layout_7_gets_the_tables_of_branches(tmp_path: Path) ->
         await ledger.create(new(A))
         records = await finish(ledger, A, 3)
     with closing(apsw.Connection(str(path))) as file:
-        file.execute(
-            "DROP TABLE usage; DROP TABLE part; DROP TABLE answer; PRAGMA user_version = 7"
-        )
+        file.execute(TO_LAYOUT_7)
     async with opened_file(path) as ledger:
         assert await ledger.read(A, 0, 10) == records
         await ledger.create(replace(new(B), base=BranchPoint(A, 2)))
@@ -199,9 +198,7 @@ async def test_a_file_of_layout_7_gets_the_table_of_usage(tmp_path: Path) -> Non
         await ledger.create(new())
         await finish_counted(ledger, A, OF_A)
     with closing(apsw.Connection(str(path))) as file:
-        file.execute(
-            "DROP TABLE usage; DROP TABLE part; DROP TABLE answer; PRAGMA user_version = 7"
-        )
+        file.execute(TO_LAYOUT_7)
     for _ in range(2):
         async with opened_file(path) as ledger:
             assert (await ledger.usage(UsageQuery())).total == UsageCounts()
