@@ -31,7 +31,7 @@ from tailrace.origin.models.cpu_model import CpuModel, load
 from tailrace.origin.models.model import PREFILL_CHUNK_TOKENS, Draw, Drawn, Piece
 from tailrace.origin.scheduler.limits import Limits
 from tailrace.origin.scheduler.pages import PagePool
-from tailrace.origin.workers.worker_frame import ActiveRuns, AtWork
+from tailrace.origin.workers.worker_frame import ActiveRuns, AtWork, Emission
 from tests.origin.engine.runs import (
     continuation,
     end_of,
@@ -266,6 +266,38 @@ def test_logits_that_are_no_numbers_fail_their_run_alone(
     assert not emitted[2][-1].can_retry
     assert end_of(emitted[2]).finish_reason is FinishReason.LENGTH
     assert emitted[2] == run_all(engine_of(model, tokenizer), {2: plain})[2]
+
+
+class FaultyAt(Watched):
+    """A model that computes no numbers in one of its forward passes."""
+
+    def __init__(self, model: CpuModel, at: int) -> None:
+        super().__init__(model)
+        self.left = at
+
+    def forward(self, pieces: Sequence[Piece]) -> torch.Tensor:
+        self.left -= 1
+        hidden = super().forward(pieces)
+        return torch.full_like(hidden, torch.nan) if self.left == 0 else hidden
+
+
+@pytest.mark.parametrize("at", range(1, 25))
+def test_a_run_that_failed_goes_on_elsewhere_with_the_frames_of_a_whole_run(
+    model: CpuModel, tokenizer: Tokenizer, at: int
+) -> None:
+    """The emissions of the step that fails are dropped, as the core does."""
+    fields = {**SAMPLED, "max_tokens": 24, "stop": ("a stop sequence that never comes",)}
+    whole = run_all(engine_of(model, tokenizer), {1: make_run(**fields)})[1]
+    engine = engine_of(FaultyAt(model, at), tokenizer)
+    engine.add(1, make_run(**fields))
+    logged: list[Emission] = []
+    made = engine.step()
+    while not any(each.can_retry for each in made):
+        logged += made
+        made = engine.step()
+    rest = run_all(engine_of(model, tokenizer), {1: continuation(fields, logged)})[1]
+    assert [each.frame for each in logged + rest] == [each.frame for each in whole]
+    assert [each.ids for each in logged + rest] == [each.ids for each in whole]
 
 
 def test_pages_that_hold_no_numbers_are_given_to_nobody(
