@@ -379,6 +379,12 @@ class OriginConfig(Settings):
         description="Maximum time in seconds that a request waits for its model to load. After"
         " that it is refused with 503.",
     )
+    cache: Literal["none", "exact"] = Field(
+        "none",
+        description="Whether requests are answered from the ledger that do not say it themselves"
+        " (`cache`). `exact`: a request that is greedy or names its seed gets the tokens of a"
+        " finished stream of an identical request of the same tenant.",
+    )
     max_streams: int = Field(
         256,
         ge=1,

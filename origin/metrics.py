@@ -126,6 +126,7 @@ class Metrics:
             "Streams ended because they had neither reader nor output",
             ("state",),
         )
+        self.cached = self._counter("cached_answers", "Requests answered from the ledger", ())
         self.takeovers = self._counter("takeovers", "Streams that another worker continued", ())
         self.retries = self._counter(
             "run_retries", "Streams whose run failed and was given to a worker once more", ()

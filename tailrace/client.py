@@ -564,6 +564,7 @@ class Client:
         overflow: str | None = None,
         durability: str | None = None,
         priority: str | None = None,
+        cache: str | None = None,
         idempotency_key: str | None = None,
         **sampling: Unpack[SamplingSettings],
     ) -> Stream:
@@ -583,6 +584,7 @@ class Client:
             "overflow": overflow,
             "durability": durability,
             "priority": priority,
+            "cache": cache,
             **sampling,
         }
         body = {name: value for name, value in fields.items() if value is not None}

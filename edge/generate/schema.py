@@ -23,6 +23,7 @@ from tailrace.ledger.frame import (
     MAX_MESSAGES,
     SAMPLING,
     Branch,
+    Cache,
     Durability,
     FormatKind,
     Message,
@@ -144,6 +145,9 @@ class _Settings(BaseModel):
     priority: str | None = Field(
         None, description=_words(Priority), json_schema_extra=_among(Priority, None)
     )
+    cache: str | None = Field(
+        None, description=_words(Cache), json_schema_extra=_among(Cache, None)
+    )
     unread: Annotated[
         UnreadBody | None,
         BeforeValidator(_as_object, json_schema_input_type=UnreadBody | str | None),
@@ -176,6 +180,7 @@ class _Settings(BaseModel):
             stop=stop,
             ignore_eos=bool(self.ignore_eos),
             overflow=Overflow.from_word(overflow),
+            cache=None if self.cache is None else Cache.from_word(self.cache),
             n=1 if self.n is None else self.n,
             durability=Durability.from_word(durability),
             priority=class_for(asked, bound_class.get()),

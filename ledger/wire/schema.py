@@ -454,7 +454,8 @@ class Branch:
 class Open(Frame):
     """A request to generate, with exactly one of `prompt`, `messages` and `branch`.
 
-    The model of a `branch` is that of its parent, so `model` is empty or equal to it.
+    The model of a `branch` is that of its parent, so `model` is empty or equal to it. Without
+    `cache` the operator's setting applies.
 
     `note` is returned to the stream's readers in Opened and not read by the server. `trace` is a
     traceparent (W3C Trace Context).
@@ -485,6 +486,7 @@ class Open(Frame):
     note: str | None = None
     trace: str | None = None
     branch: Branch | None = None
+    cache: Cache | None = None
 
 
 @frame(17)

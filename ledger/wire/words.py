@@ -86,6 +86,16 @@ class Unread(Word):
     CANCEL = 2
 
 
+class Cache(Word):
+    """Permission to answer a request from the ledger.
+
+    EXACT: with the tokens of a finished stream of an identical request.
+    """
+
+    NONE = 0
+    EXACT = 1
+
+
 class FormatKind(Word):
     """Language of an output format."""
 

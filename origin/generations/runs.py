@@ -229,6 +229,10 @@ class Runs(Owner):
         """Return the log of a stream from index `begin` up to but not `until`."""
         return await read_history(self._ledger, stream, self._reading, begin, until)
 
+    def answered(self) -> None:
+        """Count a request that was answered from the ledger."""
+        self._metrics.cached.inc()
+
     async def cancel(self, stream: bytes) -> None:
         """Cancel a stream: its worker writes the end, or this origin if it has no worker here.
 

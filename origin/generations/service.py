@@ -43,7 +43,7 @@ from tailrace.ledger.frame import (
     Steer,
     StreamState,
 )
-from tailrace.ledger.interface import Ledger, NewStream, ObjectKey, StreamInfo
+from tailrace.ledger.interface import Append, Ledger, NewStream, ObjectKey, StreamInfo
 from tailrace.ledger.links.hints import HINT, Hint
 from tailrace.ledger.links.own_usage import OWN_USAGE
 from tailrace.ledger.links.rights import OF_A_STREAM, Right
@@ -65,6 +65,13 @@ from tailrace.origin.generations.branch import (
     needs_log,
 )
 from tailrace.origin.generations.frame_times import index_since
+from tailrace.origin.generations.known_answers import (
+    KnownAnswer,
+    identity_of,
+    known_answer,
+    last_records,
+    may_answer,
+)
 from tailrace.origin.generations.permissions import (
     check_right,
     generation,
@@ -149,6 +156,7 @@ class Service:
         """
         check_count(request)
         check_right(request.caller, Right.GENERATE)
+        may_cache = may_answer(request, by_default=self.config.cache == "exact")
         given = OF_A_STREAM if request.caller is None else Right(request.caller.rights)
         # A repeated idempotency key gets the existing stream, even if there is no room for new
         # ones.
@@ -168,7 +176,10 @@ class Service:
             async with self.runs.opening(model, ids[0], known=known) as told:
                 admitted = self._admit if parent is None else partial(self._branch, parent)
                 recipe = self.runs.core.shedding.shortened(await admitted(request, model))
-                info = await self._start(request, recipe, told, ids, key)
+                answer = await self._known(request, recipe) if may_cache else None
+                info = await self._answer(request, recipe, ids[0], key, answer)
+                if info is None:
+                    info = await self._start(request, recipe, told, ids, key)
         return self._opened(await self.ledger.info(info.stream), given)
 
     async def _start(
@@ -187,6 +198,49 @@ class Service:
             await self.runs.start(
                 (info.stream, first), *others, read=request.credit > 0, waited=bool(told)
             )
+        return info
+
+    async def _known(self, request: Open, recipe: Recipe) -> KnownAnswer | None:
+        """Return the answer that the ledger has to an identical request, if any."""
+        identity = _identity(request, recipe)
+        found = await self.ledger.known(identity) if identity else None
+        if found is None or not found.ended:
+            return None
+        try:
+            history = await self.runs.history(found.stream, 0, found.next_index)
+            last = await self.ledger.read(found.stream, found.next_index - 1, 1)
+        except NotFound:  # it was deleted, or has expired, in the meantime
+            return None
+        return known_answer(found.stream, history, last[0], recipe.fingerprint) if last else None
+
+    async def _answer(
+        self,
+        request: Open,
+        recipe: Recipe,
+        stream: bytes,
+        key: str | None,
+        answer: KnownAnswer | None,
+    ) -> StreamInfo | None:
+        """Create a stream that has a known answer; return None if there is none any more."""
+        if answer is None:
+            return None
+        known = recipe.model_copy(update={"base": answer.shared, "notices": ()})
+        base = BranchPoint(answer.stream, answer.shared)
+        new = replace(self._new(stream, known, request, key), base=base)
+        try:
+            info, created = await self.ledger.create(
+                replace(new, identity=_identity(request, recipe))
+            )
+        except NotFound:
+            return None
+        if created:
+            appends = [
+                Append(info.stream, info.epoch, index, record)
+                for index, record in enumerate(last_records(answer, self.now_ms()), answer.shared)
+            ]
+            for refusal in await self.ledger.append(appends):
+                raise refusal.error
+            self.runs.answered()
         return info
 
     async def _admit(self, request: Open, model: ServedModel) -> Recipe:
@@ -255,6 +309,7 @@ class Service:
             idempotency_key=key,
             request_hash=request_hash(request),
             base=None if branch is None else BranchPoint(branch.stream, branch.index),
+            identity=_identity(request, recipe),
         )
 
     async def resume(self, request: Resume | Renew) -> Opened:
@@ -576,6 +631,12 @@ _HANDLERS: dict[str, Callable[[Service, Call, ObjectRequest], Awaitable[ObjectRe
 }
 """Handlers of Calls, by the name of the object's class. `Service._call_own` handles the classes of
 deployed scripts, whose names are SCRIPT/CLASS."""
+
+
+def _identity(request: Open, recipe: Recipe) -> bytes:
+    if request.branch is not None:
+        return b""
+    return identity_of(recipe, names_seed=request.sampling.seed is not None)
 
 
 def _choice(recipe: Recipe, nth: int) -> Recipe:

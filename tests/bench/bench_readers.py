@@ -1,10 +1,15 @@
-"""A reader that comes late: what it waits for the text of 50,000 tokens, and the bytes it gets.
+"""What readers wait for: the text of 50,000 tokens, a branch, and an answer that is known.
 
     python tests/bench/bench_readers.py [--tokens 50000] [--rounds 5] [--streams 10000]
 
 Origin and edge are real processes on loopback, and the ledger is a file. The stream has ended. It
 is read whole by HTTP/1.1 as frames, once as it was made and once as a snapshot, each time until the
 last byte. Each figure is the median of the rounds.
+
+A second origin serves the demo model. `begin_ttft_ms` is the time from a request until the first
+frame of its stream, `branch_ttft_ms` that until the first own frame of a branch in the middle of a
+stream of 600 tokens, whose shared text comes as a snapshot, and `cached_ttft_ms` that until the
+first frame of an answer of 600 tokens from the ledger.
 
 Then 10,000 short streams of the demo model are cut, resumed, left and cancelled while their workers
 and their origin are killed, and the usage of each is compared with its log.
@@ -30,7 +35,7 @@ import httpx
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tailrace.ledger.frame import FRAMES_TYPE, Snapshot, Splitter, Token, decode  # noqa: E402
+from tailrace.ledger.frame import FRAMES_TYPE, Logged, Snapshot, Splitter, Token, decode  # noqa: E402
 from tailrace.origin.producer import About, End, Output, Request, Resumption, Text  # noqa: E402
 from tests.bench.machine import print_line  # noqa: E402
 from tests.e2e.processes import Edge, Origin, running  # noqa: E402
@@ -66,6 +71,41 @@ async def read(client: httpx.AsyncClient, url: str, **params: Any) -> tuple[floa
     return (time.perf_counter() - began) * 1e3, answer.content
 
 
+async def first_ms(
+    client: httpx.AsyncClient, url: str, body: dict[str, object], index: int = 0
+) -> float:
+    """Return the ms from a POST until the frame with this index, or one after it, has come."""
+    began = time.perf_counter()
+    headers, splitter = {"Accept": FRAMES_TYPE}, Splitter()
+    async with client.stream("POST", url, json=body, headers=headers) as answer:
+        assert answer.status_code == 200, await answer.aread()
+        async for data in answer.aiter_bytes():
+            frames = (decode(raw)[1] for raw in splitter.feed(data))
+            if any(isinstance(frame, Logged) and frame.index >= index for frame in frames):
+                return (time.perf_counter() - began) * 1e3
+    raise AssertionError(f"the stream has no frame {index}")
+
+
+async def measure_beginnings(options: argparse.Namespace, folder: Path) -> dict[str, object]:
+    """Begin streams, branches and known answers of the demo model; return the figures."""
+    origin = Origin(folder / "demo")
+    edge = Edge(origin)
+    found: dict[str, list[float]] = {"begin": [], "branch": [], "cached": []}
+    async with running(origin, edge), httpx.AsyncClient(timeout=httpx.Timeout(300.0)) as client:
+        url = f"{edge.url}/v1/generate"
+        plain = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 600, "seed": 1}
+        body: dict[str, object] = plain | {"ignore_eos": True}
+        made = await client.post(url, json=body)
+        middle = 300
+        target = f"{url}/{made.json()['id']}/branch?snapshot=1"
+        for nth in range(options.rounds):
+            found["begin"].append(await first_ms(client, url, body | {"seed": nth + 2}))
+            wanted: dict[str, object] = {"index": middle, "max_tokens": 400}
+            found["branch"].append(await first_ms(client, target, wanted, middle))
+            found["cached"].append(await first_ms(client, url, body | {"cache": "exact"}))
+    return {f"{name}_ttft_ms": round(statistics.median(each), 1) for name, each in found.items()}
+
+
 def text_of(body: bytes) -> str:
     """Return the text of the frames in a body."""
     frames = [decode(raw)[1] for raw in Splitter().feed(body)]
@@ -95,7 +135,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, object
         figures[f"{name}_{thousands}_bytes"] = len(bodies[name])
     frames = [decode(raw)[1] for raw in Splitter().feed(bodies["snapshot"])]
     figures[f"snapshot_{thousands}_frames"] = len(frames)
-    return figures
+    return figures | await measure_beginnings(options, folder)
 
 
 async def count(options: argparse.Namespace, folder: Path) -> dict[str, object]:

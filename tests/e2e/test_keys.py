@@ -366,3 +366,28 @@ async def test_keys_and_tokens_are_asked_for_in_the_words_of_the_api(
     models = await client.get(f"{url}/v1/models")
     assert code_of(models) == (401, "invalid_api_key")
     assert (await client.get(f"{url}/health")).status_code == 200
+
+
+async def test_tenants_share_no_answers_and_branch_only_their_own(house: House) -> None:
+    own, other = await added(house, "branching"), await added(house, "elsewhere")
+    body = BODY | {"prompt": "An answer of one tenant", "cache": "exact"}
+    url = f"{house.edge.url}/v1/generate"
+    async with httpx.AsyncClient() as client:
+        first, second = [(await client.post(url, json=body, headers=own)) for _ in range(2)]
+        foreign = await client.post(url, json=body, headers=other)
+        assert "notices" not in first.json()
+        assert [notice["code"] for notice in second.json()["notices"]] == ["cached"]
+        assert "notices" not in foreign.json()
+        assert foreign.json()["text"] == first.json()["text"]
+        target = f"{url}/{first.json()['id']}/branch"
+        token = {"Tailrace-Token": first.headers["Tailrace-Token"]}
+        cut = {"index": 2}
+        refused = await client.post(target, json=cut, headers=other)
+        assert code_of(refused) == (404, "unknown_stream")
+        refused = await client.post(target, json=cut, headers=other | token)
+        assert code_of(refused) == (403, "missing_right")
+        refused = await client.post(target, json=cut, headers=token)
+        assert code_of(refused) == (401, "no_key")
+        made = await client.post(target, json=cut, headers=own)
+        assert made.status_code == 200
+        assert (await client.get(f"{url}/{made.json()['id']}", headers=other)).status_code == 404

@@ -12,6 +12,7 @@ export type FinishReason = "stop" | "length" | "cancelled" | "filtered" | "faile
 export type StreamState = "running" | "ended";
 export type Overflow = "refuse" | "drop-oldest";
 export type Unread = "run" | "pause" | "cancel";
+export type Cache = "none" | "exact";
 export type FormatKind = "json-schema" | "regex";
 export type ToolChoice = "auto" | "none" | "required";
 export interface Token { type: "Token"; text: string; index: number }
@@ -44,7 +45,7 @@ export interface OutputFormat { kind: FormatKind; source: string }
 export interface Sampling { temperature: number | null; top_k: number | null; top_p: number | null; min_p: number | null; repetition_penalty: number | null; presence_penalty: number | null; frequency_penalty: number | null; seed: number | bigint | null }
 export interface Caller { tenant: string; rights: number; max_unfinished: number | null; tokens_per_s: number | null; key: string; tokens_per_day: number | null; tokens_per_month: number | null }
 export interface Branch { stream: StreamId; index: number; token: string | null; text: string | null; instruction: string | null }
-export interface Open { type: "Open"; model: string; prompt: string | null; messages: readonly (Message)[]; max_tokens: number | null; sampling: Sampling; stop: readonly (string)[]; ignore_eos: boolean; logprobs: number | null; format: OutputFormat | null; overflow: Overflow; n: number; durability: Durability; priority: Priority; unread: Unread; unread_after_s: number | null; idempotency_key: string | null; credit: number; caller: Caller | null; credit_bytes: number | null; tools: Tools | null; note: string | null; trace: string | null; branch: Branch | null }
+export interface Open { type: "Open"; model: string; prompt: string | null; messages: readonly (Message)[]; max_tokens: number | null; sampling: Sampling; stop: readonly (string)[]; ignore_eos: boolean; logprobs: number | null; format: OutputFormat | null; overflow: Overflow; n: number; durability: Durability; priority: Priority; unread: Unread; unread_after_s: number | null; idempotency_key: string | null; credit: number; caller: Caller | null; credit_bytes: number | null; tools: Tools | null; note: string | null; trace: string | null; branch: Branch | null; cache: Cache | null }
 export interface Resume { type: "Resume"; stream: StreamId; after: number | null; token: string | null; follow: boolean; credit: number; caller: Caller | null; credit_bytes: number | null; tail: number | null; since_ms: number | null; snapshot: boolean }
 export interface Credit { type: "Credit"; limit: number; bytes: number | null }
 export interface Cancel { type: "Cancel"; stream: StreamId; token: string | null; caller: Caller | null; forget: boolean }
@@ -80,6 +81,7 @@ export interface GenerateInput {
   n?: number | null;
   durability?: Durability | null;
   priority?: Priority | null;
+  cache?: string | null;
   unread?: Unread | UnreadBody | null;
   temperature?: number | null;
   top_k?: number | null;

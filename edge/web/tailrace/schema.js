@@ -1,6 +1,6 @@
 // Written by `python -m tests.web.generate` from ledger/wire/tailrace.bare.
 
-export const SCHEMA_ID = "a4efafae21dc344f";
+export const SCHEMA_ID = "5f1cf9ba283431eb";
 
 export const TYPES = {
   StreamId: "data[16]",

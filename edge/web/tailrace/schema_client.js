@@ -5,6 +5,7 @@ export const TYPES = {
   Priority: "interactive standard batch",
   Overflow: "refuse drop-oldest",
   Unread: "run pause cancel",
+  Cache: "none exact",
   FormatKind: "json-schema regex",
   ToolChoice: "auto none required",
   Header: "name:str value:str",
@@ -17,7 +18,7 @@ export const TYPES = {
   Sampling: "temperature:optional<f64> top_k:optional<uint> top_p:optional<f64> min_p:optional<f64> repetition_penalty:optional<f64> presence_penalty:optional<f64> frequency_penalty:optional<f64> seed:optional<u64>",
   Caller: "tenant:str rights:uint max_unfinished:optional<uint> tokens_per_s:optional<uint> key:str tokens_per_day:optional<uint> tokens_per_month:optional<uint>",
   Branch: "stream:StreamId index:uint token:optional<str> text:optional<str> instruction:optional<str>",
-  Open: "16 model:str prompt:optional<str> messages:list<Message><=1024 max_tokens:optional<uint> sampling:Sampling stop:list<str><=1024 ignore_eos:bool logprobs:optional<uint> format:optional<OutputFormat> overflow:Overflow n:uint durability:Durability priority:Priority unread:Unread unread_after_s:optional<uint> idempotency_key:optional<str> credit:uint caller:optional<Caller> credit_bytes:optional<uint> tools:optional<Tools> note:optional<str> trace:optional<str> branch:optional<Branch>",
+  Open: "16 model:str prompt:optional<str> messages:list<Message><=1024 max_tokens:optional<uint> sampling:Sampling stop:list<str><=1024 ignore_eos:bool logprobs:optional<uint> format:optional<OutputFormat> overflow:Overflow n:uint durability:Durability priority:Priority unread:Unread unread_after_s:optional<uint> idempotency_key:optional<str> credit:uint caller:optional<Caller> credit_bytes:optional<uint> tools:optional<Tools> note:optional<str> trace:optional<str> branch:optional<Branch> cache:optional<Cache>",
   Resume: "17 stream:StreamId after:optional<uint> token:optional<str> follow:bool credit:uint caller:optional<Caller> credit_bytes:optional<uint> tail:optional<uint> since_ms:optional<uint> snapshot:bool",
   Credit: "18 limit:uint bytes:optional<uint>",
   Cancel: "19 stream:StreamId token:optional<str> caller:optional<Caller> forget:bool",
@@ -37,4 +38,4 @@ export const CLOSING = new Set([1, 2, 10, 14]);
 /** Tags of the frames that a client may send. */
 export const CLIENT = new Set([11, 16, 17, 18, 19, 20, 21]);
 /** Fields of the body of POST /v1/generate. */
-export const REQUEST_FIELDS = "model stop ignore_eos overflow n durability priority unread temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty seed prompt messages max_tokens logprobs format".split(" ");
+export const REQUEST_FIELDS = "model stop ignore_eos overflow n durability priority cache unread temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty seed prompt messages max_tokens logprobs format".split(" ");
