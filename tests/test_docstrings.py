@@ -1,33 +1,25 @@
-"""Rules on docstrings that ruff does not have, and the files in which both are checked."""
+"""Rules on docstrings that ruff does not have."""
 
 from __future__ import annotations
 
 import ast
 import re
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 from tests.test_house import ROOT, lint
 
+FOLDERS = ("demo", "edge", "kernels", "ledger", "origin", "tailrace", "tests")
 INSTALLED = {"node_modules", "site-packages"}
 """Folders of packages that tests have installed."""
 
 
-def files_with_checked_docstrings() -> set[Path]:
-    """Return the files that pyproject.toml does not excuse from ruff's rules on docstrings."""
-    ruff = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["ruff"]["lint"]
-    [excuse] = [key for key, rules in ruff["per-file-ignores"].items() if rules == ["D"]]
-    patterns = re.findall(r"((?:[^,{}]|{[^{}]*})+)", excuse.removeprefix("!{").removesuffix("}"))
-    found = {path for one in patterns for each in alternatives(one) for path in ROOT.glob(each)}
-    return {path for path in found if not INSTALLED & {*path.parts}}
-
-
-def alternatives(pattern: str) -> list[str]:
-    """Return the patterns of `pathlib` for one of ruff's, which may have a group in braces."""
-    before, _, rest = pattern.replace("**", "**/*.py").partition("{")
-    group, _, after = rest.partition("}")
-    return [f"{before}{choice}{after}" for choice in group.split(",")]
+def python_files() -> Iterator[Path]:
+    """Yield the Python files of the product and of the tests."""
+    for folder in FOLDERS:
+        for path in (ROOT / folder).rglob("*.py"):
+            if not INSTALLED & {*path.parts}:
+                yield path
 
 
 def docstrings_of(path: Path) -> Iterator[tuple[int, str]]:
@@ -44,7 +36,7 @@ def test_docstrings_begin_as_sentences() -> None:
     fragment = re.compile(r"(?:Of|What|Who|Whose|Whom|Whether|As|So (?:many|much|long))\b")
     assert [
         f"{path.relative_to(ROOT).as_posix()}:{line}: {words.splitlines()[0]}"
-        for path in files_with_checked_docstrings()
+        for path in python_files()
         for line, words in docstrings_of(path)
         if fragment.match(words)
     ] == []

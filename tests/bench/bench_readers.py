@@ -1,4 +1,4 @@
-"""What readers wait for: the text of 50,000 tokens, a branch, and an answer that is known.
+"""Time what readers wait for: the text of 50,000 tokens, a branch, and a known answer.
 
     python tests/bench/bench_readers.py [--tokens 50000] [--rounds 5] [--streams 10000]
 

@@ -353,7 +353,20 @@ async def ends_retryable(
         (Resumption.ENDS, (Text("a"), BUSY), request(), False),
         (Resumption.ENDS, (Text("d"),), request("abc", 3), False),
     ],
-    ids=str,
+    ids=[
+        "repeats",
+        "repeats after a takeover",
+        "repeats an end that is retryable",
+        "refuses the request",
+        "repeats on another engine",
+        "had output from another engine",
+        "continues",
+        "has begun a call",
+        "began a call before a takeover",
+        "ends without output",
+        "ends after output",
+        "ends after a takeover",
+    ],
 )
 async def test_a_failure_is_retried_where_the_stream_can_continue(
     resumption: Resumption, said: tuple[Any, ...], asked: Request, may: bool
