@@ -108,7 +108,7 @@ def end_usage(
     """Return the usage to store with a stream's end, of which `delivered` tokens were read."""
     recipe = stream.recipe
     return EndUsage(
-        ended_ms=now_ms,
+        ended_ms=max(now_ms, 0),  # the system's clock may be set before 1970
         tenant=recipe.tenant,
         key=recipe.key,
         model=recipe.model,

@@ -26,6 +26,8 @@ from tailrace.ledger.frame import (
     MAX_FRAME_BYTES,
     MAX_MESSAGES,
     SCHEMA_HASH,
+    Branch,
+    Cache,
     Call,
     Caller,
     Cancel,
@@ -79,11 +81,12 @@ from tests.schema_text import CLIENT_SCHEMA, canonical, read_schema, schema_hash
 
 SCHEMA = read_schema(CLIENT_SCHEMA)
 PARTS = (
-    *(Caller, Header, Message, ModelTier, OutputFormat),
+    *(Branch, Caller, Header, Message, ModelTier, OutputFormat),
     *(Sampling, Score, Sibling, TokenScores, Tools),
 )
 """Structs that are no frames of their own."""
 ENUMS: list[type[Word]] = [
+    Cache,
     Durability,
     Priority,
     FinishReason,

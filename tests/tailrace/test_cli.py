@@ -240,4 +240,6 @@ def test_help_lists_every_command(tmp_path: Path) -> None:
     result = tailrace("--help", folder=tmp_path)
     assert result.returncode == 0, result.stderr
     commands = re.findall(r"^  ([a-z]+) {2,}\S", result.stdout, re.MULTILINE)
-    assert commands == "up edge origin chat top config gpu key ledger model warm bench".split()
+    assert (
+        commands == "up edge origin chat top usage config gpu key ledger model warm bench".split()
+    )
