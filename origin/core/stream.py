@@ -254,7 +254,7 @@ class Stream:
     failed_on: int | None = None
     timed_ms: int = 0
     is_delivered: bool = False
-    """True if a reader has, or is sent, all tokens when the end is stored."""
+    """True if a reader has, or is sent, all tokens when the end of a worker is stored."""
     place: int = 0
     """Position among the waiting streams of the same class; the lowest is first."""
     end: PendingEnd = PendingEnd(FinishReason.FAILED)

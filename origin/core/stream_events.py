@@ -342,10 +342,14 @@ class RecordArrival:
 
 @dataclass(frozen=True, slots=True)
 class RecordEnd:
-    """Record a stream that is over here in the history, metrics and traces."""
+    """Record a stream that is over here in the history, metrics and traces.
+
+    `is_delivered` is True if the usage stored with the end counts all tokens as delivered.
+    """
 
     stream: Stream
     reason: FinishReason
+    is_delivered: bool
 
 
 @dataclass(frozen=True, slots=True)

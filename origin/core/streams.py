@@ -563,10 +563,18 @@ class StreamCore:
                 self._defer(stream, event.error)
 
     def _finish(
-        self, stream: Stream, reason: FinishReason, event: StreamEvent = StreamEvent.ENDED
+        self,
+        stream: Stream,
+        reason: FinishReason,
+        event: StreamEvent = StreamEvent.ENDED,
+        *,
+        is_delivered: bool = False,
     ) -> None:
-        """Record the end of a stream, keep its summary, and drop its record."""
-        self._order(events.RecordEnd(stream, reason))
+        """Record the end of a stream, keep its summary, and drop its record.
+
+        `is_delivered` says that the stored usage counts all tokens as delivered.
+        """
+        self._order(events.RecordEnd(stream, reason, is_delivered))
         self.budgets.ended(stream.recipe.key, stream.used)
         self.table.remember(stream, reason, self._now)
         self._leave(stream, event)
@@ -638,7 +646,7 @@ class StreamCore:
             stream.progress.released(index, len(ids), now)
             changed(stream)
             if frame[TAG_OFFSET] == END:
-                self._finish(stream, end_reason(frame))
+                self._finish(stream, end_reason(frame), is_delivered=stream.is_delivered)
                 continue
             if stream.released_s is not None:
                 gap = stream.recipe.priority, stream.released_s

@@ -505,7 +505,7 @@ class Runs(Owner):
 
     def _record_end(self, command: RecordEnd) -> None:
         stream, reason = command.stream, command.reason
-        if stream.is_delivered:
+        if command.is_delivered:
             self.readers.forget(stream.id)
         self._metrics.ended(reason)
         if stream.asked_s is not None and stream.released_s is None:

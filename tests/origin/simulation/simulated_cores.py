@@ -405,7 +405,7 @@ class SimulatedOrigin:
                     require(all(map(self.world.is_durable, tickets)), "text is not durable")
             case streams.ReportToModels(event):
                 self.tell_models(event)
-            case streams.RecordEnd(stream, reason):
+            case streams.RecordEnd(stream, reason, _):
                 self._ended(stream, reason)
 
     def _ended(self, stream: Stream, reason: FinishReason) -> None:
