@@ -156,6 +156,7 @@ class Runs(Owner):
         self._tickets = itertools.count(1)
         self._steers: dict[int, asyncio.Future[None]] = {}
         """Futures of callers that wait until their Steer orders are durable, by ticket."""
+        self._storing_deliveries = asyncio.Lock()
         self._reading = asyncio.Lock()
         """Held while a log is read, so that logs are read one after another. Other tasks, such as
         those that store tokens, run between them."""
@@ -282,8 +283,12 @@ class Runs(Owner):
         await self.store_deliveries()
 
     async def store_deliveries(self) -> None:
-        """Store what readers got of streams that have ended."""
-        await store_deliveries(self._ledger, self.readers, self.table.by_id)
+        """Store what readers got of streams that have ended.
+
+        A call waits for the one before, so that at its end all earlier deliveries are stored.
+        """
+        async with self._storing_deliveries:
+            await store_deliveries(self._ledger, self.readers, self.table.by_id)
 
     async def measure_load(self, free_memory: float) -> None:
         """Adapt load shedding to the current load; `free_memory` is a share from 0 to 1."""

@@ -32,6 +32,7 @@ from tailrace.origin.core.stream_events import (
     OrderRun,
     Purpose,
     ReadersSeen,
+    RecordEnd,
     ReportToModels,
     RequestClosed,
     StepDurable,
@@ -195,6 +196,28 @@ def test_answers_to_an_earlier_end_change_nothing(origin: Origin) -> None:
     origin.handle(EndStored(A, second.nth))
     assert origin.state() is StreamState.ABSENT
     assert origin.handle(EndStored(A, second.nth)) == []
+
+
+def test_only_an_end_that_is_stored_says_that_all_tokens_are_delivered(origin: Origin) -> None:
+    """A worker's end that came too late counted readers that the stored end does not count."""
+    claim = origin.claiming()
+    origin.handle(TakenOver(A, claim.run, 1, History()))
+    origin.handle(CancelRequested(A))
+    end = encode(StreamEnd(0, FinishReason.STOP, 0, 2))
+    step = origin.core.step(0, Step.of([Emission(claim.run, 0, (), (), end)]).cut())
+    [gone] = [one for one in origin.lost(0) if isinstance(one, AppendEnd)]
+    step.appends(0.0, 0, lambda _stream, released: released)
+    assert gone.stream.is_delivered, "the worker's end, which the ledger refuses"
+    assert not origin.one(EndStored(A, gone.nth), RecordEnd).is_delivered
+
+
+def test_the_end_of_a_worker_says_that_all_tokens_are_delivered(origin: Origin) -> None:
+    claim = origin.claiming()
+    origin.handle(TakenOver(A, claim.run, 1, History()))
+    end = encode(StreamEnd(0, FinishReason.STOP, 0, 2))
+    step = origin.core.step(0, Step.of([Emission(claim.run, 0, (), (), end)]).cut())
+    step.appends(0.0, 0, lambda _stream, released: released)
+    assert origin.one(StepDurable(0, step), RecordEnd).is_delivered
 
 
 def test_a_stream_that_is_found_late_has_one_record(origin: Origin) -> None:

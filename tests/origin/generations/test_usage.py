@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,36 @@ async def test_what_is_read_after_the_end_is_delivered_too(stage: Stage) -> None
         await stage.runs.report_readers()
         counts = await total(stage)
         assert (counts.streams, counts.delivered_tokens) == (1, expected)
+
+
+async def test_deliveries_are_stored_when_a_second_call_returns(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An origin that stops calls while its regular call may still wait for the ledger."""
+    [stream] = fresh()
+    slot, run = await stage.running(stream)
+    await stage.step(slot, run, 0, "a")
+    await stage.step(slot, run, 1, None)
+    feed, _ = await read(stage, stream)
+    feed.detach()
+    asked, answers = asyncio.Event(), asyncio.Event()
+    deliver = stage.ledger.deliver
+
+    async def late(tokens: Mapping[bytes, int]) -> None:
+        asked.set()
+        await answers.wait()
+        await deliver(tokens)
+
+    monkeypatch.setattr(stage.ledger, "deliver", late)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(stage.runs.store_deliveries())
+        await asked.wait()
+        second = tasks.create_task(stage.runs.store_deliveries())
+        await asyncio.sleep(0)
+        assert not second.done()
+        answers.set()
+        await second
+        assert (await total(stage)).delivered_tokens == 1
 
 
 async def test_a_stream_that_another_worker_finishes_is_counted_once(stage: Stage) -> None:
