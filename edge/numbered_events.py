@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Protocol
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tailrace.edge.generate.encoders import Encoder, stream_headers
+from tailrace.edge.generate.encoders import stream_headers
 from tailrace.edge.generate.routes import MAX_DOCUMENT_BYTES
+from tailrace.edge.numbered_encoder import NumberedEncoder
 from tailrace.edge.origins.reader import Reader
 from tailrace.edge.starlette_helpers import link_of, unless_disconnected
 from tailrace.edge.stream_answer import StreamAnswer
@@ -31,14 +32,6 @@ from tailrace.ledger.frame import (
     tag_of,
     to_error,
 )
-
-
-class NumberedEncoder(Encoder, Protocol):
-    """An encoder that numbers events, and skips those that the client has."""
-
-    @property
-    def last(self) -> int:
-        """The number of the last event, sent or skipped; -1 before the first."""
 
 
 async def read_frames(
@@ -65,7 +58,7 @@ async def read_frames(
 async def resumed(
     request: Request,
     asked: Resume,
-    encoder: NumberedEncoder,
+    encoder: NumberedEncoder[Any],
     after: int,
     more_headers: dict[str, str] | None = None,
 ) -> Response:
@@ -98,7 +91,7 @@ async def resumed(
 
 
 async def _replayed(
-    reader: Reader, encoder: NumberedEncoder, opened: Opened, after: int
+    reader: Reader, encoder: NumberedEncoder[Any], opened: Opened, after: int
 ) -> tuple[bytes, bool]:
     """Return the logged events after event number `after`, and True if the stream has ended.
 

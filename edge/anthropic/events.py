@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
-from json.encoder import encode_basestring
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic_core import from_json
@@ -19,7 +18,7 @@ from starlette.responses import Response
 from tailrace.edge.answer_parts import Change, Part, PartKind, PartTracker
 from tailrace.edge.anthropic.request import Thinking, read_note
 from tailrace.edge.errors import messages_error, messages_error_fields
-from tailrace.edge.generate.encoders import Encoder
+from tailrace.edge.numbered_encoder import Fields, NumberedEncoder
 from tailrace.edge.openai.chunks import end_error
 from tailrace.edge.openai.request import compact
 from tailrace.ledger.errors import TailraceError
@@ -30,16 +29,10 @@ from tailrace.ledger.frame import (
     Opened,
     Reasoning,
     StreamEnd,
-    StreamError,
     Token,
     ToolCall,
-    decode,
-    to_error,
 )
 from tailrace.ledger.stream_text import AppendedText
-
-Fields = dict[str, Any]
-"""The fields of a JSON object."""
 
 PREFIX = "msg_"
 """Prefix of the id of a message, before the id of its stream."""
@@ -374,7 +367,7 @@ def _error(error: TailraceError) -> Fields:
 # ---- events ----
 
 
-class MessageEvents(Encoder):
+class MessageEvents(NumberedEncoder[TextBlock]):
     """Encodes one message as events, from the event after number `after` on.
 
     Attributes:
@@ -384,73 +377,35 @@ class MessageEvents(Encoder):
     def __init__(
         self, request: str, after: int | None = None, *, ends_by_204: bool = False
     ) -> None:
+        super().__init__(after)
         self.request = request
         self.ends_by_204 = ends_by_204
-        self._message: StreamedMessage | None = None  # until it is opened
-        self._after = -1 if after is None else after
-        self._next = 0
-        self._before = b""  # the event that no frame is needed for
-        self._delta: tuple[TextBlock, bytes] | None = None  # what surrounds a delta's text
-
-    @property
-    def last(self) -> int:
-        """The number of the last event, sent or skipped; -1 before the first."""
-        return self._next - 1
-
-    def opened(self, opened: Opened) -> None:
-        self._message = StreamedMessage(opened)
-        self._before = self._numbered(self._message.begin())
 
     def refusal(self, error: TailraceError) -> Response:
         return messages_error(error, self.request)
 
-    def frames(self, frames: list[bytes]) -> bytes:
-        before, self._before = self._before, b""
-        return b"".join([before, *map(self._told, frames)])
-
     def keepalive(self) -> bytes:
         return PING
 
-    def _told(self, raw: bytes) -> bytes:
-        assert self._message is not None, "frames follow the Opened"
-        _, frame = decode(raw)
-        if type(frame) is Token and frame.text:
-            block = self._message.extended(frame)
-            if block is not None:
-                return self._text_delta(block, frame.text)
-        elif isinstance(frame, StreamError):
-            # It is not logged and has no number, so a reader resumes where it was.
-            return event(_error(to_error(frame)))
-        return self._numbered(self._message.add(frame))
+    def _begun(self, opened: Opened) -> StreamedMessage:
+        return StreamedMessage(opened)
 
-    def _text_delta(self, block: TextBlock, text: str) -> bytes:
-        number = self._next
-        self._next += 1
-        if number <= self._after:
-            return b""
-        if self._delta is None or self._delta[0] is not block:
-            self._delta = block, _before_text(block)
-        return self._delta[1] % (number, encode_basestring(text).encode())
+    def _event(self, fields: Fields, number: int) -> bytes:
+        return event(fields, number)
 
-    def _numbered(self, told: Iterable[Fields]) -> bytes:
-        parts = []
-        for fields in told:
-            if self._next > self._after:
-                parts.append(event(fields, self._next))
-            self._next += 1
-        return b"".join(parts)
+    def _delta_format(self, part: TextBlock) -> bytes:
+        return (
+            b"event: content_block_delta\nid: %%d\n"
+            b'data: {"type":"content_block_delta","index":%d,'
+            b'"delta":{"type":"text_delta","text":%%b}}\n\n'
+        ) % (part.at or 0)
+
+    def _stream_error(self, error: TailraceError) -> bytes:
+        # It has no number, so a reader resumes where it was.
+        return event(_error(error))
 
 
 def event(fields: Fields, number: int | None = None) -> bytes:
     """Return one event as it is sent; JSON escapes line breaks, so it fits into one line."""
     numbered = "" if number is None else f"id: {number}\n"
     return f"event: {fields['type']}\n{numbered}data: {compact(fields)}\n\n".encode()
-
-
-def _before_text(block: TextBlock) -> bytes:
-    """Return the event of a delta, with places for its number and its quoted text."""
-    return (
-        b"event: content_block_delta\nid: %%d\n"
-        b'data: {"type":"content_block_delta","index":%d,'
-        b'"delta":{"type":"text_delta","text":%%b}}\n\n'
-    ) % (block.at or 0)

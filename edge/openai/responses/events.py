@@ -8,15 +8,14 @@ whole log and skips the earlier events, because the last events contain the whol
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
-from json.encoder import encode_basestring
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from starlette.responses import Response
 
 from tailrace.edge.answer_parts import Change, Part, PartKind, PartTracker
 from tailrace.edge.errors import RESPONSES_PATH, openai_error, openai_fields
-from tailrace.edge.generate.encoders import Encoder
+from tailrace.edge.numbered_encoder import Fields, NumberedEncoder
 from tailrace.edge.openai.chunks import (
     data_event,
     scores_of,
@@ -31,17 +30,12 @@ from tailrace.ledger.frame import (
     Reasoning,
     ScoredToken,
     StreamEnd,
-    StreamError,
     Token,
     TokenScores,
     ToolCall,
-    decode,
-    to_error,
 )
 from tailrace.ledger.stream_text import AppendedText
 
-Fields = dict[str, Any]
-"""The fields of a JSON object."""
 IMPOSSIBLE = -9999.0
 """The logprob that OpenAI's Responses API shows for a token of probability 0."""
 
@@ -325,66 +319,29 @@ class StreamedResponse:
         return [*told, {"type": last, "response": self.document()}]
 
 
-class ResponseEvents(Encoder):
+class ResponseEvents(NumberedEncoder[MessageItem]):
     """Encodes one response as server-sent events, beginning after the event number `after`."""
-
-    def __init__(self, after: int | None = None) -> None:
-        self._response: StreamedResponse | None = None  # set when the stream is opened
-        self._after = -1 if after is None else after
-        self._next = 0
-        self._before = b""  # the encoded first events, sent before those of the first frame
-        # The message that grows, and the format of its delta events (see `_before_text`).
-        self._delta: tuple[MessageItem, bytes] | None = None
-
-    @property
-    def last(self) -> int:
-        """The number of the last event that was sent or skipped; -1 before the first event."""
-        return self._next - 1
-
-    def opened(self, opened: Opened) -> None:
-        self._response = StreamedResponse(opened)
-        self._before = self._numbered(self._response.begin())
 
     def refusal(self, error: TailraceError) -> Response:
         return openai_error(error, RESPONSES_PATH)
 
-    def frames(self, frames: list[bytes]) -> bytes:
-        before, self._before = self._before, b""
-        return b"".join([before, *map(self._told, frames)])
+    def _begun(self, opened: Opened) -> StreamedResponse:
+        return StreamedResponse(opened)
 
-    def _told(self, raw: bytes) -> bytes:
-        assert self._response is not None, "frames follow the Opened"
-        _, frame = decode(raw)
-        if type(frame) is Token and frame.text:
-            item = self._response.extended(frame)
-            if item is not None:
-                return self._text_delta(item, frame.text)
-        elif isinstance(frame, StreamError):
-            return self._error(to_error(frame))
-        return self._numbered(self._response.add(frame))
+    def _event(self, fields: Fields, number: int) -> bytes:
+        return event(fields, number)
 
-    def _text_delta(self, item: MessageItem, text: str) -> bytes:
-        number = self._next
-        self._next += 1
-        if number <= self._after:
-            return b""
-        if self._delta is None or self._delta[0] is not item:
-            self._delta = item, _before_text(item)
-        escaped = encode_basestring(text)
-        return self._delta[1] % (number, escaped.encode())
+    def _delta_format(self, part: MessageItem) -> bytes:
+        return (
+            b"event: response.output_text.delta\n"
+            b'data: {"type":"response.output_text.delta","sequence_number":%%d,"item_id":"%b",'
+            b'"output_index":%d,"content_index":0,"delta":%%b,"logprobs":[]}\n\n'
+        ) % (part.id.encode(), part.at)
 
-    def _numbered(self, told: Iterable[Fields]) -> bytes:
-        parts = []
-        for fields in told:
-            if self._next > self._after:
-                parts.append(event(fields, self._next))
-            self._next += 1
-        return b"".join(parts)
+    def _stream_error(self, error: TailraceError) -> bytes:
+        """Return the event for an error, with the number of the last event.
 
-    def _error(self, error: TailraceError) -> bytes:
-        """Return the event for an error that is not part of the stream's log.
-
-        It repeats the number of the last event, so that a reader resumes after that event.
+        So a reader resumes after that event.
         """
         said = openai_fields(error)
         fields = {name: said[name] for name in ("code", "message", "param")}
@@ -396,18 +353,6 @@ def event(fields: Fields, number: int) -> bytes:
     kind = fields["type"]
     numbered = {"type": kind, "sequence_number": number, **fields}
     return b"event: %b\n%b" % (kind.encode(), data_event(numbered))
-
-
-def _before_text(item: MessageItem) -> bytes:
-    """Return a format string for the message's delta events, with `%d` and `%b`.
-
-    The first place is for the event's number, the second one for its text as a JSON string.
-    """
-    return (
-        b"event: response.output_text.delta\n"
-        b'data: {"type":"response.output_text.delta","sequence_number":%%d,"item_id":"%b",'
-        b'"output_index":%d,"content_index":0,"delta":%%b,"logprobs":[]}\n\n'
-    ) % (item.id.encode(), item.at)
 
 
 def _of_item(status: str) -> str:
