@@ -73,16 +73,21 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
     """Rewrite the relative links of a page outside fenced code."""
     uri = page.file.src_uri
     source = SOURCES.get(uri, DOCS + uri)
-    lines, fence = [], ""
+    fence = ""
+    parts: list[tuple[bool, list[str]]] = []
     for line in markdown.split("\n"):
         found = _FENCE.match(line)
+        in_code = bool(fence or found)
         if found and fence in ("", found[1]):
             fence = "" if fence else found[1]
-        elif not fence:
-            lines.append(_LINK.sub(lambda link: _relinked(link, source, uri, files), line))
-            continue
-        lines.append(line)
-    return "\n".join(lines)
+        if not parts or parts[-1][0] != in_code:
+            parts.append((in_code, []))
+        parts[-1][1].append(line)
+    # The text of a link may go on in the next line.
+    return "\n".join(
+        text if in_code else _LINK.sub(lambda link: _relinked(link, source, uri, files), text)
+        for in_code, text in ((in_code, "\n".join(lines)) for in_code, lines in parts)
+    )
 
 
 def on_page_context(context: dict[str, Any], *, page: Page, **_: Any) -> dict[str, Any]:
