@@ -14,8 +14,7 @@ from tests.schema_text import CLIENT_SCHEMA, WORKER_SCHEMA
 
 _CLIENT_HEAD = """\
 # The Tailrace wire schema (BARE, draft-devault-bare). PROTOCOL.md explains it.
-# Its identity is the first 8 bytes of SHA-256 over its canonical text: without comments and blank
-# lines, every run of white space made one space.
+# Its identity depends on tags, types and their order, and not on names.
 # Written by `python -m tests.generate_schemas` from the classes of ledger/wire/schema.py.
 """
 _WORKER_HEAD = """\

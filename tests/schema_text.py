@@ -33,12 +33,30 @@ def canonical(schema: str) -> str:
 
 
 def schema_hash(schema: str) -> bytes:
-    """Return the schema's identity: the first 8 bytes of SHA-256 over its canonical text."""
-    return hashlib.sha256(canonical(schema).encode()).digest()[:8]
+    """Return the identity of a schema's text as PROTOCOL.md defines it."""
+    said = parse(schema)
+
+    def shape(of: str) -> str:
+        """Return a type without names: every name is replaced by what it stands for."""
+        if of in said.structs:
+            return "{" + ",".join(map(shape, said.structs[of].values())) + "}"
+        if of in said.enums:
+            return "<" + ",".join(map(str, said.enums[of].values())) + ">"
+        outer, bracket, inner = of.partition("<")
+        return f"{outer}<{shape(inner[:-1])}>" if bracket else said.aliases.get(of, of)
+
+    tags = sorted((tag, name) for name, tag in said.unions["Frame"].items())
+    lines = [f"{tag} {shape(name)}\n" for tag, name in tags]
+    return hashlib.sha256("".join(lines).encode()).digest()[:8]
 
 
 def read_schema(path: Path) -> Schema:
-    text = canonical(path.read_text(encoding="utf-8"))
+    return parse(path.read_text(encoding="utf-8"))
+
+
+def parse(schema_text: str) -> Schema:
+    """Return the definitions of a schema's text."""
+    text = canonical(schema_text)
     schema = Schema()
     end = 0
     for found in _DEFINITION.finditer(text):

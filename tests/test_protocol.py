@@ -12,6 +12,7 @@ import pytest
 from tailrace.ledger import errors
 from tailrace.ledger.errors import FrameError, TailraceError
 from tailrace.ledger.frame import FRAMES, MAX_FRAME_BYTES, SAMPLING, SCHEMA_HASH, decode, encode
+from tailrace.ledger.wire.bare_schema import schema_shape
 from tests import generate_schemas
 from tests.schema_text import CLIENT_SCHEMA, ROOT, read_schema, schema_hash
 from tests.vectors.generate import to_json
@@ -99,6 +100,12 @@ def test_the_table_of_enums_is_the_schema() -> None:
 def test_the_schema_identity_is_told() -> None:
     assert f"`{SCHEMA_HASH.hex()}`" in TEXT
     assert schema_hash(CLIENT_SCHEMA.read_text(encoding="utf-8")) == SCHEMA_HASH
+
+
+def test_the_lines_of_the_shape_are_the_schema() -> None:
+    told = re.findall(r"^\d+ \{.*\}$", TEXT, re.MULTILINE)
+    assert len(told) == 3
+    assert {*told} <= {*schema_shape(FRAMES).splitlines()}
 
 
 def test_every_class_of_the_error_tree_is_in_the_table_of_codes() -> None:

@@ -7,12 +7,16 @@ the text into the `.bare` files, for readers and for implementations in other la
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass
 from enum import IntEnum
 from typing import Annotated, Any, get_args, get_origin
 
 from tailrace.ledger.wire.bare import SCHEMA_ID_BYTES, Type, field_hints, field_types
+
+_NAME = re.compile(r"\b[A-Z]\w*")
+"""Matches the name of an alias, enum or struct; the names of BARE's own types are in lower case."""
 
 
 def schema_text(frames: Mapping[int, type], names: Mapping[str, object]) -> str:
@@ -35,15 +39,25 @@ def schema_text(frames: Mapping[int, type], names: Mapping[str, object]) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def schema_identity(text: str) -> bytes:
+def schema_identity(frames: Mapping[int, type]) -> bytes:
     """Return the identity of a schema, which both sides of a connection send in their Hello.
 
-    It is the first 8 bytes of SHA-256 over the text without comments, in which each run of white
-    space is one space.
+    It is the first 8 bytes of SHA-256 over `schema_shape`, so it does not depend on names.
     """
-    lines = (line.partition("#")[0] for line in text.splitlines())
-    canonical = " ".join(" ".join(lines).split())
-    return hashlib.sha256(canonical.encode()).digest()[:SCHEMA_ID_BYTES]
+    return hashlib.sha256(schema_shape(frames).encode()).digest()[:SCHEMA_ID_BYTES]
+
+
+def schema_shape(frames: Mapping[int, type]) -> str:
+    """Return everything that decides how frames are encoded: tags, types and their order.
+
+    It has a line `tag type` for each frame, in the order of tags. A type is written out in place: a
+    struct as `{type,type}`, an enum as `<value,value>`, an alias as the type that it stands for.
+    """
+    found = _Definitions()
+    for cls in frames.values():
+        found.reach(cls)
+        found.define(cls)
+    return "".join(f"{tag} {found.shapes[frames[tag].__name__]}\n" for tag in sorted(frames))
 
 
 @dataclass(slots=True)
@@ -55,6 +69,8 @@ class _Definitions:
     aliases: dict[str, str] = field(default_factory=dict)
     enums: dict[str, str] = field(default_factory=dict)
     structs: dict[str, str] = field(default_factory=dict)
+    shapes: dict[str, str] = field(default_factory=dict)
+    """Maps the name of each alias, enum and struct to its type without names."""
 
     def reach(self, cls: type) -> None:
         """Add a class and all classes that it uses to `reached`."""
@@ -74,7 +90,8 @@ class _Definitions:
     def _alias(self, of: Type) -> None:
         """Define an alias if `of` is bytes of a fixed length with a name of its own."""
         if of.name.isidentifier() and of.name[0].isupper():
-            self.aliases[of.name] = f"type {of.name} data[{of.min_bytes}]"
+            self.shapes[of.name] = f"data[{of.min_bytes}]"
+            self.aliases[of.name] = f"type {of.name} {self.shapes[of.name]}"
 
     def define(self, cls: type) -> None:
         """Write the definition of a class behind those of the classes that it uses."""
@@ -82,12 +99,19 @@ class _Definitions:
         if issubclass(cls, IntEnum):
             members = " ".join(f"{member.name} = {member.value}" for member in cls)
             self.enums[name] = f"type {name} enum {{ {members} }}"
+            self.shapes[name] = f"<{','.join(str(member.value) for member in cls)}>"
         elif name not in self.structs:
             for used in self.reached[cls]:
                 self.define(used)
-            fields = [f"  {each}: {of.name}\n" for each, of in field_types(cls).items()]
+            types = field_types(cls)
+            fields = [f"  {each}: {of.name}\n" for each, of in types.items()]
             body = f"struct {{\n{''.join(fields)}}}" if fields else "void"
             self.structs[name] = f"type {name} {body}"
+            self.shapes[name] = f"{{{','.join(self._shape(of.name) for of in types.values())}}}"
+
+    def _shape(self, of: str) -> str:
+        """Return a field's type, such as `optional<StreamId>`, without names."""
+        return _NAME.sub(lambda found: self.shapes[found[0]], of)
 
 
 def _parts(hint: Any) -> Iterator[object]:

@@ -626,7 +626,7 @@ class Call(Frame):
 
 
 SCHEMA_TEXT = schema_text(FRAMES, vars())
-SCHEMA_HASH = schema_identity(SCHEMA_TEXT)
+SCHEMA_HASH = schema_identity(FRAMES)
 """Identity of this schema. Clients with another one are refused."""
 LOGGED = frozenset(tag for tag, cls in FRAMES.items() if issubclass(cls, Logged))
 CLOSING = frozenset((StreamEnd.tag, StreamError.tag, Status.tag, BodyEnd.tag))

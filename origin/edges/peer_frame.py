@@ -26,7 +26,7 @@ from tailrace.ledger.frame import (
     StreamError,
 )
 from tailrace.ledger.wire.bare import Uint
-from tailrace.ledger.wire.bare_schema import schema_identity, schema_text
+from tailrace.ledger.wire.bare_schema import schema_identity
 from tailrace.ledger.wire.codec import Codec, F, framed
 
 ASKING: dict[int, type[Frame]] = {
@@ -64,6 +64,5 @@ ANSWERING: dict[int, type[Frame]] = {
     cls.tag: cls for cls in (Hello, Challenge, Proof, Heartbeat, Answer, Body, BodyEnd, StreamError)
 }
 """Frames that the origin at the other end sends, by tag."""
-SCHEMA_TEXT = schema_text(ASKING | ANSWERING, {})
-PEER_SCHEMA_HASH = schema_identity(SCHEMA_TEXT)
+PEER_SCHEMA_HASH = schema_identity(ASKING | ANSWERING)
 PEER_CODEC: Codec[Frame] = Codec(ASKING | ANSWERING, MAX_LINK_FRAME_BYTES)

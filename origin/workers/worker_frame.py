@@ -429,7 +429,7 @@ class CancelRun(WorkerFrame):
 CODEC: Codec[Frame] = Codec(FRAMES, MAX_WORKER_FRAME_BYTES)
 encode, decode = CODEC.encode, CODEC.decode
 SCHEMA_TEXT = schema_text(FRAMES, vars())
-SCHEMA_HASH = schema_identity(SCHEMA_TEXT)
+SCHEMA_HASH = schema_identity(FRAMES)
 """Hash of this schema; a worker whose schema has another hash is refused."""
 WORKER = frozenset(tag for tag in FRAMES if tag < StartRun.tag)
 SUPERVISOR = frozenset(FRAMES) - WORKER | {Hello.tag}

@@ -1,6 +1,6 @@
 // Written by `python -m tests.web.generate` from ledger/wire/tailrace.bare.
 
-export const SCHEMA_ID = "5f1cf9ba283431eb";
+export const SCHEMA_ID = "21a232ec080d869a";
 
 export const TYPES = {
   StreamId: "data[16]",
