@@ -40,6 +40,7 @@ from tailrace.ledger.frame import (
     TAG_OFFSET,
     Caller,
     Cancel,
+    Compression,
     Credit,
     Detach,
     Frame,
@@ -57,10 +58,12 @@ from tailrace.ledger.frame import (
     decode,
     encode,
     error_frame,
+    hello_schema,
     split,
     tag_and_corr_of,
 )
 from tailrace.ledger.process.version import software
+from tailrace.ledger.wire.compression import packed
 
 MAX_MESSAGE_BYTES = 64 << 10
 """Maximum size of a WebSocket message in either direction, in bytes. A message to the client is
@@ -89,6 +92,8 @@ MAX_WAITING_REPLIES = 64
 """Maximum number of refusals that wait for a client that does not read. While there are more, the
 edge reads nothing from this client."""
 
+HELLO = encode(Hello(SCHEMA_HASH, software("edge"), Compression.ZSTD))
+"""The edge's Hello on a WebSocket."""
 STARTING_POINTS = {"after": "Resume.after", "tail": "Resume.tail", "since": "Resume.since_ms"}
 """Names of the fields that say where a reader begins, for errors."""
 
@@ -247,15 +252,14 @@ class Session:
     spend: Callable[[float], bool] = lambda _points: True
     close: Close | None = None
     _greeted: bool = False
+    _packs: bool = False  # the client takes compressed frames and TokenRuns
     _just_detached: int = 0  # requests detached by the current message; not in `detached()` yet
     _streams: dict[int, OpenStream] = field(default_factory=dict)
     # Frames that wait for the client. `_turns` holds the streams with waiting frames, whose number
     # credit limits; they are sent in turns, from the first stream on, so that no stream delays
     # another. `_replies` holds the frames without credit, such as refusals; they are sent first.
     _turns: dict[int, OpenStream] = field(default_factory=dict)
-    _replies: deque[bytes] = field(
-        default_factory=lambda: deque([encode(Hello(SCHEMA_HASH, software("edge")))])
-    )
+    _replies: deque[bytes] = field(default_factory=lambda: deque([HELLO]))
     _heartbeat: bytes | None = None
     _merging: dict[int, OpenStream] = field(default_factory=dict)  # streams with a `merge`
     _credits: list[ToOrigin] = field(default_factory=list)
@@ -314,6 +318,8 @@ class Session:
             corr, frame = decode(raw)
         except FrameError as error:
             corr = corr_of(raw)
+            if not self._greeted and (schema := hello_schema(raw)) is not None:
+                _check_schema(schema)
             if corr == 0 or not self._greeted:
                 raise
             # The frame's header is valid and only its payload is not, so only its stream ends.
@@ -349,13 +355,9 @@ class Session:
     def _greet(self, frame: Frame) -> None:
         if not isinstance(frame, Hello):
             raise SchemaMismatch("the first frame must be a Hello")
-        if frame.schema != SCHEMA_HASH:
-            raise SchemaMismatch(
-                f"schema {frame.schema.hex()} is not supported by this edge",
-                field="Hello.schema",
-                hint=f"this edge speaks {SCHEMA_HASH.hex()}",
-            )
+        _check_schema(frame.schema)
         self._greeted = True
+        self._packs = frame.compression is Compression.ZSTD and not self.speaks_json
 
     def _request(
         self, corr: int, frame: Open | Resume | Cancel | Steer, forward: list[ToOrigin]
@@ -552,6 +554,9 @@ class Session:
         if beat is not None and self._greeted and (len(beat) <= left or not frames):
             frames.append(beat)
             self._heartbeat = None
+        if self._packs:
+            # All limits and credit count the frames as they are before they are packed.
+            return packed(frames) or None
         return b"".join(frames) or None
 
     def _renew(self, corr: int, stream: OpenStream) -> None:
@@ -646,6 +651,15 @@ class Session:
         self._turns.clear()
         self._refuse(0, error)
         self.close = Close(code, error.code)
+
+
+def _check_schema(schema: bytes) -> None:
+    if schema != SCHEMA_HASH:
+        raise SchemaMismatch(
+            f"schema {schema.hex()} is not supported by this edge",
+            field="Hello.schema",
+            hint=f"this edge speaks {SCHEMA_HASH.hex()}",
+        )
 
 
 def _too_many(limit: int) -> CallerError:

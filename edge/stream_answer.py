@@ -15,10 +15,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from starlette.datastructures import Headers as RequestHeaders
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tailrace.edge.asgi_writer import AsgiWriter
+from tailrace.edge.compressed_encoder import CompressedEncoder
+from tailrace.edge.content_coding import StreamCoding, stream_coding
 from tailrace.edge.flush import FlushBatch
 from tailrace.edge.generate.encoders import LIVE_HEADERS, Encoder
 from tailrace.edge.origins.origin_pool import OriginPool
@@ -35,6 +38,7 @@ from tailrace.edge.telemetry.request_metrics import (
     current,
     route_of,
 )
+from tailrace.ledger.errors import CallerError
 from tailrace.ledger.frame import Open, Opened, Resume
 
 
@@ -185,6 +189,23 @@ class StreamAnswer(StreamingAnswer[StreamReader]):
         answer = cls(None, encoder, headers)
         answer._reader, answer._opened, answer._before = reader, opened, begin
         return answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response, compressed if the client accepts that and the stream is long."""
+        try:
+            coding = stream_coding(RequestHeaders(scope=scope).getlist("accept-encoding"))
+        except CallerError as error:
+            if self._reader is not None:
+                self._reader.close()
+            await self._encoder.refusal(error)(scope, receive, send)
+            return
+        if coding is not StreamCoding.NEVER:
+            encoder = CompressedEncoder(self._encoder, always=coding is StreamCoding.ALWAYS)
+            if self._opened is not None:
+                encoder.begin(self._opened)
+                self._before = encoder.blocks(self._before)
+            self._encoder = encoder
+        await super().__call__(scope, receive, send)
 
     def source(self, parts: ResponseParts) -> StreamReader:
         """Return the source that reads the stream from the origin and writes the response."""

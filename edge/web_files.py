@@ -22,6 +22,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tailrace.edge.access.authenticator import FIRST_PAGE, WEB_PATH
+from tailrace.edge.content_coding import coding_weights
 from tailrace.ledger.errors import NotFound
 
 FOLDER = Path(__file__).parent / "web"
@@ -64,7 +65,6 @@ MIN_COMPRESSED_BYTES = 512
 """Minimum size of a file to compress, in bytes: a smaller one fits into one packet anyway."""
 GZIP_LEVEL, ZSTD_LEVEL = 9, 19
 """Compression levels. They are high, because each version of a document is compressed only once."""
-_ACCEPTED = re.compile(r"\s*([a-z*]+)\s*(?:;\s*q\s*=\s*([01](?:\.[0-9]{0,3})?))?\s*", re.IGNORECASE)
 
 
 class Representation(NamedTuple):
@@ -170,11 +170,7 @@ def accepted_codings(headers: Headers) -> list[str]:
     """
     if "range" in headers:
         return []
-    weights: dict[str, float] = {}
-    for member in ",".join(headers.getlist("accept-encoding")).split(","):
-        found = _ACCEPTED.fullmatch(member)
-        if found is not None:
-            weights[found[1].lower()] = float(found[2] or 1)
+    weights = coding_weights(headers.getlist("accept-encoding"))
     others = weights.get("*", 0.0)
     accepted = [coding for coding in ENCODERS if weights.get(coding, others) > 0]
     return sorted(accepted, key=lambda coding: -weights.get(coding, others))

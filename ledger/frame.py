@@ -11,6 +11,7 @@ from collections.abc import Container
 
 from tailrace.ledger import errors
 from tailrace.ledger.errors import CallerError, FrameError, TailraceError
+from tailrace.ledger.wire.bare import SCHEMA_ID_BYTES
 from tailrace.ledger.wire.codec import *
 from tailrace.ledger.wire.codec import FrameSplitter
 from tailrace.ledger.wire.schema import *
@@ -89,6 +90,15 @@ def decode(raw: Raw) -> tuple[int, Frame]:
     except (AttributeError, KeyError, TypeError, ValueError, struct.error):
         pass  # another kind of frame or a malformed one, which the codec tells apart
     return CODEC.decode(raw)
+
+
+def hello_schema(raw: Raw) -> bytes | None:
+    """Return the schema that an encoded Hello begins with; None for any other frame.
+
+    A Hello of another release may have other fields after it, and so fail to decode.
+    """
+    end = PREFIX_BYTES + SCHEMA_ID_BYTES
+    return bytes(raw[PREFIX_BYTES:end]) if tag_of(raw) == Hello.tag and len(raw) >= end else None
 
 
 def index_of(raw: Raw) -> int:

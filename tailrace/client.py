@@ -464,6 +464,8 @@ class Stream:
                 data = None if self._cut else await anext(chunks, b"")
         except TimeoutError:
             data = None
+        except httpx.DecodingError as error:  # a body that ends inside its compressed data
+            raise Unavailable(f"malformed compressed body: {error}", code="cut_short") from error
         finally:
             self._reading = None
         if data is None:

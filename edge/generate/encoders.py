@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from base64 import b64encode
+from collections.abc import Mapping
 from random import Random, SystemRandom
+from types import MappingProxyType
 from typing import Protocol
 
 from starlette.responses import Response
@@ -59,6 +61,8 @@ class Encoder(Protocol):
     media_type: str = View.SSE.value
     ends_by_204: bool = False
     """True if a client that has every frame of an ended stream gets 204 instead of a body."""
+    headers: Mapping[str, str] = MappingProxyType({})
+    """Headers of a 200 response with this body, besides its media type. Read after `opened`."""
     shows_corr: bool = False
     """True if the body contains the correlation ids of frames. The edge must then replace the ids
     of its link to the origin."""

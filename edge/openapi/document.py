@@ -42,6 +42,11 @@ schema of its events or lines in `x-event-schema`.
 HEADERS: dict[str, tuple[str, Schema]] = {
     "Tailrace-Stream": ("The id of the stream.", STREAM_ID),
     "Tailrace-Schema": ("The identity of the schema of frames, 16 hex digits.", STRING),
+    "Content-Encoding": (
+        "`zstd` if the response begins with many frames and the request accepts it.",
+        STRING,
+    ),
+    "Vary": ("`Accept-Encoding` if the request accepts zstd.", STRING),
     "Tailrace-Token": ("A resume token for the stream. Send it back as it is.", STRING),
     "Tailrace-Siblings": ("The other streams of a request with `n` above 1.", STRING),
     "Tailrace-Opened": (

@@ -38,7 +38,8 @@ EVENT_SCHEMA = "x-event-schema"
 """Extension field of a media type. It refers to the schema of the events in a
 `text/event-stream`, for which OpenAPI 3.1 has no field."""
 BYTES: Schema = {"type": "string", "format": "binary"}
-STREAM_HEADERS = ("Tailrace-Stream", "Tailrace-Token", "Tailrace-Schema")
+CODING = "Content-Encoding"
+STREAM_HEADERS = ("Tailrace-Stream", "Tailrace-Token", "Tailrace-Schema", CODING, "Vary")
 
 TAGS = {
     "Generations": "Streams of tokens: start one, read it from any index, steer it, cancel it.",
@@ -119,7 +120,13 @@ class Operation:
     @property
     def statuses(self) -> list[int]:
         """All statuses that a response may have, in ascending order."""
-        return sorted({*self.answers, *self.errors})
+        streams = any(
+            content.event and CODING in answer.headers
+            for answer in self.answers.values()
+            for content in answer.content
+        )
+        # A request may refuse every content coding of a stream.
+        return sorted({*self.answers, *self.errors, *([406] if streams else ())})
 
 
 def json_body(name: str) -> tuple[Content, ...]:

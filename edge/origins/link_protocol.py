@@ -17,6 +17,7 @@ from tailrace.ledger.frame import (
     StreamError,
     decode,
     encode,
+    hello_schema,
     to_error,
 )
 from tailrace.ledger.process.version import software
@@ -69,11 +70,17 @@ class LinkProtocol:
 
         Raises TailraceError if the origin violates the protocol or ends the connection.
         """
-        _, frame = decode(raw)
+        try:
+            _, frame = decode(raw)
+        except FrameError:
+            if (schema := hello_schema(raw)) is not None:
+                _check_schema(schema, "another release")
+            raise
         if isinstance(frame, StreamError):
             raise to_error(frame)
         if isinstance(frame, Hello) and self.state is LinkState.GREETING:
-            self._check_hello(frame)
+            _check_schema(frame.schema, frame.software)
+            self._is_greeted = True
             self._begin_if_sure()
         elif isinstance(frame, Challenge):
             return encode(self._handshake.answer(frame))
@@ -90,14 +97,14 @@ class LinkProtocol:
             raise FrameError(f"unexpected {name} frame on the link", field="tag", offset=4)
         return None
 
-    def _check_hello(self, hello: Hello) -> None:
-        if hello.schema != SCHEMA_HASH:
-            raise SchemaMismatch(
-                f"the origin ({hello.software}) uses wire schema {hello.schema.hex()}",
-                hint=f"run the same release on both: this edge uses {SCHEMA_HASH.hex()}",
-            )
-        self._is_greeted = True
-
     def _begin_if_sure(self) -> None:
         if self._is_greeted and self._handshake.done:
             self.state = LinkState.UP
+
+
+def _check_schema(schema: bytes, software: str) -> None:
+    if schema != SCHEMA_HASH:
+        raise SchemaMismatch(
+            f"the origin ({software}) uses wire schema {schema.hex()}",
+            hint=f"run the same release on both: this edge uses {SCHEMA_HASH.hex()}",
+        )

@@ -314,8 +314,8 @@ class StreamReader:
             self._begin_body()
 
     def _begin_body(self, begin: bytes = b"") -> None:
-        media_type = {"Content-Type": self._encoder.media_type}
-        self._begin(200, self._headers | LIVE_HEADERS | media_type)
+        body = {"Content-Type": self._encoder.media_type, **self._encoder.headers}
+        self._begin(200, self._headers | LIVE_HEADERS | body)
         if self._head_only:
             self._close()
             self._link.forget(self)

@@ -205,6 +205,18 @@ class Snapshot(Frame):
     reasoning: bool = False
 
 
+@frame(30)
+class TokenRun(Frame):
+    """Consecutive Tokens as one frame, for a client whose Hello says that it takes compression.
+
+    Token n has the index `first` + n. Its text is the next `lengths[n]` bytes of `text` in UTF-8.
+    """
+
+    first: Uint
+    lengths: bytes
+    text: str
+
+
 @frame(2)
 class StreamError(Frame):
     """The refusal or failure of a request; on channel 0, of the connection."""
@@ -327,6 +339,8 @@ class Hello(Frame):
 
     schema: SchemaId
     software: str
+    compression: Compression | None = None
+    """From a client: it takes compressed frames and TokenRuns. From a server: it can send them."""
 
 
 # ---- client to server ----

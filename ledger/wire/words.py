@@ -52,6 +52,12 @@ class Priority(Word):
     BATCH = 2
 
 
+class Compression(Word):
+    """Format of compressed payloads."""
+
+    ZSTD = 0
+
+
 class FinishReason(Word):
     """The reason why a stream ended."""
 

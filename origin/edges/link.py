@@ -45,6 +45,7 @@ from tailrace.ledger.frame import (
     Steer,
     encode,
     error_frame,
+    hello_schema,
 )
 from tailrace.ledger.objects.object import ObjectResponse
 from tailrace.ledger.wire.codec import patch_corrs
@@ -306,7 +307,12 @@ class EdgeLink(asyncio.Protocol):
 
     def _greet(self, raw: bytes) -> None:
         """Handle a frame of the greeting: first a Hello, then the proof of the link secret."""
-        _, frame = self._codec.decode(raw)
+        try:
+            _, frame = self._codec.decode(raw)
+        except FrameError:
+            if hello_schema(raw) not in (None, SCHEMA_HASH, PEER_SCHEMA_HASH):
+                raise _other_schema() from None
+            raise
         match frame:
             case Hello() if self._hello is None and frame.schema == SCHEMA_HASH:
                 self._hello = frame
@@ -314,10 +320,7 @@ class EdgeLink(asyncio.Protocol):
                 self._hello = frame
                 self._greet_origin()
             case _ if self._hello is None:
-                raise SchemaMismatch(
-                    "the first frame must be a Hello of this schema",
-                    hint=f"schema {SCHEMA_HASH.hex()}; run the same version at both ends",
-                )
+                raise _other_schema()
             case Challenge():
                 self.send(encode(self._handshake.answer(frame)))
             case Proof():
@@ -515,6 +518,13 @@ class EdgeLink(asyncio.Protocol):
         send = self.send_bulk if corr in self._calls else self.send
         self._detach(corr)
         send(encode(error_frame(error), corr))
+
+
+def _other_schema() -> SchemaMismatch:
+    return SchemaMismatch(
+        "the first frame must be a Hello of this schema",
+        hint=f"schema {SCHEMA_HASH.hex()}; run the same version at both ends",
+    )
 
 
 def leave_unsent_to_us(transport: asyncio.Transport) -> None:

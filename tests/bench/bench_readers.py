@@ -6,6 +6,10 @@ Origin and edge are real processes on loopback, and the ledger is a file. The st
 is read whole by HTTP/1.1 as frames, once as it was made and once as a snapshot, each time until the
 last byte. Each figure is the median of the rounds.
 
+`wire` in a figure's name means compressed by zstd: the body of HTTP, or the frames of a WebSocket
+(`socket`). Its text is the documentation's prose in pieces of 3.6 characters; the sizes are in
+bytes a token.
+
 A second origin serves the demo model. `begin_ttft_ms` is the time from a request until the first
 frame of its stream, `branch_ttft_ms` that until the first own frame of a branch in the middle of a
 stream of 600 tokens, whose shared text comes as a snapshot, and `cached_ttft_ms` that until the
@@ -31,20 +35,42 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from websockets.asyncio.client import connect
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tailrace.ledger.frame import FRAMES_TYPE, Logged, Snapshot, Splitter, Token, decode  # noqa: E402
+from tailrace.ledger.frame import (  # noqa: E402
+    FRAMES_TYPE,
+    SCHEMA_HASH,
+    Compression,
+    Credit,
+    Hello,
+    Logged,
+    Resume,
+    Snapshot,
+    Splitter,
+    Token,
+    corr_of,
+    decode,
+    encode,
+    split,
+)
+from tailrace.ledger.wire.compression import unpacked  # noqa: E402
 from tailrace.origin.producer import About, End, Output, Request, Resumption, Text  # noqa: E402
 from tests.bench.machine import print_line  # noqa: E402
 from tests.e2e.processes import Edge, Origin, running  # noqa: E402
 from tests.e2e.usage_campaign import Campaign, bill  # noqa: E402
+from tests.english import english_tokens  # noqa: E402
 
 SETTINGS = """
 [origin]
 producer = "tests.bench.bench_readers:Words"
 """
+SOCKET_CREDIT = 1_024
+"""Credit of a WebSocket's reader, in frames."""
+ENGLISH = "english"
+"""The prompt whose answer is prose, for figures of compression."""
 WORDS = ("the", " river", " ran", " down", " to", " a", " mill", ",", " and", " turned", " it")
 
 
@@ -55,8 +81,10 @@ class Words:
 
     async def produce(self, request: Request) -> AsyncGenerator[Output, None]:
         """Yield the words."""
-        for number in range(request.recipe.max_tokens):
-            yield Text(WORDS[number % len(WORDS)])
+        recipe = request.recipe
+        words = english_tokens(recipe.max_tokens) if recipe.prompt == ENGLISH else WORDS
+        for number in range(recipe.max_tokens):
+            yield Text(words[number % len(words)])
         yield End(total_tokens=request.recipe.max_tokens)
 
     async def close(self) -> None:
@@ -66,7 +94,8 @@ class Words:
 async def read(client: httpx.AsyncClient, url: str, **params: Any) -> tuple[float, bytes]:
     """Return the ms until the last byte, and the body."""
     began = time.perf_counter()
-    answer = await client.get(url, headers={"Accept": FRAMES_TYPE}, params=params)
+    headers = {"Accept": FRAMES_TYPE, "Accept-Encoding": "identity"}
+    answer = await client.get(url, headers=headers, params=params)
     assert answer.status_code == 200, answer.text
     return (time.perf_counter() - began) * 1e3, answer.content
 
@@ -112,6 +141,55 @@ def text_of(body: bytes) -> str:
     return "".join(one.text for one in frames if isinstance(one, Token | Snapshot))
 
 
+async def body_bytes(client: httpx.AsyncClient, url: str, accept: str, **params: Any) -> int:
+    """Return the size of a compressed body as it travels."""
+    headers = {"Accept": accept, "Accept-Encoding": "zstd"}
+    async with client.stream("GET", url, headers=headers, params=params) as answer:
+        assert answer.headers["Content-Encoding"] == "zstd"
+        return sum([len(piece) async for piece in answer.aiter_raw()])
+
+
+async def socket_bytes(url: str, stream: str, tokens: int, *, snapshot: bool = False) -> int:
+    """Return the size of the compressed frames of a replay over a WebSocket, and check its text."""
+    hello = Hello(SCHEMA_HASH, "bench", Compression.ZSTD)
+    resume = Resume(bytes.fromhex(stream), credit=SOCKET_CREDIT, snapshot=snapshot)
+    size, text, index = 0, list[str](), -1
+    async with connect(f"{url.replace('http', 'ws', 1)}/v1/ws") as socket:
+        await socket.send(encode(hello) + encode(resume, 1))
+        while index < tokens:
+            message = await socket.recv()
+            assert isinstance(message, bytes)
+            for raw in (raw for raw in split(message) if corr_of(raw) == 1):
+                size += len(raw)
+                for _, frame in map(decode, unpacked(raw)):
+                    text += [frame.text] if isinstance(frame, Token | Snapshot) else []
+                    index = frame.index if isinstance(frame, Logged | Snapshot) else index
+            await socket.send(encode(Credit(index + 1 + SOCKET_CREDIT), 1))
+    assert "".join(text) == "".join(english_tokens(tokens))
+    return size
+
+
+async def measure_wire(
+    client: httpx.AsyncClient, edge: Edge, tokens: int, thousands: str
+) -> dict[str, object]:
+    """Replay a stream of prose with compression; return the bytes a token of each way."""
+    body = {"model": "words", "prompt": ENGLISH, "max_tokens": tokens}
+    stream = (await client.post(f"{edge.url}/v1/generate", json=body)).json()["id"]
+    url = f"{edge.url}/v1/generate/{stream}"
+    sizes = {
+        "frames": await body_bytes(client, url, FRAMES_TYPE),
+        "events": await body_bytes(client, url, "text/event-stream"),
+        "frames_snapshot": await body_bytes(client, url, FRAMES_TYPE, snapshot=1),
+        "events_snapshot": await body_bytes(client, url, "text/event-stream", snapshot=1),
+        "socket": await socket_bytes(edge.url, stream, tokens),
+        "socket_snapshot": await socket_bytes(edge.url, stream, tokens, snapshot=True),
+    }
+    return {
+        f"wire_{name}_{thousands}_bytes_per_token": round(size / tokens, 2)
+        for name, size in sizes.items()
+    }
+
+
 async def measure(options: argparse.Namespace, folder: Path) -> dict[str, object]:
     """Make the stream, read it in both ways, and return the figures."""
     settings = folder / "tailrace.toml"
@@ -126,16 +204,17 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, object
         for _ in range(options.rounds):
             found["replay"].append(await read(client, url))
             found["snapshot"].append(await read(client, url, snapshot=1))
+        thousands = f"{options.tokens // 1000}k"
+        wire = await measure_wire(client, edge, options.tokens, thousands)
     bodies = {name: rounds[0][1] for name, rounds in found.items()}
     assert text_of(bodies["replay"]) == text_of(bodies["snapshot"]) == made.json()["text"]
-    thousands = f"{options.tokens // 1000}k"
     figures: dict[str, object] = {"tokens": options.tokens}
     for name, rounds in found.items():
         figures[f"{name}_{thousands}_ms"] = round(statistics.median(ms for ms, _ in rounds), 1)
         figures[f"{name}_{thousands}_bytes"] = len(bodies[name])
     frames = [decode(raw)[1] for raw in Splitter().feed(bodies["snapshot"])]
     figures[f"snapshot_{thousands}_frames"] = len(frames)
-    return figures | await measure_beginnings(options, folder)
+    return figures | wire | await measure_beginnings(options, folder)
 
 
 async def count(options: argparse.Namespace, folder: Path) -> dict[str, object]:

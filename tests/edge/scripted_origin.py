@@ -74,6 +74,7 @@ class ScriptedOrigin:
         self._server: asyncio.Server
         self._news = asyncio.Condition()
         self._writers: set[asyncio.StreamWriter] = set()
+        self._connections: set[_Connection] = set()
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[OriginPool]:
@@ -120,6 +121,12 @@ class ScriptedOrigin:
         for writer in self._writers:
             writer.write(encode(self.heartbeat()))
 
+    def release(self, next_index: int) -> None:
+        """Send the frames before this index to their readers."""
+        self.released = next_index
+        for connection in self._connections:
+            connection.feed_all()
+
     def drop_links(self) -> None:
         for writer in self._writers:
             writer.close()
@@ -134,10 +141,12 @@ class ScriptedOrigin:
         with suppress(ConnectionError):  # how an edge leaves a link
             await self._answer_all(reader, writer)
         self._writers.discard(writer)
+        self._connections = {each for each in self._connections if each.writer is not writer}
         writer.close()
 
     async def _answer_all(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = _Connection(self, writer)
+        self._connections.add(connection)
         writer.write(encode(Hello(SCHEMA_HASH, "scripted")))
         writer.write(encode(self.heartbeat()))
         splitter = Splitter()
@@ -179,7 +188,7 @@ class _Connection:
 
     def __init__(self, origin: ScriptedOrigin, writer: asyncio.StreamWriter) -> None:
         self._origin = origin
-        self._writer = writer
+        self.writer = writer
         self._windows: dict[int, Window] = {}
         self._calls: dict[int, tuple[list[Frame], int]] = {}  # frames left, and credit used
 
@@ -247,11 +256,16 @@ class _Connection:
         self._windows[corr] = Window.starting(first, frame.credit, credit_bytes=frame.credit_bytes)
         self._feed(corr)
 
+    def feed_all(self) -> None:
+        """Send every reader the frames that it has credit for."""
+        for corr in self._windows:
+            self._feed(corr)
+
     def _feed(self, corr: int) -> None:
         window = self._windows[corr]
         while count := window.wanted(self._origin.released):
             frames = self._origin.frames[window.next : window.next + count]
-            self._writer.write(b"".join(window.passing([encode(frame, corr) for frame in frames])))
+            self.writer.write(b"".join(window.passing([encode(frame, corr) for frame in frames])))
         self._origin.sent[corr] = window.next
 
     def _close(self, corr: int) -> None:
@@ -262,4 +276,4 @@ class _Connection:
             self._send(corr, Status(STREAM, state, released))
 
     def _send(self, corr: int, frame: Frame) -> None:
-        self._writer.write(encode(frame, corr))
+        self.writer.write(encode(frame, corr))

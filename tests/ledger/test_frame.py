@@ -34,6 +34,7 @@ from tailrace.ledger.frame import (
     Challenge,
     Chunk,
     Codec,
+    Compression,
     Detach,
     Durability,
     Embedding,
@@ -86,6 +87,7 @@ PARTS = (
 )
 """Structs that are no frames of their own."""
 ENUMS: list[type[Word]] = [
+    Compression,
     Cache,
     Durability,
     Priority,

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+import zstandard
 
 from tailrace.client import Client, SamplingSettings, Stream
 from tailrace.ledger.errors import CallerError, NotFound, SchemaMismatch, TailraceError
@@ -183,6 +184,37 @@ async def test_an_edge_with_another_schema_is_not_read() -> None:
     async with edges([ok(body(*FRAMES), own)]) as served:
         frames, _, _ = await read(served)
     assert frames == FRAMES
+
+
+def compressed(data: bytes) -> bytes:
+    """Return the answer of an edge that compresses a body, which may be cut."""
+    return ok(data, "Content-Encoding: zstd\r\n")
+
+
+async def test_a_compressed_body_is_read_and_resumed_wherever_it_was_cut() -> None:
+    whole = zstandard.compress(body(*FRAMES))
+    async with edges([compressed(whole)]) as served:
+        frames, states, _ = await read(served)
+        [request] = served[0].requests
+    assert frames == FRAMES
+    assert states == ["connecting", "open", "ended"]
+    assert "zstd" in request.headers["accept-encoding"]
+    blocks = zstandard.ZstdCompressor().compressobj()
+    cut = blocks.compress(body(*FRAMES[:2])) + blocks.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+    rest = zstandard.compress(body(*FRAMES[2:]))
+    async with edges([compressed(cut)], [compressed(rest)]) as served:
+        frames, _, stream = await read(served)
+        [request] = served[1].requests
+    assert frames == FRAMES
+    assert stream.resumes == 1
+    assert "after=1" in request.line
+
+
+async def test_a_body_that_is_not_what_its_coding_says_is_read_from_another_edge() -> None:
+    async with edges([compressed(b"no zstd")], [ok(body(*FRAMES))]) as served:
+        frames, states, _ = await read(served)
+    assert frames == FRAMES
+    assert "waiting" in states
 
 
 async def test_a_body_that_was_cut_is_resumed_on_the_next_edge() -> None:

@@ -8,6 +8,7 @@ export declare const TYPES: Record<string, string>;
 export type StreamId = string;
 export type Durability = "relaxed" | "process" | "power";
 export type Priority = "interactive" | "standard" | "batch";
+export type Compression = "zstd";
 export type FinishReason = "stop" | "length" | "cancelled" | "filtered" | "failed" | "origin-lost" | "tool-calls";
 export type StreamState = "running" | "ended";
 export type Overflow = "refuse" | "drop-oldest";
@@ -28,6 +29,7 @@ export interface Notice { type: "Notice"; code: string; message: string; index: 
 export interface Reasoning { type: "Reasoning"; text: string; index: number }
 export interface ToolCall { type: "ToolCall"; call: number; id: string; name: string; arguments: string; index: number }
 export interface Snapshot { type: "Snapshot"; first: number; text: string; index: number; reasoning: boolean }
+export interface TokenRun { type: "TokenRun"; first: number; lengths: Uint8Array; text: string }
 export interface StreamError { type: "StreamError"; code: string; message: string; retryable: boolean; status: number; field: string | null; hint: string | null; retry_after_ms: number | null }
 export interface ModelTier { model: string; tier: string; expected_ms: number; reason: string }
 export interface Heartbeat { type: "Heartbeat"; clock_ms: number | bigint; ready: boolean; reasons: readonly (string)[]; models: readonly (string)[]; devices: readonly (string)[]; patience_ms: number; streams: number; room: number; corrs: number; ledger: string; tiers: readonly (ModelTier)[] }
@@ -38,7 +40,7 @@ export interface Header { name: string; value: string }
 export interface Answer { type: "Answer"; status: number; headers: readonly (Header)[] }
 export interface Body { type: "Body"; data: Uint8Array }
 export interface BodyEnd { type: "BodyEnd" }
-export interface Hello { type: "Hello"; schema: Uint8Array; software: string }
+export interface Hello { type: "Hello"; schema: Uint8Array; software: string; compression: Compression | null }
 export interface Message { role: string; content: string; tool_calls: string | null; tool_call_id: string | null }
 export interface Tools { functions: string; choice: ToolChoice; only: string | null; parallel: boolean }
 export interface OutputFormat { kind: FormatKind; source: string }
@@ -58,7 +60,7 @@ export interface Renew { type: "Renew"; stream: StreamId; after: number | null; 
 export interface Call { type: "Call"; object: string; name: string; method: string; url: string; headers: readonly (Header)[]; body: Uint8Array; credit: number; caller: Caller | null; credit_bytes: number | null }
 
 export type Logged = Token | StreamEnd | Classification | Embedding | Chunk | Revision | ScoredToken | Notice | Reasoning | ToolCall;
-export type Frame = Token | StreamEnd | StreamError | Classification | Embedding | Chunk | Revision | Snapshot | Heartbeat | Opened | Status | Hello | Answer | Body | BodyEnd | ScoredToken | Open | Resume | Credit | Cancel | Detach | Steer | Call | Challenge | Notice | Reasoning | Proof | Pass | Renew | ToolCall;
+export type Frame = Token | StreamEnd | StreamError | Classification | Embedding | Chunk | Revision | Snapshot | Heartbeat | Opened | Status | Hello | Answer | Body | BodyEnd | ScoredToken | Open | Resume | Credit | Cancel | Detach | Steer | Call | Challenge | Notice | Reasoning | Proof | Pass | Renew | ToolCall | TokenRun;
 export type FrameType = Frame["type"];
 
 export interface FormatBody {

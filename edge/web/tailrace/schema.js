@@ -1,9 +1,10 @@
 // Written by `python -m tests.web.generate` from ledger/wire/tailrace.bare.
 
-export const SCHEMA_ID = "21a232ec080d869a";
+export const SCHEMA_ID = "75a68e257e769a10";
 
 export const TYPES = {
   StreamId: "data[16]",
+  Compression: "zstd",
   FinishReason: "stop length cancelled filtered failed origin-lost tool-calls",
   StreamState: "running ended",
   Token: "0 text:str index:uint",
@@ -25,5 +26,5 @@ export const TYPES = {
   Sibling: "stream:StreamId token:str",
   Opened: "9 stream:StreamId next_index:uint token:str model:str prompt_tokens:uint siblings:list<Sibling> created_ms:u64 note:optional<str> first:uint",
   Status: "10 stream:StreamId state:StreamState next_index:uint",
-  Hello: "11 schema:data[8] software:str",
+  Hello: "11 schema:data[8] software:str compression:optional<Compression>",
 };

@@ -8,6 +8,7 @@ export const TYPES = {
   Cache: "none exact",
   FormatKind: "json-schema regex",
   ToolChoice: "auto none required",
+  TokenRun: "30 first:uint lengths:data text:str",
   Header: "name:str value:str",
   Answer: "12 status:u16 headers:list<Header>",
   Body: "13 data:data",

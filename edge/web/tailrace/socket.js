@@ -40,7 +40,7 @@ class Session {
   /** @type {Map<number, Report>} */
   #readers = new Map();
   /** @type {Uint8Array<ArrayBuffer>[] | null} */
-  #unsent = [encode({ type: "Hello", schema: fromHex(SCHEMA_ID), software: "tailrace-web" })];
+  #unsent = [encode({ type: "Hello", schema: fromHex(SCHEMA_ID), software: "tailrace-web", compression: null })];
   #corr = 0;
   /** @type {any} */
   #idle = null;

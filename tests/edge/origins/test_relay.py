@@ -147,6 +147,19 @@ def test_another_schema_is_refused() -> None:
         relay.receive([encode(Hello(b"otherone", "test"))])
 
 
+def hello_of_another_release() -> bytes:
+    """Return a Hello with one field less."""
+    payload = b"otherone" + b"\x04test"
+    return (len(payload) + 5 | 1 << 24).to_bytes(4, "little") + bytes((11, 0, 0, 0, 0)) + payload
+
+
+def test_a_hello_with_other_fields_is_refused_for_its_schema() -> None:
+    relay = Relay()
+    relay.connected()
+    with pytest.raises(SchemaMismatch, match=b"otherone".hex()):
+        relay.receive([hello_of_another_release()])
+
+
 def test_an_error_of_the_connection_ends_it(link: Link) -> None:
     with pytest.raises(TailraceError) as caught:
         link.says(StreamError("schema_mismatch", "no", False, 426))

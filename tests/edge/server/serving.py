@@ -112,7 +112,10 @@ class Client:
                 ended = True
                 break
         assert head is not None, "the connection was closed without an answer"
-        headers = {name.decode(): value.decode("latin-1") for name, value in head.headers}
+        headers: dict[str, str] = {}
+        for name, value in ((n.decode(), v.decode("latin-1")) for n, v in head.headers):
+            # Field lines of one name are one list (RFC 9110, 5.3).
+            headers[name] = f"{headers[name]}, {value}" if name in headers else value
         return Answer(head.status_code, headers, body, ended)
 
     async def rest(self) -> bytes:

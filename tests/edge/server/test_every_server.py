@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, cast
 
 import httpx
 import pytest
+import zstandard
 from hypercorn.asyncio import serve
 from hypercorn.config import Config
 from starlette.testclient import TestClient
@@ -41,6 +42,8 @@ FRAMES = "Accept: application/vnd.tailrace.frames"
 NDJSON = "Accept: application/x-ndjson"
 JSONL = "Accept: application/jsonl"
 KEY = "Idempotency-Key: mine"
+ZSTD = "Accept-Encoding: zstd, identity;q=0"
+NO_CODING = "Accept-Encoding: br, *;q=0"
 PAGE = "Origin: https://app.example"
 VERSION = "Anthropic-Version: 2023-06-01"
 BODY = b'{"model": "demo", "prompt": "Once"}'
@@ -57,6 +60,8 @@ IN_FRAMES = "Content-Type: application/vnd.tailrace.frames"
 OPEN = encode(Open("demo", prompt="Once", credit=0))
 OF_A_CALLER = encode(Open("demo", prompt="Once", caller=Caller("somebody", 0)))
 NO_OPEN = encode(Resume(STREAM))
+MAGIC = zstandard.FRAME_HEADER
+"""The beginning of a compressed body. TestClient, which is httpx, decompresses by itself."""
 SETTINGS: dict[str, Any] = {"allowed_origins": ("https://app.example",), "max_body_bytes": 2048}
 
 
@@ -101,6 +106,12 @@ CASES = [
     Case("snapshot, lines", f"GET /v1/generate/{ID}?snapshot=1&after=9", (JSONL,)),
     Case("tail", f"GET /v1/generate/{ID}?tail=9"),
     Case("tail, snapshot", f"GET /v1/generate/{ID}?tail=9&snapshot=1", (FRAMES,)),
+    Case("read, compressed", f"GET /v1/generate/{ID}", (SSE, ZSTD)),
+    Case("read, frames, compressed", f"GET /v1/generate/{ID}", (FRAMES, ZSTD)),
+    Case("snapshot, lines, compressed", f"GET /v1/generate/{ID}?snapshot=1", (JSONL, ZSTD)),
+    Case("start, compressed", "POST /v1/generate", (SSE, KEY, ZSTD), BODY),
+    Case("responses, compressed", f"GET /v1/responses/resp_{ID}?stream=true", (ZSTD,)),
+    Case("chat, read, compressed", f"GET /v1/chat/completions/{ID}?stream=true", (ZSTD,)),
     Case("since", f"GET /v1/generate/{ID}?since=2026-11-28T09:30:00Z"),
     Case("since, lines", f"GET /v1/generate/{ID}?since=1764322200000", (NDJSON,)),
     Case("head of a stream", f"HEAD /v1/generate/{ID}"),
@@ -127,6 +138,9 @@ CASES = [
     Case("start, by no frame", "POST /v1/generate", (FRAMES, IN_FRAMES), b"\xff\xff", False),
     Case("document", "POST /v1/generate", (KEY,), BODY, fast=False),
     Case("nothing acceptable", "POST /v1/generate", ("Accept: image/png",), BODY, fast=False),
+    Case("no coding acceptable", "POST /v1/generate", (SSE, NO_CODING), BODY, fast=False),
+    Case("chat, no coding", "POST /v1/chat/completions", (NO_CODING,), CHAT % b"", fast=False),
+    Case("messages, no coding", "POST /v1/messages", (VERSION, NO_CODING), MESSAGE, fast=False),
     Case("head of a document", f"HEAD /v1/generate/{ID}", (), fast=False, by_http3=False),
     Case("wrong method", "PUT /v1/generate", body=BODY, fast=False),
     Case("no stream id", "GET /v1/generate/nothing", fast=False),
@@ -304,7 +318,7 @@ async def test_the_answer_is_the_same_on_every_server(servers: Servers, case: Ca
             continue
         other = await ask(case)
         assert (name, ours.status, ours.ended) == (name, other.status, other.ended)
-        assert (name, shown(ours.body)) == (name, shown(other.body))
+        assert (name, shown(ours)) == (name, shown(other))
         assert (name, kept(ours)) == (name, kept(other))
         assert (name, asked) == (name, request_of(servers.origin))
 
@@ -315,8 +329,13 @@ def kept(answer: Answer) -> dict[str, str]:
     return {name: value for name, value in answer.headers.items() if name not in own}
 
 
-def shown(body: bytes) -> bytes:
-    """Return a body without the `retry:` that each answer of events draws for itself."""
+def shown(answer: Answer) -> bytes:
+    """Return a body, decompressed, without the `retry:` that each answer of events draws."""
+    body = answer.body
+    if "content-encoding" in answer.headers and body.startswith(MAGIC):
+        decompressor = zstandard.ZstdDecompressor().decompressobj()
+        body = decompressor.decompress(body)
+        assert decompressor.eof
     return after_retry(body.decode()).encode() if body.startswith(b"retry:") else body
 
 

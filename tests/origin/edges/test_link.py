@@ -596,6 +596,15 @@ async def test_a_peer_that_breaks_the_protocol_is_told_and_dropped(
     assert (await opened(other)).model == "demo"
 
 
+async def test_a_hello_with_other_fields_is_refused_for_its_schema(house: House) -> None:
+    payload = b"otherone" + b"\x04test"  # a release whose Hello has one field less
+    head = (len(payload) + 5 | 1 << 24).to_bytes(4, "little")
+    client = await house.connected()
+    client.send_raw(head + bytes((Hello.tag, 0, 0, 0, 0)) + payload)
+    [error] = await client.errors_until_closed()
+    assert (error.code, error.status) == ("schema_mismatch", 426)
+
+
 async def test_a_failing_ledger_ends_the_origin_and_shows_nothing(
     house: House, tmp_path: Path
 ) -> None:

@@ -1,0 +1,135 @@
+"""The encoder of responses of any view that are compressed by zstd (RFC 8878).
+
+The body is one zstd frame, flushed after each write, so that no event waits for a later one. Frames
+that exist already are compressed together. Once the client has them, its events are few bytes each,
+which zstd cannot make smaller: they are sent as raw blocks, 3 bytes more for each write. So only
+a reader that catches up needs a compressor and its memory.
+"""
+
+from __future__ import annotations
+
+from weakref import WeakSet
+
+import zstandard
+from starlette.responses import Response
+
+from tailrace.edge.generate.encoders import Encoder
+from tailrace.ledger.errors import TailraceError
+from tailrace.ledger.frame import CLOSING, LOGGED, TAG_OFFSET, Opened, index_of
+
+MIN_REPLAY_FRAMES = 64
+"""Minimum number of frames that exist already for a response to be compressed: about 1 KiB."""
+MIN_COMPRESSED_BYTES = 512
+"""Minimum size of a write to be compressed once the client has caught up, in bytes. The first
+smaller one ends the use of the compressor."""
+MAX_COMPRESSORS = 64
+"""Maximum number of compressors of one edge process, each with 330 KiB. Beyond it responses are
+sent uncompressed."""
+WINDOW_LOG = 16
+"""Logarithm of the window's size: the client needs 64 KiB to decompress a response."""
+PARAMETERS = zstandard.ZstdCompressionParameters.from_level(
+    3, window_log=WINDOW_LOG, chain_log=13, hash_log=13
+)
+MAX_BLOCK_BYTES = 1 << WINDOW_LOG
+# The header of a zstd frame with this window, and without sizes, checksum and dictionary
+# (RFC 8878, 3.1.1): the magic number, the descriptor of the header, and that of the window.
+HEADER = b"\x28\xb5\x2f\xfd" + bytes((0, (WINDOW_LOG - 10) << 3))
+LAST_BLOCK = b"\x01\x00\x00"
+"""An empty raw block that ends a zstd frame."""
+HEADERS = {"Content-Encoding": "zstd"}
+VARY = {"Vary": "Accept-Encoding"}
+
+
+class _Compressor:
+    """The compressor of one response."""
+
+    __slots__ = ("__weakref__", "_object")
+
+    def __init__(self) -> None:
+        self._object = zstandard.ZstdCompressor(compression_params=PARAMETERS).compressobj()
+
+    def compress(self, data: bytes) -> bytes:
+        """Return the next blocks, which have all of `data`."""
+        flush = zstandard.COMPRESSOBJ_FLUSH_BLOCK
+        return self._object.compress(data) + self._object.flush(flush)
+
+
+_in_use: WeakSet[_Compressor] = WeakSet()
+
+
+class CompressedEncoder(Encoder):
+    """Compresses what `inner` encodes, if the stream has enough frames already."""
+
+    __slots__ = (
+        *("_compressor", "_end", "_header", "_inner", "_is_caught_up", "_is_used"),
+        *("ends_by_204", "headers", "media_type", "shows_corr"),
+    )
+
+    def __init__(self, inner: Encoder, *, always: bool = False) -> None:
+        """Compress also a stream with few frames if `always` is True."""
+        self._inner = inner
+        self.media_type = inner.media_type
+        self.ends_by_204 = inner.ends_by_204
+        self.shows_corr = inner.shows_corr
+        self.headers = VARY
+        self._is_used = always
+        self._compressor: _Compressor | None = None
+        self._header = HEADER  # empty once it was sent
+        self._end = 0  # the index after the frames that exist already
+        self._is_caught_up = True
+
+    def opened(self, opened: Opened) -> None:
+        """Decide if the response is compressed, from the number of frames that exist already."""
+        self._inner.opened(opened)
+        self.begin(opened)
+
+    def begin(self, opened: Opened) -> None:
+        """Do the same for a stream of which the inner encoder knows already that it was opened."""
+        self._end = opened.next_index
+        if opened.next_index - opened.first >= MIN_REPLAY_FRAMES and len(_in_use) < MAX_COMPRESSORS:
+            self._is_used, self._is_caught_up = True, False
+            self._compressor = _Compressor()
+            _in_use.add(self._compressor)
+        if self._is_used:
+            self.headers = {**VARY, **HEADERS}
+
+    def refusal(self, error: TailraceError) -> Response:
+        """Return the response to send if the origin refuses the request; it is not compressed."""
+        return self._inner.refusal(error)
+
+    def frames(self, frames: list[bytes]) -> bytes:
+        """Return the encoded and compressed frames; the body ends with a frame that closes."""
+        data = self.blocks(self._inner.frames(frames))
+        if not self._is_used or not frames:
+            return data
+        tag = frames[-1][TAG_OFFSET]
+        if tag in CLOSING:
+            return data + self._take_header() + LAST_BLOCK
+        if not self._is_caught_up and tag in LOGGED:
+            self._is_caught_up = index_of(frames[-1]) + 1 >= self._end
+        return data
+
+    def keepalive(self) -> bytes:
+        """Return bytes that carry no frame of the stream."""
+        return self.blocks(self._inner.keepalive())
+
+    def blocks(self, data: bytes) -> bytes:
+        """Return whole blocks with these bytes of the body, which can be decompressed at once."""
+        if not self._is_used or not data:
+            return data
+        if self._compressor is not None:
+            if not self._is_caught_up or len(data) >= MIN_COMPRESSED_BYTES:
+                self._header = b""  # the compressor writes the same one
+                return self._compressor.compress(data)
+            self._compressor = None
+        pieces = [data[at : at + MAX_BLOCK_BYTES] for at in range(0, len(data), MAX_BLOCK_BYTES)]
+        return self._take_header() + b"".join([_raw_block(piece) for piece in pieces])
+
+    def _take_header(self) -> bytes:
+        header, self._header = self._header, b""
+        return header
+
+
+def _raw_block(data: bytes) -> bytes:
+    """Return a block with uncompressed data (RFC 8878, 3.1.1.2)."""
+    return (len(data) << 3).to_bytes(3, "little") + data
