@@ -261,7 +261,7 @@ def _whole(place: Place, _timer: Timer) -> None:
 
 
 def _parity(place: Place, _timer: Timer) -> None:
-    batches, steps = ((1, 2), 3) if place.fake else (BATCHES, STEPS)
+    batches, steps = ((1, 2), 2) if place.fake else (BATCHES, STEPS)
     for shape in (shallow(place.bitnet), shallow(place.llama)):
         for name, find, most in checks(shape, place.device, batches, steps):
             _tell(Check(name, find, most), f"{shape.name}: ")

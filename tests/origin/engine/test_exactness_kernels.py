@@ -48,8 +48,8 @@ def small(trial: Trial) -> Trial:
     return replace(
         trial,
         request=cut(trial.request),
-        before=tuple(map(cut, trial.before[:2])),
-        after=tuple(map(cut, trial.after[:2])),
+        before=tuple(map(cut, trial.before[:1])),
+        after=tuple(map(cut, trial.after[:1])),
     )
 
 
