@@ -1,9 +1,9 @@
 """`/api/chat`: the chat API of the AI SDK, which can also resume an answer.
 
-To resume, the AI SDK sends only the id of its chat. An object of the origin stores the id of each
-chat's latest stream, so that every edge finds it. A stream is sent as the parts of one message, in
-the UI-message stream protocol. The events depend only on the stream's log and id, so a message that
-is sent again from its start is the same.
+To resume, the AI SDK sends only the id of its chat. The chat lists its turns at the origin
+(`edge/chats/`), so that every edge finds the latest one. A stream is sent as the parts of one
+message, in the UI-message stream protocol. The events depend only on the stream's log and id, so a
+message that is sent again from its start is the same.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from starlette.routing import Route
 
 from tailrace.edge.access.middleware import caller_of
 from tailrace.edge.answer_parts import Change, Part, PartKind, PartTracker
+from tailrace.edge.chats.calls import open_turn, read_turns
+from tailrace.edge.chats.chat_id import check_chat
+from tailrace.edge.chats.routes import stop
 from tailrace.edge.errors import AI_SDK_PATH, OLLAMA, error_response
 from tailrace.edge.generate.encoders import Encoder, FrameEncoder
 from tailrace.edge.generate.params import parse_flag, read_body
@@ -41,14 +44,13 @@ from tailrace.edge.openai.request import (
     open_of,
     parse_body,
 )
-from tailrace.edge.origins.reader import Reader, whole_answer
-from tailrace.edge.starlette_helpers import NO_STORE, link_of, unless_disconnected
+from tailrace.edge.origins.reader import Reader
+from tailrace.edge.starlette_helpers import NO_STORE, link_of
 from tailrace.edge.stream_answer import StreamAnswer
 from tailrace.ledger.errors import CallerError, NotFound, TailraceError, Unavailable
 from tailrace.ledger.frame import (
     FRAMES_TYPE,
     MAX_MESSAGES,
-    Call,
     Caller,
     FinishReason,
     Frame,
@@ -201,7 +203,6 @@ def _events(told: Iterable[Fields]) -> bytes:
 EXAMPLE = (
     '{"id": "chat-1", "messages": [{"role": "user", "parts": [{"type": "text", "text": "Hi"}]}]}'
 )
-MAX_CHAT_CHARS = 128
 ROLES = ("system", "user", "assistant")
 SKIPPED = ("reasoning", "source-url", "source-document")
 """Types of message parts that clients show but that are not sent to the model."""
@@ -245,17 +246,6 @@ def to_open(body: ChatBody, key: str | None, caller: Caller | None) -> Open:
 
 
 _COUNT = f"send from 1 to {MAX_MESSAGES}"
-
-
-def check_chat(name: str) -> str:
-    """Return the id of a chat. Raises CallerError if it could not be part of a URL."""
-    if 0 < len(name) <= MAX_CHAT_CHARS and name.isprintable() and "/" not in name:
-        return name
-    raise CallerError(
-        "not a valid chat id",
-        field="id",
-        hint=f"1 to {MAX_CHAT_CHARS} printable characters without a slash",
-    )
 
 
 # ---- messages with parts ----
@@ -335,10 +325,6 @@ class _Step:
         return [Message(self._role, "".join(self._texts), tool_calls=calls), *self._outputs]
 
 
-OBJECT = "chat"
-"""The class of the origin's objects that store the id of the latest stream of a chat."""
-
-
 # ---- endpoints ----
 
 
@@ -362,16 +348,20 @@ async def resume(request: Request) -> Response:
     token = request.headers.get("Tailrace-Token")
     snapshot = parse_flag(request.query_params.getlist("snapshot"), "snapshot")
     try:
-        stream = await unless_disconnected(request, _ask(request, "GET", chat))
-        wanted = Resume(stream, token=token, caller=caller_of(request))
-        return await _answered(request, wanted, {}, snapshot=snapshot)
+        found = await read_turns(request, chat, "tail=1")
+        for turn in found["turns"]:
+            stream = bytes.fromhex(turn["stream"])
+            wanted = Resume(stream, token=token, caller=caller_of(request))
+            return await _answered(request, wanted, {}, snapshot=snapshot)
     except NotFound:
-        return Response(status_code=204, headers=NO_STORE)
+        pass
+    return Response(status_code=204, headers=NO_STORE)
 
 
 ROUTES = [
     Route(AI_SDK_PATH, send, methods=["POST"]),
     Route(f"{AI_SDK_PATH}/{{id}}/stream", resume, methods=["GET"]),
+    Route(f"{AI_SDK_PATH}/{{id}}/stop", stop, methods=["POST"]),
 ]
 
 
@@ -388,8 +378,8 @@ async def _answered(
 ) -> Response:
     """Return the response with the stream: as parts of a message, or as frames if requested.
 
-    The stream's id is stored in the object of `chat` before the response begins, so that a client
-    that has seen a part of the response can resume it.
+    The stream becomes a turn of `chat` before the response begins, so that a client that has seen
+    a part of the response can resume it.
     """
     as_frames = FRAMES_TYPE in request.headers.get("Accept", "")
     encoder: Encoder = FrameEncoder() if as_frames else UiEvents()
@@ -398,20 +388,11 @@ async def _answered(
         encoder = SnapshotEncoder(encoder, folded)
     with ExitStack() as source:
         reader = source.enter_context(Reader(link_of(request)))
-        opened = await unless_disconnected(request, reader.open(wanted))
-        if chat is not None:
-            await unless_disconnected(request, _ask(request, "PUT", chat, opened.stream))
+        opened = await open_turn(request, reader, wanted, chat)
         encoder.opened(opened)
         source.pop_all()
         headers |= {} if as_frames else HEADER
         return StreamAnswer.reading(reader, opened, encoder, headers)
-
-
-async def _ask(request: Request, method: str, chat: str, body: bytes = b"") -> bytes:
-    """Call the origin's object for a chat, and return the body of its answer."""
-    call = Call(OBJECT, chat, method, url="", body=body, caller=caller_of(request))
-    _, answer = await whole_answer(link_of(request), call)
-    return answer
 
 
 def _only_model(request: Request) -> str:

@@ -20,6 +20,7 @@ from tailrace.edge.access.rules import Rules
 from tailrace.edge.admin.routes import admin_routes
 from tailrace.edge.ai_sdk import ROUTES as AI_SDK_ROUTES
 from tailrace.edge.anthropic.routes import ROUTES as MESSAGE_ROUTES
+from tailrace.edge.chats.routes import ROUTES as CHAT_ROUTES
 from tailrace.edge.config import EdgeConfig, access_rules
 from tailrace.edge.deployment_sync import DeploymentSync
 from tailrace.edge.errors import (
@@ -91,6 +92,7 @@ def create_app(
             Route("/v1/models/{name:path}", show_model, methods=["GET"]),
             Route(f"{STREAM_PATH}{{name:path}}", call, methods=METHODS),
             OBJECT_ROUTE,
+            *CHAT_ROUTES,
             *AI_SDK_ROUTES,
             USAGE_ROUTE,
             *admin_routes(),

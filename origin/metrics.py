@@ -127,6 +127,8 @@ class Metrics:
             ("state",),
         )
         self.cached = self._counter("cached_answers", "Requests answered from the ledger", ())
+        self.chat_turns = self._counter("chat_turns", "Turns of chats that began", ())
+        self.chat_readers = self._gauge("chat_readers", "Clients that follow a chat", ())
         self.takeovers = self._counter("takeovers", "Streams that another worker continued", ())
         self.retries = self._counter(
             "run_retries", "Streams whose run failed and was given to a worker once more", ()

@@ -567,12 +567,14 @@ class Client:
         durability: str | None = None,
         priority: str | None = None,
         cache: str | None = None,
+        chat: str | None = None,
         idempotency_key: str | None = None,
         **sampling: Unpack[SamplingSettings],
     ) -> Stream:
         """Return a new stream; the request is sent when its first frame is read.
 
-        Two calls with the same `idempotency_key` read the same stream.
+        Two calls with the same `idempotency_key` read the same stream. `chat` is the id of the chat
+        that gets the stream as a turn.
         """
         fields = {
             "model": model,
@@ -587,6 +589,7 @@ class Client:
             "durability": durability,
             "priority": priority,
             "cache": cache,
+            "chat": chat,
             **sampling,
         }
         body = {name: value for name, value in fields.items() if value is not None}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from secrets import token_hex
@@ -13,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 
 from tailrace.edge.access.middleware import caller_of
 from tailrace.edge.answer_parts import Change, Part, PartTracker
+from tailrace.edge.chats.calls import open_turn
 from tailrace.edge.generate.encoders import (
     HEADERS,
     Encoder,
@@ -32,7 +34,13 @@ from tailrace.edge.generate.params import (
     parse_tail,
     read_body,
 )
-from tailrace.edge.generate.schema import parse_branch, parse_generate, parse_open, parse_steer
+from tailrace.edge.generate.schema import (
+    Start,
+    parse_branch,
+    parse_generate,
+    parse_open,
+    parse_steer,
+)
 from tailrace.edge.generate.snapshot_encoder import SnapshotEncoder
 from tailrace.edge.origins.origin_pool import OriginPool
 from tailrace.edge.origins.reader import Reader
@@ -217,18 +225,18 @@ def _fields(collected: Collected) -> dict[str, object]:
 
 def open_request(
     body: bytes, key: str | None, caller: Caller | None, media_type: str | None = None
-) -> Open:
-    """Return the Open for the body of a POST; `key` is the value of its Idempotency-Key header."""
+) -> Start:
+    """Return the Open and the chat of a POST; `key` is the value of its Idempotency-Key header."""
     # An origin starts no second stream for the same key. So the edge, which generates a key if the
     # client has sent none, can send the request again when the link to the origin breaks.
     ours = token_hex(16) if key is None else check_idempotency_key(key)
     if media_type == FRAMES_TYPE:
-        wanted = parse_open(body)
+        wanted, chat = parse_open(body), None
         if key is not None or wanted.idempotency_key is None:
             wanted = replace(wanted, idempotency_key=ours)
     else:
-        wanted = parse_generate(body, idempotency_key=ours)
-    return replace(wanted, caller=caller)
+        wanted, chat = parse_generate(body, idempotency_key=ours)
+    return Start(replace(wanted, caller=caller), chat)
 
 
 def resume_request(
@@ -272,8 +280,8 @@ async def start(request: Request) -> Response:
     body = await read_body(request)
     key = request.headers.get("Idempotency-Key")
     media_type = request.headers.get("Content-Type")
-    wanted = open_request(body, key, caller_of(request), media_type)
-    return await _answer(request, view, wanted)
+    wanted, chat = open_request(body, key, caller_of(request), media_type)
+    return await _answer(request, view, wanted, chat=chat)
 
 
 async def read(request: Request) -> Response:
@@ -315,7 +323,7 @@ async def branch(request: Request) -> Response:
     view = choose_view(request.headers.get("Accept"))
     body = await read_body(request)
     key = request.headers.get("Idempotency-Key")
-    wanted = parse_branch(
+    wanted, chat = parse_branch(
         body,
         parse_stream_id(request.path_params["id"]),
         request.headers.get("Tailrace-Token"),
@@ -323,7 +331,7 @@ async def branch(request: Request) -> Response:
     )
     snapshot = parse_flag(request.query_params.getlist("snapshot"), "snapshot")
     wanted = replace(wanted, caller=caller_of(request))
-    return await _answer(request, view, wanted, snapshot=snapshot)
+    return await _answer(request, view, wanted, chat=chat, snapshot=snapshot)
 
 
 async def steer(request: Request) -> Response:
@@ -361,24 +369,34 @@ ENCODERS: dict[View, Callable[[], Encoder]] = {
 
 
 async def _answer(
-    request: Request, view: View, wanted: Open | Resume, *, snapshot: bool = False
+    request: Request,
+    view: View,
+    wanted: Open | Resume,
+    *,
+    chat: str | None = None,
+    snapshot: bool = False,
 ) -> Response:
     """Return a response that shows the stream of `wanted` in the given view.
 
-    `snapshot` is True if the text that a new branch shares comes as one frame.
+    `chat` is the id of the chat that gets the stream as a turn, if any. `snapshot` is True if the
+    text that a new branch shares comes as one frame.
     """
     if view is not View.JSON:
-        encoder = ENCODERS[view]()
-        folds = snapshot or (isinstance(wanted, Resume) and wanted.snapshot)
-        return StreamAnswer(wanted, SnapshotEncoder(encoder) if folds else encoder)
+        encoder: Encoder = ENCODERS[view]()
+        if snapshot or (isinstance(wanted, Resume) and wanted.snapshot):
+            encoder = SnapshotEncoder(encoder)
+        if chat is None:
+            return StreamAnswer(wanted, encoder)
+        with ExitStack() as source:
+            reader = source.enter_context(Reader(link_of(request)))
+            opened = await open_turn(request, reader, wanted, chat)
+            encoder.opened(opened)
+            source.pop_all()
+            return StreamAnswer.reading(reader, opened, encoder)
     with Reader(link_of(request)) as reader:
-        return await unless_disconnected(request, _whole(reader, wanted))
-
-
-async def _whole(reader: Reader, wanted: Open | Resume) -> Response:
-    opened = await reader.open(wanted)
-    headers = stream_headers(opened, View.JSON.value)
-    return JSONResponse(await _document(reader, wanted, opened), headers=headers)
+        opened = await open_turn(request, reader, wanted, chat)
+        found = await unless_disconnected(request, _document(reader, wanted, opened))
+        return JSONResponse(found, headers=stream_headers(opened, View.JSON.value))
 
 
 async def _document(reader: Reader, wanted: Open | Resume, opened: Opened) -> dict[str, object]:

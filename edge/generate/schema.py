@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, get_type_hints
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import from_json, to_json
 
 from tailrace.edge.access.key_class import bound_class, class_for, with_class
+from tailrace.edge.chats.chat_id import check_chat
 from tailrace.edge.session import caller_not_allowed
 from tailrace.edge.unread import DEFAULT_AFTER_S
 from tailrace.ledger.errors import CallerError, FrameError
@@ -211,6 +212,9 @@ else:
     Settings = create_model("Settings", __base__=_Settings, **_SAMPLING)
 
 
+CHAT: Any = Field(None, description="a string: the id of the chat that gets the stream as a turn")
+
+
 class GenerateBody(Settings):
     """The JSON body of `POST /v1/generate`."""
 
@@ -229,6 +233,7 @@ class GenerateBody(Settings):
     format: FormatBody | None = Field(
         None, description='an object such as {"json_schema": {...}} or {"regex": "[0-9]+"}'
     )
+    chat: str | None = CHAT
 
     def to_open(self, *, idempotency_key: str) -> Open:
         return replace(
@@ -256,6 +261,7 @@ class BranchBody(Settings):
     logprobs: Count | None = Field(
         None, description="an integer from 0 to 20: the number of alternatives to each token"
     )
+    chat: str | None = CHAT
 
     def to_branch(self, stream: bytes, token: str | None, *, idempotency_key: str) -> Open:
         """Return the Open frame of a branch of `stream`, whose resume token is `token`."""
@@ -282,21 +288,39 @@ class SteerBody(BaseModel):
     text: Annotated[str, Field(min_length=1, description="a string that is not empty")]
 
 
-def parse_generate(body: bytes, *, idempotency_key: str) -> Open:
-    """Return the Open frame of a request body.
+class Start(NamedTuple):
+    """A request to start a stream; `chat` is the id of the chat that gets it as a turn, if any."""
+
+    wanted: Open
+    chat: str | None = None
+
+
+def parse_generate(body: bytes, *, idempotency_key: str) -> Start:
+    """Return the Open frame and the chat of a request body.
 
     Raises CallerError, which names the first invalid field and what would be right.
     """
-    return _parse(GenerateBody, body, GENERATE_EXAMPLE).to_open(idempotency_key=idempotency_key)
+    given = _parse(GenerateBody, body, GENERATE_EXAMPLE)
+    return _start(given.to_open(idempotency_key=idempotency_key), given.chat)
 
 
-def parse_branch(body: bytes, stream: bytes, token: str | None, *, idempotency_key: str) -> Open:
-    """Return the Open frame of a request to branch `stream`; its resume token is `token`.
+def parse_branch(body: bytes, stream: bytes, token: str | None, *, idempotency_key: str) -> Start:
+    """Return the Open frame and the chat of a request to branch `stream`; `token` is its token.
 
     Raises CallerError, which names the first invalid field and what would be right.
     """
-    wanted = _parse(BranchBody, body, BRANCH_EXAMPLE)
-    return wanted.to_branch(stream, token, idempotency_key=idempotency_key)
+    given = _parse(BranchBody, body, BRANCH_EXAMPLE)
+    return _start(given.to_branch(stream, token, idempotency_key=idempotency_key), given.chat)
+
+
+def _start(wanted: Open, chat: str | None) -> Start:
+    if chat is not None and wanted.n > 1:
+        raise CallerError(
+            f"is {wanted.n}, but a turn of a chat is one stream",
+            field="n",
+            hint="leave out n or chat",
+        )
+    return Start(wanted, None if chat is None else check_chat(chat, "chat"))
 
 
 def parse_open(body: bytes) -> Open:

@@ -14,7 +14,8 @@ CODES: dict[int, str] = {
     " prompt_too_long bad_format format_too_costly invalid_function_parameters",
     401: "bad_token no_key bad_key",
     403: "missing_right class_not_allowed foreign_origin",
-    404: "not_found unknown_model unknown_stream subscriptions_off unknown_binding unknown_object",
+    404: "not_found unknown_model unknown_stream unknown_chat subscriptions_off unknown_binding"
+    " unknown_object",
     405: "method_not_allowed",
     406: "not_acceptable",
     408: "request_timeout",

@@ -43,6 +43,7 @@ STREAM_HEADERS = ("Tailrace-Stream", "Tailrace-Token", "Tailrace-Schema", CODING
 
 TAGS = {
     "Generations": "Streams of tokens: start one, read it from any index, steer it, cancel it.",
+    "Chats": "The turns of a conversation: follow them on every device, and stop them from any.",
     "OpenAI": "OpenAI's chat completions, completions, embeddings and models.",
     "Responses": "OpenAI's Responses API. A response is a stream, and is resumed as one.",
     "Anthropic": "Anthropic's Messages API. A message is a stream, and is resumed as one.",
@@ -194,6 +195,8 @@ STARTING_AFTER = _query(
     NUMBER_TEXT,
 )
 STREAM = _query("stream", "Answer with events instead of one document.", FLAG, "true")
+CHAT_ID = _path("id", "The id of the chat, as its client chose it.", example="chat-1")
+CHAT_POSITION: Schema = {"type": "string", "pattern": r"^[0-9]{1,20}(\.[0-9]{1,20})?$"}
 POSTED = (*KEYED, 404, 409, 413)
 OPENED = (*POSTED, 406)
 
@@ -635,9 +638,95 @@ def _ai_sdk() -> Iterator[Operation]:
         "It may still run. The edge knows it for 24 hours.",
         {200: Answer("The message.", events, headers), 204: Answer("The chat has no answer yet.")},
         Right.READ,
-        (_path("id", "The id of the chat, as its client chose it.", example="chat-1"), SNAPSHOT),
+        (CHAT_ID, SNAPSHOT),
         errors=(*KEYED, 404),
         shape=ErrorShape.AI_SDK,
+    )
+
+    yield Operation(
+        "POST",
+        f"{AI_SDK_PATH}/{{id}}/stop",
+        "stopAiSdkChat",
+        "AI SDK",
+        "Stop the running answers of a chat, for all of its readers",
+        "A chat without a running answer is left as it is.",
+        document("The answers that were stopped.", "StoppedChat"),
+        Right.CANCEL,
+        (CHAT_ID,),
+        errors=(*KEYED, 404, 413),
+        shape=ErrorShape.AI_SDK,
+    )
+
+
+# ---- chats ----
+
+
+def _chats() -> Iterator[Operation]:
+    path, lines = "/v1/chats/{id}", ("application/x-ndjson", "application/jsonl")
+    yield Operation(
+        "PUT",
+        path,
+        "createChat",
+        "Chats",
+        "Create a chat, so that it can be followed before its first turn",
+        "A chat also begins with its first turn: a request with its id in the field `chat` of `POST"
+        " /v1/generate`, or in `id` of `POST /api/chat`. It is forgotten 24 hours after its latest"
+        " turn began.",
+        {204: Answer("The chat exists.")},
+        Right.GENERATE,
+        (CHAT_ID,),
+        errors=(*KEYED, 413),
+    )
+    yield Operation(
+        "GET",
+        path,
+        "readChat",
+        "Chats",
+        "Follow a chat, or list its turns",
+        "Events and JSON lines bring each turn as it begins, the frames of its stream, and the"
+        " number of readers, until the client leaves. JSON lists up to 100 turns.",
+        {
+            200: Answer(
+                "The turns.",
+                (
+                    Content(JSON, ref("Chat")),
+                    Content(SSE, STRING, "ChatEvent"),
+                    *(Content(each, STRING, "ChatLine") for each in lines),
+                ),
+                ("X-Request-Id",),
+            )
+        },
+        Right.READ,
+        (
+            CHAT_ID,
+            _query(
+                "after",
+                "The id of the last event that the client has: the number of a turn, or a turn and"
+                " the index of its frame. In JSON the turns after this one are listed.",
+                CHAT_POSITION,
+            ),
+            _query(
+                "tail",
+                "Begin with the newest turns, this many. Not with `after`.",
+                {"type": "integer", "minimum": 1},
+            ),
+            _query("turns", "1: leave out the frames of the turns.", {"enum": ["0", "1"]}, "1"),
+            SNAPSHOT,
+            _header("Last-Event-ID", "The same as `after`.", CHAT_POSITION),
+        ),
+        errors=(*KEYED, 404, 406, 416),
+    )
+    yield Operation(
+        "POST",
+        f"{path}/stop",
+        "stopChat",
+        "Chats",
+        "Stop the running turns of a chat, for all of their readers",
+        "A chat without a running turn is left as it is.",
+        document("The turns that were stopped.", "StoppedChat"),
+        Right.CANCEL,
+        (CHAT_ID,),
+        errors=(*KEYED, 404, 413),
     )
 
 
@@ -1233,6 +1322,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *_responses(),
     *_messages(),
     *_ai_sdk(),
+    *_chats(),
     *_streams(),
     *_subscriptions(),
     *_objects(),

@@ -706,6 +706,46 @@ def _edge() -> Schemas:
     }
 
 
+def _chats() -> Schemas:
+    turn = {
+        "turn": described("The number of the turn, from 0.", COUNT),
+        "stream": STREAM_ID,
+        "started_ms": described("The time at which it was listed, in Unix ms.", COUNT),
+    }
+    states = {"enum": [*(state.word for state in StreamState), "gone"]}
+    listed = turn | {
+        "state": described("The state of the stream; `gone` if it was deleted.", states)
+    }
+    listed_turn = record("A turn.", listed, {"next_index": COUNT})
+    readers = described("The number of clients that follow the chat.", COUNT)
+    kinds = described("`turn`, `presence`, `ping`, or the name of a frame's event.", STRING)
+    return {
+        "Chat": record(
+            "A chat and some of its turns.",
+            {
+                "id": STRING,
+                "turns": array(listed_turn),
+                "next_turn": described("The number of the next turn.", COUNT),
+                "readers": readers,
+            },
+        ),
+        "StoppedChat": record(
+            "The turns that were running.", {"id": STRING, "stopped": array(listed_turn)}
+        ),
+        "ChatEvent": record(
+            "One event of a chat: a `turn` with its number as id, `presence` without an id, or an"
+            " event of a turn's stream, whose id is the turn's number, a point and the index.",
+            {"data": ANY_OBJECT},
+            {"id": one_of(COUNT, STRING), "event": STRING},
+        ),
+        "ChatLine": record(
+            "One line of a chat. `turn` is in every line but `presence` and `ping`.",
+            {"type": kinds},
+            {**turn, "index": COUNT, "readers": readers},
+        ),
+    }
+
+
 @cache
 def schemas() -> Schemas:
     """Return all schemas of the document, by name."""
@@ -718,6 +758,7 @@ def schemas() -> Schemas:
         **_openai(),
         **_responses(),
         **_messages(),
+        **_chats(),
         **_edge(),
         **json.loads(ORIGIN_BODIES.read_text("utf-8")),
     }

@@ -430,7 +430,7 @@ class Service:
         return await self._fetch(ObjectKey(call.object, call.name), call, request)
 
     async def _call_chat(self, call: Call, request: ObjectRequest) -> ObjectResponse:
-        check_right(call.caller, Right.READ if call.method == "GET" else Right.GENERATE)
+        check_right(call.caller, _right_on_chat(call))
         return await self._fetch(ObjectKey(CHAT, call.name), call, request)
 
     async def _call_subscription(self, call: Call, request: ObjectRequest) -> ObjectResponse:
@@ -602,6 +602,16 @@ def _tenant(info: StreamInfo) -> str:
 
 def _right_to(method: str) -> Right:
     return Right.STREAM_READ if method in SAFE_METHODS else Right.STREAM_WRITE
+
+
+def _right_on_chat(call: Call) -> Right:
+    """Return the right that a caller needs to add a turn, to read a chat, or to stop its turns.
+
+    An edge asks for the running turns in order to cancel them.
+    """
+    if call.method != "GET":
+        return Right.GENERATE
+    return Right.CANCEL if Query(call.url).flag("running") else Right.READ
 
 
 def _request(call: Call | ObjectCall) -> ObjectRequest:

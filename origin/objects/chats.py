@@ -1,55 +1,122 @@
-"""Chats: each remembers the latest stream of a conversation, whose id a client has chosen.
+"""Chats: each is a small durable stream, whose records name the streams of its turns.
 
-The edge stores the stream's id here when it has opened a stream. When a client returns with only
-the chat's id, the edge reads the stream's id from here. The client itself keeps the messages.
+A client chooses the id of a chat. When the edge has opened a stream for a turn, it has the chat
+append the stream's id, and only then shows the stream to the client. A reader of the chat gets the
+earlier turns and each new one, and reads their tokens from their own streams. The clients
+themselves keep the messages.
 """
 
 from __future__ import annotations
 
-from tailrace.ledger.errors import CallerError, NotFound
-from tailrace.ledger.frame import STREAM_ID_BYTES
+import json
+from collections.abc import Callable
+from functools import partial
+
+from tailrace.ledger.errors import CallerError
+from tailrace.ledger.frame import STREAM_ID_BYTES, Durability
 from tailrace.ledger.objects.object import (
     DurableObject,
+    ObjectContext,
     ObjectRequest,
     ObjectResponse,
     ReadableClass,
-    ReadContext,
 )
+from tailrace.origin.objects.chat_reads import Presence, read_chat
+from tailrace.origin.streams.config import Create, StreamConfig
+from tailrace.origin.streams.json_messages import JSON_TYPE
+from tailrace.origin.streams.state import StoredStream
 
-LATEST = "latest"
-
+TURN = "turn:"
+"""Prefix of the values that have the number of a stream's turn. The stream's id, in hex, follows.
+They make a repeated request harmless: a stream is listed once."""
 KEPT_MS = 86_400_000
-"""Time in ms after the start of its latest stream at which a chat is forgotten."""
+"""Time in ms after the start of its latest turn at which a chat is forgotten."""
 
 
 class ChatObject(DurableObject):
-    """A chat: remembers the id of the latest stream of one conversation."""
+    """A chat: appends the streams of its turns to a ledger stream of its own."""
+
+    def __init__(self, context: ObjectContext, begun: Callable[[], None]) -> None:
+        """Create the object; `begun` is called for each turn that was appended."""
+        super().__init__(context)
+        self._begun = begun
+        self._state: StoredStream | None = None
+        self._loaded = False
 
     async def fetch(self, request: ObjectRequest) -> ObjectResponse:
-        """Store the id of the latest stream, which is the body of the PUT."""
+        """Handle PUT: create the chat, and append the stream whose id is the body, if any."""
         if request.method != "PUT":
             raise CallerError(
                 "a chat does not support this method", code="method_not_allowed", status=405
             )
-        if len(request.body) != STREAM_ID_BYTES:
+        if len(request.body) not in (0, STREAM_ID_BYTES):
             raise CallerError(f"is not the {STREAM_ID_BYTES} bytes of a stream's id", field="body")
-        async with self.context.storage.transaction():
-            self.context.storage.put(LATEST, request.body)
-            self.context.storage.set_alarm(self.context.now_ms() + KEPT_MS)
+        await self._load()
+        state = self._state or await self._create()
+        self.context.storage.set_alarm(self.context.now_ms() + KEPT_MS)
+        if request.body:
+            await self._append(state, request.body.hex())
         return ObjectResponse(204)
 
     async def alarm(self, retries: int) -> None:
-        self.context.storage.delete_all()
+        """Forget the chat."""
+        await self._load()
+        async with self.context.storage.transaction():
+            self.context.storage.delete_all()
+            if self._state is not None:
+                self.context.storage.drop_stream(self._state.config.stream)
+        self._state = None
+
+    async def _load(self) -> None:
+        if not self._loaded:
+            await self.context.block_concurrency_while(self._read_state)
+
+    async def _read_state(self) -> None:
+        if not self._loaded:
+            self._state = await StoredStream.load(self.context)
+            self._loaded = True
+
+    async def _create(self) -> StoredStream:
+        storage, stream = self.context.storage, self.context.random(STREAM_ID_BYTES)
+        config = StreamConfig(stream, JSON_TYPE, Create())
+        async with storage.transaction():
+            state = StoredStream.create(storage, config, self.context.now_ms(), Durability.PROCESS)
+        self._state = state
+        return state
+
+    async def _append(self, state: StoredStream, stream: str) -> None:
+        """Append a turn, unless its stream is listed already."""
+        storage = self.context.storage
+        if await storage.get(TURN + stream) is not None:
+            return
+        number = state.tip.index
+        record = {"turn": number, "stream": stream, "started_ms": self.context.now_ms()}
+        async with state.change():
+            state.append([json.dumps(record, separators=(",", ":")).encode()], closes=False)
+            storage.put(TURN + stream, str(number).encode())
+        self._begun()
 
 
-async def latest_of(context: ReadContext, _request: ObjectRequest) -> ObjectResponse:
-    """Return the id of the latest stream. Raises NotFound if none is known."""
-    found = await context.ledger.objects.get(context.key, (LATEST,))
-    if LATEST not in found:
-        raise NotFound(
-            "no such chat", hint="it has had no stream, or its latest stream has expired"
+class Chats:
+    """The class of all chats of an origin; `begun` is called for each turn that is appended."""
+
+    def __init__(self) -> None:
+        self.begun: Callable[[], None] = _nothing
+        self._presence = Presence()
+        self.kind = ReadableClass(
+            make=partial(ChatObject, begun=self._count),
+            read=partial(read_chat, self._presence),
+            reads=frozenset(("GET",)),
         )
-    return ObjectResponse(200, body=found[LATEST])
+
+    @property
+    def readers(self) -> int:
+        """The number of clients that follow a chat through this origin."""
+        return self._presence.total
+
+    def _count(self) -> None:
+        self.begun()
 
 
-CHATS = ReadableClass(make=ChatObject, read=latest_of, reads=frozenset(("GET",)))
+def _nothing() -> None:
+    pass

@@ -25,7 +25,7 @@ from tailrace.ledger.objects.runtime import ObjectRuntime
 from tailrace.origin.config import StreamsConfig
 from tailrace.origin.edges.peers import ALONE, Peers, PeerTransport
 from tailrace.origin.generations.service import CHAT
-from tailrace.origin.objects.chats import CHATS
+from tailrace.origin.objects.chats import Chats
 from tailrace.origin.objects.deployments import KEPT, Deployed, DeploymentObject
 from tailrace.origin.objects.operator_classes import Classes
 from tailrace.origin.streams.object import stream_class
@@ -62,6 +62,7 @@ class OriginObjects:
         self._scripts: dict[str, Deployed] = {}
         self._updates = Updates(ledger.objects)
         self._webhooks = Webhooks(config.webhook_hosts, now_ms=now_ms)
+        self.chats = Chats()
         settings = StreamSettings(
             long_poll_s=config.long_poll_s,
             sse_s=config.sse_s,
@@ -70,7 +71,7 @@ class OriginObjects:
         )
         self._classes: dict[str, ObjectFactory] = {
             "stream": stream_class(settings),
-            CHAT: CHATS,
+            CHAT: self.chats.kind,
             DEPLOYMENT: partial(DeploymentObject, own=self._own),
             # While subscriptions are switched off, these objects do nothing, even if an alarm that
             # was set earlier rings.

@@ -39,7 +39,7 @@ const ID = /^[!-~]{1,128}$/;
 /** Prefixes of the paths that answer a CORS preflight. */
 const PREFLIGHTS = [
   ...["/v1/generate", "/api/chat", "/v1/stream/", "/v1/chat/completions", "/v1/completions"],
-  ...["/v1/responses", "/v1/embeddings", "/v1/models", "/v1/messages"],
+  ...["/v1/responses", "/v1/embeddings", "/v1/models", "/v1/messages", "/v1/chats/"],
 ];
 
 export default {

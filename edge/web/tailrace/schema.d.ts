@@ -98,4 +98,5 @@ export interface GenerateInput {
   max_tokens?: number | null;
   logprobs?: number | null;
   format?: FormatBody | null;
+  chat?: string | null;
 }

@@ -76,7 +76,7 @@ def test_every_kind_of_request_gets_the_class_of_its_key() -> None:
     said = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}
     parts = {"id": "1", "role": "user", "parts": [{"type": "text", "text": "Hi"}]}
     opens = [
-        parse_generate(json.dumps(said).encode(), idempotency_key="key"),
+        parse_generate(json.dumps(said).encode(), idempotency_key="key").wanted,
         parse_open(encode(Open("demo", prompt="Hi"))),
         *OpenAiChat.model_validate(said).opens(None, None),
         ai_sdk_open(ChatBody.model_validate({"model": "demo", "messages": [parts]}), None, None),

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tailrace.edge.ai_sdk import ChatBody, check_chat, read_messages, to_open
+from tailrace.edge.ai_sdk import ChatBody, read_messages, to_open
+from tailrace.edge.chats.chat_id import check_chat
 from tailrace.ledger.errors import CallerError
 from tailrace.ledger.frame import Message
 

@@ -22,7 +22,7 @@ from tailrace.ledger.validation import MAX_SHOWN_CHARS
 
 
 def parse(body: bytes) -> Open:
-    return parse_generate(body, idempotency_key="key")
+    return parse_generate(body, idempotency_key="key").wanted
 
 
 def refused(body: bytes) -> CallerError:
@@ -147,7 +147,7 @@ def test_what_becomes_of_an_unread_stream_is_a_word_or_a_word_and_a_time(
     unread: bytes, then: Unread, after_s: int | None
 ) -> None:
     body = b'{"model":"demo","unread":' + unread + b"}"
-    request = parse_generate(body, idempotency_key="k")
+    request = parse_generate(body, idempotency_key="k").wanted
     assert (request.unread, request.unread_after_s) == (then, after_s)
 
 
@@ -175,7 +175,7 @@ def test_a_conversation_may_have_so_many_messages() -> None:
     for count in (MAX_MESSAGES, MAX_MESSAGES + 1):
         body = b'{"model":"demo","messages":[' + b",".join([message] * count) + b"]}"
         if count <= MAX_MESSAGES:
-            assert len(parse_generate(body, idempotency_key="k").messages) == count
+            assert len(parse_generate(body, idempotency_key="k").wanted.messages) == count
         else:
             error = refused(body)
             assert (error.field, error.hint) == ("messages", "at most 1024 items")

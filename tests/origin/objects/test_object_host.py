@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.ledger.errors import CallerError, ConfigError, NotFound
+from tailrace.ledger.errors import ConfigError, NotFound
 from tailrace.ledger.interface import ObjectKey
 from tailrace.ledger.objects.object import ObjectRequest
 from tailrace.ledger.objects.runtime import MAX_ALARMS_AT_ONCE
 from tailrace.ledger.sqlite.ledger import SqliteLedger
 from tailrace.origin.config import StreamsConfig
-from tailrace.origin.generations.service import CHAT
-from tailrace.origin.objects.chats import KEPT_MS
 from tailrace.origin.objects.object_host import OriginObjects
 from tailrace.origin.steady_clock import now_ms
 from tailrace.origin.subscriptions.index import SCAN
@@ -200,32 +198,3 @@ def test_the_settings_of_streams_are_a_table_of_the_file(tmp_path: Path) -> None
     file.write_text('[streams]\ndurability = "relaxed"\n')
     with pytest.raises(ConfigError, match=r"streams\.durability"):
         StreamsConfig.load(file)
-
-
-async def test_a_chat_names_its_latest_stream_until_that_is_long_over(tmp_path: Path) -> None:
-    ledger = await SqliteLedger.open(tmp_path / "ledger.db", now_ms)
-    late = 0
-    objects = OriginObjects(ledger, StreamsConfig(), lambda: now_ms() + late)
-    key = ObjectKey(CHAT, "c1")
-
-    async def latest() -> object:
-        return (await objects.fetch(key, ObjectRequest("GET", ""))).body
-
-    with pytest.raises(NotFound):
-        await latest()
-    for stream in (b"a" * 16, b"b" * 16):
-        assert (await objects.fetch(key, ObjectRequest("PUT", "", body=stream))).status == 204
-        assert await latest() == stream
-    for method, body in (("PUT", b"short"), ("DELETE", b"")):
-        with pytest.raises(CallerError):
-            await objects.fetch(key, ObjectRequest(method, "", body=body))
-    assert await latest() == b"b" * 16
-
-    late = KEPT_MS + 1
-    await objects.runtime.wake_due()
-    await objects.runtime.alarms_ended()
-    with pytest.raises(NotFound):
-        await latest()
-    assert await ledger.objects.names(CHAT) == []
-    await objects.close()
-    await ledger.close()
