@@ -36,7 +36,7 @@ def test_a_line_is_the_data_of_the_event_with_its_name(frame: Frame) -> None:
         return
     assert found.endswith(b"\n")
     assert found.count(b"\n") == 1
-    fields = dict(part.split(": ", 1) for part in events([raw]).decode().splitlines() if part)
+    fields = dict(part.split(": ", 1) for part in events([raw]).decode().split("\n") if part)
     data = json.loads(fields["data"])
     assert json.loads(found) == {"type": fields.get("event", "token"), **data}
     assert fields.get("id") == (str(data["index"]) if "index" in data else None)
