@@ -93,3 +93,25 @@ async def test_requests_have_the_options_and_refusals_reach_the_chat(seen: dict[
     assert told["keyless"] == [401, "no API key"]
     assert told["nothing"] == ["ready", 1]
     assert told["faults"] == [["forbidden", True]]
+
+
+async def test_devices_that_follow_a_chat_show_and_stop_each_others_answers(
+    seen: dict[str, Any],
+) -> None:
+    followed = seen["followed"]
+    one, two = followed["streams"]
+    assert followed["turns"] == {"one": [two], "two": [one]}
+    assert followed["stopped"] == [one, two] and followed["none"] == []
+    assert followed["texts"] == [[TEXT, TEXT]] * 2
+    assert followed["reasons"] == ["cancelled"] * 2
+
+
+async def test_the_turns_of_a_chat_come_once_wherever_the_connection_breaks(
+    seen: dict[str, Any],
+) -> None:
+    turns = seen["turns"]
+    assert len(set(turns["streams"])) == 4
+    for read in turns["read"]:
+        assert read == {"found": turns["streams"], "connections": 2}
+    assert turns["first"] == {"type": "presence", "readers": 1}
+    assert turns["refused"] in (400, 404)

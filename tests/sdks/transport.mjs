@@ -2,6 +2,8 @@
 // node --experimental-websocket transport.mjs MAJOR EDGE OTHER_EDGE
 
 import { TailraceChatTransport } from "../../edge/web/tailrace/ai-sdk.js";
+import { chatUrl, follow } from "../../edge/web/tailrace/chats.js";
+import { system as theSystem } from "../../edge/web/tailrace/connection.js";
 import { CUT, breaking } from "../web/breaking.js";
 import { chatOf } from "./chat.mjs";
 import { aiSdk, reactChat } from "./majors.mjs";
@@ -239,7 +241,96 @@ async function told() {
   };
 }
 
-const cases = { cut, resumed, left, twice, early, told };
+/** Two devices that follow one chat: each shows what the other asks for, and stops it. */
+async function followed() {
+  const id = newId();
+  const [one, two] = [chatWith({ id }), chatWith({ id, url: other })];
+  const abort = new AbortController();
+  const turns = { one: [], two: [] };
+  const readers = [];
+  const follow = ({ chat, transport }, name) =>
+    transport.follow(id, {
+      signal: abort.signal,
+      onPresence: (count) => readers.push(count),
+      onTurn(turn) {
+        turns[name].push(turn.stream);
+        chat.resumeStream();
+      },
+    });
+  const following = [follow(one, "one"), follow(two, "two")];
+  await until(() => readers.filter((count) => count === 2).length === 2);
+  const streams = [];
+  const stopped = [];
+  for (const [asking, seeing] of [[one, two], [two, one]]) {
+    const sent = asking.chat.sendMessage(COUNT);
+    await until(() => asking.transport.streamOf(id)?.id && !streams.includes(asking.transport.streamOf(id).id));
+    streams.push(asking.transport.streamOf(id).id);
+    await until(() => seeing.transport.streamOf(id)?.id === streams.at(-1));
+    await counted(asking.chat);
+    await counted(seeing.chat);
+    stopped.push(...(await seeing.transport.stopChat(id)).map(({ stream }) => stream));
+    await sent;
+    await until(() => seeing.chat.status === "ready");
+  }
+  const none = await one.transport.stopChat(id);
+  abort.abort();
+  await Promise.all(following);
+  return {
+    streams, turns, stopped, none,
+    texts: [one, two].map(({ chat }) => chat.messages.filter(({ role }) => role === "assistant").map(textOf)),
+    reasons: await Promise.all(streams.map(async (stream) => (await about(stream)).finish_reason)),
+  };
+}
+
+/** The turns of a chat, whose connection is cut after each of its lines. */
+async function turns() {
+  const id = newId();
+  const asked = { model: "adder", messages: [{ role: "user", content: "1 + 2" }], chat: id };
+  const streams = [];
+  for (let turn = 0; turn < 4; turn++) {
+    const answer = await fetch(`${edge}/v1/generate`, { method: "POST", body: JSON.stringify(asked) });
+    streams.push((await answer.json()).id);
+  }
+  const read = [];
+  for (let cutAfter = 0; cutAfter < streams.length; cutAfter++) {
+    let connections = 0;
+    const system = {
+      ...theSystem,
+      async fetch(url, init) {
+        const response = await fetch(url, init);
+        return connections++ ? response : new Response(response.body.pipeThrough(cutBehind(cutAfter)));
+      },
+    };
+    const abort = new AbortController();
+    const found = [];
+    for await (const event of follow(chatUrl(edge, id), { system, backoff: QUICK, signal: abort.signal })) {
+      if (event.type === "turn") found.push(event.stream);
+      if (found.length === streams.length) abort.abort();
+    }
+    read.push({ found, connections });
+  }
+  const fresh = newId();
+  const first = (await follow(chatUrl(edge, fresh), { backoff: QUICK }).next()).value;
+  const refused = await follow(chatUrl(edge, "a/b"), { backoff: QUICK }).next().catch(({ status }) => status);
+  return { streams, read, first, refused };
+}
+
+/** Passes on that many lines, and then breaks. */
+function cutBehind(lines) {
+  let left = lines;
+  return new TransformStream({
+    transform(chunk, controller) {
+      for (const byte of chunk) {
+        if (!left) return controller.error(new TypeError("network error"));
+        controller.enqueue(new Uint8Array([byte]));
+        left -= byte === 10;
+      }
+      if (!left) controller.error(new TypeError("network error"));
+    },
+  });
+}
+
+const cases = { cut, resumed, left, twice, early, told, followed, turns };
 const found = {};
 for (const [name, act] of Object.entries(cases)) found[name] = await act();
 console.log(JSON.stringify(found));

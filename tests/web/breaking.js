@@ -25,7 +25,8 @@ export function breaking(alter, changes = {}) {
 
   async function brokenFetch(url, init) {
     const response = await fetch(url, init);
-    if (!response.ok || !response.body || String(url).endsWith("/cancel")) return response;
+    const isOfFrames = response.headers.get("Content-Type")?.startsWith("application/vnd.tailrace.frames");
+    if (!response.ok || !response.body || !isOfFrames) return response;
     const connection = seen.connections++;
     const splitter = new Splitter();
     const reader = response.body.getReader();

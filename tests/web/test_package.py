@@ -27,6 +27,7 @@ import { resume, stream, type Options, TailraceError } from "tailrace";
 import { TailraceChatTransport } from "tailrace/ai-sdk";
 import { useStream } from "tailrace/react";
 import { branch, regenerate } from "tailrace/branch";
+import { chatUrl, follow, stopChat } from "tailrace/chats";
 import { smooth } from "tailrace/smooth";
 import { decode } from "tailrace/wire";
 
@@ -46,6 +47,12 @@ export async function read(storage: Storage): Promise<string> {
   await reading.steer();
   stream("/v1/generate", branch("/v1/generate", reading, { index: 12, temperature: 1 }));
   stream("/v1/generate", regenerate("/v1/generate", { id: "", token: null }));
+  for await (const event of follow(chatUrl("", "chat-1"), { tail: 1 })) {
+    if (event.type === "turn") event.stream.toUpperCase();
+    else event.readers.toFixed();
+  }
+  const [stopped] = await stopChat("/v1/chats/chat-1");
+  stopped?.state.toUpperCase();
   // @ts-expect-error: an index
   branch("/v1/generate", reading, {});
   const { frame } = decode(new Uint8Array());

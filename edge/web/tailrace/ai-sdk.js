@@ -1,5 +1,6 @@
 // A transport for `useChat` of the AI SDK, whose answers survive a lost network and a reload.
 
+import { chatUrl, follow, stopChat } from "./chats.js";
 import { system as theSystem } from "./connection.js";
 import { TailraceError, broken } from "./errors.js";
 import { httpError } from "./fetch.js";
@@ -27,8 +28,17 @@ import { UiChunks } from "./ui_chunks.js";
 
 /** @typedef {Own & Passed} Options */
 
-/** The answer of a chat that is being read, or was read last.
- * @typedef {{stream: Stream | null, isSuperseded: boolean}} Answer
+/** The answer of a chat that is being read, or was read last. `begun` is resolved when the id of its
+ * stream is known, or will never be.
+ * @typedef {{stream: Stream | null, isSuperseded: boolean, begun: Promise<void>, begin: () => void}} Answer
+ */
+
+/** @typedef {object} Following
+ * @property {(turn: import("./chats.js").Turn) => void} [onTurn] called with each turn that this page
+ *   neither began nor reads: call `resumeStream()` of the chat to read it
+ * @property {(readers: number) => void} [onPresence] called with the number of pages that follow the
+ *   chat, when it changes
+ * @property {AbortSignal} [signal] ends the subscription
  */
 
 /**
@@ -81,17 +91,21 @@ export class TailraceChatTransport {
   /** @param {Sending} request @returns {Promise<ReadableStream<UiChunk>>} */
   async sendMessages({ chatId, messages, trigger, messageId, abortSignal, headers, body }) {
     const answer = this.#begin(chatId);
-    const given = await this.#given(headers);
-    const own = await resolved(this.#options.body);
-    abortSignal?.throwIfAborted();
-    const input = /** @type {any} */ ({ ...own, ...body, id: chatId, messages, trigger, messageId });
-    answer.stream = new Stream(
-      `${this.#url}/v1/generate`,
-      { ...given, input, openUrl: `${this.#url}/api/chat` },
-      this.#system,
-      null,
-    );
-    return this.#read(chatId, answer, answer.stream, abortSignal);
+    try {
+      const given = await this.#given(headers);
+      const own = await resolved(this.#options.body);
+      abortSignal?.throwIfAborted();
+      const input = /** @type {any} */ ({ ...own, ...body, id: chatId, messages, trigger, messageId });
+      answer.stream = new Stream(
+        `${this.#url}/v1/generate`,
+        { ...given, input, openUrl: `${this.#url}/api/chat` },
+        this.#system,
+        null,
+      );
+      return await this.#read(chatId, answer, answer.stream, abortSignal);
+    } finally {
+      answer.begin();
+    }
   }
 
   /** @param {Reconnecting} request @returns {Promise<ReadableStream<UiChunk> | null>} */
@@ -99,18 +113,59 @@ export class TailraceChatTransport {
     const before = this.#answers.get(chatId);
     if (before) before.isSuperseded = true;
     const answer = this.#begin(chatId);
-    const given = await this.#given(headers);
-    const found = await this.#find(chatId, given, abortSignal);
-    if (!found) return null;
-    const url = `${this.#url}/v1/generate/${found.id}`;
-    answer.stream = new Stream(url, { ...given, token: found.token }, this.#system, null);
-    return this.#read(chatId, answer, answer.stream, abortSignal);
+    try {
+      const given = await this.#given(headers);
+      const found = await this.#find(chatId, given, abortSignal);
+      if (!found) return null;
+      const url = `${this.#url}/v1/generate/${found.id}`;
+      answer.stream = new Stream(url, { ...given, token: found.token }, this.#system, null);
+      return await this.#read(chatId, answer, answer.stream, abortSignal);
+    } finally {
+      answer.begin();
+    }
+  }
+
+  /** Follow a chat until `signal` is aborted: report the turns that other pages and devices begin, and
+   * how many pages follow it. Throws a TailraceError if the edge refuses it or cannot be reached.
+   * @param {string} chatId
+   * @param {Following} following
+   */
+  async follow(chatId, { onTurn, onPresence, signal }) {
+    const { backoff, headers } = await this.#given(undefined);
+    const { apiKey } = this.#options;
+    const options = { apiKey, headers, backoff, system: this.#system, signal, tail: 1 };
+    for await (const event of follow(chatUrl(this.#url, chatId), options)) {
+      if (event.type === "presence") onPresence?.(event.readers);
+      else if (!(await this.#reads(chatId, event.stream)) && !signal?.aborted) onTurn?.(event);
+    }
+  }
+
+  /** End the chat's running answer for everybody, whichever device began it. Return the turns that were
+   * stopped: none if no answer was running.
+   * @param {string} chatId
+   */
+  async stopChat(chatId) {
+    const { headers } = await this.#given(undefined);
+    return stopChat(chatUrl(this.#url, chatId), { apiKey: this.#options.apiKey, headers, system: this.#system });
+  }
+
+  /** Return true if this page reads or has read the stream as the chat's last answer. It waits until an
+   * answer that is being requested has begun. One that was aborted before that counts as this stream.
+   * @param {string} chatId
+   * @param {string} stream its id
+   */
+  async #reads(chatId, stream) {
+    await this.#answers.get(chatId)?.begun;
+    const own = this.#answers.get(chatId)?.stream;
+    return own?.id === stream || (own?.id === null && own.state !== "failed");
   }
 
   /** @param {string} chatId */
   #begin(chatId) {
+    let begin = () => {};
+    const begun = new Promise((/** @type {(_: void) => void} */ resolve) => (begin = resolve));
     /** @type {Answer} */
-    const answer = { stream: null, isSuperseded: false };
+    const answer = { stream: null, isSuperseded: false, begun, begin };
     this.#answers.set(chatId, answer);
     return answer;
   }

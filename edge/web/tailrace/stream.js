@@ -319,7 +319,7 @@ export class Stream {
     const body = this.id ? 0 : 3 * JSON.stringify(this.#input).length;
     const hasSockets = Boolean(this.#system.WebSocket);
     let chosen = transport === "auto" ? choose(this.#url, failures, hasSockets, body) : transport;
-    if (!this.id && openUrl !== this.#url) chosen = "fetch";
+    if (!this.id && (openUrl !== this.#url || this.#input.chat)) chosen = "fetch";
     if (chosen === "fetch") countFetches(this.#url, 1);
     this.transport = chosen;
     const asked = {
