@@ -34,6 +34,7 @@ from tailrace.ledger.frame import (
 from tailrace.ledger.interface import Append, Appends, NewStream, Refusal
 from tailrace.ledger.sqlite.ledger import SqliteLedger
 from tailrace.ledger.usage import UsageQuery, UsageSums
+from tailrace.origin.core.streams import GENERATING
 from tailrace.origin.edges.feed import Feed
 from tailrace.origin.generations.recipe import Recipe, packed_ids, prompt_hash
 from tailrace.origin.generations.runs import Runs
@@ -71,6 +72,24 @@ BOUND_S = 400.0
 UNREAD_AFTER_S = 20
 
 
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """An order to cancel a stream: which origin accepted it, and after how many frames."""
+
+    origin: SimulatedOrigin
+    frames: int
+    ran_here: bool
+    """True if a worker of this origin made the stream, as far as the origin knew."""
+
+    def was_overtaken(self, by: SimulatedOrigin) -> bool:
+        """Return True if another origin took the stream over from the worker that was to obey.
+
+        The origin that accepted the order only hears of it when its worker's next step is refused.
+        It then writes the end, but with a slow worker the other origin may be faster.
+        """
+        return self.ran_here and by is not self.origin
+
+
 @dataclass(eq=False)
 class Expected:
     """One stream as its client knows it; `reason` is that of an end that was asked for."""
@@ -84,9 +103,9 @@ class Expected:
     """Number of its runs that have failed."""
     owner: SharedLedger | None = None
     """The ledger of the origin that created it or took it over last."""
-    cancels: list[tuple[SimulatedOrigin, int]] = field(default_factory=list)
-    """Orders to cancel that were accepted: by which origin, and after how many frames."""
-    producers: dict[int, object] = field(default_factory=dict)
+    cancels: list[Cancel] = field(default_factory=list)
+    """Orders to cancel that were accepted."""
+    producers: dict[int, PlayedProcess] = field(default_factory=dict)
     """The process that was ordered to produce it, by epoch."""
     read: int = 0
     """Index before which its client has all frames."""
@@ -505,9 +524,10 @@ class StreamWorld:
                 expected.cancelled = True
                 origin = random.choice(living)
                 with suppress(Unavailable):
+                    ran_here = origin.runs.table.state_of(expected.id) in GENERATING
                     await origin.runs.cancel(expected.id)
                     made = (await self.ledger.info(expected.id)).next_index
-                    expected.cancels.append((origin, made))
+                    expected.cancels.append(Cancel(origin, made, ran_here))
 
     async def _read(self, expected: Expected) -> None:
         """Read a stream over many connections, each through any origin, until its end or not."""
@@ -604,9 +624,13 @@ class StreamWorld:
             match end.finish_reason:
                 case FinishReason.LENGTH:
                     require(tokens == expected.tokens, "a stream ended too soon")
-                    late = [made for origin, made in expected.cancels if not origin.is_dead]
                     most = IN_FLIGHT + retries
-                    is_obeyed = all(len(frames) <= made + most for made in late)
+                    last = expected.producers[max(expected.producers)].slot.origin
+                    is_obeyed = all(
+                        len(frames) <= cancel.frames + most
+                        for cancel in expected.cancels
+                        if not (cancel.origin.is_dead or cancel.was_overtaken(last))
+                    )
                     # Where the ledger is away, the order waits, and the stream may end before.
                     require(is_obeyed or self.away > 0, "an order to cancel was lost")
                 case FinishReason.CANCELLED:
