@@ -34,9 +34,9 @@ def run(*command: str | Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("suite", ["wire.test.js", "core.test.js"])
+@pytest.mark.parametrize("suite", ["wire.test.js", "core.test.js", "pacer.test.js"])
 def test_in_node(suite: str) -> None:
-    """The vectors by the codec; the rules of a reader."""
+    """The vectors by the codec; the rules of a reader, and of the pace."""
     installed(HERE)
     run("node", "--test", suite)
 

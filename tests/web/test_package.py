@@ -29,6 +29,8 @@ import { useStream } from "tailrace/react";
 import { branch, regenerate } from "tailrace/branch";
 import { chatUrl, follow, stopChat } from "tailrace/chats";
 import { smooth } from "tailrace/smooth";
+import { GRANULARITIES, Pace, paced } from "tailrace/pace";
+import { announcer } from "tailrace/announcer";
 import { decode } from "tailrace/wire";
 
 const input = { model: "demo", prompt: "" };
@@ -41,6 +43,11 @@ export async function read(storage: Storage): Promise<string> {
     frame.text;
   }
   for await (const text of smooth(reading, { off: true })) text.length;
+  const pace = new Pace({ wordsPerMinute: 240, granularity: GRANULARITIES[1] });
+  for await (const text of paced(reading, pace)) announcer(document.body).update(text, pace.isDone);
+  useStream(reading, (one) => paced(one, pace));
+  // @ts-expect-error: no granularity
+  pace.granularity = "line";
   const { state, next_index } = await reading.steer(" And then");
   next_index.toFixed(state.length);
   // @ts-expect-error: a text
