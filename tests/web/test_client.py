@@ -34,9 +34,11 @@ def run(*command: str | Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("suite", ["wire.test.js", "core.test.js", "pacer.test.js"])
+@pytest.mark.parametrize(
+    "suite", ["wire.test.js", "core.test.js", "pacer.test.js", "markdown.test.js"]
+)
 def test_in_node(suite: str) -> None:
-    """The vectors by the codec; the rules of a reader, and of the pace."""
+    """The vectors by the codec; the rules of a reader, of the pace and of Markdown."""
     installed(HERE)
     run("node", "--test", suite)
 

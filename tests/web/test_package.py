@@ -31,6 +31,7 @@ import { chatUrl, follow, stopChat } from "tailrace/chats";
 import { smooth } from "tailrace/smooth";
 import { GRANULARITIES, Pace, paced } from "tailrace/pace";
 import { announcer } from "tailrace/announcer";
+import { MarkdownText, markdownInto, plainText } from "tailrace/markdown";
 import { decode } from "tailrace/wire";
 
 const input = { model: "demo", prompt: "" };
@@ -46,6 +47,10 @@ export async function read(storage: Storage): Promise<string> {
   const pace = new Pace({ wordsPerMinute: 240, granularity: GRANULARITIES[1] });
   for await (const text of paced(reading, pace)) announcer(document.body).update(text, pace.isDone);
   useStream(reading, (one) => paced(one, pace));
+  markdownInto(document.body)(plainText(new MarkdownText().update("*")));
+  const [block] = new MarkdownText().update("*");
+  const nodes: readonly (string | { tag: string })[] = block?.nodes ?? [];
+  nodes.map((node) => (typeof node === "string" ? node : node.tag));
   // @ts-expect-error: no granularity
   pace.granularity = "line";
   const { state, next_index } = await reading.steer(" And then");
