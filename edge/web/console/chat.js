@@ -3,8 +3,9 @@
 // It survives a change to another page of the console, and a reload. The client stores its position
 // in the stream in sessionStorage, and this file stores the earlier messages there.
 
-import { regenerate } from "../tailrace/branch.js";
+import { branch, regenerate } from "../tailrace/branch.js";
 import { resume, stream } from "../tailrace/index.js";
+import { GRANULARITIES, Pace } from "../tailrace/pace.js";
 import { Transcript } from "../tailrace/transcript.js";
 import { encode } from "../tailrace/wire.js";
 import { credentials, key } from "./api.js";
@@ -12,6 +13,8 @@ import { CuttableNetwork } from "./cuttable_network.js";
 
 const URL_OF_STREAMS = "/v1/generate";
 const TURNS = "tailrace.turns";
+/** The reader's settings of pace and format, in the storage of all tabs. */
+const HAND = "tailrace.hand";
 const MAX_TURNS = 40;
 /** Number of tokens after which the network is cut if the button was pressed before the answer
  * began, and the time for which it stays cut.
@@ -59,17 +62,48 @@ function fresh() {
   };
 }
 
+/** Speeds in words a minute that can be chosen; 0 means: as the text arrives. */
+export const SPEEDS = [0, 120, 180, 240, 350, 500];
+export const FORMATS = ["auto", "markdown", "plain"];
+
+/** Return the settings that were stored, with defaults for what cannot be used. */
+function storedHand() {
+  let stored = {};
+  try {
+    stored = JSON.parse(localStorage.getItem(HAND) || "{}") ?? {};
+  } catch {
+    // Not ours, or forbidden.
+  }
+  const one = (values, value) => (values.includes(value) ? value : values[0]);
+  return {
+    speed: one(SPEEDS, stored.speed),
+    granularity: one(GRANULARITIES, stored.granularity),
+    format: one(FORMATS, stored.format),
+  };
+}
+
+const speedOf = ({ speed }) => speed || Infinity;
+
 class Conversation extends EventTarget {
   turns = JSON.parse(sessionStorage.getItem(TURNS) || "[]");
+  hand = storedHand();
+  pace = new Pace({ wordsPerMinute: speedOf(this.hand), granularity: this.hand.granularity });
   wire = null;
   error = null;
   armed = false;
   #network = new CuttableNetwork();
   #stream = null;
+  /** The end of reading the answer that is read now. @type {Promise<void>} */
+  #followed = Promise.resolve();
+  /** The length of the last answer's text after each of its frames. A length that a revision has
+   * taken back is NaN. @type {number[]}
+   */
+  #lengths = [];
   #drawn = 0;
 
   constructor() {
     super();
+    this.pace.watch(() => this.#changed());
     // A performance entry appears only when a request has ended. So use that of the last ended
     // request: the running one has the same protocol.
     const seen = (list) => {
@@ -118,16 +152,93 @@ class Conversation extends EventTarget {
     if (!this.canRegenerate) return;
     const last = this.turns.at(-1);
     const parent = { id: last.id, token: last.token };
-    Object.assign(last, { text: "", cuts: [], open: true });
-    const open = (options) => stream(URL_OF_STREAMS, regenerate(URL_OF_STREAMS, parent, options));
-    this.#read(open, last.model, "auto", "sent: another answer");
+    this.#replace(last, parent, (options) => regenerate(URL_OF_STREAMS, parent, options), "sent: another answer");
   }
 
-  /** End the generation for all readers. */
+  // ---- the reader's hand ----
+
+  /** Change some of the settings `speed`, `granularity` and `format`. */
+  set(change) {
+    this.hand = { ...this.hand, ...change };
+    this.pace.wordsPerMinute = speedOf(this.hand);
+    this.pace.granularity = this.hand.granularity;
+    try {
+      localStorage.setItem(HAND, JSON.stringify(this.hand));
+    } catch {
+      // The storage is full or forbidden: the settings last until a reload.
+    }
+    this.#changed();
+  }
+
+  togglePause() {
+    if (this.pace.isPaused) this.pace.resume();
+    else this.pace.pause();
+    if (this.busy) this.#tell(this.pace.isPaused ? "paused by you: no more frames are taken" : "reading goes on");
+  }
+
+  /** The text of a message that is shown now. */
+  shown(turn) {
+    return turn.open && turn === this.turns.at(-1) ? this.pace.visible : turn.text;
+  }
+
+  /** Return true if a message is shown as Markdown. */
+  isMarkdown({ mode }) {
+    return this.hand.format === "markdown" || (this.hand.format === "auto" && mode === "chat");
+  }
+
+  /** Insert a text into the answer, which continues from there. Throws the refusal. */
+  async steer(text) {
+    if (!this.busy) return;
+    await this.#stream.steer(text);
+    this.#tell("steered by you");
+  }
+
+  /** The number of frames of the last answer that are shown as a whole, or null if it has no branch. */
+  get branchIndex() {
+    const last = this.turns.at(-1);
+    if (last?.role !== "assistant" || !last.id || !this.#lengths.length) return null;
+    const { length } = this.shown(last);
+    let index = this.#lengths.length;
+    while (index > 0 && !(this.#lengths[index - 1] <= length)) index -= 1;
+    return index;
+  }
+
+  /** Replace the last answer by another one that shares what is shown of it. `text` follows that as if
+   * the model had written it. The rest of the old answer is not generated.
+   */
+  async branch(text) {
+    const index = this.branchIndex;
+    if (index === null) return;
+    const last = this.turns.at(-1);
+    const parent = { id: last.id, token: last.token };
+    const left = this.#stream;
+    if (left) {
+      left.detach();
+      this.pace.release();
+      await this.#followed;
+    }
+    const input = { index, ...(text ? { text } : {}) };
+    this.#replace(last, parent, (options) => branch(URL_OF_STREAMS, parent, input, options), `branched after ${index} frames`);
+    // Cancelled before its branch has begun, it would be lost if the branch is refused.
+    const forget = this.#stream?.watch(() => {
+      if (this.#stream?.state !== "open") return;
+      forget();
+      if (left && !left.end) left.cancel().catch(() => {});
+    });
+  }
+
+  #replace(last, parent, how, note) {
+    const before = { ...last, open: false };
+    Object.assign(last, { text: "", cuts: [], open: true });
+    this.#read((options) => stream(URL_OF_STREAMS, how(options)), last.model, "auto", note, before);
+  }
+
+  /** End the generation for all readers, and show what there is. */
   async stop() {
     const stopping = this.#stream;
     if (!stopping) return;
     this.#tell("stopped by you");
+    this.pace.release();
     try {
       await stopping.cancel();
     } catch (error) {
@@ -165,8 +276,12 @@ class Conversation extends EventTarget {
     this.#read((options) => resume(URL_OF_STREAMS, options), last.model, "auto", "picked up after a reload");
   }
 
-  #read(open, model, transport, note) {
+  /** Read an answer. If it is refused, the message is again what it was `before`. */
+  #read(open, model, transport, note, before) {
     this.error = null;
+    this.#lengths = [];
+    this.pace.resume();
+    this.pace.begin();
     const wire = (this.wire = fresh());
     wire.armed = this.armed;
     this.armed = false;
@@ -185,23 +300,32 @@ class Conversation extends EventTarget {
     }
     this.#stream = made;
     this.#tell(note || "sent");
-    this.#follow(made, wire, model);
+    this.#followed = this.#follow(made, wire, model, before);
   }
 
-  async #follow(made, wire, model) {
+  async #follow(made, wire, model, before) {
     const transcript = new Transcript();
     const turn = this.turns.at(-1);
     try {
       for (;;) {
         try {
-          for await (const frame of made) this.#take(frame, made, wire, model, transcript, turn);
+          for await (const frame of made) {
+            this.#take(frame, made, wire, model, transcript, turn);
+            await this.pace.room(made); // meanwhile the client gives no more credit
+          }
           break;
         } catch (error) {
           this.#fail(error);
-          if (!error.retryable) break;
+          if (!error.retryable) {
+            if (before && !wire.frames) Object.assign(turn, before);
+            this.pace.release();
+            break;
+          }
           await this.#again(made); // the “Try again” of the page
         }
       }
+      this.pace.end();
+      while (!this.pace.isDone) await this.pace.change();
     } finally {
       made.forget();
       turn.open = false;
@@ -254,6 +378,10 @@ class Conversation extends EventTarget {
       wire.points = wire.points.filter((_, nth) => nth % 2 === 0 || nth === wire.points.length - 1);
     }
     turn.text = transcript.text;
+    if (frame.type === "Revision") this.#lengths.fill(NaN, frame.replaces);
+    if (frame.type !== "StreamEnd") this.#lengths[frame.index] = turn.text.length;
+    this.pace.feed(turn.text);
+    if (frame.index < made.seen) this.pace.catchUp(); // it was shown before a reload
     this.#changed();
   }
 

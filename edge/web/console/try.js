@@ -1,7 +1,11 @@
 // The first page: chat with the model, cut the network in the middle of a sentence, and lose no token.
 
+import { announcer } from "../tailrace/announcer.js";
+import { MarkdownText, plainText } from "../tailrace/markdown.js";
+import { GRANULARITIES } from "../tailrace/pace.js";
 import { credentials, key, needsKey } from "./api.js";
-import { CUT_AFTER, conversation } from "./chat.js";
+import { CUT_AFTER, FORMATS, SPEEDS, conversation } from "./chat.js";
+import { Markdown } from "./markdown_view.js";
 import { River } from "./river.js";
 import { Fault, State, count, html, span, useEffect, useLayoutEffect, useRef, useState } from "./ui.js";
 
@@ -94,18 +98,27 @@ function Turns({ chat }) {
       <p>Every token here is written to a ledger before you see it.</p>
       <p>So a connection can break at any moment, anywhere, and the next one goes on with the very next token.</p>
     </div>`}
-    ${chat.turns.map((turn, nth) => html`<${Turn} key=${nth} turn=${turn} />`)}
+    ${chat.turns.map((turn, nth) => html`<${Turn} key=${nth} turn=${turn} chat=${chat} />`)}
     ${chat.error && html`<${Trouble} chat=${chat} />`}
   </div>`;
 }
 
-function Turn({ turn }) {
+/** Return the last text in an element that is not empty. @returns {Text | null} */
+function lastText(element) {
+  for (let node = element.lastChild; node; node = node.previousSibling) {
+    const found = node.nodeType === Node.TEXT_NODE ? node.data.trim() && node : lastText(node);
+    if (found) return found;
+  }
+  return null;
+}
+
+function Turn({ turn, chat }) {
   const article = useRef(null);
   const caret = useRef(null);
   // A transform moves the element without a shift of the layout.
   useLayoutEffect(() => {
-    const text = caret.current?.previousSibling;
-    if (!caret.current || text?.nodeType !== Node.TEXT_NODE || !text.length) return;
+    const text = caret.current && lastText(article.current);
+    if (!text) return;
     const range = document.createRange();
     range.setStart(text, text.length - 1);
     range.setEnd(text, text.length);
@@ -114,13 +127,18 @@ function Turn({ turn }) {
     if (end) caret.current.style.transform = `translate(${end.right - box.left}px, ${end.top - box.top}px)`;
   });
   if (turn.role === "user") return html`<p class="asked"><span class="hidden">You: </span>${turn.text}</p>`;
-  return html`<article class="answer" ref=${article} aria-busy=${turn.open ? "true" : "false"} aria-label="Answer">
-    ${pieces(turn).map((piece, nth) => html`${nth > 0 && html`<i class="cutmark" aria-hidden="true"></i>`}${piece}`)}${turn.open && html`<span class="caret" ref=${caret} aria-hidden="true"></span>`}
+  const text = chat.shown(turn);
+  const isMarkdown = chat.isMarkdown(turn);
+  const content = isMarkdown
+    ? html`<${Markdown} text=${text} cuts=${turn.cuts} />`
+    : pieces(text, turn.cuts).map((piece, nth) => html`${nth > 0 && html`<i class="cutmark" aria-hidden="true"></i>`}${piece}`);
+  return html`<article class=${isMarkdown ? "answer markdown" : "answer"} ref=${article} aria-busy=${turn.open ? "true" : "false"} aria-label="Answer">
+    ${content}${turn.open && html`<span class="caret" ref=${caret} aria-hidden="true"></span>`}
   </article>`;
 }
 
 /** The text of a message, divided into pieces where the network was cut. */
-function pieces({ text, cuts = [] }) {
+function pieces(text, cuts = []) {
   const begin = text.length - text.trimStart().length;
   const places = [begin, ...cuts.filter((place) => place > begin && place < text.length), text.length];
   return places.slice(1).map((place, nth) => text.slice(places[nth], place));
@@ -142,29 +160,78 @@ function Trouble({ chat }) {
   return html`<${Fault} error=${error} />${chat.busy && html`<button onClick=${() => chat.reconnect()}>Try again</button>`}`;
 }
 
-/** Announce a growing text to screen readers, in whole sentences. */
+/** Announce a growing text to screen readers, in whole sentences, or paragraphs if they were chosen. */
 function Spoken({ chat }) {
   const region = useRef(null);
-  const told = useRef({ turn: -1, chars: 0 });
+  const speaker = useRef(null);
   useEffect(() => {
     const turn = chat.turns.at(-1);
     if (turn?.role !== "assistant") return;
-    const nth = chat.turns.length;
-    if (told.current.turn !== nth) {
-      // Text that was there when the page was opened is not announced.
-      told.current = { turn: nth, chars: turn.open ? 0 : turn.text.length };
+    const granularity = chat.hand.granularity === "paragraph" ? "paragraph" : "sentence";
+    const shown = chat.shown(turn);
+    const last = speaker.current;
+    const isSame = last?.turn === turn && last.granularity === granularity && last.wire === chat.wire;
+    // A speaker that has ended takes no more text.
+    if (isSame && last.isEnded) return;
+    const markdown = last?.turn === turn ? last.markdown : new MarkdownText();
+    const text = chat.isMarkdown(turn) ? plainText(markdown.update(shown)) : shown;
+    if (!isSame) {
       region.current.textContent = "";
+      speaker.current = { turn, granularity, wire: chat.wire, markdown, isEnded: false, ...announcer(region.current, { granularity }) };
+      // Text that was there when the page was opened, or the setting was changed, is not announced.
+      speaker.current.skip(last?.wire === chat.wire || !turn.open ? text : "");
     }
-    const rest = turn.text.slice(told.current.chars);
-    const whole = turn.open ? rest.match(/^[\s\S]*[.!?…]["”’)]*(?=\s)/)?.[0] : rest;
-    if (!whole?.trim()) return;
-    told.current.chars += whole.length;
-    const said = document.createElement("p");
-    said.textContent = whole.trim();
-    region.current.append(said);
-    while (region.current.childElementCount > 20) region.current.firstElementChild.remove();
+    speaker.current.isEnded = !turn.open;
+    speaker.current.update(text, !turn.open);
   });
   return html`<div class="hidden" aria-live="polite" role="log" aria-label="New text of the answer" ref=${region}></div>`;
+}
+
+const SPEED_NAMES = { 0: "as it arrives", 120: "120, slow", 240: "240, as most read" };
+const FORMAT_NAMES = { auto: "Markdown in chats", markdown: "Markdown", plain: "plain text" };
+
+/** The settings of the reader: how fast, in which units, and in which format. */
+function Reading({ chat }) {
+  const { speed, granularity, format } = chat.hand;
+  const option = (chosen, names) => (value) => html`<option value=${value} selected=${value === chosen}>${names[value] ?? value}</option>`;
+  return html`<details class="settings"><summary>Pace and format</summary>
+    <div class="fields">
+      <label>Words a minute<select onChange=${({ target }) => chat.set({ speed: Number(target.value) })}>${SPEEDS.map(option(speed, SPEED_NAMES))}</select></label>
+      <label>One step is a<select onChange=${({ target }) => chat.set({ granularity: target.value })}>${GRANULARITIES.map(option(granularity, {}))}</select></label>
+      <label>Answers are<select onChange=${({ target }) => chat.set({ format: target.value })}>${FORMATS.map(option(format, FORMAT_NAMES))}</select></label>
+    </div>
+  </details>`;
+}
+
+/** Steer the answer that runs, or begin another one from what is shown of it. */
+function Change({ chat }) {
+  const [text, setText] = useState("");
+  const [{ isActing, error }, setState] = useState({ isActing: false, error: null });
+  const index = chat.branchIndex;
+  const act = (work) => async () => {
+    setState({ isActing: true, error: null });
+    try {
+      await work();
+      setText("");
+      setState({ isActing: false, error: null });
+    } catch (refusal) {
+      setState({ isActing: false, error: refusal });
+    }
+  };
+  const typed = (event) => {
+    if (event.key !== "Enter") return;
+    event.preventDefault(); // the form around it would send another message
+    if (chat.busy && text && !isActing && !event.isComposing) act(() => chat.steer(text))();
+  };
+  return html`<details class="settings"><summary>Steer, branch</summary>
+    <div class="fields">
+      <label class="wide">Text to go on with<input value=${text} maxlength="2000" placeholder=" But then" onInput=${({ target }) => setText(target.value)} onKeyDown=${typed} /></label>
+      <button type="button" disabled=${!chat.busy || !text || isActing} onClick=${act(() => chat.steer(text))}>Steer</button>
+      <button type="button" disabled=${index === null || isActing} onClick=${act(() => chat.branch(text))}>Branch here</button>
+    </div>
+    <p class="note">Steer inserts the text into the answer that runs. A branch is another answer that shares ${index === null ? "what is shown" : `the ${count(index)} frames that are shown`}.</p>
+    ${error && html`<${Fault} error=${error} />`}
+  </details>`;
 }
 
 function Composer({ chat, models }) {
@@ -198,12 +265,16 @@ function Composer({ chat, models }) {
     <div class="buttons">
       <button class="first" disabled=${!canSend}>Send</button>
       <button type="button" disabled=${!chat.busy} onClick=${() => chat.stop()} aria-keyshortcuts="Escape">Stop</button>
+      <button type="button" disabled=${!chat.busy} aria-pressed=${chat.pace.isPaused ? "true" : "false"} onClick=${() => chat.togglePause()}>Pause</button>
       <button type="button" disabled=${!chat.canRegenerate} onClick=${() => chat.again()}>Again</button>
       <button type="button" class=${chat.busy ? "cut now" : "cut"} disabled=${chat.isCut} aria-pressed=${chat.armed ? "true" : "false"} onClick=${() => chat.cut()}>
         ${CUTS.map((said, nth) => html`<span class=${nth === (chat.isCut ? 2 : chat.armed ? 1 : 0) ? "" : "out"}>${said}</span>`)}
       </button>
       <button type="button" class="plain" disabled=${chat.busy || chat.turns.length === 0} onClick=${() => chat.clear()}>Clear</button>
     </div>
+    <div class="drawers">
+    <${Reading} chat=${chat} />
+    <${Change} chat=${chat} />
     <details class="settings"><summary>Model, transport</summary>
       <div class="fields">
         <label>Model<select value=${model} onChange=${change("model")}>${(models || []).map((name) => html`<option>${name}</option>`)}</select></label>
@@ -213,6 +284,7 @@ function Composer({ chat, models }) {
       </div>
     </details>
     <${Curl} body=${chat.input(text, request)} />
+    </div>
     ${models?.length === 0 && html`<p class="warn">No model is served yet: the origins are loading, or not connected.</p>`}
   </form>`;
 }

@@ -3,7 +3,7 @@
 import htm from "./vendor/htm.js";
 import { h } from "./vendor/preact.js";
 
-export { Fragment, render } from "./vendor/preact.js";
+export { Fragment, h, render } from "./vendor/preact.js";
 export { useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/hooks.js";
 
 /** @type {(strings: TemplateStringsArray, ...values: unknown[]) => any} */
