@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tailrace.edge.origins.fan_out import FanOut
 from tailrace.edge.origins.link_protocol import LinkProtocol, LinkState
 from tailrace.edge.origins.open_requests import OpenRequests
 from tailrace.edge.origins.relay_counters import RelayCounters
@@ -62,7 +63,8 @@ class Relay:
     handle the results of `frames_to_send`, `refused` and `outcomes`.
 
     The relay decides about each frame. `LinkProtocol` greets the origin, `RouteTable` finds the
-    routes, and `RenewalQueue` bounds how many streams are requested again at the same time.
+    routes, `FanOut` lets readers of one stream share a subscription, and `RenewalQueue` bounds how
+    many streams are requested again at the same time.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Relay:
         self._link = LinkProtocol(secret)
         self._table = RouteTable(last_corr, open_requests or OpenRequests())
         self._renewals = RenewalQueue()
+        self._fan_out = FanOut(self._table, self._send, self._ask)
         self._to_send: list[bytes] = []
         self._refused: list[tuple[Route, bytes]] = []
         self._outcomes: list[bool] = []
@@ -94,6 +97,16 @@ class Relay:
     def route_count(self) -> int:
         """The number of routes."""
         return len(self._table)
+
+    @property
+    def shared_count(self) -> int:
+        """The number of subscriptions that several readers share."""
+        return len(self._table.sources)
+
+    @property
+    def shared_reader_count(self) -> int:
+        """The number of routes whose frames come from a shared subscription."""
+        return len(self._table.joined)
 
     @property
     def held_bytes(self) -> int:
@@ -142,6 +155,7 @@ class Relay:
         """Handle the loss of the link: repeatable requests wait, the others end with an error."""
         self.counters.losses += self._link.state is LinkState.UP
         self._link.disconnected()
+        self._end_sharing()
         self._to_send.clear()
         self._renewals.clear()
         for route in self._table.all():
@@ -192,9 +206,18 @@ class Relay:
             route.sink.deliver(raw[:CORR_OFFSET] + route.corr_bytes + raw[PREFIX_BYTES:])
             if tag == TOKEN:
                 run_corr = corr
-        if run:
-            self._pass(routes[run_corr], run)
+            if route.shared:
+                self._fan_out.touched[route] = None
+        self._end_read(routes.get(run_corr), run)
         self.counters.frames += passed
+
+    def _end_read(self, route: Route | None, run: list[bytes]) -> None:
+        """Pass on the last Tokens of a read, and let readers of one stream share a subscription."""
+        if run and route is not None:
+            self._pass(route, run)
+        if self._fan_out.touched:
+            for finished in self._fan_out.settle():
+                self._drop(finished)
 
     def _receive_for_link(self, raw: bytes) -> bool:
         """Handle a frame of the link itself; return True if the link is up."""
@@ -234,6 +257,12 @@ class Relay:
             _, frame = decode(raw)
             assert isinstance(frame, Pass)
             route.renewal = frame.mac
+            return False
+        if route.is_source:
+            # The origin refuses the reader that the subscription came from, or has no frame more:
+            # each reader gets its own answer.
+            if tag in CLOSING:
+                self._fan_out.refused(route)
             return False
         if self._renewals.answered(route.link_corr):
             self._renew_some()
@@ -286,6 +315,7 @@ class Relay:
         self.counters.replayed += max(0, opened.next_index - route.next)
         route.token = opened.token or route.token
         self._table.forget_request(route)
+        self._fan_out.opened(route)
         return is_first
 
     def _answer_nobody(self, route: Route, raw: bytes, tag: int) -> None:
@@ -312,6 +342,9 @@ class Relay:
             route.limit_bytes = max(route.limit_bytes or 0, credit.bytes)
         if route.asked:
             self._to_send.append(credit_on_link(route))
+        if route.shared:
+            for finished in self._fan_out.credit(route):
+                self._drop(finished)
         return True
 
     def detach(self, sink: Sink, corr: int) -> bool:
@@ -380,13 +413,22 @@ class Relay:
 
     def refuse_all(self, error: TailraceError) -> None:
         """End every route with `error`, because the edge is shutting down."""
+        self._end_sharing()
         self._renewals.clear()
         for route in self._table.all():
             if route.asked:
                 self._to_send.append(encode(Detach(), route.link_corr))
             self._fail(route, end_of(route, error))
 
+    def _end_sharing(self) -> None:
+        """Give each reader a route of its own again, because the link is lost or all routes end."""
+        for route in self._fan_out.clear():
+            self._drop(route)
+
     # ---- requests on the link ----
+
+    def _send(self, raw: bytes) -> None:
+        self._to_send.append(raw)
 
     def _ask(self, route: Route) -> None:
         """Send a request; if its stream was open on an earlier link, queue a renewal instead."""
@@ -420,7 +462,11 @@ class Relay:
         route.request = b""
 
     def _remove(self, route: Route) -> None:
-        self._table.remove(route)
+        if route.is_source:
+            self._table.remove_source(route)
+        else:
+            self._table.remove(route)
+        self._fan_out.removed(route)
         if self._renewals.answered(route.link_corr):
             self._renew_some()
 

@@ -59,6 +59,9 @@ class Route:
     tried: frozenset[str] = frozenset()  # addresses of origins that have refused the request
     ledger: str | None = None  # the only ledger that can have the stream
     needs: Needs = NO_NEEDS
+    shared: bool = False  # one of several readers of a stream (see `edge.origins.fan_out`)
+    joined: bool = False  # gets its frames from another subscription; has no corr on the link
+    is_source: bool = False  # the subscription that several readers share; belongs to no client
     corr_bytes: bytes = field(init=False)  # `client_corr` as encoded in a frame
 
     def __post_init__(self) -> None:

@@ -16,11 +16,16 @@ class RouteTable:
 
     It gives each route a correlation id (corr) on the link, counts the route for its client's
     limits, and counts the bytes of requests that may have to be sent again.
+
+    A route that has joined a shared stream (`edge.origins.fan_out`) has no corr on the link. The
+    route of the shared subscription has one, and belongs to no client.
     """
 
     def __init__(self, last_corr: int, open_requests: OpenRequests) -> None:
         """Begin without routes; the first route gets the corr after `last_corr`."""
         self.by_corr: dict[int, Route] = {}
+        self.joined: dict[Route, None] = {}  # routes that have joined a shared stream
+        self.sources: dict[int, Route] = {}  # routes of shared subscriptions, by corr on the link
         self.held_bytes = 0  # total size of unanswered requests
         self._by_client: dict[Sink, dict[int, Route]] = {}
         self._left: Counter[Sink] = Counter()  # unanswered requests that a client has detached from
@@ -28,12 +33,14 @@ class RouteTable:
         self._open_requests = open_requests
 
     def __len__(self) -> int:
-        """Return the number of routes."""
-        return len(self.by_corr)
+        """Return the number of routes of clients."""
+        return len(self.by_corr) - len(self.sources) + len(self.joined)
 
     def all(self) -> list[Route]:
-        """Return all routes."""
-        return list(self.by_corr.values())
+        """Return all routes of clients."""
+        sources = self.sources
+        on_link = [route for corr, route in self.by_corr.copy().items() if corr not in sources]
+        return on_link + list(self.joined)
 
     def find(self, sink: Sink, client_corr: int) -> Route | None:
         """Return the route of a client's request; None if it is not open."""
@@ -58,7 +65,10 @@ class RouteTable:
     def remove(self, route: Route) -> None:
         """Remove a route, which keeps its request so that it can be sent elsewhere."""
         self.held_bytes -= len(route.request)
-        del self.by_corr[route.link_corr]
+        if route.joined:
+            del self.joined[route]
+        else:
+            del self.by_corr[route.link_corr]
         self._open_requests.remove(route.owner)
         if not route.left:
             self._forget_client(route)
@@ -86,6 +96,29 @@ class RouteTable:
             self._by_client[to] = routes
             for route in routes.values():
                 route.sink = to
+
+    # ---- shared subscriptions ----
+
+    def promote(self, route: Route, source: Route) -> None:
+        """Give the corr of a route to `source`; the route joins the stream that `source` brings."""
+        source.link_corr = route.link_corr
+        self.by_corr[source.link_corr] = self.sources[source.link_corr] = source
+        self.joined[route] = None
+
+    def remove_source(self, source: Route) -> None:
+        """Remove the route of a shared subscription."""
+        del self.by_corr[source.link_corr], self.sources[source.link_corr]
+
+    def leave_link(self, route: Route) -> None:
+        """Free the corr of a route that joins a shared stream."""
+        del self.by_corr[route.link_corr]
+        self.joined[route] = None
+
+    def rejoin_link(self, route: Route) -> None:
+        """Give a new corr to a route that leaves a shared stream."""
+        del self.joined[route]
+        route.link_corr = self._free_corr()
+        self.by_corr[route.link_corr] = route
 
     def _free_corr(self) -> int:
         corr = self._last_corr

@@ -90,7 +90,8 @@ class EdgeMetrics(Collector):
         renewals = sum(origin.relay.counters.renewals for origin in self._link.origins)
         yield _by_label(
             "resumes",
-            "Number of streams resumed, by their client or by this edge after a lost link",
+            "Number of streams resumed, by their client, or by this edge after a lost link or for a"
+            " reader that fell behind",
             "by",
             {"client": asked["resume"], "edge": renewals},
         )
@@ -148,6 +149,14 @@ def _origins(origins: Iterable[Origin]) -> Iterable[Metric]:
         "Number of frames that were repeated after a lost link, and dropped",
         label,
     )
+    shared = GaugeMetricFamily(
+        f"{PREFIX}shared_streams",
+        "Number of streams whose readers share one subscription at the origin",
+        labels=label,
+    )
+    sharing = GaugeMetricFamily(
+        f"{PREFIX}shared_readers", "Number of readers that share a subscription", labels=label
+    )
     for origin in origins:
         name, heartbeat, relay = (origin.address,), origin.relay.heartbeat, origin.relay
         up.add_metric(name, int(origin.is_up))
@@ -160,7 +169,9 @@ def _origins(origins: Iterable[Origin]) -> Iterable[Metric]:
         frames.add_metric(name, relay.counters.frames)
         replayed.add_metric(name, relay.counters.replayed)
         repeated.add_metric(name, relay.counters.repeated)
-    return up, ready, streams, room, breaker, losses, frames, replayed, repeated
+        shared.add_metric(name, relay.shared_count)
+        sharing.add_metric(name, relay.shared_reader_count)
+    return up, ready, streams, room, breaker, losses, frames, replayed, repeated, shared, sharing
 
 
 def _gauge(name: str, help_: str, value: float) -> Metric:

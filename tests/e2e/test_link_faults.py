@@ -16,7 +16,7 @@ from tests.bench import bench_links
 from tests.e2e.cluster import Reader, request
 from tests.e2e.fault_proxy import FaultProxy
 from tests.e2e.processes import Edge, Origin, running
-from tests.e2e.sse import start
+from tests.e2e.sse import SSE, events, start
 
 pytestmark = pytest.mark.anyio
 
@@ -95,6 +95,48 @@ async def test_a_link_that_is_reset_74_times_under_load_costs_no_stream_and_no_r
     assert 200 in statuses
     lines = [str(event) for event in way.edge.events]
     assert not [line for line in lines if "Traceback" in line or "exc_info" in line]
+
+
+async def test_readers_of_one_stream_share_it_and_get_all_of_it_over_cuts(
+    way: Way, client: httpx.AsyncClient
+) -> None:
+    whole = await start(client, way.spared.url, request(SEED, TOKENS))
+    texts: list[str] = []
+    shared = 0
+
+    async def read(url: str) -> None:
+        async with client.stream("GET", url, headers=SSE) as response:
+            assert response.status_code == 200, await response.aread()
+            parts = [e.data["text"] async for e in events(response) if e.name == "message"]
+            texts.append("".join(parts))
+
+    async with (
+        asyncio.TaskGroup() as group,
+        client.stream(
+            "POST", f"{way.edge.url}/v1/generate", json=request(SEED, TOKENS), headers=SSE
+        ) as made,
+    ):
+        url = f"{way.edge.url}/v1/generate/{made.headers['Tailrace-Stream']}"
+        seen = 0
+        async for _ in events(made):
+            seen += 1
+            if seen % 20 == 1:
+                group.create_task(read(url))
+            if seen % 90 == 45:
+                way.proxy.cut()
+            if seen % 30 == 0:
+                shared = max(shared, await shared_readers(client, way.edge))
+    assert texts == [whole.text] * len(texts)
+    assert len(texts) == TOKENS // 20
+    assert shared > 2
+
+
+async def shared_readers(client: httpx.AsyncClient, edge: Edge) -> int:
+    """Return how many readers share subscriptions at this edge now."""
+    answer = await client.get(f"{edge.url}/metrics")
+    name = "tailrace_edge_shared_readers{"
+    [line] = [line for line in answer.text.splitlines() if line.startswith(name)]
+    return int(float(line.split()[-1]))
 
 
 async def test_a_slow_link_and_one_that_swallows_everything_are_pauses(
