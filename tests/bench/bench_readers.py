@@ -1,6 +1,7 @@
 """Time what readers wait for: the text of 50,000 tokens, a branch, and a known answer.
 
     python tests/bench/bench_readers.py [--tokens 50000] [--rounds 5] [--streams 10000]
+                                        [--readers 2000] [--before FOLDER] [--only PART]
 
 Origin and edge are real processes on loopback, and the ledger is a file. The stream has ended. It
 is read whole by HTTP/1.1 as frames, once as it was made and once as a snapshot, each time until the
@@ -17,6 +18,14 @@ first frame of an answer of 600 tokens from the ledger.
 
 Then 10,000 short streams of the demo model are cut, resumed, left and cancelled while their workers
 and their origin are killed, and the usage of each is compared with its log.
+
+Then 2,000 readers follow one stream (`tests/bench/edge/crowd.py`): `readers_2000_cpu_us_per_frame`
+is the processor time of edge and origin together for each frame of each reader, in us, and
+`readers_2000_link_frames` the number of times that a frame crosses the link between them. With
+`--before`, another checkout with tests/bench/edge copied into it is measured in turn, and
+`readers_2000_cpu_ratio` is its time divided by ours.
+
+`--only` measures one part: `replay`, `usage` or `crowd`.
 
 It ends with one line of JSON; times in ms, sizes in bytes of the body, `usage_error_tokens` in
 tokens.
@@ -58,6 +67,7 @@ from tailrace.ledger.frame import (  # noqa: E402
 )
 from tailrace.ledger.wire.compression import unpacked  # noqa: E402
 from tailrace.origin.producer import About, End, Output, Request, Resumption, Text  # noqa: E402
+from tests.bench.edge import crowd  # noqa: E402
 from tests.bench.machine import print_line  # noqa: E402
 from tests.e2e.processes import Edge, Origin, running  # noqa: E402
 from tests.e2e.usage_campaign import Campaign, bill  # noqa: E402
@@ -237,16 +247,57 @@ async def count(options: argparse.Namespace, folder: Path) -> dict[str, object]:
     }
 
 
+async def follow(options: argparse.Namespace, folder: Path) -> dict[str, object]:
+    """Let many readers follow one stream, and return what a frame of a reader costs."""
+    trees = [ROOT] if options.before is None else [ROOT, options.before.resolve()]
+    found: dict[Path, list[dict[str, float]]] = {tree: [] for tree in trees}
+    for nth in range(options.crowd_rounds):
+        for place, tree in enumerate(trees):
+            data = folder / f"crowd-{nth}-{place}"
+            data.mkdir()
+            measured = await crowd.measure(data, options.readers, options.seconds, tree)
+            found[tree].append(measured)
+    name = f"readers_{options.readers}"
+    medians = {
+        tree: {key: statistics.median(each[key] for each in rounds) for key in rounds[0]}
+        for tree, rounds in found.items()
+    }
+    ours = medians[ROOT]
+    figures: dict[str, object] = {
+        f"{name}_cpu_us_per_frame": round(ours["cpu_us"], 2),
+        f"{name}_origin_cpu_us_per_frame": round(ours["origin_cpu_us"], 2),
+        f"{name}_link_frames": round(ours["link_frames"], 2),
+    }
+    for before in trees[1:]:
+        figures[f"{name}_cpu_us_per_frame_before"] = round(medians[before]["cpu_us"], 2)
+        figures[f"{name}_origin_cpu_us_per_frame_before"] = round(
+            medians[before]["origin_cpu_us"], 2
+        )
+        figures[f"{name}_link_frames_before"] = round(medians[before]["link_frames"], 2)
+        figures[f"{name}_cpu_ratio"] = round(medians[before]["cpu_us"] / ours["cpu_us"], 2)
+    return figures
+
+
+PARTS = {"replay": measure, "usage": count, "crowd": follow}
+
+
 def main() -> None:
     """Measure, and print the line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--tokens", type=int, default=50_000, help="length of the stream")
     parser.add_argument("--rounds", type=int, default=5, help="how often each is read")
     parser.add_argument("--streams", type=int, default=10_000, help="streams that are counted")
+    parser.add_argument("--readers", type=int, default=2_000, help="readers of one stream")
+    parser.add_argument("--seconds", type=float, default=10.0, help="how long they are measured")
+    parser.add_argument("--crowd-rounds", type=int, default=1, help="how often they are measured")
+    parser.add_argument("--before", type=Path, help="another checkout that they also read from")
+    parser.add_argument("--only", choices=PARTS, help="the only part to measure")
     options = parser.parse_args()
+    figures: dict[str, object] = {}
     with tempfile.TemporaryDirectory() as folder:
-        figures = asyncio.run(measure(options, Path(folder)))
-        figures |= asyncio.run(count(options, Path(folder)))
+        for name, part in PARTS.items():
+            if options.only in (None, name):
+                figures |= asyncio.run(part(options, Path(folder)))
         print_line(figures)
 
 

@@ -47,6 +47,7 @@ class Process:
         # Like `tailrace up`: the process ends with the test run, however that ends.
         self.command = [sys.executable, "-m", "tailrace.cli", *map(str, command), "--until-eof"]
         self.environment: dict[str, str] = {}
+        self.folder = ROOT  # the checkout whose code runs
         self.events: list[dict[str, Any]] = []
         self._news = asyncio.Condition()
         self._process: asyncio.subprocess.Process | None = None
@@ -60,7 +61,7 @@ class Process:
     async def start(self) -> Self:
         self._process = await asyncio.create_subprocess_exec(
             *self.command,
-            cwd=ROOT,
+            cwd=self.folder,
             env={**os.environ, "PYTHONUNBUFFERED": "1", **self.environment},
             stdin=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
