@@ -246,6 +246,33 @@ async def test_tabs_share_a_stream(scene: Scene) -> None:
         assert await page.evaluate("reading.id") == await other.evaluate("reading.id")
 
 
+COMPRESSED = """<script type="module">
+  import { stream } from "/web/tailrace/index.min.js";
+  const reading = stream("/v1/generate", { input: { model: "demo", prompt: "120" } });
+  for await (const frame of reading) if (reading.content.endsWith("word89 ")) break;
+  const headers = { Accept: "application/x-ndjson" };
+  const replay = await fetch(`/v1/generate/${reading.id}`, { headers });
+  window.coding = replay.headers.get("Content-Encoding");
+  const lines = replay.body.pipeThrough(new TextDecoderStream()).getReader();
+  window.replayed = "";
+  for (let said; !(said = await lines.read()).done; ) window.replayed += said.value;
+  window.over = true;
+</script>"""
+TOLD = "replayed.split(`\\n`).filter(Boolean).map((line) => JSON.parse(line).text ?? ``).join(``)"
+
+
+async def test_a_browser_decompresses_a_replay_and_each_live_token_after_it(scene: Scene) -> None:
+    words = [f"word{number} " for number in range(120)]
+    scene.origin.hold(len("".join(words[:90])))
+    async with scene.page(COMPRESSED) as page:
+        await page.wait_for_function("window.replayed?.includes('word89 ')")
+        assert await page.evaluate("coding") == "zstd"
+        assert not await page.evaluate("window.over")
+        scene.origin.go_on()
+        await page.wait_for_function("window.over")
+        assert await page.evaluate(TOLD) == "".join(words)
+
+
 PACED = """<script type="module">
   import { stream } from "/web/tailrace/index.min.js";
   import { smooth } from "/web/tailrace/smooth.js";
