@@ -359,6 +359,7 @@ class Service:
                 raise Unavailable(
                     "the stream has not ended yet, so it was not deleted", hint="repeat the request"
                 )
+            await self.runs.store_deliveries()  # what was sent cannot be counted after the deletion
             with suppress(NotFound):  # another request, or retention, may have deleted the stream
                 await self.ledger.delete(info.stream)
         return status(info)

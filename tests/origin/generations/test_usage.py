@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.ledger.flow.credit_window import Window
-from tailrace.ledger.frame import FinishReason, StreamEnd, encode
+from tailrace.ledger.frame import Cancel, FinishReason, StreamEnd, encode
 from tailrace.ledger.sqlite.ledger import SqliteLedger
 from tailrace.ledger.usage import UsageCounts, UsageQuery
 from tailrace.origin.core.frame_tokens import FrameTokens, delivered_tokens
@@ -20,6 +20,7 @@ from tailrace.origin.generations.presence import MAX_REACHED, Readers
 from tailrace.origin.workers.worker_frame import Emission, Step, TokenCounts
 from tests.ledger.backends import opened_file
 from tests.origin.edges.test_feed import Outlet
+from tests.origin.edges.test_link import serving
 from tests.origin.stage import RECIPE, Slot, Stage, fresh
 
 pytestmark = pytest.mark.anyio
@@ -126,6 +127,22 @@ async def test_what_is_read_after_the_end_is_delivered_too(stage: Stage) -> None
         await stage.runs.report_readers()
         counts = await total(stage)
         assert (counts.streams, counts.delivered_tokens) == (1, expected)
+
+
+async def test_what_was_sent_of_a_stream_counts_although_it_is_deleted(
+    tmp_path: Path, checkpoint: Path
+) -> None:
+    async with serving(tmp_path, checkpoint) as house:
+        [stream] = fresh()
+        await house.start(stream)
+        run = house.slot.last[0]
+        for index in range(5):
+            await house.step(house.slot, run, index, "a")
+        await house.step(house.slot, run, 5, None)
+        feed, _ = await read(house, stream)
+        feed.detach()
+        await house.service.cancel(Cancel(stream, forget=True))
+        assert (await total(house)).delivered_tokens == 5
 
 
 async def test_deliveries_are_stored_when_a_second_call_returns(
