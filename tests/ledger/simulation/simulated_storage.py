@@ -42,6 +42,7 @@ class Tables:
     streams: dict[int, StreamRow] = field(default_factory=dict)
     parts: dict[int, list[Part]] = field(default_factory=dict)
     segments: dict[int, dict[int, SegmentRow]] = field(default_factory=dict)
+    removed: set[int] = field(default_factory=set)  # streams whose segments a branch refers to
     log: dict[int, bytes] = field(default_factory=dict)
     objects: dict[int, ObjectRow] = field(default_factory=dict)
     values: dict[int, dict[str, bytes]] = field(default_factory=dict)
@@ -63,13 +64,22 @@ class Tables:
             self._expire(sid, expires_ms, ended=1)
         for expires_ms, sid in commit.touched:
             self._expire(sid, expires_ms)
-        for sid in commit.removed:
-            self.segments.pop(sid, None)
-            self.streams.pop(sid, None)
+        self._remove(commit.removed)
         self._apply_objects(commit)
         if commit.keep_from is not None:
             for seq in [seq for seq in self.log if seq < commit.keep_from]:
                 del self.log[seq]
+
+    def _remove(self, sids: Sequence[int]) -> None:
+        """Remove streams; their segments stay while a branch refers to them."""
+        for sid in sids:
+            self.streams.pop(sid, None)
+            self.parts.pop(sid, None)
+        self.removed.update(sids)
+        used = {part.sid for parts in self.parts.values() for part in parts}
+        for sid in self.removed - used:
+            self.segments.pop(sid, None)
+        self.removed &= used
 
     def _apply_segments(self, commit: Commit) -> None:
         for sid, first, beyond in commit.replaced:
@@ -147,6 +157,7 @@ class SimulatedDisk:
         self.frames: dict[bytes, list[bytes]] = {}
         self.safe: dict[bytes, int] = {}
         self._ids: dict[int, bytes] = {}
+        self._by_sid: dict[int, list[bytes]] = {}  # `frames`, also of streams that were removed
 
     def write(self, commit: Commit) -> None:
         """From here on it survives the end of the process."""
@@ -161,7 +172,10 @@ class SimulatedDisk:
     def _read_log(self, commit: Commit) -> None:
         for row in commit.streams:
             self._ids[row.sid] = row.id
-            self.frames[row.id] = []
+            self._by_sid[row.sid] = self.frames[row.id] = []
+        for branch, (source, end) in commit.parts:
+            frames = self._by_sid[branch]
+            frames += self._by_sid[source][len(frames) : end]
         if commit.log:
             for sid, index, record in unpack_batch(commit.log, where="log"):
                 if sid in commit.removed and sid not in self._ids:
@@ -186,7 +200,8 @@ class SimulatedDisk:
         if crash is Crash.POWER:
             kept = self.random.randint(self.synced, kept)
         commits = self.commits[:kept]
-        self.tables, self.commits, self.frames, self._ids = Tables(), [], {}, {}
+        self.tables, self.commits, self.frames = Tables(), [], {}
+        self._ids, self._by_sid = {}, {}
         for commit in commits:
             self.write(commit)
             self.tables.apply(commit)

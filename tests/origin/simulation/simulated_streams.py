@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-from tailrace.ledger.errors import LedgerAway, Unavailable
+from tailrace.ledger.branch import BranchPoint
+from tailrace.ledger.errors import LedgerAway, NotFound, Unavailable
 from tailrace.ledger.flow.credit_window import Window
 from tailrace.ledger.frame import (
     Durability,
@@ -31,7 +32,7 @@ from tailrace.ledger.frame import (
     index_of,
     tag_of,
 )
-from tailrace.ledger.interface import Append, Appends, NewStream, Refusal
+from tailrace.ledger.interface import Append, Appends, NewStream, Record, Refusal
 from tailrace.ledger.sqlite.ledger import SqliteLedger
 from tailrace.ledger.usage import UsageQuery, UsageSums
 from tailrace.origin.core.streams import GENERATING
@@ -67,9 +68,15 @@ MAX_STEPS = 150_000
 """Callbacks in which all must end; a few thousand are usual."""
 CHAOS_S = 60.0
 """How long things fail."""
+OPENS_S = 50.0
+"""How long clients open streams: all that begin are there when nothing fails any more."""
 BOUND_S = 400.0
 """Maximum time in which every stream ends after that: trials of open circuits come first."""
 UNREAD_AFTER_S = 20
+MAX_STREAMS = 12
+"""Maximum number of streams of a seed, branches included."""
+MAX_RECORDS = 100
+"""More records than any stream has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +99,18 @@ class Cancel:
 
 @dataclass(eq=False)
 class Expected:
-    """One stream as its client knows it; `reason` is that of an end that was asked for."""
+    """One stream as its client knows it, with the number of tokens at which it ends."""
 
-    id: bytes
+    number: int
     tokens: int
     kills: bool
     unread: Unread
+    parent: Expected | None = None
+    """The stream that it is a branch of."""
+    shared: tuple[Record, ...] = ()
+    """The first records of the parent, which a branch shares."""
+    log: list[Record] | None = None
+    """The records of a stream that its client has deleted."""
     cancelled: bool = False
     failures: int = 0
     """Number of its runs that have failed."""
@@ -111,6 +124,27 @@ class Expected:
     """Index before which its client has all frames."""
     finished: SimulatedOrigin | None = None
     """The origin that has sent the end to its client."""
+
+    @property
+    def id(self) -> bytes:
+        return bytes([self.number + 1]) * 16
+
+    @property
+    def shared_ids(self) -> list[int]:
+        return [each for record in self.shared for each in record.ids]
+
+    def ids(self, count: int) -> list[int]:
+        """Return the first `count` token ids: shared ones, then its own."""
+        shared = self.shared_ids
+        return shared + [self.own_id(nth) for nth in range(len(shared), count)]
+
+    def own_id(self, nth: int) -> int:
+        """Return the id of the nth token, which no other stream makes."""
+        return 100 * (self.number + 1) + nth
+
+    def own_text(self, nth: int) -> str:
+        """Return the text of the nth token, which no other stream makes."""
+        return f"{self.number}t{nth}"
 
 
 class SharedLedger:
@@ -246,8 +280,8 @@ class PlayedProcess:
         if isinstance(frame, StartRun):
             expected = self.world.by_number[frame.prompt_ids[1]]
             count = len(frame.generated_ids)
-            made = tuple(range(100, 100 + count))
-            require(tuple(frame.generated_ids) == made, "a run goes on from other tokens")
+            made = expected.ids(count)
+            require(list(frame.generated_ids) == made, "a run goes on from other tokens")
             known = self.slot.origin.runs.table.by_id[expected.id]
             before = expected.producers.setdefault(known.epoch, self)
             require(before is self, "two workers were given one epoch of a stream")
@@ -310,8 +344,8 @@ class PlayedProcess:
                 emissions.append(Emission(run, index + 1, (), (), end, can_retry=True))
                 del self.runs[run]
             else:
-                token = encode(Token(f"t{count}", index))
-                emissions.append(Emission(run, index, (100 + count,), (), token))
+                token = encode(Token(each.expected.own_text(count), index))
+                emissions.append(Emission(run, index, (each.expected.own_id(count),), (), token))
                 each.index, each.tokens = index + 1, count + 1
         if emissions:
             await self.slot.origin.runs.worker_step(self.slot, Step.of(emissions).cut())
@@ -350,7 +384,10 @@ class PlayedReader:
         if self.is_cut:
             return
         for raw in frames:
-            require(index_of(raw) == self._expected.read, "a reader gets a wrong frame")
+            at, shared = self._expected.read, self._expected.shared
+            require(index_of(raw) == at, "a reader gets a wrong frame")
+            is_shared = at >= len(shared) or decode(raw)[1] == decode(shared[at].frame)[1]
+            require(is_shared, "a reader of a branch gets another frame than the parent's")
             self._expected.read += 1
             self.has_end |= tag_of(raw) == StreamEnd.tag
 
@@ -431,7 +468,7 @@ class StreamWorld:
         for _ in range(self.random.randint(1, 3)):
             self._open_origin()
         for number in range(self.random.randint(1, 6)):
-            self.spawn(self._client(number))
+            self.spawn(self._client(self._draw(number)))
         self.spawn(self._trouble())
         calm = self.spawn(self._calm())
         calm.add_done_callback(self._finish)
@@ -490,8 +527,9 @@ class StreamWorld:
 
     def _read_all(self, origin: SimulatedOrigin) -> None:
         """Whoever has left a stream comes back to it."""
-        for stream in self.streams:
-            origin.runs.readers.begin(stream)
+        for stream, expected in self.streams.items():
+            if expected.log is None:
+                origin.runs.readers.begin(stream)
 
     def _are_held(self) -> bool:
         """Return True while an origin holds streams: it may wait for a worker to see their end."""
@@ -502,32 +540,71 @@ class StreamWorld:
 
     # ---- clients ----
 
-    async def _client(self, number: int) -> None:
-        """Open a stream, read it for a while, and perhaps cancel it."""
+    def _draw(self, number: int, parent: Expected | None = None) -> Expected:
+        """Return a new stream, which may be a branch of `parent`."""
+        random = self.random
+        unread = random.choice((Unread.RUN, Unread.RUN, Unread.PAUSE, Unread.CANCEL))
+        expected = Expected(
+            number, random.randint(0, MAX_TOKENS), random.random() < 0.1, unread, parent
+        )
+        self.by_number[number] = expected
+        return expected
+
+    async def _client(self, expected: Expected) -> None:
+        """Open a stream, read it for a while, and perhaps branch or cancel it."""
         random = self.random
         await self.pause(CHAOS_S / 2)
-        unread = random.choice((Unread.RUN, Unread.RUN, Unread.PAUSE, Unread.CANCEL))
-        tokens, kills = random.randint(0, MAX_TOKENS), random.random() < 0.1
-        expected = Expected(bytes([number + 1]) * 16, tokens, kills, unread)
-        self.by_number[number] = expected
         for _ in range(100):
-            if await self._open(number, expected):
+            if self.loop.time() > OPENS_S or await self._open(expected):
                 break
             self.refused += 1
             await self.pause(3.0)
         if expected.owner is None:
             return
         self.spawn(self._read(expected))
+        if random.random() < 0.3:
+            self.spawn(self._branch(expected))
         for _ in range(random.choice((0, 0, 1, 3))):  # through any origin, and again
             await self.pause(10.0)
-            if living := self._living():
+            if (living := self._living()) and expected.log is None:
                 expected.cancelled = True
                 origin = random.choice(living)
-                with suppress(Unavailable):
+                with suppress(Unavailable, NotFound):
                     ran_here = origin.runs.table.state_of(expected.id) in GENERATING
                     await origin.runs.cancel(expected.id)
                     made = (await self.ledger.info(expected.id)).next_index
                     expected.cancels.append(Cancel(origin, made, ran_here))
+
+    async def _branch(self, parent: Expected) -> None:
+        """Branch a stream, which runs or has ended, and perhaps delete it after that."""
+        await self.pause(CHAOS_S / 2)
+        if parent.log is not None or len(self.by_number) >= MAX_STREAMS:
+            return
+        branch = self._draw(len(self.by_number), parent)
+        with suppress(NotFound):  # another branch may have had its parent deleted
+            info = await self.ledger.info(parent.id)
+            index = self.random.randint(0, info.next_index - info.ended)
+            branch.shared = tuple((await self.ledger.read(parent.id, 0, MAX_RECORDS))[:index])
+            branch.tokens = max(branch.tokens, len(branch.shared_ids))
+            branch.failures = sum(map(_is_retry, branch.shared))
+            self.spawn(self._client(branch))
+            await self.pause(CHAOS_S)
+            if self.random.random() < 0.5:
+                await self._forget(parent)
+
+    async def _forget(self, expected: Expected) -> None:
+        """Delete a stream whose client has its end, as a Cancel with `forget` does."""
+        if expected.finished is None or expected.log is not None:
+            return
+        log = await self.ledger.read(expected.id, 0, MAX_RECORDS)
+        if not expected.finished.is_dead:
+            try:
+                await expected.finished.runs.store_deliveries()
+            except Unavailable:
+                return  # the request is refused
+        if not self._over.done() and expected.log is None:
+            expected.log = log
+            await self.ledger.delete(expected.id)
 
     async def _read(self, expected: Expected) -> None:
         """Read a stream over many connections, each through any origin, until its end or not."""
@@ -551,16 +628,16 @@ class StreamWorld:
                 expected.finished = origin
                 return
 
-    async def _open(self, number: int, expected: Expected) -> bool:
-        """Return False where the origin refuses."""
+    async def _open(self, expected: Expected) -> bool:
+        """Return False where the origin refuses, and may accept it later."""
         if not (living := self._living()):
             return False
         origin = self.random.choice(living)
         recipe = Recipe(
             model="demo",
             fingerprint="fingerprint",
-            prompt_ids=packed_ids((5, number)),
-            prompt_sha256=prompt_hash((5, number)),
+            prompt_ids=packed_ids((5, expected.number)),
+            prompt_sha256=prompt_hash((5, expected.number)),
             max_tokens=9,
             stop=(),
             ignore_eos=True,
@@ -568,8 +645,11 @@ class StreamWorld:
             unread=expected.unread.word,
             unread_after_s=UNREAD_AFTER_S,
             sampling=Sampling(temperature=0.0, top_k=0, top_p=1.0, seed=1),
+            base=len(expected.shared),
         )
         new = NewStream(expected.id, recipe.model_dump_json(), Durability.PROCESS, 1e6)
+        if expected.parent is not None:
+            new = replace(new, base=BranchPoint(expected.parent.id, recipe.base))
         try:
             with origin.runs.room([expected.id], Priority.from_word(recipe.priority)) as model:
                 async with origin.runs.opening(model, expected.id):
@@ -578,6 +658,8 @@ class StreamWorld:
                     await origin.runs.start((expected.id, recipe))
         except Unavailable:
             return expected.owner is not None  # or it was refused
+        except NotFound:  # the stream to branch was deleted
+            pass
         return True
 
     # ---- what must be ----
@@ -596,7 +678,7 @@ class StreamWorld:
         for expected in self.streams.values():
             if expected.owner is None:
                 continue
-            records = await self.ledger.read(expected.id, 0, 100)
+            records = await self._log_of(expected)
             end = decode(records[-1].frame)[1]
             assert isinstance(end, StreamEnd)
             tokens = sum(len(record.ids) for record in records)
@@ -615,11 +697,12 @@ class StreamWorld:
         for expected in self.streams.values():
             if expected.owner is None:
                 continue  # its origin died before it was created
-            records = await self.ledger.read(expected.id, 0, 100)
+            records = await self._log_of(expected)
+            await self._require_shared(expected, records)
             *frames, end = [decode(record.frame)[1] for record in records]
             require(isinstance(end, StreamEnd), "a stream has no end")
             assert isinstance(end, StreamEnd)
-            tokens, retries = self._made(frames, end)
+            tokens, retries = self._made(expected, frames, end)
             require(end.index == len(frames), "the end of a stream is not its last frame")
             match end.finish_reason:
                 case FinishReason.LENGTH:
@@ -648,10 +731,30 @@ class StreamWorld:
         for origin in self._living():
             self._require_none(origin)
 
-    def _made(self, frames: Sequence[object], end: StreamEnd) -> tuple[int, int]:
-        """Return the number of tokens and of retries in a log, which must have nothing else."""
-        tokens = retries = 0
-        for index, frame in enumerate(frames):
+    async def _log_of(self, expected: Expected) -> list[Record]:
+        """Return the records of a stream, also of one that was deleted."""
+        if expected.log is not None:
+            return expected.log
+        return await self.ledger.read(expected.id, 0, MAX_RECORDS)
+
+    async def _require_shared(self, branch: Expected, records: Sequence[Record]) -> None:
+        """Require that a branch begins as its parent does, which may be deleted."""
+        count = len(branch.shared)
+        require(tuple(records[:count]) == branch.shared, "a branch lost what it shares")
+        if branch.parent is not None:
+            parent = await self._log_of(branch.parent)
+            require(tuple(parent[:count]) == branch.shared, "a parent has other records now")
+
+    def _made(
+        self, expected: Expected, frames: Sequence[object], end: StreamEnd
+    ) -> tuple[int, int]:
+        """Return the number of tokens and of retries in a log, which must have nothing else.
+
+        The frames that a branch shares are those of its parent, and only counted here.
+        """
+        begin, tokens = len(expected.shared), len(expected.shared_ids)
+        retries = sum(map(_is_retry, expected.shared))
+        for index, frame in enumerate(frames[begin:], begin):
             if isinstance(frame, Notice):
                 require((frame.code, frame.index) == (RETRIED, index), f"a stream has a {frame}")
                 retries += 1
@@ -659,7 +762,7 @@ class StreamWorld:
                 is_last = index == len(frames) - 1 and end.message == NOT_A_NUMBER
                 require(is_last, "held text is in the log")
             else:
-                is_next = frame == Token(f"t{tokens}", index)
+                is_next = frame == Token(expected.own_text(tokens), index)
                 require(is_next, f"a stream holds what no worker made: {frames}")
                 tokens += 1
         require(retries <= 1, "the log says twice that a run was retried")
@@ -669,3 +772,9 @@ class StreamWorld:
         """Require that no request counts any more."""
         [model] = origin.models.core.models
         require(not model.requests, "a model counts requests that have ended")
+
+
+def _is_retry(record: Record) -> bool:
+    """Return True if the record is the notice that a failed run was retried."""
+    frame = decode(record.frame)[1]
+    return isinstance(frame, Notice) and frame.code == RETRIED

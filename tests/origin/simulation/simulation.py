@@ -14,8 +14,9 @@ A seed draws everything: how many models there are, how large, pinned or schedul
 requests come and go; which loads fail, hang or take ten times as long; when workers die and fall
 silent; what operators order; when the system's clock is set; and the delay of each report, so that
 reports overtake each other; which answers of the ledger are lost; when origins die, and clients
-cancel, leave and come back. After a while faults stop, and everybody must be served within a bound.
-Equal seeds make equal runs, in any process.
+cancel, leave and come back; which streams they branch, where, and which they delete. After a while
+faults stop, and everybody must be served within a bound. Equal seeds make equal runs, in any
+process.
 """
 
 from __future__ import annotations

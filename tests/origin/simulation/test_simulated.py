@@ -16,9 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from tailrace.ledger.branch import BranchPoint, Part, inherited
 from tailrace.ledger.errors import TailraceError
 from tailrace.ledger.frame import TAG_OFFSET, Priority, Unread
 from tailrace.ledger.interface import Ledger
+from tailrace.ledger.sqlite.ledger import SqliteLedger
 from tailrace.origin.core import pool as pool_module
 from tailrace.origin.core import streams as streams_module
 from tailrace.origin.core.events import RequestEnded
@@ -41,6 +43,7 @@ from tailrace.origin.core.streams import StreamCore
 from tailrace.origin.generations import runs as runs_module
 from tailrace.origin.generations.stream_log import History
 from tailrace.origin.generations.takeover import take_over
+from tests.ledger.simulation.simulated_storage import Tables
 from tests.origin.simulation.simulation import (
     failure,
     play_cores,
@@ -308,8 +311,43 @@ def the_last_text_of_a_failed_run_is_stored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StepFrames, "without", without_ends)
 
 
+def a_branch_forgets_the_tokens_that_it_shares(patch: pytest.MonkeyPatch) -> None:
+    """Give a worker only the log from the branch's own first frame on."""
+
+    async def forget(
+        ledger: Ledger, stream: Stream, turn: asyncio.Lock
+    ) -> tuple[int, History] | None:
+        own = {"begin": stream.recipe.base}
+        stream.recipe = stream.recipe.model_copy(update=own)
+        return await take_over(ledger, stream, turn)
+
+    patch.setattr(runs_module, "take_over", forget)
+
+
+def the_records_of_a_deleted_stream_go_with_it(patch: pytest.MonkeyPatch) -> None:
+    """Delete the segments of a stream although a branch refers to them."""
+
+    def remove(tables: Tables, sids: Sequence[int]) -> None:
+        for sid in sids:
+            tables.streams.pop(sid, None)
+            tables.segments.pop(sid, None)
+
+    patch.setattr(Tables, "_remove", remove)
+
+
+def a_branch_does_not_wait_until_what_it_shares_is_stored(patch: pytest.MonkeyPatch) -> None:
+    async def hurry(ledger: SqliteLedger, base: BranchPoint) -> tuple[Part, ...]:
+        tail = ledger.tail(base.stream)
+        return inherited(tail.parts, tail.sid, base.end)
+
+    patch.setattr(SqliteLedger, "_parts", hurry)
+
+
 PLANTED_IN_STREAMS = [
     a_worker_goes_on_under_the_old_epoch,
+    a_branch_forgets_the_tokens_that_it_shares,
+    the_records_of_a_deleted_stream_go_with_it,
+    a_branch_does_not_wait_until_what_it_shares_is_stored,
     a_failed_run_is_never_retried,
 ]
 PLANTED_IN_CORES = [
