@@ -97,6 +97,7 @@ class UiEvents(Encoder):
         self._id = ""  # id of the latest part of text or reasoning
         self._ids = count()
         self._text = AppendedText()
+        self._revised = ""  # the whole text that was sent last
         self._arguments: dict[Part, list[str]] = {}  # pieces of each open tool call's arguments
 
     def opened(self, opened: Opened) -> None:
@@ -116,7 +117,7 @@ class UiEvents(Encoder):
         if isinstance(frame, StreamError):
             return _events([{"type": "error", "errorText": to_error(frame).message}]) + DONE
         if isinstance(frame, StreamEnd):
-            ends = [self._end(part) for _, part in self._parts.close()]
+            ends = [event for _, part in self._parts.close() for event in self._end(part)]
             return _events([*ends, *_ended(frame)]) + DONE
         if type(frame) is Token and self._parts.text is not None:
             return _text_delta(self._id, self._text.added(frame))
@@ -128,7 +129,7 @@ class UiEvents(Encoder):
                 case Change.GROW:
                     events += self._grow(part, frame)
                 case Change.END:
-                    events.append(self._end(part))
+                    events += self._end(part)
         return _events(events)
 
     def _begin(self, part: Part) -> Fields:
@@ -145,8 +146,7 @@ class UiEvents(Encoder):
                 if text := self._text.added(frame):
                     yield {"type": "text-delta", "id": self._id, "delta": text}
                 if self._text.departed and isinstance(frame, Revision):
-                    revised = {"text": self._text.text, "final": frame.final}
-                    yield {"type": REVISED, "id": self._message, "data": revised}
+                    yield self._whole(final=frame.final)
             case Reasoning():
                 yield {"type": "reasoning-delta", "id": self._id, "delta": frame.text}
             case ToolCall() if frame.arguments:
@@ -154,10 +154,23 @@ class UiEvents(Encoder):
                 delta = {"toolCallId": part.call.id, "inputTextDelta": frame.arguments}
                 yield {"type": "tool-input-delta", **delta}
 
-    def _end(self, part: Part) -> Fields:
+    def _whole(self, *, final: bool) -> Fields:
+        """Return the event with the whole text, for a client that cannot take back what it shows.
+
+        `final` is True if no later revision changes this text.
+        """
+        self._revised = self._text.text
+        data = {"text": self._revised, "final": final}
+        return {"type": REVISED, "id": self._message, "data": data}
+
+    def _end(self, part: Part) -> Iterator[Fields]:
         if part.kind is PartKind.TOOL_CALL:
-            return _call(part, "".join(self._arguments.pop(part)))
-        return {"type": f"{_PREFIX[part.kind]}-end", "id": self._id}
+            yield _call(part, "".join(self._arguments.pop(part)))
+            return
+        # Text after the last revision was not sent as deltas, which would not fit what is shown.
+        if self._text.departed and self._revised != self._text.text:
+            yield self._whole(final=True)
+        yield {"type": f"{_PREFIX[part.kind]}-end", "id": self._id}
 
 
 _PREFIX = {PartKind.TEXT: "text", PartKind.REASONING: "reasoning"}

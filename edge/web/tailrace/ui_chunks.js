@@ -46,6 +46,8 @@ export class UiChunks {
   #text = "";
   /** The shown text, while the stream's text does not begin with it. @type {string | null} */
   #shown = null;
+  /** The whole text that was given last. */
+  #revised = "";
 
   /** @param {string} stream its id */
   constructor(stream) {
@@ -100,10 +102,16 @@ export class UiChunks {
     }
     // The message cannot take back shown text, so a part besides it has the whole text.
     this.#shown = shown;
-    if (frame.type === "Revision") {
-      begun.push({ type: "data-revised", id: this.#message, data: { text, final: frame.final } });
-    }
+    if (frame.type === "Revision") begun.push(this.#whole(frame.final));
     return begun;
+  }
+
+  /** Return the chunk with the whole text. @param {boolean} final false if a revision may change it
+   * @returns {UiChunk}
+   */
+  #whole(final) {
+    const text = (this.#revised = this.#text);
+    return { type: "data-revised", id: this.#message, data: { text, final } };
   }
 
   /** Open a part of this kind, unless it is open. @param {"text" | "reasoning"} kind
@@ -140,6 +148,8 @@ export class UiChunks {
   #close() {
     /** @type {UiChunk[]} */
     const chunks = [];
+    // Text after the last revision was not sent as deltas, which would not fit what is shown.
+    if (this.#open && this.#shown !== null && this.#revised !== this.#text) chunks.push(this.#whole(true));
     if (this.#open) chunks.push({ type: `${this.#open.kind}-end`, id: this.#open.id });
     this.#open = null;
     for (const { id, name, pieces } of this.#calls.values()) chunks.push(inputChunk(id, name, pieces.join("")));

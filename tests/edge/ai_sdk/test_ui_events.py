@@ -107,3 +107,16 @@ def test_a_revision_that_takes_back_what_was_shown_is_a_part_with_the_whole_text
     assert deltas == ["a", "b"]
     assert [part["data"]["text"] for part in revised] == ["c", "ce"]
     assert {part["id"] for part in revised} == {MESSAGE}
+
+
+def test_text_behind_a_revision_is_shown_when_its_part_ends() -> None:
+    frames = (Token("a", 0), Revision(0, "c", True, 1), Token("d", 2), Reasoning("hm", 3))
+    parts = told(*frames, Token("e", 4), ended(5))
+    revised = [part["data"] for part in parts if part["type"] == "data-revised"]
+    assert [(data["text"], data["final"]) for data in revised] == [
+        ("c", True),
+        ("cd", True),
+        ("cde", True),
+    ]
+    kinds = [part["type"] for part in parts]
+    assert kinds.index("text-end") > kinds.index("data-revised")
