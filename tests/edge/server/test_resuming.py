@@ -16,6 +16,9 @@ from wsproto.events import BytesMessage
 
 from tailrace.ledger.frame import (
     CLOSING,
+    Answer,
+    Body,
+    BodyEnd,
     FinishReason,
     Frame,
     Logged,
@@ -238,6 +241,49 @@ async def test_every_time_has_its_frames(place: Place, dialect: str) -> None:
     for at, at_ms in enumerate(place.origin.times_ms):
         assert await read(place, {name: at_ms}) == whole[at:]
         assert await read(place, {name: at_ms + 1}) == whole[at + 1 :]
+
+
+async def parts_of(place: Place, params: dict[str, Any], most: int | None = None) -> list[str]:
+    """Return the first `most` events of the AI SDK's chat, or all of them, from its start."""
+    found, left = list[str](), ""
+    path = "/api/chat/one/stream"
+    async with place.client.stream("GET", path, params=params) as response:
+        assert response.status_code == 200
+        async for text in response.aiter_text():
+            *blocks, left = (left + text).split("\n\n")
+            found += blocks
+            if most is not None and len(found) >= most:
+                return found[:most]
+    assert (left, found[-1]) == ("", "data: [DONE]")
+    return found
+
+
+def message_of(parts: list[str]) -> dict[str, str]:
+    """Return what a page shows of a message: each kind of content, put together."""
+    shown: dict[str, str] = {}
+    for part in parts[:-1]:
+        fields = json.loads(part.removeprefix("data: "))
+        kind = fields["type"]
+        if kind == "data-revised":
+            shown["text-delta"] = fields["data"]["text"]
+        elif kind.endswith("-delta"):
+            content = fields.get("delta", fields.get("inputTextDelta"))
+            shown[kind] = shown.get(kind, "") + content
+    return shown
+
+
+async def test_a_chat_of_the_ai_sdk_comes_again_as_a_page_has_it(place: Place) -> None:
+    """A chat has no index: it comes again from its start, with the same events."""
+    chat = json.dumps({"turns": [{"stream": ID}]}).encode()
+    place.origin.answers = [Answer(200, ()), Body(chat), BodyEnd()]
+    whole = await parts_of(place, {})
+    assert len(whole) >= 8
+    for have in range(1, len(whole) + 1):
+        assert await parts_of(place, {}, most=have) == whole[:have]
+    assert await parts_of(place, {}) == whole
+    snapshot = await parts_of(place, {"snapshot": 1})
+    assert len(snapshot) < len(whole)
+    assert message_of(snapshot) == message_of(whole)
 
 
 async def test_a_document_has_the_text_behind_the_index(place: Place) -> None:
