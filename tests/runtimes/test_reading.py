@@ -125,6 +125,25 @@ async def test_every_index_is_a_place_to_go_on_from(
         assert frames_of(answer.content) == frames[last + 1 :]
 
 
+async def test_a_late_reader_gets_a_tail_a_time_or_a_snapshot(
+    client: httpx.AsyncClient, script: Scripts
+) -> None:
+    told = script(16)
+    whole = await start(client, "", told.body)
+    path = f"/v1/generate/{whole.stream}"
+    for tail in (1, 5, 16, 99):
+        answer = await client.get(path, params={"tail": tail}, headers=SSE)
+        assert [event async for event in events(answer)] == whole.events[-tail:]
+    frames = (await client.get(path, headers=FRAMES)).content
+    for params in ({"since": "2026-01-01T00:00:00Z"}, {"since": 1764322200000}, {"snapshot": 0}):
+        assert (await client.get(path, params=params, headers=FRAMES)).content == frames
+    answer = await client.get(path, params={"snapshot": 1}, headers=LINES)
+    snapshot, end = [json.loads(text) for text in answer.text.splitlines()]
+    assert (snapshot["type"], snapshot["text"]) == ("snapshot", told.text)
+    assert (snapshot["first"], snapshot["index"]) == (0, whole.indexes[-2])
+    assert end["index"] == whole.indexes[-1]
+
+
 async def test_who_comes_later_reads_the_same_from_the_start_and_both_read_on(
     client: httpx.AsyncClient, script: Scripts
 ) -> None:

@@ -1,7 +1,7 @@
 /** The routes of this edge, which are those of edge/application.py.
  *
- * A stream's Durable Object (its object) serves events and frames of the stream. All other requests
- * are forwarded to the Tailrace edge behind this Worker (the edge behind).
+ * A stream's Durable Object (its object) serves events and frames of the stream, but not to readers
+ * that ask for `tail`, `since` or `snapshot`. These and all other requests are forwarded to the Tailrace edge behind this Worker (the edge behind).
  */
 
 import { SCHEMA_ID } from "../../edge/web/tailrace/wire.js";
@@ -34,6 +34,8 @@ export { StreamObject } from "./stream_object";
 
 const READ = /^\/v1\/generate\/([^/]+)$/;
 const CANCEL = /^\/v1\/generate\/[^/]+\/cancel$/;
+/** Parameters of readers that come late, which the edge behind serves. */
+const LATE = ["tail", "since", "snapshot"];
 const REQUEST_ID = "X-Request-Id";
 const ID = /^[!-~]{1,128}$/;
 /** Prefixes of the paths that answer a CORS preflight. */
@@ -139,13 +141,15 @@ async function start(request: Request, env: Env): Promise<Response> {
   });
 }
 
-/** GET /v1/generate/{id}: read a stream through its object. */
+/** GET /v1/generate/{id}: read a stream through its object, or at the edge behind. */
 async function read(request: Request, env: Env, id: string): Promise<Response> {
   const view = chooseView(request.headers.get("Accept"));
   const query = new URL(request.url).searchParams;
   checkStreamId(id);
   parseAfter(query.getAll("after"), request.headers.get("Last-Event-ID"));
-  if (view === JSON_VIEW) return pass(request, env);
+  // The object stores neither times nor snapshots of frames.
+  const isLate = LATE.some((name) => query.has(name));
+  if (view === JSON_VIEW || isLate) return pass(request, env);
   const asked = new Request(request);
   asked.headers.delete(OPENED); // objects trust this header, so clients must not be able to set it
   return objectOf(env, id).fetch(asked);
