@@ -214,8 +214,7 @@ class _Connection:
     def _answer(self, corr: int, frame: Frame) -> None:
         origin = self._origin
         if isinstance(frame, Open):
-            if frame.model != "demo":
-                raise NotFound("no such model", code="unknown_model", field="model")
+            self._check_open(frame)
             if frame.prompt == "hold":
                 origin.released = 1
             self._begin(corr, frame, origin.siblings)
@@ -238,6 +237,15 @@ class _Connection:
             self._send(corr, Status(frame.stream, StreamState.RUNNING, len(origin.frames)))
         elif isinstance(frame, Cancel):
             self._send(corr, Status(frame.stream, StreamState.ENDED, len(origin.frames)))
+
+    def _check_open(self, frame: Open) -> None:
+        branch = frame.branch
+        if branch is None and frame.model != "demo":
+            raise NotFound("no such model", code="unknown_model", field="model")
+        if branch is not None and branch.stream != STREAM:
+            raise NotFound("no such stream", code="unknown_stream")
+        if branch is not None and branch.index >= len(self._origin.frames):
+            raise BeyondEnd("beyond the end", field="index")
 
     def _pour(self, corr: int, limit: int) -> None:
         left, used = self._calls[corr]

@@ -21,12 +21,15 @@ from hypercorn.asyncio import serve
 from hypercorn.config import Config
 from starlette.testclient import TestClient
 
+from tailrace.edge.access.keys import KeyRing, changing
 from tailrace.edge.assembly import assemble
 from tailrace.edge.config import EdgeConfig
-from tailrace.ledger.frame import Caller, Open, Resume, Sibling, encode
+from tailrace.ledger.frame import Cache, Caller, Open, Priority, Resume, Sibling, encode
 from tailrace.up import CertificateFiles, development_certificate
 from tests.e2e.processes import free_port
 from tests.e2e.sse import after_retry
+from tests.edge.access.test_authenticator import KEY as API_KEY
+from tests.edge.access.test_authenticator import api_key
 from tests.edge.quic.http3_client import Http3Client
 from tests.edge.scripted_origin import STREAM, ScriptedOrigin, is_up
 from tests.edge.server.detached import detached
@@ -55,13 +58,20 @@ MESSAGE = (
     b' "stream": true}'
 )
 UNKNOWN = MESSAGE.replace(b"demo", b"x")
+BRANCH = f"POST /v1/generate/{ID}/branch"
+FROM_3 = b'{"index": 3, "seed": 7}'
+KNOWN = BODY[:-1] + b', "cache": "exact"}'
 UI = b'{"messages": [{"role": "user", "parts": [{"type": "text", "text": "Once"}]}]%b}'
 IN_FRAMES = "Content-Type: application/vnd.tailrace.frames"
 OPEN = encode(Open("demo", prompt="Once", credit=0))
+OPEN_KNOWN = encode(Open("demo", prompt="Once", credit=0, cache=Cache.EXACT))
 OF_A_CALLER = encode(Open("demo", prompt="Once", caller=Caller("somebody", 0)))
 NO_OPEN = encode(Resume(STREAM))
 MAGIC = zstandard.FRAME_HEADER
 """The beginning of a compressed body. TestClient, which is httpx, decompresses by itself."""
+URGENT = encode(Open("demo", prompt="Once", credit=0, priority=Priority.INTERACTIVE))
+BATCH_KEY = f"Authorization: Bearer {API_KEY}"
+SLOW, FAST = b', "priority": "batch"}', b', "priority": "standard"}'
 SETTINGS: dict[str, Any] = {"allowed_origins": ("https://app.example",), "max_body_bytes": 2048}
 
 
@@ -114,6 +124,20 @@ CASES = [
     Case("chat, read, compressed", f"GET /v1/chat/completions/{ID}?stream=true", (ZSTD,)),
     Case("since", f"GET /v1/generate/{ID}?since=2026-11-28T09:30:00Z"),
     Case("since, lines", f"GET /v1/generate/{ID}?since=1764322200000", (NDJSON,)),
+    Case("branch", BRANCH, (SSE, KEY), FROM_3),
+    Case("branch, frames", BRANCH, (FRAMES, KEY), FROM_3),
+    Case("branch, lines", BRANCH, (NDJSON, KEY), FROM_3),
+    Case("branch, snapshot", f"{BRANCH}?snapshot=1", (SSE, KEY), FROM_3),
+    Case("branch, with a text", BRANCH, (SSE, KEY), b'{"index": 3, "text": " But then"}'),
+    Case("branch of another stream", BRANCH.replace(ID, "f" * 32), (SSE,), FROM_3),
+    Case("branch beyond the end", BRANCH, (SSE,), b'{"index": 9999}'),
+    Case("start, maybe from the ledger", "POST /v1/generate", (SSE, KEY), KNOWN),
+    Case(
+        "start, by a frame, maybe from the ledger",
+        "POST /v1/generate",
+        (FRAMES, KEY, IN_FRAMES),
+        OPEN_KNOWN,
+    ),
     Case("head of a stream", f"HEAD /v1/generate/{ID}"),
     Case("completions", "POST /v1/completions", (KEY,), STREAMED % b""),
     Case("completions, one choice", "POST /v1/completions", (KEY,), STREAMED % b', "n": 1'),
@@ -150,6 +174,13 @@ CASES = [
     Case("since and after", f"GET /v1/generate/{ID}?since=1764322200000&after=2", fast=False),
     Case("no time", f"GET /v1/generate/{ID}?since=noon", (JSONL,), fast=False),
     Case("a tail of nothing", f"GET /v1/generate/{ID}?tail=0", (FRAMES,), fast=False),
+    Case("branch, document", BRANCH, (KEY,), FROM_3, fast=False),
+    Case("branch without an index", BRANCH, body=b"{}", fast=False),
+    Case("branch with a prompt", BRANCH, body=b'{"index": 3, "prompt": "x"}', fast=False),
+    Case("branch, no stream id", BRANCH.replace(ID, "nothing"), body=FROM_3, fast=False),
+    Case("branch, a snapshot that is a word", f"{BRANCH}?snapshot=yes", body=FROM_3, fast=False),
+    Case("branch, wrong method", BRANCH.replace("POST", "GET"), fast=False),
+    Case("a cache that is none", "POST /v1/generate", body=KNOWN[:-3] + b'ly"}', fast=False),
     Case("no JSON", "POST /v1/generate", body=b"{", fast=False),
     Case("a key that is none", "POST /v1/generate", (SSE, "Idempotency-Key:"), BODY, fast=False),
     Case("too long a body", "POST /v1/generate", body=b" " * 3000, fast=False),
@@ -166,18 +197,50 @@ CASES = [
     Case("alive", "GET /healthz", fast=False),
 ]
 
+CASES_OF_A_KEY = [
+    Case("its class", "POST /v1/generate", (SSE, KEY, BATCH_KEY), BODY),
+    Case("its class, by name", "POST /v1/generate", (SSE, KEY, BATCH_KEY), BODY[:-1] + SLOW),
+    Case("its class, branch", BRANCH, (SSE, KEY, BATCH_KEY), FROM_3),
+    Case("its class, chat", "POST /v1/chat/completions", (KEY, BATCH_KEY), CHAT % b""),
+    Case("urgent", "POST /v1/generate", (SSE, BATCH_KEY), BODY[:-1] + FAST, fast=False),
+    Case("urgent, document", "POST /v1/generate", (BATCH_KEY,), BODY[:-1] + FAST, fast=False),
+    Case("urgent, by a frame", "POST /v1/generate", (FRAMES, IN_FRAMES, BATCH_KEY), URGENT, False),
+    Case("urgent, branch", BRANCH, (SSE, BATCH_KEY), FROM_3[:-1] + FAST, fast=False),
+    Case("urgent, completions", "POST /v1/completions", (BATCH_KEY,), STREAMED % FAST[:-1], False),
+    Case("urgent, chat", "POST /v1/chat/completions", (BATCH_KEY,), CHAT % FAST[:-1], fast=False),
+    Case("urgent, responses", "POST /v1/responses", (BATCH_KEY,), RESPONSE[:-1] + FAST, fast=False),
+    Case(
+        "urgent, messages",
+        "POST /v1/messages",
+        (BATCH_KEY, VERSION),
+        MESSAGE[:-1] + FAST,
+        fast=False,
+    ),
+    Case(
+        "urgent, the AI SDK's chat",
+        "POST /api/chat",
+        (BATCH_KEY,),
+        UI % (b', "model": "demo"' + FAST[:-1]),
+        fast=False,
+    ),
+    Case("without a key", "POST /v1/generate", (SSE,), BODY, fast=False),
+]
+"""Requests to an edge with API keys, most with a key that is bound to the class batch."""
+
+API_KEYS = EdgeConfig.model_fields["api_keys"].default
 Ask = Callable[[Case], Awaitable[Answer]]
 HTTP3 = "Hypercorn, HTTP/3"
 
 
 @asynccontextmanager
-async def by_hypercorn(origin: ScriptedOrigin) -> AsyncIterator[Ask]:
+async def by_hypercorn(origin: ScriptedOrigin, keys: KeyRing | None) -> AsyncIterator[Ask]:
     """Hypercorn as it comes, in this process, over HTTP/1.1."""
     bound = socket.create_server(("127.0.0.1", 0))
     server = Config()
     server.bind = [f"fd://{bound.fileno()}"]
     server.accesslog = None
     edge = assemble(config_for(origin), 65_536)
+    edge.rules.authenticator.ring = keys
     stopped = asyncio.Event()
     serving = asyncio.create_task(
         serve(cast(Any, edge.app), server, shutdown_trigger=cast(Any, stopped.wait))
@@ -231,9 +294,10 @@ async def by_hypercorn_http3(
 
 
 @asynccontextmanager
-async def by_test_client(origin: ScriptedOrigin) -> AsyncIterator[Ask]:
+async def by_test_client(origin: ScriptedOrigin, keys: KeyRing | None) -> AsyncIterator[Ask]:
     """Starlette's TestClient, in threads of its own: it blocks."""
     edge = assemble(config_for(origin), 65_536)
+    edge.rules.authenticator.ring = keys
     client = TestClient(
         cast(Any, edge.app), base_url="http://localhost", client=("127.0.0.1", 50_000)
     )
@@ -265,19 +329,39 @@ class Servers(NamedTuple):
     others: dict[str, Ask]
 
 
-@pytest.fixture(scope="module")
-async def servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Servers]:
-    folder = tmp_path_factory.mktemp("certificate")
+@asynccontextmanager
+async def all_servers(folder: Path, keys: KeyRing | None = None) -> AsyncIterator[Servers]:
+    """Yield every server, with an origin of their own.
+
+    With `keys`, `folder` has them in the file that a process of its own reads.
+    """
     certificate = development_certificate(folder, datetime.now(UTC))
     async with AsyncExitStack() as stack:
         origin = await stack.enter_async_context(ScriptedOrigin(WORDS).listening())
         ours = await stack.enter_async_context(serving(origin, **SETTINGS))
+        ours.edge.rules.authenticator.ring = keys
         others = {
-            "Hypercorn": await stack.enter_async_context(by_hypercorn(origin)),
+            "Hypercorn": await stack.enter_async_context(by_hypercorn(origin, keys)),
             HTTP3: await stack.enter_async_context(by_hypercorn_http3(origin, folder, certificate)),
-            "TestClient": await stack.enter_async_context(by_test_client(origin)),
+            "TestClient": await stack.enter_async_context(by_test_client(origin, keys)),
         }
         yield Servers(origin, ours, others)
+
+
+@pytest.fixture(scope="module")
+async def servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Servers]:
+    async with all_servers(tmp_path_factory.mktemp("servers")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+async def servers_with_keys(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Servers]:
+    folder = tmp_path_factory.mktemp("servers_with_keys")
+    key = api_key(priority=Priority.BATCH)
+    with changing(folder / API_KEYS) as stored:
+        stored.keys.append(key)
+    async with all_servers(folder, stored.ring()) as made:
+        yield made
 
 
 def config_for(origin: ScriptedOrigin) -> EdgeConfig:
@@ -312,6 +396,27 @@ async def asked_by_socket(port: int, case: Case) -> Answer:
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 async def test_the_answer_is_the_same_on_every_server(servers: Servers, case: Case) -> None:
+    await answered_alike(servers, case)
+
+
+@pytest.mark.parametrize("case", CASES_OF_A_KEY, ids=[case.name for case in CASES_OF_A_KEY])
+async def test_a_key_of_a_class_is_answered_alike_on_every_server(
+    servers_with_keys: Servers, case: Case
+) -> None:
+    ours = await answered_alike(servers_with_keys, case)
+    if case.name.startswith("urgent"):
+        assert ours.status == 403
+        assert b"more urgent" in ours.body
+    elif case.fast:
+        asked = request_of(servers_with_keys.origin)
+        assert isinstance(asked, Open)
+        assert asked.priority is Priority.BATCH
+    else:
+        assert ours.status == 401
+
+
+async def answered_alike(servers: Servers, case: Case) -> Answer:
+    """Compare the answers of all servers; return that of ours."""
     with detached() as sources:
         ours = await asked_by_socket(servers.ours.port, case)
     assert bool(sources) == case.fast
@@ -324,6 +429,7 @@ async def test_the_answer_is_the_same_on_every_server(servers: Servers, case: Ca
         assert (name, shown(ours)) == (name, shown(other))
         assert (name, kept(ours)) == (name, kept(other))
         assert (name, asked) == (name, request_of(servers.origin))
+    return ours
 
 
 def kept(answer: Answer) -> dict[str, str]:
