@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from tailrace.ledger.errors import Conflict, NotFound, StaleEpoch, WrongIndex
+from tailrace.ledger.errors import BeyondEnd, Conflict, NotFound, StaleEpoch, WrongIndex
 from tailrace.ledger.frame import StreamEnd, tag_of
 from tailrace.ledger.interface import Append, NewStream, Record, StreamInfo, StreamKind
 
@@ -40,8 +40,16 @@ class Model(dict[bytes, ModelStream]):
                 return known.info, False
         if new.stream in self:
             raise Conflict("")
-        self[new.stream] = ModelStream(new, self.now_ms)
+        records = [] if new.base is None else self._shared(*new.base)
+        self[new.stream] = ModelStream(new, self.now_ms, records=records)
         return self[new.stream].info, True
+
+    def _shared(self, stream: bytes, end: int) -> list[Record]:
+        """Return the records that a branch of a stream shares, which are never its end."""
+        parent = self[stream]
+        if end > len(parent.records) - parent.ended:
+            raise BeyondEnd("")
+        return parent.records[:end]
 
     def take_over(self, stream: bytes) -> int:
         self[stream].epoch += 1

@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tailrace.ledger.branch import BranchPoint
 from tailrace.ledger.errors import TailraceError
 from tailrace.ledger.frame import (
     STREAM_ID_BYTES,
@@ -158,6 +159,14 @@ class StreamMachine(RuleBasedStateMachine):
     @rule(new=NEWS, taken=st.sampled_from((False, False, False, True)))
     def create(self, new: NewStream, taken: bool) -> None:
         made = replace(new, stream=self.pick(1) if taken else self.missing())
+        self.agree(self.ledger.create(made), lambda: self.model.create(made))
+
+    @precondition(lambda self: len(self.model) < MOST_STREAMS)
+    @rule(new=NEWS, number=NUMBERS, end=st.sampled_from((0, 1, 2, 3, 5, 12)))
+    def branch(self, new: NewStream, number: int, end: int) -> None:
+        """Branch a stream, which may be running, ended, or a branch itself."""
+        base = BranchPoint(self.pick(number), end)
+        made = replace(new, stream=self.missing(), base=base)
         self.agree(self.ledger.create(made), lambda: self.model.create(made))
 
     @rule(parts=st.lists(PARTS, min_size=1, max_size=3))
