@@ -24,7 +24,7 @@ from tailrace.ledger.frame import (
     tag_of,
 )
 from tests.e2e.multiplex import Stream, connected
-from tests.e2e.sse import SSE, Reading, after_retry, events, resume, retry_ms, start
+from tests.e2e.sse import SSE, TIMEOUT, Reading, after_retry, events, resume, retry_ms, start
 from tests.runtimes.conftest import Scripts
 from tests.runtimes.runtime import Runtime
 
@@ -142,6 +142,25 @@ async def test_a_late_reader_gets_a_tail_a_time_or_a_snapshot(
     assert (snapshot["type"], snapshot["text"]) == ("snapshot", told.text)
     assert (snapshot["first"], snapshot["index"]) == (0, whole.indexes[-2])
     assert end["index"] == whole.indexes[-1]
+
+
+async def test_a_branch_is_read_on_from_every_event(runtime: Runtime) -> None:
+    body = {"model": "demo", "prompt": "Once", "max_tokens": 12, "seed": 1, "ignore_eos": True}
+    async with httpx.AsyncClient(base_url=runtime.url, timeout=TIMEOUT) as client:
+        whole = await start(client, "", body)
+        target, wanted = f"/v1/generate/{whole.stream}/branch", {"index": 7, "seed": 1}
+        for cut in whole.indexes:
+            made = Reading()
+            async with client.stream("POST", target, json=wanted, headers=SSE) as response:
+                made.stream = response.headers["Tailrace-Stream"]
+                async for event in events(response):
+                    made.events.append(event)
+                    if len(made.events) > cut:
+                        break
+            if cut < whole.indexes[-1]:
+                await resume(client, "", made)
+            assert made.stream != whole.stream
+            assert made.events == whole.events
 
 
 async def test_who_comes_later_reads_the_same_from_the_start_and_both_read_on(
