@@ -1209,7 +1209,7 @@ def _operators() -> Iterator[Operation]:
         "warm/pin",
         "pinModel",
         "Pin a model, or unpin it",
-        "At every origin; 409 if it has no warm pool.",
+        "At every origin; 409 if it has no warm pool, or if other models would lack memory.",
         "EachOrigin",
         origin,
         body="PinRequest",

@@ -13,7 +13,7 @@ from math import inf
 from random import Random
 from typing import Any, Protocol
 
-from tailrace.ledger.errors import CallerError, ConfigError
+from tailrace.ledger.errors import CallerError, Conflict
 from tailrace.ledger.flow.circuit_breaker import CircuitState
 from tailrace.ledger.links.hints import Hint
 from tailrace.origin.core import events
@@ -126,8 +126,8 @@ class ModelPool:
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take note of an event, and return the commands to be carried out now, in order.
 
-        Raises CallerError for a model that is not in this pool, and ConfigError for a pin that
-        leaves other models too little memory; then nothing has changed.
+        Raises CallerError for a model that is not in this pool, and Conflict for a pin that leaves
+        other models too little memory; then nothing has changed.
         """
         self._now = max(self._now, now)
         commands: list[Command] = []
@@ -419,13 +419,13 @@ class ModelPool:
                 self._hint(model, Hint.OPERATOR)
 
     def _check_pins(self, model: ServedModel, device: str) -> None:
-        """Raise ConfigError if pinning a model leaves another one too little memory."""
+        """Raise Conflict if pinning a model leaves another one too little memory."""
         cap = self._caps.get(device, inf)
         pinned = [one for one in self._models.values() if one.is_pinned or one is model]
         taken = sum(one.member.on(device) for one in pinned)
         for one in (one for one in self._models.values() if device in one.member.devices):
             if taken + (0 if one in pinned else one.member.on(device)) > cap:
-                raise ConfigError(
+                raise Conflict(
                     f"pinned models take {taken:g} of {device}, whose cap is {cap:g}, and"
                     f" {one.name!r} takes {one.member.on(device):g}",
                     field="pin",

@@ -15,7 +15,7 @@ from typing import Any
 
 import structlog
 
-from tailrace.ledger.errors import CallerError, ConfigError
+from tailrace.ledger.errors import CallerError
 from tailrace.ledger.links.hints import Hint
 from tailrace.origin.core.events import (
     Command,
@@ -111,7 +111,7 @@ class LivePool:
         for model in () if self._pins is None else self._pins.models:
             try:
                 self.happen(ModelPinned(model, pinned=True))
-            except (CallerError, ConfigError) as error:
+            except CallerError as error:
                 log.warning("pin.ignored", model=model, error=str(error))
 
     async def apply(self, policy: str, *, shadow: bool) -> None:

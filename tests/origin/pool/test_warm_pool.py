@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tailrace.ledger.errors import CallerError, ConfigError, Conflict
+from tailrace.ledger.errors import CallerError, Conflict
 from tailrace.ledger.links.hints import Hint
 from tailrace.origin.core.events import (
     Command,
@@ -345,9 +345,7 @@ def test_idle_models_leave_only_if_that_is_enough_on_every_gpu() -> None:
 
 def test_a_pin_has_to_leave_memory_on_every_gpu() -> None:
     pool = on_two_gpus({"cuda:0": 2.0, "cuda:1": 1.0})
-    with pytest.raises(
-        ConfigError, match="pinned models take 1 of cuda:1, whose cap is 1, and 'c'"
-    ):
+    with pytest.raises(Conflict, match="pinned models take 1 of cuda:1, whose cap is 1, and 'c'"):
         pool.pin("a", 1.0, pinned=True)
     pool.pin("b", 1.0, pinned=True)
 
@@ -617,7 +615,7 @@ def test_schedules_go_past_midnight_round_the_week_and_by_their_zones_clock() ->
 
 def test_a_pin_that_would_leave_another_model_no_room_is_refused() -> None:
     pool = Driven([PoolMember("a", 2.0), PoolMember("b")], FixedTtl(60), {"cpu": 2.0})
-    with pytest.raises(ConfigError, match=r"and 'b' takes 1 \(pin fewer models"):
+    with pytest.raises(Conflict, match=r"and 'b' takes 1 \(pin fewer models"):
         pool.pin("a", 0.0, pinned=True)
 
 

@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from math import inf
 from random import Random
 
-from tailrace.ledger.errors import ConfigError
+from tailrace.ledger.errors import Conflict
 from tailrace.ledger.flow.circuit_breaker import CircuitState
 from tailrace.ledger.links.hints import Hint
 from tailrace.origin.core.events import (
@@ -260,7 +260,7 @@ class SimulatedModels:
                 pinned = random.random() < 0.5
                 try:
                     self.happen(ModelPinned(name, pinned))
-                except ConfigError:
+                except Conflict:
                     return  # there would be no room for the others
                 require(self.core.of(name).is_pinned == pinned, "an order was not carried out")
 
