@@ -38,7 +38,7 @@ MAX_QUEUED_TURNS = 256
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a client wants to get of a chat."""
+    """A client's request to follow a chat."""
 
     chat: str
     after: Position | None = None
