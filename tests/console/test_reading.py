@@ -154,6 +154,7 @@ async def test_a_branch_shares_what_is_shown_and_ends_the_rest(
         shown = (await answer.inner_text()).rstrip()
         parent = await stream_of(page)
         await page.get_by_label("Text to go on with").fill(STEER)
+        origin.hold(4 * HELD)  # a held stream would keep its worker from the branch
         async with page.expect_request("**/v1/generate/*/branch") as asked:
             await page.get_by_role("button", name="Branch here").click()
         request = await asked.value
