@@ -16,7 +16,7 @@ from tailrace.edge.chats.calls import Fields
 from tailrace.edge.generate.encoders import JITTER, NativeEncoder
 from tailrace.edge.generate.json_lines import PING as LINE_PING
 from tailrace.edge.generate.json_lines import line
-from tailrace.edge.generate.params import View
+from tailrace.edge.generate.params import View, only_position
 from tailrace.edge.sse import PING, compact, events, retry
 from tailrace.ledger.errors import CallerError, TailraceError, error_body
 from tailrace.ledger.wire.bare import U64_MAX
@@ -39,16 +39,7 @@ def parse_position(after: Sequence[str], last_event_id: str | None) -> Position 
 
     Raises CallerError for an invalid position, and for two that differ.
     """
-    given = {_position(text, "after") for text in after}
-    if last_event_id:  # an EventSource that has received no event may send an empty header
-        given.add(_position(last_event_id, "Last-Event-ID"))
-    if len(given) > 1:
-        raise CallerError(
-            "the request has two different positions",
-            field="after",
-            hint="send either ?after= or Last-Event-ID",
-        )
-    return given.pop() if given else None
+    return only_position(after, last_event_id, _position, "positions")
 
 
 def _position(text: str, field: str) -> Position:

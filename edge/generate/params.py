@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from enum import Enum
+from typing import TypeVar
 
 from starlette.requests import Request
 
@@ -17,6 +18,8 @@ from tailrace.ledger.wire.bare import U64_MAX
 
 MAX_DISCARDED_BYTES = 16 << 20
 """Maximum number of bytes over the limit that are read and dropped before a body is refused."""
+
+Position = TypeVar("Position")
 
 # [0-9] instead of \d, which would also match digits of other scripts.
 _STREAM_ID = re.compile(r"[0-9a-f]{32}")
@@ -82,12 +85,32 @@ def parse_after(after: Sequence[str], last_event_id: str | None) -> int | None:
 
     Raises CallerError for an invalid index, and for two that differ.
     """
-    given = {_index(text, "after") for text in after}
+    return only_position(after, last_event_id, _index, "indexes to resume after")
+
+
+def only_position(
+    after: Sequence[str],
+    last_event_id: str | None,
+    parse: Callable[[str, str], Position],
+    positions: str,
+) -> Position | None:
+    """Return the position after which a client resumes, or None if the request has none.
+
+    Args:
+        after: The values of `?after=`.
+        last_event_id: The value of `Last-Event-ID`; one that is empty counts as absent.
+        parse: Parses a position, given its text and the field that has it.
+        positions: What the error calls positions.
+
+    Raises:
+        CallerError: Two positions differ, or `parse` has refused one.
+    """
+    given = {parse(text, "after") for text in after}
     if last_event_id:  # an EventSource that has received no event may send an empty header
-        given.add(_index(last_event_id, "Last-Event-ID"))
+        given.add(parse(last_event_id, "Last-Event-ID"))
     if len(given) > 1:
         raise CallerError(
-            "the request has two different indexes to resume after",
+            f"the request has two different {positions}",
             field="after",
             hint="send either ?after= or Last-Event-ID",
         )

@@ -15,7 +15,6 @@ from functools import partial
 from tailrace.ledger.errors import CallerError
 from tailrace.ledger.frame import STREAM_ID_BYTES, Durability
 from tailrace.ledger.objects.object import (
-    DurableObject,
     ObjectContext,
     ObjectRequest,
     ObjectResponse,
@@ -25,6 +24,7 @@ from tailrace.origin.objects.chat_reads import Presence, read_chat
 from tailrace.origin.streams.config import Create, StreamConfig
 from tailrace.origin.streams.json_messages import JSON_TYPE
 from tailrace.origin.streams.state import StoredStream
+from tailrace.origin.streams.stored_object import StoredStreamObject
 
 TURN = "turn:"
 """Prefix of the values that have the number of a stream's turn. The stream's id, in hex, follows.
@@ -33,15 +33,13 @@ KEPT_MS = 86_400_000
 """Time in ms after the start of its latest turn at which a chat is forgotten."""
 
 
-class ChatObject(DurableObject):
+class ChatObject(StoredStreamObject):
     """A chat: appends the streams of its turns to a ledger stream of its own."""
 
     def __init__(self, context: ObjectContext, begun: Callable[[], None]) -> None:
         """Create the object; `begun` is called for each turn that was appended."""
         super().__init__(context)
         self._begun = begun
-        self._state: StoredStream | None = None
-        self._loaded = False
 
     async def fetch(self, request: ObjectRequest) -> ObjectResponse:
         """Handle PUT: create the chat, and append the stream whose id is the body, if any."""
@@ -66,15 +64,6 @@ class ChatObject(DurableObject):
             if self._state is not None:
                 self.context.storage.drop_stream(self._state.config.stream)
         self._state = None
-
-    async def _load(self) -> None:
-        if not self._loaded:
-            await self.context.block_concurrency_while(self._read_state)
-
-    async def _read_state(self) -> None:
-        if not self._loaded:
-            self._state = await StoredStream.load(self.context)
-            self._loaded = True
 
     async def _create(self) -> StoredStream:
         storage, stream = self.context.storage, self.context.random(STREAM_ID_BYTES)

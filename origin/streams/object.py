@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 from tailrace.ledger.errors import CallerError, Conflict, NotFound, TailraceError
 from tailrace.ledger.frame import STREAM_ID_BYTES
 from tailrace.ledger.objects.object import (
-    DurableObject,
     ObjectContext,
     ObjectRequest,
     ObjectResponse,
@@ -70,12 +69,13 @@ from tailrace.origin.streams.read import (
 from tailrace.origin.streams.request import AppendRequest, Place, parse_append, parse_create
 from tailrace.origin.streams.settings import StreamSettings
 from tailrace.origin.streams.state import PRODUCER, StoredStream
+from tailrace.origin.streams.stored_object import StoredStreamObject
 
 WRITES = frozenset(("PUT", "POST", "DELETE"))
 """Methods of clients that change a stream; a generation accepts none of them."""
 
 
-class StreamObject(DurableObject):
+class StreamObject(StoredStreamObject):
     """The object of one name: a stream, a name where one may be created, or a generation.
 
     `fetch` answers every request, errors included; it raises only faults of the storage.
@@ -85,8 +85,6 @@ class StreamObject(DurableObject):
         super().__init__(context)
         self._settings = settings
         self._references = References(context)
-        self._state: StoredStream | None = None
-        self._loaded = False
         self._methods: dict[str, Callable[[ObjectRequest], Awaitable[ObjectResponse]]] = {
             "PUT": self._put,
             "POST": self._post,
@@ -124,15 +122,6 @@ class StreamObject(DurableObject):
             wake_by(self.context, deadline_ms)
 
     # ---- the stream's life ----
-
-    async def _load(self) -> None:
-        if not self._loaded:
-            await self.context.block_concurrency_while(self._read_state)
-
-    async def _read_state(self) -> None:
-        if not self._loaded:
-            self._state = await StoredStream.load(self.context)
-            self._loaded = True
 
     async def _living(self) -> StoredStream | None:
         """Return the stream, or None if it does not exist or has expired."""
