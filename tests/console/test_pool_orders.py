@@ -73,7 +73,7 @@ async def test_a_pool_is_told_to_load_to_pin_and_to_use_a_policy(scene: Scene, e
         assert await visit.violations() == []
         await visit.photograph("orders")
         [refusal] = visit.faults  # the browser notes that a pin was refused
-        assert "status of 500" in refusal
+        assert "status of 409" in refusal
 
 
 async def test_an_origin_without_a_pool_has_no_orders(scene: Scene) -> None:
