@@ -7,7 +7,6 @@ for them any more. After each event the world looks whether everything is as it 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
@@ -53,7 +52,7 @@ from tailrace.origin.pool.members import PoolMember
 from tailrace.origin.pool.policies.named_policy import named_policy
 from tailrace.origin.pool.policies.policies import WarmPrices
 from tailrace.origin.workers.worker_frame import CancelRun, Emission, Steer, Step
-from tests.origin.simulation.simulated_models import require
+from tests.origin.simulation.simulated_models import Violation, require
 from tests.origin.stage import READY, RECIPE
 
 CHAOS_S = 60.0
@@ -78,6 +77,10 @@ HELD = "held"
 UNREAD_AFTER_S = 5
 POLICIES = ("ttl-0", "ttl-5", "ttl-60", "greedy-dual")
 MAX_STREAMS = 4
+ON_WORKER = (StreamState.CLAIMING, StreamState.RUNNING, StreamState.CANCELLING)
+"""States of a stream that has a worker."""
+CLAIMED = (StreamState.CLAIMING, StreamState.RECALLED)
+"""States of a stream for which a claim may be under way."""
 
 
 @dataclass(eq=False)
@@ -546,33 +549,29 @@ class SimulatedOrigin:
     # ---- what must be ----
 
     def _check(self) -> None:
-        table = self.core.table
+        table, by_id = self.core.table, self.core.table.by_id
         for stream in self.cancelled:
-            if table.by_id.get(stream.id) is stream:
+            if by_id.get(stream.id) is stream:
                 is_kept = stream.is_cancelled
             else:
                 stored = self.world.stored[stream.id]
                 is_kept = stored.end is not None or stored.is_damaged
             require(is_kept, "an order to cancel was forgotten")
-        places = Counter([*table.by_id, *table.opening, *table.paused, *table.left])
-        require(all(count == 1 for count in places.values()), "a stream has two entries")
-        for stream in table.by_id.values():
-            on_worker = stream.state in (
-                StreamState.CLAIMING,
-                StreamState.RUNNING,
-                StreamState.CANCELLING,
-            )
-            require(on_worker == (stream.worker is not None), f"{stream.state} on {stream.worker}")
-            if stream.worker is not None:
-                require(stream in table.on(stream.worker), "a run is not known")
-                is_up = self.models.workers[stream.worker].is_up
-                is_up = is_up or self.workers[stream.worker].is_stopped
+        entries = len(by_id) + len(table.opening) + len(table.paused) + len(table.left)
+        distinct = {*by_id, *table.opening, *table.paused, *table.left}
+        require(len(distinct) == entries, "a stream has two entries")
+        for stream in by_id.values():
+            state, worker = stream.state, stream.worker
+            if (worker is not None) != (state in ON_WORKER):
+                raise Violation(f"{state} on {worker}")
+            if worker is not None:
+                require(stream in table.on(worker), "a run is not known")
+                is_up = self.models.workers[worker].is_up or self.workers[worker].is_stopped
                 require(is_up, "a stream is on a worker that is not there")
-            is_waiting = stream.state is StreamState.WAITING
+            is_waiting = state is StreamState.WAITING
             require(is_waiting == (stream in table.waiting), "a stream waits in no queue")
-            is_asked = stream.id in self.claims
-            claimed = stream.state in (StreamState.CLAIMING, StreamState.RECALLED)
-            require(claimed or not is_asked, f"a claim was forgotten: {stream.state}")
+            if stream.id in self.claims and state not in CLAIMED:
+                raise Violation(f"a claim was forgotten: {state}")
 
 
 class CoreWorld:

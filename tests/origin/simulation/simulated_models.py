@@ -36,7 +36,7 @@ from tailrace.origin.core.events import (
     WorkerReady,
     WorkerSilent,
 )
-from tailrace.origin.core.model import TURN_S
+from tailrace.origin.core.model import TURN_S, ServedModel
 from tailrace.origin.core.pool import ModelPool
 from tailrace.origin.core.states import ModelState, WorkerState
 from tailrace.origin.pool.members import PoolMember, Schedule
@@ -48,6 +48,7 @@ from tailrace.origin.workers.worker_frame import LoadProgress
 
 POLICIES = ("ttl-0", "ttl-5", "ttl-60", "break-even", "adaptive-ttl", "greedy-dual")
 SCHEDULES = ("daily 00:00-24:00", "mon-fri 08:00-18:00", "sat,sun 22:00-02:00")
+WITHOUT_PROCESS = (WorkerState.RESTING, WorkerState.WAITING)
 STAGES = ("check", "read", "unpack", "move", "warm-up")
 
 CHAOS_S = 120.0
@@ -438,27 +439,36 @@ class SimulatedModels:
         self._after(self.random.uniform(0.0, SERVICE_S), end)
 
     def _check(self) -> None:
-        held = {self.core.workers[number].model for number in self.processes}
-        used = sum(self.core.of(name).member.size for name in held)
-        require(used <= self.cap, f"{used:g} of {self.cap:g} are used by processes")
-        for worker in self.core.workers:
+        core = self.core
+        held = {core.workers[number].model for number in self.processes}
+        used = sum(core.of(name).member.size for name in held)
+        if used > self.cap:
+            raise Violation(f"{used:g} of {self.cap:g} are used by processes")
+        for worker in core.workers:
             process = self.processes.get(worker.number)
-            has_process = worker.state not in (WorkerState.RESTING, WorkerState.WAITING)
-            require(has_process == (process is not None), f"worker {worker.number}: {worker.state}")
-            if worker.is_up and process is not None:
-                require(not process.is_stopped, f"worker {worker.number} was stopped, and is up")
-        waits = {model.name for model in self.core.models if model.state is ModelState.QUEUED}
-        for model in self.core.models:
-            circuit = model.circuit
+            if (process is not None) != (worker.state not in WITHOUT_PROCESS):
+                raise Violation(f"worker {worker.number}: {worker.state}")
+            if process is not None and process.is_stopped and worker.is_up:
+                raise Violation(f"worker {worker.number} was stopped, and is up")
+        known: dict[str, set[int]] = {model.name: set() for model in core.models}
+        for number, client in self.clients.items():
+            known[client.model].add(number)
+        for model in core.models:
+            if model.requests.keys() != known[model.name]:
+                raise Violation(f"{model.name} counts other requests")
             is_held = model.state in (ModelState.LOADING, ModelState.DRAINING)
-            if is_held and not model.is_up and circuit.state is CircuitState.OPEN:
-                may_retry = circuit.retry_s(self.now) <= 0
-                others = waits - {one.name for one in self.core.models if one.retry_at_s > self.now}
-                require(may_retry or not others, f"{model.name} cannot start, and keeps its memory")
-            known = {number for number, one in self.clients.items() if one.model == model.name}
-            require(model.requests.keys() == known, f"{model.name} counts other requests")
+            if is_held and not model.is_up and model.circuit.state is CircuitState.OPEN:
+                self._check_hopeless(model)
         if self.is_calm:
             self._check_waits()
+
+    def _check_hopeless(self, model: ServedModel) -> None:
+        """Require that a model that may not start keeps its memory only while no other waits."""
+        models = self.core.models
+        waits = {one.name for one in models if one.state is ModelState.QUEUED}
+        waits -= {one.name for one in models if one.retry_at_s > self.now}
+        may_retry = model.circuit.retry_s(self.now) <= 0
+        require(may_retry or not waits, f"{model.name} cannot start, and keeps its memory")
 
     def _check_waits(self) -> None:
         calm_s = self.begin_s + CHAOS_S
