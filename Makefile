@@ -105,7 +105,7 @@ bench-kill: $(DEV) ## kill a producer 2,000 times and look for all that it was a
 bench-kill-workers: $(DEV) ## kill workers 200 times and stop 50 under 32 streams: what was lost, and how long readers wait
 	@$(BIN)/python tests/bench/bench_kill_workers.py $(ARGS)
 
-bench-core: $(DEV) ## simulate models and workers under faults from 100,000 seeds; each one that fails is printed
+bench-core: $(DEV) ## simulate models, workers and streams under faults from 100,000 seeds; each one that fails is printed
 	@$(BIN)/python -m tests.origin.simulation.simulation 0 100000 $(ARGS)
 
 bench-engine: $(DEV) ## time the engine on a CPU, and compare 200 cut runs with uncut ones
