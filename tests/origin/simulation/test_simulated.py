@@ -72,6 +72,7 @@ def simulate(first: int, count: int, hash_seed: str = "0") -> subprocess.Popen[s
     )
 
 
+@pytest.mark.timeout(900)
 def test_two_thousand_seeds_lose_no_request_and_hold_every_cap() -> None:
     if "SEED" in os.environ:
         run(int(os.environ["SEED"]))
