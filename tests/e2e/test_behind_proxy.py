@@ -334,9 +334,12 @@ async def test_the_documented_settings_work_with_the_documented_proxy(
     )
     edge.command.remove("--operator-without-key")
     edge.command += ["--config", str(tmp_path / "tailrace.toml")]
-    trusted = ssl.create_default_context(cafile=str(place.certificate))
-    trusted.check_hostname = False  # the certificate is for localhost
-    name = {"Host": "edge.example"}
+    trusted, with_http2 = (
+        ssl.create_default_context(cafile=str(place.certificate)) for _ in range(2)
+    )
+    # The certificate is for localhost.
+    trusted.check_hostname = with_http2.check_hostname = False
+    name = {"Host": f"edge.example:{port}"}  # as browsers send it for a port other than 443
     sni = {"sni_hostname": "edge.example"}
     try:
         await edge.start()
@@ -354,10 +357,15 @@ async def test_the_documented_settings_work_with_the_documented_proxy(
 
             client.event_hooks["request"] = [asked]
             await news_comes_at_once(f"{url}/v1/stream/{started.__name__}", client)
-            page = await client.post(  # the edge's own page
-                f"{url}/v1/generate", json=PROMPT, headers={"Origin": "https://edge.example"}
-            )
-            assert page.status_code == 200
+            own_page = {"Origin": f"https://edge.example:{port}"}
+            page = await client.post(f"{url}/v1/generate", json=PROMPT, headers=own_page)
+            assert (page.status_code, page.http_version) == (200, "HTTP/1.1")
+            async with httpx.AsyncClient(
+                timeout=TIMEOUT, trust_env=False, verify=with_http2, headers=name, http2=True
+            ) as browser:
+                browser.event_hooks["request"] = [asked]
+                page = await browser.post(f"{url}/v1/generate", json=PROMPT, headers=own_page)
+                assert (page.status_code, page.http_version) == (200, "HTTP/2")
             refused = await client.get(f"{url}/v1/admin/streams")
             assert refused.status_code == 403
             name_of_it = {"host": "127.0.0.1", "port": port, "ssl": trusted}
