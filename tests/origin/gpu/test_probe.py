@@ -25,6 +25,11 @@ ROOT = Path(__file__).resolve().parents[3]
 WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 CHECK = "from tailrace.cli import main; main()"
 OLD_TORCH = f"import torch; torch.__version__ = '2.4.1'; torch.version.cuda = '12.4'; {CHECK}"
+OLD_TRITON = f"""
+import importlib.metadata as metadata
+real = metadata.version
+metadata.version = lambda name: "3.1.0" if name == "triton" else real(name)
+{CHECK}"""
 NO_HEADER = f"""
 import pathlib
 there = pathlib.Path.is_file
@@ -51,9 +56,15 @@ def codes(document: dict[str, Any]) -> list[str]:
     return [fault["code"] for fault in document["faults"]]
 
 
+@pytest.fixture(scope="module")
+def plain() -> tuple[int, dict[str, Any]]:
+    """Return exit status and output of the check of this machine as it is."""
+    return check(TRITON_INTERPRET="0")
+
+
 @WITHOUT_GPU
-def test_this_machine_is_told_what_it_lacks() -> None:
-    status, found = check(TRITON_INTERPRET="0")
+def test_this_machine_is_told_what_it_lacks(plain: tuple[int, dict[str, Any]]) -> None:
+    status, found = plain
     assert (status, found["usable"]) == (1, False)
     assert codes(found)[0] in ("driver_missing", "driver_library", "no_device_file")
     assert found["torch"] == torch.__version__
@@ -69,18 +80,24 @@ def test_this_machine_is_told_what_it_lacks() -> None:
         (CHECK, {"TRITON_INTERPRET": "1"}, "interpreted"),
         (NO_HEADER, {}, "python_header"),
         (OLD_TORCH, {}, "torch_old"),
+        (OLD_TRITON, {}, "triton_version"),
         ("import sys; sys.modules['torch'] = None; " + CHECK, {}, "torch_broken"),
     ],
-    ids=["no gcc", "wrong CC", "interpreted", "no Python.h", "old torch", "no torch"],
+    ids=[
+        *("no gcc", "wrong CC", "interpreted", "no Python.h"),
+        *("old torch", "old Triton", "no torch"),
+    ],
 )
 def test_a_doctored_environment_gets_the_line_for_it(
-    code: str, environment: dict[str, str], fault: str
+    code: str,
+    environment: dict[str, str],
+    fault: str,
+    plain: tuple[int, dict[str, Any]],
 ) -> None:
-    status, plain = check(TRITON_INTERPRET="0")
     doctored = {"TRITON_INTERPRET": "0", **environment}
     status, found = check(code, **doctored)
     assert status == 1
-    assert fault in codes(found) and fault not in codes(plain)
+    assert fault in codes(found) and fault not in codes(plain[1])
 
 
 def test_a_driver_library_tells_the_cuda_version_that_it_supports(tmp_path: Path) -> None:
