@@ -39,11 +39,11 @@ def serving(place: Place) -> None:
         config, tensors, "", place.device, progress, kv_bytes=1 << 20 if place.fake else KV_BYTES,
         step_rows=2 if place.fake else STEP_ROWS[-1],
     )  # fmt: skip
-    _tell("load", "model from tensors, ms", (time.perf_counter() - began) * 1e3)
+    _tell("model_load", "model from tensors, ms", (time.perf_counter() - began) * 1e3)
     for stage in ("compile", "capture"):
         times = stages.get(stage, [0.0])
-        _tell("load", f"{stage}, ms", (times[-1] - times[0]) * 1e3)
-    _tell("load", "captures", model.captured)
+        _tell("model_load", f"{stage}, ms", (times[-1] - times[0]) * 1e3)
+    _tell("model_load", "captures", model.captured)
     for rows in (1, 2) if place.fake else STEP_ROWS:
         host, step = _steps(model, rows, 2 if place.fake else STEPS)
         _tell("host_us", f"{shape.name} launch of a step, rows={rows}", host)
