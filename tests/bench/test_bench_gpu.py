@@ -73,7 +73,8 @@ def test_a_fake_run_walks_every_part_and_writes_what_comes_after_one_that_was_ki
     assert result.returncode == 0, result.stdout + result.stderr
     report = json.loads(result.stdout.splitlines()[-1])
     written = json.loads(file.read_text())
-    assert {**written, "load": 0} == {**report, "load": 0}
+    assert written == report
+    assert isinstance(report["load"], float), "the load of the machine"
     assert report["fake"] and report["failed_parts"] == {"crash": "SIGKILL"}
     assert [*report["part_seconds"]] == (
         "machine compile constants oracle parity chain kernels quantised attention crash"
@@ -82,15 +83,15 @@ def test_a_fake_run_walks_every_part_and_writes_what_comes_after_one_that_was_ki
     assert not report["parity_failed"] and len(report["parity"]) > 30
     assert report["us"]["before the crash"] == 1.0
     for name in (
-        "tiny-bitnet.attend float8_e4m3fn rows=1 length=300",
+        "tiny-bitnet.attend float8_e4m3fn rows=1 length=70",
         "tiny-bitnet.prefill rows=3 start=0",
         "tiny-llama.qkv int4 rows=1",
-        "tiny-qwen3.step rows=1 length=512 dependent",
+        "tiny-qwen3.step rows=1 length=70 dependent",
         "tiny-bitnet.sample rows=1",
-        "tiny-llama.compiled rows=1 length=512",
+        "tiny-llama.compiled rows=1 length=70",
     ):
         assert report["us"][name] > 0
-    assert "tiny-llama.step rows=1 length=512 torch.compile / ours" in report["ratios"]
+    assert "tiny-llama.step rows=1 length=70 torch.compile / ours" in report["ratios"]
     assert set(report["ttft_ms"]) == {"tiny-bitnet prompt of 6"}
 
 

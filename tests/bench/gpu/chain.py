@@ -18,7 +18,6 @@ from tests.bench.gpu.supervisor import found
 from tests.kernels.random_decoder import Recipe, random_decoder
 
 STEPS = 20_000
-LENGTH = 512
 DENSE_SHARE = 20
 """A dense model of 8 billion weights does this many times fewer steps, each ten times as long."""
 PRIME = 1_000_003
@@ -47,17 +46,18 @@ def _checksums(
 ) -> Tensor:
     """Return a checksum of the logits of each of `steps` steps, int64 [steps]."""
     device = place.device
-    recipe = Recipe(shape, device, 1, 1, LENGTH, int8_head=int8_head, dependent=dependent, seed=12)
+    length = place.length
+    recipe = Recipe(shape, device, 1, 1, length, int8_head=int8_head, dependent=dependent, seed=12)
     decoder = random_decoder(recipe)
     workspace = SamplerWorkspace(1, shape.vocab, device)
-    kept = BlockTables(1, LENGTH // 64, device)
+    kept = BlockTables(1, recipe.pages, device)
     before = torch.zeros(1, dtype=torch.int32, device=device)
-    step = DrawnStep(decoder, workspace, kept, before, 1, LENGTH, capture_for(device))
+    step = DrawnStep(decoder, workspace, kept, before, 1, length, capture_for(device))
     pages = recipe.tables().tolist()
     factors = (torch.arange(shape.vocab, device=device) * PRIME) | 1
     sums = torch.zeros(steps, dtype=torch.int64, device=device)
     for at in range(steps):
-        step.inputs.fill([at % shape.vocab], [at % LENGTH], [0], pages)
+        step.inputs.fill([at % shape.vocab], [at % length], [0], pages)
         step()
         sums[at] = (step.logits[0].view(torch.int32).long() * factors).sum()
     return sums.cpu()

@@ -24,30 +24,39 @@ from tailrace.kernels.linear.ternary_triton import GEMV_MAX_ROWS, ternary_gemv
 from tailrace.kernels.sampler.sampler import Sampling, sample
 from tailrace.kernels.sampler.sampler_rows import SamplerRows, SamplerWorkspace
 from tailrace.kernels.sampler.sampler_triton import sample_rows
-from tailrace.kernels.shapes import DecoderShape
+from tailrace.kernels.shapes import PAGE_TOKENS, DecoderShape
 from tailrace.kernels.step_graph import ReplayGraph, capture_for
 from tests.kernels.random_decoder import Recipe, random_decoder, random_ternary
 
 BATCHES = (1, 2, 3, 8, 9, 16, 17, 40, 64)
 STEPS = 12
+POSITION = 300
+"""Position of the sequence under test in a batch; its last page is not full."""
 SAMPLED_ROWS = 5
 
 Check = tuple[str, Callable[[], float], float]
 """Name, what finds the difference, and the most that it may be."""
 
 
-def checks(
-    shape: DecoderShape, device: torch.device, batches: tuple[int, ...], steps: int = STEPS
-) -> Iterator[Check]:
-    """Yield all checks of one shape; steps: how many steps follow one another."""
+def size_checks(shape: DecoderShape, device: torch.device) -> Iterator[Check]:
+    """Yield the checks of linears and of the sampler, which depend on sizes only."""
     for rows in (1, 8, 16, 300):
         yield f"ternary rows={rows} = oracle", partial(_ternary, shape, device, rows), 0.0
     yield "int8 head = oracle", lambda: _int8_head(shape, device), 0.0
     yield "dense bf16 ~ float64", lambda: _dense(shape, device), 1e-4
     yield "sampler = oracle", lambda: _sampler(shape, device), 0.0
-    yield "a row alone = in a batch", lambda: _batches(shape, device, batches), 0.0
-    yield "rows of one sequence = steps", lambda: _replay(shape, device, steps), 0.0
-    yield "dependent launches = ordinary", lambda: _dependent(shape, device, steps), 0.0
+
+
+def decoder_checks(
+    shape: DecoderShape, device: torch.device, batches: tuple[int, ...], steps: int, length: int
+) -> Iterator[Check]:
+    """Yield the checks of whole steps of a decoder.
+
+    steps: how many steps follow one another. length: maximum positions of a sequence.
+    """
+    yield "a row alone = in a batch", lambda: _batches(shape, device, batches, length), 0.0
+    yield "rows of one sequence = steps", lambda: _replay(shape, device, steps, length), 0.0
+    yield "dependent launches = ordinary", lambda: _dependent(shape, device, steps, length), 0.0
 
 
 def difference(left: Tensor, right: Tensor) -> float:
@@ -105,58 +114,68 @@ def _sampler(shape: DecoderShape, device: torch.device) -> float:
     return float(sum(a != b for a, b in zip(ids.tolist(), expected, strict=True)))
 
 
-def _batches(shape: DecoderShape, device: torch.device, batches: tuple[int, ...]) -> float:
+def _batches(
+    shape: DecoderShape, device: torch.device, batches: tuple[int, ...], length: int
+) -> float:
     """Hidden rows and logits of one sequence's token, alone and beside others."""
     most = max(batches)
-    recipe = Recipe(shape, device, rows=most, sequences=most, length=512)
+    recipe = Recipe(shape, device, rows=most, sequences=most, length=length)
     decoder, tables = random_decoder(recipe), recipe.tables()
+    last = min(POSITION, length - 1)
     worst = 0.0
     alone: tuple[Tensor, Tensor] | None = None
     for rows in batches:
         first = most - rows  # the sequence under test is the last row of every batch
         ids = [7 * sequence % shape.vocab for sequence in range(first, most)]
-        positions = [300 - 3 * (most - 1 - sequence) for sequence in range(first, most)]
+        positions = [last - 3 * (most - 1 - sequence) for sequence in range(first, most)]
         batch = Rows.of(ids, positions, range(first, most), device)
-        hidden = decoder.decode(batch, tables, 512)
+        hidden = decoder.decode(batch, tables, length)
         found = hidden[-1].clone(), decoder.logits(hidden)[-1].clone()
         alone = alone or found
         worst = max(worst, *(difference(a, b) for a, b in zip(alone, found, strict=True)))
     return worst
 
 
-def _replay(shape: DecoderShape, device: torch.device, steps: int) -> float:
+def _replay(shape: DecoderShape, device: torch.device, steps: int, length: int) -> float:
     """Return the hidden rows of some tokens pushed one by one, and as rows of one launch."""
-    recipe = Recipe(shape, device, rows=steps, sequences=2, length=512, seed=9)
-    start = 250  # the rows cross the end of a split
+    recipe = Recipe(shape, device, rows=steps, sequences=2, length=length, seed=9)
+    start = _start(recipe, steps)
     ids = [(31 * step + 5) % shape.vocab for step in range(steps)]
     tables = recipe.tables()
     decoder = random_decoder(recipe)
-    one_by_one = torch.cat([_step(decoder, tables, i, start + n) for n, i in enumerate(ids)])
+    one_by_one = [_step(decoder, tables, each, start + at, length) for at, each in enumerate(ids)]
     again = random_decoder(recipe)
     rows = Rows.of(ids, range(start, start + steps), [1] * steps, device)
-    return difference(one_by_one, again.replay(rows, tables, 512))
+    return difference(torch.cat(one_by_one), again.replay(rows, tables, length))
 
 
-def _dependent(shape: DecoderShape, device: torch.device, steps: int) -> float:
+def _dependent(shape: DecoderShape, device: torch.device, steps: int, length: int) -> float:
     """Hidden rows and logits of two sequences' steps from a graph, where launches can overlap."""
     found = []
     for dependent in (False, True):
-        recipe = Recipe(shape, device, 2, 2, length=512, dependent=dependent, seed=11)
+        recipe = Recipe(shape, device, 2, 2, length=length, dependent=dependent, seed=11)
         decoder, tables = random_decoder(recipe), recipe.tables().tolist()
-        kept, before = BlockTables(2, 8, device), torch.zeros(1, dtype=torch.int32, device=device)
-        graph, parts = ReplayGraph(decoder, kept, before, 2, 512, capture_for(device)), []
+        kept = BlockTables(2, recipe.pages, device)
+        before = torch.zeros(1, dtype=torch.int32, device=device)
+        graph, parts = ReplayGraph(decoder, kept, before, 2, length, capture_for(device)), []
+        start = _start(recipe, steps)
         for step in range(steps):
             ids = [(17 * step + row) % shape.vocab for row in range(2)]
-            graph.inputs.fill(ids, [250 + step, 60 + step], [0, 1], tables)
+            graph.inputs.fill(ids, [start + step, 60 + step], [0, 1], tables)
             hidden = graph()
             parts += [hidden.flatten().clone(), decoder.logits(hidden).flatten().clone()]
         found.append(torch.cat(parts))
     return difference(*found)
 
 
-def _step(decoder: Decoder, tables: Tensor, token: int, position: int) -> Tensor:
+def _start(recipe: Recipe, steps: int) -> int:
+    """Return the position of the first of some steps that cross the end of a page (a split)."""
+    return recipe.pages // 2 * PAGE_TOKENS - steps // 2
+
+
+def _step(decoder: Decoder, tables: Tensor, token: int, position: int, length: int) -> Tensor:
     rows = Rows.of([token], [position], [1], decoder.device)
-    return decoder.decode(rows, tables, 512).clone()
+    return decoder.decode(rows, tables, length).clone()
 
 
 def _normal(size: tuple[int, ...], device: torch.device, seed: int) -> Tensor:

@@ -8,13 +8,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tailrace.kernels.shapes import BITNET_2B4T, LLAMA_8B, QWEN3_8B, DecoderShape, Family
+from tailrace.kernels.shapes import (
+    BITNET_2B4T,
+    LLAMA_8B,
+    PAGE_TOKENS,
+    QWEN3_8B,
+    DecoderShape,
+    Family,
+)
 from tests.bench.gpu.timing import Launch, copies
 
 TINY = {
-    family: DecoderShape(f"tiny-{family.value}", family, 64, 96, 2, 4, 2, 32, 96, 512)
+    family: DecoderShape(f"tiny-{family.value}", family, 64, 96, 1, 4, 2, 32, 96, 512)
     for family in Family
 }
+STEP_LENGTH = 512
+"""Positions of each sequence in a step."""
+FAKE_LENGTH = PAGE_TOKENS + 6
+"""The same in Triton's interpreter: two pages, of which the second is not full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +53,14 @@ class Place:
     def qwen(self) -> DecoderShape:
         return TINY[Family.QWEN3] if self.fake else self.layers_of(QWEN3_8B)
 
+    @property
+    def length(self) -> int:
+        """Positions of each sequence in a step."""
+        return FAKE_LENGTH if self.fake else STEP_LENGTH
+
     def layers_of(self, shape: DecoderShape) -> DecoderShape:
         """Return a shape with as many layers as are needed here."""
-        return shallow(shape) if self.planning else shape
+        return two_layers(shape) if self.planning else shape
 
     def empty(self, *size: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(size, dtype=dtype, device=self.device)
@@ -57,7 +73,7 @@ class Place:
         return [make() for _ in range(copies(bytes_each, self.few))]
 
 
-def shallow(shape: DecoderShape) -> DecoderShape:
+def two_layers(shape: DecoderShape) -> DecoderShape:
     """Return the shape with two layers, which are enough for parity."""
     fields = {name: getattr(shape, name) for name in DecoderShape.__slots__}
-    return DecoderShape(**{**fields, "layers": min(2, shape.layers)})
+    return DecoderShape(**{**fields, "layers": 2})
