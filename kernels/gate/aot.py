@@ -1,8 +1,10 @@
 """The ahead-of-time gate: compiles every kernel at its real shapes for sm_90 and checks it.
 
 `python -m tailrace.kernels.gate.aot` needs no GPU. For sm_80, sm_89, sm_100 and sm_120 it compiles
-a sample: of each kernel the variant that takes most shared memory on sm_90. On
-these architectures a kernel may spill a few registers, up to a limit in `kernels.gate.targets`. If
+a sample: of each kernel that needs more than 48 KiB of shared memory the variant that needs most,
+and one of the other kernels of each folder that multiply with the same instructions; these take
+turns, so that each is compiled for at least one of the four. `--every` compiles all. On these
+architectures a kernel may spill a few registers, up to a limit in `kernels.gate.targets`. If
 Triton's ptxas does not know an architecture, a warning on standard error names it.
 
 The gate fails on a kernel that does not compile, spills registers, adds floats atomically, lacks an
@@ -19,6 +21,7 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -46,20 +49,28 @@ class _Compiler:
         self._progress = progress
 
     def compile(self, groups: list[list[int]]) -> list[Compiled]:
-        """Compile the first variant of each group of identical variants of one architecture."""
+        """Compile the first variant of each group of identical variants, in the given order.
+
+        Returns the compilations in that order. Binaries are disassembled while others are compiled,
+        READ_AT_ONCE of one architecture at a time.
+        """
         uses = [[self._variants[place] for place in group] for group in groups]
+        missing = Counter(group[0]["arch"] for group in uses)
         compiled: dict[int, Compiled] = {}
-        unread: dict[int, Binary] = {}
-        for at, answer in self._processes.answers([str(group[0]) for group in groups]):
+        unread: dict[int, dict[int, Binary]] = {arch: {} for arch in missing}
+        answers = self._processes.answers([str(group[0]) for group in groups])
+        for done, (at, answer) in enumerate(answers, 1):
+            arch = uses[at][0]["arch"]
+            missing[arch] -= 1
             if isinstance(answer, ProcessError):
                 compiled[at] = Compiled(uses[at], None, str(answer))
             else:
-                unread[at] = Binary(**answer)
-            done = len(compiled) + len(unread)
-            if unread and (len(unread) == READ_AT_ONCE or done == len(groups)):
-                codes = zip(unread, read_machine_code([*unread.values()]), strict=True)
+                unread[arch][at] = Binary(**answer)
+            waiting = unread[arch]
+            if waiting and (len(waiting) == READ_AT_ONCE or not missing[arch]):
+                codes = zip(waiting, read_machine_code([*waiting.values()]), strict=True)
                 compiled |= {at: Compiled(uses[at], asdict(code)) for at, code in codes}
-                unread.clear()
+                waiting.clear()
             self._progress.show(done, len(groups))
         return [compiled[at] for at in range(len(groups))]
 
@@ -92,15 +103,17 @@ def compile_all(package: str, only: str, jobs: int, progress: Progress, every: b
     contents = processes.greeting
     variants: list[Described] = contents["variants"]
     compiler = _Compiler(processes, variants, progress)
-    elsewhere: list[Compiled] = []
     try:
         compiled = compiler.compile(grouped(variants, only, SM_90.arch))
-        sample = sampled(compiled)
+        groups: list[list[int]] = []
         for target in OTHERS:
-            groups = grouped(variants, only, target.arch)
+            own = grouped(variants, only, target.arch)
             if not every:
-                groups = [g for g in groups if any(identity(variants[p]) in sample for p in g)]
-            elsewhere += compiler.compile(groups)
+                names = {identity(variants[place]) for group in own for place in group}
+                wanted = sampled(compiled, target, names)
+                own = [g for g in own if any(identity(variants[place]) in wanted for place in g)]
+            groups += own
+        elsewhere = compiler.compile(groups)
     finally:
         processes.close()
     launched = [] if only else contents["launched"]

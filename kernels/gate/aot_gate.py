@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from tailrace.kernels.dependent_triton import READ_AHEAD, WRITTEN_BEFORE
-from tailrace.kernels.gate.targets import SM_90, TARGETS, Target
+from tailrace.kernels.gate.targets import OTHERS, SM_90, TARGETS, Target
 
 MAX_LAUNCHES = 5
 """Maximum number of launches per layer in a decode step of one row."""
@@ -32,6 +32,14 @@ PAIR = " ternary pair rows=1"
 MAX_EIGHT_ROWS = 1.3
 """Maximum instructions after the waits of the launches EIGHT_ROWS, as a multiple of those of the
 linears for one row."""
+
+PRODUCTS = {"HGMMA", "HMMA", "IGMMA", "IMMA", "IDP.4A"}
+"""Instructions of sm_90 that multiply matrices, or four pairs of bytes."""
+COMMON_SHARED_BYTES = 48 << 10
+"""Bytes of shared memory that every GPU gives a program."""
+
+Identity = tuple[str, str]
+"""Module and name of a variant without its kind of launch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +71,11 @@ class Compiled:
         wanted = self.target.instead_of(mnemonic)
         return any(one in opcode for one in wanted for opcode in opcodes)
 
+    def products(self, target: Target) -> set[str]:
+        """Return the instructions with which the kernel multiplies matrices on a target."""
+        expected = {mnemonic for use in self.uses for mnemonic in use["expects"]}
+        return {target.instead_of(mnemonic)[-1] for mnemonic in expected & PRODUCTS}
+
     def offences(self) -> Iterator[str]:
         """Yield the reasons why the gate refuses this compilation."""
         if self.code is None:
@@ -86,28 +99,49 @@ class Compiled:
             yield f"needs {shared} bytes of shared memory, the GPU has {most}"
 
 
-def identity(use: dict[str, Any]) -> tuple[str, str]:
+def identity(use: dict[str, Any]) -> Identity:
     """Return a variant's module and name, equal for its dependent twin and on all architectures."""
     return use["module"], use["name"].removesuffix(" dependent")
 
 
-def sampled(compiled: Iterable[Compiled]) -> set[tuple[str, str]]:
-    """Return the identities of the variants to compile for architectures other than sm_90.
+def sampled(
+    compiled: Iterable[Compiled], target: Target, available: Collection[Identity]
+) -> set[Identity]:
+    """Return the identities of the variants to compile for an architecture other than sm_90.
 
-    For each kernel this is the variant that takes most shared memory on sm_90, because a lack of
-    shared memory is what keeps a kernel from running on another GPU. Of equals it is the variant
-    that takes most registers.
+    available: identities of the variants that the target can run. Chosen are
+
+    - of each kernel that needs more than COMMON_SHARED_BYTES of shared memory on sm_90: the variant
+      that needs most, because a lack of shared memory keeps a kernel from running elsewhere
+    - of the other kernels of a folder that multiply with the same instructions: one kernel, of
+      which the variant with fewest instructions. These kernels take turns, so each is compiled for
+      some of the architectures.
     """
     kernels: dict[str, list[Compiled]] = {}
     for one in compiled:
-        if one.code is not None:
+        if one.code is not None and identity(one.uses[0]) in available:
             kernels.setdefault(one.uses[0]["kernel"], []).append(one)
-    return {identity(max(own, key=_resources).uses[0]) for own in kernels.values()}
+    chosen: set[Identity] = set()
+    families: dict[tuple[str, tuple[str, ...]], list[Compiled]] = {}
+    for _, own in sorted(kernels.items()):
+        largest = max(own, key=lambda one: (_code(one, "shared_bytes"), _code(one, "registers")))
+        if _code(largest, "shared_bytes") > COMMON_SHARED_BYTES:
+            chosen.add(identity(largest.uses[0]))
+            continue
+        products = tuple(sorted({p for one in own for p in one.products(target)}))
+        least = min(
+            (one for one in own if one.products(target) or not products),
+            key=lambda one: _code(one, "instructions"),
+        )
+        folder = least.uses[0]["module"].rpartition(".")[0]
+        families.setdefault((folder, products), []).append(least)
+    turn = OTHERS.index(target)
+    chosen |= {identity(own[turn % len(own)].uses[0]) for own in families.values()}
+    return chosen
 
 
-def _resources(compiled: Compiled) -> tuple[int, int]:
-    code = compiled.code or {}
-    return int(code["shared_bytes"]), int(code["registers"])
+def _code(compiled: Compiled, field: str) -> int:
+    return int((compiled.code or {})[field])
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """Compiles kernels and reads their machine code, without a GPU.
 
-Register counts come from `cuobjdump -res-usage` and instructions from `nvdisasm`; both ship with
-Triton. nvdisasm takes a third of a second to start and a thirtieth per kernel, so many kernels are
-read at a time. A stack frame is no proof of a spill: the slow path of a cosine, for example, keeps
-an array on the stack. So spills are read from the output of `ptxas -v`.
+Register counts and spills come from the output of `ptxas -v`, and instructions from `nvdisasm`,
+which ships with Triton. nvdisasm takes a third of a second to start and a thirtieth per kernel, so
+many kernels are read at a time. A stack frame is no proof of a spill: the slow path of a cosine,
+for example, keeps an array on the stack.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from tailrace.kernels.launch import INTERPRETED, OPTIONS
 from tailrace.kernels.variant import Variant
 
 TOOL_SECONDS = 120
-"""Timeout in seconds for cuobjdump and nvdisasm."""
+"""Timeout in seconds for nvdisasm."""
 INSTRUCTION_BYTES = 16
 
-_REGISTERS = re.compile(r"REG:(\d+) STACK:(\d+)")
+_REGISTERS = re.compile(r"Used (\d+) registers")
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", re.M)
 # Matches floating-point reductions and atomics to global or shared memory, also those of the Tensor
@@ -100,6 +100,8 @@ class MachineCode:
 
     In kernels with a barrier of all programs, that atomic is a program's arrival at the barrier.
     """
+    instructions: int
+    """Number of instructions, padding included."""
     opcodes: tuple[str, ...]
     """Distinct instructions, sorted."""
 
@@ -120,7 +122,8 @@ def compiled(variant: Variant, target: Target = SM_90) -> Binary:
     name = f"binary-{sha256(Path(__file__).read_bytes()).hexdigest()[:16]}.json"
     kept = cache.get_file(name)
     if kept is None:
-        binary = _binary(variant, target, kernel, log.getvalue())
+        text = log.getvalue() or _ptxas_log(variant, target)
+        binary = _binary(variant, target, kernel, text)
         kept = cache.put(json.dumps(asdict(binary)), name, binary=False)
     return Binary(**json.loads(Path(kept).read_text("utf-8")))
 
@@ -162,18 +165,13 @@ def compile_options(variant: Variant) -> dict[str, Any]:
 
 
 def _binary(variant: Variant, target: Target, kernel: Any, log: str) -> Binary:
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
-        cubin.write(kernel.asm["cubin"])
-        cubin.flush()
-        usage = _run(knobs.nvidia.cuobjdump.path, "-res-usage", cubin.name)
-    registers, stack = resources(usage)
     return Binary(
         arch=target.arch,
         code=code_of(kernel.asm["cubin"]).hex(),
         dependent=variant.launch_pdl,
-        registers=registers,
+        registers=registers(log),
         shared_bytes=kernel.metadata.shared,
-        spill_bytes=spills(log or _ptxas_log(variant, target)) if stack else 0,
+        spill_bytes=spills(log),
         float_additions=float_additions(kernel.asm["ttir"]),
         read_ahead=read_ahead(kernel.asm["ttir"]) if variant.launch_pdl else [],
     )
@@ -191,6 +189,7 @@ def _read(binary: Binary, opcodes: list[str]) -> MachineCode:
         barriers_behind_wait=sum(opcode.startswith("BAR") for opcode in behind),
         instructions_behind_wait=len(behind),
         instructions_behind_arrival=len(behind_arrival(behind)),
+        instructions=len(opcodes),
         opcodes=tuple(sorted(set(opcodes))),
     )
 
@@ -238,12 +237,12 @@ def code_of(elf: bytes) -> bytes:
     )
 
 
-def resources(usage: str) -> tuple[int, int]:
-    """Return the maximum registers per thread and bytes of stack, from cuobjdump."""
-    found = [(int(registers), int(stack)) for registers, stack in _REGISTERS.findall(usage)]
+def registers(log: str) -> int:
+    """Return the maximum registers per thread of all functions, from ptxas."""
+    found = _REGISTERS.findall(log)
     if not found:
-        raise ValueError(f"cuobjdump names no registers: {usage!r}")
-    return max(registers for registers, _ in found), max(stack for _, stack in found)
+        raise ValueError(f"the output of ptxas has no line about registers: {log!r}")
+    return max(map(int, found))
 
 
 def spills(log: str) -> int:

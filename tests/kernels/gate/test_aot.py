@@ -141,8 +141,8 @@ def test_the_table_has_a_row_for_each_kernel(offenders: subprocess.CompletedProc
     assert [row.split()[0] for row in targets] == [
         *("architecture", "sm_80", "sm_89", "sm_100", "sm_120"),
     ]
-    # Neither what fails on sm_90 nor a dependent launch, which needs sm_90, is compiled for sm_80.
-    assert [row.split()[1] for row in targets[1:]] == ["4/4", "4/4", "5/5", "5/5"]
+    # `unlike` alone expects products; the others that pass on sm_90 take turns.
+    assert [row.split()[1] for row in targets[1:]] == ["2/2", "2/2", "2/2", "2/2"]
     assert last.startswith("{")
 
 

@@ -6,13 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 from tailrace.kernels.gate.aot_gate import (
+    COMMON_SHARED_BYTES,
     EIGHT_ROWS,
     MAX_INSTRUCTIONS,
     Compiled,
     Gate,
+    identity,
     sampled,
 )
-from tailrace.kernels.gate.targets import FEW_SPILLS, SM_90
+from tailrace.kernels.gate.targets import FEW_SPILLS, OTHERS, SM_90, Target
 
 CODE = {
     "registers": 40,
@@ -24,6 +26,7 @@ CODE = {
     "barriers_behind_wait": 8,
     "instructions_behind_wait": 450,
     "instructions_behind_arrival": 200,
+    "instructions": 600,
     "opcodes": ["HGMMA.64x16x16.F32.BF16", "LDG.E.128"],
 }
 
@@ -131,17 +134,44 @@ def test_another_architecture_may_do_the_same_work_with_another_instruction() ->
     assert tensor_memory.missing() == []
 
 
-def test_the_sample_takes_most_shared_memory_and_then_most_registers_of_each_kernel() -> None:
-    small = compiled(use(name="tiny.small"), shared_bytes=4096)
-    large = compiled(use(name="tiny.large dependent"), shared_bytes=4096, registers=150)
-    many = compiled(use(name="tiny.many"), registers=200)
-    plain = compiled(use(name="tiny.plain"), use(name="tiny.plain dependent"))
-    other = compiled(use("k.b", name="tiny.other"))
-    broken = Compiled([use("k.c", name="tiny.broken")], None, "an error")
-    assert sampled([plain, small, large, many, other, broken]) == {
-        ("k", "tiny.large"),
-        ("k", "tiny.other"),
-    }
+def sample(target: Target, *all_compiled: Compiled) -> set[str]:
+    """Return the names of the variants that are sampled if the target runs all of them."""
+    names = {identity(use) for one in all_compiled for use in one.uses}
+    return {name for _, name in sampled(all_compiled, target, names)}
+
+
+def test_the_sample_has_the_variant_that_needs_most_shared_memory_of_a_kernel() -> None:
+    tight = COMMON_SHARED_BYTES + 1
+    few = compiled(use(name="tiny.few"), instructions=10)
+    large = compiled(use(name="tiny.large dependent"), shared_bytes=tight, registers=150)
+    many = compiled(use(name="tiny.many"), shared_bytes=tight, registers=200)
+    broken = Compiled([use("k.b", name="tiny.broken")], None, "an error")
+    for target in OTHERS:
+        assert sample(target, few, large, many, broken) == {"tiny.many"}
+        assert sample(target, few, large) == {"tiny.large"}
+
+
+def test_kernels_without_such_a_need_take_turns_with_their_smallest_variants() -> None:
+    """Kernels of another folder, or with other products, have turns of their own."""
+    first = [compiled(use("k.a", name=f"tiny.a{n}", module="k.a"), instructions=n) for n in (9, 7)]
+    second = compiled(use("k.b", name="tiny.b", module="k.b"))
+    elsewhere = compiled(use("m.c", name="tiny.c", module="m.c"))
+    product = [
+        compiled(use("k.d", name="tiny.float", module="k.d"), instructions=1),
+        compiled(use("k.d", name="tiny.product", module="k.d", expects=["HGMMA"])),
+    ]
+    every = [*first, second, elsewhere, *product]
+    assert [sample(target, *every) - {"tiny.c", "tiny.product"} for target in OTHERS] == [
+        *({"tiny.a7"}, {"tiny.b"}),
+        *({"tiny.a7"}, {"tiny.b"}),
+    ]
+    assert all({"tiny.c", "tiny.product"} < sample(target, *every) for target in OTHERS)
+
+
+def test_what_a_target_cannot_run_is_not_sampled() -> None:
+    fp8 = compiled(use(name="tiny.fp8"), instructions=1)
+    other = compiled(use(name="tiny.other"))
+    assert sampled([fp8, other], OTHERS[0], {("k", "tiny.other")}) == {("k", "tiny.other")}
 
 
 def test_a_launched_kernel_without_a_variant_offends() -> None:
