@@ -163,14 +163,15 @@ async def collect(reader: Reader) -> Collected:
 def answer_document(opened: Opened, collected: Sequence[Collected]) -> dict[str, object]:
     """Return the JSON response to a POST; with several choices it has one stream for each."""
     begin: dict[str, object] = {"id": opened.stream.hex(), "model": opened.model}
+    prompt_tokens = {"prompt_tokens": _prompt_tokens(opened, collected[0])}
     if not opened.siblings:
-        return begin | _fields(collected[0]) | {"prompt_tokens": opened.prompt_tokens}
+        return begin | _fields(collected[0]) | prompt_tokens
     streams = [opened.stream, *(sibling.stream for sibling in opened.siblings)]
     choices = [
         {"id": stream.hex()} | _fields(each)
         for stream, each in zip(streams, collected, strict=True)
     ]
-    return begin | {"choices": choices, "prompt_tokens": opened.prompt_tokens}
+    return begin | {"choices": choices} | prompt_tokens
 
 
 def state_document(opened: Opened, collected: Collected) -> dict[str, object]:
@@ -187,8 +188,17 @@ def state_document(opened: Opened, collected: Collected) -> dict[str, object]:
         "state": state.word,
         "next_index": next_index,
         **_fields(collected),
-        "prompt_tokens": opened.prompt_tokens,
+        "prompt_tokens": _prompt_tokens(opened, collected),
     }
+
+
+def _prompt_tokens(opened: Opened, collected: Collected) -> int:
+    """Return the number of tokens of the prompt.
+
+    If an upstream server or an embedder counts them, only the StreamEnd has the number.
+    """
+    end = collected.closing
+    return end.prompt_tokens if isinstance(end, StreamEnd) else opened.prompt_tokens
 
 
 def _fields(collected: Collected) -> dict[str, object]:

@@ -137,6 +137,18 @@ async def test_one_document_comes_at_the_end(client: httpx.AsyncClient) -> None:
     }
 
 
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_a_document_counts_the_prompt_as_the_end_does(
+    client: httpx.AsyncClient, origin: ScriptedOrigin, method: str
+) -> None:
+    # As in front of an upstream server, which counts the prompt when it has read it.
+    origin.frames = [Token(" w0", 0), StreamEnd(1, FinishReason.LENGTH, 1, 12)]
+    origin.released = 2
+    path, body = ("/v1/generate", BODY) if method == "POST" else (f"/v1/generate/{ID}", None)
+    document = (await client.request(method, path, json=body)).json()
+    assert (document["text"], document["prompt_tokens"]) == (" w0", 12)
+
+
 async def test_a_stream_longer_than_the_window_arrives_whole() -> None:
     origin = ScriptedOrigin(1500)
     async with origin.serving() as link, edge(link) as client:
