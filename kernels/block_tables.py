@@ -1,4 +1,4 @@
-"""The block tables of running sequences, kept on the device and updated by difference.
+"""The block tables of running sequences, kept on the device; only changed cells are sent.
 
 A captured graph reads a table at a fixed address. Sending all tables with each step would be 2 MB
 for 256 sequences of 131,072 positions, while in most steps one sequence in 64 gets a page.
@@ -35,7 +35,7 @@ class _Held:
 
 
 class BlockTables:
-    """Block tables in `slots` slots on the device; a sequence is known by its page list's id.
+    """Block tables in `slots` slots on the device; the `id` of a list of pages names a sequence.
 
     tables: int32 [slots, pages], at an address that never changes. A list may grow between two
     steps, but the pages that it had must not change. The table of a list that has shrunk, or is
@@ -60,9 +60,11 @@ class BlockTables:
     ) -> tuple[list[int], list[tuple[int, int]]]:
         """Return each table's slot, and up to `most` changed cells as pairs (cell index, page id).
 
-        The caller must write these cells with `put` before a kernel reads the tables. Changes of
-        more cells than that are copied to the device by this method, in stream order. Pages beyond
-        the width of the tables are dropped. Raises ValueError for more distinct tables than slots.
+        The caller must write these cells with `put` before a kernel reads the tables. A change of
+        one table that does not fit into `most`, or has more than MAX_CELLS_PER_TABLE cells, is
+        copied to the device by this method itself, in stream order, and is not returned. Pages
+        beyond the width of the tables are dropped. Raises ValueError for more distinct tables than
+        slots.
         """
         for table in tables:
             if (held := self._held.pop(id(table), None)) is not None:

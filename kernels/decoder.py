@@ -98,13 +98,13 @@ class Decoder:
 
     table: the embedding, bf16, fp16 or fp32 [vocab, hidden]. layers, ropes and cache: one of each
     per layer. max_length: maximum positions of a sequence. step_rows: maximum rows that are
-    decoded, or whose logits are computed, at a time; default max_rows. Long contexts and large
-    vocabularies need memory in proportion to it. dependent: launches of a step may begin while
-    earlier ones still run (`kernels.dependent_triton`), with the same bits; `embed` is the ordinary
-    launch at the head of each chain. fused: steps of one row compute two linears in each launch
-    (`kernels.fused_layers`), with the same bits, if the layers are ternary and all programs of such
-    a launch are resident on the GPU at once. Raises ValueError for parts that do not fit each
-    other.
+    decoded, or whose logits are computed, at a time; default max_rows. Buffers for long contexts
+    and large vocabularies take memory in proportion to it. dependent: launches of a step may begin
+    while earlier ones still run (`kernels.dependent_triton`), with the same bits; `embed` is the
+    ordinary launch at the head of each chain. fused: steps of one row compute two linears in each
+    launch (`kernels.fused_layers`), with the same bits, if the layers are ternary and all programs
+    of such a launch are resident on the GPU at once. Raises ValueError for parts that do not fit
+    each other.
     """
 
     def __init__(

@@ -1,18 +1,18 @@
 """Programmatic dependent launch (PDL): what a kernel may do before earlier launches have ended.
 
-A dependent launch starts as soon as every program of the launch ahead has begun and executed
-`gdc_launch_dependents`, so that it loads weights while the launch ahead still computes. Our kernels
-execute it first of all, so a launch may start while several earlier ones still run. One rule, for
-every kernel that takes the flag, keeps this correct:
+A dependent launch starts as soon as every program of the preceding launch has begun and executed
+`gdc_launch_dependents`, so that it loads weights while the preceding launch still computes. Our
+kernels execute it first of all, so a launch may start while several earlier ones still run. One
+rule, for every kernel that takes the flag, keeps this correct:
 
     Each program waits (`gdc_wait`) before it writes anything, before it reads anything that a
     launch of the chain writes, and before it ends, on every path.
 
 A chain is an ordinary launch and the dependent ones that follow it on the same stream. `gdc_wait`
-returns when the launch directly ahead has ended and its writes are visible. By the rule, that
-launch could end only after the launch ahead of it had ended, and so on up to the ordinary launch at
-the head, which the stream starts after all earlier work. So after the wait all earlier launches
-have ended, just as when an ordinary launch starts, and all dependences hold:
+returns when the preceding launch has ended and its writes are visible. By the rule, that launch
+could end only after the launch before it had ended, and so on up to the ordinary launch at the
+head, which the stream starts after all earlier work. So after the wait all earlier launches have
+ended, just as when an ordinary launch starts, and all dependences hold:
 
     read after write    activations, keys and values of this step, partial sums;
     write after read    the residual stream, buffers and workspaces that layers take in turn,

@@ -31,7 +31,7 @@ it is added. Without fusion, fp32 arithmetic gives the same bits as the interpre
 
 
 def dependent_launch(dependent: bool) -> tuple[bool, dict[str, Any]]:
-    """Return a kernel's constant PDL and launch options, for a dependent or an ordinary launch.
+    """Return the kernel constant PDL and the options of a dependent or an ordinary launch.
 
     PDL is programmatic dependent launch; see `kernels.dependent_triton`.
     """

@@ -60,7 +60,7 @@ class Head(Protocol):
 
 
 class Scratch:
-    """Scratch buffers that the layers of a decoder use in turn, for up to `rows` rows."""
+    """Scratch buffers that the layers of a decoder use one after another, for up to `rows` rows."""
 
     def __init__(self, shape: DecoderShape, rows: int, device: torch.device) -> None:
         widest = max(shape.hidden, shape.ffn, shape.queries)

@@ -1,4 +1,4 @@
-"""Copies several small tensors to a device in one transfer, because each costs about a launch."""
+"""Copies several small tensors to a device at once: each transfer takes as long as a launch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 ALIGNED_BYTES = 16
-"""Alignment in bytes that kernels are compiled for; that of the tensors of torch's allocator."""
+"""Alignment in bytes that kernels are compiled for; torch's allocator aligns tensors in the same
+way."""
 
 
 def move_into(there: Tensor, here: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ class Processes:
             raise
 
     def answers(self, lines: Sequence[str]) -> Iterator[tuple[int, Answer | ProcessError]]:
-        """Yield the index of each line with its answer or error, in order of completion."""
+        """Yield the index of each line with the answer or error for it, in order of completion."""
         with ThreadPoolExecutor(self._jobs) as threads:
             places = {threads.submit(self._ask, line): at for at, line in enumerate(lines)}
             for future in as_completed(places):

@@ -17,8 +17,8 @@ FP32_HEAD_BYTES = 64 * 1024 * 1024
 def has_fp32_head(vocab: int, hidden: int) -> bool:
     """Return True if a GPU keeps the LM head, the keys and the values as fp32.
 
-    That is so for models whose head takes at most FP32_HEAD_BYTES in fp32: for so small a head, the
-    larger type costs no noticeable time.
+    That is so for models whose head takes at most FP32_HEAD_BYTES in fp32: with such a small head,
+    the larger type costs no noticeable time.
     """
     return vocab * hidden * 4 <= FP32_HEAD_BYTES
 
@@ -78,7 +78,7 @@ QWEN3_8B = DecoderShape(
     "qwen3-8b", Family.QWEN3, 4096, 12_288, 36, 32, 8, 128, 151_936, 40_960, 1e6, 1e-6
 )
 REAL_SHAPES = (BITNET_2B4T, LLAMA_8B, QWEN3_8B)
-"""Shapes that every kernel is planned and compiled for."""
+"""Shapes of real models, for which every kernel is planned and compiled."""
 
 DEMO = DecoderShape("demo", Family.BITNET, 192, 512, 6, 6, 3, 32, 1024, 1024)
 LLAMA_1B = DecoderShape("llama-1b", Family.LLAMA, 2048, 8192, 16, 32, 8, 64, 128_256, 131_072)

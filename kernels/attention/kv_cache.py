@@ -1,4 +1,4 @@
-"""Keys and values of many sequences on the CPU, in pages that they share."""
+"""Keys and values of many sequences on the CPU, in pages that sequences can share."""
 
 from __future__ import annotations
 
@@ -74,7 +74,10 @@ class KvCache:
         return torch.tensor(pages)
 
     def write(self, layer: int, slots: Tensor, keys_values: Tensor) -> None:
-        """Store T tokens of one layer, fp32 [T, 2 * kv_heads, head_dim], in `slots`, int64 [T]."""
+        """Store a layer's keys and values.
+
+        keys_values: fp32 [T, 2 * kv_heads, head_dim], keys first. slots: int64 [T], from `slots`.
+        """
         if self._scales:
             keys_values, scales = quantise_heads(keys_values, self.dtype)
             keys_values = keys_values.view(self._positions[layer].dtype)

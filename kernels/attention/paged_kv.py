@@ -100,7 +100,7 @@ class PagedKv:
         return 2 * self.kv_heads * (self.head_dim * self.keys.element_size() + scale)
 
     def write(self, table: Tensor, positions: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Store T tokens of one sequence.
+        """Store keys and values of T tokens of one sequence.
 
         table: int32 [max_pages]. positions: integers [T]. keys, values: fp32 [T, kv_heads, D].
         Raises ValueError for a position or page outside the table or the cache.

@@ -369,7 +369,7 @@ def absent_pointers(shape: DecoderShape, dtype: torch.dtype) -> set[str]:
 
 
 def variants(shape: DecoderShape) -> Iterator[Variant]:
-    """Yield the variants; they run before prefill attention, and before decode without `write`."""
+    """Yield the variants of `rope_write`, for attention that does not store keys itself."""
     for dtype in served_caches(shape):
         signature, none = signature_of(_rope_write, dtype, absent_pointers(shape, dtype))
         row_bytes = 4 * (2 * shape.queries + 2 * shape.keys)

@@ -1,7 +1,7 @@
 """Partial results of decode attention, which the last program to finish merges.
 
 For each KV head, a row's pages are divided among at most MAX_SPLITS programs. Their partial results
-are added in ascending order, so the order of summation depends on the length alone.
+are added in the order of their positions, so the order of summation depends on the length alone.
 """
 
 # mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
@@ -30,7 +30,8 @@ class DecodeWorkspace:
     They serve up to `rows` rows of up to `max_length` positions. Each row and KV head has a slot
     for every split. mixed: fp32 [slots * group * D], the weighted sums of values of the group's
     query heads. sums: fp32 [slots * 2 * group], their highest scores, then their sums of weights.
-    counters: int32 [rows * kv_heads], the positions of finished splits; 0 between launches.
+    counters: int32 [rows * kv_heads], how many positions the finished splits cover; 0 between
+    launches.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class DecodeWorkspace:
 
 
 def splits_of(max_length: int) -> int:
-    """Return the maximum number of programs per KV head, for rows of up to `max_length`."""
+    """Return the maximum programs per KV head for rows of up to `max_length` positions."""
     return min(-(-max_length // PAGE_TOKENS), MAX_SPLITS)
 
 

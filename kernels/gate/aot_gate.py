@@ -212,10 +212,10 @@ class Gate:
         return {name: count for name, count in found if name.endswith(TERNARY_LINEAR)}
 
     def eight_rows(self) -> float:
-        """Return the instructions after the waits of a layer's linears: 8 rows divided by one row.
+        """Return the instructions after the waits for 8 rows, as a multiple of those for one row.
 
-        This is the maximum over all shapes. Shapes of which not all launches were compiled do not
-        count; it is 0 if none counts.
+        Only a layer's linears and norms are counted. The result is the maximum over all shapes.
+        Shapes of which not all launches were compiled do not count; it is 0 if none counts.
         """
         counts = self.behind_wait("instructions")
         found = [0.0]

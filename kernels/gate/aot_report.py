@@ -29,7 +29,7 @@ class Progress:
 
 
 def print_report(compiled: list[Compiled]) -> None:
-    """Print one row per kernel, with the maximum of its compilations in every column."""
+    """Print one row per kernel; each column has the maximum of the kernel's compilations."""
     kernels: dict[str, list[Compiled]] = {}
     for one in compiled:
         kernels.setdefault(one.uses[0]["kernel"], []).append(one)

@@ -82,7 +82,7 @@ class Operation:
         return busy + chained * DEPENDENT_US + (self.launches - chained) * (LAUNCH_US + RAMP_US)
 
     def repeated(self, times: int) -> Operation:
-        """Return the operation repeated `times` times as one operation, which the bench lacks."""
+        """Return `times` repetitions as one operation, which the bench does not measure."""
         return replace(
             self,
             name=f"{self.name}, {times} times",

@@ -27,7 +27,7 @@ SHARED_BYTES_PER_CLOCK = 128
 PRODUCTS_PER_CLOCK = 2048
 """bf16 multiplications that a multiprocessor's tensor cores do in one clock."""
 PRODUCT_OUT, PRODUCT_IN = 64, 16
-"""Size of one product of a warp group on the tensor cores: weight rows, and inputs."""
+"""Number of weight rows and of inputs in one tensor core product of a warp group."""
 ROWS_PER_PROGRAM = 64
 """Rows of activations that one program of a float linear multiplies by its tile of the weight."""
 COLUMNS = 16

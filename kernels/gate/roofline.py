@@ -66,7 +66,7 @@ _KERNEL = re.compile(r" (?:dense|gemv|gemm)\b")
 
 
 def clocks(variant: Variant, instructions: int) -> float:
-    """Return the clocks that a warp of the fullest multiprocessor needs for the instructions."""
+    """Return the clocks that the instructions take on the multiprocessor with the most warps."""
     warps = math.ceil(variant.programs / SMS) * variant.num_warps
     return instructions * max(INSTRUCTION_CLOCKS, warps / SCHEDULERS)
 

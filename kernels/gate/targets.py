@@ -29,10 +29,10 @@ class Target:
     arch: int
     """Number of the architecture: 90 for sm_90."""
     instructions: Mapping[str, tuple[str, ...]]
-    """Instructions of this architecture that do the work of an instruction of sm_90, by the latter.
-    An instruction that is not in the table has the same name here."""
+    """Instructions of this architecture by the instruction of sm_90 whose work they do. An
+    instruction that is not in the table has the same name on both architectures."""
     spill_bytes: int
-    """Maximum bytes of spills of one kernel; more fail the gate."""
+    """Maximum bytes of spills of one kernel; a kernel with more fails the gate."""
 
     @property
     def name(self) -> str:

@@ -141,7 +141,7 @@ def _check_quantised(weights: WeightOnly) -> None:
     check_tensor("words", weights.words, torch.int16, None, None, words)
     groups, out, _ = weights.words.shape
     if (weights.zero is None) != (weights.bits == 8):
-        raise ValueError("zero: expected with 4 bits, and none with 8, which are symmetric")
+        raise ValueError("zero: expected for weights of 4 bits, and None for weights of 8 bits")
     if weights.zero is None:
         check_tensor("scale", weights.scale, torch.float32, out)
         return

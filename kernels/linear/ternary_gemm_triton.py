@@ -1,8 +1,9 @@
 """Ternary linears (W2A8) of rows that are int8 already; the kernel here is for many rows.
 
-`kernels.linear.ternary_triton` explains how a packed byte is read and why no tile changes a bit.
-Here the weights are the left operand of the tensor cores: their 2-bit fields are unpacked in
-registers, four bytes at a time. The activations are the right operand, in shared memory.
+`kernels.linear.ternary_triton` explains how a packed byte is read, and why every tile gives the
+same bits. Here the weights are the left operand of the tensor cores: their 2-bit fields are
+unpacked in registers, four bytes at a time. The activations are the right operand, in shared
+memory.
 """
 
 # mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
@@ -171,7 +172,7 @@ def ternary_gemm(
 
 
 def tile() -> dict[str, int]:
-    """Return the constants of the kernel that describe its tile; no tile changes a bit."""
+    """Return the constants of the kernel that describe its tile; every tile gives the same bits."""
     return {"TILE_PACKED": TILE_PACKED, "TILE_ROWS": TILE_ROWS, "TILE_IN": TILE_IN}
 
 

@@ -1,13 +1,13 @@
 """Two ternary linears of one row in one launch, with a barrier of all programs between them.
 
 A pair is the output projection and gate_up, or `down` and the next layer's qkv. The first linear
-adds to the residual stream; the second norms the residual stream and multiplies it. So a layer of a
-BitNet model takes three launches instead of five. Each half runs the code of `ternary_gemv`, whose
-sums are integers, so fused and separate launches give the same bits.
+adds to the residual stream; the second multiplies the normed residual stream by its weights. So a
+layer of a BitNet model takes three launches instead of five. Each half runs the code of
+`ternary_gemv`, whose sums are integers, so fused and separate launches give the same bits.
 
 The weights of the second half are loaded before the barrier ends. They are prefetched into L2
-before the launches ahead have ended, and a program loads them into registers while it waits at the
-barrier for the others.
+before the preceding launches have ended, and a program loads them into registers while it waits at
+the barrier for the others.
 """
 
 # mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
@@ -185,7 +185,7 @@ def ternary_pair_kernel(
 
 @dataclass(frozen=True, slots=True)
 class PairPlan:
-    """Launch plan of a pair of linears; all sums are integers, so no plan changes a bit."""
+    """Launch plan of a pair of linears; all sums are integers, so every plan gives equal bits."""
 
     programs: int
     """Number of programs that have packed rows of the first linear."""
@@ -207,7 +207,7 @@ class PairPlan:
         next_inputs: int,
         limits: GpuLimits = HOPPER,
     ) -> PairPlan:
-        """Plan a pair of linears; for a gated one, packed rows are those of the gate alone."""
+        """Plan a pair of linears; packed rows of a gated linear are those of the gate alone."""
         programs = triton.cdiv(packed_rows, OWN), triton.cdiv(next_packed_rows, OWN)
         steps = _steps(inputs), _steps(next_inputs)
         lone = max(programs) <= limits.multiprocessors

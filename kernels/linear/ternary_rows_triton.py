@@ -1,17 +1,17 @@
 """Ternary linears (W2A8) of a few rows that are int8 already, on the tensor cores.
 
-`kernels.linear.ternary_triton` explains how a packed byte is read and why no tile changes a
-bit. The tensor core instruction is m16n8k32. The 16 rows of its left operand are two 2-bit fields
-of the bytes of 8 packed rows. The 8 columns of its right operand are 8 rows of activations. Integer
-sums do not depend on the order of the inputs, as long as both operands use the same order; the
-kernel uses an order in which each lane needs 16 contiguous bytes. So the weights stay packed as on
-disk, are loaded from memory straight into registers, and one instruction unpacks four of them. The
-compiler chooses the layout of operands. If it chose another one, the kernel would need more
+`kernels.linear.ternary_triton` explains how a packed byte is read, and why every tile gives the
+same bits. The tensor core instruction is m16n8k32. The 16 rows of its left operand are two 2-bit
+fields of the bytes of 8 packed rows. The 8 columns of its right operand are 8 rows of activations.
+Integer sums do not depend on the order of the inputs, as long as both operands use the same order;
+the kernel uses an order in which each lane needs 16 contiguous bytes. So the weights stay packed as
+on disk, are loaded from memory straight into registers, and one instruction unpacks four of them.
+The compiler chooses the layout of operands. If it chose another one, the kernel would need more
 instructions, but give the same numbers.
 
     eight rows take as many instructions as one
     each warp sums its own part of `in`; after one barrier all parts are added
-    most weights are unpacked, in registers, before the launch ahead has ended
+    most weights are unpacked, in registers, before the preceding launch has ended
 """
 
 # mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
@@ -309,15 +309,15 @@ def ternary_rows_kernel(
 
 @dataclass(frozen=True, slots=True)
 class RowsPlan:
-    """Launch plan of `ternary_rows_kernel`; all sums are integers, so no plan changes a bit."""
+    """Launch plan of `ternary_rows_kernel`; sums are integers, so every plan gives equal bits."""
 
     slices: int
-    """Warps per program."""
+    """Number of warps per program."""
     steps: int
-    """Chunks per warp in one pass."""
+    """Number of chunks that a warp multiplies in one pass."""
     passes: int
     groups: int
-    """Groups of 8 rows that a program multiplies by the weights that it has loaded: 1 or 2."""
+    """Number of groups of 8 rows by which a program multiplies the weights it loads: 1 or 2."""
 
     @classmethod
     def of(
@@ -335,7 +335,7 @@ class RowsPlan:
 
     @property
     def ahead(self) -> int:
-        """Chunks that a warp unpacks before the wait for earlier launches."""
+        """Number of chunks that a warp unpacks before the wait for earlier launches."""
         if self.passes > 1:
             return 0
         most = MAX_AHEAD[self.groups]

@@ -332,7 +332,7 @@ def ternary_gemv_kernel(
 class GemvPlan:
     """Launch plan of a ternary GEMV.
 
-    Its sums and those of the norm are integers, so no plan changes a bit.
+    Every plan gives the same bits, since all sums are integers.
     """
 
     own: int

@@ -59,9 +59,9 @@ def embed(
     ids: int32 [rows]. table: bf16, fp16 or fp32 [vocab, H]. out: fp32 [rows, H]. faults: int32
     [rows], cleared by the caller; an id outside the vocabulary sets the bit FAULT_TOKEN, and its
     row is zeros. before: int32 [draws], the tokens of the previous step; an id of -1 - n means the
-    n-th of them, if there are so many. chain: True if dependent launches follow. This launch itself
-    is always an ordinary one, the head of their chain. Moves one row of the table and 4 H bytes per
-    row. Raises TypeError or ValueError.
+    n-th of these tokens, if n is below `draws`. chain: True if dependent launches follow. This
+    launch itself is always an ordinary one, the head of their chain. Moves one row of the table and
+    4 H bytes per row. Raises TypeError or ValueError.
     """
     check_tensor("ids", ids, torch.int32, None)
     check_tensor("table", table, TABLE_DTYPES, None, None)

@@ -130,7 +130,7 @@ class Sampling:
         }
         for name, holds in right.items():
             if not holds:
-                raise ValueError(f"{name}: {getattr(self, name)} has no meaning")
+                raise ValueError(f"{name}: {getattr(self, name)} is out of range")
 
     @property
     def penalises(self) -> bool:

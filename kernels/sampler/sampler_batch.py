@@ -1,4 +1,4 @@
-"""Draws tokens for many rows at once: those of `sampler.sample`, with a tenth of the torch calls.
+"""Draws the same tokens as `sampler.sample` for many rows at once, with a tenth of the torch calls.
 
 Each operation is one of `sample`'s, or is exact, or adds integers. So a row draws the same token
 alone and in any batch.

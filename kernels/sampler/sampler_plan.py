@@ -17,7 +17,7 @@ MAX_SMALL_BLOCKS = 2048
 have LARGEST_BLOCK ids, so that fewer programs are started."""
 CANDIDATE_BLOCK = 1024
 EDGE_WAYS = 8
-"""Number of pivots of one pass of a radix selection; with 8, each pass finds 3 bits of the
+"""Number of pivots that one pass of a radix selection compares; 8 pivots give 3 bits of the
 result."""
 SETTLE_WARPS = 2
 

@@ -52,7 +52,10 @@ class SamplerRows:
         mask: Tensor | None = None,
         counts: Tensor | None = None,
     ) -> SamplerRows:
-        """Make the settings of requests' rows. Raises ValueError if penalties lack counts."""
+        """Gather the settings of requests, one row each.
+
+        Raises ValueError if penalties lack counts.
+        """
         if counts is None and any(sampling.penalises for sampling in samplings):
             raise ValueError("counts: missing, but a sampling has penalties, which need them")
         *settings, penalties = one_copy(

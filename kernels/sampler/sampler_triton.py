@@ -382,7 +382,7 @@ def _check(
     check_tensor("faults", faults, torch.int32, count)
     if workspace.vocab != vocab or workspace.max_rows < count:
         room = f"{workspace.max_rows} rows of {workspace.vocab}"
-        raise ValueError(f"workspace: room for {room}, expected {count} of {vocab}")
+        raise ValueError(f"workspace: made for {room} logits, expected {count} rows of {vocab}")
     check_same_device(
         logits=logits, ids=ids, faults=faults, temperature=rows.temperature, workspace=workspace.ids
     )
