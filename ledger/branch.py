@@ -14,7 +14,7 @@ from typing import NamedTuple
 from tailrace.ledger.errors import BeyondEnd, Conflict
 
 MAX_PARTS = 64
-"""Maximum number of other streams that a branch refers to, as a branch of a branch of a branch."""
+"""Maximum number of other streams that a branch refers to; each branch of a branch adds one."""
 
 
 class BranchPoint(NamedTuple):

@@ -24,7 +24,7 @@ def usage_of(stream: bytes, end: Record) -> Usage | None:
         if extra is None:
             return None
         _, frame = decode(end.frame)
-    except TailraceError as error:  # a commit must not fail because of it
+    except TailraceError as error:  # a commit must not fail because of a malformed record
         log.error("usage.unreadable", stream=stream.hex(), error=str(error))
         return None
     assert isinstance(frame, StreamEnd), frame

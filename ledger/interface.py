@@ -36,7 +36,7 @@ class NewStream:
     another hash it raises `Conflict`. With a `base`, the stream is a branch: it begins with records
     of another stream, and `create` also raises `NotFound` or `BeyondEnd` if they do not exist.
     `identity` is a hash of everything that the records depend on, by which `known` finds the stream
-    once it has ended; it is empty if they are not determined by it.
+    once it has ended; it is empty if no such hash determines the records.
     """
 
     stream: bytes
@@ -344,8 +344,8 @@ class Ledger(Protocol):
     async def create(self, new: NewStream, *others: NewStream) -> tuple[StreamInfo, bool]:
         """Create a stream at epoch 1, and `others` in the same commit.
 
-        Return the first stream. The flag is False if its idempotency key had created one before;
-        then nothing is created. `others` have no idempotency key.
+        Return the first stream. The flag is False if an earlier call with its idempotency key has
+        created that stream; then nothing is created. `others` have no idempotency key.
         """
 
     async def made_by(self, idempotency_key: str, request_hash: bytes) -> StreamInfo | None:
@@ -405,7 +405,7 @@ class Ledger(Protocol):
         """
 
     async def deliver(self, tokens: Mapping[bytes, int]) -> None:
-        """Note how many output tokens of ended generations were sent to a reader, by stream.
+        """Record how many output tokens of ended generations were sent to a reader, by stream.
 
         A smaller number than the stored one is ignored, and so is an unknown stream.
         """

@@ -84,8 +84,8 @@ class RecordExtra:
     `steered` are the spans of the record's ids that came from Steer orders, one per order. `engine`
     is the fingerprint of the stream's engine, stored with its first record if the recipe does not
     have it. `life` are the numbers of a `StreamLife`. `at_ms` is the Unix time at which the record
-    was given to the ledger; most records have none, see `frame_times` in the origin. `usage` stands
-    beside a StreamEnd.
+    was given to the ledger; most records have none, see `frame_times` in the origin. Only the
+    record of a StreamEnd has `usage`.
     """
 
     steered: tuple[IdSpan, ...] = ()

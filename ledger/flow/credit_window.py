@@ -48,7 +48,7 @@ class Window:
         return cls(start, start + min(credit, most), most, credit_bytes)
 
     def begin_at(self, first: int) -> None:
-        """Move a window of which nothing is used up to index `first`, with the same credit."""
+        """Move an unused window forward to index `first`, with the same credit."""
         if first > self.next:
             self.limit += first - self.next
             self.next = first
@@ -66,7 +66,7 @@ class Window:
             self.limit_bytes = max(self.limit_bytes or 0, limit_bytes)
 
     def renew(self, most_bytes: int) -> bool:
-        """Raise the limits if half of one is used. Return True if a Credit must be sent."""
+        """Raise both limits if half of either one is used. Return True if a Credit must be sent."""
         left = most_bytes if self.limit_bytes is None else self.limit_bytes - self.passed_bytes
         if self.limit - self.next > self.most // 2 and left > most_bytes // 2:
             return False

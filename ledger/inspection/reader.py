@@ -80,7 +80,7 @@ class LedgerReader(Protocol):
         """Return the stored usage of a stream; None for a stream that has none (yet)."""
 
     async def stored(self, row: StreamRow) -> dict[str, int]:
-        """Return the storage of a stream: `stored_bytes` of frames and ids, and more."""
+        """Return figures of a stream's storage, such as `stored_bytes` of its frames and ids."""
 
     def records(self, row: StreamRow, start: int = 0) -> AsyncGenerator[tuple[int, Record], None]:
         """Yield (index, record) from `start` on; raise `Damaged` at damage."""

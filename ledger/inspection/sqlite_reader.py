@@ -390,7 +390,7 @@ async def reading_file(path: Path) -> AsyncIterator[SqliteReader]:
         frames = _checked_frames(path, snapshot)
         lost = lost_wal(real, mark, frames)
         if read_mark(real) != mark:
-            lost = None  # the origin has written since the mark was read, so nothing is known
+            lost = None  # the origin has written since, so `mark` may not fit the WAL
         yield SqliteReader(path, snapshot, lost)
     finally:
         snapshot.close()

@@ -1,6 +1,7 @@
 """Cron expressions in Cloudflare's dialect: validation and the next time.
 
-Five fields, in UTC; Sunday is 1. If both kinds of day are restricted, one of them is enough.
+Five fields, in UTC; Sunday is 1. If both the day of the month and the day of the week are
+restricted, a date needs to match only one of them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import NamedTuple
 MONTHS = "jan feb mar apr may jun jul aug sep oct nov dec".split()
 DAYS = "sun mon tue wed thu fri sat".split()
 SEARCHED_DAYS = 3000
-"""Days to search. Two 29ths of February can be eight years apart: 2096 and 2104."""
+"""Number of days in which the next time is searched for. Two 29ths of February can be eight years
+apart: 2096 and 2104."""
 
 
 class Field(NamedTuple):

@@ -68,5 +68,5 @@ class Deployment(BaseModel):
         return self.model_dump_json(by_alias=True).encode()
 
     def called(self, binding: str) -> str:
-        """Return the class of objects in a Call for a binding."""
+        """Return the class of objects that a binding names, as a Call spells it."""
         return f"{self.script}/{self.bindings[binding]}"

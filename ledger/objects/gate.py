@@ -30,7 +30,8 @@ class Stage(Enum):
     INSIDE = auto()
     """Holding the input gate."""
     OUTSIDE = auto()
-    """In a block `outside`, without the gate: it awaits something, or that changes are stored."""
+    """In a block `outside`, without the gate: it awaits something, or waits until its changes are
+    stored."""
     RETURNING = auto()
     """Waiting at the input gate again, after `outside`."""
     LEAVING = auto()
@@ -178,7 +179,7 @@ class Changes:
 class InputGate:
     """A fair lock: events enter in order of arrival."""
 
-    # The turn of a cancelled event stays in the queue until it is skipped.
+    # The entry of a cancelled event stays in the queue until it is skipped.
 
     def __init__(self) -> None:
         self._held = False
@@ -322,7 +323,7 @@ def lost(why: str) -> Unavailable:
     return Unavailable(
         f"the object was reset: {why}",
         code="object_reset",
-        hint="send the request again; it may have been carried out",
+        hint="send the request again; the object may already have carried out the first one",
     )
 
 

@@ -99,7 +99,7 @@ log = structlog.get_logger("objects")
 
 
 class ObjectRuntime:
-    """The objects of a ledger. `run` handles alarms and eviction; `close` it before the ledger.
+    """The objects of a ledger. `run` handles alarms and eviction; close it before the ledger.
 
     `classes` has the factory of each class, and may change (`reset`). `now_ms` is Unix time,
     `random(n)` returns n random bytes.
@@ -183,7 +183,7 @@ class ObjectRuntime:
             await self._timer.wait(self._wake, await self.wake_due())
 
     async def wake_due(self) -> int:
-        """Start due alarms and evict idle instances: one turn of `run`.
+        """Start due alarms and evict idle instances: one iteration of `run`.
 
         Returns when the next alarm is due, in Unix ms.
         """
@@ -340,7 +340,7 @@ class ObjectRuntime:
 
 
 class Timer(Protocol):
-    """How the loop waits; tests inject their own."""
+    """The way in which `run` waits; tests inject their own."""
 
     async def wait(self, wake: asyncio.Event, until_ms: int) -> None:
         """Wait until `wake` is set or the time is `until_ms` (Unix ms)."""
@@ -389,7 +389,7 @@ class Alarms:
 
     async def start_due(self) -> int:
         """Start due alarms and return when to check again, in Unix ms."""
-        # The store also returns running and held alarms: ask for that many more.
+        # The store also returns running and held alarms: request that many more.
         limit = MAX_ALARMS_AT_ONCE + sum(self._at_once.values())
         limit += len(self._running) + len(self._held)
         try:

@@ -159,7 +159,7 @@ class ObjectStorage:
         return self._cache.find(name)
 
     def _buffered(self) -> tuple[bool, dict[str, bytes | None]]:
-        """Return True if all stored values are cleared, and the changes that follow."""
+        """Return True if all stored values are cleared first, and the changes of values."""
         cleared, values = False, dict[str, bytes | None]()
         for layer in self._layers():
             if layer.clear:

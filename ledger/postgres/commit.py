@@ -287,8 +287,8 @@ class Writer:
     def fail(self, error: TailraceError) -> None:
         """Stop storing and releasing: current and later waiters get this error.
 
-        It stays unknown if the group of a commit in progress was stored. Its producers may send
-        the same records again.
+        If a commit is in progress, it stays unknown if its group was stored. The group's producers
+        may send the same records again.
         """
         self._failure = self._failure or error
         for group in (self._under_way, self.forming):

@@ -23,7 +23,8 @@ RENEWALS_PER_LEASE = 3
 """Number of renewals per lease time. The lease stays valid if one of them succeeds."""
 
 Reached = tuple[str | None, int]
-"""Host and port at which other origins reach an origin; the host is None if it listens on all."""
+"""Host and port at which other origins reach an origin; the host is None if it listens on all
+addresses."""
 
 
 class Lease:

@@ -194,7 +194,7 @@ class PostgresLedger:
 
     async def known(self, identity: bytes) -> StreamInfo | None:
         for (stream,) in await self._pool.rows(sql.KNOWN, identity):
-            with suppress(NotFound):  # it may have been removed since then
+            with suppress(NotFound):  # the stream may have been removed since the query
                 return await self.info(bytes(stream))
         return None
 

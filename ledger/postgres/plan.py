@@ -146,7 +146,7 @@ class GroupPlan:
             if new.stream in self.heads:
                 yield taken_id()
                 return
-            assert self._new_sids is not None  # a group with creates is given new sids
+            assert self._new_sids is not None  # a group that creates streams is given new sids
             head = StreamHead(next(self._new_sids), 1, 0, False)
             self.heads[new.stream] = head
             self.created.append((head.sid, new))

@@ -149,7 +149,7 @@ class Retention:
             return  # only ended streams expire, and never those of objects
         now = self._now_ms()
         self._touched[tail.head.sid] = now + tail.ttl_ms
-        # With a TTL below TOUCH_NOW_MS every read would store the expiry, hence the half.
+        # Half of the TTL, because with a TTL below TOUCH_NOW_MS every read would store the expiry.
         if tail.expires_ms - now < min(TOUCH_NOW_MS, tail.ttl_ms // 2):
             await self._slide([tail.head.sid])
             if tail.expires_ms < now + tail.ttl_ms:

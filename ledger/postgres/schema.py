@@ -182,10 +182,10 @@ def check_fsync(value: str) -> None:
 
 
 async def prepare(connection: AsyncConnection) -> None:
-    """Create missing tables, and upgrade those of older versions. Concurrent origins take turns.
+    """Create missing tables, and upgrade those of older versions. A lock makes other origins wait.
 
     Raises:
-        ConfigError: Another version of Tailrace created the tables.
+        ConfigError: A newer version of Tailrace, or one too old to upgrade, created the tables.
     """
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock($1)", (SETUP_LOCK,))

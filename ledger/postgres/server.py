@@ -291,7 +291,7 @@ class LastingConnection:
         """Run `work` on a live connection, and repeat it until it succeeds.
 
         Raises:
-            LedgerAway: The server is away for longer, or cannot do it now.
+            LedgerAway: The server was away for too long, or cannot do the work now.
             Damaged: The server found damaged data.
             LedgerFailed: The server refused the work.
         """
@@ -327,7 +327,7 @@ class LastingConnection:
         try:
             done = await work(connection)
         finally:
-            # If the caller was cancelled during a transaction, that may still be open.
+            # If the caller was cancelled during a transaction, the transaction may still be open.
             if connection.info.transaction_status != TransactionStatus.IDLE:
                 await self.close()
         if self._doubtful:

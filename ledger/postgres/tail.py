@@ -28,7 +28,8 @@ IDLE_SWEEPS = 10
 def went_back(lost: str) -> LedgerFailed:
     """Return the error for a database that has lost acknowledged data.
 
-    The origin must be restarted, because only then does it take the tables for the truth.
+    The origin must be restarted, because only at its start does it trust the tables more than its
+    memory.
     """
     return LedgerFailed(
         f"PostgreSQL no longer has {lost}, which it had acknowledged",
@@ -207,7 +208,7 @@ class Residents:
         return tail
 
     async def note_read(self, tail: PostgresTail, start: int, frames: Sequence[bytes]) -> None:
-        """Advance `released` to the records that were read; detect deleted streams."""
+        """Advance `released` to the end of the records that were read; detect deleted streams."""
         if frames:
             ended = tag_of(frames[-1]) == StreamEnd.tag
             head = StreamHead(tail.head.sid, tail.head.epoch, start + len(frames), ended)

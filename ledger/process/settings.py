@@ -1,7 +1,7 @@
-"""Settings of every part: a flag wins over the environment, and that over the TOML file.
+"""Settings of every part: a flag wins over the environment, and the environment over the TOML file.
 
-`tailrace.toml` has one table a part (`[edge]`, `[origin]`, `[ledger]`); the environment
-spells the same keys `TAILRACE_EDGE_HTTP` and so on.
+`tailrace.toml` has one table per part (`[edge]`, `[origin]`, `[ledger]`); the environment spells
+the same keys `TAILRACE_EDGE_HTTP` and so on.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class Shortage:
 
 
 class Room:
-    """Decides by the last measured sizes."""
+    """Decides if new data has space, by the sizes that were measured last."""
 
     def __init__(self, max_ledger_bytes: int | None, object_share: float, place: str) -> None:
         """Create the rules for the ledger file `place`."""

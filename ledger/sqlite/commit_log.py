@@ -41,7 +41,7 @@ SEGMENT_COMMITS = 64
 Each commit stores its share, so that segments of short streams cannot pile up.
 """
 MAX_DUE_FOR_AGE = 4 * SEGMENT_COMMITS
-"""Maximum number of due tails with which more tails become due because of their age.
+"""Number of due tails from which on no more tails become due because of their age.
 
 The limit keeps commits short. Tails of twice the age become due in any case.
 """
@@ -138,7 +138,7 @@ class Log:
             # The condition of `Tail.is_due`, inlined for speed.
             if (tail.unstored_bytes >= SEGMENT_BYTES or tail.end_accepted) and not tail.gone:
                 due_tails[tail.sid] = tail
-        if group.tails != self._packed[0]:  # mostly equal: an engine's steps have the same streams
+        if group.tails != self._packed[0]:  # rarely: most steps have the streams of the last one
             self._packed = group.tails, column([tail.sid for tail in group.tails])
         columns = group.indexes, group.frames, group.ids, group.extras
         commit.log = pack_batch(self._packed[1], *columns)
