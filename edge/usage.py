@@ -57,7 +57,7 @@ async def own_usage(request: Request) -> Response:
     call = Call(OWN_USAGE, "own", "GET", url, caller=caller)
     answers = await OriginQueries(link_of(request), caller).all(call)
     documents, errors = _by_ledger(answers)
-    if errors:  # a key's own bill is whole or not given
+    if errors:  # without all ledgers the sums would be too low
         raise next(iter(errors.values()))
     body = _merged(parsed, documents) | {"key": caller.key, "budgets": _budgets(caller, documents)}
     return JSONResponse(body, headers=NO_STORE)

@@ -127,7 +127,7 @@ class SharedStream:
         self._tail_bytes = 0
 
     def covers(self, route: Route) -> bool:
-        """Return True if a reader with its own subscription can join: it misses no frame."""
+        """Return True if a reader can leave its own subscription for this one and miss no frame."""
         has_tail = self.source is not None or self.ended
         return has_tail and self.first <= route.next <= self.next and has_credit(route)
 
@@ -141,9 +141,9 @@ class SharedStream:
     def demand(self, member: Route) -> bool:
         """Raise the credit of the source to that of a member; return True if it was raised.
 
-        The source so gets the credit of the fastest reader. If one member has credit for more
-        frames and another one for more bytes, it gets both, and at most a window of frames that no
-        member takes yet comes into the tail.
+        The source therefore has as much credit as the fastest reader. If one member has credit for
+        more frames and another one for more bytes, the source gets both. The tail then gets at most
+        one window of frames that no member can take yet.
         """
         source = self.source
         if source is None or member.next != self.next or not has_credit(member):
@@ -191,11 +191,11 @@ class SharedStream:
 
 
 class FanOut:
-    """The streams of one link that have readers: which readers share a subscription, and when.
+    """Decides, for each stream of one link, which of its readers share a subscription.
 
-    Call `settle` after each read of the link that brings frames for routes in `touched`, and
-    `credit` for credit of clients. Both return the readers that have got the end of their stream,
-    which the caller removes.
+    Call `settle` after each read of the link that brought frames for routes in `touched`, and
+    `credit` when a client has given credit. Both return the readers that have got the end of their
+    stream; the caller must remove them.
     """
 
     def __init__(
@@ -220,7 +220,8 @@ class FanOut:
     def opened(self, route: Route) -> None:
         """Note a reader whose request the origin has answered with Opened on this connection.
 
-        Without the origin's Pass, with which it could leave, a reader does not share.
+        A reader shares a subscription only if it has a Pass of the origin. With the Pass it can
+        open the stream again by itself, when it leaves the shared subscription.
         """
         stream = route.stream
         may_share = route.follow and route.renewal is not None and route.limit_bytes is not None
@@ -309,7 +310,7 @@ class FanOut:
         return finished
 
     def _place(self, shared: SharedStream, route: Route) -> None:
-        """Let a reader with its own subscription join, or take this subscription for all."""
+        """Let a reader join the shared subscription, or make its own one the shared one."""
         if not has_credit(route):
             return
         if shared.covers(route):
@@ -358,7 +359,7 @@ class FanOut:
             shared.source = None
 
     def _promote(self, shared: SharedStream, leader: Route) -> None:
-        """Make the subscription of a reader the common one, which the reader joins."""
+        """Turn a reader's own subscription into the shared one, and make the reader a member."""
         source = Route(
             sink=shared,
             client_corr=0,

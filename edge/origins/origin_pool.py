@@ -131,7 +131,7 @@ class OriginPool:
         if refusal is None:
             self.asked[kind_of(request)] += 1
             route = route_of(sink, corr, request, now())
-            # Sinks of tests and of embedding programs may lack the client's address.
+            # A sink that a test or an embedding program made may lack the client's `address`.
             tenant = "" if (caller := caller_of(request)) is None else caller.tenant
             route.owner = self._open_requests.owner(getattr(sink, "address", ""), tenant)
             route.needs = needs_of(request) if only is None else Needs(only=only)

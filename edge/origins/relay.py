@@ -132,7 +132,7 @@ class Relay:
         return frames
 
     def refused(self) -> list[tuple[Route, bytes]]:
-        """Return the requests refused since the last call that another origin may accept.
+        """Return requests that this origin refused since the last call, and another may accept.
 
         Each comes with the StreamError that refused it. This relay has forgotten them, and the
         origin has not begun them.
