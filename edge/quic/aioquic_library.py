@@ -89,7 +89,7 @@ class AioquicHttp3Connection:
         self._events: list[Event] = []
         self._written: dict[int, int] = {}  # bytes written of each open response, by stream
         self._ignored: set[int] = set()  # streams whose further input is dropped
-        self._unread: dict[int, int] = {}  # bytes of each body that wait to be read
+        self._unread: dict[int, int] = {}  # unread bytes of each request's body
         self._all_unread = 0
         self._received = 0  # bytes received in order on all streams
         self._fresh = 0  # bytes of all responses since the last datagrams

@@ -46,7 +46,8 @@ class SendingConnection(QuicConnection):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._must_ask_aioquic = True  # packets that only aioquic writes may be due
-        self._space: Any = None  # of packets with a short header, once the handshake is complete
+        # The packet number space of packets with a short header; set when the handshake is complete.
+        self._space: Any = None
         self._path_mtu = PathMtu()
         self._loss._pacer = TimerPacer(max_datagram_size=self.configuration.max_datagram_size)
 
@@ -81,7 +82,7 @@ class SendingConnection(QuicConnection):
                 space.ack_at = now + ACK_DELAY_S
 
     def handle_timer(self, now: float) -> None:
-        """Handle that the time of `get_timer` has come."""
+        """Handle the expiry of the timer that `get_timer` returned."""
         self._must_ask_aioquic = True
         super().handle_timer(now)
 
@@ -180,7 +181,7 @@ class SendingConnection(QuicConnection):
         self._pacing_at = None
         if any(not stream.sender.buffer_is_empty for stream in unsent):
             self._pacing_at = loss._pacer.next_send_time(now=now)
-            for stream in served:  # the others have their turn before it
+            for stream in served:  # the other streams are served before it
                 self._streams_queue.remove(stream)
                 self._streams_queue.append(stream)
         return datagrams
@@ -195,7 +196,7 @@ class SendingConnection(QuicConnection):
         return buffer.data
 
     def _ack_delivered(self, delivery: QuicDeliveryState, last: int) -> None:
-        """Acknowledge packets no more when the client knows of it, up to number `last`."""
+        """Stop acknowledging packets up to number `last`, whose ACK the client has received."""
         if delivery is QuicDeliveryState.ACKED:
             self._space.ack_queue.subtract(0, last + 1)
 

@@ -15,7 +15,7 @@ from tailrace.edge.quic.interface import TIMER_S
 CONGESTION_CONTROL = "reno-counting-losses"
 """Name of `LossCountingReno` in a QuicConfiguration."""
 PACING_GAIN = 2
-"""Congestion windows that may be sent per round trip. Linux uses 2 while a window grows."""
+"""Number of congestion windows sent per round trip. Linux uses 2 while a window grows."""
 UNPACED_PACKETS = 64
 """Maximum number of packets that leave at once before the first round-trip time is known. The
 congestion window allows fewer."""
@@ -58,4 +58,4 @@ class TimerPacer(QuicPacketPacer):
     def count_packets(self, count: int) -> None:
         """Count packets that have been sent."""
         if self.packet_time is not None:
-            self.bucket_time -= count * self.packet_time  # below 0 by less than one packet
+            self.bucket_time -= count * self.packet_time  # may be negative, by less than one packet

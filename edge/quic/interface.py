@@ -142,7 +142,7 @@ class QuicConnection(Protocol):
         """Handle a datagram of the client."""
 
     def expire(self, now: float) -> None:
-        """Handle that the time returned by `timer` has come."""
+        """Handle the expiry of the time that `timer` returned."""
 
     def timer(self) -> float | None:
         """Return the time at which to call `expire`; each call of `datagrams` may change it."""

@@ -167,7 +167,7 @@ class UdpSocket:
         except BlockingIOError:
             return False
         except OSError as error:
-            # EIO: the network device does not support it. Other errors concern only this client.
+            # EIO: the network device cannot segment. Other errors concern only this client.
             self._can_segment = error.errno != errno.EIO
             return all(self._send_one(data, to, source) for data in run)
         return True

@@ -28,7 +28,7 @@ class PathMtu:
         self.datagram_bytes = SMALL_DATAGRAM_BYTES
         self._probes_left = MAX_PROBES
         self._next_probe_s = 0.0
-        self._lost = 0  # large datagrams in a row
+        self._lost = 0  # large datagrams lost in a row
 
     def take_probe(self, now: float) -> bool:
         """Return True if a probe is to be sent now, and count it as sent."""
@@ -39,13 +39,13 @@ class PathMtu:
         return True
 
     def probe_delivered(self, delivery: QuicDeliveryState) -> None:
-        """Handle that a probe was acknowledged or lost."""
+        """Handle the acknowledgement or the loss of a probe."""
         if delivery is QuicDeliveryState.ACKED and self._probes_left >= 0:
             self.datagram_bytes = LARGE_DATAGRAM_BYTES
             self._probes_left = 0
 
     def large_delivered(self, delivery: QuicDeliveryState) -> None:
-        """Handle that a large datagram was acknowledged or lost."""
+        """Handle the acknowledgement or the loss of a large datagram."""
         self._lost = 0 if delivery is QuicDeliveryState.ACKED else self._lost + 1
         if self._lost >= MAX_LOST_IN_A_ROW:
             self.shrink()

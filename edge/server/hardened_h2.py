@@ -59,12 +59,12 @@ FRAME_POINTS: dict[type[Frame], float] = {
     SettingsFrame: 10.0,
     WindowUpdateFrame: 0.2,
 }
-"""Flood points for each type of frame; other frames cost EMPTY_POINTS."""
+"""Points that a frame adds to its connection's flood score. Other types add EMPTY_POINTS."""
 TRAILER_POINTS = 1.0
-"""Flood points for the trailers of a request, which no route uses."""
+"""Points that the trailers of a request add to the flood score. No route uses trailers."""
 RESIZE_POINTS = 1.0
-"""Flood points for each HPACK dynamic table size update. One header block can hold thousands, so a
-small frame could cause much work."""
+"""Points that each HPACK dynamic table size update adds to the flood score. One header block can
+hold thousands of these updates, so a small frame could cause much work."""
 
 
 require_private_names(H2)

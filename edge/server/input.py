@@ -25,7 +25,7 @@ while a response is sent. Beyond it the socket is not read. One read of the even
 
 
 class Input(Protocol):
-    """A connection with input that waits."""
+    """A connection that has received input which is not handled yet."""
 
     in_line: bool
     """True while the connection waits for its turn. Only `InputTurns` sets this."""

@@ -150,8 +150,8 @@ class Transport(Protocol):
     def close(self, *, lingers: bool = False) -> None:
         """Close the connection once everything that was written has been sent.
 
-        With `lingers`, input is read and dropped for a while first: a client that is still sending
-        would see a reset instead of its answer.
+        With `lingers`, input is read and dropped for a while first: otherwise a client that is
+        still sending would see a reset instead of its answer.
         """
 
     def abort(self) -> None:
