@@ -74,8 +74,8 @@ class CompressedEncoder(Encoder):
         self.headers = VARY
         self._is_used = always
         self._compressor: _Compressor | None = None
-        self._header = HEADER  # empty once it was sent
-        self._end = 0  # the index after the frames that exist already
+        self._header = HEADER  # the zstd header; empty once it was sent
+        self._end = 0  # the index after the frames that existed at `opened`
         self._is_caught_up = True
 
     def opened(self, opened: Opened) -> None:
@@ -84,7 +84,7 @@ class CompressedEncoder(Encoder):
         self.begin(opened)
 
     def begin(self, opened: Opened) -> None:
-        """Do the same for a stream of which the inner encoder knows already that it was opened."""
+        """Do what `opened` does, if the caller has called `opened` of the inner encoder itself."""
         self._end = opened.next_index
         if opened.next_index - opened.first >= MIN_REPLAY_FRAMES and len(_in_use) < MAX_COMPRESSORS:
             self._is_used, self._is_caught_up = True, False
@@ -119,7 +119,7 @@ class CompressedEncoder(Encoder):
             return data
         if self._compressor is not None:
             if not self._is_caught_up or len(data) >= MIN_COMPRESSED_BYTES:
-                self._header = b""  # the compressor writes the same one
+                self._header = b""  # the compressor writes the same header
                 return self._compressor.compress(data)
             self._compressor = None
         pieces = [data[at : at + MAX_BLOCK_BYTES] for at in range(0, len(data), MAX_BLOCK_BYTES)]

@@ -16,9 +16,9 @@ class StreamCoding(Enum):
 
     NEVER = "never"
     REPLAYS = "replays"
-    """If it begins with frames that exist already, and these are worth it."""
+    """Compress if enough frames exist already when the response begins."""
     ALWAYS = "always"
-    """Because the client refuses an uncompressed response."""
+    """Compress every response, because the client refuses an uncompressed one."""
 
 
 def coding_weights(values: Sequence[str]) -> dict[str, float]:

@@ -89,7 +89,7 @@ FIELDS = {
     RESPONSES_PATH: RESPONSES_FIELDS,
     MESSAGES_PATH: MESSAGES_FIELDS,
 }
-"""Maps the path of an API to its names of fields: from the origin's name to the API's name."""
+"""Maps the path of an API to a map from the origin's field names to the names in that API."""
 
 
 def is_openai_path(path: str) -> bool:

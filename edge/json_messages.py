@@ -27,7 +27,8 @@ class MalformedFrame(CallerError, code="bad_frame"):
 
     def __init__(self, corr: int, error: CallerError) -> None:
         message = error.message
-        if isinstance(error, FrameError):  # the client has not sent these bytes
+        # The client has sent JSON, not the bytes to which the error's offset refers.
+        if isinstance(error, FrameError):
             message = message.removesuffix(f" at byte {error.offset}")
         super().__init__(message, field=error.field, hint=error.hint)
         self.corr = corr

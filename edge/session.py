@@ -555,7 +555,7 @@ class Session:
             frames.append(beat)
             self._heartbeat = None
         if self._packs:
-            # All limits and credit count the frames as they are before they are packed.
+            # Limits and credit count the bytes of frames before packing.
             return packed(frames) or None
         return b"".join(frames) or None
 

@@ -59,7 +59,7 @@ COUNT_DEFAULTS: Mapping[str, Any] = {"max_tokens": ALL_THERE_IS}
 
 
 class Thinking(Enum):
-    """How the reasoning of the model is shown; the value is the word in the stream's note."""
+    """How the reasoning of the model is shown. The value is stored in the note of the stream."""
 
     SHOWN = "shown"
     OMITTED = "omitted"

@@ -1,4 +1,4 @@
-"""One client's subscription of a chat: reads the turns from the origin, and their streams in turn.
+"""One client's subscription of a chat: reads its turns and their streams.
 
 Two tasks read: one the chat's turns and presence, the other the stream of one turn after the other.
 A turn that begins while another still runs is shown after it, so that the events have one order.
@@ -69,7 +69,7 @@ class ChatSubscription:
         self._encoder = encoder
         self._chat = Reader(link)
         self._lines = _lines(self._chat)
-        # the turn that the client has a part of, and its open stream, if it can be read
+        # the turn of which the client has a part, and the turn's open stream, if it can be read
         self._begun: tuple[Fields, Reader, Opened | TailraceError] | None = None
         self._turns: asyncio.Queue[Fields] = asyncio.Queue(MAX_QUEUED_TURNS)
         self._pieces: asyncio.Queue[bytes] = asyncio.Queue(MAX_QUEUED_PIECES)
@@ -156,7 +156,7 @@ class ChatSubscription:
     ) -> Opened | TailraceError:
         """Open the stream of a turn. Return the error if the client may not read it, or it is gone.
 
-        Raises errors that would prevent to read any stream, and BeyondEnd.
+        Raises errors that would prevent reading any other stream, and BeyondEnd.
         """
         wish = self._wish
         try:

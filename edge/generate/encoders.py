@@ -31,7 +31,7 @@ KEEPALIVE_FRAME = encode(Heartbeat(0, ready=True))
 idle readers get it."""
 UNBUFFERED = {
     "X-Accel-Buffering": "no",  # understood by nginx
-    "Incremental": "?1",  # the coming standard: draft-ietf-httpbis-incremental
+    "Incremental": "?1",  # a header to be standardized: draft-ietf-httpbis-incremental
 }
 """Headers that ask proxies to forward a body piece by piece, without buffering it."""
 NO_TRANSFORM = "no-transform"

@@ -202,7 +202,7 @@ def _prompt_tokens(opened: Opened, collected: Collected) -> int:
 
 
 def _fields(collected: Collected) -> dict[str, object]:
-    """Return the fields for the content: always `text`, and others if there are such frames."""
+    """Return the fields for the content: `text`, and others if the stream has frames for them."""
     fields: dict[str, object] = {"text": collected.text.text}
     if collected.scores:
         fields["logprobs"] = logprobs(collected.scores)

@@ -264,7 +264,7 @@ class BranchBody(Settings):
     chat: str | None = CHAT
 
     def to_branch(self, stream: bytes, token: str | None, *, idempotency_key: str) -> Open:
-        """Return the Open frame of a branch of `stream`, whose resume token is `token`."""
+        """Return the Open frame of a branch of `stream`; `token` is the stream's resume token."""
         return replace(
             super().to_open(idempotency_key=idempotency_key),
             max_tokens=self.max_tokens,
@@ -305,7 +305,9 @@ def parse_generate(body: bytes, *, idempotency_key: str) -> Start:
 
 
 def parse_branch(body: bytes, stream: bytes, token: str | None, *, idempotency_key: str) -> Start:
-    """Return the Open frame and the chat of a request to branch `stream`; `token` is its token.
+    """Return the Open frame and the chat of a request to branch `stream`.
+
+    `token` is the resume token of `stream`.
 
     Raises CallerError, which names the first invalid field and what would be right.
     """

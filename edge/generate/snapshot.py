@@ -140,7 +140,7 @@ class SnapshotMerge:
 
     @property
     def is_due(self) -> bool:
-        """True while frames are to be merged that have not come yet."""
+        """True while some of the frames to be merged have not arrived yet."""
         return self._next < self.end
 
     @property

@@ -47,7 +47,7 @@ class OpenAiBody(BaseModel):
     """Base class of the pydantic models of request bodies."""
 
     cannot: ClassVar[Mapping[str, Sequence[object]]] = {}
-    """Maps each unsupported parameter to the values that are accepted, as they change nothing."""
+    """Maps each unsupported parameter to its values that are accepted: they change nothing."""
 
 
 class StreamedSettings(Settings, OpenAiBody):
