@@ -46,7 +46,7 @@ class SendingConnection(QuicConnection):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._must_ask_aioquic = True  # packets that only aioquic writes may be due
-        # The packet number space of packets with a short header; set when the handshake is complete.
+        # The packet number space of packets with a short header; set after the handshake.
         self._space: Any = None
         self._path_mtu = PathMtu()
         self._loss._pacer = TimerPacer(max_datagram_size=self.configuration.max_datagram_size)
