@@ -6,6 +6,7 @@ weighs little; the last line is JSON.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -39,6 +40,7 @@ def microseconds(act: Callable[[], object], calls: int = CALLS) -> float:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     token = Token(" the", 42)
     raw = encode(token, 7)
     buf = bytearray(raw)
