@@ -253,7 +253,7 @@ def after_prefix(prefix: str) -> str | None:
     for at in range(len(prefix) - 1, -1, -1):
         code = ord(prefix[at])
         if code < 0x10FFFF:
-            # Surrogates (D800 to DFFF) have no UTF-8 encoding.
+            # Skip the surrogates (D800 to DFFF), which have no UTF-8 encoding.
             following = 0xE000 if code == 0xD7FF else code + 1
             return prefix[:at] + chr(following)
     return None
@@ -302,7 +302,7 @@ class ObjectStore(Protocol):
 
 
 class LiveTail(Protocol):
-    """The live end of a stream in memory. It stays the same while the stream is watched."""
+    """The live end of a stream in memory; the same object while the stream is watched."""
 
     @property
     def released(self) -> int:

@@ -294,7 +294,7 @@ class SqliteReader:
                 at += 1
         for entry in (await self._log()).get(row.sid, ()):
             if entry.at < at:
-                continue  # a segment has this record, too
+                continue  # this record is also in a segment
             if entry.at != at:
                 raise damaged_stream(row.id, f"the log jumps from index {at - 1} to {entry.at}")
             if at >= start:
@@ -302,7 +302,7 @@ class SqliteReader:
             at += 1
 
     async def _inherited(self, row: StreamRow, start: int) -> AsyncIterator[tuple[int, Record]]:
-        """Yield the records from `start` on that a branch has of other streams."""
+        """Yield the records from `start` on that a branch shares with other streams."""
         at = start
         for part in await self._queries.parts(row.sid):
             async for segment in self._segments(part.sid, at):

@@ -1,4 +1,4 @@
-"""The Call by which an edge asks what the API key of a request has used."""
+"""The Call by which an edge asks an origin for the usage of a request's API key."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ ObjectFactory = Callable[[ObjectContext], DurableObject]
 
 @dataclass(frozen=True, slots=True)
 class ReadContext:
-    """The services of a read that needs no instance: stored data, whoever owns the object."""
+    """The services of a read that needs no instance, but only stored data, whoever owns it."""
 
     key: ObjectKey
     ledger: Ledger
@@ -212,9 +212,9 @@ class ObjectLimits:
     durability: Durability = Durability.PROCESS
     """Durability of writes, except those to a stream with a higher one."""
     alarms_at_once: Mapping[str, int] = field(default_factory=dict)
-    """Maximum concurrent alarm handlers by class, for classes whose handlers wait for others.
+    """Maximum concurrent alarm handlers by class, for classes whose handlers wait for other work.
 
-    They take no places from the handlers of other classes.
+    These handlers do not count towards MAX_ALARMS_AT_ONCE, so other classes need not wait.
     """
 
 
@@ -238,7 +238,7 @@ class InstanceHost(Protocol):
         """Report that an instance became busy or idle."""
 
     def alarm_stored(self) -> None:
-        """Report that the next alarm may be earlier now."""
+        """Report that an alarm was stored, which may be earlier than all others."""
 
 
 class Instance:

@@ -124,7 +124,7 @@ class ObjectRuntime:
         self._forward = forward
         self._timer = timer or LoopTimer(now_ms)
         self._instances: dict[ObjectKey, Instance] = {}
-        # The Unix time in ms since which each instance is idle, the longest idle one first.
+        # The Unix time in ms at which each instance became idle, earliest first.
         self._idle: dict[ObjectKey, int] = {}
         self._tasks: set[asyncio.Task[object]] = set()
         self._reads: set[asyncio.Task[ObjectResponse]] = set()
@@ -290,7 +290,7 @@ class ObjectRuntime:
                 raise CallerError(
                     f"the {field} of an object has {len(text)} characters",
                     field=field,
-                    hint=f"1 to {MAX_KEY_CHARS} characters of Unicode text",
+                    hint=f"use 1 to {MAX_KEY_CHARS} characters of Unicode text",
                 )
         if key.kind not in self._classes:
             raise NotFound(f"there is no class of objects {key.kind!r}", field="kind")

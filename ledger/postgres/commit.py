@@ -270,7 +270,7 @@ class Writer:
             raise self._failure
 
     async def room(self) -> None:
-        """Wait until the forming group has room; raise the failure of a broken ledger."""
+        """Wait until the forming group has room; raise the failure that stopped the writer."""
         while not self._room.is_set():
             await self._room.wait()
         self.check()
@@ -318,7 +318,7 @@ class Writer:
         while not (self._closing and not self.forming.items):
             await self._work.wait()
             if self._failure is not None:
-                return  # the writers have been told of the failure and may send their data again
+                return  # the waiters got the failure and may send their data again
             self._work.clear()
             # No await between these two assignments, so no item is added between them and lost.
             self._under_way, self.forming = self.forming, self._new_group()
@@ -340,7 +340,7 @@ class Writer:
             # The server was away for so long that the lease has expired, so retrying cannot help.
             self.fail(LedgerFailed(error.message, hint=error.hint))
         except BaseException as error:
-            # Even after an unexpected error, the waiters must not wait for ever.
+            # Fail the group even after an unexpected error, or its waiters would wait for ever.
             self.fail(LedgerFailed(f"the commit could not be made: {error!r}"))
             raise
 

@@ -39,7 +39,8 @@ class Lease:
         self._reached = reached
         self._lasts = timedelta(seconds=lease_s)
         self._renewed: datetime | None = None
-        # The last renewal before the latest outage of the server, and the first one after it.
+        # Times of the last renewal before the latest outage of the server and of the first one
+        # after.
         self._outage: tuple[datetime, datetime] | None = None
         self._task: asyncio.Task[None] | None = None
         self.number = 0

@@ -24,7 +24,7 @@ from tailrace.ledger.process.tasks import cancel
 
 
 class Listener:
-    """Keeps the watched streams up to date until `close`."""
+    """Keeps the tails of watched streams up to date until `close`."""
 
     def __init__(
         self,

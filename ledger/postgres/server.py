@@ -38,7 +38,7 @@ Work = Callable[[AsyncConnection], Awaitable[T]]
 
 CONNECT_TIMEOUT_S = 5
 OPERATORS = ("28", "3D", "42501")
-"""SQLSTATE classes of errors that an operator must fix: logins, databases, permissions."""
+"""SQLSTATE classes of errors that an operator must fix: login, database name, permission."""
 SHOWN = ("host", "port", "dbname", "user")
 RETRY_MIN_S = 0.05
 RETRY_MAX_S = 1.0

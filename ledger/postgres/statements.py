@@ -168,7 +168,7 @@ WHERE sid = $1 AND index >= $2 AND index < $2 + $3 ORDER BY index
 FRAMES = """
 SELECT frame FROM frame WHERE sid = $1 AND index >= $2 AND index < $2 + $3 ORDER BY index
 """
-# New frames of some streams after their known indexes, for live tails.
+# Select the new frames of streams, from the index that the reader knows, for live tails.
 NEWS = """
 SELECT h.sid, h.epoch, h.next_index, h.ended, f.index, f.frame
 FROM unnest($1::bigint[], $2::bigint[]) AS k (sid, start)

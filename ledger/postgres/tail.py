@@ -78,7 +78,7 @@ class PostgresTail:
     unused: int = 0  # number of sweeps since the last use
     gone: bool = False
     parts: tuple[Part, ...] = ()  # where the inherited records of a branch are
-    # Used as a set that keeps the order of insertion.
+    # A dict used as a set that keeps the order of insertion.
     watchers: dict[Callable[[], None], None] = field(default_factory=dict)
 
     @property
@@ -155,7 +155,7 @@ class PostgresTail:
 
 
 class Residents:
-    """Tails by stream id and by sid. They may be behind the tables, but never ahead."""
+    """Tails by stream id and by sid. A tail may be behind the tables, but never ahead of them."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool

@@ -17,11 +17,11 @@ from tailrace.ledger.sqlite.storage import Sizes
 MIB = 1024 * 1024
 
 DISK_SHARE = 0.8
-"""Maximum share of the disk for a ledger without a configured limit."""
+"""Maximum share of the disk that a ledger without a configured limit may use."""
 HARD_SHARE = 1.1
 """Share of a limit up to which running streams may grow; beyond it they can only end."""
 LOW_SHARE = 0.9
-"""Early removal continues down to this share of the limit, so that it is not needed often."""
+"""Early removal of streams goes on down to this share of the limit, so that it is rare."""
 DISK_RESERVE_BYTES = 64 * MIB
 """Free bytes on the disk and in the file below which new streams are refused."""
 DISK_RESERVE_SHARE = 1 / 32
@@ -33,12 +33,12 @@ WAL_MARGIN_BYTES = 6 * MIB
 """Bytes of the WAL's reserved space that are kept for the ends of streams.
 
 Running streams are paused before that. A commit may have 4 MiB, and 1 MiB may be written between
-two checks of the disk. On a small disk the disk's reserve applies, if it is smaller.
+two checks of the disk. On a small disk, whose reserve is smaller than this, the reserve applies.
 """
 LONG_WAL_BYTES = 256 * MIB
-"""A longer WAL is logged as a warning: a reader prevents it from restarting."""
+"""Size of the WAL in bytes beyond which a warning is logged: a reader keeps it from restarting."""
 MAX_WAL_BYTES = 1024 * MIB
-"""Size of the WAL beyond which new streams are refused."""
+"""Size of the WAL in bytes beyond which new streams are refused."""
 SEGMENT_COST = 9 / 8
 """Space of a segment in the file, as a multiple of its bytes."""
 ROW_BYTES = 512

@@ -121,7 +121,7 @@ class Compactor:
         self._commits = commits
         self._settings = settings
         self._now_ms = now_ms
-        # The index up to which each running stream is compressed, by sid.
+        # The index up to which each running stream has been compressed, by sid.
         self._packed_until: dict[int, int] = {}
         self._made = 0
 
@@ -135,7 +135,7 @@ class Compactor:
                 break
             for sid in ended:
                 await self._pack_stream(sid, None)
-            await asyncio.sleep(0)  # let commits run, which may remove streams
+            await asyncio.sleep(0)  # let waiting commits run; they may remove streams
         await self._pack_running(self._residents.long_running(2 * COLD_FRAMES))
         if self._made:
             log.info("ledger.packed", segments=self._made)
@@ -151,7 +151,8 @@ class Compactor:
     async def _pack_stream(self, sid: int, until: int | None) -> None:
         """Compress a stream's plain segments.
 
-        `until` is None for an ended stream. Of a running one only records before it are compressed.
+        `until` is None for an ended stream. In a running stream only records before the index
+        `until` are compressed.
         """
         residents = self._residents
         residents.packing = sid

@@ -1,9 +1,9 @@
 """Checkpoints of the WAL of an open ledger, concurrently with the writer.
 
-A checkpoint moves pages from the WAL into the database, in the background. Under load it never
-catches up with the writer, and the WAL could never restart. So the writer moves the last few pages
-itself. After a failed checkpoint no page of the WAL is moved any more, not even when the ledger is
-closed. The next start rewrites the WAL in place before its first checkpoint.
+A checkpoint moves pages from the WAL into the database, in the background. Under load that never
+catches up with the writer, so the WAL could never restart. Therefore the writer moves the last few
+pages itself. After a failed checkpoint no page of the WAL is moved any more, not even when the
+ledger is closed. The next start rewrites the WAL in place before its first checkpoint.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tailrace.ledger.sqlite.disk.work_thread import WorkThread
 CHECKPOINT_PAGES = 4_096
 """Number of new WAL pages (4 KiB each) after which a checkpoint begins."""
 CHECKPOINT_REST_PAGES = 64
-"""Maximum pages that the writer moves itself at the end of a checkpoint."""
+"""Maximum number of pages that the writer itself moves at the end of a checkpoint."""
 PATIENT_WAL_PAGES = 3 * CHECKPOINT_PAGES
 """Minimum pages in the WAL with which the writer takes part in a checkpoint with `Finish.LATE`."""
 MAX_CHECKPOINT_PASSES = 5
@@ -69,10 +69,10 @@ class Finish(Enum):
     SOON = auto()
     """The writer moves the last pages, as soon as these are few."""
     LATE = auto()
-    """Like `SOON`, but only if the WAL has at least `PATIENT_WAL_PAGES`.
+    """Like `SOON`, but only if the WAL has at least `PATIENT_WAL_PAGES` pages.
 
-    A writer that finishes a checkpoint makes the event loop wait for the disk twice, and clean-up
-    makes many checkpoints.
+    Finishing a checkpoint in the writer makes the event loop wait for the disk twice, and
+    clean-up causes many checkpoints.
     """
     CUT = auto()
     """The writer moves the last pages and cuts the WAL file off, if no reader needs it."""

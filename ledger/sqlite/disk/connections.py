@@ -31,7 +31,7 @@ LEAST_SQLITE = (3, 51, 3)
 WAL_LIMIT_BYTES = 64 * 1024 * 1024
 """Size to which the WAL file is truncated when it restarts."""
 RENEWED_BYTES = 1 << 16
-"""Bytes that `rewrite_wal` reads and writes at a time."""
+"""Number of bytes that `rewrite_wal` reads and writes at a time."""
 _TRANSIENT = (
     apsw.BusyError,
     apsw.LockedError,
@@ -187,7 +187,7 @@ class Lookups:
         return await self._reading.run(partial(self._rows_before_damage, sql, values))
 
     def number(self, sql: str, *values: object) -> int:
-        """Return the number that a query returns; 0 for none."""
+        """Return the number that a query returns; 0 for NULL."""
         return int(self.look(sql, values)[0][0] or 0)
 
     async def close(self) -> None:
@@ -238,7 +238,7 @@ class Snapshot:
         return rows_before_damage(self._path, self.connection, sql, values)
 
     def number(self, sql: str, *values: object) -> int:
-        """Return the one number that a query gives; 0 for none and for NULL."""
+        """Return the number that a query returns; 0 for no row and for NULL."""
         rows = self.look(sql, values)
         return int(rows[0][0] or 0) if rows else 0
 
