@@ -152,7 +152,7 @@ class Gate:
     compiled: list[Compiled]
     """Every variant, for sm_90."""
     launched: list[str]
-    """Kernels that some module launches; each should be among the compiled ones."""
+    """Names of the kernels that some module launches; `compiled` should have each of them."""
     elsewhere: list[Compiled] = field(default_factory=list)
     """A sample of the variants, for other architectures."""
     unknown: list[str] = field(default_factory=list)

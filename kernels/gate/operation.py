@@ -30,8 +30,8 @@ SCHEDULERS = 4
 """Schedulers per multiprocessor, each of which issues one instruction per clock to its warps."""
 INSTRUCTION_CLOCKS = 2.0
 """Clocks that a warp takes per instruction after the wait (assumed), if a scheduler has one or two
-warps and most instructions depend on the one before. With more warps per scheduler, an instruction
-takes one clock for each of them."""
+warps and most instructions depend on the one before. With more warps per scheduler, it takes as
+many clocks as the scheduler has warps."""
 DP4A_PER_CLOCK = 64
 """dp4a instructions per multiprocessor and clock, each of eight operations (assumed to be as many
 as 32-bit multiply-adds)."""
@@ -57,10 +57,10 @@ class Operation:
     peak: float = PEAKS["bf16 tensor cores"]
     """Peak operations per second of the kernel's instructions."""
     ordinary: int = 0
-    """Number of launches at the head of a chain, which are never dependent."""
+    """Number of ordinary launches, each at the head of a chain of dependent ones."""
     behind: float = 0.0
-    """Clocks that the instructions after the waits take, in all launches together. They come from
-    the counts of `make aot`; 0 without these."""
+    """Clocks that the instructions after the waits for earlier launches take, in all launches
+    together. They come from the counts of `make aot`; 0 without these."""
     barriers: int = 0
     """Number of barriers of all programs in the launches together."""
     cached: int = 0

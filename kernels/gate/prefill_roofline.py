@@ -25,7 +25,7 @@ PROMPTS = (512, 2048)
 SHARED_BYTES_PER_CLOCK = 128
 """Bytes that a multiprocessor reads from shared memory in one clock."""
 PRODUCTS_PER_CLOCK = 2048
-"""bf16 multiplications that a multiprocessor's tensor cores do in one clock."""
+"""Number of bf16 multiplications that a multiprocessor's tensor cores do in one clock."""
 PRODUCT_OUT, PRODUCT_IN = 64, 16
 """Number of weight rows and of inputs in one tensor core product of a warp group."""
 ROWS_PER_PROGRAM = 64
@@ -35,8 +35,8 @@ COLUMNS = 16
 WIDER = ((64, 64), (128, 128), (256, 256))
 """Other pairs of COLUMNS and ROWS_PER_PROGRAM for which times are predicted, too."""
 ONES_SHARE = 5 / 4
-"""Products of a ternary linear for each useful one: besides the four fields of a packed byte, a
-fifth product with ones sums the activations."""
+"""Number of products of a ternary linear for each product with weights: besides the four fields of
+a packed byte, a fifth product with ones sums the activations."""
 
 
 def tensor_share(columns: int) -> float:

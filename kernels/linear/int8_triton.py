@@ -151,7 +151,7 @@ class GemvPlan:
 
     @classmethod
     def of(cls, out_features: int, in_features: int, limits: GpuLimits = HOPPER) -> GemvPlan:
-        """Plan many programs of as few warps as have enough registers for a row and a tile."""
+        """Plan many programs, each of the fewest warps whose registers hold a row and a tile."""
         row_lines = triton.cdiv(in_features, WORDS * WORD)
         lines = 1 if row_lines <= 4 else 4 if row_lines <= 20 else 8
         beside = 3 if lines == 4 else 2

@@ -56,7 +56,7 @@ THREADS = LINES * WORDS
 REGISTERS = 64 << 10
 """Number of registers of a multiprocessor."""
 LONE_REGISTERS, SHARED_REGISTERS = 128, 64
-"""Maximum registers per thread if one program has a multiprocessor to itself, or two share it."""
+"""Maximum registers per thread: if a program has a multiprocessor to itself; if two share it."""
 PAIRS = {"o": "gate_up", "down": "qkv"}
 """Pairs of linears that one launch computes: first linear -> second linear. qkv is that of the next
 layer."""

@@ -62,7 +62,7 @@ MAX_STEPS = 10
 """Maximum chunks that a warp holds in registers. A warp with more chunks takes several passes."""
 MAX_AHEAD = {1: 5, 2: 3}
 """Maximum chunks that a warp unpacks before the wait for earlier launches, by the number of groups
-of rows. Each takes 12 registers."""
+of rows. A chunk takes 12 registers."""
 MANY_STEPS, MANY_STEPS_AHEAD = 7, 4
 """If a warp has more than MANY_STEPS chunks, it unpacks at most MANY_STEPS_AHEAD before the wait,
 since a thread of 16 warps has only 128 registers."""

@@ -66,7 +66,7 @@ GEMV_MAX_ROWS = 1
 """Maximum rows of ternary_gemv. Every program repeats the norms of all rows; for two rows that
 would cost more than launching a norm of its own."""
 GEMV_MAX_IN = 14_336
-"""Maximum inputs of ternary_gemv: the registers of 16 warps hold no longer row."""
+"""Maximum inputs of ternary_gemv: the registers of 16 warps cannot hold a longer row."""
 CHUNK = 64
 """Words of a packed row that a warp reads at once: two per lane."""
 SHORT_LINES = 28
