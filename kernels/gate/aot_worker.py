@@ -9,7 +9,6 @@ caller finds the reason on its standard error.
 from __future__ import annotations
 
 import ast
-import gc
 import inspect
 import json
 import sys
@@ -111,9 +110,6 @@ def main(package: str) -> None:
             "unknown": [TARGETS[arch].name for arch in TARGETS if not known[arch]],
         }
         print(json.dumps(contents), file=answers, flush=True)
-        # The garbage collector need not visit again what the imports and the plan have made.
-        gc.collect()
-        gc.freeze()
         for line in sys.stdin:
             entry = plan[int(line)]
             binary = compiled(entry.variant, entry.target)
